@@ -1,0 +1,421 @@
+//! One virtio-net device from the guest's side.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use vhost::vhost_user::Frontend;
+
+use super::error::DriverError;
+use super::features::Features;
+use super::header::VNET_HDR_LEN;
+use super::memory::{GuestMemory, Window};
+use super::raw::RawQueue;
+use super::ring::{MAX_RING_SIZE, SplitRing, ring_bytes};
+use super::rx::RxQueue;
+use super::session::{Door, RingInfo, Session};
+use super::tx::{TxQueue, table_bytes};
+
+/// Who listens on the vhost-user socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SocketMode {
+    /// The switch listens, we connect.
+    #[default]
+    Client,
+    /// We listen, the switch connects.
+    Server,
+}
+
+/// Which free transmit slot is taken next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SlotOrder {
+    /// The one free for longest: descriptors then never change (generators).
+    #[default]
+    Fifo,
+    /// The one used last, which is still in the cache (large slots).
+    Lifo,
+}
+
+/// How a device is to be attached.
+#[derive(Debug, Clone)]
+pub struct DriverConfig {
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Who listens.
+    pub mode: SocketMode,
+    /// Features taken when the switch offers them.
+    pub wanted: Features,
+    /// Features without which attaching fails. VERSION_1 is always one of them.
+    pub required: Features,
+    /// Queue pairs, from 1.
+    pub queue_pairs: u16,
+    /// Descriptors of each ring, a power of two up to [`MAX_RING_SIZE`].
+    pub ring_size: u16,
+    /// Bytes of a transmit slot, header included.
+    pub tx_slot_bytes: usize,
+    /// Transmit slots of a queue; `None` as many as descriptors.
+    pub tx_slots: Option<u16>,
+    /// Which slot is taken next.
+    pub slot_order: SlotOrder,
+    /// Bytes of a receive buffer, header included.
+    pub rx_buffer_bytes: usize,
+    /// Memory regions the windows are dealt to.
+    pub regions: usize,
+    /// Whether 2 MiB pages are tried.
+    pub hugepages: bool,
+    /// Extra guest memory for hostile tests, see [`VirtioNet::scratch`].
+    pub scratch_bytes: usize,
+    /// How long to wait for the switch.
+    pub wait: Duration,
+}
+
+impl DriverConfig {
+    /// A client on `socket` with one pair of 256-descriptor rings, 2 KiB slots and buffers, and
+    /// [`Features::BASIC`] wanted.
+    #[must_use]
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            mode: SocketMode::Client,
+            wanted: Features::BASIC,
+            required: Features::NONE,
+            queue_pairs: 1,
+            ring_size: 256,
+            tx_slot_bytes: 2048,
+            tx_slots: None,
+            slot_order: SlotOrder::Fifo,
+            rx_buffer_bytes: 2048,
+            regions: 1,
+            hugepages: true,
+            scratch_bytes: 0,
+            wait: Duration::from_secs(5),
+        }
+    }
+
+    fn check(&self) -> Result<(), DriverError> {
+        let range = |what, value, low, high| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(DriverError::Range { what, value, low, high })
+            }
+        };
+        if !self.ring_size.is_power_of_two() || !(2..=MAX_RING_SIZE).contains(&self.ring_size) {
+            return Err(DriverError::RingSize { size: self.ring_size, max: MAX_RING_SIZE });
+        }
+        range("queue pairs", usize::from(self.queue_pairs), 1, 64)?;
+        range("tx slot bytes", self.tx_slot_bytes, VNET_HDR_LEN + 60, 1 << 20)?;
+        range("rx buffer bytes", self.rx_buffer_bytes, VNET_HDR_LEN + 60, 1 << 20)?;
+        range("tx slots", usize::from(self.slots()), 1, usize::from(self.ring_size))?;
+        range("memory regions", self.regions, 1, 8)
+    }
+
+    fn slots(&self) -> u16 {
+        self.tx_slots.unwrap_or(self.ring_size)
+    }
+
+    fn wanted(&self) -> Features {
+        let mq = if self.queue_pairs > 1 { Features::MQ } else { Features::NONE };
+        // Packed rings are not driven yet, so they are never asked for.
+        (self.wanted | mq).without(Features::RING_PACKED)
+    }
+
+    fn required(&self) -> Features {
+        self.required | Features::VERSION_1
+    }
+}
+
+/// One receive and one transmit queue.
+#[derive(Debug)]
+pub struct QueuePair {
+    /// From the switch to us.
+    pub rx: RxQueue,
+    /// From us to the switch.
+    pub tx: TxQueue,
+}
+
+/// What a reconnection did with frames the switch had not returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Resubmitted {
+    /// Transmit frames made available again. None is lost; one that the old switch had forwarded
+    /// without saying so arrives twice.
+    pub tx_frames: u64,
+    /// Receive buffers made available again.
+    pub rx_buffers: u64,
+    /// Frames the old switch had delivered and nobody had looked at: dropped. Receive until
+    /// nothing is waiting before reconnecting to have none.
+    pub rx_dropped: u64,
+}
+
+/// A virtio-net device that we drive over vhost-user.
+#[derive(Debug)]
+pub struct VirtioNet {
+    config: DriverConfig,
+    door: Door,
+    session: Option<Session>,
+    features: Features,
+    pairs: Vec<QueuePair>,
+    scratch: Option<Window>,
+    memory: Arc<GuestMemory>,
+}
+
+impl VirtioNet {
+    /// Waits for the switch, negotiates, and enables all rings with receive buffers posted.
+    ///
+    /// # Errors
+    /// When the configuration is out of range, the switch does not appear within
+    /// [`DriverConfig::wait`], or it refuses something.
+    pub fn connect(config: DriverConfig) -> Result<Self, DriverError> {
+        let mut device = Self::prepare(config)?;
+        device.reconnect()?;
+        Ok(device)
+    }
+
+    /// Everything but the session: memory, rings and, in server mode, the listening socket.
+    ///
+    /// # Errors
+    /// When the configuration is out of range or memory or socket cannot be had.
+    pub fn prepare(config: DriverConfig) -> Result<Self, DriverError> {
+        config.check()?;
+        let [desc, avail, used] = ring_bytes(config.ring_size);
+        let slots = usize::from(config.slots());
+        let pair = [
+            [desc, avail, used].as_slice(),
+            &[usize::from(config.ring_size) * config.rx_buffer_bytes],
+            &[desc, avail, used],
+            &[slots * config.tx_slot_bytes, table_bytes(slots)],
+        ]
+        .concat();
+        let mut sizes = pair.repeat(usize::from(config.queue_pairs));
+        sizes.push(config.scratch_bytes);
+        let (memory, windows) =
+            GuestMemory::with_windows(&sizes, config.regions, config.hugepages)?;
+        let mut windows = windows.into_iter();
+        let mut next = || windows.next().ok_or(DriverError::NotConnected);
+        let mut pairs = Vec::new();
+        for _ in 0..config.queue_pairs {
+            let rx_ring = SplitRing::new(config.ring_size, next()?, next()?, next()?);
+            let rx = RxQueue::new(rx_ring, next()?, (event()?, event()?));
+            let tx_ring = SplitRing::new(config.ring_size, next()?, next()?, next()?);
+            let (slots, tables, events) = (next()?, next()?, (event()?, event()?));
+            let order = config.slot_order;
+            let tx = TxQueue::new(tx_ring, slots, tables, config.slots(), order, events);
+            pairs.push(QueuePair { rx, tx });
+        }
+        let scratch = Some(next()?).filter(|w| !w.is_empty());
+        let door = Door::open(&config)?;
+        let features = Features::NONE;
+        Ok(Self { config, door, session: None, features, pairs, scratch, memory })
+    }
+
+    /// Waits for the switch and attaches, anew after it went away: memory, rings and frames stay.
+    /// The device starts at the used index; what it had not returned is made available again.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); also when a restarted switch offers less than before.
+    pub fn reconnect(&mut self) -> Result<Resubmitted, DriverError> {
+        self.session = None;
+        let stream = self.door.stream(self.config.wait)?;
+        self.attach(stream)
+    }
+
+    /// One attempt to attach without waiting for the switch; `None` when it is not there.
+    ///
+    /// # Errors
+    /// When the switch is there and refuses something.
+    pub fn try_reconnect(&mut self) -> Result<Option<Resubmitted>, DriverError> {
+        self.session = None;
+        match self.door.try_stream() {
+            None => Ok(None),
+            Some(stream) => self.attach(stream).map(Some),
+        }
+    }
+
+    fn attach(&mut self, stream: UnixStream) -> Result<Resubmitted, DriverError> {
+        // What was agreed once is relied upon by frames in flight and by what sits behind us.
+        let (wanted, required) = if self.features == Features::NONE {
+            (self.config.wanted(), self.config.required())
+        } else {
+            (self.features, self.features)
+        };
+        let mut session =
+            Session::negotiate(stream, wanted, required, self.config.queue_pairs)?;
+        let features = session.features();
+        session.set_memory(&self.memory)?;
+        let mut moved = Resubmitted::default();
+        for (i, pair) in self.pairs.iter_mut().enumerate() {
+            let (event_idx, in_order) =
+                (features.contains(Features::EVENT_IDX), features.contains(Features::IN_ORDER));
+            pair.rx.set_mergeable(features.contains(Features::MRG_RXBUF));
+            pair.rx.ring.set_features(event_idx, in_order);
+            pair.tx.ring.set_features(event_idx, in_order);
+            // The ring starts anew where the old device stopped, so nothing used may be left.
+            moved.rx_dropped += pair.rx.drop_waiting();
+            pair.tx.reclaim(|_| ());
+            let (base, again) = pair.rx.ring.restart();
+            moved.rx_buffers += u64::from(again);
+            let rx = ring_info(&pair.rx.ring, base, &pair.rx.kick, &pair.rx.call);
+            session.set_ring(2 * i, &rx)?;
+            let (base, again) = pair.tx.ring.restart();
+            moved.tx_frames += u64::from(again);
+            let tx = ring_info(&pair.tx.ring, base, &pair.tx.kick, &pair.tx.call);
+            session.set_ring(2 * i + 1, &tx)?;
+        }
+        for ring in 0..2 * self.pairs.len() {
+            session.enable(ring, true)?;
+        }
+        for pair in &mut self.pairs {
+            // Whatever was published before the switch looked needs a kick to be seen.
+            pair.rx.kick_now();
+            pair.tx.kick_now();
+        }
+        self.features = features;
+        self.session = Some(session);
+        Ok(moved)
+    }
+
+    /// The features agreed on; none before the first session.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// The configuration the device was made with.
+    #[must_use]
+    pub fn config(&self) -> &DriverConfig {
+        &self.config
+    }
+
+    /// Number of queue pairs.
+    #[must_use]
+    pub fn queue_pairs(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// One queue pair.
+    ///
+    /// # Panics
+    /// When `index` is not below [`queue_pairs`](Self::queue_pairs).
+    pub fn pair(&mut self, index: usize) -> &mut QueuePair {
+        &mut self.pairs[index]
+    }
+
+    /// The transmit queue of pair 0.
+    pub fn tx(&mut self) -> &mut TxQueue {
+        &mut self.pairs[0].tx
+    }
+
+    /// The receive queue of pair 0.
+    pub fn rx(&mut self) -> &mut RxQueue {
+        &mut self.pairs[0].rx
+    }
+
+    /// All queue pairs, to be driven one by one.
+    pub fn pairs_mut(&mut self) -> &mut [QueuePair] {
+        &mut self.pairs
+    }
+
+    /// Whether the switch still holds its end. One system call: not for every turn of a loop.
+    pub fn is_connected(&mut self) -> bool {
+        if self.session.as_ref().is_some_and(|s| !s.is_alive()) {
+            self.session = None;
+        }
+        self.session.is_some()
+    }
+
+    /// The session's socket, for epoll; none while not connected.
+    #[must_use]
+    pub fn socket(&self) -> Option<&UnixStream> {
+        self.session.as_ref().map(Session::stream)
+    }
+
+    /// Ends the session; memory and rings stay for [`reconnect`](Self::reconnect).
+    pub fn close(&mut self) {
+        self.session = None;
+    }
+
+    /// Stops or starts one ring (0 is pair 0 receive, 1 is pair 0 transmit, ...).
+    ///
+    /// # Errors
+    /// When there is no session or the switch refuses.
+    pub fn enable_ring(&mut self, ring: usize, on: bool) -> Result<(), DriverError> {
+        self.session.as_mut().ok_or(DriverError::NotConnected)?.enable(ring, on)
+    }
+
+    /// The protocol's frontend, for messages a well-behaved driver would not send.
+    ///
+    /// # Errors
+    /// When there is no session.
+    pub fn frontend(&mut self) -> Result<&mut Frontend, DriverError> {
+        Ok(self.session.as_mut().ok_or(DriverError::NotConnected)?.frontend())
+    }
+
+    /// Raw access to one ring (0 is pair 0 receive, 1 is pair 0 transmit, ...): a hostile guest.
+    ///
+    /// # Panics
+    /// When there is no such ring.
+    pub fn raw(&mut self, ring: usize) -> RawQueue<'_> {
+        let pair = &mut self.pairs[ring / 2];
+        if ring.is_multiple_of(2) {
+            RawQueue::new(&mut pair.rx.ring, &pair.rx.kick, &self.memory)
+        } else {
+            RawQueue::new(&mut pair.tx.ring, &pair.tx.kick, &self.memory)
+        }
+    }
+
+    /// The extra memory asked for with [`DriverConfig::scratch_bytes`].
+    pub fn scratch(&mut self) -> Option<&mut Window> {
+        self.scratch.as_mut()
+    }
+
+    /// The guest's memory.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+}
+
+fn ring_info<'a>(
+    ring: &SplitRing,
+    base: u16,
+    kick: &'a EventFd,
+    call: &'a EventFd,
+) -> RingInfo<'a> {
+    RingInfo { size: ring.size(), base, addresses: ring.addresses(), kick, call }
+}
+
+fn event() -> Result<EventFd, DriverError> {
+    EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+        .map_err(DriverError::errno("making an event descriptor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_out_of_range_are_named() {
+        let refuse = |change: fn(&mut DriverConfig)| {
+            let mut config = DriverConfig::new("/nonexistent/lab.sock");
+            change(&mut config);
+            VirtioNet::prepare(config).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refuse(|c| c.ring_size = 100),
+            "ring size 100 is not a power of two between 2 and 1024"
+        );
+        assert_eq!(refuse(|c| c.queue_pairs = 0), "queue pairs is 0, the range is 1..=64");
+        assert_eq!(refuse(|c| c.tx_slots = Some(300)), "tx slots is 300, the range is 1..=256");
+    }
+
+    #[test]
+    fn a_switch_that_is_not_there_is_waited_for_and_named() {
+        let mut config = DriverConfig::new("/nonexistent/lab.sock");
+        config.wait = Duration::from_millis(30);
+        let error = VirtioNet::connect(config).unwrap_err().to_string();
+        assert!(error.starts_with("no peer on /nonexistent/lab.sock within "), "{error}");
+    }
+}

@@ -1,0 +1,168 @@
+//! Virtio-net feature bits by name (virtio 1.2 §5.1.3 and §6).
+
+use std::fmt;
+use std::ops::{BitAnd, BitOr, Not};
+
+/// A set of virtio feature bits.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Features(
+    /// The bits as virtio numbers them.
+    pub u64,
+);
+
+impl Features {
+    /// No feature.
+    pub const NONE: Self = Self(0);
+    /// The device accepts frames with a partial checksum.
+    pub const CSUM: Self = Self(1 << 0);
+    /// The driver accepts frames with a partial checksum.
+    pub const GUEST_CSUM: Self = Self(1 << 1);
+    /// The driver accepts TCP/IPv4 segments larger than the MTU.
+    pub const GUEST_TSO4: Self = Self(1 << 7);
+    /// The driver accepts TCP/IPv6 segments larger than the MTU.
+    pub const GUEST_TSO6: Self = Self(1 << 8);
+    /// The device accepts TCP/IPv4 segments larger than the MTU.
+    pub const HOST_TSO4: Self = Self(1 << 11);
+    /// The device accepts TCP/IPv6 segments larger than the MTU.
+    pub const HOST_TSO6: Self = Self(1 << 12);
+    /// A received frame may span several buffers.
+    pub const MRG_RXBUF: Self = Self(1 << 15);
+    /// The driver can announce itself after a migration.
+    pub const GUEST_ANNOUNCE: Self = Self(1 << 21);
+    /// More than one queue pair.
+    pub const MQ: Self = Self(1 << 22);
+    /// Any descriptor layout (legacy devices).
+    pub const ANY_LAYOUT: Self = Self(1 << 27);
+    /// Indirect descriptor tables.
+    pub const INDIRECT_DESC: Self = Self(1 << 28);
+    /// Notification thresholds instead of flags.
+    pub const EVENT_IDX: Self = Self(1 << 29);
+    /// vhost-user's own: protocol features can be negotiated.
+    pub const PROTOCOL: Self = Self(1 << 30);
+    /// Virtio 1.0 or later.
+    pub const VERSION_1: Self = Self(1 << 32);
+    /// Packed rings (known by name, not driven yet).
+    pub const RING_PACKED: Self = Self(1 << 34);
+    /// Buffers are used in the order they were made available.
+    pub const IN_ORDER: Self = Self(1 << 35);
+
+    /// Checksum and TCP segmentation, both directions.
+    pub const OFFLOADS: Self = Self(
+        Self::CSUM.0
+            | Self::GUEST_CSUM.0
+            | Self::GUEST_TSO4.0
+            | Self::GUEST_TSO6.0
+            | Self::HOST_TSO4.0
+            | Self::HOST_TSO6.0,
+    );
+    /// What a polling guest without offloads asks for.
+    pub const BASIC: Self = Self(
+        Self::VERSION_1.0
+            | Self::MRG_RXBUF.0
+            | Self::ANY_LAYOUT.0
+            | Self::INDIRECT_DESC.0
+            | Self::IN_ORDER.0,
+    );
+
+    /// Whether every bit of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The bits of this set that are not in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The feature called `name` (as in the specification, lower case, `-` or `_`).
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase().replace('-', "_");
+        if name == "offloads" {
+            return Some(Self::OFFLOADS);
+        }
+        NAMES.iter().find(|(_, known)| *known == name).map(|(bit, _)| *bit)
+    }
+}
+
+const NAMES: &[(Features, &str)] = &[
+    (Features::CSUM, "csum"),
+    (Features::GUEST_CSUM, "guest_csum"),
+    (Features::GUEST_TSO4, "guest_tso4"),
+    (Features::GUEST_TSO6, "guest_tso6"),
+    (Features::HOST_TSO4, "host_tso4"),
+    (Features::HOST_TSO6, "host_tso6"),
+    (Features::MRG_RXBUF, "mrg_rxbuf"),
+    (Features::GUEST_ANNOUNCE, "guest_announce"),
+    (Features::MQ, "mq"),
+    (Features::ANY_LAYOUT, "any_layout"),
+    (Features::INDIRECT_DESC, "indirect_desc"),
+    (Features::EVENT_IDX, "event_idx"),
+    (Features::PROTOCOL, "protocol"),
+    (Features::VERSION_1, "version_1"),
+    (Features::RING_PACKED, "ring_packed"),
+    (Features::IN_ORDER, "in_order"),
+];
+
+impl BitOr for Features {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitAnd for Features {
+    type Output = Self;
+    fn bitand(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+impl Not for Features {
+    type Output = Self;
+    fn not(self) -> Self {
+        Self(!self.0)
+    }
+}
+
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0;
+        let mut between = "";
+        for (bit, name) in NAMES {
+            if rest & bit.0 != 0 {
+                write!(f, "{between}{name}")?;
+                rest &= !bit.0;
+                between = "+";
+            }
+        }
+        if rest != 0 || self.0 == 0 {
+            write!(f, "{between}{rest:#x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_unknown_bits_show_as_numbers() {
+        for (bit, name) in NAMES {
+            assert_eq!(Features::by_name(name), Some(*bit));
+            assert_eq!(bit.to_string(), *name);
+        }
+        assert_eq!((Features::MQ | Features(1 << 60)).to_string(), "mq+0x1000000000000000");
+        assert_eq!(Features::by_name("EVENT-IDX"), Some(Features::EVENT_IDX));
+        assert_eq!(Features::by_name("nonsense"), None);
+    }
+}

@@ -1,0 +1,363 @@
+//! Guest memory: sealed memfds, mapped here and handed to the switch.
+//!
+//! **Problem.** Rings and buffers live in memory that another process reads and writes at any
+//! time; the rest of the driver should not need a single raw pointer to use it.
+//!
+//! **Rule.** The windows a device needs are known before it attaches. They are laid out over the
+//! regions in turn, each page aligned, and each [`Window`] checks every access against its bounds.
+//! Ring words are atomics. Buffers are slices: only the driver touches a transmit slot that is not
+//! published, and only the driver touches a receive buffer that the device has returned.
+//!
+//! **Departures.** A switch that breaks virtio's ownership rule may change bytes under such a
+//! slice. The bytes are plain `u8`, no length or index is ever derived from a second read of them,
+//! and the lab's peers are programs under test on this machine, not tenants.
+#![allow(unsafe_code, reason = "maps memory that is shared with the switch")]
+
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::error::DriverError;
+
+const PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// One memfd, mapped; a contiguous range of guest addresses.
+#[derive(Debug)]
+struct Region {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+    guest: u64,
+}
+
+/// All memory of one guest.
+#[derive(Debug)]
+pub struct GuestMemory {
+    regions: Vec<Region>,
+}
+
+// SAFETY: the mapping belongs to no thread; every access goes through `Window` or `read`/`write`,
+// which take pointers that stay valid until `GuestMemory` is dropped.
+// WHY: queues of one device are driven from different threads in tests; a lock is no option.
+unsafe impl Send for GuestMemory {}
+// SAFETY: as above; shared access is by atomics and bounded byte copies only.
+// WHY: as above.
+unsafe impl Sync for GuestMemory {}
+
+impl Drop for GuestMemory {
+    fn drop(&mut self) {
+        for region in &self.regions {
+            // SAFETY: base and len are what mmap returned, and windows hold an Arc to us, so no
+            // pointer into the mapping outlives this.
+            // WHY: there is no safe way to unmap.
+            let _ = unsafe { munmap(region.base.cast(), region.len) };
+        }
+    }
+}
+
+/// What the switch is told of one region.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RegionInfo<'a> {
+    pub fd: BorrowedFd<'a>,
+    pub guest: u64,
+    pub len: usize,
+    pub host: u64,
+}
+
+impl GuestMemory {
+    /// Maps `regions` memfds that hold one window of each of `sizes` bytes, dealt to the regions
+    /// in turn. With `hugepages` 2 MiB pages are tried first; 4 KiB ones are the fall-back.
+    ///
+    /// # Errors
+    /// When memory cannot be had.
+    pub fn with_windows(
+        sizes: &[usize],
+        regions: usize,
+        hugepages: bool,
+    ) -> Result<(Arc<Self>, Vec<Window>), DriverError> {
+        let regions = regions.max(1);
+        let mut lens = vec![0_usize; regions];
+        let mut places = Vec::with_capacity(sizes.len());
+        for (i, size) in sizes.iter().enumerate() {
+            let region = i % regions;
+            places.push((region, lens[region], *size));
+            lens[region] += size.next_multiple_of(PAGE);
+        }
+        let mapped = lens
+            .iter()
+            .enumerate()
+            .map(|(i, len)| Region::map(i, (*len).max(PAGE), hugepages))
+            .collect::<Result<Vec<_>, _>>()?;
+        let memory = Arc::new(Self { regions: mapped });
+        let windows = places
+            .into_iter()
+            .map(|(region, offset, len)| Window::new(&memory, region, offset, len))
+            .collect();
+        Ok((memory, windows))
+    }
+
+    pub(crate) fn regions(&self) -> impl Iterator<Item = RegionInfo<'_>> {
+        self.regions.iter().map(|r| RegionInfo {
+            fd: r.fd.as_fd(),
+            guest: r.guest,
+            len: r.len,
+            host: r.base.as_ptr() as u64,
+        })
+    }
+
+    /// The guest address ranges: (first address, bytes).
+    #[must_use]
+    pub fn ranges(&self) -> Vec<(u64, usize)> {
+        self.regions.iter().map(|r| (r.guest, r.len)).collect()
+    }
+
+    fn find(&self, guest: u64, len: usize) -> Option<*mut u8> {
+        self.regions.iter().find_map(|r| {
+            let offset = usize::try_from(guest.checked_sub(r.guest)?).ok()?;
+            let end = offset.checked_add(len)?;
+            // SAFETY: offset <= end <= r.len, so the pointer stays inside the mapping.
+            // WHY: addresses in guest space have no safe counterpart.
+            (end <= r.len).then(|| unsafe { r.base.as_ptr().add(offset) })
+        })
+    }
+
+    /// Copies `bytes` to a guest address; false (and nothing written) outside of guest memory.
+    #[must_use]
+    pub fn write(&self, guest: u64, bytes: &[u8]) -> bool {
+        let Some(to) = self.find(guest, bytes.len()) else { return false };
+        // SAFETY: `find` checked the whole range; `bytes` is ours and cannot overlap a mapping
+        // of which no Rust slice other than a window's exists.
+        // WHY: the hostile tests write where no window is.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        true
+    }
+
+    /// Copies from a guest address; false (and nothing read) outside of guest memory.
+    #[must_use]
+    pub fn read(&self, guest: u64, bytes: &mut [u8]) -> bool {
+        let Some(from) = self.find(guest, bytes.len()) else { return false };
+        // SAFETY: as in `write`.
+        // WHY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        true
+    }
+}
+
+impl Region {
+    fn map(index: usize, len: usize, hugepages: bool) -> Result<Self, DriverError> {
+        if hugepages && let Ok(region) = Self::map_as(index, len.next_multiple_of(HUGE_PAGE), true)
+        {
+            return Ok(region);
+        }
+        Self::map_as(index, len, false)
+    }
+
+    fn map_as(index: usize, len: usize, huge: bool) -> Result<Self, DriverError> {
+        let mut flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        if huge {
+            flags |= MFdFlags::MFD_HUGETLB;
+        }
+        let fd = memfd_create(c"penstock-lab-guest", flags)
+            .map_err(DriverError::errno("memfd_create for guest memory"))?;
+        let size = libc::off_t::try_from(len)
+            .map_err(|_| DriverError::Range { what: "guest memory", value: len, low: 1, high: 1 << 40 })?;
+        nix::unistd::ftruncate(&fd, size).map_err(DriverError::errno("sizing guest memory"))?;
+        // A file that cannot shrink cannot fault the switch.
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))
+            .map_err(DriverError::errno("sealing guest memory"))?;
+        let bytes = NonZeroUsize::new(len).ok_or(DriverError::Range {
+            what: "guest memory",
+            value: 0,
+            low: 1,
+            high: 1 << 40,
+        })?;
+        // SAFETY: a fresh shared mapping of a file we just made, at an address the kernel picks.
+        // WHY: the switch must see the same pages; there is no safe shared memory.
+        let base = unsafe {
+            mmap(
+                None,
+                bytes,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE,
+                &fd,
+                0,
+            )
+        }
+        .map_err(DriverError::errno("mapping guest memory"))?;
+        // Guest addresses differ from host addresses and regions do not touch each other.
+        let guest = (index as u64 + 1) << 32;
+        Ok(Self { fd, base: base.cast(), len, guest })
+    }
+}
+
+/// A bounded, page-aligned part of guest memory.
+#[derive(Debug)]
+pub struct Window {
+    base: NonNull<u8>,
+    len: usize,
+    guest: u64,
+    host: u64,
+    memory: Arc<GuestMemory>,
+}
+
+// SAFETY: a window is a pointer into memory that `memory` keeps mapped; see `GuestMemory`.
+// WHY: queues move to the thread that drives them.
+unsafe impl Send for Window {}
+
+impl Window {
+    fn new(memory: &Arc<GuestMemory>, region: usize, offset: usize, len: usize) -> Self {
+        let r = &memory.regions[region];
+        assert!(offset + len <= r.len, "windows are laid out inside their region");
+        // SAFETY: offset is inside the mapping, by the assertion.
+        // WHY: the window keeps a pointer so that an access costs one comparison.
+        let base = unsafe { r.base.add(offset) };
+        Self {
+            base,
+            len,
+            guest: r.guest + offset as u64,
+            host: base.as_ptr() as u64,
+            memory: Arc::clone(memory),
+        }
+    }
+
+    /// The guest address of byte `offset`.
+    #[must_use]
+    pub fn guest(&self, offset: usize) -> u64 {
+        self.guest + offset as u64
+    }
+
+    /// The address in this process, which is what vhost-user calls a ring's user address.
+    #[must_use]
+    pub fn host(&self) -> u64 {
+        self.host
+    }
+
+    /// Bytes in the window.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the window has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The memory the window is part of.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    #[inline]
+    fn at<T>(&self, offset: usize) -> *mut T {
+        assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: inside the window and, as windows are page aligned, aligned for T.
+        // WHY: one comparison an access; a slice of atomics would be the same unsafe elsewhere.
+        unsafe { self.base.as_ptr().add(offset).cast() }
+    }
+
+    /// The 16-bit word at `offset`.
+    #[inline]
+    #[must_use]
+    pub fn u16_at(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: `at` checked bounds and alignment; the mapping lives as long as `self`.
+        // WHY: ring words are shared with another process.
+        unsafe { AtomicU16::from_ptr(self.at(offset)) }
+    }
+
+    /// The 32-bit word at `offset`.
+    #[inline]
+    #[must_use]
+    pub fn u32_at(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: as in `u16_at`.
+        // WHY: as in `u16_at`.
+        unsafe { AtomicU32::from_ptr(self.at(offset)) }
+    }
+
+    /// The 64-bit word at `offset`.
+    #[inline]
+    #[must_use]
+    pub fn u64_at(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as in `u16_at`.
+        // WHY: as in `u16_at`.
+        unsafe { AtomicU64::from_ptr(self.at(offset)) }
+    }
+
+    /// Bytes the device does not own at the moment.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(offset <= self.len && len <= self.len - offset, "inside the window");
+        // SAFETY: in bounds; the caller owns these bytes by virtio's ownership rule (module doc).
+        // WHY: frames are read where they are, without a copy.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
+    }
+
+    /// Bytes the device does not own at the moment, to be written.
+    #[inline]
+    #[must_use]
+    pub fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset <= self.len && len <= self.len - offset, "inside the window");
+        // SAFETY: in bounds, `&mut self` makes it the only slice; ownership as in `bytes`.
+        // WHY: frames are built where they are sent from, without a copy.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), len) }
+    }
+
+    /// Asks the processor to fetch the line at `offset`; outside of the window it does nothing.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch of a mapped address has no architectural effect.
+            // WHY: hides the line transfer from the switch's core.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch(self.base.as_ptr().add(offset).cast(), _MM_HINT_T0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_dealt_to_regions_and_do_not_overlap() {
+        let (memory, mut windows) =
+            GuestMemory::with_windows(&[100, 5000, 8192], 2, false).unwrap();
+        assert_eq!(memory.ranges().len(), 2);
+        assert_eq!(windows[0].guest(0), 1 << 32);
+        assert_eq!(windows[1].guest(0), 2 << 32);
+        assert_eq!(windows[2].guest(0), (1 << 32) + 4096);
+        windows[2].bytes_mut(0, 4).copy_from_slice(&[1, 2, 3, 4]);
+        let mut seen = [0; 4];
+        assert!(memory.read(windows[2].guest(0), &mut seen));
+        assert_eq!(seen, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn raw_access_checks_the_whole_range() {
+        let (memory, _windows) = GuestMemory::with_windows(&[4096], 1, false).unwrap();
+        assert!(memory.write((1 << 32) + 4092, &[0; 4]));
+        assert!(!memory.write((1 << 32) + 4093, &[0; 4]));
+        assert!(!memory.write(u64::MAX, &[0; 4]));
+        assert!(!memory.write(0, &[0]));
+    }
+
+    #[test]
+    #[should_panic(expected = "inside the window")]
+    fn a_window_does_not_reach_its_neighbour() {
+        let (_memory, windows) = GuestMemory::with_windows(&[64, 64], 1, false).unwrap();
+        let _ = windows[0].bytes(60, 8);
+    }
+}

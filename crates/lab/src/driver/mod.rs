@@ -1,0 +1,42 @@
+//! The driver side of a vhost-user virtio-net device: the lab plays the VM.
+//!
+//! **Problem.** Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can
+//! choose every feature bit and ring size, and that can also be hostile on purpose.
+//!
+//! **Source.** Virtio 1.2 §2.7 (split virtqueues), §5.1 (network device); the vhost-user protocol
+//! as spoken by the `vhost` crate's frontend.
+//!
+//! **Quantities.** Ring sizes are powers of two up to [`MAX_RING_SIZE`]; a slot is one transmit
+//! buffer (bytes, header included); a buffer is one receive buffer.
+//!
+//! **Rule.** A [`VirtioNet`] is one device: guest memory, queue pairs and the session with the
+//! switch. Each [`TxQueue`] and [`RxQueue`] is used by one thread. The session may end and be made
+//! anew ([`VirtioNet::reconnect`]) while memory and rings stay.
+//!
+//! **Departures.** No control queue and no configuration space: vhost-user carries neither for a
+//! data-path test. Packed rings are a later step; everything specific to split rings is in
+//! `ring.rs` behind the two queue types.
+//!
+//! **Cost.** Nothing is allocated after `connect`. In the steady state with in-order completion
+//! neither the descriptor table nor the available ring changes, so their lines stay shared.
+
+mod device;
+mod error;
+mod features;
+mod header;
+mod memory;
+mod raw;
+mod ring;
+mod rx;
+mod session;
+mod tx;
+
+pub use device::{DriverConfig, QueuePair, Resubmitted, SlotOrder, SocketMode, VirtioNet};
+pub use error::DriverError;
+pub use features::Features;
+pub use header::{VNET_HDR_LEN, VnetHdr};
+pub use memory::{GuestMemory, Window};
+pub use raw::RawQueue;
+pub use ring::{Descriptor, MAX_RING_SIZE};
+pub use rx::{MAX_SEGMENTS, RxCounters, RxFrame, RxQueue};
+pub use tx::{FrameId, Slot, TxCounters, TxQueue};

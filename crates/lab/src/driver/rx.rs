@@ -1,0 +1,270 @@
+//! The receive queue: buffers posted to the device, frames lent to a callback, buffers reposted.
+//!
+//! **Rule.** All buffers are with the device but for those of the frame being looked at. A frame
+//! that spans several buffers (MRG_RXBUF) is delivered when all of them have been returned.
+//! Interrupts are suppressed while polling; [`RxQueue::arm`] asks for one and checks again.
+
+use nix::sys::eventfd::EventFd;
+
+use super::header::{VNET_HDR_LEN, VnetHdr};
+use super::memory::Window;
+use super::ring::{Descriptor, SplitRing};
+
+/// Most buffers one frame may span; a frame with more is dropped and counted bad.
+pub const MAX_SEGMENTS: usize = 64;
+
+/// A received frame, in place.
+#[derive(Debug)]
+pub struct RxFrame<'a> {
+    /// The header the device wrote.
+    pub hdr: VnetHdr,
+    buffers: &'a [&'a [u8]],
+    len: usize,
+}
+
+impl<'a> RxFrame<'a> {
+    /// The buffers as the device filled them: the first begins with the 12 bytes of header.
+    #[must_use]
+    pub fn buffers(&self) -> &'a [&'a [u8]] {
+        self.buffers
+    }
+
+    /// The frame's own bytes, segment by segment, without the header.
+    pub fn segments(&self) -> impl Iterator<Item = &'a [u8]> {
+        let skip = |(i, b): (usize, &&'a [u8])| if i == 0 { &b[VNET_HDR_LEN..] } else { *b };
+        self.buffers.iter().enumerate().map(skip)
+    }
+
+    /// The frame's bytes in the first buffer.
+    #[must_use]
+    pub fn first(&self) -> &'a [u8] {
+        &self.buffers[0][VNET_HDR_LEN..]
+    }
+
+    /// Bytes of the frame without the header.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the frame has no byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the frame behind what `to` holds.
+    pub fn append_to(&self, to: &mut Vec<u8>) {
+        self.segments().for_each(|s| to.extend_from_slice(s));
+    }
+}
+
+/// What a receive queue has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RxCounters {
+    /// Frames delivered.
+    pub frames: u64,
+    /// Their bytes, without header.
+    pub bytes: u64,
+    /// Frames that spanned more than one buffer.
+    pub merged: u64,
+    /// Frames whose lengths or buffer count made no sense.
+    pub bad: u64,
+    /// Kicks written.
+    pub kicks: u64,
+    /// Used entries that named no buffer of ours.
+    pub bad_used: u64,
+}
+
+/// The driver's receive queue.
+#[derive(Debug)]
+pub struct RxQueue {
+    pub(crate) ring: SplitRing,
+    buffers: Window,
+    buffer_bytes: usize,
+    mergeable: bool,
+    pub(crate) kick: EventFd,
+    pub(crate) call: EventFd,
+    counters: RxCounters,
+}
+
+impl RxQueue {
+    pub(crate) fn new(ring: SplitRing, buffers: Window, events: (EventFd, EventFd)) -> Self {
+        let buffer_bytes = buffers.len() / usize::from(ring.size());
+        let mut queue = Self {
+            ring,
+            buffers,
+            buffer_bytes,
+            mergeable: false,
+            kick: events.0,
+            call: events.1,
+            counters: RxCounters::default(),
+        };
+        let len = u32::try_from(buffer_bytes).unwrap_or(u32::MAX);
+        for i in 0..queue.ring.size() {
+            let addr = queue.buffers.guest(usize::from(i) * buffer_bytes);
+            // A fresh ring has exactly one descriptor for each buffer, in this order.
+            queue.ring.add(&[(addr, len)], Descriptor::WRITE);
+        }
+        queue
+    }
+
+    pub(crate) fn set_mergeable(&mut self, mergeable: bool) {
+        self.mergeable = mergeable;
+    }
+
+    /// Bytes of one buffer, header included.
+    #[must_use]
+    pub fn buffer_len(&self) -> usize {
+        self.buffer_bytes
+    }
+
+    /// Buffers the device has returned and that were not looked at.
+    pub fn waiting(&mut self) -> usize {
+        usize::from(self.ring.used_waiting())
+    }
+
+    /// Delivers up to `max` frames to `each` and reposts their buffers; returns how many. The
+    /// device sees the reposted buffers, and is kicked if it asks, before this returns.
+    #[inline]
+    pub fn recv(&mut self, max: usize, mut each: impl FnMut(&RxFrame<'_>)) -> usize {
+        let waiting = self.ring.used_waiting();
+        let mut left = waiting;
+        let mut frames = 0;
+        while left > 0 && frames < max {
+            // The next frame's header line is on its way while this one is looked at.
+            if left > 2 {
+                let ahead = self.ring.peek_used(2).head;
+                self.buffers.prefetch(usize::from(ahead) * self.buffer_bytes);
+            }
+            let taken = self.deliver(left, &mut each);
+            if taken == 0 {
+                break;
+            }
+            left -= taken;
+            frames += 1;
+        }
+        if left != waiting {
+            self.publish();
+        }
+        frames
+    }
+
+    /// Delivers the next frame; returns the number of buffers it took, 0 when its last buffers
+    /// are not there yet.
+    #[inline]
+    fn deliver(&mut self, waiting: u16, each: &mut impl FnMut(&RxFrame<'_>)) -> u16 {
+        let first = self.ring.peek_used(0);
+        let Some(head) = self.bytes_of(first.head, first.len) else {
+            self.discard(1);
+            return 1;
+        };
+        let Some(hdr) = VnetHdr::parse(head) else {
+            self.discard(1);
+            return 1;
+        };
+        let count = if self.mergeable { hdr.num_buffers.max(1) } else { 1 };
+        if usize::from(count) > MAX_SEGMENTS || count > self.ring.size() {
+            self.discard(1);
+            return 1;
+        }
+        if count > waiting {
+            return 0;
+        }
+        if count == 1 {
+            let len = head.len() - VNET_HDR_LEN;
+            each(&RxFrame { hdr, buffers: &[head], len });
+            self.done(1, len);
+            return 1;
+        }
+        let mut segments: [&[u8]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
+        let mut len = 0;
+        for ahead in 0..count {
+            let used = self.ring.peek_used(ahead);
+            let Some(bytes) = self.bytes_of(used.head, used.len) else {
+                self.discard(count);
+                return count;
+            };
+            segments[usize::from(ahead)] = bytes;
+            len += bytes.len();
+        }
+        len -= VNET_HDR_LEN;
+        each(&RxFrame { hdr, buffers: &segments[..usize::from(count)], len });
+        self.counters.merged += 1;
+        self.done(count, len);
+        count
+    }
+
+    fn bytes_of(&self, head: u16, len: u32) -> Option<&[u8]> {
+        let len = usize::try_from(len).ok()?;
+        (head < self.ring.size() && len <= self.buffer_bytes)
+            .then(|| self.buffers.bytes(usize::from(head) * self.buffer_bytes, len))
+    }
+
+    fn done(&mut self, buffers: u16, len: usize) {
+        self.counters.frames += 1;
+        self.counters.bytes += len as u64;
+        self.repost(buffers);
+    }
+
+    fn discard(&mut self, buffers: u16) {
+        self.counters.bad += 1;
+        self.repost(buffers);
+    }
+
+    fn repost(&mut self, buffers: u16) {
+        for _ in 0..buffers {
+            if let Some(used) = self.ring.pop_entry() {
+                self.ring.repost(used.head);
+            }
+        }
+    }
+
+    /// Drops what is waiting, also frames whose last buffers never came; returns the frames.
+    pub(crate) fn drop_waiting(&mut self) -> u64 {
+        let mut frames = self.recv(usize::MAX, |_| ()) as u64;
+        let rest = self.ring.used_waiting();
+        if rest > 0 {
+            self.discard(rest);
+            frames += 1;
+        }
+        frames
+    }
+
+    /// Shows the device all reposted buffers and kicks it if it asks for that.
+    pub fn publish(&mut self) {
+        if self.ring.publish() {
+            self.kick_now();
+        }
+    }
+
+    /// Kicks the device whether it asks for it or not.
+    pub fn kick_now(&mut self) {
+        // The only failure is a counter at its maximum, which is a kick that is still to be seen.
+        let _ = self.kick.write(1);
+        self.counters.kicks += 1;
+    }
+
+    /// Asks for an interrupt at the next frame; false when one is there already: poll again.
+    pub fn arm(&mut self) -> bool {
+        self.ring.arm()
+    }
+
+    /// Asks for no more interrupts and swallows a pending one.
+    pub fn disarm(&mut self) {
+        self.ring.suppress();
+        let _ = self.call.read();
+    }
+
+    /// The descriptor that becomes readable when the device interrupts.
+    #[must_use]
+    pub fn call_fd(&self) -> &EventFd {
+        &self.call
+    }
+
+    /// What the queue has seen so far.
+    #[must_use]
+    pub fn counters(&self) -> RxCounters {
+        RxCounters { bad_used: self.ring.bad_used, ..self.counters }
+    }
+}

@@ -1,0 +1,278 @@
+//! The vhost-user session: reach the switch, negotiate, hand over memory and rings.
+//!
+//! **Rule.** As a client we connect to the switch's socket; as a server we listen and the switch
+//! connects. Every wait is bounded. Requests ask for an acknowledgement where the switch can give
+//! one, so that a refusal is an error here and not a silent port.
+#![allow(unsafe_code, reason = "the protocol crate's event type is only made from a raw descriptor")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::eventfd::EventFd;
+use nix::sys::socket::{MsgFlags, recv};
+use vhost::VhostBackend;
+use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
+
+use super::device::{DriverConfig, SocketMode};
+use super::error::DriverError;
+use super::features::Features;
+use super::memory::GuestMemory;
+use crate::clock;
+
+/// How long one request may stay unanswered.
+const REPLY_LIMIT: Duration = Duration::from_secs(3);
+/// Between two attempts to reach a socket that is not there.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where sessions come from.
+#[derive(Debug)]
+pub(crate) struct Door {
+    socket: PathBuf,
+    listener: Option<UnixListener>,
+}
+
+impl Door {
+    pub fn open(config: &DriverConfig) -> Result<Self, DriverError> {
+        let listener = match config.mode {
+            SocketMode::Client => None,
+            SocketMode::Server => {
+                // A socket left by a process that died would make bind fail for ever.
+                match std::fs::remove_file(&config.socket) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                        return Err(DriverError::os("removing a stale socket")(e));
+                    }
+                    _ => {}
+                }
+                let listener = UnixListener::bind(&config.socket)
+                    .map_err(DriverError::os("listening on the vhost-user socket"))?;
+                listener
+                    .set_nonblocking(true)
+                    .map_err(DriverError::os("listening without blocking"))?;
+                Some(listener)
+            }
+        };
+        Ok(Self { socket: config.socket.clone(), listener })
+    }
+
+    /// One attempt; `None` when the switch is not there.
+    pub fn try_stream(&self) -> Option<UnixStream> {
+        match &self.listener {
+            None => UnixStream::connect(&self.socket).ok(),
+            Some(listener) => listener.accept().ok().map(|(stream, _)| stream),
+        }
+    }
+
+    /// Attempts until `limit` has passed.
+    pub fn stream(&self, limit: Duration) -> Result<UnixStream, DriverError> {
+        let start = clock::now();
+        loop {
+            if let Some(stream) = self.try_stream() {
+                return Ok(stream);
+            }
+            let waited = clock::now().duration_since(start);
+            if waited >= limit {
+                let socket = self.socket.clone();
+                return Err(DriverError::NoPeer { socket, waited_ms: waited.as_millis() });
+            }
+            match &self.listener {
+                None => clock::wait_readable(None, RETRY_PAUSE),
+                Some(listener) => clock::wait_readable(Some(listener.as_fd()), limit - waited),
+            };
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if self.listener.is_some() {
+            // Best effort: the next listener removes it too.
+            let _ = std::fs::remove_file(&self.socket);
+        }
+    }
+}
+
+/// One ring as it is announced to the switch.
+#[derive(Debug)]
+pub(crate) struct RingInfo<'a> {
+    pub size: u16,
+    pub base: u16,
+    /// Descriptor table, available ring, used ring (addresses of this process).
+    pub addresses: [u64; 3],
+    pub kick: &'a EventFd,
+    pub call: &'a EventFd,
+}
+
+/// A live connection with the switch.
+pub(crate) struct Session {
+    stream: UnixStream,
+    frontend: Frontend,
+    features: Features,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("stream", &self.stream)
+            .field("features", &self.features)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Negotiates features: `wanted` as far as offered; `required` or an error.
+    pub fn negotiate(
+        stream: UnixStream,
+        wanted: Features,
+        required: Features,
+        queue_pairs: u16,
+    ) -> Result<Self, DriverError> {
+        stream
+            .set_nonblocking(false)
+            .and_then(|()| stream.set_read_timeout(Some(REPLY_LIMIT)))
+            .and_then(|()| stream.set_write_timeout(Some(REPLY_LIMIT)))
+            .map_err(DriverError::os("setting up the vhost-user socket"))?;
+        if queue_pairs > 1 {
+            check_queue_pairs(&stream, queue_pairs)?;
+        }
+        let ours = stream.try_clone().map_err(DriverError::os("duplicating the socket"))?;
+        let mut frontend = Frontend::from_stream(ours, u64::from(queue_pairs) * 2);
+        frontend.set_owner().map_err(DriverError::protocol("SET_OWNER"))?;
+        let offered =
+            Features(frontend.get_features().map_err(DriverError::protocol("GET_FEATURES"))?);
+        let required = required | Features::PROTOCOL;
+        let missing = required.without(offered);
+        if missing != Features::NONE {
+            return Err(DriverError::Missing { missing });
+        }
+        let features = (wanted | required) & offered;
+        let offered = frontend
+            .get_protocol_features()
+            .map_err(DriverError::protocol("GET_PROTOCOL_FEATURES"))?;
+        let wanted = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK;
+        let agreed = offered & wanted;
+        frontend
+            .set_protocol_features(agreed)
+            .map_err(DriverError::protocol("SET_PROTOCOL_FEATURES"))?;
+        if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+            frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        frontend.set_features(features.0).map_err(DriverError::protocol("SET_FEATURES"))?;
+        Ok(Self { stream, frontend, features })
+    }
+
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    pub fn frontend(&mut self) -> &mut Frontend {
+        &mut self.frontend
+    }
+
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    pub fn set_memory(&self, memory: &GuestMemory) -> Result<(), DriverError> {
+        let table: Vec<_> = memory
+            .regions()
+            .map(|r| VhostUserMemoryRegionInfo {
+                guest_phys_addr: r.guest,
+                memory_size: r.len as u64,
+                userspace_addr: r.host,
+                mmap_offset: 0,
+                mmap_handle: r.fd.as_raw_fd(),
+            })
+            .collect();
+        self.frontend.set_mem_table(&table).map_err(DriverError::protocol("SET_MEM_TABLE"))?;
+        Ok(())
+    }
+
+    pub fn set_ring(&self, index: usize, ring: &RingInfo<'_>) -> Result<(), DriverError> {
+        let front = &self.frontend;
+        front.set_vring_num(index, ring.size).map_err(DriverError::protocol("SET_VRING_NUM"))?;
+        front.set_vring_base(index, ring.base).map_err(DriverError::protocol("SET_VRING_BASE"))?;
+        let [desc, avail, used] = ring.addresses;
+        let addresses = VringConfigData {
+            queue_max_size: ring.size,
+            queue_size: ring.size,
+            flags: 0,
+            desc_table_addr: desc,
+            used_ring_addr: used,
+            avail_ring_addr: avail,
+            log_addr: None,
+        };
+        front
+            .set_vring_addr(index, &addresses)
+            .map_err(DriverError::protocol("SET_VRING_ADDR"))?;
+        front
+            .set_vring_call(index, &event(ring.call)?)
+            .map_err(DriverError::protocol("SET_VRING_CALL"))?;
+        front
+            .set_vring_kick(index, &event(ring.kick)?)
+            .map_err(DriverError::protocol("SET_VRING_KICK"))
+    }
+
+    pub fn enable(&mut self, index: usize, on: bool) -> Result<(), DriverError> {
+        self.frontend
+            .set_vring_enable(index, on)
+            .map_err(DriverError::protocol("SET_VRING_ENABLE"))
+    }
+
+    /// Whether the switch still holds its end of the socket. One system call.
+    pub fn is_alive(&self) -> bool {
+        let mut byte = [0];
+        match recv(
+            self.stream.as_raw_fd(),
+            &mut byte,
+            MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT,
+        ) {
+            Ok(0) => false,
+            Ok(_) => true,
+            Err(e) => e == nix::errno::Errno::EAGAIN || e == nix::errno::Errno::EINTR,
+        }
+    }
+}
+
+/// Asks for the number of queue pairs on a frontend of its own: `vhost` takes the answer for the
+/// number of *rings* it will let us name, while switches (and the specification's own network
+/// example) answer in pairs.
+fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError> {
+    let ours = stream.try_clone().map_err(DriverError::os("duplicating the socket"))?;
+    let mut probe = Frontend::from_stream(ours, 2);
+    let features =
+        Features(probe.get_features().map_err(DriverError::protocol("GET_FEATURES"))?);
+    if !features.contains(Features::PROTOCOL) {
+        return Err(DriverError::Missing { missing: Features::PROTOCOL });
+    }
+    let protocol = probe
+        .get_protocol_features()
+        .map_err(DriverError::protocol("GET_PROTOCOL_FEATURES"))?;
+    if !protocol.contains(VhostUserProtocolFeatures::MQ) {
+        return Err(DriverError::QueuePairs { offered: 1, wanted });
+    }
+    probe
+        .set_protocol_features(VhostUserProtocolFeatures::MQ)
+        .map_err(DriverError::protocol("SET_PROTOCOL_FEATURES"))?;
+    let offered = probe.get_queue_num().map_err(DriverError::protocol("GET_QUEUE_NUM"))?;
+    if offered < u64::from(wanted) {
+        return Err(DriverError::QueuePairs { offered, wanted });
+    }
+    Ok(())
+}
+
+/// The protocol crate's event type for a duplicate of ours. The type is not exported by any crate
+/// of the workspace, so it is named by inference only.
+fn event<T: FromRawFd>(ours: &EventFd) -> Result<T, DriverError> {
+    let duplicate = ours
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(DriverError::os("duplicating an event descriptor"))?;
+    // SAFETY: the descriptor was just made, is owned by nobody else, and is an eventfd.
+    // WHY: vmm-sys-util's EventFd has no constructor from an OwnedFd.
+    Ok(unsafe { T::from_raw_fd(duplicate.into_raw_fd()) })
+}

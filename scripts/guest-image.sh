@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Makes what a guest boots: a Debian cloud kernel and a small initramfs of busybox, iperf3 and the
+# virtio modules. Both are kept in the cache; a second run does nothing.
+# Prints two lines: the kernel's path and the initramfs' path.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+# Load order; one that is missing is built into the kernel.
+MODULES="virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
+    failover net_failover virtio_net"
+
+# The newest cloud kernel of this machine, else the one in the cache: "version kernel modules".
+find_kernel() {
+    local k v root
+    for k in $(ls -1v /boot/vmlinuz-*-cloud-amd64 "$CACHE"/kernel/boot/vmlinuz-*-cloud-amd64 \
+        2>/dev/null | tac); do
+        v=${k##*/vmlinuz-}
+        for root in "${k%/boot/*}/lib/modules" "${k%/boot/*}/usr/lib/modules"; do
+            if [ -r "$k" ] && [ -d "$root/$v" ]; then
+                echo "$v $k $root/$v"
+                return
+            fi
+        done
+    done
+    return 1
+}
+
+# The kernel is wanted as a file, so its package is unpacked into the cache and not installed.
+fetch_kernel() {
+    local package work
+    package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null |
+        awk '/Depends: linux-image-/ { print $2; exit }')
+    [ -n "$package" ] || die "no cloud kernel: apt knows no linux-image-cloud-amd64 (apt-get update?)"
+    say "fetching $package as a file into $CACHE/kernel" >&2
+    work=$(mktemp -d)
+    (cd "$work" && apt-get -q download "$package" >&2) || die "$package could not be fetched"
+    mkdir -p "$CACHE/kernel"
+    dpkg-deb -x "$work"/*.deb "$CACHE/kernel"
+    rm -rf "$work"
+}
+
+unpack_module() {
+    case $1 in
+    *.xz) xz -dc "$1" ;;
+    *.zst) zstd -dcq "$1" ;;
+    *.gz) gzip -dc "$1" ;;
+    *) cat "$1" ;;
+    esac
+}
+
+# build VERSION MODULES_DIR OUT
+build() {
+    local root n=0 m file lib applet
+    root=$(mktemp -d)
+    mkdir -p "$root"/{bin,sbin,dev,proc,sys,tmp,run,etc,usr/bin,modules}
+    cp "$(command -v busybox)" "$root/bin/busybox"
+    for applet in $(busybox --list); do
+        [ "$applet" = busybox ] || ln -sf busybox "$root/bin/$applet"
+    done
+    cp "$(command -v iperf3)" "$root/usr/bin/"
+    ldd "$root/usr/bin/iperf3" | grep -o '/[^ ]*' | sort -u | while read -r lib; do
+        mkdir -p "$root$(dirname "$lib")"
+        cp -L "$lib" "$root$lib"
+    done
+    for m in $MODULES; do
+        file=$(find "$2/kernel" -name "$m.ko*" | head -1)
+        [ -n "$file" ] || continue
+        n=$((n + 1))
+        unpack_module "$file" >"$root/modules/$(printf %02d "$n")-$m.ko"
+    done
+    cp "$REPO/scripts/guest-init.sh" "$root/init"
+    chmod 755 "$root/init"
+    (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1) >"$3.new"
+    mv "$3.new" "$3"
+    rm -rf "$root"
+}
+
+for tool in busybox iperf3 cpio; do
+    have "$tool" || die "$tool is missing: run \`make setup\`"
+done
+busybox_static=$(ldd "$(command -v busybox)" 2>&1 || true)
+[[ $busybox_static == *"not a dynamic"* ]] || die "busybox is not static: install busybox-static"
+kernel=$(find_kernel) || { fetch_kernel && kernel=$(find_kernel); } || die "no cloud kernel found"
+read -r version image modules <<<"$kernel"
+mkdir -p "$CACHE"
+# A name that changes when any ingredient does.
+key=$(cat "$0" "$REPO/scripts/guest-init.sh" "$(command -v busybox)" "$(command -v iperf3)" |
+    sha256sum | cut -c1-12)
+out=$CACHE/guest-$version-$key.cpio.gz
+[ -s "$out" ] || build "$version" "$modules" "$out"
+say "$image"
+say "$out"

@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# Small Linux guests on vhost-user sockets.
+#
+#   guest.sh accel                              which accelerator boots a stock kernel: kvm or tcg
+#   guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB] [--mtu BYTES]
+#   guest.sh wait-ready NAME [SECONDS]
+#   guest.sh exec NAME 'command' [SECONDS]      runs it in the guest; its output and its status
+#   guest.sh kill NAME                          kill -9
+#   guest.sh stop NAME | stop-all
+#   guest.sh console NAME                       what the guest wrote on its console
+#
+# A guest lives in $PENSTOCK_GUESTS/NAME (pid, console.log, and a pair of pipes to its second serial
+# port, over which `exec` talks to the guest's init). --sock-server makes QEMU listen on SOCKET; else
+# it connects, and connects again when the switch comes back. SOCKET - means no network card.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+GUESTS=${PENSTOCK_GUESTS:-${XDG_RUNTIME_DIR:-/tmp}/penstock-guests-$(id -u)}
+QEMU=qemu-system-x86_64
+# no_timer_check: a loaded host fails the timer self-test; the rest keeps slow guests from panicking.
+CMDLINE="console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable nowatchdog"
+CMDLINE+=" rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0"
+
+# The pid of a guest that runs, and is ours: its command line names its directory.
+guest_pid() {
+    local pid
+    pid=$(cat "$GUESTS/$1/pid" 2>/dev/null) || return 1
+    # cmdline separates by NUL, which grep takes for a character like others with -a.
+    grep -qsaF "$GUESTS/$1/" "/proc/$pid/cmdline" || return 1
+    echo "$pid"
+}
+
+is_gone() { ! guest_pid "$1" >/dev/null; }
+is_ready() { grep -q ^READY "$GUESTS/$1/console.log" 2>/dev/null; }
+is_ready_or_gone() { is_ready "$1" || is_gone "$1"; }
+
+# boot NAME ACCEL MIB CMDLINE_MORE qemu-arguments...
+boot() {
+    local name=$1 accel=$2 mem=$3 more=$4 dir=$GUESTS/$1 files kernel initrd
+    shift 4
+    have $QEMU || die "$QEMU is missing: run \`make setup\`"
+    is_gone "$name" || die "guest $name: runs already"
+    files=$("$REPO/scripts/guest-image.sh") || exit 1
+    { read -r kernel && read -r initrd; } <<<"$files"
+    rm -rf "$dir"
+    mkdir -p "$dir"
+    mkfifo "$dir/agent.in" "$dir/agent.out"
+    [ "$accel" = kvm ] || accel=tcg,thread=multi
+    # Not through a function: $! must be QEMU itself.
+    taskset -c "$(others_cores)" setsid $QEMU -name "$name" -accel "$accel" -cpu max -m "$mem" \
+        -nodefaults -no-user-config -display none -monitor none -no-reboot \
+        -chardev "file,id=console,path=$dir/console.log" -serial chardev:console \
+        -chardev "pipe,id=agent,path=$dir/agent" -serial chardev:agent \
+        -kernel "$kernel" -initrd "$initrd" -append "$CMDLINE $more" \
+        "$@" </dev/null >"$dir/qemu.log" 2>&1 9>&- &
+    echo $! >"$dir/pid"
+    disown
+    wait_until 2 guest_pid "$name" || true
+}
+
+# A stock kernel must get as far as READY, without a network, within 20 seconds.
+kvm_boots() {
+    [ -w /dev/kvm ] || return 1
+    local name=kvm-probe-$$ ok=1
+    boot "$name" kvm 128 "" || return 1
+    wait_until 20 is_ready_or_gone "$name" && is_ready "$name" && ok=0
+    end "$name" KILL
+        rm -rf "${GUESTS:?}/$name"
+    return $ok
+}
+
+# Found once per boot of this machine and kept.
+accel() {
+    local boot_id note
+    if [ -n "${PENSTOCK_ACCEL:-}" ]; then
+        echo "$PENSTOCK_ACCEL"
+        return
+    fi
+    boot_id=$(cat /proc/sys/kernel/random/boot_id)
+    note=$CACHE/accel-$(id -u)
+    mkdir -p "$CACHE" "$GUESTS"
+    exec 8>"$GUESTS/accel.lock"
+    flock 8
+    if [ "$(cut -d' ' -f1 "$note" 2>/dev/null)" != "$boot_id" ]; then
+        if kvm_boots 8>&-; then echo "$boot_id kvm"; else echo "$boot_id tcg"; fi >"$note"
+    fi
+    exec 8>&-
+    cut -d' ' -f2 "$note"
+}
+
+start() {
+    [ $# -ge 4 ] || die "usage: guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB]"
+    local name=$1 socket=$2 mac=$3 ip=$4 server="reconnect=1" mem=128 mtu=1500 how device
+    local nic=()
+    shift 4
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --sock-server) server="server=on,wait=off" ;;
+        --mem) mem=$2 && shift ;;
+        --mtu) mtu=$2 && shift ;;
+        *) die "guest.sh start: unknown option $1" ;;
+        esac
+        shift
+    done
+    how=$(accel)
+    device="virtio-net-pci,netdev=net0,mac=$mac,romfile="
+    # QEMU 7.2 crashes with TCG, vhost-user and MSI-X together.
+    [ "$how" = kvm ] || device+=",vectors=0"
+    [ "$socket" = - ] || nic=(-object "memory-backend-memfd,id=mem0,size=${mem}M,share=on"
+        -numa node,memdev=mem0 -chardev "socket,id=vhost0,path=$socket,$server"
+        -netdev vhost-user,id=net0,chardev=vhost0,queues=1 -device "$device")
+    boot "$name" "$how" "$mem" "penstock.ip=$ip penstock.mtu=$mtu" "${nic[@]}"
+    say "guest $name: $how, $mac, $ip, socket $socket"
+}
+
+wait_ready() {
+    local name=$1 seconds=${2:-90}
+    if wait_until "$seconds" is_ready_or_gone "$name" && is_ready "$name"; then
+        grep ^READY "$GUESTS/$name/console.log"
+        return
+    fi
+    tail -5 "$GUESTS/$name/qemu.log" "$GUESTS/$name/console.log" >&2 || true
+    die "guest $name: not ready after $seconds s"
+}
+
+run_inside() {
+    local name=$1 command=$2 seconds=${3:-30} dir=$GUESTS/$1 id line status="" inside=0 end
+    [[ $command != *$'\n'* ]] || die "guest $name: a command is one line"
+    guest_pid "$name" >/dev/null || die "guest $name: does not run"
+    exec 9>"$dir/lock"
+    flock 9
+    id=$$-$RANDOM
+    # Both ends read and write: opening must not wait for the other side.
+    exec 6<>"$dir/agent.out" 7<>"$dir/agent.in"
+    printf '%s %s %s\n' "$id" "$seconds" "$command" >&7
+    end=$((SECONDS + seconds + 15))
+    while [ "$SECONDS" -lt "$end" ]; do
+        IFS= read -r -t 2 line <&6 || { is_gone "$name" && break || continue; }
+        case $line in
+        "=BEGIN= $id") inside=1 ;;
+        "=END= $id "*) status=${line##* } && break ;;
+        *) [ $inside = 0 ] || printf '%s\n' "$line" ;;
+        esac
+    done
+    [ -n "$status" ] || die "guest $name: no answer to: $command"
+    return "$status"
+}
+
+end() {
+    local pid
+    pid=$(guest_pid "$1") || return 0
+    kill "-$2" "$pid" 2>/dev/null || true
+    wait_until 5 is_gone "$1" || kill -KILL "$pid" 2>/dev/null || true
+}
+
+stop_all() {
+    local dir
+    for dir in "$GUESTS"/*/; do [ ! -d "$dir" ] || end "$(basename "$dir")" TERM; done
+}
+
+verb=${1:-help}
+[ $# = 0 ] || shift
+case $verb in
+accel) accel ;;
+start) start "$@" ;;
+wait-ready) wait_ready "$@" ;;
+exec) run_inside "$@" ;;
+kill) end "$1" KILL ;;
+stop) end "$1" TERM ;;
+stop-all) stop_all ;;
+console) cat "$GUESTS/$1/console.log" ;;
+*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" && [ "$verb" = help ] ;;
+esac

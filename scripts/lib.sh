@@ -1,0 +1,104 @@
+# What the scripts share: messages, the cache, processor placement, processes and namespaces of
+# our own. Sourced, never run. Needs bash, util-linux, iproute2.
+# shellcheck shell=bash
+
+REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${PENSTOCK_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/penstock}
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+say() { printf '%s\n' "$*"; }
+step() { printf '\n== %s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Prints a PASS, FAIL or SKIP line and counts it.
+PASSED=0 FAILED=0 SKIPPED=0
+pass() { PASSED=$((PASSED + 1)) && say "PASS $*"; }
+fail() { FAILED=$((FAILED + 1)) && say "FAIL $*"; }
+skip() { SKIPPED=$((SKIPPED + 1)) && say "SKIP $*"; }
+# check "what must hold" command...: PASS if the command succeeds.
+check() {
+    local what=$1
+    shift
+    if "$@"; then pass "$what"; else fail "$what"; fi
+}
+# Last line of a test script; its status says whether anything failed.
+verdict() {
+    say "$1: $PASSED passed, $FAILED failed, $SKIPPED skipped"
+    [ "$FAILED" = 0 ]
+}
+
+# The switch polls on the last processor, all else runs on the others, so that neither is measured
+# by how long it waited for the other. With one processor everything shares it.
+cpus_all() { nproc; }
+worker_core() { [ "$(cpus_all)" -ge 2 ] && echo $(($(cpus_all) - 1)) || echo 0; }
+others_cores() {
+    local n
+    n=$(cpus_all)
+    if [ "$n" -ge 2 ]; then echo "0-$((n - 2))"; else echo 0; fi
+}
+on_others() { taskset -c "$(others_cores)" "$@"; }
+
+# The program under test: PENSTOCK_BIN, or what cargo builds with the given profile.
+penstock_bin() {
+    local profile=${PROFILE:-dev} dir=debug
+    [ "$profile" = dev ] || dir=$profile
+    echo "${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/$dir/penstock}"
+}
+
+# wait_until SECONDS command...: true as soon as the command succeeds, false at the deadline.
+wait_until() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$end" ] || return 1
+        read -rt 0.1 <> <(:) || true
+    done
+}
+
+# Children and namespaces this shell made. `tidy_up` ends exactly those.
+OWN_PIDS=() OWN_NETNS=()
+# spawn LOG command...: runs in the background; its id is in $SPAWNED.
+spawn() {
+    local log=$1
+    shift
+    "$@" </dev/null >>"$log" 2>&1 &
+    SPAWNED=$!
+    OWN_PIDS+=("$SPAWNED")
+}
+gone() { ! kill -0 "$1" 2>/dev/null; }
+# Ends one child: TERM, and KILL if it has not gone after five seconds.
+end_pid() {
+    gone "$1" && return 0
+    kill -TERM "$1" 2>/dev/null || true
+    wait_until 5 gone "$1" || kill -KILL "$1" 2>/dev/null || true
+    wait "$1" 2>/dev/null || true
+}
+own_netns() { OWN_NETNS+=("$1"); }
+in_netns() {
+    local ns=$1
+    shift
+    nsenter --net="/run/netns/$ns" "$@"
+}
+tidy_up() {
+    local i
+    for ((i = ${#OWN_PIDS[@]} - 1; i >= 0; i--)); do end_pid "${OWN_PIDS[i]}"; done
+    for i in "${OWN_NETNS[@]}"; do
+        [ ! -e "/run/netns/$i" ] || ip netns del "$i" 2>/dev/null || warn "namespace $i stays behind"
+    done
+    OWN_PIDS=() OWN_NETNS=()
+}
+
+# ping_from NETNS ADDRESS [COUNT]: iputils' ping need not be there, busybox' is.
+ping_from() {
+    in_netns "$1" busybox ping -c "${3:-3}" -W 1 -A "$2" 2>&1 ||
+        in_netns "$1" busybox ping -c "${3:-3}" -W 1 "$2" 2>&1
+}
+# The mean round trip of ping's output, as "0.123 ms".
+ping_mean() { sed -n 's|.*= [0-9.]*/\([0-9.]*\)/.*|\1 ms|p' <<<"$1"; }
+# The receiver's rate of iperf3's text output, as "1.23 Gbits/sec".
+iperf_rate() { awk '/receiver/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /bits\/sec/) r = $i " " $(i + 1) } END { print r }' <<<"$1"; }

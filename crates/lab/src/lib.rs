@@ -16,8 +16,10 @@
 //! handed to the protocol crate), and `endpoint::tap` (ioctls); nowhere else.
 #![deny(unsafe_code)]
 
-// pub mod cli;
+pub mod cli;
 mod clock;
 pub mod driver;
 // pub mod endpoint;
-// pub mod load;
+mod keys;
+pub mod load;
+pub mod mac;

@@ -1,0 +1,353 @@
+//! Frames of the generator: made, numbered and verified.
+//!
+//! **Quantities.** `sum`: a one's complement sum of 16-bit words in the order they stand in memory
+//! (RFC 1071 §2 (B): the sum may be taken in either byte order).
+
+use std::net::Ipv4Addr;
+
+use super::spec::{SizeMix, VmSpec};
+use crate::mac::Mac;
+
+const ETH: usize = 14;
+const IP: usize = 20;
+const UDP: usize = 8;
+/// Headers without a tag.
+const HEADERS: usize = ETH + IP + UDP;
+/// Headers with a tag.
+const HEADERS_TAGGED: usize = HEADERS + 4;
+/// Sender and sequence number in front of the pattern.
+const STAMP: usize = 10;
+/// The discard port (RFC 863).
+const PORT: u16 = 9;
+const FIRST_FLOW_PORT: u32 = 1024;
+const FLOW_PORTS: u32 = 32_768;
+
+/// Adds up 16-bit words of `bytes` as they stand in memory; an odd byte counts as a low one.
+fn sum(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks_exact(4);
+    let total: u64 =
+        words.by_ref().map(|w| u64::from(u32::from_le_bytes([w[0], w[1], w[2], w[3]]))).sum();
+    let mut rest = [0; 4];
+    rest[..words.remainder().len()].copy_from_slice(words.remainder());
+    total + u64::from(u32::from_le_bytes(rest))
+}
+
+/// The checksum field, in memory order, of a sum.
+fn fold(mut sum: u64) -> [u8; 2] {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    (!u16::try_from(sum).unwrap_or(0)).to_le_bytes()
+}
+
+/// The body of frames that are not touched: byte `i` of the frame.
+fn body_byte(i: usize) -> u8 {
+    u8::try_from(i % 251).unwrap_or(0)
+}
+
+/// Word `j` of the pattern of frame `seq` from `sender`.
+#[inline]
+fn pattern(sender: u16, seq: u64, j: u64) -> u64 {
+    (seq ^ u64::from(sender) << 48)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .wrapping_add(j.wrapping_mul(0xd1b5_4a32_d192_ed03))
+}
+
+#[derive(Debug)]
+struct Template {
+    /// Bytes in the ring.
+    len: usize,
+    headers: [u8; HEADERS_TAGGED],
+    ip_sum: u64,
+    /// Pseudo header, constant UDP fields and, for untouched frames, the body.
+    udp_sum: u64,
+}
+
+/// Makes one VM's frames.
+#[derive(Debug)]
+pub(crate) struct FrameMaker {
+    sender: u16,
+    touch: bool,
+    headers: usize,
+    source: u32,
+    templates: Vec<Template>,
+    schedule: Vec<usize>,
+    next: usize,
+    flows: u32,
+    flow: u32,
+    /// Frames made.
+    pub seq: u64,
+}
+
+impl FrameMaker {
+    pub fn new(vm: &VmSpec, to: (Mac, Ipv4Addr), sender: u16, touch: bool) -> Self {
+        let headers = if vm.vlan.is_some() { HEADERS_TAGGED } else { HEADERS };
+        let mut maker = Self {
+            sender,
+            touch,
+            headers,
+            source: u32::from(vm.ip),
+            templates: Vec::new(),
+            schedule: Vec::new(),
+            next: 0,
+            flows: vm.flows.max(1),
+            flow: 0,
+            seq: 0,
+        };
+        maker.set_sizes(vm, to, &vm.sizes);
+        maker
+    }
+
+    pub fn set_sizes(&mut self, vm: &VmSpec, to: (Mac, Ipv4Addr), sizes: &SizeMix) {
+        let make = |(size, _): &(u16, u16)| template(vm, to, *size, self.headers, self.touch);
+        self.templates = sizes.0.iter().map(make).collect();
+        self.schedule = sizes.schedule();
+        self.next = 0;
+    }
+
+    pub fn set_flows(&mut self, flows: u32) {
+        self.flows = flows.max(1);
+        self.flow = 0;
+    }
+
+    /// Fills a buffer with the body of frames that are not touched.
+    pub fn prepare(frame: &mut [u8]) {
+        frame.iter_mut().enumerate().for_each(|(i, b)| *b = body_byte(i));
+    }
+
+    /// Size (FCS included) of the next frame.
+    #[inline]
+    pub fn next_size(&self) -> u16 {
+        u16::try_from(self.templates[self.schedule[self.next]].len + 4).unwrap_or(u16::MAX)
+    }
+
+    /// Writes the next frame and returns its length in the ring.
+    #[inline]
+    pub fn write(&mut self, frame: &mut [u8]) -> usize {
+        let template = &self.templates[self.schedule[self.next]];
+        self.next = if self.next + 1 == self.schedule.len() { 0 } else { self.next + 1 };
+        let port = FIRST_FLOW_PORT + self.flow % FLOW_PORTS;
+        let source = (self.source + self.flow / FLOW_PORTS).to_be_bytes();
+        self.flow = if self.flow + 1 >= self.flows { 0 } else { self.flow + 1 };
+        let [.., id_high, id_low] = self.seq.to_be_bytes();
+        let [.., port_high, port_low] = port.to_be_bytes();
+
+        let source_sum = sum(&source);
+        let id_sum = u64::from(u16::from_le_bytes([id_high, id_low]));
+        let port_sum = u64::from(u16::from_le_bytes([port_high, port_low]));
+        let mut headers = template.headers;
+        let ip = self.headers - IP - UDP;
+        headers[ip + 4] = id_high;
+        headers[ip + 5] = id_low;
+        headers[ip + 10..ip + 12].copy_from_slice(&fold(template.ip_sum + id_sum + source_sum));
+        headers[ip + 12..ip + 16].copy_from_slice(&source);
+        let udp = ip + IP;
+        headers[udp] = port_high;
+        headers[udp + 1] = port_low;
+        let mut udp_sum = template.udp_sum + source_sum + port_sum;
+        let len = template.len;
+        if self.touch {
+            let payload = &mut frame[self.headers..len];
+            write_payload(payload, self.sender, self.seq);
+            udp_sum += sum(payload);
+        }
+        let checksum = match fold(udp_sum) {
+            // RFC 768: a sum of zero is sent as all ones.
+            [0, 0] => [0xff, 0xff],
+            other => other,
+        };
+        headers[udp + 6..udp + 8].copy_from_slice(&checksum);
+        frame[..self.headers].copy_from_slice(&headers[..self.headers]);
+        self.seq += 1;
+        len
+    }
+}
+
+fn template(vm: &VmSpec, to: (Mac, Ipv4Addr), size: u16, headers: usize, touch: bool) -> Template {
+    let len = usize::from(size) - 4;
+    let mut h = [0; HEADERS_TAGGED];
+    h[..6].copy_from_slice(&to.0.0);
+    h[6..12].copy_from_slice(&vm.mac.0);
+    if let Some(vlan) = vm.vlan {
+        h[12..14].copy_from_slice(&0x8100_u16.to_be_bytes());
+        h[14..16].copy_from_slice(&vlan.to_be_bytes());
+    }
+    let ip = headers - IP - UDP;
+    h[ip - 2..ip].copy_from_slice(&0x0800_u16.to_be_bytes());
+    h[ip] = 0x45;
+    let word = |bytes: usize| u16::try_from(bytes).unwrap_or(u16::MAX).to_be_bytes();
+    h[ip + 2..ip + 4].copy_from_slice(&word(len - ip));
+    h[ip + 8] = 64;
+    h[ip + 9] = 17;
+    h[ip + 16..ip + 20].copy_from_slice(&to.1.octets());
+    let udp = ip + IP;
+    h[udp + 2..udp + 4].copy_from_slice(&PORT.to_be_bytes());
+    h[udp + 4..udp + 6].copy_from_slice(&word(len - udp));
+    let pseudo = [0, 17, word(len - udp)[0], word(len - udp)[1]];
+    let mut udp_sum = sum(&h[ip + 16..ip + 20]) + sum(&pseudo) + sum(&h[udp..udp + UDP]);
+    if !touch {
+        let body: Vec<u8> = (headers..len).map(body_byte).collect();
+        udp_sum += sum(&body);
+    }
+    Template { len, headers: h, ip_sum: sum(&h[ip..ip + IP]), udp_sum }
+}
+
+#[inline]
+fn write_payload(payload: &mut [u8], sender: u16, seq: u64) {
+    payload[..2].copy_from_slice(&sender.to_le_bytes());
+    payload[2..STAMP].copy_from_slice(&seq.to_le_bytes());
+    let mut words = payload[STAMP..].chunks_exact_mut(8);
+    let mut j = 0;
+    for word in words.by_ref() {
+        word.copy_from_slice(&pattern(sender, seq, j).to_le_bytes());
+        j += 1;
+    }
+    let rest = words.into_remainder();
+    let len = rest.len();
+    rest.copy_from_slice(&pattern(sender, seq, j).to_le_bytes()[..len]);
+}
+
+/// What a received frame turned out to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// A frame of the generator: from this address with this identification.
+    Numbered { mac: [u8; 6], id: u16 },
+    /// As above, verified to the last byte: from this sender with this number.
+    Verified { sender: u16, seq: u64 },
+    /// Something else, such as an ARP frame.
+    Other,
+    /// A frame of the generator with wrong bytes.
+    Bad,
+}
+
+/// Looks at a frame; `touch` verifies all of it.
+#[inline]
+pub(crate) fn inspect(frame: &[u8], touch: bool) -> Seen {
+    let Some(eth) = frame.first_chunk::<HEADERS>() else { return Seen::Bad };
+    let tagged = eth[12..14] == [0x81, 0x00];
+    let ip = if tagged { ETH + 4 } else { ETH };
+    let headers = ip + IP + UDP;
+    if frame.len() < headers || frame[ip - 2..ip] != [0x08, 0x00] || frame[ip + 9] != 17 {
+        return Seen::Other;
+    }
+    if frame[ip + IP + 2..ip + IP + 4] != PORT.to_be_bytes() {
+        return Seen::Other;
+    }
+    if !touch {
+        let mac = [eth[6], eth[7], eth[8], eth[9], eth[10], eth[11]];
+        return Seen::Numbered { mac, id: u16::from_be_bytes([frame[ip + 4], frame[ip + 5]]) };
+    }
+    let total = usize::from(u16::from_be_bytes([frame[ip + 2], frame[ip + 3]]));
+    if total + ip != frame.len() || fold(sum(&frame[ip..ip + IP])) != [0, 0] {
+        return Seen::Bad;
+    }
+    verify_payload(&frame[headers..])
+}
+
+fn verify_payload(payload: &[u8]) -> Seen {
+    let Some(stamp) = payload.first_chunk::<STAMP>() else { return Seen::Bad };
+    let sender = u16::from_le_bytes([stamp[0], stamp[1]]);
+    let mut number = [0; 8];
+    number.copy_from_slice(&stamp[2..]);
+    let seq = u64::from_le_bytes(number);
+    let mut words = payload[STAMP..].chunks_exact(8);
+    let mut differ = 0;
+    let mut j = 0;
+    for word in words.by_ref() {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        differ |= u64::from_le_bytes(bytes) ^ pattern(sender, seq, j);
+        j += 1;
+    }
+    let rest = words.remainder();
+    let tail_is_right = rest == &pattern(sender, seq, j).to_le_bytes()[..rest.len()];
+    if differ == 0 && tail_is_right { Seen::Verified { sender, seq } } else { Seen::Bad }
+}
+
+/// A gratuitous ARP request (RFC 5227 §3), so that the switch learns where a VM is.
+pub(crate) fn announcement(vm: &VmSpec) -> Vec<u8> {
+    let mut f = vec![0xff; 6];
+    f.extend_from_slice(&vm.mac.0);
+    if let Some(vlan) = vm.vlan {
+        f.extend_from_slice(&[0x81, 0x00]);
+        f.extend_from_slice(&vlan.to_be_bytes());
+    }
+    f.extend_from_slice(&[0x08, 0x06, 0, 1, 0x08, 0x00, 6, 4, 0, 1]);
+    f.extend_from_slice(&vm.mac.0);
+    f.extend_from_slice(&vm.ip.octets());
+    f.extend_from_slice(&[0; 6]);
+    f.extend_from_slice(&vm.ip.octets());
+    f.resize(f.len().max(60), 0);
+    f
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(vlan: Option<u16>) -> VmSpec {
+        let mac = "52:54:00:00:00:01".parse().unwrap();
+        let mut vm = VmSpec::new("a", "/a", mac, Ipv4Addr::new(10, 0, 0, 1));
+        vm.sizes = SizeMix(vec![(64, 1), (65, 1), (1518, 1)]);
+        vm.vlan = vlan;
+        vm.flows = 70_000;
+        vm
+    }
+
+    fn checksums_hold(frame: &[u8], ip: usize) {
+        assert_eq!(fold(sum(&frame[ip..ip + IP])), [0, 0], "IP header");
+        let udp = &frame[ip + IP..];
+        let pseudo = [0, 17, udp[4], udp[5]];
+        let all = sum(&frame[ip + 12..ip + 20]) + sum(&pseudo) + sum(udp);
+        assert_eq!(fold(all), [0, 0], "UDP");
+        assert_ne!(udp[6..8], [0, 0], "a UDP checksum is present");
+    }
+
+    #[test]
+    fn checksums_are_right_with_and_without_touch_and_tag() {
+        let to = ("52:54:00:00:00:02".parse().unwrap(), Ipv4Addr::new(10, 0, 0, 2));
+        for (vlan, touch) in [(None, false), (None, true), (Some(5), false), (Some(5), true)] {
+            let mut maker = FrameMaker::new(&vm(vlan), to, 3, touch);
+            let mut buffer = vec![0; 1514];
+            for i in 0..100_000_u32 {
+                if i % 1000 < 3 {
+                    FrameMaker::prepare(&mut buffer);
+                }
+                let len = maker.write(&mut buffer);
+                if i % 1000 < 3 {
+                    checksums_hold(&buffer[..len], if vlan.is_some() { 18 } else { 14 });
+                    assert_eq!(len, [60, 61, 1514][(i % 3) as usize]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_touched_payload_is_found() {
+        let to = ("52:54:00:00:00:02".parse().unwrap(), Ipv4Addr::new(10, 0, 0, 2));
+        let mut maker = FrameMaker::new(&vm(None), to, 3, true);
+        let mut frame = vec![0; 1514];
+        maker.seq = 77;
+        let len = maker.write(&mut frame);
+        frame.truncate(len);
+        assert_eq!(inspect(&frame, true), Seen::Verified { sender: 3, seq: 77 });
+        for byte in HEADERS..len {
+            frame[byte] ^= 0x10;
+            assert_ne!(inspect(&frame, true), Seen::Verified { sender: 3, seq: 77 });
+            frame[byte] ^= 0x10;
+        }
+        assert_eq!(inspect(&frame[..len - 1], true), Seen::Bad);
+    }
+
+    #[test]
+    fn untouched_frames_carry_sender_and_number_and_arp_is_other() {
+        let to = ("52:54:00:00:00:02".parse().unwrap(), Ipv4Addr::new(10, 0, 0, 2));
+        let mut maker = FrameMaker::new(&vm(Some(5)), to, 3, false);
+        let mut frame = vec![0; 1514];
+        maker.seq = 0x1_0203;
+        let len = maker.write(&mut frame);
+        let mac = [0x52, 0x54, 0, 0, 0, 1];
+        assert_eq!(inspect(&frame[..len], false), Seen::Numbered { mac, id: 0x0203 });
+        assert_eq!(inspect(&announcement(&vm(None)), false), Seen::Other);
+    }
+}

@@ -1,0 +1,120 @@
+//! What a run found, as plain data and as text.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// One VM over an interval or over the whole run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct VmReport {
+    /// Its name.
+    pub name: String,
+    /// Frames given to the ring.
+    pub tx_frames: u64,
+    /// Frames a second.
+    pub tx_frames_per_sec: f64,
+    /// Bits a second, FCS included.
+    pub tx_bits_per_sec: f64,
+    /// Turns in which the ring was full although frames were due.
+    pub tx_ring_full: u64,
+    /// Frames of the generator received.
+    pub rx_frames: u64,
+    /// Bytes of them in the ring (no FCS).
+    pub rx_bytes: u64,
+    /// Frames a second.
+    pub rx_frames_per_sec: f64,
+    /// Bits a second, FCS included.
+    pub rx_bits_per_sec: f64,
+    /// Frames with wrong bytes or wrong ring entries.
+    pub rx_bad: u64,
+    /// Other frames, such as ARP.
+    pub rx_other: u64,
+    /// Numbers missing.
+    pub rx_lost: u64,
+    /// Frames that came after a later one.
+    pub rx_reordered: u64,
+    /// Times the switch went away and came back.
+    pub reconnects: u64,
+    /// Features in force.
+    pub features: String,
+}
+
+/// All VMs over one interval.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct IntervalReport {
+    /// End of the interval, seconds from the start of counting.
+    pub at_secs: f64,
+    /// Share of the loop's time spent in turns that moved a frame, in percent.
+    pub busy_percent: f64,
+    /// Share of the time the loop waited for its core, in percent.
+    pub run_queue_wait_percent: f64,
+    /// The VMs.
+    pub vms: Vec<VmReport>,
+}
+
+/// The whole run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// Seconds counted.
+    pub secs: f64,
+    /// Whether every byte was written and verified.
+    pub touch: bool,
+    /// As in [`IntervalReport`]: near 100 the generator may be the limit.
+    pub busy_percent: f64,
+    /// As in [`IntervalReport`].
+    pub run_queue_wait_percent: f64,
+    /// Turns of the loop.
+    pub turns: u64,
+    /// The VMs.
+    pub vms: Vec<VmReport>,
+}
+
+impl LoadReport {
+    /// The VM called `name`.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> Option<&VmReport> {
+        self.vms.iter().find(|vm| vm.name == name)
+    }
+}
+
+fn vms(f: &mut fmt::Formatter<'_>, vms: &[VmReport]) -> fmt::Result {
+    for vm in vms {
+        write!(
+            f,
+            "\n  {:<10} tx {:>8.3} Mpps {:>9.1} Mbit/s   rx {:>8.3} Mpps {:>9.1} Mbit/s",
+            vm.name,
+            vm.tx_frames_per_sec / 1e6,
+            vm.tx_bits_per_sec / 1e6,
+            vm.rx_frames_per_sec / 1e6,
+            vm.rx_bits_per_sec / 1e6,
+        )?;
+        write!(
+            f,
+            "   lost {} reordered {} bad {} other {}",
+            vm.rx_lost, vm.rx_reordered, vm.rx_bad, vm.rx_other
+        )?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for IntervalReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:7.2} s  busy {:.0} %  waited for its core {:.1} %",
+            self.at_secs, self.busy_percent, self.run_queue_wait_percent
+        )?;
+        vms(f, &self.vms)
+    }
+}
+
+impl fmt::Display for LoadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "total {:.2} s  touch {}  busy {:.1} %  waited for its core {:.2} %",
+            self.secs, self.touch, self.busy_percent, self.run_queue_wait_percent
+        )?;
+        vms(f, &self.vms)
+    }
+}

@@ -1,0 +1,209 @@
+//! One VM of the generator: its device, its sender and its sink.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::frame::{FrameMaker, announcement};
+use super::pacer::Pacer;
+use super::sink::{Sink, SinkCounters};
+use super::spec::{LoadSpec, Phase, VmSpec};
+use crate::driver::{DriverConfig, DriverError, VNET_HDR_LEN, VirtioNet, VnetHdr};
+use crate::mac::Mac;
+
+/// Counters at one moment; reports are differences.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct VmCounters {
+    pub tx_frames: u64,
+    pub tx_bytes: u64,
+    pub tx_ring_full: u64,
+    pub sink: SinkCounters,
+    pub reconnects: u64,
+}
+
+#[derive(Debug)]
+struct Sender {
+    maker: FrameMaker,
+    pacer: Pacer,
+    to: (Mac, Ipv4Addr),
+    phases: std::vec::IntoIter<Phase>,
+    next: Option<Phase>,
+}
+
+/// One VM.
+#[derive(Debug)]
+pub(crate) struct LoadVm {
+    spec: VmSpec,
+    device: VirtioNet,
+    sender: Option<Sender>,
+    sink: Sink,
+    counters: VmCounters,
+}
+
+impl LoadVm {
+    /// Attaches the VM; `number` is its place among `spec.vms`.
+    pub fn connect(spec: &LoadSpec, number: usize) -> Result<Self, DriverError> {
+        let vm = spec.vms[number].clone();
+        let mut config = DriverConfig::new(&vm.socket);
+        config.mode = vm.mode;
+        config.wanted = vm.wanted;
+        config.ring_size = vm.ring_size;
+        config.wait = Duration::try_from_secs_f64(spec.wait_secs).unwrap_or_default();
+        let slot = (vm.largest_frame() + VNET_HDR_LEN).next_multiple_of(64);
+        config.tx_slot_bytes = slot.max(2048);
+        let mut device = VirtioNet::connect(config)?;
+        let to = vm.to.as_ref().and_then(|to| spec.vms.iter().find(|v| v.name == *to));
+        let number = u16::try_from(number).unwrap_or(u16::MAX);
+        let sender = to.map(|to| {
+            let to = (to.mac, to.ip);
+            let mut phases = vm.phases.clone().into_iter();
+            Sender {
+                maker: FrameMaker::new(&vm, to, number, spec.touch),
+                pacer: Pacer::new(vm.rate, 0),
+                to,
+                next: phases.next(),
+                phases,
+            }
+        });
+        let tx = device.tx();
+        for i in 0..tx.slot_count() {
+            let slot = tx.prepare(i);
+            slot[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::default().to_bytes());
+            FrameMaker::prepare(&mut slot[VNET_HDR_LEN..]);
+        }
+        let sink = Sink::new(spec.vms.iter().map(|v| v.mac.0).collect(), spec.touch);
+        Ok(Self { spec: vm, device, sender, sink, counters: VmCounters::default() })
+    }
+
+    /// Sends one gratuitous ARP, so that the switch knows where the VM is.
+    pub fn announce(&mut self) -> Result<(), DriverError> {
+        let frame = announcement(&self.spec);
+        let tx = self.device.tx();
+        tx.reclaim(|_| ());
+        if let Some(slot) = tx.take() {
+            tx.slot_mut(slot)[VNET_HDR_LEN..VNET_HDR_LEN + frame.len()].copy_from_slice(&frame);
+            tx.push(slot, &VnetHdr::default(), frame.len())?;
+            // The body prepared in this slot is whole again before it is used without `touch`.
+            tx.publish();
+            self.wait_sent();
+        }
+        Ok(())
+    }
+
+    /// Waits, bounded, for the announcement and restores the prepared bodies.
+    fn wait_sent(&mut self) {
+        let start = crate::clock::now();
+        let tx = self.device.tx();
+        while tx.outstanding() > 0 && start.elapsed() < Duration::from_millis(200) {
+            tx.reclaim(|_| ());
+        }
+        if tx.outstanding() == 0 {
+            for i in 0..tx.slot_count() {
+                FrameMaker::prepare(&mut tx.prepare(i)[VNET_HDR_LEN..]);
+            }
+        }
+    }
+
+    /// One turn: a burst out, a burst in. Returns the frames moved.
+    pub fn turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
+        let sent = match &mut self.sender {
+            None => {
+                0
+            }
+            Some(_) => self.send(now_ns, burst)?,
+        };
+        Ok(sent + self.receive())
+    }
+
+    /// Takes what has arrived.
+    pub fn receive(&mut self) -> usize {
+        let sink = &mut self.sink;
+        self.device.rx().recv(64, |frame| sink.see(frame))
+    }
+
+    fn send(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
+        let Some(sender) = &mut self.sender else { return Ok(0) };
+        while let Some(phase) = sender.next.take_if(|p| p.at_secs * 1e9 <= ns_f64(now_ns)) {
+            sender.apply(&self.spec, phase);
+        }
+        sender.pacer.advance(now_ns, burst);
+        let tx = self.device.tx();
+        if tx.free_slots() < burst {
+            tx.reclaim(|_| ());
+        }
+        let mut sent = 0;
+        while sent < burst {
+            let size = sender.maker.next_size();
+            let Some(slot) = tx.take() else {
+                self.counters.tx_ring_full += 1;
+                break;
+            };
+            if !sender.pacer.take(size) {
+                tx.give_back(slot);
+                break;
+            }
+            let len = sender.maker.write(&mut tx.slot_mut(slot)[VNET_HDR_LEN..]);
+            tx.push_prepared(slot, len)?;
+            self.counters.tx_bytes += len as u64;
+            sent += 1;
+        }
+        if sent > 0 {
+            tx.publish();
+            self.counters.tx_frames += sent as u64;
+        }
+        Ok(sent)
+    }
+
+    /// Notices that the switch went away and tries once to come back.
+    pub fn keep_connected(&mut self) -> Result<(), DriverError> {
+        if self.device.is_connected() {
+            return Ok(());
+        }
+        self.receive();
+        match self.device.try_reconnect() {
+            Ok(Some(_)) => {
+                self.counters.reconnects += 1;
+                self.announce()
+            }
+            Ok(None) => Ok(()),
+            // A switch that dies during the handshake is tried again; one that lacks features
+            // will not get them.
+            Err(DriverError::Protocol { .. } | DriverError::Os { .. }) => Ok(()),
+            Err(other) => Err(other),
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    pub fn features(&self) -> String {
+        self.device.features().to_string()
+    }
+
+    pub fn counters(&mut self) -> VmCounters {
+        let mut sink = self.sink.counters();
+        let rx = self.device.rx().counters();
+        sink.bad += rx.bad + rx.bad_used;
+        VmCounters { sink, ..self.counters }
+    }
+}
+
+impl Sender {
+    fn apply(&mut self, vm: &VmSpec, phase: Phase) {
+        if let Some(rate) = phase.rate {
+            self.pacer.set_rate(rate);
+        }
+        if let Some(sizes) = &phase.sizes {
+            self.maker.set_sizes(vm, self.to, sizes);
+        }
+        if let Some(flows) = phase.flows {
+            self.maker.set_flows(flows);
+        }
+        self.next = self.phases.next();
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a run is far below 2^52 ns")]
+fn ns_f64(ns: u64) -> f64 {
+    ns as f64
+}

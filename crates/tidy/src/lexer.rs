@@ -1,0 +1,183 @@
+//! Splits Rust text into code and comments, line by line, so that a check never trips over a word
+//! in a string or misses one behind a comment.
+
+/// One line, seen twice; what belongs to the other view is blank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    /// Code, with the contents of string and character literals left out.
+    pub code: String,
+    /// Text of comments.
+    pub comment: String,
+}
+
+impl Line {
+    /// Nothing but a comment stands here.
+    pub fn is_comment(&self) -> bool {
+        self.code.trim().is_empty() && !self.comment.trim().is_empty()
+    }
+}
+
+enum State {
+    Code,
+    LineComment,
+    BlockComment { depth: usize },
+    Str,
+    RawStr { hashes: usize },
+}
+
+/// Both views of every line of `text`.
+pub fn split(text: &str) -> Vec<Line> {
+    let chars: Vec<char> = text.chars().collect();
+    let mut lines = vec![Line::default()];
+    let mut state = State::Code;
+    let mut at = 0;
+    while at < chars.len() {
+        let c = chars[at];
+        if c == '\n' {
+            if matches!(state, State::LineComment) {
+                state = State::Code;
+            }
+            lines.push(Line::default());
+            at += 1;
+            continue;
+        }
+        let line = lines.last_mut().expect("starts with one line and only grows");
+        at += match &mut state {
+            State::Code => code(&chars, at, line, &mut state),
+            State::LineComment => {
+                line.comment.push(c);
+                1
+            }
+            State::BlockComment { depth } => {
+                line.comment.push(c);
+                match (c, chars.get(at + 1)) {
+                    ('*', Some('/')) => {
+                        *depth -= 1;
+                        if *depth == 0 {
+                            state = State::Code;
+                        }
+                        2
+                    }
+                    ('/', Some('*')) => {
+                        *depth += 1;
+                        2
+                    }
+                    _ => 1,
+                }
+            }
+            State::Str => match c {
+                // An escaped line end must still count as a line.
+                '\\' if chars.get(at + 1) != Some(&'\n') => 2,
+                '"' => {
+                    line.code.push('"');
+                    state = State::Code;
+                    1
+                }
+                _ => 1,
+            },
+            State::RawStr { hashes } => {
+                let n = *hashes;
+                if c == '"' && chars[at + 1..].iter().take_while(|c| **c == '#').count() >= n {
+                    line.code.push('"');
+                    state = State::Code;
+                    1 + n
+                } else {
+                    1
+                }
+            }
+        };
+    }
+    if text.ends_with('\n') {
+        lines.pop();
+    }
+    lines
+}
+
+/// One step in code: how many characters it took.
+fn code(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usize {
+    let c = chars[at];
+    let next = chars.get(at + 1).copied();
+    match c {
+        '/' if next == Some('/') => {
+            *state = State::LineComment;
+            2
+        }
+        '/' if next == Some('*') => {
+            *state = State::BlockComment { depth: 1 };
+            2
+        }
+        '"' => {
+            line.code.push('"');
+            *state = State::Str;
+            1
+        }
+        'r' if !ends_in_word(line) || line.code.ends_with(['b', 'c']) => {
+            let hashes = chars[at + 1..].iter().take_while(|c| **c == '#').count();
+            line.code.push('r');
+            if chars.get(at + 1 + hashes) == Some(&'"') {
+                line.code.push('"');
+                *state = State::RawStr { hashes };
+                2 + hashes
+            } else {
+                1
+            }
+        }
+        '\'' => {
+            let width = literal_width(&chars[at..]);
+            line.code.push('\'');
+            width
+        }
+        _ => {
+            line.code.push(c);
+            1
+        }
+    }
+}
+
+fn ends_in_word(line: &Line) -> bool {
+    line.code.chars().next_back().is_some_and(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// Width of the character literal that begins here, 1 if this is a lifetime.
+fn literal_width(chars: &[char]) -> usize {
+    match (chars.get(1), chars.get(2)) {
+        (Some('\\'), _) => {
+            // The escaped character itself may be a quote.
+            let end = chars.iter().skip(3).position(|c| *c == '\'');
+            end.map_or(1, |n| n + 4)
+        }
+        (Some(_), Some('\'')) => 3,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code_of(text: &str) -> Vec<String> {
+        split(text).into_iter().map(|l| l.code).collect()
+    }
+
+    #[test]
+    fn strings_and_comments_are_no_code() {
+        assert_eq!(code_of("a(\"unsafe {\"); // unsafe {\n"), ["a(\"\"); "]);
+        assert_eq!(code_of("x /* a /* b */ c */ y"), ["x  y"]);
+        assert_eq!(code_of("r#\"a \" b\"# + r\"\\\" + br\"x\""), ["r\"\" + r\"\" + br\"\""]);
+    }
+
+    #[test]
+    fn a_literal_quote_does_not_open_a_string() {
+        assert_eq!(code_of("f('\"', b'\\'', '\\u{41}') + 1"), ["f(', b', ') + 1"]);
+        assert_eq!(code_of("fn f<'a>(x: &'a str) {}"), ["fn f<'a>(x: &'a str) {}"]);
+    }
+
+    #[test]
+    fn lines_stay_lines() {
+        let lines = split("a \"x\\\n y\" b\n/* c\nd */ e\n");
+        assert_eq!(lines.len(), 4);
+        assert_eq!(lines[1].code, "\" b");
+        assert!(lines[2].is_comment());
+        assert_eq!(lines[3].code, " e");
+    }
+}

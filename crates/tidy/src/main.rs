@@ -1,0 +1,121 @@
+//! Checks of the source tree that neither the compiler nor clippy makes.
+//!
+//! ```text
+//! cargo run -q -p penstock-tidy             prints what is wrong, exit status 1 if anything is
+//! cargo run -q -p penstock-tidy -- --shrink lowers the entries of crates/tidy/ratchet.txt
+//! ```
+//!
+//! | Module | Checks |
+//! |---|---|
+//! | [`edges`] | which crate may depend on which |
+//! | [`lines`] | width, unfinished work, unsafe blocks without a reason, clocks in pure crates |
+//! | [`sizes`] | length of files and functions, against a list that may only shrink |
+//! | [`links`] | relative links in Markdown files |
+#![forbid(unsafe_code)]
+
+mod edges;
+mod lexer;
+mod lines;
+mod links;
+mod sizes;
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+/// One thing that is wrong: where, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    /// Path from the root of the tree.
+    pub path: String,
+    /// From 1; 0 for the file as a whole.
+    pub line: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, what: what.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.what),
+            n => write!(f, "{}:{n}: {}", self.path, self.what),
+        }
+    }
+}
+
+/// A file of the tree, read once.
+#[derive(Debug)]
+pub struct Source {
+    /// Path from the root of the tree, with `/`.
+    pub path: String,
+    /// Its text.
+    pub text: String,
+}
+
+fn main() -> Result<ExitCode> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    let shrink = std::env::args().any(|a| a == "--shrink");
+    let rust = read_all(&root, "rs")?;
+    let ratchet_path = root.join("crates/tidy/ratchet.txt");
+    let ratchet = sizes::Ratchet::parse(&fs::read_to_string(&ratchet_path).unwrap_or_default())?;
+    let measured = sizes::measure(&rust);
+    if shrink {
+        fs::write(&ratchet_path, ratchet.shrunk(&measured).to_string())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let graph = edges::Graph::read(&root)?;
+    let mut findings = edges::check(&graph);
+    findings.extend(lines::check_crate_roots(&root, &graph.roots)?);
+    for source in &rust {
+        findings.extend(lines::check(source));
+    }
+    findings.extend(ratchet.check(&measured));
+    for source in read_all(&root, "md")? {
+        findings.extend(links::check(&root, &source));
+    }
+    findings.sort();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    println!("tidy: {} files, {} findings", rust.len(), findings.len());
+    Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Every file of the tree that ends in `.ext`, in path order; build output is left out.
+fn read_all(root: &Path, ext: &str) -> Result<Vec<Source>> {
+    let mut paths = Vec::new();
+    walk(root, ext, &mut paths)?;
+    paths.sort();
+    let read = |path: PathBuf| -> Result<Source> {
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let path = path.strip_prefix(root)?.to_string_lossy().into_owned();
+        Ok(Source { path, text })
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn walk(dir: &Path, ext: &str, found: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                walk(&path, ext, found)?;
+            }
+        } else if path.extension().is_some_and(|e| e == ext) {
+            found.push(path);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,413 @@
+//! The host's configuration as it stands in the file: one TOML table a type.
+//!
+//! **Rule.** Every value is checked where it is read; what depends on other objects (a port's
+//! tenant, a rule's port) is checked by [`super::parse`], so a [`HostConfig`] that came from there
+//! is right as a whole. Units stand in the key's name (`_s`, `_us`, `_per_second`).
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::matching::StationMac;
+use super::release::{Egress, IngressPolicy, Schedule};
+use super::rule::Rule;
+use super::vlan::{FileMode, Vlan, VlanList};
+
+/// A host: everything `penstock host run` needs to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostConfig {
+    /// The daemon itself.
+    pub host: HostSection,
+    /// The polling thread.
+    #[serde(default)]
+    pub worker: WorkerSection,
+    /// MAC learning and the classifier.
+    #[serde(default)]
+    pub forwarding: ForwardingSection,
+    /// Tenants: at most 1024.
+    #[serde(default, rename = "tenant", skip_serializing_if = "Vec::is_empty")]
+    pub tenants: Vec<Tenant>,
+    /// Ports: at most 1024.
+    #[serde(default, rename = "port", skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
+    /// Rules: at most 16384.
+    #[serde(default, rename = "rule", skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<Rule>,
+    /// Static MAC addresses.
+    #[serde(default, rename = "fdb", skip_serializing_if = "Vec::is_empty")]
+    pub fdb: Vec<FdbStatic>,
+}
+
+/// `[host]`: the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostSection {
+    /// Name shown in status and metrics; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    pub name: String,
+    /// Unix socket of the API. Default `/run/penstock/host.sock`.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// Directory for what must survive a restart. Default `/var/lib/penstock`.
+    #[serde(default = "default_state_dir")]
+    pub state_dir: PathBuf,
+    /// Address of the Prometheus page `/metrics`, as in `127.0.0.1:9753`. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub metrics: Option<SocketAddr>,
+    /// Whether `metrics` may be another address than a loopback one. Default `false`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub metrics_any: bool,
+    /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, or filter directives such as
+    /// `info,penstock_dataplane=debug`. Default `info`.
+    #[serde(default = "default_log")]
+    pub log: String,
+}
+
+fn default_socket() -> PathBuf {
+    PathBuf::from("/run/penstock/host.sock")
+}
+
+fn default_state_dir() -> PathBuf {
+    PathBuf::from("/var/lib/penstock")
+}
+
+fn default_log() -> String {
+    "info".to_owned()
+}
+
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// `[worker]`: the polling thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerSection {
+    /// The CPU the worker is pinned to: exactly one in this release. Default: the
+    /// highest-numbered CPU that the daemon may use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cores: Vec<u32>,
+    /// How long an idle worker sleeps at most, in microseconds, 0 to 1000; 0 spins. Default 50.
+    #[schemars(range(max = 1000))]
+    pub idle_backoff_us: u32,
+    /// Whose turn it is. Default `round-robin`.
+    pub schedule: Schedule,
+    /// CPUs for the daemon's other threads. Default: all but the worker's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub control_cores: Vec<u32>,
+}
+
+impl Default for WorkerSection {
+    fn default() -> Self {
+        Self {
+            cores: Vec::new(),
+            idle_backoff_us: 50,
+            schedule: Schedule::RoundRobin,
+            control_cores: Vec::new(),
+        }
+    }
+}
+
+/// `[forwarding]`: MAC learning and the classifier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ForwardingSection {
+    /// Seconds after which an address that was not seen is forgotten, 10 to 1000000 (802.1D).
+    /// Default 300.
+    #[schemars(range(min = 10, max = 1_000_000))]
+    pub fdb_ageing_s: u32,
+    /// Addresses the host can hold, 64 to 1048576. Fixed while the daemon runs. Default 8192.
+    #[schemars(range(min = 64, max = 1_048_576))]
+    pub fdb_entries: u32,
+    /// Most different masks among the rules that apply to a port, 1 to 128. Default 32.
+    #[schemars(range(min = 1, max = 128))]
+    pub subtables_per_port: u32,
+}
+
+impl Default for ForwardingSection {
+    fn default() -> Self {
+        Self { fdb_ageing_s: 300, fdb_entries: 8192, subtables_per_port: 32 }
+    }
+}
+
+/// `[[tenant]]`: owner of ports and of the networks between them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tenant {
+    /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    pub name: String,
+    /// The tenant's VLANs, each a network of its own. Default: none, then the tenant has one
+    /// untagged network.
+    #[serde(default, skip_serializing_if = "VlanList::is_empty")]
+    pub vlans: VlanList,
+    /// MAC addresses the tenant may occupy, 1 to `fdb_entries`. Default 1024.
+    #[serde(default = "default_fdb_limit")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub fdb_limit: u32,
+}
+
+const fn default_fdb_limit() -> u32 {
+    1024
+}
+
+impl Tenant {
+    /// A tenant with one untagged network and the default limit.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), vlans: VlanList::default(), fdb_limit: default_fdb_limit() }
+    }
+}
+
+/// What a port attaches to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PortKind {
+    /// A virtual machine's virtio-net device behind a unix socket.
+    VhostUser,
+    /// A TAP interface that the switch creates.
+    Tap,
+    /// An existing interface, by a packet socket.
+    Packet,
+}
+
+impl PortKind {
+    /// As in the file.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VhostUser => "vhost-user",
+            Self::Tap => "tap",
+            Self::Packet => "packet",
+        }
+    }
+}
+
+impl fmt::Display for PortKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which side of a vhost-user socket listens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SocketMode {
+    /// The switch listens, the virtual machine connects.
+    #[default]
+    Server,
+    /// The switch connects, and again whenever the connection is lost.
+    Client,
+}
+
+/// `offloads = true`, `false`, or `{ csum = true, tso = false }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "OffloadsText", into = "OffloadsText")]
+#[schemars(with = "OffloadsText")]
+pub struct Offloads {
+    /// Checksums may be left to the far side.
+    pub csum: bool,
+    /// TCP segments up to 64 KiB may pass whole; needs `csum`.
+    pub tso: bool,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "true, false or { csum = true, tso = true } is wanted")]
+enum OffloadsText {
+    All(bool),
+    Each(OffloadsTable),
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OffloadsTable {
+    /// Checksums may be left to the far side. Default `true`.
+    #[serde(default = "yes")]
+    csum: bool,
+    /// TCP segments up to 64 KiB may pass whole; needs `csum`. Default `true`.
+    #[serde(default = "yes")]
+    tso: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl From<OffloadsText> for Offloads {
+    fn from(text: OffloadsText) -> Self {
+        match text {
+            OffloadsText::All(all) => Self { csum: all, tso: all },
+            OffloadsText::Each(OffloadsTable { csum, tso }) => Self { csum, tso },
+        }
+    }
+}
+
+impl From<Offloads> for OffloadsText {
+    fn from(Offloads { csum, tso }: Offloads) -> Self {
+        if csum == tso { Self::All(csum) } else { Self::Each(OffloadsTable { csum, tso }) }
+    }
+}
+
+impl Default for Offloads {
+    fn default() -> Self {
+        Self { csum: true, tso: true }
+    }
+}
+
+/// A port's allowance of slow-path frames: new addresses and floods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SlowPath {
+    /// Frames per second, 1 to 10000000. Default 10000.
+    #[schemars(range(min = 1, max = 10_000_000))]
+    pub per_second: u32,
+    /// Frames at once, 1 to 1000000. Default 1000.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub burst: u32,
+}
+
+impl Default for SlowPath {
+    fn default() -> Self {
+        Self { per_second: 10_000, burst: 1_000 }
+    }
+}
+
+/// `[[port]]`: the attachment of one virtual machine, namespace or interface.
+///
+/// `socket`, `mode`, `socket_mode`, `socket_owner`, `socket_group` belong to `vhost-user`;
+/// `interface` and `netns` to `tap` and `packet`; `mtu` to `tap`; `queues` to `vhost-user` and
+/// `tap`. [`Port::attachment`] gives them as the type says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    pub name: String,
+    /// What it attaches to.
+    #[serde(rename = "type")]
+    pub kind: PortKind,
+    /// Its owner. Default: none, a shared port (an uplink) that carries the networks of all
+    /// tenants on its VLANs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+
+    /// vhost-user: path of the socket, at most 107 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// vhost-user: who listens. Default `server`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<SocketMode>,
+    /// vhost-user server: the socket's file mode. Default `"0600"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket_mode: Option<FileMode>,
+    /// vhost-user server: the socket's owner, a user's name or number. Default: the daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket_owner: Option<String>,
+    /// vhost-user server: the socket's group, a name or number. Default: the daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket_group: Option<String>,
+    /// tap, packet: the interface, at most 15 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// tap, packet: the network namespace of the interface, a name under `/run/netns` or a path.
+    /// Default: the daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<String>,
+    /// vhost-user, tap: queue pairs, 1 to 8. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 8))]
+    pub queues: Option<u16>,
+    /// What the far side may be left to finish. Default `true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offloads: Option<Offloads>,
+    /// tap: the interface's MTU, 68 to 65521. Default: the kernel's, 1500.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 68, max = 65521))]
+    pub mtu: Option<u32>,
+
+    /// Access port: untagged frames, all of this VLAN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<Vlan>,
+    /// Trunk port: tagged frames of these VLANs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<VlanList>,
+    /// Trunk port: the VLAN of untagged frames, one of `trunk`. Default: none, they are dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub native: Option<Vlan>,
+
+    /// Source MAC addresses it may use. Default: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mac: Vec<StationMac>,
+    /// Source IP addresses it may use (IP, ARP, neighbour discovery). Default: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
+    pub ip: Vec<IpAddr>,
+    /// Its allowance of slow-path frames.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub slow_path: SlowPath,
+    /// What bounds the frames it sends. Default `none`, the only one in this release.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ingress_policy: IngressPolicy,
+    /// How frames towards it are ordered. Default `fifo`, the only one in this release.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub egress: Egress,
+}
+
+impl Port {
+    /// A port with nothing but a name and a type.
+    #[must_use]
+    pub fn new(name: impl Into<String>, kind: PortKind) -> Self {
+        Self {
+            name: name.into(),
+            kind,
+            tenant: None,
+            socket: None,
+            mode: None,
+            socket_mode: None,
+            socket_owner: None,
+            socket_group: None,
+            interface: None,
+            netns: None,
+            queues: None,
+            offloads: None,
+            mtu: None,
+            vlan: None,
+            trunk: None,
+            native: None,
+            mac: Vec::new(),
+            ip: Vec::new(),
+            slow_path: SlowPath::default(),
+            ingress_policy: IngressPolicy::None,
+            egress: Egress::Fifo,
+        }
+    }
+
+    /// `access 100`, `trunk 1,5-9 native 1`, `untagged`.
+    #[must_use]
+    pub fn vlan_text(&self) -> String {
+        match (&self.vlan, &self.trunk, &self.native) {
+            (Some(vlan), _, _) => format!("access {vlan}"),
+            (None, Some(trunk), None) => format!("trunk {trunk}"),
+            (None, Some(trunk), Some(native)) => format!("trunk {trunk} native {native}"),
+            (None, None, _) => "untagged".to_owned(),
+        }
+    }
+}
+
+/// `[[fdb]]`: a MAC address that is not learned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FdbStatic {
+    /// Whose network it is in. Default: the port's tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// VLAN of the network. Default: the untagged network, or an access port's VLAN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<Vlan>,
+    /// The address.
+    pub mac: StationMac,
+    /// The port behind which it lives.
+    pub port: String,
+}

@@ -26,18 +26,27 @@ find_kernel() {
     return 1
 }
 
-# The kernel is wanted as a file, so its package is unpacked into the cache and not installed.
+# The kernel is wanted as a file, so its package is not installed.
 fetch_kernel() {
-    local package work
+    local package
     package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null |
         awk '/Depends: linux-image-/ { print $2; exit }')
     [ -n "$package" ] || die "no cloud kernel: apt knows no linux-image-cloud-amd64 (apt-get update?)"
-    say "fetching $package as a file into $CACHE/kernel" >&2
-    work=$(mktemp -d)
-    (cd "$work" && apt-get -q download "$package" >&2) || die "$package could not be fetched"
-    mkdir -p "$CACHE/kernel"
-    dpkg-deb -x "$work"/*.deb "$CACHE/kernel"
-    rm -rf "$work"
+    fetch_package "$package" "$CACHE/kernel" || die "$package could not be fetched"
+}
+
+# The guest has no libraries for busybox, so it wants the static one; Debian's two busybox packages
+# exclude each other, so where the other is installed the static one comes as a file.
+static_busybox() {
+    local candidate
+    for candidate in "$(command -v busybox || true)" "$CACHE/busybox/bin/busybox"; do
+        # ldd fails on a static program, which is what is wanted.
+        if [ -x "$candidate" ] && ! ldd "$candidate" >/dev/null 2>&1; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
 }
 
 unpack_module() {
@@ -54,8 +63,8 @@ build() {
     local root n=0 m file lib applet
     root=$(mktemp -d)
     mkdir -p "$root"/{bin,sbin,dev,proc,sys,tmp,run,etc,usr/bin,modules}
-    cp "$(command -v busybox)" "$root/bin/busybox"
-    for applet in $(busybox --list); do
+    cp "$busybox" "$root/bin/busybox"
+    for applet in $("$busybox" --list); do
         [ "$applet" = busybox ] || ln -sf busybox "$root/bin/$applet"
     done
     cp "$(command -v iperf3)" "$root/usr/bin/"
@@ -76,18 +85,21 @@ build() {
     rm -rf "$root"
 }
 
-for tool in busybox iperf3 cpio; do
+for tool in iperf3 cpio; do
     have "$tool" || die "$tool is missing: run \`make setup\`"
 done
-busybox_static=$(ldd "$(command -v busybox)" 2>&1 || true)
-[[ $busybox_static == *"not a dynamic"* ]] || die "busybox is not static: install busybox-static"
+busybox=$(static_busybox) || { fetch_package busybox-static "$CACHE/busybox" &&
+    busybox=$(static_busybox); } || die "no static busybox: install busybox-static"
 kernel=$(find_kernel) || { fetch_kernel && kernel=$(find_kernel); } || die "no cloud kernel found"
 read -r version image modules <<<"$kernel"
 mkdir -p "$CACHE"
 # A name that changes when any ingredient does.
-key=$(cat "$0" "$REPO/scripts/guest-init.sh" "$(command -v busybox)" "$(command -v iperf3)" |
+key=$(cat "$0" "$REPO/scripts/guest-init.sh" "$busybox" "$(command -v iperf3)" |
     sha256sum | cut -c1-12)
 out=$CACHE/guest-$version-$key.cpio.gz
-[ -s "$out" ] || build "$version" "$modules" "$out"
+if [ ! -s "$out" ]; then
+    rm -f "$CACHE"/guest-*.cpio.gz
+    build "$version" "$modules" "$out"
+fi
 say "$image"
 say "$out"

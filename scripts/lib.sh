@@ -4,7 +4,7 @@
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${PENSTOCK_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/penstock}
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin
 
 say() { printf '%s\n' "$*"; }
 step() { printf '\n== %s\n' "$*"; }
@@ -48,6 +48,20 @@ penstock_bin() {
     local profile=${PROFILE:-dev} dir=debug
     [ "$profile" = dev ] || dir=$profile
     echo "${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/$dir/penstock}"
+}
+
+# fetch_package NAME DIR: the files of a Debian package, unpacked and not installed; no root needed.
+fetch_package() {
+    local work
+    have apt-get && have dpkg-deb || return 1
+    say "fetching the files of $1 into $2" >&2
+    work=$(mktemp -d)
+    if (cd "$work" && apt-get -q download "$1") >&2; then
+        mkdir -p "$2"
+        dpkg-deb -x "$work"/*.deb "$2"
+    fi
+    rm -rf "$work"
+    [ -d "$2" ]
 }
 
 # wait_until SECONDS command...: true as soon as the command succeeds, false at the deadline.

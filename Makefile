@@ -1,0 +1,34 @@
+# What one does with this tree. The work is done by cargo and the scripts; see CONTRIBUTING.md.
+
+PROFILE ?= dev
+export PROFILE
+
+.PHONY: help setup build demo test check bench clean
+
+help: ## Shows this
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+
+setup: ## Installs what is missing (Debian packages) and says what
+	@scripts/setup.sh test
+
+build: ## Builds the program; PROFILE=release for the fast one
+	@scripts/setup.sh build
+	@cargo build --locked --profile $(PROFILE) -p penstock
+
+demo: ## Real traffic through a switch in a minute: namespaces, guests, ping, iperf3
+	@scripts/setup.sh demo
+	@scripts/demo.sh
+
+test: ## Everything CI runs; as root all of it, else what can be run
+	@scripts/setup.sh test
+	@scripts/checks.sh test
+
+check: ## Format, lints, documentation, licences, house rules; no root needed
+	@scripts/checks.sh check
+
+bench: ## Benchmarks; give it an idle machine
+	@cargo bench --locked --workspace
+
+clean: ## Removes build output and the cached guest images
+	@cargo clean
+	@rm -rf "$${PENSTOCK_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/penstock}"

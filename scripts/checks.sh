@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# The lanes of `make check` and `make test`, one after the other. A lane that fails does not stop
+# the next; the end says how all went.
+#
+#   checks.sh check      format, lints, documentation, licences, house rules: no root
+#   checks.sh test       those, the tests, and the switch with real guests and drivers
+#   checks.sh LANE...    only these
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+cd "$REPO" || exit 1
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+summary=() tests=0 ignored=0
+
+lane_fmt() { cargo fmt --all --check; }
+lane_clippy() { cargo clippy --locked --workspace --all-targets -- -D warnings; }
+lane_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items; }
+lane_tidy() { cargo run --locked -q -p penstock-tidy; }
+lane_unit() { cargo test --locked --workspace --no-fail-fast; }
+lane_guests() { "$REPO/scripts/test-guests.sh"; }
+lane_testpmd() { "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-10}"; }
+lane_deny() {
+    if ! cargo deny --version >/dev/null 2>&1; then
+        if [ "$goal" = test ]; then
+            say "SKIP licences and sources: cargo-deny is not installed (\`make check\` does it)"
+            return
+        fi
+        say "installing cargo-deny for the licence check; takes some minutes, once"
+        cargo install --locked cargo-deny || return
+    fi
+    cargo deny --locked --offline check bans licenses sources || return
+    # The list of known vulnerabilities lives on the network.
+    if timeout 60 cargo deny --locked fetch db >/dev/null 2>&1; then
+        cargo deny --locked check --disable-fetch advisories
+    else
+        say "SKIP advisories: the advisory list cannot be reached"
+    fi
+}
+
+# lane NAME WHAT: runs lane_NAME, keeps its output for the counts.
+lane() {
+    local start=$SECONDS status took count skips
+    step "$1: $2"
+    "lane_$1" </dev/null 2>&1 | tee "$work/$1.log"
+    status=${PIPESTATUS[0]}
+    took=$((SECONDS - start))
+    count=$(awk '/^test result:/ { n += $4 + $6 } /^(PASS|FAIL) / { n++ } END { print n + 0 }' \
+        "$work/$1.log")
+    skips=$(awk '/^test result:/ { n += $8 } /^SKIP / { n++ } END { print n + 0 }' "$work/$1.log")
+    tests=$((tests + count)) ignored=$((ignored + skips))
+    if [ "$status" = 0 ]; then pass=ok; else pass=FAILED && FAILED=$((FAILED + 1)); fi
+    summary+=("$(printf '%-8s %-6s %4d s  %s' "$1" "$pass" "$took" \
+        "$([ "$count" = 0 ] || echo "$count tests")$([ "$skips" = 0 ] || echo ", $skips skipped")")")
+}
+
+check_lanes() {
+    lane fmt "format of the code"
+    lane clippy "lints, warnings are errors"
+    lane doc "documentation, warnings are errors"
+    lane tidy "house rules"
+    lane deny "licences, sources, duplicate crates"
+}
+
+goal=${1:-check}
+case $goal in
+check) check_lanes ;;
+test)
+    check_lanes
+    [ "$(id -u)" = 0 ] || say "SKIP what needs root: namespaces, TAP, hugepages (run as root for all)"
+    lane unit "unit, property, simulation and integration tests"
+    lane guests "Linux guests and endpoints on a running switch"
+    lane testpmd "DPDK's virtio driver on a running switch"
+    ;;
+*) for name in "$@"; do lane "$name" "as asked for"; done ;;
+esac
+
+step summary
+printf '%s\n' "${summary[@]}"
+grep -h '^SKIP ' "$work"/*.log 2>/dev/null
+say "total: $tests tests, $FAILED lanes failed, $ignored skipped, $SECONDS s"
+[ "$FAILED" = 0 ]

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Installs what Penstock needs on a Debian machine and says what and why. Does nothing when all is
+# there; asks nothing. Without root it prints the one command to run and goes on with what is there.
+#
+#   setup.sh build     compiler and linker
+#   setup.sh demo      and what `make demo` uses
+#   setup.sh test      and what `make test` uses          (the default)
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+level=${1:-test}
+missing=()
+
+# want LEVEL PACKAGE PROGRAM WHY: a program that must be there from a level on.
+want() {
+    case $level:$1 in
+    build:demo | build:test | demo:test) return ;;
+    esac
+    have "$3" && return
+    missing+=("$2")
+    say "missing: $2 ($4)"
+}
+
+# The Rust toolchain itself is pinned in rust-toolchain.toml; rustup fetches it by itself.
+find_rust() {
+    have cargo && return
+    if apt-cache policy rustup 2>/dev/null | grep -q 'Candidate: [0-9]'; then
+        missing+=(rustup)
+        say "missing: rustup (gets the Rust compiler that rust-toolchain.toml names)"
+    fi
+}
+
+install() {
+    [ ${#missing[@]} -gt 0 ] || return 0
+    local command="apt-get install -y --no-install-recommends ${missing[*]}"
+    if ! have apt-get; then
+        warn "no apt-get here: install by other means: ${missing[*]}"
+    elif [ "$(id -u)" = 0 ]; then
+        say "running: $command"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get -q update </dev/null || warn "apt-get update failed, going on with what apt knows"
+        $command </dev/null
+    elif have sudo && sudo -n true 2>/dev/null; then
+        say "running: sudo $command"
+        sudo -n apt-get -q update </dev/null || true
+        sudo -n env DEBIAN_FRONTEND=noninteractive $command </dev/null
+    else
+        warn "not root: run this once, until then the parts that need it are left out:"
+        warn "    sudo $command"
+    fi
+}
+
+want build gcc gcc "links Rust programs"
+# Without the recommended packages gcc comes without these.
+if ! compgen -G "/usr/lib/*/crt1.o" >/dev/null; then
+    missing+=(libc6-dev)
+    say "missing: libc6-dev (start files for the linker)"
+fi
+want demo iproute2 ip "network namespaces"
+want demo util-linux nsenter "runs programs in namespaces"
+want demo procps ps "looks at processes"
+want demo iperf3 iperf3 "measures throughput"
+want demo ethtool ethtool "shows offloads"
+want demo busybox-static busybox "ping, and all of a guest's programs"
+want demo qemu-system-x86 qemu-system-x86_64 "Linux guests"
+want demo cpio cpio "packs the guests' file system"
+want demo xz-utils xz "unpacks kernel modules"
+want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
+find_rust
+install
+if ! have cargo; then
+    say "error: no Rust compiler. This Debian has no package for it that is new enough; install" >&2
+    say "       rustup as https://rustup.rs tells (as the user who builds), then run this again." >&2
+    exit 1
+fi
+if [ "$level" != build ] && have qemu-system-x86_64 && [ "$(uname -m)" = x86_64 ]; then
+    # Fetches a kernel if need be, packs the file system; a cache answers the second time.
+    "$REPO/scripts/guest-image.sh" >/dev/null || warn "no guest image: guests are left out"
+fi
+[ ${#missing[@]} -gt 0 ] || say "setup: everything is there"

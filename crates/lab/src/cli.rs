@@ -4,12 +4,15 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
+use crate::endpoint::{EndpointArgs, EndpointReport};
 use crate::load::{IntervalReport, LoadArgs};
 
 /// A subcommand of `penstock lab`.
 #[derive(Debug, Clone, clap::Subcommand)]
 #[non_exhaustive]
 pub enum LabCommand {
+    /// Give network namespaces a NIC on a vhost-user port, kernel stack included
+    Endpoint(EndpointArgs),
     /// Drive VMs on vhost-user ports: rates, sizes, flows, verification
     Load(LoadArgs),
     /// List the lab's experiments
@@ -22,6 +25,7 @@ pub enum LabCommand {
 /// With a context that names the object at fault.
 pub fn run(cmd: LabCommand) -> anyhow::Result<ExitCode> {
     match cmd {
+        LabCommand::Endpoint(args) => endpoint(&args),
         LabCommand::Load(args) => load(&args),
         LabCommand::List => {
             println!("no experiments yet; `load` and `endpoint` are here");
@@ -45,4 +49,14 @@ fn load(args: &LoadArgs) -> anyhow::Result<ExitCode> {
     }
     let bad = report.vms.iter().any(|vm| vm.rx_bad > 0);
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn endpoint(args: &EndpointArgs) -> anyhow::Result<ExitCode> {
+    let show = |report: &EndpointReport| {
+        if let Ok(line) = serde_json::to_string(report) {
+            println!("{line}");
+        }
+    };
+    args.spec().run(show)?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -19,7 +19,7 @@
 pub mod cli;
 mod clock;
 pub mod driver;
-// pub mod endpoint;
+pub mod endpoint;
 mod keys;
 pub mod load;
 pub mod mac;

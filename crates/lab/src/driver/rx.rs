@@ -250,9 +250,16 @@ impl RxQueue {
         self.ring.arm()
     }
 
-    /// Asks for no more interrupts and swallows a pending one.
+    /// Asks for no more interrupts. One that is pending stays readable: [`clear_call`].
+    ///
+    /// [`clear_call`]: Self::clear_call
     pub fn disarm(&mut self) {
         self.ring.suppress();
+    }
+
+    /// Swallows a pending interrupt; for level-triggered waiting.
+    pub fn clear_call(&self) {
+        // Nothing pending is what was asked for.
         let _ = self.call.read();
     }
 

@@ -1,0 +1,115 @@
+//! The command line of `penstock lab endpoint`.
+
+use std::str::FromStr;
+
+use super::spec::{EndpointSpec, NicSpec};
+use crate::driver::SocketMode;
+use crate::keys::{KeyError, Keys};
+
+/// Gives network namespaces a NIC on a vhost-user port, kernel stack and offloads included.
+#[derive(Debug, Clone, clap::Args)]
+pub struct EndpointArgs {
+    /// A NIC: `socket=PATH[,netns=NAME][,mode=client|server][,mac=MAC][,ip=ADDR/LEN][,mtu=1500]`
+    /// `[,offloads=off][,queues=1][,if=eth0][,ring=256][,mrg=off]`
+    #[arg(long = "nic", required = true)]
+    pub nics: Vec<NicSpec>,
+    /// Make namespaces that do not exist, and remove them at the end
+    #[arg(long)]
+    pub create_netns: bool,
+    /// Seconds between JSON lines of counters on stdout
+    #[arg(long)]
+    pub stats_interval: Option<f64>,
+    /// Microseconds to poll without a frame before sleeping
+    #[arg(long, default_value_t = 20)]
+    pub spin_us: u64,
+    /// Core to pin the loop to
+    #[arg(long)]
+    pub core: Option<usize>,
+}
+
+impl EndpointArgs {
+    /// The process asked for.
+    #[must_use]
+    pub fn spec(&self) -> EndpointSpec {
+        EndpointSpec {
+            nics: self.nics.clone(),
+            create_netns: self.create_netns,
+            stats_interval_secs: self.stats_interval.filter(|s| *s > 0.0),
+            spin_us: self.spin_us,
+            core: self.core,
+        }
+    }
+}
+
+/// `on` or `off`.
+struct Switch(bool);
+
+impl FromStr for Switch {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "on" => Ok(Self(true)),
+            "off" => Ok(Self(false)),
+            _ => Err("on or off is meant"),
+        }
+    }
+}
+
+/// An interface address with its prefix length, checked.
+struct Prefix(String);
+
+impl FromStr for Prefix {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bad = "an address such as 10.0.0.1/24 is meant";
+        let (address, len) = text.split_once('/').ok_or(bad)?;
+        let address: std::net::IpAddr = address.parse().map_err(|_| bad)?;
+        let len: u8 = len.parse().map_err(|_| bad)?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        if len <= most { Ok(Self(text.to_owned())) } else { Err(bad) }
+    }
+}
+
+impl FromStr for NicSpec {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        let mut keys = Keys::parse(text, &[])?;
+        let nic = Self {
+            socket: keys.required("socket")?,
+            netns: keys.optional("netns")?,
+            interface: keys.optional("if")?.unwrap_or_else(|| "eth0".to_owned()),
+            mode: keys.optional("mode")?.unwrap_or(SocketMode::Client),
+            mac: keys.optional("mac")?,
+            ip: keys.optional::<Prefix>("ip")?.map(|p| p.0),
+            mtu: keys.optional("mtu")?.unwrap_or(1500),
+            offloads: keys.optional::<Switch>("offloads")?.is_none_or(|s| s.0),
+            queues: keys.optional("queues")?.unwrap_or(1),
+            ring_size: keys.optional("ring")?.unwrap_or(256),
+            mergeable: keys.optional::<Switch>("mrg")?.is_none_or(|s| s.0),
+        };
+        keys.finish()?;
+        Ok(nic)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_nic_is_read_and_errors_name_the_key() {
+        let nic: NicSpec =
+            "netns=red1,socket=/p/vm1.sock,mode=server,mac=52:54:00:00:00:01,ip=10.0.0.1/24,mtu=9000,offloads=off,queues=2"
+                .parse()
+                .unwrap();
+        assert_eq!((nic.name().as_str(), nic.mtu, nic.offloads), ("red1/eth0", 9000, false));
+        assert_eq!((nic.mode, nic.queues, nic.mergeable), (SocketMode::Server, 2, true));
+        let error = |text: &str| text.parse::<NicSpec>().unwrap_err().to_string();
+        assert_eq!(error("netns=a"), "`netns=a`: socket is missing");
+        assert!(error("socket=/a,ip=10.0.0.1").ends_with("an address such as 10.0.0.1/24 is meant"));
+        assert!(error("socket=/a,offloads=maybe").ends_with("on or off is meant"));
+    }
+}

@@ -1,0 +1,275 @@
+//! One NIC: TAP queues joined to the queue pairs of a device.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::errno::Errno;
+use nix::sys::uio::writev;
+
+use super::counters::NicReport;
+use super::spec::NicSpec;
+use super::{netns, tap};
+use crate::driver::{
+    DriverConfig, Features, MAX_SEGMENTS, QueuePair, RxFrame, SlotOrder, VNET_HDR_LEN, VirtioNet,
+    VnetHdr,
+};
+
+/// Frames moved in one direction before the next NIC has its turn.
+const BURST: usize = 32;
+/// Header, Ethernet, and the largest IP packet, in whole cache lines.
+const BIG_SLOT: usize = (VNET_HDR_LEN + 18 + 65_535).next_multiple_of(64);
+/// A receive buffer when frames may span several.
+const MERGED_BUFFER: usize = 16 << 10;
+const FIRST_BACK_OFF: Duration = Duration::from_millis(20);
+const MAX_BACK_OFF: Duration = Duration::from_millis(500);
+
+/// A TAP in a namespace and the device it is joined to.
+#[derive(Debug)]
+pub(crate) struct Nic {
+    spec: NicSpec,
+    pub device: VirtioNet,
+    pub taps: Vec<OwnedFd>,
+    /// TAP queues that may have a frame: set by epoll's edge, cleared by EAGAIN.
+    pub readable: Vec<bool>,
+    pub attached: bool,
+    ever_attached: bool,
+    back_off: Duration,
+    next_try_ns: u64,
+    counters: NicReport,
+}
+
+impl Nic {
+    /// Opens the TAP and lays out guest memory; the switch need not be there.
+    pub fn new(spec: &NicSpec) -> anyhow::Result<Self> {
+        let name = spec.name();
+        let place = spec.netns.as_deref().map(netns::path);
+        let taps = tap::open(place, &spec.interface, spec.queues)
+            .with_context(|| format!("nic {name}: opening the TAP"))?;
+        netns::configure(spec).with_context(|| format!("nic {name}"))?;
+        let device = VirtioNet::prepare(config(spec)).with_context(|| format!("nic {name}"))?;
+        let readable = vec![true; taps.len()];
+        Ok(Self {
+            spec: spec.clone(),
+            device,
+            taps,
+            readable,
+            attached: false,
+            ever_attached: false,
+            back_off: FIRST_BACK_OFF,
+            next_try_ns: 0,
+            counters: NicReport { name, ..NicReport::default() },
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.counters.name
+    }
+
+    pub fn ever_attached(&self) -> bool {
+        self.ever_attached
+    }
+
+    /// When the next attempt to attach is due; `None` while attached.
+    pub fn next_try_ns(&self) -> Option<u64> {
+        (!self.attached).then_some(self.next_try_ns)
+    }
+
+    /// Looks whether the switch is still there; true when it has just gone.
+    pub fn check_gone(&mut self, now_ns: u64) -> bool {
+        if !self.attached || self.device.is_connected() {
+            return false;
+        }
+        // What the old switch had delivered still goes to the namespace.
+        while self.ring_to_tap() > 0 {}
+        self.attached = false;
+        self.back_off = FIRST_BACK_OFF;
+        self.next_try_ns = now_ns;
+        tracing::info!(nic = self.name(), "the switch went away");
+        true
+    }
+
+    /// Tries to attach if an attempt is due; true when that succeeded.
+    pub fn try_attach(&mut self, now_ns: u64) -> anyhow::Result<bool> {
+        if self.attached || now_ns < self.next_try_ns {
+            return Ok(false);
+        }
+        self.next_try_ns = now_ns + crate::clock::nanos(self.back_off);
+        self.back_off = (self.back_off * 2).min(MAX_BACK_OFF);
+        let moved = match self.device.try_reconnect() {
+            Ok(Some(moved)) => moved,
+            Ok(None) => return Ok(false),
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                tracing::warn!(nic = self.name(), "attaching failed: {error:#}");
+                return Ok(false);
+            }
+        };
+        let offloads = if self.spec.offloads { self.device.features() } else { Features::NONE };
+        for tap in &self.taps {
+            tap::set_offloads(tap, offloads)
+                .with_context(|| format!("nic {}: setting TAP offloads", self.name()))?;
+        }
+        self.counters.reconnects += u64::from(self.ever_attached);
+        self.counters.tx_resubmitted += moved.tx_frames;
+        self.attached = true;
+        self.ever_attached = true;
+        self.back_off = FIRST_BACK_OFF;
+        self.readable.fill(true);
+        tracing::info!(nic = self.name(), features = %self.device.features(), "attached");
+        Ok(true)
+    }
+
+    /// One burst each way on every queue; returns the frames moved.
+    pub fn turn(&mut self) -> usize {
+        if !self.attached {
+            return 0;
+        }
+        self.ring_to_tap() + self.tap_to_ring()
+    }
+
+    fn tap_to_ring(&mut self) -> usize {
+        let mut moved = 0;
+        let queues = self.device.pairs_mut().iter_mut().zip(&self.taps);
+        for ((pair, tap), readable) in queues.zip(&mut self.readable) {
+            if *readable {
+                moved += read_burst(pair, tap, readable, &mut self.counters);
+            }
+        }
+        moved
+    }
+
+    fn ring_to_tap(&mut self) -> usize {
+        let mut moved = 0;
+        let counters = &mut self.counters;
+        for (pair, tap) in self.device.pairs_mut().iter_mut().zip(&self.taps) {
+            moved += pair.rx.recv(BURST, |frame| write_frame(frame, tap, counters));
+        }
+        moved
+    }
+
+    /// Asks for interrupts; false when a frame or a slot turned up meanwhile.
+    pub fn arm(&mut self) -> bool {
+        if !self.attached {
+            return true;
+        }
+        let mut quiet = true;
+        for (pair, readable) in self.device.pairs_mut().iter_mut().zip(&self.readable) {
+            quiet &= pair.rx.arm();
+            // A TAP still readable was left because the ring is full.
+            if *readable {
+                quiet &= pair.tx.arm();
+            }
+        }
+        quiet
+    }
+
+    pub fn disarm(&mut self) {
+        for pair in self.device.pairs_mut() {
+            pair.rx.disarm();
+            pair.tx.disarm();
+        }
+    }
+
+    pub fn report(&mut self) -> NicReport {
+        let mut report = self.counters.clone();
+        report.attached = self.attached;
+        report.features = self.device.features().to_string();
+        for pair in self.device.pairs_mut() {
+            let rx = pair.rx.counters();
+            report.rx_bad += rx.bad + rx.bad_used;
+        }
+        report
+    }
+}
+
+fn config(spec: &NicSpec) -> DriverConfig {
+    let mut config = DriverConfig::new(&spec.socket);
+    config.mode = spec.mode;
+    config.wanted = Features::BASIC | Features::EVENT_IDX;
+    config.queue_pairs = spec.queues;
+    config.ring_size = spec.ring_size;
+    let mtu_slot = (VNET_HDR_LEN + 18 + usize::from(spec.mtu)).next_multiple_of(64);
+    if spec.offloads {
+        config.wanted = config.wanted | Features::OFFLOADS;
+        config.tx_slot_bytes = BIG_SLOT;
+        config.rx_buffer_bytes = if spec.mergeable { MERGED_BUFFER } else { BIG_SLOT };
+    } else {
+        config.tx_slot_bytes = mtu_slot.max(2048);
+        config.rx_buffer_bytes = mtu_slot.max(2048);
+    }
+    if spec.mergeable {
+        config.required = Features::MRG_RXBUF;
+    } else {
+        config.wanted = config.wanted.without(Features::MRG_RXBUF);
+    }
+    // The slot used last is still in the cache; 256 big ones in turn would never be.
+    config.slot_order = SlotOrder::Lifo;
+    // Descriptors then do not keep ring order, which IN_ORDER does not ask of us: it is about the
+    // order of use, and the ring takes descriptors in table order by itself.
+    config
+}
+
+/// Reads up to a burst of frames from the TAP into slots.
+fn read_burst(
+    pair: &mut QueuePair,
+    tap: &OwnedFd,
+    readable: &mut bool,
+    counters: &mut NicReport,
+) -> usize {
+    let tx = &mut pair.tx;
+    tx.reclaim(|_| ());
+    let mut moved = 0;
+    while moved < BURST {
+        let Some(slot) = tx.take() else {
+            counters.tx_ring_full += 1;
+            break;
+        };
+        let bytes = tx.slot_mut(slot);
+        let len = match nix::unistd::read(tap, bytes) {
+            Ok(len) if len > VNET_HDR_LEN => len - VNET_HDR_LEN,
+            Ok(_) => {
+                tx.give_back(slot);
+                continue;
+            }
+            Err(error) => {
+                // Whatever it is (EAGAIN, or an interface that is down), epoll says when it is over.
+                *readable = error == Errno::EINTR;
+                tx.give_back(slot);
+                break;
+            }
+        };
+        // The TAP may say that it has verified a checksum, which a driver must not.
+        bytes[0] &= VnetHdr::NEEDS_CSUM;
+        let tso = bytes[1] != VnetHdr::GSO_NONE;
+        if tx.push_prepared(slot, len).is_err() {
+            tx.give_back(slot);
+            break;
+        }
+        counters.tx_frames += 1;
+        counters.tx_bytes += len as u64;
+        counters.tx_tso_frames += u64::from(tso);
+        moved += 1;
+    }
+    if moved > 0 {
+        tx.publish();
+    }
+    moved
+}
+
+/// Writes one frame to the TAP from where it is.
+fn write_frame(frame: &RxFrame<'_>, tap: &OwnedFd, counters: &mut NicReport) {
+    let mut parts = [IoSlice::new(&[]); MAX_SEGMENTS];
+    for (part, buffer) in parts.iter_mut().zip(frame.buffers()) {
+        *part = IoSlice::new(buffer);
+    }
+    match writev(tap, &parts[..frame.buffers().len()]).map_err(io::Error::from) {
+        Ok(_) => {
+            counters.rx_frames += 1;
+            counters.rx_bytes += frame.len() as u64;
+            counters.rx_tso_frames += u64::from(frame.hdr.is_gso());
+        }
+        Err(_) => counters.rx_refused += 1,
+    }
+}

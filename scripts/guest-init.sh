@@ -23,6 +23,8 @@ for word in $(cat /proc/cmdline); do
     penstock.mtu=*) mtu=${word#penstock.mtu=} ;;
     esac
 done
+# Nothing but what was asked for on the wire.
+for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do echo 1 2>/dev/null >"$f"; done
 ip link set lo up
 if [ -d /sys/class/net/eth0 ]; then
     ip link set eth0 mtu "${mtu:-1500}" up

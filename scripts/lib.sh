@@ -76,13 +76,20 @@ wait_until() {
 
 # Children and namespaces this shell made. `tidy_up` ends exactly those.
 OWN_PIDS=() OWN_NETNS=()
-# spawn LOG command...: runs in the background; its id is in $SPAWNED.
+# spawn LOG program...: runs a program (not a function: its id must be the program's) in the
+# background; the id is in $SPAWNED.
 spawn() {
     local log=$1
     shift
     "$@" </dev/null >>"$log" 2>&1 &
     SPAWNED=$!
     OWN_PIDS+=("$SPAWNED")
+}
+# The same in a namespace, and off the switch's core.
+spawn_in() {
+    local ns=$1 log=$2
+    shift 2
+    spawn "$log" taskset -c "$(others_cores)" nsenter --net="/run/netns/$ns" "$@"
 }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 # Ends one child: TERM, and KILL if it has not gone after five seconds.
@@ -96,7 +103,18 @@ own_netns() { OWN_NETNS+=("$1"); }
 in_netns() {
     local ns=$1
     shift
-    nsenter --net="/run/netns/$ns" "$@"
+    taskset -c "$(others_cores)" nsenter --net="/run/netns/$ns" "$@"
+}
+# A namespace with its loopback up. No IPv6: nothing but what a test sends should be on the wire.
+make_netns() {
+    ip netns add "$1" || return
+    own_netns "$1"
+    in_netns "$1" ip link set lo up
+    quiet_ipv6 "$1"
+}
+quiet_ipv6() {
+    in_netns "$1" sh -c 'for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do echo 1 >"$f"; done' \
+        2>/dev/null || true
 }
 tidy_up() {
     local i
@@ -107,11 +125,33 @@ tidy_up() {
     OWN_PIDS=() OWN_NETNS=()
 }
 
-# ping_from NETNS ADDRESS [COUNT]: iputils' ping need not be there, busybox' is.
-ping_from() {
-    in_netns "$1" busybox ping -c "${3:-3}" -W 1 -A "$2" 2>&1 ||
-        in_netns "$1" busybox ping -c "${3:-3}" -W 1 "$2" 2>&1
+# A switch of our own: $BIN, $WORK (its directory) and $SOCKET are set by `own_switch_dir`.
+own_switch_dir() {
+    BIN=$(penstock_bin)
+    WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-$1.XXXXXX")
+    SOCKET=$WORK/host.sock
+    export PENSTOCK_GUESTS=$WORK/guests
 }
+ctl() { "$BIN" --socket "$SOCKET" "$@"; }
+# start_switch CONFIG: its process is in $SWITCH.
+start_switch() {
+    spawn "$WORK/host.log" "$BIN" host run --config "$1"
+    SWITCH=$SPAWNED
+    wait_until 15 switch_settled && ctl host show >/dev/null 2>&1 && return
+    tail -20 "$WORK/host.log" >&2
+    return 1
+}
+switch_settled() { gone "$SWITCH" || ctl host show; }
+# The head of a configuration file for it.
+switch_config() {
+    printf '[host]\nname = "%s"\nsocket = "%s"\nstate_dir = "%s"\n' "$1" "$SOCKET" "$WORK/state"
+    printf '\n[worker]\ncores = [%s]\n' "$(worker_core)"
+}
+# counters_settle: the books balance; frames on their way get a moment to arrive.
+counters_settle() { wait_until "${1:-5}" ctl stats --check; }
+
+# ping_from NETNS ADDRESS [COUNT]: iputils' ping need not be there, busybox' is.
+ping_from() { in_netns "$1" busybox ping -c "${3:-3}" -W 1 "$2" 2>&1; }
 # The mean round trip of ping's output, as "0.123 ms".
 ping_mean() { sed -n 's|.*= [0-9.]*/\([0-9.]*\)/.*|\1 ms|p' <<<"$1"; }
 # The receiver's rate of iperf3's text output, as "1.23 Gbits/sec".

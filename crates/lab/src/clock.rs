@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Reads the monotonic clock.
-#[expect(clippy::disallowed_methods, reason = "the lab is an outermost layer: it drives real ports")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the lab is an outermost layer: it drives real ports"
+)]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }

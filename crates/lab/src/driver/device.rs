@@ -241,8 +241,7 @@ impl VirtioNet {
         } else {
             (self.features, self.features)
         };
-        let mut session =
-            Session::negotiate(stream, wanted, required, self.config.queue_pairs)?;
+        let mut session = Session::negotiate(stream, wanted, required, self.config.queue_pairs)?;
         let features = session.features();
         session.set_memory(&self.memory)?;
         let mut moved = Resubmitted::default();

@@ -166,8 +166,12 @@ impl Region {
         }
         let fd = memfd_create(c"penstock-lab-guest", flags)
             .map_err(DriverError::errno("memfd_create for guest memory"))?;
-        let size = libc::off_t::try_from(len)
-            .map_err(|_| DriverError::Range { what: "guest memory", value: len, low: 1, high: 1 << 40 })?;
+        let size = libc::off_t::try_from(len).map_err(|_| DriverError::Range {
+            what: "guest memory",
+            value: len,
+            low: 1,
+            high: 1 << 40,
+        })?;
         nix::unistd::ftruncate(&fd, size).map_err(DriverError::errno("sizing guest memory"))?;
         // A file that cannot shrink cannot fault the switch.
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))

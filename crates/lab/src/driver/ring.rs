@@ -63,9 +63,7 @@ impl Descriptor {
 
     /// The two words a descriptor consists of.
     fn words(&self) -> (u64, u64) {
-        let second = u64::from(self.len)
-            | u64::from(self.flags) << 32
-            | u64::from(self.next) << 48;
+        let second = u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
         (self.addr, second)
     }
 }
@@ -363,9 +361,8 @@ impl SplitRing {
     /// the number of chains resubmitted. Used chains must have been popped before.
     pub fn restart(&mut self) -> (u16, u16) {
         let base = self.last_used;
-        let mut heads: Vec<u16> = (0..self.size)
-            .filter(|h| self.shadow[usize::from(*h)].chain != 0)
-            .collect();
+        let mut heads: Vec<u16> =
+            (0..self.size).filter(|h| self.shadow[usize::from(*h)].chain != 0).collect();
         heads.sort_by_key(|h| {
             std::cmp::Reverse(self.avail_idx.wrapping_sub(self.shadow[usize::from(*h)].stamp))
         });

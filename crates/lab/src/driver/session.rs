@@ -3,7 +3,10 @@
 //! **Rule.** As a client we connect to the switch's socket; as a server we listen and the switch
 //! connects. Every wait is bounded. Requests ask for an acknowledgement where the switch can give
 //! one, so that a refusal is an error here and not a silent port.
-#![allow(unsafe_code, reason = "the protocol crate's event type is only made from a raw descriptor")]
+#![allow(
+    unsafe_code,
+    reason = "the protocol crate's event type is only made from a raw descriptor"
+)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
@@ -206,9 +209,7 @@ impl Session {
             avail_ring_addr: avail,
             log_addr: None,
         };
-        front
-            .set_vring_addr(index, &addresses)
-            .map_err(DriverError::protocol("SET_VRING_ADDR"))?;
+        front.set_vring_addr(index, &addresses).map_err(DriverError::protocol("SET_VRING_ADDR"))?;
         front
             .set_vring_call(index, &event(ring.call)?)
             .map_err(DriverError::protocol("SET_VRING_CALL"))?;
@@ -218,19 +219,14 @@ impl Session {
     }
 
     pub fn enable(&mut self, index: usize, on: bool) -> Result<(), DriverError> {
-        self.frontend
-            .set_vring_enable(index, on)
-            .map_err(DriverError::protocol("SET_VRING_ENABLE"))
+        self.frontend.set_vring_enable(index, on).map_err(DriverError::protocol("SET_VRING_ENABLE"))
     }
 
     /// Whether the switch still holds its end of the socket. One system call.
     pub fn is_alive(&self) -> bool {
         let mut byte = [0];
-        match recv(
-            self.stream.as_raw_fd(),
-            &mut byte,
-            MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT,
-        ) {
+        match recv(self.stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)
+        {
             Ok(0) => false,
             Ok(_) => true,
             Err(e) => e == nix::errno::Errno::EAGAIN || e == nix::errno::Errno::EINTR,
@@ -244,14 +240,12 @@ impl Session {
 fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError> {
     let ours = stream.try_clone().map_err(DriverError::os("duplicating the socket"))?;
     let mut probe = Frontend::from_stream(ours, 2);
-    let features =
-        Features(probe.get_features().map_err(DriverError::protocol("GET_FEATURES"))?);
+    let features = Features(probe.get_features().map_err(DriverError::protocol("GET_FEATURES"))?);
     if !features.contains(Features::PROTOCOL) {
         return Err(DriverError::Missing { missing: Features::PROTOCOL });
     }
-    let protocol = probe
-        .get_protocol_features()
-        .map_err(DriverError::protocol("GET_PROTOCOL_FEATURES"))?;
+    let protocol =
+        probe.get_protocol_features().map_err(DriverError::protocol("GET_PROTOCOL_FEATURES"))?;
     if !protocol.contains(VhostUserProtocolFeatures::MQ) {
         return Err(DriverError::QueuePairs { offered: 1, wanted });
     }

@@ -232,7 +232,12 @@ impl TxQueue {
         self.check(frame_len)?;
         if parts == 0 || parts >= MAX_PARTS || parts > frame_len {
             let high = MAX_PARTS - 1;
-            return Err(DriverError::Range { what: "parts of a frame", value: parts, low: 1, high });
+            return Err(DriverError::Range {
+                what: "parts of a frame",
+                value: parts,
+                low: 1,
+                high,
+            });
         }
         self.slot_mut(slot)[..VNET_HDR_LEN].copy_from_slice(&hdr.to_bytes());
         let base = self.slots.guest(slot.index() * self.slot_bytes);

@@ -109,7 +109,9 @@ mod tests {
         assert_eq!((nic.mode, nic.queues, nic.mergeable), (SocketMode::Server, 2, true));
         let error = |text: &str| text.parse::<NicSpec>().unwrap_err().to_string();
         assert_eq!(error("netns=a"), "`netns=a`: socket is missing");
-        assert!(error("socket=/a,ip=10.0.0.1").ends_with("an address such as 10.0.0.1/24 is meant"));
+        assert!(
+            error("socket=/a,ip=10.0.0.1").ends_with("an address such as 10.0.0.1/24 is meant")
+        );
         assert!(error("socket=/a,offloads=maybe").ends_with("on or off is meant"));
     }
 }

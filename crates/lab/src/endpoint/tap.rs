@@ -35,11 +35,7 @@ struct IfReq {
 
 /// Opens `queues` queues of the TAP called `name` inside a namespace (by its file; `None` for
 /// ours). A thread of its own enters the namespace, so the caller's stays what it is.
-pub(crate) fn open(
-    netns: Option<PathBuf>,
-    name: &str,
-    queues: u16,
-) -> io::Result<Vec<OwnedFd>> {
+pub(crate) fn open(netns: Option<PathBuf>, name: &str, queues: u16) -> io::Result<Vec<OwnedFd>> {
     let name = name.to_owned();
     let opening = move || {
         if let Some(netns) = netns {

@@ -239,7 +239,9 @@ mod tests {
     #[test]
     fn errors_name_the_key_and_the_remedy() {
         assert_eq!(error("name=a"), "`name=a`: socket is missing");
-        assert!(error(&format!("{A},size=20")).ends_with("size=20: sizes are 64..=9018, FCS included"));
+        assert!(
+            error(&format!("{A},size=20")).ends_with("size=20: sizes are 64..=9018, FCS included")
+        );
         assert!(error(&format!("{A},rate=fast")).contains("rate=fast: a rate such as"));
         assert!(error(&format!("{A},colour=red")).ends_with("no key is called colour"));
         assert!(error(&format!("{A},sink,to=b")).ends_with("sink and to exclude each other"));

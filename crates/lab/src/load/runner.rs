@@ -141,7 +141,8 @@ impl<'a> Run<'a> {
         let end_ns = warm_ns + secs_ns(self.spec.secs);
         let interval_ns = self.spec.interval_secs.map(secs_ns).filter(|ns| *ns > 0);
         let (mut first, mut last) = (self.mark(), self.mark());
-        let mut warm = false;
+        // Without a warm-up the counting starts before the first frame, not after the first turn.
+        let mut warm = warm_ns == 0;
         let mut now = self.now_ns();
         let mut next_watch = now + WATCH_NS;
         let mut next_report = interval_ns.map(|ns| warm_ns + ns);

@@ -106,9 +106,7 @@ impl LoadVm {
     /// One turn: a burst out, a burst in. Returns the frames moved.
     pub fn turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
         let sent = match &mut self.sender {
-            None => {
-                0
-            }
+            None => 0,
             Some(_) => self.send(now_ns, burst)?,
         };
         Ok(sent + self.receive())

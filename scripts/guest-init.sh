@@ -1,4 +1,5 @@
 #!/bin/busybox sh
+# shellcheck shell=dash
 # The guest's first and only program: brings the network up, says READY on the console, then runs
 # the commands that arrive on the second serial port. One line is one command:
 #     ID SECONDS COMMAND...

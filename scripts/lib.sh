@@ -70,7 +70,7 @@ wait_until() {
     shift
     until "$@" >/dev/null 2>&1; do
         [ "$SECONDS" -lt "$end" ] || return 1
-        read -rt 0.1 <> <(:) || true
+        sleep 0.1
     done
 }
 
@@ -141,12 +141,26 @@ start_switch() {
     tail -20 "$WORK/host.log" >&2
     return 1
 }
+# Ends it: by default as a service manager would.
+stop_switch() {
+    kill "-${1:-TERM}" "$SWITCH"
+    wait_until 10 gone "$SWITCH"
+}
 switch_settled() { gone "$SWITCH" || ctl host show; }
 # The head of a configuration file for it.
 switch_config() {
     printf '[host]\nname = "%s"\nsocket = "%s"\nstate_dir = "%s"\n' "$1" "$SOCKET" "$WORK/state"
     printf '\n[worker]\ncores = [%s]\n' "$(worker_core)"
 }
+# port_counter PORT NAME: one number out of `stats --json`, 0 if it is not there.
+port_counter() {
+    local n
+    n=$(ctl stats "$1" --json | tr -d ' \n' | grep -oE "\"$2\"[,:]\"?[0-9]+" | grep -oE '[0-9]+$' |
+        head -1) || true
+    echo "${n:-0}"
+}
+port_state() { ctl port list | awk -v port="$1" '$1 == port'; }
+port_is_up() { port_state "$1" | grep -qw up; }
 # counters_settle: the books balance; frames on their way get a moment to arrive.
 counters_settle() { wait_until "${1:-5}" ctl stats --check; }
 

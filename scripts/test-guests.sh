@@ -1,0 +1,188 @@
+#!/usr/bin/env bash
+# Two Linux guests and two endpoints on one running switch, one of each over a socket the switch
+# listens on (server mode) and one over a socket it connects to (client mode): ping, iperf3 both
+# ways, TSO frames passed whole, and what must not disturb the others: a guest killed, the switch
+# restarted, a port deleted and added. Prints PASS, FAIL and SKIP lines. Needs root. 3 to 5 minutes.
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+GUEST=$REPO/scripts/guest.sh
+TAG=psg$$
+EACH=${SECONDS_EACH:-3}
+
+cleanup() {
+    trap '' INT TERM HUP
+    "$GUEST" stop-all
+    tidy_up
+    if [ "$FAILED" != 0 ] && [ -z "${KEEP:-}" ]; then
+        tail -n 15 "$WORK"/*.log
+    fi
+    if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
+}
+
+# vhost_port NAME MODE MAC IP
+vhost_port() {
+    printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\nmode = "%s"\n' "$1" "$2"
+    printf 'socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
+}
+
+write_config() {
+    switch_config test-guests
+    printf '\n[[tenant]]\nname = "blue"\n'
+    vhost_port vm1 server 52:54:00:00:02:01 10.0.0.21
+    vhost_port vm2 client 52:54:00:00:02:02 10.0.0.22
+    vhost_port ep1 server 52:54:00:00:01:01 10.0.0.11
+    vhost_port ep2 client 52:54:00:00:01:02 10.0.0.12
+}
+
+start_endpoints() {
+    own_netns "$TAG-ep1"
+    own_netns "$TAG-ep2"
+    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" lab endpoint --create-netns \
+        --nic "netns=$TAG-ep1,socket=$WORK/ep1.sock,mode=client,mac=52:54:00:00:01:01,ip=10.0.0.11/24" \
+        --nic "netns=$TAG-ep2,socket=$WORK/ep2.sock,mode=server,mac=52:54:00:00:01:02,ip=10.0.0.12/24"
+    local n
+    for n in ep1 ep2; do
+        wait_until 10 test -e "/run/netns/$TAG-$n" || return
+        quiet_ipv6 "$TAG-$n"
+        spawn_in "$TAG-$n" "$WORK/iperf3-$n.log" iperf3 -s
+    done
+}
+
+start_guest() {
+    case $1 in
+    vm1) "$GUEST" start vm1 "$WORK/vm1.sock" 52:54:00:00:02:01 10.0.0.21/24 ;;
+    vm2) "$GUEST" start vm2 "$WORK/vm2.sock" 52:54:00:00:02:02 10.0.0.22/24 --sock-server ;;
+    esac && "$GUEST" wait-ready "$1" 90
+}
+
+# run NAME command...: in a guest or in an endpoint's namespace.
+run() {
+    local name=$1
+    shift
+    case $name in
+    vm*) "$GUEST" exec "$name" "$*" $((EACH + 25)) ;;
+    ep*) in_netns "$TAG-$name" timeout $((EACH + 25)) "$@" ;;
+    esac
+}
+pings() { run "$1" busybox ping -c "${3:-3}" -W 2 "$2" >>"$WORK/ping.log" 2>&1; }
+# Within so many seconds a ping gets through.
+pings_within() { wait_until "$1" pings "$2" "$3" 1; }
+# iperf FROM ADDRESS [options]: the receiver's rate is in $RATE.
+iperf() {
+    local from=$1 address=$2 out
+    shift 2
+    out=$(run "$from" iperf3 -c "$address" -t "$EACH" "$@" 2>&1)
+    RATE=$(iperf_rate "$out")
+    [ -n "$RATE" ] && say "     $from -> $address $*: $RATE"
+}
+all_ping() {
+    check "$1: endpoint 1 reaches guest 1" pings_within 30 ep1 10.0.0.21
+    check "$1: endpoint 1 reaches guest 2" pings_within 30 ep1 10.0.0.22
+    check "$1: endpoint 1 reaches endpoint 2" pings_within 30 ep1 10.0.0.12
+    check "$1: guest 1 reaches guest 2" pings_within 30 vm1 10.0.0.22
+}
+
+# undisturbed WHAT command...: runs the command while endpoint 1 pings guest 1 five times a second;
+# not one may be lost.
+undisturbed() {
+    local what=$1 pid lost
+    shift
+    in_netns "$TAG-ep1" busybox ping -i 0.2 -W 3 10.0.0.21 >"$WORK/undisturbed.log" 2>&1 &
+    pid=$!
+    "$@"
+    sleep 1
+    # ping prints its count on SIGINT; the function's shell is $pid, ping is below it.
+    pkill -INT -P "$pid" 2>/dev/null
+    wait_until 5 gone "$pid"
+    lost=$(sed -n 's/.* \([0-9]*\)% packet loss.*/\1/p' "$WORK/undisturbed.log")
+    tail -n 2 "$WORK/undisturbed.log" | head -1
+    check "$what: no ping lost between endpoint 1 and guest 1" [ "${lost:-100}" = 0 ]
+}
+
+# The mean frame between two readings of a port's counters shows whether segments stay whole.
+tso_passes() {
+    local from=$1 to=$2 address=$3 frames bytes tso out_tso
+    frames=$(port_counter "$from" rx_frames) bytes=$(port_counter "$from" rx_bytes)
+    tso=$(port_counter "$from" rx_tso) out_tso=$(port_counter "$to" tx_tso)
+    iperf "$from" "$address"
+    frames=$(($(port_counter "$from" rx_frames) - frames))
+    bytes=$(($(port_counter "$from" rx_bytes) - bytes))
+    tso=$(($(port_counter "$from" rx_tso) - tso))
+    out_tso=$(($(port_counter "$to" tx_tso) - out_tso))
+    say "     $from -> $to: $frames frames, $bytes bytes, TSO taken $tso, delivered $out_tso"
+    check "$from -> $to: TSO frames taken and delivered whole" \
+        [ "$tso" -gt 0 -a "$out_tso" -gt 0 ]
+    check "$from -> $to: nothing segmented in software" [ "$(port_counter "$from" sw_tso)" = 0 ]
+    check "$from -> $to: the mean frame is over 4 KiB" \
+        [ $((bytes / (frames > 0 ? frames : 1))) -gt 4096 ]
+}
+
+kill_guest() {
+    "$GUEST" kill vm2
+    sleep 2
+    start_guest vm2
+    check "guest 2 is back after kill -9" pings_within 30 ep1 10.0.0.22
+}
+
+delete_and_add() {
+    check "port vm2 deleted" ctl port del vm2
+    check "guest 2 is out of reach" not pings ep1 10.0.0.22 1
+    check "port vm2 added" ctl port add vm2 type=vhost-user tenant=blue mode=client \
+        "socket=$WORK/vm2.sock" mac=52:54:00:00:02:02 ip=10.0.0.22
+    check "guest 2 is back after port del and add" pings_within 30 ep1 10.0.0.22
+}
+not() { ! "$@"; }
+
+restart() {
+    stop_switch "$1"
+    sleep 1
+    check "the switch is back after SIG$1" start_switch "$WORK/host.toml"
+    all_ping "after SIG$1"
+}
+
+main() {
+    check "the switch starts" start_switch "$WORK/host.toml"
+    check "two endpoints start" start_endpoints
+    say "     guests run under $("$GUEST" accel)"
+    check "guest 1 boots (switch in server mode)" start_guest vm1
+    check "guest 2 boots (switch in client mode)" start_guest vm2
+    all_ping "first"
+    check "iperf3 guest 1 to guest 2" iperf vm1 10.0.0.22
+    check "iperf3 guest 2 to guest 1" iperf vm1 10.0.0.22 -R
+    check "iperf3 guest 1 to endpoint 1" iperf vm1 10.0.0.11
+    check "iperf3 endpoint 1 to guest 1" iperf vm1 10.0.0.11 -R
+    check "iperf3 endpoint 2 to endpoint 1" iperf ep1 10.0.0.12 -R
+    tso_passes ep1 ep2 10.0.0.12
+    tso_passes vm1 vm2 10.0.0.22
+    check "counters add up" counters_settle
+    undisturbed "kill -9 of guest 2" kill_guest
+    undisturbed "port del and add" delete_and_add
+    check "counters add up after both" counters_settle
+    restart TERM
+    restart KILL
+    check "iperf3 guest 1 to guest 2 after the restarts" iperf vm1 10.0.0.22
+    check "counters add up at the end" counters_settle
+}
+
+BIN=$(penstock_bin)
+if [ "$(id -u)" != 0 ] && [ -z "${PENSTOCK_IN_USERNS:-}" ]; then
+    skip "guests and endpoints: needs root for network namespaces"
+elif [ ! -c /dev/net/tun ]; then
+    skip "guests and endpoints: no /dev/net/tun"
+elif ! have qemu-system-x86_64; then
+    skip "guests: qemu-system-x86_64 is not installed"
+elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then
+    skip "guests: no image"
+elif [ ! -x "$BIN" ]; then
+    fail "$BIN is not built: run \`make build\`"
+else
+    own_switch_dir test-guests
+    trap cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    write_config >"$WORK/host.toml"
+    main
+fi
+verdict test-guests

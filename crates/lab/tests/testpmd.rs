@@ -1,4 +1,5 @@
 //! The driver and the generator against DPDK's own device side.
+#![allow(clippy::unwrap_used, reason = "a test, helpers included, ends where it fails")]
 
 mod common;
 

@@ -181,7 +181,7 @@ impl<'a> Server<'a> {
 
     /// Arms all interrupts, looks again, and waits for whatever comes first.
     fn sleep(&mut self, now: u64, next_report: Option<u64>) -> anyhow::Result<()> {
-        let armed = self.nics.iter_mut().fold(true, |all, nic| nic.arm() && all);
+        let armed = self.nics.iter_mut().all(Nic::arm);
         if armed {
             let tries = self.nics.iter().filter_map(Nic::next_try_ns);
             let due = tries.chain(next_report).min().unwrap_or(u64::MAX);

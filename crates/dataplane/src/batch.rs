@@ -1,0 +1,458 @@
+//! A batch: at most 32 frames and about 64 KiB on their way through the worker.
+//!
+//! **Problem.** A frame lives in its sender's memory, which the sender may change at any moment;
+//! what is classified must be what is sent. **Source.** datapath notes rules 2-6, 20.
+//! **Rule.** A frame is (a) its first [`HEAD_COPY`] bytes, copied once into a private slot,
+//! validated there and written *from there* to the destination, and (b) a list of segments still
+//! in the sender's memory (or in the batch's arena), copied once, straight to the destination.
+//! Segment pointers are valid until the batch is cleared: no pointer survives a loop turn.
+//! **Cost.** One allocation at start; nothing afterwards.
+
+use crate::drop::DropReason;
+use crate::offload::Offload;
+
+/// Most frames in a batch (C2QoS: the burst of a batch I/O task).
+pub const BATCH_FRAMES: usize = 32;
+/// A batch is closed once it holds this many bytes: a turn's cost stays bounded with TSO too.
+pub const BATCH_BYTES: usize = 64 * 1024;
+/// Bytes of each frame copied into its private slot: Ethernet, a VLAN tag, IPv6, TCP with options.
+pub const HEAD_COPY: usize = 128;
+/// The longest frame taken from a port: 64 KiB of IP packet, Ethernet and two VLAN tags.
+pub const FRAME_MAX: usize = 65_535 + 14 + 8;
+/// The shortest frame taken from a port: an Ethernet header.
+pub const FRAME_MIN: usize = 14;
+/// Most segments in one chain, whatever the ring's size (rule 7).
+pub const CHAIN_MAX: usize = 256;
+
+const SLOT_HEADROOM: usize = 16;
+const SLOT_BYTES: usize = 192;
+pub(crate) const SEGMENTS_MAX: usize = 1024;
+const ARENA_BYTES: usize = BATCH_BYTES + 2 * FRAME_MAX;
+
+/// A piece of a frame outside its slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) data: *const u8,
+    pub(crate) len: u32,
+}
+
+/// The private copy of a frame's first bytes, with room in front for a VLAN tag.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Slot([u8; SLOT_BYTES]);
+
+/// What is to happen to a frame; set by the classifier, carried out by egress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nowhere, and why.
+    Drop(DropReason),
+    /// To one port.
+    Output(u16),
+    /// To the ports of an output set of the snapshot.
+    OutputSet(u16),
+    /// To every other port of a forwarding domain.
+    Flood(u16),
+}
+
+/// A frame of the batch, without its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    /// Bytes of the frame in its present form, without FCS.
+    pub len: u32,
+    start: u16,
+    head: u16,
+    seg_first: u16,
+    seg_count: u16,
+    /// Offload metadata; offsets count from the frame's present start.
+    pub offload: Offload,
+    /// Priority and VLAN (802.1Q TCI) that the frame belongs to; 0 is the untagged network.
+    pub tci: u16,
+    /// Whether the bytes carry the tag at present (else it is only in `tci`).
+    pub tagged: bool,
+    /// The classifier's hash of the flow; picks the output queue.
+    pub hash: u32,
+    /// What is to happen to it.
+    pub verdict: Verdict,
+}
+
+impl Frame {
+    const EMPTY: Self = Self {
+        len: 0,
+        start: 0,
+        head: 0,
+        seg_first: 0,
+        seg_count: 0,
+        offload: Offload::NONE,
+        tci: 0,
+        tagged: false,
+        hash: 0,
+        verdict: Verdict::Drop(DropReason::Runt),
+    };
+}
+
+/// The batch is full: the frame stays where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchFull;
+
+/// Up to [`BATCH_FRAMES`] frames; see the module's text.
+pub struct Batch {
+    slots: [Slot; BATCH_FRAMES],
+    frames: [Frame; BATCH_FRAMES],
+    len: usize,
+    bytes: usize,
+    segments: [Segment; SEGMENTS_MAX],
+    segment_count: usize,
+    arena: Box<[u8]>,
+    arena_used: usize,
+    /// Chains or reads that held no usable frame; the port adds, the worker counts and clears.
+    pub errors: u32,
+}
+
+// SAFETY: the segments point into guest memory kept mapped by the port the frames came from, or
+// into `arena`. Only the thread that owns the batch dereferences them, and only before `clear`.
+// WHY: a worker builds its batches before its thread starts.
+#[allow(unsafe_code, reason = "raw segment pointers make the type !Send; see above")]
+unsafe impl Send for Batch {}
+
+impl core::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Batch").field("frames", &self.frames()).finish_non_exhaustive()
+    }
+}
+
+impl Batch {
+    /// An empty batch; allocates its arena.
+    #[must_use]
+    pub fn new() -> Box<Self> {
+        Box::new(Self {
+            slots: [Slot([0; SLOT_BYTES]); BATCH_FRAMES],
+            frames: [Frame::EMPTY; BATCH_FRAMES],
+            len: 0,
+            bytes: 0,
+            segments: [Segment { data: core::ptr::null(), len: 0 }; SEGMENTS_MAX],
+            segment_count: 0,
+            arena: vec![0; ARENA_BYTES].into_boxed_slice(),
+            arena_used: 0,
+            errors: 0,
+        })
+    }
+
+    /// Forgets all frames.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.bytes = 0;
+        self.segment_count = 0;
+        self.arena_used = 0;
+    }
+
+    /// Frames in the batch.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no frame.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of all frames.
+    #[inline]
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether another frame may be added: fewer than 32 frames, less than 64 KiB, and room for
+    /// the segments of the longest chain.
+    #[inline]
+    #[must_use]
+    pub const fn has_room(&self) -> bool {
+        self.len < BATCH_FRAMES
+            && self.bytes < BATCH_BYTES
+            && self.segment_count + 2 * CHAIN_MAX <= SEGMENTS_MAX
+    }
+
+    /// All frames.
+    #[inline]
+    #[must_use]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames[..self.len]
+    }
+
+    /// Frame `i`.
+    #[inline]
+    #[must_use]
+    pub fn frame(&self, i: usize) -> &Frame {
+        &self.frames[..self.len][i]
+    }
+
+    /// Frame `i`, to be marked or rewritten.
+    #[inline]
+    pub fn frame_mut(&mut self, i: usize) -> &mut Frame {
+        &mut self.frames[..self.len][i]
+    }
+
+    /// The private bytes of frame `i`: its first [`HEAD_COPY`] bytes, or all if it is shorter.
+    #[inline]
+    #[must_use]
+    pub fn head(&self, i: usize) -> &[u8] {
+        let f = &self.frames[i];
+        &self.slots[i].0[f.start as usize..(f.start + f.head) as usize]
+    }
+
+    /// The private bytes of frame `i`, to be rewritten in place.
+    #[inline]
+    pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
+        let f = &self.frames[i];
+        &mut self.slots[i].0[f.start as usize..(f.start + f.head) as usize]
+    }
+
+    /// A fixed window of the slot from the frame's first byte; bytes past the frame's own are
+    /// leftovers. Lets a parser read at fixed offsets and compare with `len` once.
+    #[inline]
+    #[must_use]
+    pub fn head_window(&self, i: usize) -> &[u8; HEAD_COPY] {
+        let start = self.frames[i].start as usize;
+        // start <= SLOT_HEADROOM + 4, so the window always lies inside the slot.
+        match self.slots[i].0[start..start + HEAD_COPY].try_into() {
+            Ok(window) => window,
+            Err(_) => unreachable!("a slice of HEAD_COPY bytes"),
+        }
+    }
+
+    /// Takes the VLAN tag off frame `i`: its TCI goes to `tci`, the addresses move up by four.
+    /// The caller has seen that bytes 12..14 say 802.1Q and that the frame has 18 bytes or more.
+    #[inline]
+    pub fn strip_tag(&mut self, i: usize) {
+        let f = &mut self.frames[i];
+        let s = f.start as usize;
+        debug_assert!(f.head >= 18 && s + 18 <= SLOT_BYTES);
+        let slot = &mut self.slots[i].0;
+        f.tci = u16::from_be_bytes([slot[s + 14], slot[s + 15]]);
+        slot.copy_within(s..s + 12, s + 4);
+        f.start += 4;
+        f.head -= 4;
+        f.len -= 4;
+        f.tagged = false;
+        f.offload.csum_start = f.offload.csum_start.saturating_sub(4);
+        f.offload.hdr_len = f.offload.hdr_len.saturating_sub(4);
+    }
+
+    /// Brings frame `i` into the form an output wants: with its tag (`tci`) or without.
+    #[inline]
+    pub fn set_tagged(&mut self, i: usize, tagged: bool) {
+        let f = &mut self.frames[i];
+        if f.tagged == tagged {
+            return;
+        }
+        let s = f.start as usize;
+        let slot = &mut self.slots[i].0;
+        if tagged {
+            let to = s - 4;
+            slot.copy_within(s..s + 12, to);
+            slot[to + 12..to + 14].copy_from_slice(&0x8100_u16.to_be_bytes());
+            slot[to + 14..to + 16].copy_from_slice(&f.tci.to_be_bytes());
+            f.start -= 4;
+            f.head += 4;
+            f.len += 4;
+            f.tagged = true;
+            if f.offload.needs_csum() {
+                f.offload.csum_start += 4;
+            }
+            if f.offload.is_gso() {
+                f.offload.hdr_len += 4;
+            }
+        } else {
+            let tci = f.tci;
+            self.strip_tag(i);
+            self.frames[i].tci = tci;
+        }
+    }
+
+    /// Adds a frame by copying it: the head into its slot, the rest into the arena.
+    ///
+    /// # Errors
+    /// [`BatchFull`] when there is no room; nothing is added.
+    pub fn push(&mut self, bytes: &[u8], offload: Offload) -> Result<(), BatchFull> {
+        if !self.has_room() {
+            return Err(BatchFull);
+        }
+        debug_assert!((FRAME_MIN..=FRAME_MAX).contains(&bytes.len()));
+        let Some(space) = self.arena_space(bytes.len()) else { return Err(BatchFull) };
+        space.copy_from_slice(bytes);
+        self.push_arena(bytes.len(), offload);
+        Ok(())
+    }
+
+    /// `len` unused bytes of the arena for a port to read a frame into; follow with
+    /// [`Self::push_arena`].
+    #[inline]
+    pub fn arena_space(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.arena.get_mut(self.arena_used..self.arena_used.checked_add(len)?)
+    }
+
+    /// Adds the frame that is in the first `len` bytes of the arena's unused space.
+    /// The caller has asked [`Self::has_room`].
+    pub fn push_arena(&mut self, len: usize, offload: Offload) {
+        self.push_arena_from(0, len, offload);
+    }
+
+    /// The same for a frame that begins `skip` bytes into the unused space.
+    pub fn push_arena_from(&mut self, skip: usize, len: usize, offload: Offload) {
+        self.arena_used += skip;
+        let from = self.arena_used;
+        let head = len.min(HEAD_COPY);
+        let i = self.len;
+        self.slots[i].0[SLOT_HEADROOM..SLOT_HEADROOM + head]
+            .copy_from_slice(&self.arena[from..from + head]);
+        if len > head {
+            let rest = self.arena[from + head..from + len].as_ptr();
+            self.segments[self.segment_count] = segment(rest, len - head);
+        }
+        self.arena_used += len.next_multiple_of(64);
+        self.commit(len, head, usize::from(len > head), offload);
+    }
+
+    /// The slot of the frame being built: [`HEAD_COPY`] bytes.
+    #[inline]
+    pub(crate) fn next_slot(&mut self) -> *mut u8 {
+        self.slots[self.len].0[SLOT_HEADROOM..].as_mut_ptr()
+    }
+
+    /// Adds a segment to the frame being built. [`Self::has_room`] leaves room for a chain.
+    #[inline]
+    pub(crate) fn add_segment(&mut self, pending: usize, data: *const u8, len: usize) {
+        self.segments[self.segment_count + pending] = segment(data, len);
+    }
+
+    /// Ends the frame being built: `head` bytes are in [`Self::next_slot`], `segments` were added.
+    #[inline]
+    pub(crate) fn commit(&mut self, len: usize, head: usize, segments: usize, offload: Offload) {
+        #[expect(clippy::cast_possible_truncation, reason = "bounded by FRAME_MAX, SEGMENTS_MAX")]
+        let frame = Frame {
+            len: len as u32,
+            start: SLOT_HEADROOM as u16,
+            head: head as u16,
+            seg_first: self.segment_count as u16,
+            seg_count: segments as u16,
+            offload,
+            ..Frame::EMPTY
+        };
+        self.frames[self.len] = frame;
+        self.segment_count += segments;
+        self.bytes += len;
+        self.len += 1;
+    }
+
+    /// The pieces of frame `i` behind its head.
+    #[inline]
+    pub(crate) fn segments(&self, i: usize) -> &[Segment] {
+        let f = &self.frames[i];
+        &self.segments[f.seg_first as usize..(f.seg_first + f.seg_count) as usize]
+    }
+
+    /// Copies frame `i` in its present form to the end of `out`.
+    pub fn copy_out(&self, i: usize, out: &mut Vec<u8>) {
+        let from = out.len();
+        out.resize(from + self.frames[i].len as usize, 0);
+        self.copy_to(i, &mut out[from..]);
+    }
+
+    /// Copies frame `i` in its present form to `out`, which has exactly its length.
+    pub fn copy_to(&self, i: usize, out: &mut [u8]) {
+        let head = self.head(i);
+        let (first, mut rest) = out.split_at_mut(head.len());
+        first.copy_from_slice(head);
+        for s in self.segments(i) {
+            let (to, after) = core::mem::take(&mut rest).split_at_mut(s.len as usize);
+            // SAFETY: a segment is `len` readable bytes until the batch is cleared (its port
+            // keeps guest memory mapped for the turn); `to` has `len` bytes.
+            // WHY: guest memory may change under us, so no slice over it may exist.
+            #[allow(unsafe_code, reason = "reads a segment that may lie in guest memory")]
+            unsafe {
+                crate::mem::copy(to.as_mut_ptr(), s.data, to.len());
+            }
+            rest = after;
+        }
+        debug_assert!(rest.is_empty());
+    }
+}
+
+fn segment(data: *const u8, len: usize) -> Segment {
+    #[expect(clippy::cast_possible_truncation, reason = "a segment is at most FRAME_MAX long")]
+    Segment { data, len: len as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4};
+
+    fn frame(len: usize) -> Vec<u8> {
+        (0..251_u8).map(|i| i.wrapping_mul(7)).cycle().take(len).collect()
+    }
+
+    #[test]
+    fn frames_of_any_length_come_out_as_they_went_in() {
+        let mut batch = Batch::new();
+        for len in [14, 60, 127, 128, 129, 1514, 40_000] {
+            batch.clear();
+            batch.push(&frame(len), Offload::NONE).unwrap();
+            let mut out = Vec::new();
+            batch.copy_out(0, &mut out);
+            assert_eq!(out, frame(len));
+            assert_eq!(batch.frame(0).len as usize, len);
+        }
+    }
+
+    #[test]
+    fn a_batch_ends_at_32_frames_or_64_kib() {
+        let mut batch = Batch::new();
+        let pushed = (0..40).filter(|_| batch.push(&frame(60), Offload::NONE).is_ok()).count();
+        assert_eq!(pushed, BATCH_FRAMES);
+        batch.clear();
+        let pushed = (0..40).filter(|_| batch.push(&frame(40_000), Offload::NONE).is_ok()).count();
+        assert_eq!(pushed, 2);
+    }
+
+    #[test]
+    fn a_tag_comes_off_and_goes_on_again() {
+        let mut tagged = frame(200);
+        tagged[12..16].copy_from_slice(&[0x81, 0, 0x60, 7]);
+        let offload = Offload {
+            flags: F_NEEDS_CSUM,
+            gso_type: GSO_TCPV4,
+            hdr_len: 58,
+            gso_size: 100,
+            csum_start: 38,
+            csum_offset: 16,
+        };
+        let mut batch = Batch::new();
+        batch.push(&tagged, offload).unwrap();
+        batch.strip_tag(0);
+        assert_eq!(batch.frame(0).tci, 0x6007);
+        assert_eq!(batch.frame(0).offload.csum_start, 34);
+        let mut plain = Vec::new();
+        batch.copy_out(0, &mut plain);
+        assert_eq!(plain[..12], tagged[..12]);
+        assert_eq!(plain[12..], tagged[16..]);
+
+        for _ in 0..2 {
+            batch.set_tagged(0, true);
+            let mut again = Vec::new();
+            batch.copy_out(0, &mut again);
+            assert_eq!(again, tagged);
+            assert_eq!(batch.frame(0).offload, offload);
+            batch.set_tagged(0, false);
+            let mut bare = Vec::new();
+            batch.copy_out(0, &mut bare);
+            assert_eq!(bare, plain);
+            assert_eq!(batch.frame(0).tci, 0x6007);
+        }
+    }
+}

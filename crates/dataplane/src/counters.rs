@@ -1,0 +1,178 @@
+//! Counters: written by one worker with plain stores, read by anyone with relaxed loads.
+//!
+//! **Problem.** Statistics must never cost the worker a locked operation or a shared line.
+//! **Source.** datapath notes rule 23. **Rule.** Every set of counters belongs to one
+//! (worker, port) pair; the reader adds sets up. A reading is exact only when the worker takes it
+//! between two batches ([`crate::worker::Request::Checkpoint`]); others may be a batch apart.
+//!
+//! The identity each port keeps: `rx + replicated = forwarded + sum(drops) + queued`; and over all
+//! ports: `sum(forwarded) = sum(tx)`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::drop::DropReason;
+
+/// A counter that one thread writes.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds; only the owning worker may call this (a second writer would lose counts).
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Overwrites; for gauges.
+    #[inline]
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    /// The value now.
+    #[inline]
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $set:ident / $reading:ident { $($field:ident: $unit:literal, $help:literal;)* }
+     arrays { $($array:ident[$len:expr]: $aunit:literal, $ahelp:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct $set {
+            $(#[doc = $help] pub $field: Counter,)*
+            $(#[doc = $ahelp] pub $array: [Counter; $len],)*
+        }
+
+        #[doc = concat!("A reading of [`", stringify!($set), "`].")]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $reading {
+            $(#[doc = $help] pub $field: u64,)*
+            $(#[doc = $ahelp] pub $array: [u64; $len],)*
+        }
+
+        impl $set {
+            /// The values now.
+            #[must_use]
+            pub fn read(&self) -> $reading {
+                $reading {
+                    $($field: self.$field.get(),)*
+                    $($array: core::array::from_fn(|i| self.$array[i].get()),)*
+                }
+            }
+        }
+
+        impl $reading {
+            /// Name, unit and meaning of each plain field, for tables and metrics.
+            pub const FIELDS: &'static [(&'static str, &'static str, &'static str)] =
+                &[$((stringify!($field), $unit, $help),)*];
+
+            /// The plain fields' values in the order of [`Self::FIELDS`].
+            #[must_use]
+            pub fn values(&self) -> Vec<u64> {
+                vec![$(self.$field),*]
+            }
+
+            /// Adds another worker's reading of the same thing.
+            pub fn merge(&mut self, other: &Self) {
+                $(self.$field = self.$field.wrapping_add(other.$field);)*
+                $(for (mine, theirs) in self.$array.iter_mut().zip(other.$array) {
+                    *mine = mine.wrapping_add(theirs);
+                })*
+            }
+        }
+    };
+}
+
+counters! {
+    /// What one worker counts for one port.
+    PortCounters / PortReading {
+        rx_frames: "frames", "frames taken from the port, those dropped afterwards included";
+        rx_bytes: "bytes", "bytes of those frames, without FCS";
+        rx_errors: "chains", "descriptor chains or reads that held no usable frame";
+        rx_batches: "batches", "batches taken from the port";
+        rx_empty: "polls", "polls that found no frame";
+        rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
+        rx_csum: "frames", "frames taken whose checksum is still to be finished";
+        forwarded: "frames", "frames from this port delivered somewhere";
+        replicated: "frames", "extra copies made of this port's frames (floods, several outputs)";
+        tx_frames: "frames", "frames delivered to the port";
+        tx_bytes: "bytes", "bytes of those frames, without FCS";
+        tx_batches: "batches", "bursts delivered to the port";
+        tx_tso: "frames", "frames delivered that carry a segmentation request (TSO)";
+        tx_kicks: "notifications", "interrupts raised at the port's driver";
+        sw_csum: "frames", "checksums finished in software because this port cannot";
+        sw_tso: "frames", "segmentation requests cut in software because this port cannot";
+        cache_hits: "frames", "frames whose decision was in the exact-match cache";
+        rule_lookups: "frames", "frames that went through the rules' tuple-space search";
+        slow_path: "frames", "frames that took the slow path: learning or flooding";
+        learned: "addresses", "MAC addresses learned or moved to this port";
+        cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
+        stolen: "cycles", "TSC cycles of its batches during which the core was taken away";
+        sampled_frames: "frames", "frames in the batches whose inner edges were timed";
+        cycles_ingress: "cycles", "sampled batches: cycles to take the frames";
+        cycles_classification: "cycles", "sampled batches: cycles to classify them";
+        cycles_egress: "cycles", "sampled batches: cycles to deliver them and return the buffers";
+        queued: "frames", "frames of this port waiting inside the switch now";
+    }
+    arrays {
+        drops[DropReason::COUNT]: "frames", "frames from this port dropped, by reason";
+        tx_drops[DropReason::COUNT]: "frames", "frames towards this port dropped, by reason";
+    }
+}
+
+counters! {
+    /// What a worker counts for itself.
+    WorkerCounters / WorkerReading {
+        turns: "turns", "loop turns";
+        busy_turns: "turns", "turns that moved a frame";
+        cycles_busy: "cycles", "TSC cycles of the turns that moved frames";
+        cycles_idle: "cycles", "TSC cycles of the turns that found nothing";
+        cycles_stolen: "cycles", "TSC cycles during which the core was taken away";
+        cycles_control: "cycles", "TSC cycles spent on control requests";
+        stolen_batches: "batches", "batches during which the core was taken away";
+        requests: "requests", "control requests served";
+        sleeps: "sleeps", "times the idle worker gave up the core";
+        heartbeat: "cycles", "TSC value at the last loop turn";
+    }
+    arrays {}
+}
+
+impl PortReading {
+    /// Frames of this port dropped for any reason.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.drops.iter().sum()
+    }
+
+    /// What is missing from `rx + replicated = forwarded + drops + queued`; 0 when it adds up.
+    #[must_use]
+    pub fn unaccounted(&self) -> i128 {
+        i128::from(self.rx_frames) + i128::from(self.replicated)
+            - i128::from(self.forwarded)
+            - i128::from(self.dropped())
+            - i128::from(self.queued)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reading_says_what_is_unaccounted() {
+        let set = PortCounters::default();
+        set.rx_frames.add(10);
+        set.replicated.add(2);
+        set.forwarded.add(9);
+        set.drops[DropReason::RingFull as usize].add(1);
+        set.queued.set(1);
+        assert_eq!(set.read().unaccounted(), 1);
+        assert_eq!(PortReading::FIELDS.len(), set.read().values().len());
+    }
+}

@@ -1,0 +1,66 @@
+//! Why a frame went nowhere: each reason is one counter, so that `rx = tx + drops + queued` holds
+//! and an operator can read off what to change.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $help:literal;)*) => {
+        /// The reason a frame was dropped.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum DropReason {
+            $(#[doc = $help] $name,)*
+        }
+
+        impl DropReason {
+            /// Every reason, in the order of the counters.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+            /// How many reasons there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// The name used in statistics and metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// One line for people: what happened and what to do.
+            #[must_use]
+            pub const fn help(self) -> &'static str {
+                match self { $(Self::$name => $help,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    Runt = "runt", "shorter than an Ethernet header";
+    BadHeader = "bad-header", "a header contradicts the frame's length or its own fields";
+    BadOffload = "bad-offload", "checksum or segmentation metadata contradicts the headers";
+    VlanIngress = "vlan-ingress", "the port does not admit this VLAN";
+    VlanEgress = "vlan-egress", "the output port does not carry this VLAN";
+    SpoofedMac = "spoofed-mac", "the source MAC is not one bound to the port";
+    SpoofedIp = "spoofed-ip", "the source IP, ARP or ND address is not one bound to the port";
+    ReservedMac = "reserved-mac", "link-local group address (802.1D): never forwarded by a bridge";
+    Rule = "rule", "a rule says drop";
+    NoDestination = "no-destination", "nobody else is in the tenant's network";
+    SamePort = "same-port", "the destination lives behind the port the frame came from";
+    NoPort = "no-port", "the rule's output port is not attached";
+    SlowPathLimit = "slow-path-limit", "the port's allowance of new addresses and floods is used up";
+    FdbLimit = "fdb-limit", "the tenant's table of MAC addresses is full";
+    PortDown = "port-down", "the output port has no driver or no link";
+    RingFull = "ring-full", "the output port had no buffer; the receiver is too slow";
+    TooBig = "too-big", "larger than the receiver's buffers and not to be segmented";
+    TxError = "tx-error", "the output port refused the frame";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_index_their_counters_and_have_unique_names() {
+        for (at, reason) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, at);
+            assert!(DropReason::ALL[..at].iter().all(|other| other.name() != reason.name()));
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Egress: carries out the verdicts of a batch.
+//!
+//! **Problem.** A batch's frames go to several ports; each port wants them in one burst, in order,
+//! in its own form (tagged or not, offloads finished or not). **Rule.** Frames are listed per
+//! output port, in the order they came; then each port gets its list. What does not go is counted
+//! with its reason, at the source and at the destination. The discipline of an output is `fifo`:
+//! straight to the port, no queue of ours (datapath notes rule 19); `fair-share` and `wfq` take its
+//! place on uplinks. **Cost.** O(frames + outputs); no allocation after start.
+
+pub mod finish;
+
+use penstock_units::{PortId, QueueId};
+
+use crate::batch::{BATCH_FRAMES, Batch, Verdict};
+use crate::classify::{PortPolicy, Snapshot};
+use crate::counters::PortCounters;
+use crate::drop::DropReason;
+use crate::offload::OffloadCaps;
+use crate::port::TxOutcome;
+use crate::schedule::Unit;
+use crate::worker::PortSlot;
+
+/// The frames of a batch that go to one port.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    len: u8,
+    frames: [u8; BATCH_FRAMES],
+}
+
+impl List {
+    const EMPTY: Self = Self { len: 0, frames: [0; BATCH_FRAMES] };
+
+    #[inline(always)]
+    fn push(&mut self, frame: u8) {
+        // A frame is listed once a port, so 32 entries suffice; a duplicate in an output set
+        // could only come from control code, which removes them.
+        if let Some(place) = self.frames.get_mut(usize::from(self.len)) {
+            *place = frame;
+            self.len += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn as_slice(&self) -> &[u8] {
+        &self.frames[..usize::from(self.len)]
+    }
+}
+
+/// Queue pairs that were written to and whose drivers are to be notified.
+#[derive(Debug)]
+pub struct Touched {
+    units: Vec<Unit>,
+}
+
+impl Touched {
+    /// With room for `capacity` queue pairs.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { units: Vec::with_capacity(capacity) }
+    }
+
+    /// Remembers a queue pair; once is enough.
+    #[inline]
+    pub fn add(&mut self, unit: Unit, marked: &mut bool) {
+        if !core::mem::replace(marked, true) {
+            self.units.push(unit);
+        }
+    }
+
+    /// The queue pairs, forgotten.
+    pub fn drain(&mut self) -> impl Iterator<Item = Unit> + '_ {
+        self.units.drain(..)
+    }
+
+    /// Whether none is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.units.is_empty()
+    }
+}
+
+/// The egress stage of a worker.
+pub struct Egress {
+    lists: Box<[List]>,
+    outputs: Vec<u16>,
+    scratch: Box<Batch>,
+    segmenter: finish::Segmenter,
+}
+
+impl core::fmt::Debug for Egress {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Egress").field("outputs", &self.outputs).finish_non_exhaustive()
+    }
+}
+
+/// What became of one source's frames at one output.
+#[derive(Clone, Copy, Debug, Default)]
+struct Delivery {
+    outcome: TxOutcome,
+    replicated: u64,
+    vlan: u64,
+    no_port: u64,
+    sw_csum: u64,
+    sw_tso: u64,
+}
+
+impl Egress {
+    /// For up to `ports` ports.
+    #[must_use]
+    pub fn new(ports: usize) -> Self {
+        Self {
+            lists: vec![List::EMPTY; ports].into_boxed_slice(),
+            outputs: Vec::with_capacity(ports),
+            scratch: Batch::new(),
+            segmenter: finish::Segmenter::new(),
+        }
+    }
+
+    /// Sends the frames of `batch`, which came from port `source`, where their verdicts say.
+    pub fn deliver(
+        &mut self,
+        batch: &mut Batch,
+        source: PortId,
+        ports: &mut [PortSlot],
+        snapshot: &Snapshot,
+        touched: &mut Touched,
+    ) {
+        let Some(counters) = ports[source.index()].counters.clone() else { return };
+        self.list(batch, source, snapshot, &counters);
+        while let Some(output) = self.outputs.pop() {
+            let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
+            let delivery = self.send(batch, output, list.as_slice(), ports, snapshot, touched);
+            let target = &ports[usize::from(output)];
+            account(&delivery, &counters, target.counters.as_deref());
+        }
+    }
+
+    /// Lists every frame at its outputs.
+    fn list(
+        &mut self,
+        batch: &Batch,
+        source: PortId,
+        snapshot: &Snapshot,
+        counters: &PortCounters,
+    ) {
+        for (i, frame) in (0_u8..).zip(batch.frames()) {
+            match frame.verdict {
+                Verdict::Output(port) => self.add(port, i, counters),
+                Verdict::Drop(reason) => counters.drops[reason as usize].add(1),
+                Verdict::Flood(domain) => {
+                    let members = snapshot.domains.get(usize::from(domain));
+                    let members = members.map_or(&[][..], |d| &d.members);
+                    self.replicate(members, Some(source.0), i, counters);
+                }
+                Verdict::OutputSet(set) => {
+                    let members = snapshot.output_sets.get(usize::from(set));
+                    let members = members.map_or(&[][..], |s| s);
+                    self.replicate(members, None, i, counters);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, port: u16, frame: u8, counters: &PortCounters) {
+        let Some(list) = self.lists.get_mut(usize::from(port)) else {
+            counters.drops[DropReason::NoPort as usize].add(1);
+            return;
+        };
+        if list.len == 0 {
+            self.outputs.push(port);
+        }
+        list.push(frame);
+    }
+
+    fn replicate(
+        &mut self,
+        members: &[u16],
+        except: Option<u16>,
+        frame: u8,
+        counters: &PortCounters,
+    ) {
+        let mut copies = 0;
+        for &port in members.iter().filter(|&&port| Some(port) != except) {
+            self.add(port, frame, counters);
+            copies += 1;
+        }
+        match copies {
+            0 => counters.drops[DropReason::NoDestination as usize].add(1),
+            n => counters.replicated.add(n - 1),
+        }
+    }
+
+    /// Sends the listed frames to one output, in the output's form.
+    fn send(
+        &mut self,
+        batch: &mut Batch,
+        output: u16,
+        frames: &[u8],
+        ports: &mut [PortSlot],
+        snapshot: &Snapshot,
+        touched: &mut Touched,
+    ) -> Delivery {
+        let mut delivery = Delivery::default();
+        let n = frames.len() as u64;
+        let policy = snapshot.ports.get(usize::from(output)).and_then(Option::as_deref);
+        let slot = &mut ports[usize::from(output)];
+        let Some(policy) = policy.filter(|_| !slot.queues.is_empty()) else {
+            delivery.no_port = n;
+            return delivery;
+        };
+        let mut formed = List::EMPTY;
+        for &i in frames {
+            if form(batch, usize::from(i), policy) {
+                formed.push(i);
+            } else {
+                delivery.vlan += 1;
+            }
+        }
+        if slot.queues.len() == 1 {
+            self.send_to_queue(batch, slot, output, 0, formed.as_slice(), &mut delivery, touched);
+        } else {
+            self.spread(batch, slot, output, formed.as_slice(), &mut delivery, touched);
+        }
+        delivery
+    }
+
+    /// Splits the frames over the queue pairs that are ready, each flow to one.
+    fn spread(
+        &mut self,
+        batch: &Batch,
+        slot: &mut PortSlot,
+        output: u16,
+        frames: &[u8],
+        delivery: &mut Delivery,
+        touched: &mut Touched,
+    ) {
+        let ready = slot.queues.iter().filter(|q| q.tx_ready()).count();
+        let mut nth = 0;
+        for queue in 0..slot.queues.len() {
+            if ready == 0 || !slot.queues[queue].tx_ready() {
+                continue;
+            }
+            let mut mine = List::EMPTY;
+            for &i in frames {
+                if batch.frame(usize::from(i)).hash as usize % ready == nth {
+                    mine.push(i);
+                }
+            }
+            nth += 1;
+            if mine.len > 0 {
+                self.send_to_queue(batch, slot, output, queue, mine.as_slice(), delivery, touched);
+            }
+        }
+        if ready == 0 {
+            delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one output, one list, where to count")]
+    fn send_to_queue(
+        &mut self,
+        batch: &Batch,
+        slot: &mut PortSlot,
+        output: u16,
+        queue: usize,
+        frames: &[u8],
+        delivery: &mut Delivery,
+        touched: &mut Touched,
+    ) {
+        let port = &mut slot.queues[queue];
+        if !port.tx_ready() {
+            delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
+            return;
+        }
+        let caps = port.caps();
+        let as_it_is = |i: &u8| caps.takes(batch.frame(usize::from(*i)).offload);
+        if caps == OffloadCaps::ALL || frames.iter().all(as_it_is) {
+            merge(&mut delivery.outcome, port.tx_burst(batch, frames));
+        } else {
+            // Runs of frames that go as they are, and between them those to be finished: the
+            // order within a flow stays.
+            for run in frames.chunk_by(|a, b| as_it_is(a) && as_it_is(b)) {
+                if as_it_is(&run[0]) {
+                    merge(&mut delivery.outcome, port.tx_burst(batch, run));
+                } else {
+                    for &i in run {
+                        self.finish(batch, usize::from(i), port.as_mut(), delivery);
+                    }
+                }
+            }
+        }
+        port.publish();
+        let queue_id = QueueId(u16::try_from(queue).unwrap_or(0));
+        let unit = Unit { port: PortId(output), queue: queue_id };
+        touched.add(unit, &mut slot.marked[queue]);
+    }
+
+    /// Finishes frame `i` in software and sends what comes of it.
+    #[cold]
+    fn finish(
+        &mut self,
+        batch: &Batch,
+        i: usize,
+        port: &mut dyn crate::port::PortQueue,
+        delivery: &mut Delivery,
+    ) {
+        let scratch = &mut *self.scratch;
+        scratch.clear();
+        let all: [u8; BATCH_FRAMES] = core::array::from_fn(|i| u8::try_from(i).unwrap_or(0));
+        if !batch.frame(i).offload.is_gso() {
+            match finish::finish_checksum(batch, i, scratch) {
+                Ok(()) => {
+                    delivery.sw_csum += 1;
+                    merge(&mut delivery.outcome, port.tx_burst(scratch, &all[..1]));
+                }
+                Err(finish::CannotFinish) => delivery.outcome.error += 1,
+            }
+            return;
+        }
+        let Ok(segments) = self.segmenter.begin(batch, i) else {
+            delivery.outcome.too_big += 1;
+            return;
+        };
+        delivery.sw_tso += 1;
+        delivery.replicated += segments as u64 - 1;
+        loop {
+            scratch.clear();
+            let done = self.segmenter.fill(scratch);
+            merge(&mut delivery.outcome, port.tx_burst(scratch, &all[..scratch.len()]));
+            if done {
+                return;
+            }
+        }
+    }
+}
+
+/// Brings a frame into the output's VLAN form; false if the output does not carry its VLAN.
+#[inline(always)]
+fn form(batch: &mut Batch, i: usize, policy: &PortPolicy) -> bool {
+    let frame = batch.frame(i);
+    match policy.egress_form(frame.tci & 0xfff) {
+        Some(tagged) => {
+            if tagged != frame.tagged {
+                batch.set_tagged(i, tagged);
+            }
+            true
+        }
+        None => false,
+    }
+}
+
+fn merge(into: &mut TxOutcome, o: TxOutcome) {
+    into.frames += o.frames;
+    into.bytes += o.bytes;
+    into.tso += o.tso;
+    into.ring_full += o.ring_full;
+    into.too_big += o.too_big;
+    into.down += o.down;
+    into.error += o.error;
+}
+
+/// Counts a delivery at its source and at its destination.
+fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
+    let o = &d.outcome;
+    source.forwarded.add(u64::from(o.frames));
+    if d.replicated > 0 {
+        source.replicated.add(d.replicated);
+    }
+    if let Some(target) = target {
+        target.tx_frames.add(u64::from(o.frames));
+        target.tx_bytes.add(o.bytes);
+        target.tx_batches.add(1);
+        target.tx_tso.add(u64::from(o.tso));
+        if d.sw_csum + d.sw_tso > 0 {
+            target.sw_csum.add(d.sw_csum);
+            target.sw_tso.add(d.sw_tso);
+        }
+    }
+    let drops = [
+        (DropReason::RingFull, u64::from(o.ring_full)),
+        (DropReason::TooBig, u64::from(o.too_big)),
+        (DropReason::PortDown, u64::from(o.down)),
+        (DropReason::TxError, u64::from(o.error)),
+        (DropReason::VlanEgress, d.vlan),
+        (DropReason::NoPort, d.no_port),
+    ];
+    for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
+        source.drops[reason as usize].add(n);
+        if let Some(target) = target {
+            target.tx_drops[reason as usize].add(n);
+        }
+    }
+}

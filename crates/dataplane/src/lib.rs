@@ -1,0 +1,17 @@
+//! The data path: ports, scheduling, classification, egress, and the worker that runs them.
+//!
+//! The tree shows a frame's way: [`port`] → [`schedule`] → [`classify`] → [`egress`]. The loop is
+//! [`worker::Worker::turn`]. Time is an argument everywhere but in [`tsc`].
+#![deny(unsafe_code)]
+
+pub mod batch;
+pub mod classify;
+pub mod counters;
+pub mod drop;
+pub mod egress;
+mod mem;
+pub mod offload;
+pub mod port;
+pub mod schedule;
+pub mod tsc;
+pub mod worker;

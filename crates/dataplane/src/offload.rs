@@ -1,0 +1,229 @@
+//! Offload metadata of a frame: what a virtio-net header says, in host order and checked.
+//!
+//! **Source.** virtio 1.2 §5.1.6. **Rule.** `csum_start`, `csum_offset`, `hdr_len`, `gso_size` are
+//! compared with our own parse of the headers before a frame goes on ([`Offload::check`], by the
+//! classifier); a peer's word is never used as an offset.
+
+use crate::drop::DropReason;
+
+/// Bytes of `virtio_net_hdr_mrg_rxbuf` / `virtio_net_hdr_v1`.
+pub const VNET_HDR_LEN: usize = 12;
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
+pub const F_NEEDS_CSUM: u8 = 1;
+/// `VIRTIO_NET_HDR_F_DATA_VALID`.
+pub const F_DATA_VALID: u8 = 2;
+/// `VIRTIO_NET_HDR_GSO_NONE`.
+pub const GSO_NONE: u8 = 0;
+/// `VIRTIO_NET_HDR_GSO_TCPV4`.
+pub const GSO_TCPV4: u8 = 1;
+/// `VIRTIO_NET_HDR_GSO_TCPV6`.
+pub const GSO_TCPV6: u8 = 4;
+
+/// What is still to be done to a frame by hardware, a guest or us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Offload {
+    /// [`F_NEEDS_CSUM`] or [`F_DATA_VALID`] bits.
+    pub flags: u8,
+    /// [`GSO_NONE`], [`GSO_TCPV4`] or [`GSO_TCPV6`].
+    pub gso_type: u8,
+    /// Bytes of all headers; a hint.
+    pub hdr_len: u16,
+    /// Payload bytes of each segment (MSS).
+    pub gso_size: u16,
+    /// Where the checksummed part begins, from the start of the frame.
+    pub csum_start: u16,
+    /// Where the checksum field is, from `csum_start`.
+    pub csum_offset: u16,
+}
+
+impl Offload {
+    /// Nothing to do.
+    pub const NONE: Self =
+        Self { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0 };
+
+    /// Reads the first ten bytes of a little-endian virtio-net header.
+    #[inline]
+    #[must_use]
+    pub fn from_wire(b: &[u8; VNET_HDR_LEN]) -> Self {
+        let word = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
+        Self {
+            flags: b[0],
+            gso_type: b[1],
+            hdr_len: word(2),
+            gso_size: word(4),
+            csum_start: word(6),
+            csum_offset: word(8),
+        }
+    }
+
+    /// The header with `num_buffers` in its last two bytes.
+    #[inline]
+    #[must_use]
+    pub fn to_wire(self, num_buffers: u16) -> [u8; VNET_HDR_LEN] {
+        let mut b = [0; VNET_HDR_LEN];
+        b[0] = self.flags;
+        b[1] = self.gso_type;
+        b[2..4].copy_from_slice(&self.hdr_len.to_le_bytes());
+        b[4..6].copy_from_slice(&self.gso_size.to_le_bytes());
+        b[6..8].copy_from_slice(&self.csum_start.to_le_bytes());
+        b[8..10].copy_from_slice(&self.csum_offset.to_le_bytes());
+        b[10..12].copy_from_slice(&num_buffers.to_le_bytes());
+        b
+    }
+
+    /// Whether there is nothing to do and nothing to say.
+    #[inline]
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self.flags == 0 && self.gso_type == GSO_NONE
+    }
+
+    /// Whether the transport checksum is still to be finished.
+    #[inline]
+    #[must_use]
+    pub const fn needs_csum(self) -> bool {
+        self.flags & F_NEEDS_CSUM != 0
+    }
+
+    /// Whether this is one large segment to be cut.
+    #[inline]
+    #[must_use]
+    pub const fn is_gso(self) -> bool {
+        self.gso_type != GSO_NONE
+    }
+
+    /// Compares with what the parser found: `l4_start` (0: no TCP or UDP header was found),
+    /// `l4_proto`, `l4_end` (end of the TCP header), whether it is IPv6, and the frame's length.
+    /// Unknown flag bits are cleared; `hdr_len` is set right.
+    ///
+    /// # Errors
+    /// [`DropReason::BadOffload`] when the metadata points anywhere but at the checksum of the
+    /// frame's own TCP or UDP header, or asks for segmentation of something else than TCP.
+    pub fn check(
+        &mut self,
+        l4_start: u16,
+        l4_proto: u8,
+        l4_end: u16,
+        ipv6: bool,
+        len: u32,
+    ) -> Result<(), DropReason> {
+        self.flags &= F_NEEDS_CSUM | F_DATA_VALID;
+        if self.needs_csum() {
+            let field = match l4_proto {
+                6 => 16,
+                17 => 6,
+                _ => return Err(DropReason::BadOffload),
+            };
+            if l4_start == 0 || self.csum_start != l4_start || self.csum_offset != field {
+                return Err(DropReason::BadOffload);
+            }
+            // The guest may not also claim that the checksum is right.
+            self.flags = F_NEEDS_CSUM;
+        } else {
+            self.csum_start = 0;
+            self.csum_offset = 0;
+        }
+        if self.is_gso() {
+            let want = if ipv6 { GSO_TCPV6 } else { GSO_TCPV4 };
+            if self.gso_type != want
+                || l4_proto != 6
+                || l4_start == 0
+                || self.gso_size == 0
+                || !self.needs_csum()
+                || u32::from(l4_end) > len
+            {
+                return Err(DropReason::BadOffload);
+            }
+            self.hdr_len = l4_end;
+        } else {
+            self.gso_size = 0;
+            self.hdr_len = 0;
+        }
+        Ok(())
+    }
+}
+
+/// What the far side of a port can finish itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OffloadCaps {
+    /// It takes frames whose checksum is not finished.
+    pub csum: bool,
+    /// It takes large TCP/IPv4 segments.
+    pub tso4: bool,
+    /// It takes large TCP/IPv6 segments.
+    pub tso6: bool,
+}
+
+impl OffloadCaps {
+    /// Everything.
+    pub const ALL: Self = Self { csum: true, tso4: true, tso6: true };
+    /// Nothing: frames go out finished and within the MTU.
+    pub const NONE: Self = Self { csum: false, tso4: false, tso6: false };
+
+    /// Whether a frame with this metadata may go out as it is.
+    #[inline]
+    #[must_use]
+    pub const fn takes(self, offload: Offload) -> bool {
+        match offload.gso_type {
+            GSO_NONE => self.csum || !offload.needs_csum(),
+            GSO_TCPV4 => self.csum && self.tso4,
+            GSO_TCPV6 => self.csum && self.tso6,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tso() -> Offload {
+        Offload {
+            flags: F_NEEDS_CSUM,
+            gso_type: GSO_TCPV4,
+            hdr_len: 9999,
+            gso_size: 1448,
+            csum_start: 34,
+            csum_offset: 16,
+        }
+    }
+
+    #[test]
+    fn right_metadata_passes_and_hdr_len_is_ours() {
+        let mut o = tso();
+        assert_eq!(o.check(34, 6, 66, false, 60_000), Ok(()));
+        assert_eq!(o.hdr_len, 66);
+        assert_eq!(Offload::from_wire(&o.to_wire(3)), o);
+    }
+
+    #[test]
+    fn metadata_that_points_elsewhere_is_refused() {
+        let bad = [
+            Offload { csum_start: 35, ..tso() },
+            Offload { csum_offset: 6, ..tso() },
+            Offload { gso_size: 0, ..tso() },
+            Offload { gso_type: GSO_TCPV6, ..tso() },
+            Offload { gso_type: 3, ..tso() },
+            Offload { flags: 0, ..tso() },
+        ];
+        for mut o in bad {
+            assert_eq!(o.check(34, 6, 66, false, 60_000), Err(DropReason::BadOffload), "{o:?}");
+        }
+        assert_eq!(tso().check(0, 0, 0, false, 60_000), Err(DropReason::BadOffload));
+        assert_eq!(tso().check(34, 17, 42, false, 60_000), Err(DropReason::BadOffload));
+        assert_eq!(tso().check(34, 6, 66, false, 60), Err(DropReason::BadOffload));
+    }
+
+    #[test]
+    fn caps_say_what_goes_out_as_it_is() {
+        let mut csum = tso();
+        csum.gso_type = GSO_NONE;
+        assert!(OffloadCaps::NONE.takes(Offload::NONE));
+        assert!(!OffloadCaps::NONE.takes(csum));
+        assert!(OffloadCaps { csum: true, ..OffloadCaps::NONE }.takes(csum));
+        assert!(!OffloadCaps { csum: true, ..OffloadCaps::NONE }.takes(tso()));
+        assert!(OffloadCaps::ALL.takes(tso()));
+    }
+}

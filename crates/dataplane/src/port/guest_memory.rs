@@ -1,0 +1,254 @@
+//! A guest's memory as we see it: a few mapped regions, and the only ways into them.
+//!
+//! **Problem.** Every address a guest gives is an attacker's. **Rule** (notes 8-10): the *whole*
+//! range is checked against one region (CVE-2018-1059 checked only its start); a region never
+//! reaches beyond its file; maps are immutable and dropped only after the worker let go of them.
+//! **Cost.** A hit in the hinted region is one subtraction and one comparison.
+#![allow(unsafe_code, reason = "mmap, and raw pointers into the mapping")]
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use nix::sys::stat::fstat;
+
+/// Most regions a driver may set (the protocol's own limit is 32).
+pub const REGIONS_MAX: usize = 32;
+
+/// A region as the driver announced it.
+#[derive(Debug)]
+pub struct RegionSpec {
+    /// Guest physical address of its first byte.
+    pub guest: u64,
+    /// The driver's own virtual address of the same byte (ring addresses come in these).
+    pub user: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// The memory.
+    pub file: File,
+}
+
+/// A driver's memory table cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// Too many regions.
+    #[error("{0} memory regions; at most {REGIONS_MAX} are supported")]
+    TooMany(usize),
+    /// Empty, wrapping or overlapping.
+    #[error("memory region at guest address {0:#x} is empty, wraps or overlaps another")]
+    Shape(u64),
+    /// The file ends before the region does: touching it would be a SIGBUS.
+    #[error("memory region at guest address {guest:#x} needs {needs} bytes of a file of {has}")]
+    Short {
+        /// Guest address.
+        guest: u64,
+        /// Offset plus length.
+        needs: u64,
+        /// The file's size.
+        has: u64,
+    },
+    /// The kernel refused.
+    #[error("memory region at guest address {guest:#x}: {source}")]
+    Map {
+        /// Guest address.
+        guest: u64,
+        /// The kernel's answer.
+        source: nix::Error,
+    },
+}
+
+#[derive(Debug)]
+struct Region {
+    guest: u64,
+    user: u64,
+    len: u64,
+    host: *mut u8,
+    mapping: NonNull<core::ffi::c_void>,
+    mapping_len: usize,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: `mapping` is ours alone, and whoever held a pointer into it held the map's Arc.
+        // WHY: munmap has no safe form.
+        let _ = unsafe { munmap(self.mapping, self.mapping_len) };
+    }
+}
+
+/// An immutable map of a guest's memory.
+#[derive(Debug)]
+pub struct GuestMemory {
+    regions: Box<[Region]>,
+}
+
+// SAFETY: the map is immutable, and what it points to is shared memory that is only ever accessed
+// through raw copies. WHY: control threads build maps and workers use them.
+unsafe impl Send for GuestMemory {}
+// SAFETY: as above.
+unsafe impl Sync for GuestMemory {}
+
+impl GuestMemory {
+    /// Maps the regions. Regions on huge pages are populated here, on the control thread, so that
+    /// the worker never takes their faults.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing stays mapped.
+    pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
+        if specs.len() > REGIONS_MAX {
+            return Err(MemoryError::TooMany(specs.len()));
+        }
+        let mut regions = specs.iter().map(map_region).collect::<Result<Vec<_>, _>>()?;
+        regions.sort_by_key(|r| r.guest);
+        if let Some(pair) = regions.windows(2).find(|p| p[1].guest - p[0].guest < p[0].len) {
+            return Err(MemoryError::Shape(pair[1].guest));
+        }
+        Ok(Self { regions: regions.into_boxed_slice() })
+    }
+
+    /// The host address of `len` bytes at guest address `guest`, if all of them lie in one region.
+    /// `hint` remembers the region of the last hit.
+    #[inline]
+    pub(crate) fn translate(&self, guest: u64, len: u32, hint: &mut usize) -> Option<*mut u8> {
+        if let Some(region) = self.regions.get(*hint)
+            && let Some(at) = region.at(guest, u64::from(len))
+        {
+            return Some(at);
+        }
+        self.translate_cold(guest, u64::from(len), hint)
+    }
+
+    #[cold]
+    fn translate_cold(&self, guest: u64, len: u64, hint: &mut usize) -> Option<*mut u8> {
+        for (i, region) in self.regions.iter().enumerate() {
+            if let Some(at) = region.at(guest, len) {
+                *hint = i;
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// The host address of guest address `guest` and how many of the `len` bytes from there lie in
+    /// the same region; `None` if not even the first does.
+    pub(crate) fn translate_part(&self, guest: u64, len: u32) -> Option<(*mut u8, u32)> {
+        let region = self.regions.iter().find(|r| guest.wrapping_sub(r.guest) < r.len)?;
+        let offset = guest - region.guest;
+        let here = u32::try_from(region.len - offset).unwrap_or(u32::MAX).min(len);
+        Some((region.at(guest, u64::from(here))?, here))
+    }
+
+    /// The host address of `len` bytes at the driver's own address `user` with `align`ment; for
+    /// rings.
+    pub(crate) fn translate_user(&self, user: u64, len: u64, align: u64) -> Option<*mut u8> {
+        let region = self.regions.iter().find(|r| user.wrapping_sub(r.user) < r.len)?;
+        let at = region.at(region.guest + (user - region.user), len)?;
+        (at as u64).is_multiple_of(align).then_some(at)
+    }
+}
+
+impl Region {
+    #[inline(always)]
+    fn at(&self, guest: u64, len: u64) -> Option<*mut u8> {
+        let offset = guest.wrapping_sub(self.guest);
+        if offset >= self.len || self.len - offset < len {
+            return None;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "64-bit hosts only")]
+        // SAFETY: offset < len, and `host` is mapped for `len` bytes.
+        // WHY: a wrapping_add would forbid the optimiser to fold the address.
+        Some(unsafe { self.host.add(offset as usize) })
+    }
+}
+
+fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
+    let guest = spec.guest;
+    let wraps = guest.checked_add(spec.len).is_none() || spec.user.checked_add(spec.len).is_none();
+    let needs = spec.offset.checked_add(spec.len).ok_or(MemoryError::Shape(guest))?;
+    if spec.len == 0 || wraps {
+        return Err(MemoryError::Shape(guest));
+    }
+    let refused = |source| MemoryError::Map { guest, source };
+    let stat = fstat(&spec.file).map_err(refused)?;
+    let has = u64::try_from(stat.st_size).unwrap_or(0);
+    if has < needs {
+        return Err(MemoryError::Short { guest, needs, has });
+    }
+    // Huge-page files must be mapped and unmapped in whole pages; st_blksize is their page size.
+    let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096);
+    let short = || MemoryError::Short { guest, needs, has };
+    let mapping_len = usize::try_from(needs.next_multiple_of(page)).map_err(|_| short())?;
+    let length = NonZeroUsize::new(mapping_len).ok_or(MemoryError::Shape(guest))?;
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a fresh shared mapping of a file; nothing else of ours lies at the address the
+    // kernel picks. WHY: mmap has no safe form.
+    let mapping =
+        unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, spec.file.as_fd(), 0) }
+            .map_err(refused)?;
+    if page > 4096 {
+        // SAFETY: the range was just mapped. An old kernel says EINVAL: then faults come later.
+        // WHY: madvise has no safe form.
+        let _ = unsafe { madvise(mapping, mapping_len, MmapAdvise::MADV_POPULATE_WRITE) };
+    }
+    let offset = usize::try_from(spec.offset).map_err(|_| short())?;
+    // SAFETY: offset < offset + len <= mapping_len. WHY: as above.
+    let host = unsafe { mapping.as_ptr().cast::<u8>().add(offset) };
+    Ok(Region { guest, user: spec.user, len: spec.len, host, mapping, mapping_len })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    fn file(len: u64) -> File {
+        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(len).unwrap();
+        file
+    }
+
+    fn spec(guest: u64, len: u64, offset: u64, file: File) -> RegionSpec {
+        RegionSpec { guest, user: guest + 0x7000_0000_0000, len, offset, file }
+    }
+
+    #[test]
+    fn only_whole_ranges_inside_one_region_translate() {
+        let map = GuestMemory::map(vec![
+            spec(0x1_0000, 0x2000, 0, file(0x2000)),
+            spec(0x1_2000, 0x1000, 0x1000, file(0x2000)),
+        ])
+        .unwrap();
+        let mut hint = 0;
+        assert!(map.translate(0x1_0000, 0x2000, &mut hint).is_some());
+        assert!(map.translate(0x1_1fff, 1, &mut hint).is_some());
+        assert!(map.translate(0x1_1fff, 2, &mut hint).is_none(), "crosses the edge");
+        assert!(map.translate(0xffff, 1, &mut hint).is_none());
+        assert!(map.translate(0x1_3000, 1, &mut hint).is_none());
+        assert!(map.translate(u64::MAX, 2, &mut hint).is_none(), "wraps");
+        assert!(map.translate(0x1_2000, 0x1000, &mut hint).is_some());
+        assert_eq!(hint, 1);
+        assert_eq!(map.translate_part(0x1_1ff0, 64).map(|p| p.1), Some(16));
+        assert!(map.translate_user(0x7000_0001_0000, 16, 16).is_some());
+        assert!(map.translate_user(0x7000_0001_0008, 16, 16).is_none(), "misaligned");
+        assert!(map.translate_user(0x7000_0001_1ff8, 16, 2).is_none());
+    }
+
+    #[test]
+    fn tables_that_cannot_hold_are_refused() {
+        let short = GuestMemory::map(vec![spec(0, 0x2000, 0x1000, file(0x2000))]);
+        assert!(matches!(short, Err(MemoryError::Short { needs: 0x3000, has: 0x2000, .. })));
+        let empty = GuestMemory::map(vec![spec(0, 0, 0, file(0x1000))]);
+        assert!(matches!(empty, Err(MemoryError::Shape(0))));
+        let wraps = GuestMemory::map(vec![spec(0, u64::MAX, 2, file(0x1000))]);
+        assert!(matches!(wraps, Err(MemoryError::Shape(0))));
+        let overlap = GuestMemory::map(vec![
+            spec(0, 0x2000, 0, file(0x2000)),
+            spec(0x1000, 0x1000, 0, file(0x1000)),
+        ]);
+        assert!(matches!(overlap, Err(MemoryError::Shape(0x1000))));
+    }
+}

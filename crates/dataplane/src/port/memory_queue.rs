@@ -1,0 +1,158 @@
+//! A queue pair in our own memory: what simulations and tests attach instead of a VM or NIC.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_units::Cycles;
+
+use super::{Pending, PortQueue, TxOutcome};
+use crate::batch::Batch;
+use crate::offload::{Offload, OffloadCaps};
+
+/// A frame with its metadata.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryFrame {
+    /// Ethernet header to payload, without FCS.
+    pub bytes: Vec<u8>,
+    /// Offload metadata.
+    pub offload: Offload,
+}
+
+impl MemoryFrame {
+    /// A finished frame.
+    #[must_use]
+    pub fn plain(bytes: Vec<u8>) -> Self {
+        Self { bytes, offload: Offload::NONE }
+    }
+}
+
+#[derive(Debug)]
+struct Rings {
+    to_switch: VecDeque<MemoryFrame>,
+    from_switch: VecDeque<MemoryFrame>,
+    capacity: usize,
+    up: bool,
+}
+
+/// The VM's side: feeds and drains the queue.
+#[derive(Clone, Debug)]
+pub struct MemoryDriver(Arc<Mutex<Rings>>);
+
+/// The switch's side.
+#[derive(Debug)]
+pub struct MemoryQueue {
+    rings: Arc<Mutex<Rings>>,
+    caps: OffloadCaps,
+    largest: usize,
+}
+
+/// A queue pair and its driver; each direction holds `capacity` frames.
+#[must_use]
+pub fn memory_queue(capacity: usize, caps: OffloadCaps) -> (MemoryQueue, MemoryDriver) {
+    let rings = Arc::new(Mutex::new(Rings {
+        to_switch: VecDeque::with_capacity(capacity),
+        from_switch: VecDeque::with_capacity(capacity),
+        capacity,
+        up: true,
+    }));
+    let queue = MemoryQueue { rings: Arc::clone(&rings), caps, largest: usize::MAX };
+    (queue, MemoryDriver(rings))
+}
+
+fn lock(rings: &Mutex<Rings>) -> std::sync::MutexGuard<'_, Rings> {
+    rings.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MemoryQueue {
+    /// Refuses frames above `bytes`, as a receiver with small buffers does.
+    #[must_use]
+    pub fn with_largest(mut self, bytes: usize) -> Self {
+        self.largest = bytes;
+        self
+    }
+}
+
+impl MemoryDriver {
+    /// Offers a frame to the switch; false if the ring is full.
+    pub fn send(&self, frame: MemoryFrame) -> bool {
+        let mut rings = lock(&self.0);
+        let room = rings.to_switch.len() < rings.capacity;
+        if room {
+            rings.to_switch.push_back(frame);
+        }
+        room
+    }
+
+    /// Takes the oldest frame the switch delivered.
+    #[must_use]
+    pub fn receive(&self) -> Option<MemoryFrame> {
+        lock(&self.0).from_switch.pop_front()
+    }
+
+    /// Frames the switch has not taken yet.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        lock(&self.0).to_switch.len()
+    }
+
+    /// Plugs the driver in or out.
+    pub fn set_up(&self, up: bool) {
+        lock(&self.0).up = up;
+    }
+}
+
+impl PortQueue for MemoryQueue {
+    fn pending(&mut self, _now: Cycles) -> Pending {
+        let rings = lock(&self.rings);
+        if rings.up && !rings.to_switch.is_empty() { Pending::Yes } else { Pending::No }
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        let mut rings = lock(&self.rings);
+        while batch.has_room()
+            && let Some(frame) = rings.to_switch.pop_front()
+        {
+            if batch.push(&frame.bytes, frame.offload).is_err() {
+                rings.to_switch.push_front(frame);
+                break;
+            }
+        }
+    }
+
+    fn rx_done(&mut self) {}
+
+    fn tx_ready(&self) -> bool {
+        lock(&self.rings).up
+    }
+
+    fn caps(&self) -> OffloadCaps {
+        self.caps
+    }
+
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        let mut out = TxOutcome::default();
+        let mut rings = lock(&self.rings);
+        for &i in frames {
+            let frame = batch.frame(usize::from(i));
+            if frame.len as usize > self.largest {
+                out.too_big += 1;
+            } else if rings.from_switch.len() >= rings.capacity {
+                out.ring_full += 1;
+            } else {
+                let mut bytes = Vec::with_capacity(frame.len as usize);
+                batch.copy_out(usize::from(i), &mut bytes);
+                rings.from_switch.push_back(MemoryFrame { bytes, offload: frame.offload });
+                out.frames += 1;
+                out.bytes += u64::from(frame.len);
+                out.tso += u32::from(frame.offload.is_gso());
+            }
+        }
+        out
+    }
+
+    fn publish(&mut self) {}
+
+    fn notify(&mut self) -> u32 {
+        0
+    }
+}

@@ -1,0 +1,280 @@
+//! AF_PACKET ports: an existing interface (a NIC, a veth), all of its frames taken.
+//!
+//! The fall-back where AF_XDP is refused. Frames by system call, with a virtio-net header, so that
+//! segmentation and checksum offloads of the interface are used. The interface is put into
+//! promiscuous mode; what we send ourselves is not read back. The kernel takes VLAN tags out of
+//! received frames; they are put back here.
+#![allow(unsafe_code, reason = "AF_PACKET socket options and messages")]
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+use penstock_units::Cycles;
+
+use super::vnet_socket::{
+    FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
+};
+use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
+use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
+use crate::offload::{Offload, OffloadCaps, VNET_HDR_LEN};
+
+const PACKET_AUXDATA: libc::c_int = 8;
+const PACKET_VNET_HDR: libc::c_int = 15;
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
+/// Bytes of the header AF_PACKET puts in front of a frame.
+const HEADER: usize = 10;
+/// Room in front of a frame for the tag that the kernel took out.
+const TAG: usize = 4;
+/// Bytes the kernel may hold for us: some 3 ms at 10 Gbit/s.
+const RECEIVE_BUFFER: libc::c_int = 4 << 20;
+
+/// How an AF_PACKET port is attached.
+#[derive(Clone, Debug)]
+pub struct PacketConfig {
+    /// Interface name, at most 15 bytes; it must exist.
+    pub interface: String,
+    /// Network namespace: a name under `/run/netns` or a path; `None`: the daemon's own.
+    pub netns: Option<PathBuf>,
+    /// Offloads left to the interface.
+    pub offloads: OffloadCaps,
+}
+
+/// An AF_PACKET port's control side.
+#[derive(Debug)]
+pub struct Packet {
+    interface: Interface,
+    offloads: OffloadCaps,
+}
+
+impl Packet {
+    /// Opens the interface and brings it up.
+    ///
+    /// # Errors
+    /// [`PortError`]: no such interface or namespace, no permission.
+    pub fn open(config: &PacketConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
+        let name = config.interface.as_str();
+        let (interface, socket) = in_netns(config.netns.as_deref(), name, || {
+            let interface = Interface::new(name)?;
+            let socket = open_socket(&interface, name)?;
+            interface
+                .set_up()
+                .map_err(|e| PortError::system(name, "bring the interface up", "run as root", e))?;
+            Ok((interface, socket))
+        })?;
+        let queue = PacketQueue {
+            socket,
+            caps: config.offloads,
+            spacing: PollSpacing::default(),
+            now: Cycles::ZERO,
+            pieces: Box::new(FramePieces::new()),
+        };
+        Ok((Self { interface, offloads: config.offloads }, vec![Box::new(queue)]))
+    }
+
+    /// What the attachment looks like now.
+    #[must_use]
+    pub fn status(&self) -> AttachStatus {
+        let up = self.interface.is_up();
+        AttachStatus {
+            state: if up { AttachState::Up } else { AttachState::Down },
+            error: None,
+            features: super::offload_names(self.offloads),
+            ring_sizes: Vec::new(),
+            queues_up: u16::from(up),
+        }
+    }
+}
+
+fn open_socket(interface: &Interface, name: &str) -> Result<OwnedFd, PortError> {
+    let check = |call, remedy, done: libc::c_int| {
+        if done < 0 {
+            let e = std::io::Error::from_raw_os_error(last_error());
+            return Err(PortError::system(name, call, remedy, e));
+        }
+        Ok(done)
+    };
+    let index = interface.index().map_err(|e| {
+        PortError::system(name, "find the interface", "create it, or correct `interface`", e)
+    })?;
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers; the new descriptor is ours alone. WHY: nix has no SOCK_RAW AF_PACKET
+    // with protocol 0, which keeps frames away until the socket is bound.
+    let socket = unsafe {
+        let fd = check(
+            "open a packet socket",
+            "run as root or with CAP_NET_RAW",
+            libc::socket(libc::AF_PACKET, kind, 0),
+        )?;
+        OwnedFd::from_raw_fd(fd)
+    };
+    let set = |level, option, value: libc::c_int| {
+        let len = u32::try_from(size_of_val(&value)).unwrap_or(4);
+        // SAFETY: the option takes an int. WHY: nix does not know these options.
+        unsafe {
+            let at = (&raw const value).cast();
+            libc::setsockopt(socket.as_raw_fd(), level, option, at, len)
+        }
+    };
+    let old = "a kernel of 4.20 or later is needed";
+    check("ask for offload headers", old, set(libc::SOL_PACKET, PACKET_VNET_HDR, 1))?;
+    check("ask for VLAN tags", old, set(libc::SOL_PACKET, PACKET_AUXDATA, 1))?;
+    check("ignore own frames", old, set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1))?;
+    // Without privilege the kernel cuts the size to its own maximum: good enough.
+    if set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER) < 0 {
+        let _ = set(libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER);
+    }
+    bind(&socket, index).map_err(|e| {
+        PortError::system(name, "bind to the interface", "check that it exists and is up", e)
+    })?;
+    Ok(socket)
+}
+
+fn bind(socket: &OwnedFd, index: i32) -> std::io::Result<()> {
+    // SAFETY: all-zero is a valid `sockaddr_ll` and `packet_mreq`. WHY: no constructors.
+    let (mut address, mut membership): (libc::sockaddr_ll, libc::packet_mreq) =
+        unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+    address.sll_family = libc::sa_family_t::try_from(libc::AF_PACKET).unwrap_or(17);
+    address.sll_protocol = u16::try_from(libc::ETH_P_ALL).unwrap_or(3).to_be();
+    address.sll_ifindex = index;
+    membership.mr_ifindex = index;
+    membership.mr_type = u16::try_from(libc::PACKET_MR_PROMISC).unwrap_or(1);
+    let size = |n: usize| libc::socklen_t::try_from(n).unwrap_or(0);
+    // SAFETY: both calls read a structure of the size given. WHY: nix lacks both.
+    unsafe {
+        let fd = socket.as_raw_fd();
+        let at = (&raw const address).cast();
+        if libc::bind(fd, at, size(size_of_val(&address))) < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let (level, option) = (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
+        let at = (&raw const membership).cast();
+        if libc::setsockopt(fd, level, option, at, size(size_of_val(&membership))) < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// The one queue of an AF_PACKET port.
+struct PacketQueue {
+    socket: OwnedFd,
+    caps: OffloadCaps,
+    spacing: PollSpacing,
+    now: Cycles,
+    pieces: Box<FramePieces>,
+}
+
+// SAFETY: the pieces' pointers are only used inside one call of `tx_burst`.
+// WHY: `iovec` holds raw pointers, which makes the type !Send.
+unsafe impl Send for PacketQueue {}
+
+/// Bytes for one control message with a `tpacket_auxdata`, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// A frame as `recvmsg` left it.
+struct Received {
+    bytes: usize,
+    tci: Option<u16>,
+}
+
+impl PacketQueue {
+    /// Reads one frame to `frame`; its virtio-net header to `header`.
+    fn receive(&self, header: &mut [u8; VNET_HDR_LEN], frame: &mut [u8]) -> Option<Received> {
+        let mut pieces =
+            [piece(header.as_mut_ptr(), HEADER), piece(frame.as_mut_ptr(), frame.len())];
+        let mut control = Control([0; 64]);
+        // SAFETY: all-zero is a valid `msghdr`. WHY: no constructor.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen = 2;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control.0.len();
+        // SAFETY: every pointer in `message` leads to something of this call that is writable for
+        // the length beside it. WHY: nix's form allocates per call.
+        let n = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, 0) };
+        let bytes = usize::try_from(n).ok()?;
+        Some(Received { bytes, tci: tag_of(&message) })
+    }
+}
+
+/// The VLAN tag that the kernel took out of the frame, if any.
+fn tag_of(message: &libc::msghdr) -> Option<u16> {
+    // SAFETY: the kernel filled the control buffer and its length; CMSG_FIRSTHDR checks that a
+    // header fits, and cmsg_len says whether the data does. WHY: C macros.
+    unsafe {
+        let first = libc::CMSG_FIRSTHDR(message);
+        if first.is_null()
+            || (*first).cmsg_level != libc::SOL_PACKET
+            || (*first).cmsg_type != PACKET_AUXDATA
+            || (*first).cmsg_len < libc::CMSG_LEN(20) as usize
+        {
+            return None;
+        }
+        let data = libc::CMSG_DATA(first);
+        let status = data.cast::<u32>().read_unaligned();
+        let tci = data.add(16).cast::<u16>().read_unaligned();
+        (status & TP_STATUS_VLAN_VALID != 0).then_some(tci)
+    }
+}
+
+impl PortQueue for PacketQueue {
+    fn pending(&mut self, now: Cycles) -> Pending {
+        self.now = now;
+        if self.spacing.is_due(now) { Pending::Unknown } else { Pending::No }
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        let mut found = false;
+        while batch.has_room() {
+            let mut header = [0; VNET_HDR_LEN];
+            let Some(space) = batch.arena_space(TAG + FRAME_MAX) else { break };
+            let Some(received) = self.receive(&mut header, &mut space[TAG..]) else { break };
+            found = true;
+            let Some(len) = received.bytes.checked_sub(HEADER).filter(|&n| n >= FRAME_MIN) else {
+                batch.errors += 1;
+                continue;
+            };
+            let mut offload = Offload::from_wire(&header);
+            if let Some(tci) = received.tci {
+                space.copy_within(TAG..TAG + 12, 0);
+                space[12..14].copy_from_slice(&0x8100_u16.to_be_bytes());
+                space[14..16].copy_from_slice(&tci.to_be_bytes());
+                if offload.needs_csum() {
+                    offload.csum_start = offload.csum_start.saturating_add(4);
+                }
+                batch.push_arena(len + TAG, offload);
+            } else {
+                batch.push_arena_from(TAG, len, offload);
+            }
+        }
+        self.spacing.polled(self.now, found);
+    }
+
+    fn rx_done(&mut self) {}
+
+    fn tx_ready(&self) -> bool {
+        true
+    }
+
+    fn caps(&self) -> OffloadCaps {
+        self.caps
+    }
+
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        let mut out = TxOutcome::default();
+        for i in frames.iter().copied().map(usize::from) {
+            let pieces = self.pieces.of(batch, i, HEADER);
+            let sent = super::vnet_socket::write_vectored(self.socket.as_fd(), pieces);
+            count_result(&mut out, batch, i, sent);
+        }
+        out
+    }
+
+    fn publish(&mut self) {}
+
+    fn notify(&mut self) -> u32 {
+        0
+    }
+}

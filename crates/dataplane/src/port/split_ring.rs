@@ -1,0 +1,781 @@
+//! The device side of a split virtqueue (virtio 1.2 §2.7).
+//!
+//! **Problem.** The other side is an attacker who may rewrite every word at every moment.
+//! **Rule** (notes 3, 5-8, 12-14): each guest word is read once into private memory and only that
+//! copy is validated and used; chains are walked with our own count of steps; a burst goes through
+//! in stages, each of which prefetches for the next; indices are published once a burst.
+//! A ring that breaks a rule too often, or whose indices make no sense, is stopped: it hurts its
+//! own port and nothing else.
+//! **Order.** Everything completes in order, so `IN_ORDER` may be offered.
+#![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
+
+use core::sync::atomic::{AtomicU16, Ordering};
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+
+use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX, FRAME_MAX, FRAME_MIN, HEAD_COPY};
+use crate::mem::{copy, copy_head, prefetch};
+use crate::offload::{Offload, VNET_HDR_LEN};
+use crate::port::TxOutcome;
+use crate::port::guest_memory::GuestMemory;
+
+const F_NEXT: u16 = 1;
+const F_WRITE: u16 = 2;
+const F_INDIRECT: u16 = 4;
+const AVAIL_NO_INTERRUPT: u16 = 1;
+const USED_NO_NOTIFY: u16 = 1;
+/// Bad chains in a row after which a ring is stopped.
+const BAD_CHAINS_MAX: u32 = 64;
+/// Segments a frame may be gathered from or scattered to: a chain, split at region edges.
+const PIECES_MAX: usize = 2 * CHAIN_MAX;
+/// How many frames ahead the bytes behind the head are prefetched (notes §7: 2-4 pay, 8 hurt).
+const BODY_PREFETCH_AHEAD: usize = 3;
+
+/// The largest ring a driver may set (virtio 1.2 §2.7).
+pub const RING_SIZE_MAX: u32 = 32_768;
+
+/// Where a driver put a ring, and how it wants it used.
+#[derive(Debug)]
+pub struct RingSpec {
+    /// Entries, a power of two.
+    pub size: u32,
+    /// Driver's address of the descriptor table.
+    pub descriptors: u64,
+    /// Driver's address of the available ring.
+    pub available: u64,
+    /// Driver's address of the used ring.
+    pub used: u64,
+    /// The next available entry to look at.
+    pub base: u16,
+    /// `VIRTIO_RING_F_EVENT_IDX` was negotiated.
+    pub event_idx: bool,
+    /// `VIRTIO_NET_F_MRG_RXBUF` was negotiated.
+    pub mergeable: bool,
+    /// Bytes of the virtio-net header: 12, or 10 for a legacy driver without mergeable buffers.
+    pub header: usize,
+    /// Interrupts the driver; `None`: it polls.
+    pub call: Option<File>,
+}
+
+/// A ring cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RingError {
+    /// Not a power of two, or too large.
+    #[error("ring size {0} is not a power of two from 1 to {RING_SIZE_MAX}")]
+    Size(u32),
+    /// A part of the ring is not in the driver's memory, or misaligned.
+    #[error("the {0} at {1:#x} is outside the driver's memory or misaligned")]
+    Address(&'static str, u64),
+}
+
+/// A descriptor as read once from guest memory.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Descriptor {
+    guest: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+/// A piece of a buffer in guest memory.
+#[derive(Clone, Copy)]
+struct Piece {
+    at: *mut u8,
+    len: u32,
+}
+
+impl Piece {
+    const NONE: Self = Self { at: core::ptr::null_mut(), len: 0 };
+}
+
+/// Why a chain is not used.
+struct BadChain;
+
+/// The device side of one split ring.
+pub struct SplitRing {
+    descriptors: *const Descriptor,
+    available: *mut u16,
+    used: *mut u16,
+    size: u16,
+    mask: u16,
+    next_available: u16,
+    available_seen: u16,
+    next_used: u16,
+    published: u16,
+    signalled: u16,
+    header: usize,
+    event_idx: bool,
+    mergeable: bool,
+    stopped: bool,
+    bad_chains: u32,
+    hint: usize,
+    taken: usize,
+    heads: [u16; BATCH_FRAMES],
+    call: Option<File>,
+    memory: Arc<GuestMemory>,
+}
+
+// SAFETY: the pointers lead into `memory`, which lives as long as the ring; exactly one thread
+// holds the ring at any time. WHY: control threads build rings, a worker runs them.
+unsafe impl Send for SplitRing {}
+
+impl core::fmt::Debug for SplitRing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SplitRing")
+            .field("size", &self.size)
+            .field("next_available", &self.next_available)
+            .field("next_used", &self.next_used)
+            .field("stopped", &self.stopped)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SplitRing {
+    /// Validates the addresses and takes the ring up where the driver's memory says it stands.
+    ///
+    /// # Errors
+    /// [`RingError`].
+    pub fn new(spec: RingSpec, memory: Arc<GuestMemory>) -> Result<Self, RingError> {
+        let size = match u16::try_from(spec.size) {
+            Ok(size) if size.is_power_of_two() => size,
+            _ => return Err(RingError::Size(spec.size)),
+        };
+        let n = u64::from(size);
+        let at = |what, user, len, align| {
+            memory.translate_user(user, len, align).ok_or(RingError::Address(what, user))
+        };
+        let descriptors = at("descriptor table", spec.descriptors, 16 * n, 16)?;
+        let available = at("available ring", spec.available, 6 + 2 * n, 2)?;
+        let used = at("used ring", spec.used, 6 + 8 * n, 4)?;
+        let mut ring = Self {
+            descriptors: descriptors.cast_const().cast(),
+            available: available.cast(),
+            used: used.cast(),
+            size,
+            mask: size - 1,
+            next_available: spec.base,
+            available_seen: spec.base,
+            next_used: 0,
+            published: 0,
+            signalled: 0,
+            header: spec.header,
+            event_idx: spec.event_idx,
+            mergeable: spec.mergeable,
+            stopped: false,
+            bad_chains: 0,
+            hint: 0,
+            taken: 0,
+            heads: [0; BATCH_FRAMES],
+            call: spec.call,
+            memory: Arc::clone(&memory),
+        };
+        // A switch that died between publishing and telling its frontend is behind the ring: the
+        // used index in the driver's memory is the truth, as everything completes in order.
+        ring.next_used = ring.word(ring.used, 1).load(Ordering::Acquire);
+        ring.published = ring.next_used;
+        ring.signalled = ring.next_used;
+        ring.next_available = ring.next_used;
+        ring.available_seen = ring.next_used;
+        ring.suppress_kicks();
+        Ok(ring)
+    }
+
+    /// The next available entry: what the frontend is told as the ring's base.
+    #[must_use]
+    pub const fn base(&self) -> u16 {
+        self.next_available
+    }
+
+    /// Entries.
+    #[must_use]
+    pub const fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Whether the driver broke the rules so often that the ring was stopped.
+    #[must_use]
+    pub const fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// A 16-bit word of the available or used ring. Index 0 is `flags`, 1 is `idx`.
+    #[inline(always)]
+    fn word(&self, base: *mut u16, at: usize) -> &AtomicU16 {
+        // SAFETY: every caller stays within the bytes `new` checked: 3 + size words of the
+        // available ring, 3 + 4 * size of the used ring; both are 2-aligned and stay mapped.
+        // WHY: the driver writes these words while we read them: only atomics are defined.
+        unsafe { AtomicU16::from_ptr(base.add(at)) }
+    }
+
+    /// Whether the driver has made a chain available that was not looked at.
+    #[inline]
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.stopped && self.word(self.available, 1).load(Ordering::Relaxed) != self.next_available
+    }
+
+    /// Chains available now; reads the driver's index again when fewer than `want` are known.
+    #[inline]
+    fn credits(&mut self, want: u16) -> u16 {
+        let known = self.available_seen.wrapping_sub(self.next_available);
+        if known >= want || self.stopped {
+            return known;
+        }
+        self.available_seen = self.word(self.available, 1).load(Ordering::Acquire);
+        let now = self.available_seen.wrapping_sub(self.next_available);
+        if now > self.size {
+            self.stop("its available index runs ahead of the ring");
+            return 0;
+        }
+        now
+    }
+
+    #[cold]
+    fn stop(&mut self, _why: &'static str) {
+        self.stopped = true;
+        self.available_seen = self.next_available;
+    }
+
+    #[inline(always)]
+    fn head_at(&self, index: u16) -> u16 {
+        self.word(self.available, 2 + usize::from(index & self.mask)).load(Ordering::Relaxed)
+    }
+
+    /// Reads a descriptor of the ring's own table once.
+    #[inline(always)]
+    fn descriptor(&self, index: u16) -> Descriptor {
+        // SAFETY: index < size, so the entry lies in the checked table. It is read exactly once.
+        // WHY: volatile keeps the compiler from reading the guest's memory a second time.
+        unsafe { self.descriptors.add(usize::from(index & self.mask)).read_volatile() }
+    }
+
+    /// Takes frames into `batch` until the ring or the batch is exhausted.
+    pub fn take(&mut self, batch: &mut Batch) {
+        self.taken = 0;
+        if self.stopped {
+            return;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+        let room = (BATCH_FRAMES - batch.len()) as u16;
+        let n = usize::from(self.credits(room).min(room));
+        let mut plain = [Piece::NONE; BATCH_FRAMES];
+        self.prefetch_heads(n);
+        for (k, piece) in plain[..n].iter_mut().enumerate() {
+            let head = self.heads[k];
+            if head < self.size {
+                let d = self.descriptor(head);
+                if d.flags == 0
+                    && let Some(at) = self.memory.translate(d.guest, d.len, &mut self.hint)
+                {
+                    *piece = Piece { at, len: d.len };
+                    prefetch(at);
+                    prefetch(at.wrapping_add(64));
+                }
+            }
+        }
+        while self.taken < n && batch.has_room() {
+            let piece = plain[self.taken];
+            let ok = if piece.at.is_null() {
+                self.take_chain(batch, self.heads[self.taken])
+            } else {
+                self.take_plain(batch, piece)
+            };
+            if ok.is_err() {
+                batch.errors += 1;
+                self.count_bad_chain();
+            } else {
+                self.bad_chains = 0;
+            }
+            self.taken += 1;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+        let taken = self.taken as u16;
+        self.next_available = self.next_available.wrapping_add(taken);
+    }
+
+    #[inline]
+    fn prefetch_heads(&mut self, n: usize) {
+        for k in 0..n {
+            #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+            let head = self.head_at(self.next_available.wrapping_add(k as u16));
+            self.heads[k] = head;
+            prefetch(self.descriptors.wrapping_add(usize::from(head & self.mask)).cast());
+        }
+    }
+
+    #[cold]
+    fn count_bad_chain(&mut self) {
+        self.bad_chains += 1;
+        if self.bad_chains >= BAD_CHAINS_MAX {
+            self.stop("it made too many bad chains available");
+        }
+    }
+
+    /// A frame in one descriptor: header and bytes together.
+    #[inline]
+    fn take_plain(&self, batch: &mut Batch, piece: Piece) -> Result<(), BadChain> {
+        let len = (piece.len as usize).wrapping_sub(self.header);
+        if !(FRAME_MIN..=FRAME_MAX).contains(&len) {
+            return Err(BadChain);
+        }
+        let head = len.min(HEAD_COPY);
+        // SAFETY: the piece is `header + len` readable bytes; the slot has HEAD_COPY.
+        // WHY: no slice over guest memory may exist.
+        let offload = unsafe {
+            let offload = read_header(piece.at);
+            copy_head(batch.next_slot(), piece.at.add(self.header), head);
+            offload
+        };
+        let rest = len - head;
+        if rest > 0 {
+            batch.add_segment(0, piece.at.wrapping_add(self.header + head), rest);
+        }
+        batch.commit(len, head, usize::from(rest > 0), offload);
+        Ok(())
+    }
+
+    /// A frame in any lawful chain: several descriptors, indirect, split at region edges.
+    fn take_chain(&mut self, batch: &mut Batch, head: u16) -> Result<(), BadChain> {
+        let mut pieces = [Piece::NONE; PIECES_MAX];
+        let count = self.walk(head, 0, &mut pieces)?;
+        let total: usize = pieces[..count].iter().map(|p| p.len as usize).sum();
+        let len = total.wrapping_sub(self.header);
+        // CVE-2022-2132: a chain that holds no more than the header.
+        if total <= self.header || !(FRAME_MIN..=FRAME_MAX).contains(&len) {
+            return Err(BadChain);
+        }
+        let mut source = Gather { pieces: &pieces[..count], at: 0, offset: 0 };
+        let mut header = [0; VNET_HDR_LEN];
+        let head = len.min(HEAD_COPY);
+        // SAFETY: `total` bytes are readable through the pieces, and header + head <= total; the
+        // array has 12 bytes and the slot HEAD_COPY. WHY: no slice over guest memory may exist.
+        unsafe {
+            source.read(header.as_mut_ptr(), self.header);
+            source.read(batch.next_slot(), head);
+        }
+        let segments = source.rest(|i, at, len| batch.add_segment(i, at, len));
+        batch.commit(len, head, segments, Offload::from_wire(&header));
+        Ok(())
+    }
+
+    /// Walks a chain into pieces of host memory; `wanted` is the write flag each must have.
+    fn walk(
+        &mut self,
+        head: u16,
+        wanted: u16,
+        pieces: &mut [Piece; PIECES_MAX],
+    ) -> Result<usize, BadChain> {
+        let mut table = Table { at: self.descriptors, size: self.size, indirect: false };
+        let mut next = head;
+        let mut count = 0;
+        // Our own count of steps ends every loop the driver may build.
+        for _ in 0..CHAIN_MAX {
+            if next >= table.size {
+                return Err(BadChain);
+            }
+            // SAFETY: next < table.size, and the table was checked for that many entries.
+            // WHY: volatile: the descriptor is read exactly once.
+            let d = unsafe { table.at.add(usize::from(next)).read_volatile() };
+            if d.flags & F_INDIRECT != 0 {
+                table = self.indirect_table(&table, d)?;
+                next = 0;
+                continue;
+            }
+            if d.flags & F_WRITE != wanted {
+                return Err(BadChain);
+            }
+            count = self.add_pieces(d, pieces, count)?;
+            if d.flags & F_NEXT == 0 {
+                return Ok(count);
+            }
+            next = d.next;
+        }
+        Err(BadChain)
+    }
+
+    fn indirect_table(&mut self, outer: &Table, d: Descriptor) -> Result<Table, BadChain> {
+        let entries = d.len / 16;
+        let lawful = !outer.indirect
+            && d.flags & F_NEXT == 0
+            && d.len.is_multiple_of(16)
+            && (1..=256).contains(&entries)
+            && d.guest.is_multiple_of(8);
+        if !lawful {
+            return Err(BadChain);
+        }
+        let at = self.memory.translate(d.guest, d.len, &mut self.hint).ok_or(BadChain)?;
+        #[expect(clippy::cast_possible_truncation, reason = "at most 256")]
+        let size = entries as u16;
+        Ok(Table { at: at.cast_const().cast(), size, indirect: true })
+    }
+
+    fn add_pieces(
+        &mut self,
+        d: Descriptor,
+        pieces: &mut [Piece; PIECES_MAX],
+        mut count: usize,
+    ) -> Result<usize, BadChain> {
+        if d.guest.checked_add(u64::from(d.len)).is_none() {
+            return Err(BadChain);
+        }
+        let (mut guest, mut left) = (d.guest, d.len);
+        while left > 0 {
+            let (at, here) = self.memory.translate_part(guest, left).ok_or(BadChain)?;
+            *pieces.get_mut(count).ok_or(BadChain)? = Piece { at, len: here };
+            count += 1;
+            guest += u64::from(here);
+            left -= here;
+        }
+        Ok(count)
+    }
+
+    /// Returns the chains of the last [`Self::take`] to the driver; visible after `publish`.
+    #[inline]
+    pub fn complete_taken(&mut self) {
+        for k in 0..self.taken {
+            self.push_used(self.heads[k], 0);
+        }
+        self.taken = 0;
+    }
+
+    #[inline(always)]
+    fn push_used(&mut self, id: u16, len: u32) {
+        let entry = u64::from(id) | u64::from(len) << 32;
+        let at = 2 + 4 * usize::from(self.next_used & self.mask);
+        // SAFETY: the entry lies in the checked used ring, which is 4-aligned; `u64` needs 8, so
+        // the write is unaligned. WHY: one store for id and length.
+        unsafe { self.used.add(at).cast::<u64>().write_unaligned(entry) };
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
+    pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+        let want = frames.len() as u16;
+        let n = usize::from(self.credits(want).min(want));
+        let mut plain = [Piece::NONE; BATCH_FRAMES];
+        self.prefetch_heads(n);
+        for (k, piece) in plain[..n].iter_mut().enumerate() {
+            let d = self.descriptor(self.heads[k]);
+            if d.flags == F_WRITE
+                && self.heads[k] < self.size
+                && let Some(at) = self.memory.translate(d.guest, d.len, &mut self.hint)
+            {
+                *piece = Piece { at, len: d.len };
+                prefetch(at);
+                prefetch(at.wrapping_add(64));
+            }
+        }
+        let mut cursor = 0;
+        for (j, &i) in frames.iter().enumerate() {
+            let i = usize::from(i);
+            if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD) {
+                prefetch_body(batch, usize::from(ahead));
+            }
+            let frame = batch.frame(i);
+            let need = self.header + frame.len as usize;
+            match plain[..n].get(cursor) {
+                Some(piece) if piece.len as usize >= need => {
+                    self.write_plain(batch, i, piece.at);
+                    #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
+                    self.push_used(self.heads[cursor], need as u32);
+                    cursor += 1;
+                    self.next_available = self.next_available.wrapping_add(1);
+                    count_sent(out, frame.len, frame.offload);
+                }
+                _ => cursor += self.give_scattered(batch, i, out),
+            }
+        }
+    }
+
+    /// Header, head and rest of frame `i`, one behind the other at `at`.
+    #[inline]
+    fn write_plain(&self, batch: &Batch, i: usize, at: *mut u8) {
+        let head = batch.head(i);
+        // SAFETY: the caller checked that `at` has room for header and frame, all in one region.
+        // The sources are a slot of ours and segments valid for this turn.
+        // WHY: raw copies are the only lawful way into guest memory.
+        unsafe {
+            write_header(at, batch.frame(i).offload, 1, self.header);
+            let mut to = at.add(self.header);
+            copy_head(to, head.as_ptr(), head.len());
+            to = to.add(head.len());
+            for s in batch.segments(i) {
+                copy(to, s.data, s.len as usize);
+                to = to.add(s.len as usize);
+            }
+        }
+    }
+
+    /// The general case: chained, indirect or merged buffers. Returns the chains consumed.
+    fn give_scattered(&mut self, batch: &Batch, i: usize, out: &mut TxOutcome) -> usize {
+        let frame = batch.frame(i);
+        let need = self.header + frame.len as usize;
+        let mut pieces = [Piece::NONE; PIECES_MAX];
+        let mut chains = [(0_u16, 0_usize); CHAIN_MAX];
+        let (mut count, mut space) = (0, 0);
+        while space < need {
+            if count == CHAIN_MAX || (count > 0 && !self.mergeable) {
+                out.too_big += 1;
+                return 0;
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
+            let ahead = count as u16;
+            if self.credits(ahead + 1) <= ahead {
+                out.ring_full += u32::from(!self.stopped);
+                out.down += u32::from(self.stopped);
+                return 0;
+            }
+            let head = self.head_at(self.next_available.wrapping_add(ahead));
+            let mut chain = [Piece::NONE; PIECES_MAX];
+            let Ok(n) = self.walk(head, F_WRITE, &mut chain) else {
+                return self.refuse_buffer(head, count, out);
+            };
+            let used: usize = chains[..count].iter().map(|c| c.1).sum();
+            let Some(room) = pieces.get_mut(used..used + n) else {
+                out.too_big += 1;
+                return 0;
+            };
+            room.copy_from_slice(&chain[..n]);
+            space += chain[..n].iter().map(|p| p.len as usize).sum::<usize>();
+            chains[count] = (head, n);
+            count += 1;
+        }
+        self.bad_chains = 0;
+        self.scatter(batch, i, &pieces, &chains[..count]);
+        count_sent(out, frame.len, frame.offload);
+        count
+    }
+
+    /// A bad receive buffer: the first of a frame is handed back empty; further ones wait for
+    /// their turn to be first.
+    #[cold]
+    fn refuse_buffer(&mut self, head: u16, before: usize, out: &mut TxOutcome) -> usize {
+        out.error += 1;
+        self.count_bad_chain();
+        if before > 0 || self.stopped {
+            return 0;
+        }
+        if head >= self.size {
+            self.stop("its available ring names a descriptor that does not exist");
+            return 0;
+        }
+        self.push_used(head, 0);
+        self.next_available = self.next_available.wrapping_add(1);
+        1
+    }
+
+    /// Writes a frame over the pieces of `chains` (head and number of pieces each).
+    fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[(u16, usize)]) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
+        let buffers = chains.len() as u16;
+        let header = batch.frame(i).offload.to_wire(buffers);
+        let mut to = Scatter { pieces, at: 0, offset: 0 };
+        // SAFETY: the pieces together have room for header and frame (the caller summed them up);
+        // sources as in `write_plain`. WHY: as there.
+        unsafe {
+            to.write(header.as_ptr(), self.header);
+            let head = batch.head(i);
+            to.write(head.as_ptr(), head.len());
+            for s in batch.segments(i) {
+                to.write(s.data, s.len as usize);
+            }
+        }
+        let mut left = self.header + batch.frame(i).len as usize;
+        let mut first = 0;
+        for &(head, n) in chains {
+            let room: usize = pieces[first..first + n].iter().map(|p| p.len as usize).sum();
+            let here = left.min(room);
+            #[expect(clippy::cast_possible_truncation, reason = "at most 12 + FRAME_MAX")]
+            self.push_used(head, here as u32);
+            left -= here;
+            first += n;
+        }
+        self.next_available = self.next_available.wrapping_add(buffers);
+    }
+
+    /// Makes the used entries visible to the driver.
+    #[inline]
+    pub fn publish(&mut self) {
+        if self.published != self.next_used {
+            self.word(self.used, 1).store(self.next_used, Ordering::Release);
+            self.published = self.next_used;
+        }
+    }
+
+    /// After `publish` and a full fence: interrupts the driver if it asked for it.
+    /// Returns the number of interrupts, 0 or 1.
+    #[inline]
+    pub fn notify(&mut self) -> u32 {
+        if self.signalled == self.published {
+            return 0;
+        }
+        let old = core::mem::replace(&mut self.signalled, self.published);
+        let wanted = if self.event_idx {
+            let event =
+                self.word(self.available, 2 + usize::from(self.size)).load(Ordering::Relaxed);
+            // virtio 1.2 §2.7.7.2
+            self.published.wrapping_sub(event).wrapping_sub(1) < self.published.wrapping_sub(old)
+        } else {
+            self.word(self.available, 0).load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
+        };
+        if wanted { self.interrupt() } else { 0 }
+    }
+
+    #[cold]
+    fn interrupt(&mut self) -> u32 {
+        let Some(call) = &mut self.call else { return 0 };
+        // An eventfd that would block already has an interrupt pending.
+        let _ = call.write(&1_u64.to_ne_bytes());
+        1
+    }
+
+    /// We poll: the driver shall not kick.
+    fn suppress_kicks(&mut self) {
+        if self.event_idx {
+            let passed = self.next_available.wrapping_sub(1);
+            let at = 2 + 4 * usize::from(self.size);
+            self.word(self.used, at).store(passed, Ordering::Relaxed);
+        } else {
+            self.word(self.used, 0).store(USED_NO_NOTIFY, Ordering::Relaxed);
+        }
+    }
+}
+
+struct Table {
+    at: *const Descriptor,
+    size: u16,
+    indirect: bool,
+}
+
+#[inline]
+fn prefetch_body(batch: &Batch, i: usize) {
+    if let Some(s) = batch.segments(i).first() {
+        for line in (0..s.len.min(1536) as usize).step_by(64) {
+            prefetch(s.data.wrapping_add(line));
+        }
+    }
+}
+
+#[inline(always)]
+fn count_sent(out: &mut TxOutcome, len: u32, offload: Offload) {
+    out.frames += 1;
+    out.bytes += u64::from(len);
+    out.tso += u32::from(offload.is_gso());
+}
+
+/// Reads a virtio-net header once.
+///
+/// # Safety
+/// Ten readable bytes.
+#[inline(always)]
+unsafe fn read_header(at: *const u8) -> Offload {
+    let mut bytes = [0; VNET_HDR_LEN];
+    // SAFETY: the caller's promise: eight bytes and two. WHY: volatile: read exactly once.
+    unsafe {
+        bytes[..8].copy_from_slice(&at.cast::<u64>().read_unaligned().to_ne_bytes());
+        bytes[8..10].copy_from_slice(&at.add(8).cast::<u16>().read_unaligned().to_ne_bytes());
+    }
+    Offload::from_wire(&bytes)
+}
+
+/// Writes a virtio-net header unless it is there already: drivers reuse buffers, and a line that
+/// is not dirtied need not travel back (notes §7: 8-20 cycles).
+///
+/// # Safety
+/// `len` (10 or 12) writable bytes.
+#[inline(always)]
+unsafe fn write_header(at: *mut u8, offload: Offload, buffers: u16, len: usize) {
+    let bytes = offload.to_wire(buffers);
+    let first = u64::from_ne_bytes([
+        bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
+    ]);
+    let last = u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    // SAFETY: the caller's promise. WHY: unaligned vector-free access to guest memory.
+    unsafe {
+        if at.cast::<u64>().read_unaligned() != first {
+            at.cast::<u64>().write_unaligned(first);
+        }
+        let tail = at.add(8);
+        if len == VNET_HDR_LEN {
+            if tail.cast::<u32>().read_unaligned() != last {
+                tail.cast::<u32>().write_unaligned(last);
+            }
+        } else {
+            copy_head(tail, bytes[8..].as_ptr(), 2);
+        }
+    }
+}
+
+/// Reads through a list of pieces.
+struct Gather<'a> {
+    pieces: &'a [Piece],
+    at: usize,
+    offset: usize,
+}
+
+impl Gather<'_> {
+    /// # Safety
+    /// The pieces hold `len` more bytes; `to` is writable for `len`.
+    unsafe fn read(&mut self, mut to: *mut u8, mut len: usize) {
+        while len > 0 {
+            let piece = self.pieces[self.at];
+            let here = (piece.len as usize - self.offset).min(len);
+            // SAFETY: `here` stays inside the piece and inside `to`. WHY: raw guest memory.
+            unsafe {
+                copy(to, piece.at.add(self.offset), here);
+                to = to.add(here);
+            }
+            len -= here;
+            self.offset += here;
+            if self.offset == piece.len as usize {
+                self.at += 1;
+                self.offset = 0;
+            }
+        }
+    }
+
+    /// Hands out what was not read; returns how many pieces that were.
+    fn rest(self, mut add: impl FnMut(usize, *const u8, usize)) -> usize {
+        let mut n = 0;
+        let mut offset = self.offset;
+        for piece in &self.pieces[self.at..] {
+            add(n, piece.at.wrapping_add(offset), piece.len as usize - offset);
+            n += 1;
+            offset = 0;
+        }
+        n
+    }
+}
+
+/// Writes through a list of pieces.
+struct Scatter<'a> {
+    pieces: &'a [Piece],
+    at: usize,
+    offset: usize,
+}
+
+impl Scatter<'_> {
+    /// # Safety
+    /// The pieces have room for `len` more bytes; `from` is readable for `len`.
+    unsafe fn write(&mut self, mut from: *const u8, mut len: usize) {
+        while len > 0 {
+            let piece = self.pieces[self.at];
+            let here = (piece.len as usize - self.offset).min(len);
+            // SAFETY: `here` stays inside the piece and inside `from`. WHY: raw guest memory.
+            unsafe {
+                copy(piece.at.add(self.offset), from, here);
+                from = from.add(here);
+            }
+            len -= here;
+            self.offset += here;
+            if self.offset == piece.len as usize {
+                self.at += 1;
+                self.offset = 0;
+            }
+        }
+    }
+}

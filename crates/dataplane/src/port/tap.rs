@@ -1,0 +1,208 @@
+//! TAP ports: an interface of the host or of a namespace, with the kernel's stack behind it.
+//!
+//! Frames come and go by system call, one each, with a virtio-net header, so that checksums and
+//! 64 KiB TCP segments stay unfinished across the switch. Multi-queue; polls are spaced out when
+//! nothing comes. The interface is made if it is not there, and lives as long as the port.
+#![allow(unsafe_code, reason = "TUN ioctls and vectored reads")]
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use penstock_units::Cycles;
+
+use super::vnet_socket::{
+    FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece, write_vectored,
+};
+use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
+use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
+use crate::offload::{Offload, OffloadCaps, VNET_HDR_LEN};
+use crate::worker::QUEUES_MAX;
+
+const TUN_F_CSUM: libc::c_uint = 1;
+const TUN_F_TSO4: libc::c_uint = 2;
+const TUN_F_TSO6: libc::c_uint = 4;
+
+/// How a TAP port is attached.
+#[derive(Clone, Debug)]
+pub struct TapConfig {
+    /// Interface name, at most 15 bytes.
+    pub interface: String,
+    /// Network namespace: a name under `/run/netns` or a path; `None`: the daemon's own.
+    pub netns: Option<PathBuf>,
+    /// Queues, 1 to 8.
+    pub queues: u16,
+    /// Offloads left to the other side, both ways.
+    pub offloads: OffloadCaps,
+    /// MTU to set; `None` leaves it.
+    pub mtu: Option<u32>,
+}
+
+/// A TAP port's control side.
+#[derive(Debug)]
+pub struct Tap {
+    interface: Interface,
+    queues: u16,
+    offloads: OffloadCaps,
+}
+
+impl Tap {
+    /// Makes or opens the interface and brings it up.
+    ///
+    /// # Errors
+    /// [`PortError`]: no permission, the interface is in use or no TAP, no such namespace.
+    pub fn open(config: &TapConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
+        let name = config.interface.as_str();
+        if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {
+            let (problem, limit) = ("number of queues", QUEUES_MAX as u64);
+            return Err(PortError::Limit { object: name.to_owned(), problem, limit });
+        }
+        let (interface, files) = in_netns(config.netns.as_deref(), name, || open_queues(config))?;
+        let queues = files.into_iter().map(|file| {
+            let (spacing, pieces) = (PollSpacing::default(), Box::new(FramePieces::new()));
+            let caps = config.offloads;
+            Box::new(TapQueue { file, caps, spacing, now: Cycles::ZERO, pieces }) as Box<_>
+        });
+        let queues = queues.collect();
+        Ok((Self { interface, queues: config.queues, offloads: config.offloads }, queues))
+    }
+
+    /// What the attachment looks like now.
+    #[must_use]
+    pub fn status(&self) -> AttachStatus {
+        let up = self.interface.is_up();
+        AttachStatus {
+            state: if up { AttachState::Up } else { AttachState::Down },
+            error: None,
+            features: super::offload_names(self.offloads),
+            ring_sizes: Vec::new(),
+            queues_up: if up { self.queues } else { 0 },
+        }
+    }
+}
+
+fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<File>), PortError> {
+    let name = config.interface.as_str();
+    let interface = Interface::new(name)?;
+    let mut files = Vec::with_capacity(usize::from(config.queues));
+    for _ in 0..config.queues {
+        files.push(open_queue(config, &interface)?);
+    }
+    let failed = |call, e| PortError::system(name, call, "run as root or with CAP_NET_ADMIN", e);
+    if let Some(mtu) = config.mtu {
+        interface.set_mtu(mtu).map_err(|e| failed("set the MTU", e))?;
+    }
+    interface.set_up().map_err(|e| failed("bring the interface up", e))?;
+    Ok((interface, files))
+}
+
+fn open_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortError> {
+    let name = config.interface.as_str();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open("/dev/net/tun")
+        .map_err(|e| {
+            PortError::system(name, "open /dev/net/tun", "load the tun module, run as root", e)
+        })?;
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    if config.queues > 1 {
+        flags |= libc::IFF_MULTI_QUEUE;
+    }
+    let mut request = interface.request();
+    request.ifr_ifru.ifru_flags =
+        libc::c_short::from_ne_bytes(u16::try_from(flags).unwrap_or(u16::MAX).to_ne_bytes());
+    let header = libc::c_int::try_from(VNET_HDR_LEN).unwrap_or(12);
+    let o = config.offloads;
+    let offloads = if o.csum { TUN_F_CSUM } else { 0 }
+        | if o.csum && o.tso4 { TUN_F_TSO4 } else { 0 }
+        | if o.csum && o.tso6 { TUN_F_TSO6 } else { 0 };
+    let fd = file.as_raw_fd();
+    let check = |call, remedy, done: libc::c_int| {
+        if done < 0 {
+            let e = std::io::Error::from_raw_os_error(last_error());
+            return Err(PortError::system(name, call, remedy, e));
+        }
+        Ok(())
+    };
+    // SAFETY: TUNSETIFF takes an `ifreq`. WHY: ioctl has no safe form.
+    let attached = unsafe { libc::ioctl(fd, libc::TUNSETIFF, &request) };
+    let remedy = "run as root; if it is in use, end its user; if it is no TAP, choose another name";
+    check("attach to the TAP interface", remedy, attached)?;
+    // SAFETY: TUNSETVNETHDRSZ takes an int. WHY: as above.
+    check("set the header size", "", unsafe { libc::ioctl(fd, libc::TUNSETVNETHDRSZ, &header) })?;
+    // SAFETY: TUNSETOFFLOAD takes an unsigned long by value. WHY: as above.
+    check("set offloads", "", unsafe {
+        libc::ioctl(fd, libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads))
+    })?;
+    Ok(file)
+}
+
+/// One queue of a TAP.
+struct TapQueue {
+    file: File,
+    caps: OffloadCaps,
+    spacing: PollSpacing,
+    now: Cycles,
+    pieces: Box<FramePieces>,
+}
+
+// SAFETY: the pieces' pointers are only used inside one call of `tx_burst`.
+// WHY: `iovec` holds raw pointers, which makes the type !Send.
+unsafe impl Send for TapQueue {}
+
+impl PortQueue for TapQueue {
+    fn pending(&mut self, now: Cycles) -> Pending {
+        self.now = now;
+        if self.spacing.is_due(now) { Pending::Unknown } else { Pending::No }
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        let mut found = false;
+        while batch.has_room() {
+            let mut header = [0; VNET_HDR_LEN];
+            let Some(space) = batch.arena_space(FRAME_MAX) else { break };
+            let pieces =
+                [piece(header.as_mut_ptr(), VNET_HDR_LEN), piece(space.as_mut_ptr(), FRAME_MAX)];
+            // SAFETY: both pieces are writable for their lengths and belong to this call.
+            // WHY: the safe form would need two slices; this keeps one shape for both ways.
+            let n = unsafe { libc::readv(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
+            let Ok(n) = usize::try_from(n) else { break };
+            found = true;
+            if n < VNET_HDR_LEN + FRAME_MIN {
+                batch.errors += 1;
+                continue;
+            }
+            batch.push_arena(n - VNET_HDR_LEN, Offload::from_wire(&header));
+        }
+        self.spacing.polled(self.now, found);
+    }
+
+    fn rx_done(&mut self) {}
+
+    fn tx_ready(&self) -> bool {
+        true
+    }
+
+    fn caps(&self) -> OffloadCaps {
+        self.caps
+    }
+
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        let mut out = TxOutcome::default();
+        for i in frames.iter().copied().map(usize::from) {
+            let pieces = self.pieces.of(batch, i, VNET_HDR_LEN);
+            let sent = write_vectored(self.file.as_fd(), pieces);
+            count_result(&mut out, batch, i, sent);
+        }
+        out
+    }
+
+    fn publish(&mut self) {}
+
+    fn notify(&mut self) -> u32 {
+        0
+    }
+}

@@ -1,0 +1,172 @@
+//! vhost-user ports: a VM's virtio-net device, its rings in memory we share with it.
+//!
+//! **Roles.** A control thread per port speaks the protocol (`session`) with the `vhost` crate;
+//! the worker owns the rings (`queue`). They meet only through the worker's mailbox: the session
+//! swaps a ring in or out between two batches, and no guest pointer outlives the swap (datapath
+//! notes rule 10). **Modes.** *Server*: we listen, the VM connects (again after a restart of
+//! either). *Client*: the VM listens, we connect and try again.
+
+mod queue;
+mod serve;
+mod session;
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use penstock_units::PortId;
+
+use super::{AttachState, AttachStatus, PortError, PortQueue};
+use crate::offload::OffloadCaps;
+use crate::worker::{QUEUES_MAX, WorkerHandle};
+use queue::VhostQueue;
+
+/// Who listens on the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketMode {
+    /// The switch listens.
+    Server,
+    /// The VM listens, the switch connects.
+    Client,
+}
+
+/// How a vhost-user port is attached.
+#[derive(Clone, Debug)]
+pub struct VhostUserConfig {
+    /// The port's name, for messages.
+    pub name: String,
+    /// The unix socket; at most 107 bytes.
+    pub path: PathBuf,
+    /// Who listens.
+    pub mode: SocketMode,
+    /// Queue pairs offered, 1 to 8.
+    pub queue_pairs: u16,
+    /// Offloads offered to the guest, both ways.
+    pub offloads: OffloadCaps,
+    /// Permissions of a socket we make.
+    pub socket_mode: u32,
+}
+
+/// What the session tells about itself.
+#[derive(Debug, Default)]
+struct Shared {
+    connected: bool,
+    stopping: bool,
+    error: Option<String>,
+    features: u64,
+    rings: Vec<(u32, bool)>,
+    connection: Option<UnixStream>,
+}
+
+type SharedState = Arc<Mutex<Shared>>;
+
+fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A vhost-user port's control side.
+#[derive(Debug)]
+pub struct VhostUser {
+    config: VhostUserConfig,
+    id: PortId,
+    worker: WorkerHandle,
+    shared: SharedState,
+    wake: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl VhostUser {
+    /// Makes the port's queue pairs; attach them to the worker, then call [`Self::serve`].
+    ///
+    /// # Errors
+    /// [`PortError`]: too many queue pairs, or no event descriptor to be had.
+    pub fn start(
+        config: VhostUserConfig,
+        id: PortId,
+        worker: WorkerHandle,
+    ) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
+        let object = config.path.display().to_string();
+        if !(1..=QUEUES_MAX).contains(&usize::from(config.queue_pairs)) {
+            let limit = QUEUES_MAX as u64;
+            return Err(PortError::Limit { object, problem: "number of queue pairs", limit });
+        }
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|e| PortError::system(object, "make an event descriptor", RAISE_NOFILE, e))?;
+        let queues = (0..config.queue_pairs)
+            .map(|_| Box::new(VhostQueue::default()) as Box<dyn PortQueue>)
+            .collect();
+        let shared = SharedState::default();
+        Ok((Self { config, id, worker, shared, wake: Arc::new(wake), thread: None }, queues))
+    }
+
+    /// Binds the socket (server mode) and starts the session thread.
+    ///
+    /// # Errors
+    /// [`PortError`]: the path cannot be bound, or no thread is to be had.
+    pub fn serve(&mut self) -> Result<(), PortError> {
+        let object = self.config.path.display().to_string();
+        let listener = match self.config.mode {
+            SocketMode::Server => Some(serve::bind(&self.config)?),
+            SocketMode::Client => None,
+        };
+        let server = serve::Server {
+            config: self.config.clone(),
+            id: self.id,
+            worker: self.worker.clone(),
+            shared: Arc::clone(&self.shared),
+            wake: Arc::clone(&self.wake),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("vhost-{}", self.config.name))
+            .stack_size(256 * 1024)
+            .spawn(move || server.run(listener.as_ref()))
+            .map_err(|e| PortError::system(object, "start its thread", RAISE_NOFILE, e))?;
+        self.thread = Some(thread);
+        Ok(())
+    }
+
+    /// What the attachment looks like now.
+    #[must_use]
+    pub fn status(&self) -> AttachStatus {
+        let shared = lock(&self.shared);
+        let up = shared.rings.chunks(2).filter(|pair| pair.iter().all(|r| r.1)).count();
+        let state = match (shared.connected, up, &shared.error) {
+            (true, 1.., _) => AttachState::Up,
+            (true, _, _) => AttachState::Connected,
+            (false, _, Some(_)) => AttachState::Error,
+            (false, _, None) => AttachState::Waiting,
+        };
+        AttachStatus {
+            state,
+            error: shared.error.clone(),
+            features: session::feature_names(shared.features),
+            ring_sizes: shared.rings.iter().filter(|r| r.0 > 0).map(|r| r.0).collect(),
+            queues_up: u16::try_from(up).unwrap_or(u16::MAX),
+        }
+    }
+
+    /// Ends the session and waits until the worker has let go of the guest's memory.
+    pub fn stop(&mut self) {
+        {
+            let mut shared = lock(&self.shared);
+            shared.stopping = true;
+            if let Some(connection) = &shared.connection {
+                let _ = connection.shutdown(std::net::Shutdown::Both);
+            }
+        }
+        let _ = self.wake.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for VhostUser {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+const RAISE_NOFILE: &str = "raise the limits of open files and threads (LimitNOFILE, TasksMax)";

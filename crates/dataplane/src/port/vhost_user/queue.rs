@@ -1,0 +1,103 @@
+//! A queue pair of a VM in the worker: two rings, either of which may be absent.
+
+use penstock_units::Cycles;
+
+use crate::batch::Batch;
+use crate::offload::OffloadCaps;
+use crate::port::split_ring::SplitRing;
+use crate::port::{ControlMessage, Pending, PortQueue, TxOutcome};
+
+/// Which ring of a queue pair, seen from the switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// The guest's transmit ring: frames come from it.
+    Rx,
+    /// The guest's receive ring: frames go into it.
+    Tx,
+}
+
+/// Puts `ring` in place and takes out what was there.
+#[derive(Debug)]
+pub(super) struct SwapRing {
+    pub(super) side: Side,
+    pub(super) ring: Option<Box<SplitRing>>,
+    pub(super) caps: OffloadCaps,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct VhostQueue {
+    rx: Option<Box<SplitRing>>,
+    tx: Option<Box<SplitRing>>,
+    caps: OffloadCaps,
+}
+
+impl PortQueue for VhostQueue {
+    #[inline]
+    fn pending(&mut self, _now: Cycles) -> Pending {
+        match &self.rx {
+            Some(ring) if ring.has_waiting() => Pending::Yes,
+            _ => Pending::No,
+        }
+    }
+
+    #[inline]
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        if let Some(ring) = &mut self.rx {
+            ring.take(batch);
+        }
+    }
+
+    #[inline]
+    fn rx_done(&mut self) {
+        if let Some(ring) = &mut self.rx {
+            ring.complete_taken();
+        }
+    }
+
+    #[inline]
+    fn tx_ready(&self) -> bool {
+        self.tx.as_ref().is_some_and(|ring| !ring.is_stopped())
+    }
+
+    #[inline]
+    fn caps(&self) -> OffloadCaps {
+        self.caps
+    }
+
+    #[inline]
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        let mut outcome = TxOutcome::default();
+        match &mut self.tx {
+            Some(ring) => ring.give(batch, frames, &mut outcome),
+            None => outcome.down += u32::try_from(frames.len()).unwrap_or(0),
+        }
+        outcome
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        for ring in [&mut self.rx, &mut self.tx].into_iter().flatten() {
+            ring.publish();
+        }
+    }
+
+    #[inline]
+    fn notify(&mut self) -> u32 {
+        [&mut self.rx, &mut self.tx].into_iter().flatten().map(|ring| ring.notify()).sum()
+    }
+
+    fn control(&mut self, mut message: ControlMessage) -> ControlMessage {
+        if let Some(swap) = message.downcast_mut::<SwapRing>() {
+            let place = match swap.side {
+                Side::Rx => &mut self.rx,
+                Side::Tx => {
+                    self.caps = swap.caps;
+                    &mut self.tx
+                }
+            };
+            core::mem::swap(place, &mut swap.ring);
+        }
+        message
+    }
+}

@@ -1,0 +1,140 @@
+//! The session thread: makes connections, runs a session on each, cleans up after it.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use penstock_units::PortId;
+use vhost::vhost_user::BackendReqHandler;
+
+use super::session::Session;
+use super::{SharedState, SocketMode, VhostUserConfig, lock};
+use crate::port::PortError;
+use crate::worker::WorkerHandle;
+
+/// Milliseconds between two attempts to connect.
+const RETRY_MS: u16 = 250;
+
+/// Binds the listening socket, replacing one that nobody listens on any more.
+pub(super) fn bind(config: &VhostUserConfig) -> Result<UnixListener, PortError> {
+    let path = &config.path;
+    let failed = |call, remedy, e| PortError::system(path.display().to_string(), call, remedy, e);
+    if is_socket(path) {
+        if UnixStream::connect(path).is_ok() {
+            let e = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+            return Err(failed("listen", "another process listens there; choose another path", e));
+        }
+        let _ = std::fs::remove_file(path);
+    }
+    let listener = UnixListener::bind(path)
+        .map_err(|e| failed("listen", "make the directory, or choose a path we may write", e))?;
+    let mode = std::fs::Permissions::from_mode(config.socket_mode);
+    std::fs::set_permissions(path, mode)
+        .map_err(|e| failed("set the socket's permissions", "check `socket_mode`", e))?;
+    listener.set_nonblocking(true).map_err(|e| failed("listen", "", e))?;
+    Ok(listener)
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
+}
+
+/// What the session thread works with.
+pub(super) struct Server {
+    pub(super) config: VhostUserConfig,
+    pub(super) id: PortId,
+    pub(super) worker: WorkerHandle,
+    pub(super) shared: SharedState,
+    pub(super) wake: Arc<EventFd>,
+}
+
+impl Server {
+    pub(super) fn run(self, listener: Option<&UnixListener>) {
+        while !lock(&self.shared).stopping {
+            let stream = match listener {
+                Some(listener) => self.accept(listener),
+                None => self.connect(),
+            };
+            if let Some(stream) = stream {
+                self.session(stream);
+            }
+        }
+        if self.config.mode == SocketMode::Server {
+            let _ = std::fs::remove_file(&self.config.path);
+        }
+    }
+
+    /// Waits for `other` to become readable or for the wake-up at the end.
+    fn wait(&self, other: Option<&UnixListener>, timeout: PollTimeout) {
+        let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+        if let Some(listener) = other {
+            fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+        }
+        let _ = poll(&mut fds, timeout);
+    }
+
+    fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
+        self.wait(Some(listener), PollTimeout::NONE);
+        let (stream, _) = listener.accept().ok()?;
+        stream.set_nonblocking(false).ok()?;
+        Some(stream)
+    }
+
+    fn connect(&self) -> Option<UnixStream> {
+        match UnixStream::connect(&self.config.path) {
+            Ok(stream) => Some(stream),
+            Err(e) => {
+                // No socket yet is the ordinary wait for the VM; anything else is worth a word.
+                use std::io::ErrorKind::{ConnectionRefused, NotFound};
+                if !matches!(e.kind(), NotFound | ConnectionRefused) {
+                    lock(&self.shared).error = Some(format!("connect: {e}"));
+                }
+                self.wait(None, PollTimeout::from(RETRY_MS));
+                None
+            }
+        }
+    }
+
+    /// One connection from its first message to its last.
+    fn session(&self, stream: UnixStream) {
+        let name = &self.config.name;
+        {
+            let mut shared = lock(&self.shared);
+            if shared.stopping {
+                return;
+            }
+            shared.connection = stream.try_clone().ok();
+            shared.connected = true;
+            shared.error = None;
+        }
+        tracing::info!(port = %name, socket = %self.config.path.display(), "driver connected");
+        let session =
+            Session::new(&self.config, self.id, self.worker.clone(), Arc::clone(&self.shared));
+        let backend = Arc::new(Mutex::new(session));
+        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
+        let end = loop {
+            if let Err(end) = handler.handle_request() {
+                break end;
+            }
+        };
+        drop(handler);
+        if let Ok(mut session) = backend.lock() {
+            session.end();
+        }
+        let mut shared = lock(&self.shared);
+        shared.connection = None;
+        shared.connected = false;
+        shared.rings.clear();
+        shared.features = 0;
+        if shared.stopping || matches!(end, vhost::vhost_user::Error::Disconnected) {
+            tracing::info!(port = %name, "driver disconnected");
+        } else {
+            tracing::warn!(port = %name, error = %end, "session ended: the driver broke the protocol");
+            shared.error = Some(format!("last session: {end}"));
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! One vhost-user session: the protocol's requests turned into rings in the worker.
+//!
+//! **Rule.** Every value is checked here before it is used (the `vhost` crate passes queue
+//! indices, ring sizes and feature bits unchecked; datapath notes §7). Anything that touches a
+//! running ring takes it out of the worker first, changes it, and puts it back.
+
+use std::fs::File;
+use std::sync::{Arc, Mutex};
+
+use penstock_units::{PortId, QueueId};
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
+
+use super::queue::{Side, SwapRing};
+use super::{SharedState, VhostUserConfig, lock};
+use crate::offload::{OffloadCaps, VNET_HDR_LEN};
+use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
+use crate::port::split_ring::{RING_SIZE_MAX, RingSpec, SplitRing};
+use crate::worker::WorkerHandle;
+
+const F_CSUM: u64 = 1 << 0;
+const F_GUEST_CSUM: u64 = 1 << 1;
+const F_GUEST_TSO4: u64 = 1 << 7;
+const F_GUEST_TSO6: u64 = 1 << 8;
+const F_HOST_TSO4: u64 = 1 << 11;
+const F_HOST_TSO6: u64 = 1 << 12;
+const F_MRG_RXBUF: u64 = 1 << 15;
+const F_STATUS: u64 = 1 << 16;
+const F_CTRL_VQ: u64 = 1 << 17;
+const F_CTRL_RX: u64 = 1 << 18;
+const F_GUEST_ANNOUNCE: u64 = 1 << 21;
+const F_MQ: u64 = 1 << 22;
+const F_ANY_LAYOUT: u64 = 1 << 27;
+const F_INDIRECT_DESC: u64 = 1 << 28;
+const F_EVENT_IDX: u64 = 1 << 29;
+const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+const F_VERSION_1: u64 = 1 << 32;
+const F_IN_ORDER: u64 = 1 << 35;
+
+const NAMES: &[(u64, &str)] = &[
+    (F_CSUM, "csum"),
+    (F_GUEST_CSUM, "guest-csum"),
+    (F_GUEST_TSO4, "guest-tso4"),
+    (F_GUEST_TSO6, "guest-tso6"),
+    (F_HOST_TSO4, "host-tso4"),
+    (F_HOST_TSO6, "host-tso6"),
+    (F_MRG_RXBUF, "mrg-rxbuf"),
+    (F_MQ, "mq"),
+    (F_INDIRECT_DESC, "indirect-desc"),
+    (F_EVENT_IDX, "event-idx"),
+    (F_VERSION_1, "version-1"),
+    (F_IN_ORDER, "in-order"),
+];
+
+/// Names of the negotiated features that matter to people.
+pub(super) fn feature_names(features: u64) -> Vec<&'static str> {
+    NAMES.iter().filter(|(bit, _)| features & bit != 0).map(|(_, name)| *name).collect()
+}
+
+/// What we offer a driver.
+fn offered(config: &VhostUserConfig) -> u64 {
+    let mut features = F_MRG_RXBUF
+        | F_STATUS
+        | F_CTRL_VQ
+        | F_CTRL_RX
+        | F_GUEST_ANNOUNCE
+        | F_ANY_LAYOUT
+        | F_INDIRECT_DESC
+        | F_EVENT_IDX
+        | F_PROTOCOL_FEATURES
+        | F_VERSION_1
+        | F_IN_ORDER;
+    if config.queue_pairs > 1 {
+        features |= F_MQ;
+    }
+    let o = config.offloads;
+    for (wanted, bits) in [
+        (o.csum, F_CSUM | F_GUEST_CSUM),
+        (o.csum && o.tso4, F_HOST_TSO4 | F_GUEST_TSO4),
+        (o.csum && o.tso6, F_HOST_TSO6 | F_GUEST_TSO6),
+    ] {
+        if wanted {
+            features |= bits;
+        }
+    }
+    features
+}
+
+/// What the protocol has told us of a ring.
+#[derive(Debug, Default)]
+struct Ring {
+    size: u32,
+    descriptors: u64,
+    used: u64,
+    available: u64,
+    base: u16,
+    addressed: bool,
+    kick: Option<File>,
+    call: Option<File>,
+    kicked: bool,
+    enabled: bool,
+    running: bool,
+}
+
+/// See the module's text.
+pub(super) struct Session {
+    name: String,
+    id: PortId,
+    worker: WorkerHandle,
+    shared: SharedState,
+    offered: u64,
+    features: u64,
+    protocol: u64,
+    queue_pairs: u16,
+    rings: Vec<Ring>,
+    regions: Vec<RegionSpec>,
+    memory: Option<Arc<GuestMemory>>,
+}
+
+fn refuse(what: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::ReqHandlerError(std::io::Error::other(what))
+}
+
+impl Session {
+    pub(super) fn new(
+        config: &VhostUserConfig,
+        id: PortId,
+        worker: WorkerHandle,
+        shared: SharedState,
+    ) -> Self {
+        let rings = 2 * usize::from(config.queue_pairs);
+        Self {
+            name: config.name.clone(),
+            id,
+            worker,
+            shared,
+            offered: offered(config),
+            features: 0,
+            protocol: 0,
+            queue_pairs: config.queue_pairs,
+            rings: std::iter::repeat_with(Ring::default).take(rings).collect(),
+            regions: Vec::new(),
+            memory: None,
+        }
+    }
+
+    /// Takes every ring out of the worker; afterwards nobody looks at the guest's memory.
+    pub(super) fn end(&mut self) {
+        for index in 0..self.rings.len() {
+            self.halt(index);
+        }
+        self.memory = None;
+        self.regions.clear();
+    }
+
+    fn ring(&mut self, index: u32) -> Result<(usize, &mut Ring)> {
+        let index = usize::try_from(index).map_err(|_| Error::InvalidParam)?;
+        match self.rings.get_mut(index) {
+            Some(ring) => Ok((index, ring)),
+            None => Err(Error::InvalidParam),
+        }
+    }
+
+    fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    /// What the guest can finish itself when it receives.
+    fn caps(&self) -> OffloadCaps {
+        OffloadCaps {
+            csum: self.has(F_GUEST_CSUM),
+            tso4: self.has(F_GUEST_TSO4),
+            tso6: self.has(F_GUEST_TSO6),
+        }
+    }
+
+    /// Swaps a ring of queue `index` in the worker.
+    fn swap(&self, index: usize, ring: Option<Box<SplitRing>>) -> Option<Box<SplitRing>> {
+        let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
+        let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
+        let message = Box::new(SwapRing { side, ring, caps: self.caps() });
+        match self.worker.control_queue(self.id, queue, message) {
+            Ok(answer) => answer.downcast::<SwapRing>().ok().and_then(|swap| swap.ring),
+            Err(error) => {
+                // The port is being deleted: its queues have left the worker, rings and all.
+                tracing::debug!(port = %self.name, %error, "ring not exchanged");
+                None
+            }
+        }
+    }
+
+    /// Takes ring `index` out of the worker and remembers where it stands.
+    fn halt(&mut self, index: usize) {
+        if !std::mem::take(&mut self.rings[index].running) {
+            return;
+        }
+        if let Some(mut ring) = self.swap(index, None) {
+            ring.publish();
+            ring.notify();
+            if ring.is_stopped() {
+                tracing::warn!(port = %self.name, ring = index, "had been stopped: the driver broke its rules");
+            }
+            self.rings[index].base = ring.base();
+        }
+        self.report();
+    }
+
+    /// Puts ring `index` into the worker if everything it needs is there.
+    fn start(&mut self, index: usize) -> Result<()> {
+        let event_idx = self.has(F_EVENT_IDX);
+        let mergeable = self.has(F_MRG_RXBUF);
+        let modern = self.has(F_VERSION_1) || mergeable;
+        let ring = &mut self.rings[index];
+        let ready = ring.enabled && ring.kicked && ring.addressed && ring.size > 0;
+        let (Some(memory), true, false) = (&self.memory, ready, ring.running) else {
+            return Ok(());
+        };
+        let spec = RingSpec {
+            size: ring.size,
+            descriptors: ring.descriptors,
+            available: ring.available,
+            used: ring.used,
+            base: ring.base,
+            event_idx,
+            mergeable,
+            header: if modern { VNET_HDR_LEN } else { 10 },
+            call: ring.call.as_ref().and_then(|call| call.try_clone().ok()),
+        };
+        let split = SplitRing::new(spec, Arc::clone(memory)).map_err(refuse)?;
+        ring.running = true;
+        self.swap(index, Some(Box::new(split)));
+        self.report();
+        Ok(())
+    }
+
+    /// Changes a ring while it is out of the worker.
+    fn change(&mut self, index: u32, change: impl FnOnce(&mut Ring)) -> Result<()> {
+        let (index, _) = self.ring(index)?;
+        self.halt(index);
+        change(&mut self.rings[index]);
+        self.start(index)
+    }
+
+    /// Puts a new memory map in place of the old one.
+    fn remap(&mut self) -> Result<()> {
+        let running: Vec<usize> =
+            (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
+        for index in 0..self.rings.len() {
+            self.halt(index);
+        }
+        self.memory = None;
+        let mut specs = Vec::with_capacity(self.regions.len());
+        for r in &self.regions {
+            let file = r.file.try_clone().map_err(Error::ReqHandlerError)?;
+            let (guest, user, len, offset) = (r.guest, r.user, r.len, r.offset);
+            specs.push(RegionSpec { guest, user, len, offset, file });
+        }
+        self.memory = Some(Arc::new(GuestMemory::map(specs).map_err(refuse)?));
+        running.into_iter().try_for_each(|index| self.start(index))
+    }
+
+    fn report(&self) {
+        let mut shared = lock(&self.shared);
+        shared.features = self.features;
+        shared.rings = self.rings.iter().map(|r| (r.size, r.running)).collect();
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Session {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.end();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.end();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.offered)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !self.offered != 0 {
+            tracing::warn!(port = %self.name, "driver acknowledges features that were not offered");
+            return Err(Error::InvalidParam);
+        }
+        let running: Vec<usize> =
+            (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
+        running.iter().for_each(|&index| self.halt(index));
+        self.features = features;
+        if !self.has(F_PROTOCOL_FEATURES) {
+            // vhost-user: without protocol features rings start enabled.
+            self.rings.iter_mut().for_each(|ring| ring.enabled = true);
+        }
+        self.report();
+        running.into_iter().try_for_each(|index| self.start(index))
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<vhost::VhostUserMemoryRegionBase>>> {
+        if regions.len() != files.len() {
+            return Err(Error::InvalidParam);
+        }
+        self.regions = regions
+            .iter()
+            .zip(files)
+            .map(|(r, file)| RegionSpec {
+                guest: r.guest_phys_addr,
+                user: r.user_addr,
+                len: r.memory_size,
+                offset: r.mmap_offset,
+                file,
+            })
+            .collect();
+        self.remap()?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        if !num.is_power_of_two() || num > RING_SIZE_MAX {
+            return Err(Error::InvalidParam);
+        }
+        self.change(index, |ring| ring.size = num)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        self.change(index, |ring| {
+            ring.descriptors = descriptor;
+            ring.used = used;
+            ring.available = available;
+            ring.addressed = true;
+        })
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        // Split rings use the low 16 bits; the rest is for packed ones.
+        let base = u16::try_from(base & 0xffff).map_err(|_| Error::InvalidParam)?;
+        self.change(index, |ring| ring.base = base)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let (at, _) = self.ring(index)?;
+        self.halt(at);
+        let ring = &mut self.rings[at];
+        // vhost-user: GET_VRING_BASE stops the ring until the next kick descriptor.
+        ring.kicked = false;
+        ring.kick = None;
+        Ok(VhostUserVringState::new(index, u32::from(ring.base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        self.change(u32::from(index), |ring| {
+            ring.kick = fd;
+            ring.kicked = true;
+        })
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        if let Some(call) = &fd {
+            // A full eventfd must not block the worker.
+            use nix::fcntl::{FcntlArg, OFlag, fcntl};
+            fcntl(call, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(refuse)?;
+        }
+        self.change(u32::from(index), |ring| ring.call = fd)
+    }
+
+    fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
+        self.ring(u32::from(index)).map(|_| ())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::RESET_DEVICE)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        self.protocol = features;
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(self.queue_pairs))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.change(index, |ring| ring.enabled = enable)
+    }
+
+    fn get_config(&mut self, _: u32, _: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        Err(Error::InvalidOperation("no configuration space"))
+    }
+
+    fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
+        Err(Error::InvalidOperation("no configuration space"))
+    }
+
+    fn set_gpu_socket(&mut self, _: vhost::vhost_user::GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("not a GPU"))
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("no shared objects"))
+    }
+
+    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        Err(Error::InvalidOperation("inflight region not offered"))
+    }
+
+    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _: File) -> Result<()> {
+        Err(Error::InvalidOperation("inflight region not offered"))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(REGIONS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<vhost::VhostUserMemoryRegionBase>> {
+        self.regions.push(RegionSpec {
+            guest: region.guest_phys_addr,
+            user: region.user_addr,
+            len: region.memory_size,
+            offset: region.mmap_offset,
+            file,
+        });
+        self.remap()?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let (guest, len) = (region.guest_phys_addr, region.memory_size);
+        let before = self.regions.len();
+        self.regions.retain(|r| r.guest != guest || r.len != len);
+        if self.regions.len() == before {
+            return Err(Error::InvalidParam);
+        }
+        self.remap()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("no device state to transfer"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("no device state to transfer"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<vhost::vhost_user::message::VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("no shared memory regions"))
+    }
+
+    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
+        Err(Error::InvalidOperation("dirty log not offered"))
+    }
+}
+
+/// The `vhost` crate wants its backend behind a shared reference.
+const _: fn() = || {
+    fn is_handler<T: vhost::vhost_user::VhostUserBackendReqHandler>() {}
+    is_handler::<Mutex<Session>>();
+};

@@ -1,0 +1,205 @@
+//! What TAP and AF_PACKET ports share: frames by system call with a virtio-net header in front.
+#![allow(unsafe_code, reason = "vectored system calls on guest memory")]
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CloneFlags, setns};
+use penstock_units::Cycles;
+
+use super::{PortError, TxOutcome};
+use crate::batch::{Batch, CHAIN_MAX};
+use crate::offload::VNET_HDR_LEN;
+
+/// Spaces out polls that are system calls: after an empty one the next is due only later.
+#[derive(Debug, Default)]
+pub(super) struct PollSpacing {
+    due: u64,
+    gap: u64,
+}
+
+/// About 1 us and 8 us: an idle port costs one system call each 8 us at most.
+const GAP_MIN: u64 = 2_000;
+const GAP_MAX: u64 = 16_000;
+
+impl PollSpacing {
+    #[inline]
+    pub(super) fn is_due(&self, now: Cycles) -> bool {
+        now.0 >= self.due
+    }
+
+    /// Told after each poll whether it found something.
+    #[inline]
+    pub(super) fn polled(&mut self, now: Cycles, found: bool) {
+        self.gap = if found { 0 } else { (self.gap * 2).clamp(GAP_MIN, GAP_MAX) };
+        self.due = now.0.saturating_add(self.gap);
+    }
+}
+
+/// Most pieces of a frame: header, head, and a chain split at region edges.
+const PIECES: usize = 2 + 2 * CHAIN_MAX;
+
+/// A frame as the kernel wants it: virtio-net header, head, rest.
+pub(super) struct FramePieces {
+    header: [u8; VNET_HDR_LEN],
+    pieces: [libc::iovec; PIECES],
+    count: usize,
+}
+
+impl FramePieces {
+    pub(super) fn new() -> Self {
+        let none = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+        Self { header: [0; VNET_HDR_LEN], pieces: [none; PIECES], count: 0 }
+    }
+
+    /// The pieces of frame `i` behind a header of `header_len` bytes.
+    pub(super) fn of(&mut self, batch: &Batch, i: usize, header_len: usize) -> &mut [libc::iovec] {
+        self.header = batch.frame(i).offload.to_wire(0);
+        let head = batch.head(i);
+        self.pieces[0] = piece(self.header.as_ptr(), header_len);
+        self.pieces[1] = piece(head.as_ptr(), head.len());
+        self.count = 2;
+        for s in batch.segments(i) {
+            self.pieces[self.count] = piece(s.data, s.len as usize);
+            self.count += 1;
+        }
+        &mut self.pieces[..self.count]
+    }
+}
+
+pub(super) fn piece(at: *const u8, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }
+}
+
+/// `writev`; the kernel checks every address, so a guest's vanished page is `EFAULT`, not a fault.
+pub(super) fn write_vectored(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, i32> {
+    let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
+    // SAFETY: `pieces` is a valid array; the kernel only reads what they name.
+    // WHY: the safe form wants slices, which may not exist over guest memory.
+    let n = unsafe { libc::writev(fd.as_raw_fd(), pieces.as_ptr(), count) };
+    usize::try_from(n).map_err(|_| last_error())
+}
+
+pub(super) fn last_error() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Counts what the kernel said to one frame.
+pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: Result<usize, i32>) {
+    match sent {
+        Ok(_) => {
+            let frame = batch.frame(i);
+            out.frames += 1;
+            out.bytes += u64::from(frame.len);
+            out.tso += u32::from(frame.offload.is_gso());
+        }
+        Err(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => out.ring_full += 1,
+        Err(libc::EMSGSIZE) => out.too_big += 1,
+        Err(libc::EIO | libc::ENETDOWN | libc::ENODEV | libc::ENXIO | libc::EBADFD) => {
+            out.down += 1;
+        }
+        Err(_) => out.error += 1,
+    }
+}
+
+/// Runs `work` inside a network namespace, on a thread of its own so that ours stays where it is.
+pub(super) fn in_netns<T: Send>(
+    netns: Option<&Path>,
+    object: &str,
+    work: impl FnOnce() -> Result<T, PortError> + Send,
+) -> Result<T, PortError> {
+    let Some(netns) = netns else { return work() };
+    let path = if netns.components().count() == 1 {
+        PathBuf::from("/run/netns").join(netns)
+    } else {
+        netns.to_owned()
+    };
+    let remedy = "create it with `ip netns add`, or correct `netns`";
+    let file = std::fs::File::open(&path)
+        .map_err(|e| PortError::system(path.display().to_string(), "open namespace", remedy, e))?;
+    std::thread::scope(|scope| {
+        let inside = move || {
+            setns(&file, CloneFlags::CLONE_NEWNET).map_err(|e| {
+                let remedy = "run as root or with CAP_SYS_ADMIN";
+                PortError::system(path.display().to_string(), "enter namespace", remedy, e)
+            })?;
+            work()
+        };
+        match scope.spawn(inside).join() {
+            Ok(result) => result,
+            Err(_) => {
+                let e = std::io::Error::other("the thread panicked");
+                Err(PortError::system(object, "enter namespace", "", e))
+            }
+        }
+    })
+}
+
+/// An interface seen through a socket in its namespace.
+#[derive(Debug)]
+pub(super) struct Interface {
+    name: String,
+    socket: OwnedFd,
+}
+
+impl Interface {
+    /// Opens the socket; call it inside the namespace.
+    pub(super) fn new(name: &str) -> Result<Self, PortError> {
+        use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+        if name.is_empty() || name.len() >= libc::IFNAMSIZ {
+            let limit = libc::IFNAMSIZ as u64 - 1;
+            let problem = "bytes in the interface's name";
+            return Err(PortError::Limit { object: name.to_owned(), problem, limit });
+        }
+        let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+            .map_err(|e| PortError::system(name, "open a socket", "", e))?;
+        Ok(Self { name: name.to_owned(), socket })
+    }
+
+    pub(super) fn request(&self) -> libc::ifreq {
+        // SAFETY: all-zero is a valid `ifreq`. WHY: it holds a union; libc has no constructor.
+        let mut request: libc::ifreq = unsafe { core::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(self.name.bytes()) {
+            *to = libc::c_char::from_ne_bytes([from]);
+        }
+        request
+    }
+
+    fn ioctl(&self, call: libc::Ioctl, request: &mut libc::ifreq) -> std::io::Result<()> {
+        // SAFETY: all calls made here take an `ifreq`. WHY: ioctl has no safe form.
+        let done = unsafe { libc::ioctl(self.socket.as_raw_fd(), call, request) };
+        if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    pub(super) fn index(&self) -> std::io::Result<i32> {
+        let mut request = self.request();
+        self.ioctl(libc::SIOCGIFINDEX, &mut request)?;
+        // SAFETY: SIOCGIFINDEX fills this field. WHY: union.
+        Ok(unsafe { request.ifr_ifru.ifru_ifindex })
+    }
+
+    fn flags(&self) -> std::io::Result<libc::c_short> {
+        let mut request = self.request();
+        self.ioctl(libc::SIOCGIFFLAGS, &mut request)?;
+        // SAFETY: SIOCGIFFLAGS fills this field. WHY: union.
+        Ok(unsafe { request.ifr_ifru.ifru_flags })
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
+        self.flags().is_ok_and(|flags| flags & up != 0)
+    }
+
+    pub(super) fn set_up(&self) -> std::io::Result<()> {
+        let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
+        let mut request = self.request();
+        request.ifr_ifru.ifru_flags = self.flags()? | up;
+        self.ioctl(libc::SIOCSIFFLAGS, &mut request)
+    }
+
+    pub(super) fn set_mtu(&self, mtu: u32) -> std::io::Result<()> {
+        let mut request = self.request();
+        request.ifr_ifru.ifru_mtu = i32::try_from(mtu).unwrap_or(i32::MAX);
+        self.ioctl(libc::SIOCSIFMTU, &mut request)
+    }
+}

@@ -1,0 +1,72 @@
+//! Round-robin: every queue pair in turn.
+//!
+//! **Problem.** A baseline to compare with: what a polling switch without cycle metering does
+//! (C2QoS §II). **Rule.** Units in the order they joined; one batch each; cost is ignored.
+//! **Cost.** O(1) a decision.
+
+use penstock_units::{Cycles, PortId};
+
+use super::{Schedule, Unit};
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct RoundRobin {
+    units: Vec<Unit>,
+    next: usize,
+}
+
+impl RoundRobin {
+    /// With room for `capacity` units.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { units: Vec::with_capacity(capacity), next: 0 }
+    }
+}
+
+impl Schedule for RoundRobin {
+    fn add(&mut self, unit: Unit) {
+        self.units.push(unit);
+    }
+
+    fn remove(&mut self, port: PortId) {
+        self.units.retain(|unit| unit.port != port);
+        self.next = 0;
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<(Unit, bool)> {
+        let unit = *self.units.get(self.next)?;
+        self.next += 1;
+        let wraps = self.next == self.units.len();
+        if wraps {
+            self.next = 0;
+        }
+        Some((unit, wraps))
+    }
+
+    fn len(&self) -> usize {
+        self.units.len()
+    }
+
+    fn charge(&mut self, _unit: Unit, _cost: Cycles) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_units::QueueId;
+
+    #[test]
+    fn every_unit_has_its_turn_and_leavers_do_not_stop_the_others() {
+        let unit = |port| Unit { port: PortId(port), queue: QueueId(0) };
+        let mut rr = RoundRobin::with_capacity(4);
+        assert_eq!(rr.next(), None);
+        (1..=3).for_each(|p| rr.add(unit(p)));
+        let seen = |rr: &mut RoundRobin, n: usize| -> Vec<(u16, bool)> {
+            (0..n).filter_map(|_| rr.next()).map(|(u, end)| (u.port.0, end)).collect()
+        };
+        assert_eq!(seen(&mut rr, 4), [(1, false), (2, false), (3, true), (1, false)]);
+        rr.remove(PortId(2));
+        assert_eq!(seen(&mut rr, 3), [(1, false), (3, true), (1, false)]);
+    }
+}

@@ -1,0 +1,378 @@
+//! The worker: the polling thread that owns one I/O core.
+//!
+//! **Rule** (C2QoS §IV; design §4). Pick a queue pair → take a batch → classify → deliver → read
+//! the cycle counter → charge. The counter is read once per batch boundary: the end of one batch is
+//! the start of the next. The inner edges are read on every 64th batch only, as a sample. No lock,
+//! no allocation, no system call but those a port type cannot avoid.
+//! The same [`Worker::turn`] runs under `sim` on a virtual counter.
+
+mod handle;
+mod request;
+mod stolen;
+mod thread;
+
+pub use handle::{FdbChunk, WorkerError, WorkerHandle};
+pub use request::{Reply, Request};
+pub use stolen::RunQueueWait;
+pub use thread::spawn;
+
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::Arc;
+
+use penstock_units::{Cycles, Nanos, PortId, QueueId, TscRate, WorkerId};
+
+use crate::batch::Batch;
+use crate::classify::{Classifier, ClassifierConfig, Snapshot};
+use crate::counters::{PortCounters, WorkerCounters};
+use crate::egress::{Egress, Touched};
+use crate::port::{Pending, PortQueue};
+use crate::schedule::{Schedule, ScheduleKind, Unit, build};
+use crate::tsc::CycleCounter;
+use stolen::StolenTime;
+
+/// The inner stage edges are timed on every 64th batch.
+pub const SAMPLE_EVERY: u32 = 64;
+/// Most queue pairs a port may have.
+pub const QUEUES_MAX: usize = 8;
+/// Batches after which notifications go out even if the sweep is not over.
+const NOTIFY_EVERY: u32 = 8;
+
+/// What a worker is started with.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// From 0.
+    pub id: WorkerId,
+    /// The CPU to pin to; `None`: any.
+    pub core: Option<u32>,
+    /// How long an idle worker may sleep at a time; zero: it never gives up the core.
+    pub idle_backoff: Nanos,
+    /// Scheduling discipline.
+    pub schedule: ScheduleKind,
+    /// Entries of the MAC table.
+    pub fdb_entries: usize,
+    /// Seed of the hashes that tenants' packets are put through; random per start.
+    pub seed: u64,
+    /// Rate of the cycle counter.
+    pub tsc: TscRate,
+    /// Most ports.
+    pub max_ports: usize,
+}
+
+/// A port as the worker holds it.
+#[derive(Default)]
+pub struct PortSlot {
+    /// Its queue pairs; empty: no port here.
+    pub queues: Vec<Box<dyn PortQueue>>,
+    /// Its counters.
+    pub counters: Option<Arc<PortCounters>>,
+    /// Which queue pairs wait for a notification.
+    pub marked: [bool; QUEUES_MAX],
+}
+
+impl core::fmt::Debug for PortSlot {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PortSlot").field("queues", &self.queues.len()).finish_non_exhaustive()
+    }
+}
+
+/// A worker's state; [`spawn`] gives it a thread, `sim` calls [`Worker::turn`] itself.
+#[derive(Debug)]
+pub struct Worker<C> {
+    counter: C,
+    clock: Clock,
+    ports: Vec<PortSlot>,
+    schedule: Box<dyn Schedule>,
+    classifier: Classifier,
+    snapshot: Arc<Snapshot>,
+    batch: Box<Batch>,
+    egress: Egress,
+    touched: Touched,
+    counters: Arc<WorkerCounters>,
+    stolen: StolenTime,
+    last: Cycles,
+    until_sample: u32,
+    until_notify: u32,
+}
+
+impl core::fmt::Debug for dyn Schedule {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Schedule").field("units", &self.len()).finish()
+    }
+}
+
+/// Cycle counter readings as time since the worker's start, without a division per batch.
+#[derive(Clone, Debug)]
+struct Clock {
+    start: u64,
+    /// Nanoseconds per cycle, times 2^32.
+    scale: u64,
+    /// Count at which the coarse second ends.
+    next_second: u64,
+    hz: u64,
+    second: u32,
+    /// The coarse clock for readers outside the worker.
+    shared: Arc<AtomicU32>,
+}
+
+impl Clock {
+    fn new(start: Cycles, rate: TscRate) -> Self {
+        let hz = rate.hz();
+        let scale = u64::try_from((1_000_000_000_u128 << 32) / u128::from(hz)).unwrap_or(u64::MAX);
+        let next_second = start.0.saturating_add(hz);
+        let shared = Arc::new(AtomicU32::new(1));
+        Self { start: start.0, scale, next_second, hz, second: 1, shared }
+    }
+
+    #[inline]
+    fn nanos(&self, now: Cycles) -> u64 {
+        let wide = u128::from(now.0.wrapping_sub(self.start)) * u128::from(self.scale);
+        #[expect(clippy::cast_possible_truncation, reason = "centuries of nanoseconds")]
+        let nanos = (wide >> 32) as u64;
+        nanos
+    }
+
+    /// The coarse clock: whole seconds, from 1.
+    #[inline]
+    fn second(&mut self, now: Cycles) -> u32 {
+        if now.0 >= self.next_second {
+            self.next_second(now);
+        }
+        self.second
+    }
+
+    #[cold]
+    fn next_second(&mut self, now: Cycles) {
+        let passed = (now.0 - self.next_second) / self.hz + 1;
+        self.second = self.second.wrapping_add(u32::try_from(passed).unwrap_or(u32::MAX));
+        self.next_second = self.next_second.saturating_add(passed.saturating_mul(self.hz));
+        self.shared.store(self.second, Ordering::Relaxed);
+    }
+}
+
+/// What a turn did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A batch of this many frames was moved.
+    Busy(usize),
+    /// Nothing was waiting anywhere.
+    Idle,
+}
+
+impl<C: CycleCounter> Worker<C> {
+    /// A worker without ports.
+    pub fn new(config: &WorkerConfig, counter: C, wait: Option<RunQueueWait>) -> Self {
+        let now = counter.now();
+        Self {
+            counter,
+            clock: Clock::new(now, config.tsc),
+            ports: core::iter::repeat_with(PortSlot::default).take(config.max_ports).collect(),
+            schedule: build(config.schedule, config.max_ports * QUEUES_MAX),
+            classifier: Classifier::new(&ClassifierConfig {
+                fdb_entries: config.fdb_entries,
+                seed: config.seed,
+                max_ports: config.max_ports,
+            }),
+            snapshot: Arc::new(Snapshot::default()),
+            batch: Batch::new(),
+            egress: Egress::new(config.max_ports),
+            touched: Touched::with_capacity(config.max_ports * QUEUES_MAX),
+            counters: Arc::new(WorkerCounters::default()),
+            stolen: StolenTime::new(config.tsc, wait),
+            last: now,
+            until_sample: SAMPLE_EVERY,
+            until_notify: NOTIFY_EVERY,
+        }
+    }
+
+    /// The coarse clock in seconds, shared with whoever reads the MAC table.
+    #[must_use]
+    pub fn coarse_clock(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.clock.shared)
+    }
+
+    /// The worker's own counters, shared with whoever reports them.
+    #[must_use]
+    pub fn counters(&self) -> Arc<WorkerCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// One loop turn: the next queue pair with something waiting gets one batch.
+    pub fn turn(&mut self) -> Turn {
+        for _ in 0..self.schedule.len() {
+            let Some((unit, sweep_ends)) = self.schedule.next() else { break };
+            let slot = &mut self.ports[unit.port.index()];
+            let queue = &mut slot.queues[unit.queue.index()];
+            if queue.pending(self.last) != Pending::No {
+                let frames = self.run_batch(unit);
+                if frames > 0 {
+                    self.finish_turn(sweep_ends);
+                    return Turn::Busy(frames);
+                }
+            }
+            if sweep_ends && !self.touched.is_empty() {
+                self.notify();
+            }
+        }
+        self.idle_turn();
+        Turn::Idle
+    }
+
+    /// Ingress → classification → egress → charge, for one queue pair. Returns the frames moved.
+    fn run_batch(&mut self, unit: Unit) -> usize {
+        let id = unit.port.index();
+        let snapshot = &*self.snapshot;
+        let Some(policy) = snapshot.ports.get(id).and_then(Option::as_deref) else { return 0 };
+        let Some(counters) = self.ports[id].counters.clone() else { return 0 };
+        self.until_sample -= 1;
+        let sample = self.until_sample == 0;
+
+        self.batch.clear();
+        let queue = &mut self.ports[id].queues[unit.queue.index()];
+        queue.rx_burst(&mut self.batch);
+        let frames = self.batch.len();
+        if frames == 0 && self.batch.errors == 0 {
+            counters.rx_empty.add(1);
+            self.until_sample += 1;
+            return 0;
+        }
+        let taken = if sample { self.counter.now() } else { Cycles::ZERO };
+
+        count_taken(&counters, &mut self.batch);
+        let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(self.last));
+        let port = unit.port.0;
+        self.classifier.classify(&mut self.batch, port, policy, snapshot, second, nanos, &counters);
+        let classified = if sample { self.counter.now() } else { Cycles::ZERO };
+
+        let (batch, ports) = (&mut self.batch, &mut self.ports);
+        self.egress.deliver(batch, unit.port, ports, snapshot, &mut self.touched);
+        let slot = &mut self.ports[id];
+        let queue = &mut slot.queues[unit.queue.index()];
+        queue.rx_done();
+        queue.publish();
+        self.touched.add(unit, &mut slot.marked[unit.queue.index()]);
+
+        let now = self.counter.now();
+        let cost = self.stolen.settle(now.saturating_sub(self.last), &self.counters, &counters);
+        counters.cycles.add(cost.0);
+        self.counters.cycles_busy.add(cost.0);
+        self.schedule.charge(unit, cost);
+        if sample {
+            self.until_sample = SAMPLE_EVERY;
+            counters.sampled_frames.add(frames as u64);
+            counters.cycles_ingress.add(taken.saturating_sub(self.last).0);
+            counters.cycles_classification.add(classified.saturating_sub(taken).0);
+            counters.cycles_egress.add(now.saturating_sub(classified).0);
+        }
+        self.last = now;
+        frames.max(1)
+    }
+
+    fn finish_turn(&mut self, sweep_ends: bool) {
+        self.counters.turns.add(1);
+        self.counters.busy_turns.add(1);
+        self.counters.heartbeat.set(self.last.0);
+        self.until_notify -= 1;
+        if sweep_ends || self.until_notify == 0 {
+            self.notify();
+        }
+    }
+
+    fn idle_turn(&mut self) {
+        self.notify();
+        let now = self.counter.now();
+        let idle = now.saturating_sub(self.last);
+        let idle = self.stolen.settle_idle(idle, &self.counters);
+        self.counters.turns.add(1);
+        self.counters.cycles_idle.add(idle.0);
+        self.counters.heartbeat.set(now.0);
+        self.last = now;
+    }
+
+    /// One full fence for all rings touched, then one look at each driver's wish for interrupts
+    /// (datapath notes rule 14).
+    fn notify(&mut self) {
+        self.until_notify = NOTIFY_EVERY;
+        let second = self.clock.second(self.last);
+        self.classifier.age(second, &self.snapshot);
+        if self.touched.is_empty() {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        for unit in self.touched.drain() {
+            let slot = &mut self.ports[unit.port.index()];
+            let queue = unit.queue.index();
+            slot.marked[queue] = false;
+            let Some(queue) = slot.queues.get_mut(queue) else { continue };
+            let kicks = queue.notify();
+            if kicks > 0
+                && let Some(counters) = &slot.counters
+            {
+                counters.tx_kicks.add(u64::from(kicks));
+            }
+        }
+    }
+
+    /// Lets `port` take part with its queue pairs.
+    ///
+    /// # Errors
+    /// The queues back, if the slot does not exist or is taken, or there are none or too many.
+    pub fn attach(
+        &mut self,
+        port: PortId,
+        queues: Vec<Box<dyn PortQueue>>,
+        counters: Arc<PortCounters>,
+    ) -> Result<(), Vec<Box<dyn PortQueue>>> {
+        match self.ports.get_mut(port.index()) {
+            Some(slot) if slot.queues.is_empty() && (1..=QUEUES_MAX).contains(&queues.len()) => {
+                for queue in (0_u16..).take(queues.len()) {
+                    self.schedule.add(Unit { port, queue: QueueId(queue) });
+                }
+                slot.queues = queues;
+                slot.counters = Some(counters);
+                Ok(())
+            }
+            _ => Err(queues),
+        }
+    }
+
+    /// Takes `port` out; its queue pairs go back to the caller.
+    pub fn detach(&mut self, port: PortId) -> Vec<Box<dyn PortQueue>> {
+        self.notify();
+        self.schedule.remove(port);
+        self.classifier.forget_port(port.0);
+        match self.ports.get_mut(port.index()) {
+            Some(slot) => {
+                slot.counters = None;
+                core::mem::take(&mut slot.queues)
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Puts a new snapshot in place of the old one, which goes back to the caller.
+    pub fn swap_snapshot(&mut self, new: Arc<Snapshot>) -> Arc<Snapshot> {
+        self.classifier.on_snapshot(&new);
+        core::mem::replace(&mut self.snapshot, new)
+    }
+}
+
+/// Counts what a burst took in, before anything is decided about it.
+#[inline]
+fn count_taken(counters: &PortCounters, batch: &mut Batch) {
+    counters.rx_batches.add(1);
+    counters.rx_frames.add(batch.len() as u64);
+    counters.rx_bytes.add(batch.bytes() as u64);
+    if batch.errors > 0 {
+        counters.rx_errors.add(u64::from(batch.errors));
+        batch.errors = 0;
+    }
+    let (mut tso, mut csum) = (0, 0);
+    for frame in batch.frames() {
+        tso += u64::from(frame.offload.is_gso());
+        csum += u64::from(frame.offload.needs_csum());
+    }
+    if csum + tso > 0 {
+        counters.rx_tso.add(tso);
+        counters.rx_csum.add(csum);
+    }
+}

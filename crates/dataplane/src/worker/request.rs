@@ -1,0 +1,149 @@
+//! Requests to a worker, executed between two batches.
+
+use std::sync::Arc;
+
+use penstock_units::{Cycles, MacAddr, PortId, QueueId};
+
+use super::{Worker, WorkerError};
+use crate::classify::{FdbRecord, Snapshot};
+use crate::counters::{PortCounters, PortReading};
+use crate::port::{ControlMessage, PortQueue};
+use crate::tsc::CycleCounter;
+
+/// What control may ask of a worker. Whatever the worker lets go of travels back in the reply, so
+/// that nothing is freed in the loop.
+pub enum Request {
+    /// Attach a port's queue pairs.
+    Attach(PortId, Vec<Box<dyn PortQueue>>, Arc<PortCounters>),
+    /// Detach a port.
+    Detach(PortId),
+    /// Put a new snapshot in place.
+    Swap(Arc<Snapshot>),
+    /// Hand a message to one queue pair.
+    Control(PortId, QueueId, ControlMessage),
+    /// Copy all counters between two batches; the vector has room for all ports.
+    Checkpoint(Vec<(PortId, PortReading)>),
+    /// Copy a slice of the MAC table into the vector: from which slot, at most so many slots.
+    FdbChunk(usize, usize, Vec<FdbRecord>),
+    /// Forget addresses of a port, a domain, both or all.
+    FdbFlush(Option<PortId>, Option<u16>),
+    /// Add (or remove) a static address.
+    FdbStatic(u16, MacAddr, PortId, bool),
+    /// End the thread.
+    Stop,
+}
+
+/// A worker's answer.
+pub enum Reply {
+    /// Done.
+    Done,
+    /// The queue pairs of a detached port, or those that could not be attached.
+    Queues(Vec<Box<dyn PortQueue>>),
+    /// The snapshot that was in place before.
+    Snapshot(Arc<Snapshot>),
+    /// The queue's answer.
+    Control(ControlMessage),
+    /// There is no such queue: the message back.
+    NoQueue(ControlMessage),
+    /// All counters.
+    Checkpoint(Vec<(PortId, PortReading)>),
+    /// A slice of the MAC table and where the next one starts.
+    FdbChunk(Vec<FdbRecord>, Option<usize>),
+    /// How many addresses were forgotten.
+    Flushed(usize),
+    /// Not possible, and why.
+    Refused(WorkerError),
+}
+
+impl core::fmt::Debug for Request {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Attach(..) => "Attach",
+            Self::Detach(_) => "Detach",
+            Self::Swap(_) => "Swap",
+            Self::Control(..) => "Control",
+            Self::Checkpoint(_) => "Checkpoint",
+            Self::FdbChunk(..) => "FdbChunk",
+            Self::FdbFlush(..) => "FdbFlush",
+            Self::FdbStatic(..) => "FdbStatic",
+            Self::Stop => "Stop",
+        })
+    }
+}
+
+impl core::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Done => "Done",
+            Self::Queues(_) => "Queues",
+            Self::Snapshot(_) => "Snapshot",
+            Self::Control(_) => "Control",
+            Self::NoQueue(_) => "NoQueue",
+            Self::Checkpoint(_) => "Checkpoint",
+            Self::FdbChunk(..) => "FdbChunk",
+            Self::Flushed(_) => "Flushed",
+            Self::Refused(_) => "Refused",
+        })
+    }
+}
+
+impl<C: CycleCounter> Worker<C> {
+    /// Executes a request. [`Request::Stop`] is the thread's business and answered with `Done`.
+    pub fn serve(&mut self, request: Request) -> Reply {
+        let reply = self.execute(request);
+        let now = self.counter.now();
+        self.counters.requests.add(1);
+        self.counters.cycles_control.add(now.saturating_sub(self.last).0);
+        self.last = self.last.max(now);
+        reply
+    }
+
+    fn execute(&mut self, request: Request) -> Reply {
+        match request {
+            Request::Attach(port, queues, counters) => match self.attach(port, queues, counters) {
+                Ok(()) => Reply::Done,
+                Err(queues) => Reply::Queues(queues),
+            },
+            Request::Detach(port) => Reply::Queues(self.detach(port)),
+            Request::Swap(new) => Reply::Snapshot(self.swap_snapshot(new)),
+            Request::Control(port, queue, message) => {
+                let slot = self.ports.get_mut(port.index());
+                match slot.and_then(|slot| slot.queues.get_mut(queue.index())) {
+                    Some(queue) => Reply::Control(queue.control(message)),
+                    None => Reply::NoQueue(message),
+                }
+            }
+            Request::Checkpoint(mut readings) => {
+                for (id, slot) in (0_u16..).zip(&self.ports) {
+                    if let Some(counters) = &slot.counters
+                        && readings.len() < readings.capacity()
+                    {
+                        readings.push((PortId(id), counters.read()));
+                    }
+                }
+                Reply::Checkpoint(readings)
+            }
+            Request::FdbChunk(from, max, mut records) => {
+                let next = self.classifier.fdb_chunk(from, max, &mut records);
+                Reply::FdbChunk(records, next)
+            }
+            Request::FdbFlush(port, domain) => {
+                Reply::Flushed(self.classifier.fdb_flush(port.map(|p| p.0), domain))
+            }
+            Request::FdbStatic(domain, mac, port, add) => {
+                if self.classifier.fdb_static(domain, mac, port.0, add, &self.snapshot) {
+                    Reply::Done
+                } else {
+                    Reply::Refused(WorkerError::FdbFull { domain })
+                }
+            }
+            Request::Stop => Reply::Done,
+        }
+    }
+
+    /// The counter's value at the end of the last turn.
+    #[must_use]
+    pub const fn now(&self) -> Cycles {
+        self.last
+    }
+}

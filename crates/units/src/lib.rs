@@ -1,0 +1,18 @@
+//! Quantities of the switch as types: a bare number never says whether it counts cycles or
+//! nanoseconds, bytes or bits.
+//!
+//! Pure: no dependency, no clock, no allocation. Arithmetic that can leave the range saturates or
+//! returns `Option`; nothing here panics.
+#![forbid(unsafe_code)]
+
+mod id;
+mod mac;
+mod quantity;
+mod rate;
+mod vlan;
+
+pub use id::{PortId, QueueId, TenantId, WorkerId};
+pub use mac::{MacAddr, ParseMacError};
+pub use quantity::{Bytes, Cycles, Nanos, Packets};
+pub use rate::{BitsPerSecond, PacketsPerSecond, ParseRateError, TscRate};
+pub use vlan::{Vid, VidRangeError};

@@ -1,0 +1,129 @@
+//! The connection to the daemon, and its answers as one clear line.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tower::service_fn;
+
+use crate::wire::REPLY_BYTES_MAX;
+use crate::wire::v1::host_service_client::HostServiceClient;
+
+/// A connected client.
+pub type Client = HostServiceClient<Channel>;
+
+/// Longest a single request may take: a port that attaches waits for the kernel, not for a guest.
+const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+
+/// The daemon said no; the text is its own, made for people.
+#[derive(Debug)]
+pub struct Refused(String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl Refused {
+    /// What a failed request says to the person who made it.
+    #[must_use]
+    pub fn from_status(status: &Status) -> Self {
+        Self(match status.code() {
+            Code::Unavailable | Code::Cancelled => {
+                format!("daemon: the connection broke ({}); see its log", status.message())
+            }
+            Code::DeadlineExceeded => {
+                format!(
+                    "daemon: no answer in time ({}); see `penstock host show`",
+                    status.message()
+                )
+            }
+            Code::Unimplemented => {
+                "daemon: does not know this request; it is older than this program, restart it"
+                    .to_owned()
+            }
+            _ if status.message().is_empty() => format!("daemon: {}", status.code()),
+            _ => status.message().to_owned(),
+        })
+    }
+}
+
+/// Makes an `anyhow` error of a failed request.
+pub fn refused(status: Status) -> anyhow::Error {
+    Refused::from_status(&status).into()
+}
+
+/// Connects to the daemon.
+///
+/// # Errors
+/// Nobody listens there, or it is not ours to talk to: says what to do.
+pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
+    // Tried once by hand: a transport error of gRPC would hide which errno it was.
+    if let Err(error) = UnixStream::connect(socket).await {
+        return Err(cannot_connect(socket, &error));
+    }
+    let path: PathBuf = socket.to_owned();
+    let connector = service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The address is never looked up; gRPC wants one.
+    let endpoint = Endpoint::from_static("http://penstock.invalid");
+    let channel = endpoint
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| anyhow::anyhow!("socket {}: {error}", socket.display()))?;
+    Ok(HostServiceClient::new(channel)
+        .max_decoding_message_size(REPLY_BYTES_MAX)
+        .max_encoding_message_size(REPLY_BYTES_MAX))
+}
+
+fn cannot_connect(socket: &Path, error: &std::io::Error) -> anyhow::Error {
+    let at = socket.display();
+    match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => anyhow::anyhow!(
+            "socket {at}: the daemon is not running; start it with `systemctl start penstock` or \
+             `penstock host run --config FILE`, or name another socket with --socket"
+        ),
+        std::io::ErrorKind::PermissionDenied => anyhow::anyhow!(
+            "socket {at}: permission denied; only the daemon's user may talk to it, use sudo"
+        ),
+        _ => anyhow::anyhow!("socket {at}: {error}"),
+    }
+}
+
+/// A request with a limit to how long it may take.
+pub fn timed<T>(message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    request.set_timeout(REQUEST_LIMIT);
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_daemon_is_named_with_the_way_to_start_it() {
+        let error = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let text = cannot_connect(Path::new("/run/x.sock"), &error).to_string();
+        assert!(text.starts_with("socket /run/x.sock: the daemon is not running; start it with"));
+    }
+
+    #[test]
+    fn the_daemons_own_words_stand_alone() {
+        let status = Status::not_found("port vm9: not there; see `penstock port list`");
+        assert_eq!(refused(status).to_string(), "port vm9: not there; see `penstock port list`");
+        assert_eq!(
+            refused(Status::unimplemented("")).to_string(),
+            "daemon: does not know this request; it is older than this program, restart it"
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! `/metrics` for Prometheus and `/healthz` for load balancers and people.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use penstock_control::host::Host;
+use tokio::sync::Mutex;
+
+use super::metrics::{Reading, page};
+
+/// Of the OpenMetrics text format.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The host, read by one scrape at a time whatever scrapers do.
+type Shared = Arc<Mutex<Arc<Host>>>;
+
+/// The pages.
+#[must_use]
+pub fn router(host: Arc<Host>) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .with_state(Arc::new(Mutex::new(host)))
+}
+
+async fn metrics(State(shared): State<Shared>) -> Response {
+    let turn = shared.lock().await;
+    let host = Arc::clone(&turn);
+    let made = tokio::task::spawn_blocking(move || {
+        let stats = host.stats(false).map_err(|error| error.to_string())?;
+        let reading = Reading { status: host.status(), ports: host.ports(), stats };
+        page(reading).map_err(|error| error.to_string())
+    });
+    match made.await.map_err(|error| error.to_string()).flatten() {
+        Ok(page) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response(),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn healthz(State(shared): State<Shared>) -> Response {
+    let host = Arc::clone(&*shared.lock().await);
+    match tokio::task::spawn_blocking(move || host.status()).await {
+        Ok(status) => match status.workers.iter().find(|worker| worker.stalled) {
+            None => (StatusCode::OK, "ok\n".to_owned()).into_response(),
+            Some(worker) => {
+                let text = format!(
+                    "worker {} on core {}: no heartbeat for {} ms\n",
+                    worker.id, worker.core, worker.heartbeat_age_ms
+                );
+                (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+            }
+        },
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+    }
+}

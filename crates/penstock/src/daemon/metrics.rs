@@ -1,0 +1,378 @@
+//! The Prometheus page: every counter with its meaning and unit, in the OpenMetrics text format.
+//!
+//! **Rule.** The catalogue is made from the counters' own declarations
+//! ([`PortReading::FIELDS`], [`WorkerReading::FIELDS`]), so a new counter has its metric and its
+//! line in `docs/metrics.md` (a test compares) without a word here. OpenMetrics wants the unit at a
+//! name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles
+//! is `penstock_port_ingress_cycles_total`. **Cost.** A scrape holds no lock of the data path.
+
+use std::fmt;
+
+use penstock_control::api::{HostStatus, Named, PortStatus, Stats};
+use penstock_dataplane::counters::{PortReading, WorkerReading};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::rates::counter;
+use crate::table::to_f64;
+
+/// What a scrape shows.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// The daemon.
+    pub status: HostStatus,
+    /// The ports' states.
+    pub ports: Vec<PortStatus>,
+    /// The counters.
+    pub stats: Stats,
+}
+
+/// Where a metric's values come from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Info,
+    Uptime,
+    Generation,
+    Tsc,
+    PortUp,
+    PortQueuesUp,
+    Port(&'static str),
+    Drops,
+    TxDrops,
+    WorkerStalled,
+    HeartbeatAge,
+    Worker(&'static str),
+}
+
+/// A metric.
+#[derive(Clone, Debug)]
+struct Metric {
+    /// Without the unit and without `_total`.
+    name: String,
+    unit: &'static str,
+    is_gauge: bool,
+    labels: &'static str,
+    help: String,
+    source: Source,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// A name that does not say its unit twice.
+fn name(prefix: &str, field: &str, unit: &str) -> String {
+    let stem = if field == unit {
+        ""
+    } else if let Some(stem) = field.strip_suffix(unit).and_then(|s| s.strip_suffix('_')) {
+        stem
+    } else if let Some(stem) = field.strip_prefix(unit).and_then(|s| s.strip_prefix('_')) {
+        stem
+    } else {
+        field
+    };
+    if stem.is_empty() { prefix.to_owned() } else { format!("{prefix}_{stem}") }
+}
+
+/// All metrics in the order of the page.
+fn catalogue() -> Vec<Metric> {
+    let gauge = |name: &str, unit, labels, help: &str, source| Metric {
+        name: name.to_owned(),
+        unit,
+        is_gauge: true,
+        labels,
+        help: help.to_owned(),
+        source,
+    };
+    let mut metrics = vec![
+        gauge(
+            "penstock_host_info",
+            "",
+            "host, version",
+            "always 1; the labels say who",
+            Source::Info,
+        ),
+        gauge(
+            "penstock_host_uptime",
+            "seconds",
+            "",
+            "time since the daemon started",
+            Source::Uptime,
+        ),
+        gauge(
+            "penstock_host_config_generation",
+            "",
+            "",
+            "counts up with every accepted change of the configuration",
+            Source::Generation,
+        ),
+        gauge("penstock_host_tsc", "hertz", "", "rate of the time-stamp counter", Source::Tsc),
+        gauge(
+            "penstock_port_up",
+            "",
+            "port, tenant, type, state",
+            "1 if frames can pass",
+            Source::PortUp,
+        ),
+        gauge(
+            "penstock_port_up",
+            "queues",
+            "port",
+            "queue pairs that can pass frames",
+            Source::PortQueuesUp,
+        ),
+        gauge(
+            "penstock_worker_stalled",
+            "",
+            "worker",
+            "1 if the worker gave no heartbeat within the watchdog's limit",
+            Source::WorkerStalled,
+        ),
+        gauge(
+            "penstock_worker_heartbeat_age",
+            "seconds",
+            "worker",
+            "time since the last loop turn that the watchdog saw",
+            Source::HeartbeatAge,
+        ),
+    ];
+    for (field, unit, help) in PortReading::FIELDS {
+        metrics.push(Metric {
+            name: name("penstock_port", field, unit),
+            unit,
+            is_gauge: *field == "queued",
+            labels: "port",
+            help: (*help).to_owned(),
+            source: Source::Port(field),
+        });
+    }
+    for (name, help, source) in [
+        ("penstock_port_dropped", "frames from this port dropped, by reason", Source::Drops),
+        (
+            "penstock_port_tx_dropped",
+            "frames towards this port dropped, by reason",
+            Source::TxDrops,
+        ),
+    ] {
+        metrics.push(Metric {
+            name: name.to_owned(),
+            unit: "frames",
+            is_gauge: false,
+            labels: "port, reason",
+            help: help.to_owned(),
+            source,
+        });
+    }
+    // The heartbeat's TSC value means nothing outside the process; its age is above.
+    for (field, unit, help) in WorkerReading::FIELDS.iter().filter(|(f, ..)| *f != "heartbeat") {
+        metrics.push(Metric {
+            name: name("penstock_worker", field, unit),
+            unit,
+            is_gauge: false,
+            labels: "worker",
+            help: (*help).to_owned(),
+            source: Source::Worker(field),
+        });
+    }
+    metrics
+}
+
+impl Reading {
+    /// The values of a metric, each with its labels.
+    fn values(&self, source: Source) -> Vec<(Labels, f64)> {
+        let one = |value| vec![(Labels::new(), value)];
+        let status = &self.status;
+        match source {
+            Source::Info => {
+                vec![(
+                    vec![("host", status.name.clone()), ("version", status.version.clone())],
+                    1.0,
+                )]
+            }
+            Source::Uptime => one(to_f64(status.uptime_s)),
+            Source::Generation => one(to_f64(status.generation)),
+            Source::Tsc => one(to_f64(status.tsc_hz)),
+            Source::PortUp => self.ports.iter().map(port_up).collect(),
+            Source::PortQueuesUp => self
+                .ports
+                .iter()
+                .map(|port| (vec![("port", port.name.clone())], f64::from(port.queues_up)))
+                .collect(),
+            Source::WorkerStalled => self.workers(|worker| f64::from(u8::from(worker.stalled))),
+            Source::HeartbeatAge => self.workers(|worker| to_f64(worker.heartbeat_age_ms) / 1e3),
+            Source::Port(_) | Source::Drops | Source::TxDrops | Source::Worker(_) => Vec::new(),
+        }
+    }
+
+    fn workers(
+        &self,
+        value: impl Fn(&penstock_control::api::WorkerStatus) -> f64,
+    ) -> Vec<(Labels, f64)> {
+        let labels = |id: u16| vec![("worker", id.to_string())];
+        self.status.workers.iter().map(|worker| (labels(worker.id), value(worker))).collect()
+    }
+
+    /// The values of a counter, exact to the last frame.
+    fn counts(&self, source: Source) -> Vec<(Labels, u64)> {
+        let by_reason = |port: &str, list: &Named| -> Vec<(Labels, u64)> {
+            let labels =
+                |reason: &str| vec![("port", port.to_owned()), ("reason", reason.to_owned())];
+            list.iter().map(|(reason, value)| (labels(reason), *value)).collect()
+        };
+        let ports = &self.stats.ports;
+        match source {
+            Source::Port(field) => ports
+                .iter()
+                .map(|port| (vec![("port", port.port.clone())], counter(&port.counters, field)))
+                .collect(),
+            Source::Drops => ports.iter().flat_map(|p| by_reason(&p.port, &p.drops)).collect(),
+            Source::TxDrops => ports.iter().flat_map(|p| by_reason(&p.port, &p.tx_drops)).collect(),
+            Source::Worker(field) => self
+                .stats
+                .workers
+                .iter()
+                .map(|worker| {
+                    (vec![("worker", worker.id.to_string())], counter(&worker.counters, field))
+                })
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn port_up(port: &PortStatus) -> (Labels, f64) {
+    let labels = vec![
+        ("port", port.name.clone()),
+        ("tenant", port.tenant.clone()),
+        ("type", port.kind.clone()),
+        ("state", port.state.clone()),
+    ];
+    (labels, f64::from(u8::from(port.state == "up")))
+}
+
+impl Collector for Reading {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        for metric in catalogue() {
+            let unit = (!metric.unit.is_empty()).then(|| Unit::Other(metric.unit.to_owned()));
+            let kind = if metric.is_gauge { MetricType::Gauge } else { MetricType::Counter };
+            let mut family =
+                encoder.encode_descriptor(&metric.name, &metric.help, unit.as_ref(), kind)?;
+            for (labels, value) in self.values(metric.source) {
+                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+            }
+            for (labels, value) in self.counts(metric.source) {
+                let family = family.encode_family(&labels)?;
+                if metric.is_gauge {
+                    ConstGauge::new(to_f64(value)).encode(family)?;
+                } else {
+                    ConstCounter::new(value).encode(family)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The page.
+///
+/// # Errors
+/// None in practice: writing to a string does not fail.
+pub fn page(reading: Reading) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(reading));
+    let mut page = String::new();
+    text::encode(&mut page, &registry)?;
+    Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rates::fixture::reading;
+    use std::path::Path;
+
+    fn sample() -> Reading {
+        Reading {
+            status: HostStatus {
+                name: "node7".into(),
+                version: "0.1.0".into(),
+                ..Default::default()
+            },
+            ports: vec![PortStatus {
+                name: "vm1".into(),
+                kind: "tap".into(),
+                state: "up".into(),
+                ..Default::default()
+            }],
+            stats: reading(
+                1,
+                &[("rx_frames", 7), ("cycles_ingress", 9), ("queued", 2)],
+                &[("rule", 3)],
+            ),
+        }
+    }
+
+    #[test]
+    fn names_end_in_their_unit_and_say_it_once() {
+        assert_eq!(name("p", "rx_frames", "frames"), "p_rx");
+        assert_eq!(name("p", "cycles_ingress", "cycles"), "p_ingress");
+        assert_eq!(name("p", "cycles", "cycles"), "p");
+        assert_eq!(name("p", "forwarded", "frames"), "p_forwarded");
+        let mut full: Vec<String> =
+            catalogue().iter().map(|metric| format!("{}_{}", metric.name, metric.unit)).collect();
+        let number = full.len();
+        full.sort();
+        full.dedup();
+        assert_eq!(full.len(), number, "two metrics of one name");
+    }
+
+    #[test]
+    fn the_page_has_help_unit_and_value() {
+        let page = page(sample()).unwrap();
+        for line in [
+            "# HELP penstock_port_rx_frames frames taken from the port, those dropped afterwards included",
+            "# TYPE penstock_port_rx_frames counter",
+            "# UNIT penstock_port_rx_frames frames",
+            "penstock_port_rx_frames_total{port=\"vm1\"} 7",
+            "penstock_port_ingress_cycles_total{port=\"vm1\"} 9",
+            "penstock_port_queued_frames{port=\"vm1\"} 2.0",
+            "penstock_port_dropped_frames_total{port=\"vm1\",reason=\"rule\"} 3",
+            "penstock_port_up{port=\"vm1\",tenant=\"\",type=\"tap\",state=\"up\"} 1.0",
+            "penstock_worker_busy_cycles_total{worker=\"0\"} 250",
+            "penstock_host_info{host=\"node7\",version=\"0.1.0\"} 1.0",
+        ] {
+            assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");
+        }
+        assert!(page.ends_with("# EOF\n"));
+    }
+
+    /// `PENSTOCK_BLESS=1` writes the list anew.
+    #[test]
+    fn the_list_in_the_docs_is_fresh() {
+        let mut list =
+            String::from("| Metric | Type | Unit | Labels | Meaning |\n|---|---|---|---|---|\n");
+        for metric in catalogue() {
+            let unit =
+                if metric.unit.is_empty() { String::new() } else { format!("_{}", metric.unit) };
+            let total = if metric.is_gauge { "" } else { "_total" };
+            let kind = if metric.is_gauge { "gauge" } else { "counter" };
+            let Metric { name, labels, help, .. } = &metric;
+            list.push_str(&format!(
+                "| `{name}{unit}{total}` | {kind} | {} | {labels} | {help} |\n",
+                metric.unit
+            ));
+        }
+        let (begin, end) = ("<!-- begin generated list -->\n", "<!-- end generated list -->");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let (head, rest) = text.split_once(begin).unwrap();
+        let (old, tail) = rest.split_once(end).unwrap();
+        if std::env::var_os("PENSTOCK_BLESS").is_some() {
+            std::fs::write(&file, format!("{head}{begin}{list}{end}{tail}")).unwrap();
+        } else {
+            assert_eq!(old, list, "docs/metrics.md is stale; run this test with PENSTOCK_BLESS=1");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! `penstock host run`: everything around [`Host`] that makes it a service.
+//!
+//! **Rule.** Order of the start: configuration, logs, socket (a second daemon ends here, before it
+//! touches a port), metrics address, workers and ports, then requests and `READY=1`. A watchdog
+//! task ticks the host four times a second; the service manager hears `WATCHDOG=1` only while no
+//! worker is stalled, so a hung switch is restarted. SIGHUP reloads. SIGTERM and SIGINT end it
+//! within [`SHUTDOWN_LIMIT`], sockets removed.
+
+mod affinity;
+mod http;
+mod logs;
+mod metrics;
+mod notify;
+mod rpc;
+mod socket;
+
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use penstock_control::api::ChangeReport;
+use penstock_control::config::{self, HostConfig};
+use penstock_control::host::Host;
+use penstock_units::Nanos;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+
+use crate::cli::RunArgs;
+use crate::wire::v1::host_service_server::HostServiceServer;
+use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
+use notify::Notifier;
+
+/// Longest the daemon takes to end.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks at the workers' heartbeats.
+const TICK: Duration = Duration::from_millis(250);
+/// Requests at once on one connection.
+const REQUESTS_AT_ONCE: usize = 32;
+
+/// Runs the daemon until it is told to end.
+///
+/// # Errors
+/// The configuration is wrong, the socket is taken, or the host cannot start.
+pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
+    let mut config = match config::load(&args.config) {
+        Ok(config) => config,
+        Err(errors) => {
+            eprint!("{}", crate::verbs::host::mistakes(&errors));
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    if let Some(socket) = socket {
+        config.host.socket = socket.to_owned();
+    }
+    logs::install(args.log_format, &config.host.log)?;
+    let (listener, guard) = socket::take(&config.host.socket)?;
+    let pages = listen(&config)?;
+    let control_cores = config.worker.control_cores.clone();
+    let path = std::path::absolute(&args.config)
+        .with_context(|| format!("configuration {}", args.config.display()))?;
+    let host = Arc::new(Host::start(config, Some(path))?);
+    keep_off_workers(&host, &control_cores)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("penstock-ctl")
+        .enable_all()
+        .build()
+        .context("runtime cannot start")?;
+    let outcome = runtime.block_on(serve(Arc::clone(&host), listener, pages));
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    drop(guard);
+    outcome
+}
+
+/// The address of `/metrics`, taken before anything starts.
+fn listen(config: &HostConfig) -> Result<Option<TcpListener>> {
+    let Some(address) = config.host.metrics else { return Ok(None) };
+    let listener = TcpListener::bind(address).with_context(|| {
+        format!("metrics address {address}: cannot listen; free it or change [host] metrics")
+    })?;
+    listener.set_nonblocking(true).with_context(|| format!("metrics address {address}"))?;
+    Ok(Some(listener))
+}
+
+/// After the host's start, as it chooses a worker's core among those the process may use.
+fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
+    let workers: Vec<u32> = host.status().workers.iter().map(|worker| worker.core).collect();
+    let cpus = affinity::control_cpus(&affinity::allowed()?, &workers, configured);
+    affinity::confine(&cpus)?;
+    tracing::debug!(?cpus, ?workers, "control threads kept off the workers' cores");
+    Ok(())
+}
+
+/// What a change did, for the log.
+fn log_change(report: &ChangeReport) {
+    tracing::info!(generation = report.generation, changes = ?report.changes, "configuration changed");
+    for warning in &report.warnings {
+        tracing::warn!(generation = report.generation, "{warning}");
+    }
+}
+
+/// Serves until a signal, then ends in order.
+async fn serve(
+    host: Arc<Host>,
+    listener: UnixListener,
+    pages: Option<TcpListener>,
+) -> Result<ExitCode> {
+    let notifier = Arc::new(Notifier::from_environment());
+    let (stop, stopping) = watch::channel(false);
+    let mut signals = Signals::new()?;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(api(Arc::clone(&host), listener, stopping.clone()));
+    if let Some(pages) = pages {
+        tasks.spawn(metrics_pages(Arc::clone(&host), pages, stopping.clone()));
+    }
+    tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), stopping));
+    let status = host.status();
+    notifier.send(&format!("READY=1\nSTATUS={} ports", host.ports().len()));
+    tracing::info!(
+        host = status.name,
+        version = status.version,
+        workers = status.workers.len(),
+        "ready"
+    );
+    let failed = loop {
+        tokio::select! {
+            _ = signals.hup.recv() => reload(&host, &notifier).await,
+            _ = signals.term.recv() => {
+                tracing::info!(signal = "SIGTERM", "stopping");
+                break None;
+            }
+            _ = signals.int.recv() => {
+                tracing::info!(signal = "SIGINT", "stopping");
+                break None;
+            }
+            Some(ended) = tasks.join_next() => {
+                break Some(match ended {
+                    Ok(Ok(())) => anyhow::anyhow!("daemon: a service ended by itself"),
+                    Ok(Err(error)) => error,
+                    Err(error) => anyhow::anyhow!("daemon: a service broke: {error}"),
+                });
+            }
+        }
+    };
+    notifier.send("STOPPING=1");
+    let _ = stop.send(true);
+    let ended = tokio::time::timeout(SHUTDOWN_LIMIT, end(host, tasks)).await;
+    match (failed, ended) {
+        (Some(error), _) => Err(error),
+        (None, Ok(result)) => result.map(|()| ExitCode::SUCCESS),
+        (None, Err(_)) => bail!(
+            "daemon: not ended within {} s; it leaves now, ports may need their drivers to reconnect",
+            SHUTDOWN_LIMIT.as_secs()
+        ),
+    }
+}
+
+/// Lets running requests finish, then detaches the ports and stops the workers.
+async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
+    let drained = async { while tasks.join_next().await.is_some() {} };
+    // A client that holds its connection open must not hold up the end.
+    if tokio::time::timeout(Duration::from_secs(1), drained).await.is_err() {
+        tasks.abort_all();
+    }
+    let stopped = tokio::task::spawn_blocking(move || host.shutdown()).await;
+    stopped.context("daemon: the shutdown broke")?.context("daemon: shutdown")?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// SIGHUP: reads the file again; a wrong file changes nothing and is told in the log.
+async fn reload(host: &Arc<Host>, notifier: &Notifier) {
+    notifier.send("STATUS=reloading");
+    let host = Arc::clone(host);
+    match tokio::task::spawn_blocking(move || (host.reload(), host.ports().len())).await {
+        Ok((Ok(report), ports)) => {
+            log_change(&report);
+            notifier.send(&format!("STATUS={ports} ports"));
+        }
+        Ok((Err(errors), ports)) => {
+            for error in &errors.0 {
+                tracing::error!("{error}");
+            }
+            tracing::error!(mistakes = errors.0.len(), "configuration refused, the former goes on");
+            notifier.send(&format!("STATUS={ports} ports; last reload refused"));
+        }
+        Err(error) => tracing::error!(%error, "reload broke"),
+    }
+}
+
+/// The API on its socket.
+async fn api(
+    host: Arc<Host>,
+    listener: UnixListener,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    let listener = tokio::net::UnixListener::from_std(listener).context("API socket")?;
+    let service = HostServiceServer::new(rpc::Service::new(host, stopping.clone()))
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(REPLY_BYTES_MAX);
+    tonic::transport::Server::builder()
+        .concurrency_limit_per_connection(REQUESTS_AT_ONCE)
+        .add_service(service)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        })
+        .await
+        .context("API socket")
+}
+
+/// The HTTP pages.
+async fn metrics_pages(
+    host: Arc<Host>,
+    listener: TcpListener,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener).context("metrics address")?;
+    axum::serve(listener, http::router(host))
+        .with_graceful_shutdown(async move {
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        })
+        .await
+        .context("metrics address")
+}
+
+/// Ticks the host, and tells the service manager that all is well as long as it is.
+async fn watchdog(
+    host: Arc<Host>,
+    notifier: Arc<Notifier>,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    let start = tokio::time::Instant::now();
+    let mut told = start;
+    // Twice as often as asked for, as sd_watchdog_enabled(3) has it.
+    let tell_every = notifier.watchdog.map(|limit| limit / 2);
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let now = tokio::select! {
+            now = ticks.tick() => now,
+            _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+        };
+        let since_start = u64::try_from((now - start).as_nanos()).unwrap_or(u64::MAX);
+        let ticked = Arc::clone(&host);
+        let healthy = tokio::task::spawn_blocking(move || {
+            ticked.tick(Nanos(since_start));
+            !ticked.status().workers.iter().any(|worker| worker.stalled)
+        })
+        .await
+        .context("daemon: the watchdog broke")?;
+        if healthy && tell_every.is_some_and(|every| now - told + TICK > every) {
+            notifier.send("WATCHDOG=1");
+            told = now;
+        }
+    }
+}
+
+/// The signals that the daemon heeds.
+#[derive(Debug)]
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let take = |kind| signal(kind).context("signals cannot be handled");
+        Ok(Self {
+            term: take(SignalKind::terminate())?,
+            int: take(SignalKind::interrupt())?,
+            hup: take(SignalKind::hangup())?,
+        })
+    }
+}

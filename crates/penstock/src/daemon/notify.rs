@@ -1,0 +1,93 @@
+//! Telling the service manager: `READY=1`, `WATCHDOG=1`, `STOPPING=1`.
+//!
+//! **Source.** sd_notify(3): one datagram of `KEY=VALUE` lines to the socket in `NOTIFY_SOCKET`,
+//! a path or, behind `@`, an abstract name. **Rule.** Without the variable nothing is sent; a
+//! manager that does not listen is no reason to stop switching, so failures are logged once.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The way to the service manager; does nothing without one.
+#[derive(Debug)]
+pub struct Notifier {
+    target: Option<(UnixDatagram, SocketAddr)>,
+    /// How often the manager wants to hear from us.
+    pub watchdog: Option<Duration>,
+    failed: AtomicBool,
+}
+
+impl Notifier {
+    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        let socket = std::env::var_os("NOTIFY_SOCKET");
+        let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+        let for_us = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+        let watchdog = number("WATCHDOG_USEC").filter(|usec| for_us && *usec > 0);
+        match Self::new(socket, watchdog.map(Duration::from_micros)) {
+            Ok(notifier) => notifier,
+            Err(error) => {
+                tracing::warn!(%error, "NOTIFY_SOCKET: cannot be used; the service manager learns nothing");
+                Self { target: None, watchdog: None, failed: AtomicBool::new(true) }
+            }
+        }
+    }
+
+    /// A notifier to this socket.
+    ///
+    /// # Errors
+    /// The name is too long or no datagram socket can be had.
+    pub fn new(socket: Option<OsString>, watchdog: Option<Duration>) -> io::Result<Self> {
+        let target = match socket.filter(|socket| !socket.is_empty()) {
+            None => None,
+            Some(socket) => {
+                let address = match socket.as_bytes() {
+                    [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+                    _ => SocketAddr::from_pathname(&socket)?,
+                };
+                let sender = UnixDatagram::unbound()?;
+                sender.set_nonblocking(true)?;
+                Some((sender, address))
+            }
+        };
+        Ok(Self { target, watchdog, failed: AtomicBool::new(false) })
+    }
+
+    /// Sends a state, such as `READY=1`.
+    pub fn send(&self, state: &str) {
+        let Some((sender, address)) = &self.target else { return };
+        if let Err(error) = sender.send_to_addr(state.as_bytes(), address)
+            && !self.failed.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(%error, state, "the service manager cannot be told");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_one_datagram() {
+        let name = format!("penstock-notify-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let manager = UnixDatagram::bind_addr(&address).unwrap();
+        let notifier = Notifier::new(Some(format!("@{name}").into()), None).unwrap();
+        notifier.send("READY=1\nSTATUS=up");
+        let mut buffer = [0; 64];
+        let length = manager.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"READY=1\nSTATUS=up");
+    }
+
+    #[test]
+    fn without_a_manager_nothing_happens() {
+        Notifier::new(None, None).unwrap().send("READY=1");
+        Notifier::new(Some("/nonexistent/notify".into()), None).unwrap().send("READY=1");
+    }
+}

@@ -1,0 +1,340 @@
+//! The gRPC service: each request is one call of [`Host`], made on a thread that may block.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_control::config;
+use penstock_control::host::{ApiError, ErrorKind, FdbFilter, Host};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::wire::v1::{self, host_service_server::HostService};
+use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
+
+/// The service.
+#[derive(Debug)]
+pub struct Service {
+    host: Arc<Host>,
+    /// Turns true at shutdown; watches end then.
+    stopping: watch::Receiver<bool>,
+}
+
+type Reply<T> = Result<Response<T>, Status>;
+
+impl Service {
+    /// A service of this host.
+    #[must_use]
+    pub const fn new(host: Arc<Host>, stopping: watch::Receiver<bool>) -> Self {
+        Self { host, stopping }
+    }
+
+    /// Runs a call of the host where it may block.
+    async fn call<T, F>(&self, call: F) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Host) -> T + Send + 'static,
+    {
+        let host = Arc::clone(&self.host);
+        tokio::task::spawn_blocking(move || call(&host)).await.map_err(|error| {
+            Status::internal(format!("daemon: the request broke: {error}; see its log"))
+        })
+    }
+
+    /// Runs a change and logs it.
+    async fn change<F>(&self, call: F) -> Reply<v1::ChangeReport>
+    where
+        F: FnOnce(&Host) -> Result<penstock_control::api::ChangeReport, ApiError> + Send + 'static,
+    {
+        let report = self.call(call).await?.map_err(|error| status(&error))?;
+        super::log_change(&report);
+        Ok(Response::new(report.into()))
+    }
+}
+
+/// An error of the host as a gRPC status.
+fn status(error: &ApiError) -> Status {
+    let text = error.to_string();
+    match error.kind {
+        ErrorKind::NotFound => Status::not_found(text),
+        ErrorKind::Invalid => Status::invalid_argument(text),
+        ErrorKind::Conflict => Status::already_exists(text),
+        ErrorKind::Failed => Status::failed_precondition(text),
+    }
+}
+
+/// Reads an object's TOML.
+fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        Status::invalid_argument(format!("{what}: {}", error.message()))
+    })?;
+    let name = table.get("name").and_then(toml::Value::as_str).unwrap_or("").to_owned();
+    table.try_into().map_err(|error: toml::de::Error| {
+        Status::invalid_argument(format!("{what} \"{name}\": {}", error.message().trim()))
+    })
+}
+
+/// An object as TOML.
+fn text<T: Serialize>(object: &T) -> Result<String, Status> {
+    toml::to_string(object).map_err(|error| Status::internal(format!("daemon: {error}")))
+}
+
+fn pairs(changes: Vec<v1::KeyValue>) -> Vec<(String, String)> {
+    changes.into_iter().map(|change| (change.key, change.value)).collect()
+}
+
+fn vlan(vlan: Option<u32>) -> Result<Option<u16>, Status> {
+    vlan.map(|vlan| {
+        u16::try_from(vlan).ok().filter(|vlan| *vlan <= 4094).ok_or_else(|| {
+            Status::invalid_argument(format!("VLAN {vlan}: out of range; 0 (untagged) to 4094"))
+        })
+    })
+    .transpose()
+}
+
+fn each<F, T: From<F>>(list: Vec<F>) -> Vec<T> {
+    list.into_iter().map(T::from).collect()
+}
+
+#[tonic::async_trait]
+impl HostService for Service {
+    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Reply<v1::Status> {
+        Ok(Response::new(self.call(Host::status).await?.into()))
+    }
+
+    async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Reply<v1::ConfigText> {
+        Ok(Response::new(v1::ConfigText { toml: self.call(Host::config_toml).await? }))
+    }
+
+    async fn check_config(&self, request: Request<v1::ConfigText>) -> Reply<v1::CheckConfigReply> {
+        let text = request.into_inner().toml;
+        let errors = match self.call(move |_| config::parse(&text, "")).await? {
+            Ok(_) => Vec::new(),
+            Err(errors) => errors.0.iter().map(ToString::to_string).collect(),
+        };
+        Ok(Response::new(v1::CheckConfigReply { errors }))
+    }
+
+    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Reply<v1::ChangeReport> {
+        let report = self.call(Host::reload).await?.map_err(|errors| {
+            tracing::error!(mistakes = errors.0.len(), %errors, "configuration refused");
+            Status::invalid_argument(errors.to_string())
+        })?;
+        super::log_change(&report);
+        Ok(Response::new(report.into()))
+    }
+
+    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Reply<v1::ListPortsReply> {
+        Ok(Response::new(v1::ListPortsReply { ports: each(self.call(Host::ports).await?) }))
+    }
+
+    async fn get_port(&self, request: Request<v1::GetPortRequest>) -> Reply<v1::GetPortReply> {
+        let name = request.into_inner().name;
+        let wanted = name.clone();
+        let (port, configured) = self
+            .call(move |host| {
+                let port = host.ports().into_iter().find(|port| port.name == wanted);
+                let configured = host.port_configs().into_iter().find(|port| port.name == wanted);
+                (port, configured)
+            })
+            .await?;
+        let (Some(port), Some(configured)) = (port, configured) else {
+            return Err(Status::not_found(format!(
+                "port \"{name}\": there is no such port; see `penstock port list`"
+            )));
+        };
+        Ok(Response::new(v1::GetPortReply { port: Some(port.into()), toml: text(&configured)? }))
+    }
+
+    async fn add_port(&self, request: Request<v1::AddObjectRequest>) -> Reply<v1::ChangeReport> {
+        let v1::AddObjectRequest { toml, save } = request.into_inner();
+        let port: config::Port = object("port", &toml)?;
+        self.change(move |host| host.add_port(port, save)).await
+    }
+
+    async fn set_port(&self, request: Request<v1::SetObjectRequest>) -> Reply<v1::ChangeReport> {
+        let v1::SetObjectRequest { name, changes, save } = request.into_inner();
+        self.change(move |host| host.set_port(&name, &pairs(changes), save)).await
+    }
+
+    async fn delete_port(
+        &self,
+        request: Request<v1::DeleteObjectRequest>,
+    ) -> Reply<v1::ChangeReport> {
+        let v1::DeleteObjectRequest { name, save } = request.into_inner();
+        self.change(move |host| host.del_port(&name, save)).await
+    }
+
+    async fn list_tenants(
+        &self,
+        _: Request<v1::ListTenantsRequest>,
+    ) -> Reply<v1::ListTenantsReply> {
+        let (tenants, ports) = self.call(|host| (host.tenants(), host.port_configs())).await?;
+        let listed = |tenant: config::Tenant| -> Result<v1::Tenant, Status> {
+            let own = ports.iter().filter(|port| port.tenant.as_ref() == Some(&tenant.name));
+            let ports = own.map(|port| port.name.clone()).collect();
+            Ok(v1::Tenant { toml: text(&tenant)?, name: tenant.name, ports })
+        };
+        let tenants = tenants.into_iter().map(listed).collect::<Result<_, _>>()?;
+        Ok(Response::new(v1::ListTenantsReply { tenants }))
+    }
+
+    async fn add_tenant(&self, request: Request<v1::AddObjectRequest>) -> Reply<v1::ChangeReport> {
+        let v1::AddObjectRequest { toml, save } = request.into_inner();
+        let tenant: config::Tenant = object("tenant", &toml)?;
+        self.change(move |host| host.add_tenant(tenant, save)).await
+    }
+
+    async fn set_tenant(&self, request: Request<v1::SetObjectRequest>) -> Reply<v1::ChangeReport> {
+        let v1::SetObjectRequest { name, changes, save } = request.into_inner();
+        self.change(move |host| host.set_tenant(&name, &pairs(changes), save)).await
+    }
+
+    async fn delete_tenant(
+        &self,
+        request: Request<v1::DeleteObjectRequest>,
+    ) -> Reply<v1::ChangeReport> {
+        let v1::DeleteObjectRequest { name, save } = request.into_inner();
+        self.change(move |host| host.del_tenant(&name, save)).await
+    }
+
+    async fn list_flows(&self, _: Request<v1::ListFlowsRequest>) -> Reply<v1::ListFlowsReply> {
+        Ok(Response::new(v1::ListFlowsReply { flows: each(self.call(Host::flows).await?) }))
+    }
+
+    async fn add_flow(&self, request: Request<v1::AddObjectRequest>) -> Reply<v1::ChangeReport> {
+        let v1::AddObjectRequest { toml, save } = request.into_inner();
+        let rule: config::Rule = object("rule", &toml)?;
+        self.change(move |host| host.add_rule(rule, save)).await
+    }
+
+    async fn delete_flow(
+        &self,
+        request: Request<v1::DeleteObjectRequest>,
+    ) -> Reply<v1::ChangeReport> {
+        let v1::DeleteObjectRequest { name, save } = request.into_inner();
+        self.change(move |host| host.del_rule(&name, save)).await
+    }
+
+    async fn list_fdb(&self, _: Request<v1::ListFdbRequest>) -> Reply<v1::ListFdbReply> {
+        let entries = self.call(|host| host.fdb(&FdbFilter::default())).await?;
+        let entries = each(entries.map_err(|error| status(&error))?);
+        Ok(Response::new(v1::ListFdbReply { entries }))
+    }
+
+    async fn flush_fdb(&self, request: Request<v1::FlushFdbRequest>) -> Reply<v1::FlushFdbReply> {
+        let request = request.into_inner();
+        let vlan = vlan(request.vlan)?;
+        let filter = FdbFilter { tenant: request.tenant, vlan, port: request.port };
+        let flushed = self.call(move |host| host.fdb_flush(&filter)).await?;
+        let flushed = flushed.map_err(|error| status(&error))?;
+        tracing::info!(flushed, "learned addresses forgotten");
+        Ok(Response::new(v1::FlushFdbReply { flushed: u64::try_from(flushed).unwrap_or(u64::MAX) }))
+    }
+
+    async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Reply<v1::Stats> {
+        let exact = request.into_inner().exact;
+        let stats = self.call(move |host| host.stats(exact)).await?;
+        Ok(Response::new(stats.map_err(|error| status(&error))?.into()))
+    }
+
+    type WatchStatsStream = Pin<Box<dyn Stream<Item = Result<v1::Stats, Status>> + Send>>;
+
+    async fn watch_stats(
+        &self,
+        request: Request<v1::WatchStatsRequest>,
+    ) -> Reply<Self::WatchStatsStream> {
+        let interval_ms = request.into_inner().interval_ms;
+        if !(WATCH_MS_MIN..=WATCH_MS_MAX).contains(&interval_ms) {
+            return Err(Status::invalid_argument(format!(
+                "watch: interval {interval_ms} ms is out of range; {WATCH_MS_MIN} to {WATCH_MS_MAX}"
+            )));
+        }
+        let (sender, receiver) = mpsc::channel(2);
+        let feed = feed(
+            Self::new(Arc::clone(&self.host), self.stopping.clone()),
+            Duration::from_millis(interval_ms.into()),
+            sender,
+        );
+        tokio::spawn(feed);
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+/// Sends readings until the client hangs up, an error, or the daemon stops. A client that does not
+/// read misses readings; it never makes the daemon hold more than two.
+async fn feed(
+    mut service: Service,
+    interval: Duration,
+    sender: mpsc::Sender<Result<v1::Stats, Status>>,
+) {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = sender.closed() => return,
+            _ = service.stopping.wait_for(|stopping| *stopping) => return,
+        }
+        let reading = match service.call(|host| host.stats(false)).await {
+            Ok(Ok(stats)) => Ok(stats.into()),
+            Ok(Err(error)) => Err(status(&error)),
+            Err(status) => Err(status),
+        };
+        let failed = reading.is_err();
+        let sent = tokio::select! {
+            sent = sender.send(reading) => sent,
+            _ = service.stopping.wait_for(|stopping| *stopping) => return,
+        };
+        if failed || sent.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::Code;
+
+    #[test]
+    fn each_kind_of_refusal_has_its_code_and_keeps_its_words() {
+        let error = |kind| ApiError {
+            kind,
+            object: "port \"vm3\"".into(),
+            problem: "there is no such port".into(),
+            remedy: "see penstock port list".into(),
+        };
+        for (kind, code) in [
+            (ErrorKind::NotFound, Code::NotFound),
+            (ErrorKind::Invalid, Code::InvalidArgument),
+            (ErrorKind::Conflict, Code::AlreadyExists),
+            (ErrorKind::Failed, Code::FailedPrecondition),
+        ] {
+            let status = status(&error(kind));
+            assert_eq!(status.code(), code);
+            assert_eq!(
+                status.message(),
+                "port \"vm3\": there is no such port; see penstock port list"
+            );
+        }
+    }
+
+    #[test]
+    fn an_object_that_does_not_read_is_named() {
+        let error = object::<config::Tenant>("tenant", "name = \"red\"\ncolour = 1").unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.message().starts_with("tenant \"red\": unknown field `colour`"), "{error}");
+        assert!(object::<config::Tenant>("tenant", "name = ").is_err());
+    }
+
+    #[test]
+    fn a_vlan_out_of_range_is_refused() {
+        assert_eq!(vlan(Some(4094)).unwrap(), Some(4094));
+        assert_eq!(vlan(Some(4095)).unwrap_err().code(), Code::InvalidArgument);
+    }
+}

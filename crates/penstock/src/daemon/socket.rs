@@ -1,0 +1,199 @@
+//! The API's unix socket: private to the daemon's user, and one daemon's at a time.
+//!
+//! **Rule.** A lock file beside the socket says who owns it; the kernel drops the lock with its
+//! holder, so a dead daemon's socket is known to be stale and is replaced. A socket that answers is
+//! refused even without the lock (somebody deleted the lock file), and so is a file that is no
+//! socket. The socket is born with mode 0600: the mask is set around `bind`, and at that time the
+//! daemon has one thread.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
+};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::stat::{Mode, umask};
+
+/// The daemon's hold on its socket: gone, with the socket, when dropped.
+#[derive(Debug)]
+pub struct SocketGuard {
+    path: PathBuf,
+    /// Device and inode: what we created and nothing else is removed.
+    identity: (u64, u64),
+    _lock: Flock<File>,
+}
+
+/// Takes the socket.
+///
+/// # Errors
+/// Another daemon has it, the path is not a socket, or the directory cannot be written.
+pub fn take(path: &Path) -> Result<(UnixListener, SocketGuard)> {
+    let at = path.display();
+    make_parent(path).with_context(|| format!("socket {at}"))?;
+    let lock = lock(path)?;
+    remove_stale(path)?;
+    let before = umask(Mode::from_bits_truncate(0o177));
+    let bound = UnixListener::bind(path);
+    umask(before);
+    let listener = bound.with_context(|| format!("socket {at}: cannot listen"))?;
+    listener.set_nonblocking(true).with_context(|| format!("socket {at}"))?;
+    let metadata = fs::symlink_metadata(path).with_context(|| format!("socket {at}"))?;
+    let identity = (metadata.dev(), metadata.ino());
+    Ok((listener, SocketGuard { path: path.to_owned(), identity, _lock: lock }))
+}
+
+impl Drop for SocketGuard {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(socket = %self.path.display(), %error, "socket cannot be removed");
+        }
+    }
+}
+
+fn make_parent(path: &Path) -> Result<()> {
+    let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    if parent.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(parent)
+        .with_context(|| format!("directory {} cannot be created", parent.display()))
+}
+
+fn lock(path: &Path) -> Result<Flock<File>> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let name = PathBuf::from(name);
+    let at = name.display();
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&name)
+        .with_context(|| format!("lock file {at}"))?;
+    // Read before the lock: only to say in an error who has it.
+    let mut holder = String::new();
+    let _ = (&mut file).take(32).read_to_string(&mut holder);
+    let mut locked = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(locked) => locked,
+        Err((_, Errno::EWOULDBLOCK)) => bail!(
+            "socket {}: another daemon (pid {}) has it; stop that one or configure another \
+             [host] socket",
+            path.display(),
+            holder.trim()
+        ),
+        Err((_, error)) => return Err(error).with_context(|| format!("lock file {at}")),
+    };
+    let written = locked.set_len(0).and_then(|()| {
+        use std::io::Seek as _;
+        locked.rewind()?;
+        writeln!(locked, "{}", std::process::id())
+    });
+    written.with_context(|| format!("lock file {at}"))?;
+    Ok(locked)
+}
+
+fn remove_stale(path: &Path) -> Result<()> {
+    let at = path.display();
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("socket {at}")),
+    };
+    ensure!(
+        metadata.file_type().is_socket(),
+        "socket {at}: a file that is no socket is there; remove it or configure another [host] socket"
+    );
+    if UnixStream::connect(path).is_ok() {
+        bail!(
+            "socket {at}: another program listens there; stop it or configure another [host] socket"
+        );
+    }
+    fs::remove_file(path).with_context(|| format!("socket {at}: stale, cannot be removed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    /// An own directory, removed at the end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_socket_is_private_from_birth_and_gone_at_the_end() {
+        let scratch = Scratch::new("socket-mode");
+        let path = scratch.0.join("run/host.sock");
+        let (listener, guard) = take(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(scratch.0.join("run")).unwrap().permissions().mode() & 0o777,
+            0o755
+        );
+        drop((listener, guard));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_second_daemon_is_refused_and_the_first_keeps_its_socket() {
+        let scratch = Scratch::new("socket-second");
+        let path = scratch.0.join("host.sock");
+        let first = take(&path).unwrap();
+        let error = take(&path).unwrap_err().to_string();
+        let pid = std::process::id();
+        assert!(error.contains(&format!("another daemon (pid {pid}) has it")), "{error}");
+        assert!(path.exists());
+        drop(first);
+        take(&path).unwrap();
+    }
+
+    #[test]
+    fn a_dead_daemons_socket_is_replaced() {
+        let scratch = Scratch::new("socket-stale");
+        let path = scratch.0.join("host.sock");
+        fs::create_dir_all(&scratch.0).unwrap();
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        take(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_socket_or_still_answers_is_left_alone() {
+        let scratch = Scratch::new("socket-foreign");
+        fs::create_dir_all(&scratch.0).unwrap();
+        let file = scratch.0.join("file");
+        fs::write(&file, "precious").unwrap();
+        assert!(take(&file).unwrap_err().to_string().contains("no socket"));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+        let path = scratch.0.join("live.sock");
+        let _live = UnixListener::bind(&path).unwrap();
+        assert!(take(&path).unwrap_err().to_string().contains("another program listens"));
+    }
+}

@@ -1,0 +1,90 @@
+//! `penstock`: the switch daemon and its command line in one binary.
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | [`cli`] | the grammar of the command line |
+//! | [`pairs`] | `key=value` arguments as TOML |
+//! | [`verbs`] | commands that ask the daemon and print its answer |
+//! | [`top`] | the live view |
+//! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
+//! | [`wire`], [`client`] | the gRPC types and the connection |
+//! | [`rates`], [`table`] | readings to rates, rates to text |
+//!
+//! Exit status: 0 done, 1 failed or a negative answer, 2 usage.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod client;
+mod daemon;
+mod pairs;
+mod rates;
+mod table;
+mod top;
+mod verbs;
+mod wire;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{CommandFactory as _, Parser as _};
+
+use cli::{Cli, Command, DEFAULT_SOCKET, HostCommand};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            // Causes follow on the same line; the daemon's own text may have several.
+            eprint!("penstock: {}", verbs::printable_lines(&format!("{error:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let socket = cli.socket.as_deref();
+    match cli.command {
+        Command::Completions { shell } => completions(shell),
+        Command::Lab(command) => penstock_lab::cli::run(command),
+        Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
+        Command::Host(HostCommand::Check { config, json }) => {
+            verbs::host::check(&config, json.json)
+        }
+        Command::Host(HostCommand::Schema) => verbs::host::schema(),
+        command => {
+            let socket = socket.unwrap_or(Path::new(DEFAULT_SOCKET));
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .context("runtime cannot start")?;
+            runtime.block_on(ask(socket, command))
+        }
+    }
+}
+
+/// The commands that talk to the daemon.
+async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Host(HostCommand::Show(json)) => verbs::host::show(socket, json.json).await,
+        Command::Host(HostCommand::Config) => verbs::host::config(socket).await,
+        Command::Host(HostCommand::Reload(json)) => verbs::host::reload(socket, json.json).await,
+        Command::Port(command) => verbs::port::run(socket, command).await,
+        Command::Tenant(command) => verbs::tenant::run(socket, command).await,
+        Command::Flow(command) => verbs::flow::run(socket, command).await,
+        Command::Fdb(command) => verbs::fdb::run(socket, command).await,
+        Command::Stats(args) => verbs::stats::run(socket, args).await,
+        Command::Top(args) => top::run(socket, args).await,
+        Command::Host(_) | Command::Lab(_) | Command::Completions { .. } => {
+            unreachable!("handled without a daemon")
+        }
+    }
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);
+    verbs::print(&String::from_utf8(script).context("completions")?)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,260 @@
+//! `key=value` arguments as a TOML table, so that the command line and the configuration file
+//! have one grammar and one validator.
+//!
+//! **Rule.** A value that reads as a TOML value is one; anything else is a string. Dotted keys make
+//! tables. Dates and float words (`inf`, `nan`) stay strings: no key wants them, and `inf` is a fine
+//! name for a port. A bracketed list may hold bare words: `trunk=[1,5-9]`. An empty value takes the
+//! key back to its default (`set` only).
+//!
+//! Three kinds of keys are friendlier than TOML, so that nobody has to quote for the shell: names
+//! stay text although they look like numbers (`tenant=7`), a list may be written as its items
+//! (`mac=A,B`, `actions=set-vlan:5,output:vm2`), and `match` as pairs (`match=proto=tcp,dst_port=80`).
+
+use anyhow::{Result, bail, ensure};
+use toml::{Table, Value};
+
+/// Keys that hold a name or a path, whatever it looks like.
+const TEXT_KEYS: [&str; 8] = [
+    "tenant",
+    "port",
+    "interface",
+    "netns",
+    "socket",
+    "socket_mode",
+    "socket_owner",
+    "socket_group",
+];
+/// Keys that hold a list of texts.
+const LIST_KEYS: [&str; 3] = ["mac", "ip", "actions"];
+/// The key that holds pairs.
+const PAIRS_KEY: &str = "match";
+
+/// What `key=value` arguments ask for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pairs {
+    /// Keys with a value.
+    pub table: Table,
+    /// Dotted keys that go back to their default.
+    pub unset: Vec<String>,
+    /// All keys in the order given, with the value as text: bare where text is meant and reads as
+    /// such, else as TOML; empty for the default.
+    pub changes: Vec<(String, String)>,
+}
+
+impl Pairs {
+    /// Reads arguments of the form `key=value` and `key=`.
+    ///
+    /// # Errors
+    /// An argument without `=`, an empty or repeated key, a key that is a value and a table.
+    pub fn parse<S: AsRef<str>>(arguments: &[S]) -> Result<Self> {
+        let mut pairs = Self::default();
+        for argument in arguments {
+            let argument = argument.as_ref();
+            let Some((key, text)) = argument.split_once('=') else {
+                bail!("argument '{argument}': not of the form key=value");
+            };
+            let path: Vec<&str> = key.split('.').map(str::trim).collect();
+            ensure!(path.iter().all(|part| !part.is_empty()), "argument '{argument}': no key");
+            let unset_before = pairs.unset.iter().any(|other| other == key);
+            ensure!(!unset_before, "key '{key}': given twice");
+            if text.is_empty() {
+                ensure!(!holds(&pairs.table, &path), "key '{key}': given twice");
+                pairs.unset.push(key.to_owned());
+                pairs.changes.push((key.to_owned(), String::new()));
+            } else {
+                let value = keyed_value(key, text)?;
+                pairs.changes.push((key.to_owned(), change_text(&value)));
+                insert(&mut pairs.table, &path, value, key)?;
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// As [`Self::parse`] for a new object: there is nothing to unset.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], and for an empty value.
+    pub fn parse_new<S: AsRef<str>>(name: &str, arguments: &[S]) -> Result<Table> {
+        let mut pairs = Self::parse(arguments)?;
+        if let Some(key) = pairs.unset.first() {
+            bail!("key '{key}': no value; leave it out for the default, or write {key}='\"\"'");
+        }
+        ensure!(!pairs.table.contains_key("name"), "key 'name': the name is '{name}' already");
+        pairs.table.insert("name".to_owned(), Value::String(name.to_owned()));
+        Ok(pairs.table)
+    }
+}
+
+fn holds(table: &Table, path: &[&str]) -> bool {
+    match path {
+        [] => false,
+        [last] => table.contains_key(*last),
+        [first, rest @ ..] => {
+            table.get(*first).and_then(Value::as_table).is_some_and(|inner| holds(inner, rest))
+        }
+    }
+}
+
+fn insert(table: &mut Table, path: &[&str], value: Value, key: &str) -> Result<()> {
+    match path {
+        [] => Ok(()),
+        [last] => {
+            ensure!(!table.contains_key(*last), "key '{key}': given twice");
+            table.insert((*last).to_owned(), value);
+            Ok(())
+        }
+        [first, rest @ ..] => {
+            let inner =
+                table.entry((*first).to_owned()).or_insert_with(|| Value::Table(Table::new()));
+            let Some(inner) = inner.as_table_mut() else {
+                bail!("key '{key}': '{first}' has a value already, so it cannot hold keys");
+            };
+            insert(inner, rest, value, key)
+        }
+    }
+}
+
+/// A value as the text of a change.
+fn change_text(wanted: &Value) -> String {
+    match wanted {
+        Value::String(text) if value(text).is_str() && text.parse::<Value>().is_err() => {
+            text.clone()
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The value as the key wants it.
+fn keyed_value(key: &str, text: &str) -> Result<Value> {
+    let plain = value(text);
+    if TEXT_KEYS.contains(&key) && !plain.is_str() {
+        return Ok(Value::String(text.to_owned()));
+    }
+    if LIST_KEYS.contains(&key) && !plain.is_array() {
+        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        return Ok(Value::Array(items.map(|item| Value::String(item.to_owned())).collect()));
+    }
+    if key == PAIRS_KEY && plain.is_str() {
+        let items: Vec<&str> =
+            text.split([',', ' ']).filter(|item| !item.is_empty() && *item != "any").collect();
+        let pairs = Pairs::parse(&items)?;
+        return Ok(Value::Table(pairs.table));
+    }
+    Ok(plain)
+}
+
+/// One value of a `key=value` argument.
+fn value(text: &str) -> Value {
+    match text.trim().parse::<Value>() {
+        Ok(Value::Datetime(_)) => Value::String(text.to_owned()),
+        Ok(Value::Float(number)) if !number.is_finite() => Value::String(text.to_owned()),
+        Ok(value) => value,
+        Err(_) => match text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            Some(items) if !items.contains(['[', ']', '{', '}', '"', '\'']) => Value::Array(
+                items
+                    .split(',')
+                    .map(str::trim)
+                    .filter(|item| !item.is_empty())
+                    .map(value)
+                    .collect(),
+            ),
+            _ => Value::String(text.to_owned()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(text: &str) -> Value {
+        Pairs::parse(&[format!("k={text}")]).unwrap().table["k"].clone()
+    }
+
+    #[test]
+    fn what_reads_as_toml_is_toml_and_the_rest_is_text() {
+        assert_eq!(one("100"), Value::Integer(100));
+        assert_eq!(one("true"), Value::Boolean(true));
+        assert_eq!(one("\"100\""), Value::String("100".into()));
+        assert_eq!(one("vhost-user"), Value::String("vhost-user".into()));
+        assert_eq!(one("/run/p/vm3.sock"), Value::String("/run/p/vm3.sock".into()));
+        assert_eq!(one("02:00:00:00:00:01"), Value::String("02:00:00:00:00:01".into()));
+        assert_eq!(one("10.0.0.1/24"), Value::String("10.0.0.1/24".into()));
+        assert_eq!(one("fe80::1"), Value::String("fe80::1".into()));
+        assert_eq!(one("a=b"), Value::String("a=b".into()));
+        assert_eq!(one("[1, 2]"), Value::Array(vec![Value::Integer(1), Value::Integer(2)]));
+        assert_eq!(
+            one("[1,5-9]"),
+            Value::Array(vec![Value::Integer(1), Value::String("5-9".into())])
+        );
+    }
+
+    #[test]
+    fn dates_and_float_words_and_smuggled_lines_stay_text() {
+        for text in ["2026-01-02", "02:00:00", "inf", "nan", "1\nother = 2"] {
+            assert_eq!(one(text), Value::String(text.into()), "{text}");
+        }
+    }
+
+    #[test]
+    fn dotted_keys_make_tables() {
+        let pairs = Pairs::parse(&["match.proto=tcp", "match.dport=80", "priority=5"]).unwrap();
+        let expected: Table =
+            "priority = 5\n[match]\nproto = \"tcp\"\ndport = 80\n".parse().unwrap();
+        assert_eq!(pairs.table, expected);
+        let inline = Pairs::parse(&["match={proto=\"tcp\", dport=80}", "priority=5"]).unwrap();
+        assert_eq!(inline.table, expected);
+    }
+
+    #[test]
+    fn names_lists_and_matches_need_no_quotes() {
+        let arguments = [
+            "tenant=7",
+            "mac=52:54:00:00:00:01,52:54:00:00:00:02",
+            "actions=set-vlan:5,output:vm2",
+            "match=proto=tcp,dst_port=80",
+        ];
+        let expected: Table =
+            "tenant = \"7\"\nmac = [\"52:54:00:00:00:01\", \"52:54:00:00:00:02\"]\n\
+             actions = [\"set-vlan:5\", \"output:vm2\"]\nmatch = {proto = \"tcp\", dst_port = 80}\n"
+                .parse()
+                .unwrap();
+        assert_eq!(Pairs::parse(&arguments).unwrap().table, expected);
+        let quoted = Pairs::parse(&["actions=[\"drop\"]", "match=any"]).unwrap().table;
+        assert_eq!(quoted, "actions = [\"drop\"]\n[match]\n".parse().unwrap());
+    }
+
+    #[test]
+    fn an_empty_value_is_the_default_again() {
+        let pairs = Pairs::parse(&["mac=", "vlan=7"]).unwrap();
+        assert_eq!(pairs.unset, ["mac"]);
+        assert!(pairs.table.contains_key("vlan"));
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(pairs.changes, [pair("mac", ""), pair("vlan", "7")]);
+    }
+
+    #[test]
+    fn a_change_is_bare_text_unless_that_would_read_as_something_else() {
+        let arguments = ["tenant=7", "netns=blue", "mac=a,b", "offloads={csum=true,tso=false}"];
+        let changes = Pairs::parse(&arguments).unwrap().changes;
+        let values: Vec<&str> = changes.iter().map(|(_, value)| value.as_str()).collect();
+        assert_eq!(values, ["\"7\"", "blue", "[\"a\", \"b\"]", "{ csum = true, tso = false }"]);
+    }
+
+    #[test]
+    fn mistakes_name_the_argument() {
+        let error = |arguments: &[&str]| Pairs::parse(arguments).unwrap_err().to_string();
+        assert_eq!(error(&["vlan"]), "argument 'vlan': not of the form key=value");
+        assert_eq!(error(&["=4"]), "argument '=4': no key");
+        assert_eq!(error(&["a=1", "a=2"]), "key 'a': given twice");
+        assert_eq!(error(&["a=1", "a="]), "key 'a': given twice");
+        assert_eq!(error(&["a=", "a=1"]), "key 'a': given twice");
+        assert_eq!(
+            error(&["a=1", "a.b=2"]),
+            "key 'a.b': 'a' has a value already, so it cannot hold keys"
+        );
+        let new = |arguments: &[&str]| Pairs::parse_new("vm1", arguments).unwrap_err().to_string();
+        assert_eq!(new(&["name=x"]), "key 'name': the name is 'vm1' already");
+        assert!(new(&["mac="]).starts_with("key 'mac': no value"));
+    }
+}

@@ -1,0 +1,226 @@
+//! Rates between two readings of the counters: what `stats --watch` and `top` show.
+//!
+//! **Rule.** A rate is the difference of a counter over the difference of the readings' time.
+//! A counter that went back (the daemon restarted, a port was replaced) starts from 0 again, so a
+//! rate is never negative. A port without an earlier reading has no rate yet.
+
+use std::collections::HashMap;
+
+use penstock_control::api::{Named, PortStats, Stats, WorkerStatus};
+
+use crate::table::to_f64;
+
+/// The value of the counter of this name, 0 if the daemon does not have it.
+#[must_use]
+pub fn counter(counters: &Named, name: &str) -> u64 {
+    counters.iter().find(|(other, _)| other == name).map_or(0, |(_, value)| *value)
+}
+
+/// What a port did between two readings.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PortRates {
+    /// The port.
+    pub port: String,
+    /// Frames per second from the port.
+    pub rx_pps: f64,
+    /// Bits per second from the port, without FCS and gap.
+    pub rx_bps: f64,
+    /// Frames per second to the port.
+    pub tx_pps: f64,
+    /// Bits per second to the port, without FCS and gap.
+    pub tx_bps: f64,
+    /// Drops per second of frames from and towards the port.
+    pub drop_pps: f64,
+    /// The reason most frames were dropped for, with its own rate.
+    pub drop_reason: Option<(String, f64)>,
+    /// Share of one core that its batches took, 0..=1.
+    pub core_share: f64,
+    /// Cycles per frame from the port, all stages; none without frames.
+    pub cycles_per_frame: Option<f64>,
+    /// Cycles per frame of ingress, classification and egress in sampled batches.
+    pub stage_cycles: Option<[f64; 3]>,
+    /// Frames waiting inside the switch now.
+    pub queued: u64,
+}
+
+/// What a worker did between two readings.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkerRates {
+    /// The worker.
+    pub id: u16,
+    /// Its CPU.
+    pub core: u32,
+    /// Stalled at the later reading.
+    pub stalled: bool,
+    /// Share of the cycles in turns that moved frames, 0..=1.
+    pub busy_share: f64,
+    /// Share of the cycles in which the core was taken away, 0..=1.
+    pub stolen_share: f64,
+}
+
+/// All rates between two readings.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rates {
+    /// Seconds between the readings; 0 if the later is not later.
+    pub interval_s: f64,
+    /// One entry a port of the later reading, in its order.
+    pub ports: Vec<PortRates>,
+    /// One entry a worker.
+    pub workers: Vec<WorkerRates>,
+}
+
+impl Rates {
+    /// Rates between `earlier` and `later`; `tsc_hz` turns cycles into shares of a core.
+    #[must_use]
+    pub fn between(earlier: &Stats, later: &Stats, tsc_hz: u64) -> Self {
+        let interval_s = to_f64(later.time_ns.saturating_sub(earlier.time_ns)) / 1e9;
+        let before: HashMap<&str, &PortStats> =
+            earlier.ports.iter().map(|port| (port.port.as_str(), port)).collect();
+        let ports = later
+            .ports
+            .iter()
+            .map(|port| {
+                port_rates(before.get(port.port.as_str()).copied(), port, interval_s, tsc_hz)
+            })
+            .collect();
+        let workers = later
+            .workers
+            .iter()
+            .map(|worker| {
+                worker_rates(earlier.workers.iter().find(|other| other.id == worker.id), worker)
+            })
+            .collect();
+        Self { interval_s, ports, workers }
+    }
+}
+
+/// A counter's growth; what went back counts from 0.
+fn grown(before: u64, now: u64) -> u64 {
+    now.checked_sub(before).unwrap_or(now)
+}
+
+fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64) -> PortRates {
+    let mut rates = PortRates {
+        port: now.port.clone(),
+        queued: counter(&now.counters, "queued"),
+        ..PortRates::default()
+    };
+    let Some(before) = before.filter(|_| seconds > 0.0) else { return rates };
+    let delta = |name| grown(counter(&before.counters, name), counter(&now.counters, name));
+    let rate = |name| to_f64(delta(name)) / seconds;
+    rates.rx_pps = rate("rx_frames");
+    rates.rx_bps = rate("rx_bytes") * 8.0;
+    rates.tx_pps = rate("tx_frames");
+    rates.tx_bps = rate("tx_bytes") * 8.0;
+    for (name, rate) in drop_rates(before, now, seconds) {
+        rates.drop_pps += rate;
+        if rate > 0.0 && rates.drop_reason.as_ref().is_none_or(|(_, most)| rate > *most) {
+            rates.drop_reason = Some((name, rate));
+        }
+    }
+    if hz > 0 {
+        rates.core_share = rate("cycles") / to_f64(hz);
+    }
+    let per = |cycles: u64, frames: u64| (frames > 0).then(|| to_f64(cycles) / to_f64(frames));
+    rates.cycles_per_frame = per(delta("cycles"), delta("rx_frames"));
+    let stages = ["cycles_ingress", "cycles_classification", "cycles_egress"];
+    let sampled = delta("sampled_frames");
+    rates.stage_cycles =
+        (sampled > 0).then(|| stages.map(|name| to_f64(delta(name)) / to_f64(sampled)));
+    rates
+}
+
+/// Drops per second by reason; those towards the port carry a `tx ` in front.
+fn drop_rates(before: &PortStats, now: &PortStats, seconds: f64) -> Vec<(String, f64)> {
+    let rate =
+        |old: &Named, name: &str, value: u64| to_f64(grown(counter(old, name), value)) / seconds;
+    let from = now.drops.iter().map(|(n, v)| (n.clone(), rate(&before.drops, n, *v)));
+    let to = now.tx_drops.iter().map(|(n, v)| (format!("tx {n}"), rate(&before.tx_drops, n, *v)));
+    from.chain(to).collect()
+}
+
+fn worker_rates(before: Option<&WorkerStatus>, now: &WorkerStatus) -> WorkerRates {
+    let empty = Named::new();
+    let old = before.map_or(&empty, |before| &before.counters);
+    let delta = |name| to_f64(grown(counter(old, name), counter(&now.counters, name)));
+    let (busy, idle, control) =
+        (delta("cycles_busy"), delta("cycles_idle"), delta("cycles_control"));
+    let stolen = delta("cycles_stolen");
+    let total = busy + idle + control;
+    let share = |part: f64| if total > 0.0 { (part / total).min(1.0) } else { 0.0 };
+    WorkerRates {
+        id: now.id,
+        core: now.core,
+        stalled: now.stalled,
+        busy_share: share(busy),
+        stolen_share: share(stolen),
+    }
+}
+
+/// Readings for tests of what shows them.
+#[cfg(test)]
+pub mod fixture {
+    use super::*;
+
+    /// A reading of port vm1 at `time_s` with these counters.
+    pub fn reading(time_s: u64, counters: &[(&str, u64)], drops: &[(&str, u64)]) -> Stats {
+        let own = |list: &[(&str, u64)]| {
+            list.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<Named>()
+        };
+        Stats {
+            time_ns: time_s * 1_000_000_000,
+            ports: vec![PortStats {
+                port: "vm1".into(),
+                counters: own(counters),
+                drops: own(drops),
+                tx_drops: Vec::new(),
+            }],
+            workers: vec![WorkerStatus {
+                core: 3,
+                counters: own(&[("cycles_busy", time_s * 250), ("cycles_idle", time_s * 750)]),
+                schedule: "round-robin".into(),
+                ..WorkerStatus::default()
+            }],
+            ..Stats::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixture::reading;
+    use super::*;
+
+    #[test]
+    fn rates_are_differences_over_the_readings_own_time() {
+        let earlier = reading(10, &[("rx_frames", 100), ("rx_bytes", 6_400), ("cycles", 0)], &[]);
+        let later = reading(
+            12,
+            &[("rx_frames", 300), ("rx_bytes", 19_200), ("cycles", 20_000)],
+            &[("rule", 4), ("runt", 10)],
+        );
+        let rates = Rates::between(&earlier, &later, 100_000);
+        let port = &rates.ports[0];
+        assert_eq!((port.rx_pps, port.rx_bps), (100.0, 51_200.0));
+        assert_eq!(port.drop_pps, 7.0);
+        assert_eq!(port.drop_reason, Some(("runt".into(), 5.0)));
+        assert_eq!(port.cycles_per_frame, Some(100.0));
+        assert_eq!(port.core_share, 0.1);
+        assert_eq!(rates.workers[0].busy_share, 0.25);
+    }
+
+    #[test]
+    fn a_counter_that_went_back_starts_from_zero() {
+        let earlier = reading(10, &[("rx_frames", 1_000)], &[]);
+        let later = reading(11, &[("rx_frames", 5)], &[]);
+        assert_eq!(Rates::between(&earlier, &later, 0).ports[0].rx_pps, 5.0);
+    }
+
+    #[test]
+    fn no_time_between_readings_is_no_rate() {
+        let now = reading(10, &[("rx_frames", 1_000)], &[]);
+        let rates = Rates::between(&now, &now, 1);
+        assert_eq!(rates.ports[0].rx_pps, 0.0);
+        assert!(rates.ports[0].rx_pps.is_finite());
+    }
+}

@@ -1,0 +1,194 @@
+//! Aligned text tables and numbers with units, for people.
+
+use std::fmt::Write as _;
+
+/// Which edge of its column a cell keeps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A table: columns as wide as their widest cell, two spaces between them.
+#[derive(Clone, Debug)]
+pub struct Table {
+    columns: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table with these columns.
+    #[must_use]
+    pub fn new(columns: &[(&'static str, Align)]) -> Self {
+        Self { columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    ///
+    /// # Panics
+    /// If it has not one cell a column: a programmer's error.
+    pub fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
+        let row: Vec<String> = cells.into_iter().collect();
+        assert_eq!(row.len(), self.columns.len(), "one cell a column");
+        self.rows.push(row.into_iter().map(|cell| printable(&cell)).collect());
+    }
+
+    /// The table as text, one line a row, no space at a line's end.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let width = |at: usize| {
+            let cells = self.rows.iter().map(|row| row[at].chars().count());
+            cells.max().unwrap_or(0).max(self.columns[at].0.len())
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let heading: Vec<String> = self.columns.iter().map(|(name, _)| (*name).into()).collect();
+        let mut text = String::new();
+        for row in std::iter::once(&heading).chain(&self.rows) {
+            let mut line = String::new();
+            for (at, cell) in row.iter().enumerate() {
+                let width = widths[at];
+                // Writing to a String cannot fail.
+                let _ = match self.columns[at].1 {
+                    Align::Left => write!(line, "{cell:<width$}  "),
+                    Align::Right => write!(line, "{cell:>width$}  "),
+                };
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Replaces control characters: names and error texts must not steer the reader's terminal.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// A dash for what is empty.
+#[must_use]
+pub fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+/// A count with thousands separators: `1,234,567`.
+#[must_use]
+pub fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A number with a decimal prefix and three significant digits: `12.3 M`.
+fn prefixed(value: f64, unit: &str) -> String {
+    const PREFIXES: [&str; 5] = ["", "k", "M", "G", "T"];
+    let mut value = value;
+    let mut at = 0;
+    while value >= 999.5 && at + 1 < PREFIXES.len() {
+        value /= 1000.0;
+        at += 1;
+    }
+    let digits = match value {
+        value if at == 0 && value.fract() == 0.0 => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {}{unit}", PREFIXES[at])
+}
+
+/// A frame rate: `1.49 Mpps`.
+#[must_use]
+pub fn frames_per_second(value: f64) -> String {
+    prefixed(value, "pps")
+}
+
+/// A bit rate: `9.87 Gbit/s`.
+#[must_use]
+pub fn bits_per_second(value: f64) -> String {
+    prefixed(value, "bit/s")
+}
+
+/// A size: `1.50 GB`, decimal as rates are.
+#[must_use]
+pub fn bytes(value: u64) -> String {
+    prefixed(to_f64(value), "B")
+}
+
+/// A share as per cent: `12.3 %`.
+#[must_use]
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// A duration in the two largest units: `3d 4h`, `5m 12s`, `42s`.
+#[must_use]
+pub fn seconds(value: u64) -> String {
+    let (days, hours, minutes) = (value / 86_400, value / 3_600 % 24, value / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{value}s"),
+        (0, 0, _) => format!("{minutes}m {}s", value % 60),
+        (0, _, _) => format!("{hours}h {minutes}m"),
+        _ => format!("{days}d {hours}h"),
+    }
+}
+
+/// For rates and shares only: above 2^53 the last digits go.
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+#[must_use]
+pub fn to_f64(value: u64) -> f64 {
+    value as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_and_lines_have_no_tail() {
+        let mut table =
+            Table::new(&[("NAME", Align::Left), ("RX", Align::Right), ("", Align::Left)]);
+        table.row(["vm1".into(), "7".into(), String::new()]);
+        table.row(["uplink0".into(), "1,234".into(), "x".into()]);
+        assert_eq!(
+            table.render(),
+            "NAME        RX\n\
+             vm1          7\n\
+             uplink0  1,234  x\n"
+        );
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        let mut table = Table::new(&[("NAME", Align::Left)]);
+        table.row(["a\u{1b}[2Jb\n".into()]);
+        assert_eq!(table.render(), "NAME\na\u{fffd}[2Jb\u{fffd}\n");
+    }
+
+    #[test]
+    fn numbers_carry_units() {
+        assert_eq!(count(0), "0");
+        assert_eq!(count(999), "999");
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(frames_per_second(0.0), "0 pps");
+        assert_eq!(frames_per_second(1_488_095.0), "1.49 Mpps");
+        assert_eq!(bits_per_second(9_999_999_999.0), "10.00 Gbit/s".replace("10.00", "10.0"));
+        assert_eq!(bits_per_second(999.6), "1.00 kbit/s");
+        assert_eq!(bytes(1500), "1.50 kB");
+        assert_eq!(bytes(7), "7 B");
+        assert_eq!(percent(0.1234), "12.3 %");
+        assert_eq!(seconds(42), "42s");
+        assert_eq!(seconds(312), "5m 12s");
+        assert_eq!(seconds(7_500), "2h 5m");
+        assert_eq!(seconds(273_600), "3d 4h");
+    }
+}

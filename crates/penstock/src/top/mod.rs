@@ -1,0 +1,164 @@
+//! `penstock top`: the live view. Asking and keys here, state in [`model`], drawing in [`view`].
+
+mod model;
+mod view;
+
+use std::io::{IsTerminal as _, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use penstock_control::api::{HostStatus, PortStatus, Stats};
+use tokio::sync::mpsc;
+
+use crate::cli::{TopArgs, interval_ms};
+use crate::client::{Client, connect, refused, timed};
+use crate::verbs::{print, stats::rates_table};
+use crate::wire::v1;
+use model::{Model, Reading};
+
+/// Runs the view until `q`; as plain text when standard output is no terminal.
+///
+/// # Errors
+/// The daemon is not there or goes away; the terminal fails.
+pub async fn run(socket: &Path, args: TopArgs) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    let interval = Duration::from_millis(interval_ms(args.interval).into());
+    if stdout().is_terminal() && args.count.is_none() {
+        live(&mut client, interval).await?;
+    } else {
+        plain(&mut client, interval, args.count).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One look at everything.
+async fn read(client: &mut Client) -> Result<Reading> {
+    let status = client.get_status(timed(v1::GetStatusRequest {})).await.map_err(refused)?;
+    let ports = client.list_ports(timed(v1::ListPortsRequest {})).await.map_err(refused)?;
+    let stats =
+        client.get_stats(timed(v1::GetStatsRequest { exact: false })).await.map_err(refused)?;
+    let ports = ports.into_inner().ports.into_iter();
+    Ok(Reading {
+        status: HostStatus::try_from(status.into_inner()).map_err(refused)?,
+        ports: ports
+            .map(|port| PortStatus::try_from(port).map_err(refused))
+            .collect::<Result<Vec<_>>>()?,
+        stats: Stats::try_from(stats.into_inner()).map_err(refused)?,
+    })
+}
+
+async fn plain(client: &mut Client, interval: Duration, count: Option<u64>) -> Result<()> {
+    let mut model = Model::default();
+    model.take(read(client).await?);
+    let mut ticks = tokio::time::interval(interval);
+    ticks.tick().await;
+    let mut left = count;
+    while left != Some(0) {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        }
+        model.take(read(client).await?);
+        print(&format!("{}\n", rates_table(&model.rates())))?;
+        left = left.map(|left| left - 1);
+    }
+    Ok(())
+}
+
+/// Puts the terminal back however the view ends.
+struct Restore;
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+async fn live(client: &mut Client, interval: Duration) -> Result<()> {
+    let first = read(client).await?;
+    let mut terminal = ratatui::try_init().context("terminal")?;
+    let _restore = Restore;
+    let mut keys = keys();
+    let mut model = Model::default();
+    model.take(first);
+    let mut ticks = tokio::time::interval(interval);
+    ticks.tick().await;
+    loop {
+        terminal.draw(|frame| view::draw(frame, &model)).context("terminal")?;
+        tokio::select! {
+            _ = ticks.tick() => if !model.paused {
+                model.take(read(client).await?);
+            },
+            key = keys.recv() => match key {
+                None | Some(Key::Quit) => return Ok(()),
+                Some(Key::Sort) => model.sort = model.sort.next(),
+                Some(Key::Pause) => model.paused = !model.paused,
+                Some(Key::Up) => model.scroll = model.scroll.saturating_sub(1),
+                Some(Key::Down) => model.scroll_down(),
+                Some(Key::Redraw) => {}
+            },
+        }
+    }
+}
+
+/// What a key means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Quit,
+    Sort,
+    Pause,
+    Up,
+    Down,
+    Redraw,
+}
+
+/// Reads keys on a thread of its own, as the terminal blocks; it ends with the program.
+fn keys() -> mpsc::Receiver<Key> {
+    let (sender, receiver) = mpsc::channel(16);
+    std::thread::spawn(move || {
+        while let Ok(event) = event::read() {
+            if let Some(key) = meaning(&event)
+                && sender.blocking_send(key).is_err()
+            {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn meaning(event: &Event) -> Option<Key> {
+    let key = match event {
+        Event::Resize(..) => return Some(Key::Redraw),
+        Event::Key(key) if key.kind == KeyEventKind::Press => key,
+        _ => return None,
+    };
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(Key::Quit),
+        KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
+        KeyCode::Char('s') => Some(Key::Sort),
+        KeyCode::Char('p') | KeyCode::Char(' ') => Some(Key::Pause),
+        KeyCode::Up | KeyCode::Char('k') => Some(Key::Up),
+        KeyCode::Down | KeyCode::Char('j') => Some(Key::Down),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossterm::event::KeyEvent;
+
+    #[test]
+    fn keys_mean_what_the_foot_line_says() {
+        let press = |code, modifiers| meaning(&Event::Key(KeyEvent::new(code, modifiers)));
+        assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(Key::Quit));
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Quit));
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), None);
+        assert_eq!(press(KeyCode::Char('s'), KeyModifiers::NONE), Some(Key::Sort));
+        assert_eq!(press(KeyCode::Char('p'), KeyModifiers::NONE), Some(Key::Pause));
+    }
+}

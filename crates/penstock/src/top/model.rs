@@ -1,0 +1,151 @@
+//! What the live view knows: the last two readings, the order, whether it is paused.
+
+use penstock_control::api::{HostStatus, PortStatus, Stats};
+
+use crate::rates::{PortRates, Rates};
+
+/// One look at everything.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// The daemon.
+    pub status: HostStatus,
+    /// The ports' states.
+    pub ports: Vec<PortStatus>,
+    /// The counters.
+    pub stats: Stats,
+}
+
+/// The order of the ports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    /// As configured.
+    #[default]
+    Slot,
+    /// Most frames first, both directions.
+    Frames,
+    /// Most bits first, both directions.
+    Bits,
+    /// Most drops first.
+    Drops,
+    /// Most cycles first.
+    Core,
+}
+
+impl Sort {
+    /// The next order, for the key.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        match self {
+            Self::Slot => Self::Frames,
+            Self::Frames => Self::Bits,
+            Self::Bits => Self::Drops,
+            Self::Drops => Self::Core,
+            Self::Core => Self::Slot,
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Slot => "slot",
+            Self::Frames => "frames",
+            Self::Bits => "bits",
+            Self::Drops => "drops",
+            Self::Core => "core",
+        }
+    }
+}
+
+/// The view's state.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    before: Option<Reading>,
+    now: Reading,
+    /// The order.
+    pub sort: Sort,
+    /// Whether new readings are left out.
+    pub paused: bool,
+    /// How many ports are above the window.
+    pub scroll: usize,
+}
+
+impl Model {
+    /// Takes a new reading.
+    pub fn take(&mut self, reading: Reading) {
+        let before = std::mem::replace(&mut self.now, reading);
+        self.before = (before.stats.time_ns > 0).then_some(before);
+        self.scroll = self.scroll.min(self.last_scroll());
+    }
+
+    /// Moves the window one port down, as long as there is one.
+    pub fn scroll_down(&mut self) {
+        self.scroll = (self.scroll + 1).min(self.last_scroll());
+    }
+
+    fn last_scroll(&self) -> usize {
+        self.now.stats.ports.len().saturating_sub(1)
+    }
+
+    /// The daemon.
+    #[must_use]
+    pub const fn status(&self) -> &HostStatus {
+        &self.now.status
+    }
+
+    /// A port's state; none for the sum of the deleted ones.
+    #[must_use]
+    pub fn port(&self, name: &str) -> Option<&PortStatus> {
+        self.now.ports.iter().find(|port| port.name == name)
+    }
+
+    /// Rates between the last two readings, ports in the chosen order.
+    #[must_use]
+    pub fn rates(&self) -> Rates {
+        let before = self.before.as_ref().map_or(&self.now.stats, |before| &before.stats);
+        let mut rates = Rates::between(before, &self.now.stats, self.now.status.tsc_hz);
+        let key: fn(&PortRates) -> f64 = match self.sort {
+            Sort::Slot => return rates,
+            Sort::Frames => |port| port.rx_pps + port.tx_pps,
+            Sort::Bits => |port| port.rx_bps + port.tx_bps,
+            Sort::Drops => |port| port.drop_pps,
+            Sort::Core => |port| port.core_share,
+        };
+        rates.ports.sort_by(|a, b| key(b).total_cmp(&key(a)));
+        rates
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_control::api::PortStats;
+
+    #[test]
+    fn every_order_is_reached_by_the_key() {
+        let mut sort = Sort::default();
+        for _ in 0..5 {
+            sort = sort.next();
+        }
+        assert_eq!(sort, Sort::default());
+    }
+
+    #[test]
+    fn the_busiest_port_comes_first_when_sorted() {
+        let reading = |time_ns, quiet: u64, busy: u64| {
+            let port = |name: &str, frames| PortStats {
+                port: name.into(),
+                counters: vec![("rx_frames".into(), frames)],
+                ..PortStats::default()
+            };
+            let ports = vec![port("quiet", quiet), port("busy", busy)];
+            Reading { stats: Stats { time_ns, ports, ..Stats::default() }, ..Reading::default() }
+        };
+        let mut model = Model::default();
+        model.take(reading(1_000_000_000, 5, 5));
+        model.take(reading(2_000_000_000, 6, 100));
+        assert_eq!(model.rates().ports[0].port, "quiet");
+        model.sort = Sort::Frames;
+        assert_eq!(model.rates().ports[0].port, "busy");
+    }
+}

@@ -1,0 +1,110 @@
+//! `penstock fdb`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use penstock_control::api::FdbEntry;
+
+use super::{print, print_json};
+use crate::cli::{FdbCommand, FdbFilter};
+use crate::client::{connect, refused, timed};
+use crate::table::{Align, Table, count, or_dash, seconds};
+use crate::wire::v1;
+
+/// Runs the command.
+///
+/// # Errors
+/// The daemon is not there or says no.
+pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    match command {
+        FdbCommand::List { filter, json } => {
+            let reply = client.list_fdb(timed(v1::ListFdbRequest {})).await.map_err(refused)?;
+            let entries = reply.into_inner().entries.into_iter();
+            let mut entries: Vec<FdbEntry> =
+                entries.map(|entry| entry.try_into().map_err(refused)).collect::<Result<_>>()?;
+            entries.retain(|entry| admits(&filter, entry));
+            if json.json { print_json(&entries)? } else { print(&table(&entries))? }
+        }
+        FdbCommand::Flush { filter, json } => {
+            let request = v1::FlushFdbRequest {
+                port: filter.port,
+                tenant: filter.tenant,
+                vlan: filter.vlan.map(Into::into),
+            };
+            let flushed =
+                client.flush_fdb(timed(request)).await.map_err(refused)?.into_inner().flushed;
+            if json.json {
+                print_json(&serde_json::json!({ "flushed": flushed }))?;
+            } else {
+                print(&format!("{} forgotten\n", addresses(flushed)))?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn addresses(number: u64) -> String {
+    format!("{} {}", count(number), if number == 1 { "address" } else { "addresses" })
+}
+
+/// Whether the entry matches every option given.
+fn admits(filter: &FdbFilter, entry: &FdbEntry) -> bool {
+    filter.port.as_ref().is_none_or(|port| *port == entry.port)
+        && filter.tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)
+        && filter.vlan.is_none_or(|vlan| vlan == entry.vlan)
+}
+
+fn table(entries: &[FdbEntry]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("TENANT", Left),
+        ("VLAN", Right),
+        ("MAC", Left),
+        ("PORT", Left),
+        ("LAST SEEN", Right),
+    ]);
+    for entry in entries {
+        let vlan = if entry.vlan == 0 { "-".to_owned() } else { entry.vlan.to_string() };
+        let age = if entry.is_static { "static".to_owned() } else { seconds(entry.age_s.into()) };
+        table.row([or_dash(&entry.tenant), vlan, entry.mac.clone(), entry.port.clone(), age]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(port: &str, vlan: u16, is_static: bool) -> FdbEntry {
+        FdbEntry {
+            tenant: "red".into(),
+            vlan,
+            mac: "52:54:00:00:00:01".into(),
+            port: port.into(),
+            age_s: 75,
+            is_static,
+        }
+    }
+
+    #[test]
+    fn entries_are_listed_with_their_age() {
+        assert_eq!(
+            table(&[entry("vm1", 100, false), entry("up", 0, true)]),
+            "\
+TENANT  VLAN  MAC                PORT  LAST SEEN
+red      100  52:54:00:00:00:01  vm1      1m 15s
+red        -  52:54:00:00:00:01  up       static
+"
+        );
+    }
+
+    #[test]
+    fn a_filter_wants_every_option() {
+        let filter = FdbFilter { port: Some("vm1".into()), tenant: None, vlan: Some(100) };
+        assert!(admits(&filter, &entry("vm1", 100, false)));
+        assert!(!admits(&filter, &entry("vm1", 101, false)));
+        assert!(!admits(&filter, &entry("vm2", 100, false)));
+    }
+}

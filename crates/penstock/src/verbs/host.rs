@@ -1,0 +1,186 @@
+//! `penstock host`, save `run`, which is [`crate::daemon`].
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use penstock_control::api::HostStatus;
+use penstock_control::config::{self, ConfigErrors};
+
+use super::{print, print_json, printable_lines, report};
+use crate::client::{connect, refused, timed};
+use crate::table::{count, percent, printable, seconds, to_f64};
+use crate::wire::v1;
+
+/// `host check`: needs no daemon. Every mistake is printed; exit 1 if there is one.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn check(file: &Path, json: bool) -> Result<ExitCode> {
+    let errors = match config::load(file) {
+        Ok(config) => {
+            if json {
+                print_json(&serde_json::json!({ "ok": true, "errors": [] }))?;
+            } else {
+                print(&format!(
+                    "{}: right: {} ports, {} tenants, {} rules\n",
+                    file.display(),
+                    config.ports.len(),
+                    config.tenants.len(),
+                    config.rules.len(),
+                ))?;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(errors) => errors,
+    };
+    if json {
+        print_json(&serde_json::json!({ "ok": false, "errors": errors }))?;
+    } else {
+        eprint!("{}", mistakes(&errors));
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Every mistake, one a line, and how many there are.
+pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
+    let number = errors.0.len();
+    let noun = if number == 1 { "mistake" } else { "mistakes" };
+    let mut text = String::new();
+    for error in &errors.0 {
+        text.push_str(&printable_lines(&error.to_string()));
+    }
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "penstock: {number} {noun} in the configuration");
+    text
+}
+
+/// `host schema`.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn schema() -> Result<ExitCode> {
+    print_json(&config::schema())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `host show`.
+///
+/// # Errors
+/// The daemon is not there.
+pub async fn show(socket: &Path, json: bool) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    let reply = client.get_status(timed(v1::GetStatusRequest {})).await.map_err(refused)?;
+    let status = HostStatus::try_from(reply.into_inner()).map_err(refused)?;
+    if json {
+        print_json(&status)?
+    } else {
+        print(&shown(&status))?
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `host config`.
+///
+/// # Errors
+/// The daemon is not there.
+pub async fn config(socket: &Path) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    let reply = client.get_config(timed(v1::GetConfigRequest {})).await.map_err(refused)?;
+    print(&reply.into_inner().toml)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `host reload`.
+///
+/// # Errors
+/// The daemon is not there, or the file is wrong.
+pub async fn reload(socket: &Path, json: bool) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    report(client.reload(timed(v1::ReloadRequest {})).await, json)
+}
+
+fn shown(status: &HostStatus) -> String {
+    let config = if status.config.is_empty() { "none" } else { &status.config };
+    let lines = [
+        ("host", status.name.clone()),
+        ("version", status.version.clone()),
+        ("configuration", config.to_owned()),
+        ("generation", status.generation.to_string()),
+        ("uptime", seconds(status.uptime_s)),
+        ("TSC", format!("{:.3} GHz", to_f64(status.tsc_hz) / 1e9)),
+    ];
+    let mut text = String::new();
+    for (key, value) in lines {
+        let _ = writeln!(text, "{key:<15}{}", printable(&value));
+    }
+    for worker in &status.workers {
+        let state = if worker.stalled { "STALLED" } else { "running" };
+        let _ = writeln!(
+            text,
+            "worker {:<8}{state} on core {}, {}, busy {} since start, heartbeat {} ms ago",
+            worker.id,
+            worker.core,
+            worker.schedule,
+            percent(f64::from(worker.busy_share_e4) / 1e4),
+            count(worker.heartbeat_age_ms),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_control::api::WorkerStatus;
+    use penstock_control::config::ConfigError;
+
+    #[test]
+    fn the_status_is_told_with_units() {
+        let status = HostStatus {
+            name: "node7".into(),
+            version: "0.1.0".into(),
+            config: "/etc/penstock/host.toml".into(),
+            generation: 3,
+            uptime_s: 4_000,
+            tsc_hz: 2_200_000_000,
+            workers: vec![WorkerStatus {
+                core: 3,
+                busy_share_e4: 1_234,
+                heartbeat_age_ms: 2,
+                schedule: "round-robin".into(),
+                ..WorkerStatus::default()
+            }],
+        };
+        assert_eq!(
+            shown(&status),
+            "\
+host           node7
+version        0.1.0
+configuration  /etc/penstock/host.toml
+generation     3
+uptime         1h 6m
+TSC            2.200 GHz
+worker 0       running on core 3, round-robin, busy 12.3 % since start, heartbeat 2 ms ago
+"
+        );
+    }
+
+    #[test]
+    fn every_mistake_is_a_line() {
+        let error = |object: &str| ConfigError {
+            file: "h.toml".into(),
+            line: 3,
+            column: 1,
+            object: object.into(),
+            problem: "wrong".into(),
+            remedy: "right it".into(),
+        };
+        assert_eq!(
+            mistakes(&ConfigErrors(vec![error("port \"a\""), error("[worker]")])),
+            "h.toml:3:1: port \"a\": wrong; right it\nh.toml:3:1: [worker]: wrong; right it\n\
+             penstock: 2 mistakes in the configuration\n"
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! What each command does with the daemon: asks, renders, prints.
+//!
+//! Rendering is apart from asking, as functions from readings to text, so that tests pin what
+//! people see. Errors go up; `main` prints one line and picks the exit code.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use penstock_control::api::ChangeReport;
+use serde::Serialize;
+
+use crate::client::refused;
+use crate::table::printable;
+use crate::wire::v1;
+
+pub mod fdb;
+pub mod flow;
+pub mod host;
+pub mod port;
+pub mod stats;
+pub mod tenant;
+
+/// Writes to standard output. A reader that went away (`| head`) ends the program quietly.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        result => Ok(result?),
+    }
+}
+
+/// Prints as JSON, indented.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
+    print(&format!("{}\n", serde_json::to_string_pretty(value)?))
+}
+
+/// Prints what a change did; warnings go to standard error.
+pub(crate) fn report(
+    reply: Result<tonic::Response<v1::ChangeReport>, tonic::Status>,
+    json: bool,
+) -> Result<ExitCode> {
+    let report = ChangeReport::from(reply.map_err(refused)?.into_inner());
+    if json {
+        print_json(&report)?;
+    } else {
+        print(&changes(&report))?;
+        for warning in &report.warnings {
+            eprintln!("penstock: warning: {}", printable(warning));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A change's effects, one a line.
+fn changes(report: &ChangeReport) -> String {
+    if report.changes.is_empty() {
+        return format!("nothing changed (generation {})\n", report.generation);
+    }
+    let lines = report.changes.iter().map(|change| format!("{}\n", printable(change)));
+    lines.collect()
+}
+
+/// Text of several lines, each made safe for a terminal.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.lines()
+        .map(|line| {
+            format!("{}\n", line.split('\t').map(printable).collect::<Vec<_>>().join("    "))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_told_in_words() {
+        let mut report = ChangeReport { generation: 4, ..ChangeReport::default() };
+        assert_eq!(changes(&report), "nothing changed (generation 4)\n");
+        report.changes = vec!["port vm3 added".into(), "rule web changed".into()];
+        assert_eq!(changes(&report), "port vm3 added\nrule web changed\n");
+    }
+}

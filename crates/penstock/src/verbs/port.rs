@@ -1,0 +1,212 @@
+//! `penstock port`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use penstock_control::api::PortStatus;
+use serde::Serialize;
+
+use super::{print, print_json, printable_lines, report};
+use crate::cli::PortCommand;
+use crate::client::{connect, refused, timed};
+use crate::pairs::Pairs;
+use crate::table::{Align, Table, or_dash, printable};
+use crate::wire::v1;
+
+/// Runs the command.
+///
+/// # Errors
+/// The daemon is not there or says no; the arguments are wrong.
+pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
+    match command {
+        PortCommand::List(json) => {
+            let ports = list(socket).await?;
+            if json.json {
+                print_json(&ports)?
+            } else {
+                print(&table(&ports))?
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        PortCommand::Show { name, json } => show(socket, name, json.json).await,
+        PortCommand::Add(args) => {
+            let table = Pairs::parse_new(&args.name, &args.pairs)
+                .with_context(|| format!("port {}", args.name))?;
+            let request =
+                v1::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
+            report(connect(socket).await?.add_port(timed(request)).await, args.save.json)
+        }
+        PortCommand::Set(args) => {
+            let request = set_request("port", &args)?;
+            report(connect(socket).await?.set_port(timed(request)).await, args.save.json)
+        }
+        PortCommand::Del(args) => {
+            let request = v1::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
+            report(connect(socket).await?.delete_port(timed(request)).await, args.save.json)
+        }
+    }
+}
+
+/// A change of some keys of an object.
+pub(super) fn set_request(
+    what: &str,
+    args: &crate::cli::ObjectArgs,
+) -> Result<v1::SetObjectRequest> {
+    let object = format!("{what} {}", args.name);
+    anyhow::ensure!(!args.pairs.is_empty(), "{object}: nothing to set; give KEY=VALUE");
+    let pairs = Pairs::parse(&args.pairs).context(object)?;
+    Ok(v1::SetObjectRequest {
+        name: args.name.clone(),
+        changes: pairs
+            .changes
+            .into_iter()
+            .map(|(key, value)| v1::KeyValue { key, value })
+            .collect(),
+        save: !args.save.no_save,
+    })
+}
+
+/// All ports.
+///
+/// # Errors
+/// The daemon is not there or says no.
+pub async fn list(socket: &Path) -> Result<Vec<PortStatus>> {
+    let mut client = connect(socket).await?;
+    let reply = client.list_ports(timed(v1::ListPortsRequest {})).await.map_err(refused)?;
+    reply.into_inner().ports.into_iter().map(|port| port.try_into().map_err(refused)).collect()
+}
+
+/// Ports as a table.
+#[must_use]
+pub fn table(ports: &[PortStatus]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("NAME", Left),
+        ("ID", Right),
+        ("TYPE", Left),
+        ("TENANT", Left),
+        ("VLAN", Left),
+        ("STATE", Left),
+        ("QUEUES", Right),
+        ("TARGET", Left),
+        ("ERROR", Left),
+    ]);
+    for port in ports {
+        table.row([
+            port.name.clone(),
+            port.id.to_string(),
+            port.kind.clone(),
+            or_dash(&port.tenant),
+            or_dash(&port.vlan),
+            port.state.clone(),
+            format!("{}/{}", port.queues_up, port.queues),
+            port.target.clone(),
+            port.error.clone(),
+        ]);
+    }
+    table.render()
+}
+
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    status: PortStatus,
+    config: toml::Table,
+}
+
+async fn show(socket: &Path, name: String, json: bool) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    let reply = client.get_port(timed(v1::GetPortRequest { name: name.clone() })).await;
+    let reply = reply.map_err(refused)?.into_inner();
+    let status = reply.port.with_context(|| format!("port {name}: the daemon's reply is empty"))?;
+    let status = PortStatus::try_from(status).map_err(refused)?;
+    if json {
+        let config = reply.toml.parse().with_context(|| format!("port {name}: configuration"))?;
+        print_json(&Shown { status, config })?;
+    } else {
+        print(&shown(&status, &reply.toml))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One port for people.
+fn shown(port: &PortStatus, config: &str) -> String {
+    let list = |items: &[String]| or_dash(&items.join(" "));
+    let rings: Vec<String> = port.ring_sizes.iter().map(u32::to_string).collect();
+    let lines = [
+        ("name", port.name.clone()),
+        ("slot", port.id.to_string()),
+        ("type", port.kind.clone()),
+        ("target", or_dash(&port.target)),
+        ("tenant", or_dash(&port.tenant)),
+        ("vlan", or_dash(&port.vlan)),
+        ("state", port.state.clone()),
+        ("error", or_dash(&port.error)),
+        ("queues", format!("{} of {} can pass frames", port.queues_up, port.queues)),
+        ("features", list(&port.features)),
+        ("ring sizes", list(&rings)),
+    ];
+    let mut text = String::new();
+    for (key, value) in lines {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{key:<12}{}", printable(&value));
+    }
+    text.push_str("\nconfiguration:\n");
+    for line in printable_lines(config).lines().filter(|line| !line.is_empty()) {
+        let _ = writeln!(text, "  {line}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port() -> PortStatus {
+        PortStatus {
+            name: "vm1".into(),
+            id: 3,
+            kind: "vhost-user".into(),
+            tenant: "red".into(),
+            vlan: "access 100".into(),
+            target: "/run/p/vm1.sock".into(),
+            state: "up".into(),
+            queues: 2,
+            queues_up: 1,
+            features: vec!["csum".into(), "tso4".into()],
+            ring_sizes: vec![256, 256],
+            ..PortStatus::default()
+        }
+    }
+
+    #[test]
+    fn the_listing_is_aligned() {
+        let down = PortStatus {
+            name: "uplink0".into(),
+            kind: "tap".into(),
+            state: "error".into(),
+            target: "tap0".into(),
+            error: "interface tap0: busy".into(),
+            queues: 1,
+            ..PortStatus::default()
+        };
+        assert_eq!(
+            table(&[port(), down]),
+            "\
+NAME     ID  TYPE        TENANT  VLAN        STATE  QUEUES  TARGET           ERROR
+vm1       3  vhost-user  red     access 100  up        1/2  /run/p/vm1.sock
+uplink0   0  tap         -       -           error     0/1  tap0             interface tap0: busy
+"
+        );
+    }
+
+    #[test]
+    fn one_port_shows_state_and_configuration() {
+        let text = shown(&port(), "name = \"vm1\"\nvlan = 100\n");
+        assert!(text.contains("queues      1 of 2 can pass frames\n"), "{text}");
+        assert!(text.contains("ring sizes  256 256\n"), "{text}");
+        assert!(text.ends_with("\nconfiguration:\n  name = \"vm1\"\n  vlan = 100\n"), "{text}");
+    }
+}

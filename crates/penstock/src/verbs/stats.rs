@@ -1,0 +1,252 @@
+//! `penstock stats`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use penstock_control::api::{PortStats, Stats};
+use penstock_dataplane::drop::DropReason;
+
+use super::{print, print_json};
+use crate::cli::{StatsArgs, interval_ms};
+use crate::client::{Client, connect, refused, timed};
+use crate::rates::{Rates, counter};
+use crate::table::{
+    Align, Table, bits_per_second, bytes, count, frames_per_second, percent, printable,
+};
+use crate::wire::v1;
+
+/// Runs the command.
+///
+/// # Errors
+/// The daemon is not there or says no; a port is not there.
+pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    if let Some(seconds) = args.watch {
+        return watch(&mut client, &args, seconds).await;
+    }
+    let request = timed(v1::GetStatsRequest { exact: args.check });
+    let stats = client.get_stats(request).await.map_err(refused)?.into_inner();
+    let stats = only(stats.try_into().map_err(refused)?, &args.ports)?;
+    if args.json {
+        print_json(&stats)?;
+    } else if args.drops {
+        print(&drops_table(&stats.ports))?;
+    } else {
+        print(&counters_table(&stats.ports))?;
+    }
+    if !args.check {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !stats.exact {
+        bail!(
+            "stats: a worker gave no exact reading; see `penstock host show` for a stalled worker"
+        );
+    }
+    for violation in &stats.violations {
+        eprintln!("penstock: stats: does not add up: {}", printable(violation));
+    }
+    if stats.violations.is_empty() {
+        if !args.json {
+            print(
+                "\nThe counters add up: rx + replicated = forwarded + drops + queued on every \
+                   port, and forwarded = tx over all.\n",
+            )?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// The reading of the named ports; of all if none is named.
+fn only(mut stats: Stats, names: &[String]) -> Result<Stats> {
+    for name in names {
+        if !stats.ports.iter().any(|port| port.port == *name) {
+            bail!("port {name}: not there; see `penstock port list`");
+        }
+    }
+    if !names.is_empty() {
+        stats.ports.retain(|port| names.contains(&port.port));
+    }
+    Ok(stats)
+}
+
+async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<ExitCode> {
+    let hz = client.get_status(timed(v1::GetStatusRequest {})).await.map_err(refused)?;
+    let hz = hz.into_inner().tsc_hz;
+    let request = v1::WatchStatsRequest { interval_ms: interval_ms(seconds) };
+    let mut stream = client.watch_stats(request).await.map_err(refused)?.into_inner();
+    let mut before: Option<Stats> = None;
+    loop {
+        let message = tokio::select! {
+            message = stream.message() => message.map_err(refused)?,
+            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+        };
+        let Some(message) = message else { bail!("daemon: it went away; see its log") };
+        let now = only(message.try_into().map_err(refused)?, &args.ports)?;
+        if args.json {
+            print(&format!("{}\n", serde_json::to_string(&now)?))?;
+        } else if let Some(before) = &before {
+            print(&format!("{}\n", rates_table(&Rates::between(before, &now, hz))))?;
+        }
+        before = Some(now);
+    }
+}
+
+/// Counters since the daemon's start.
+fn counters_table(ports: &[PortStats]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("PORT", Left),
+        ("RX FRAMES", Right),
+        ("RX", Right),
+        ("TX FRAMES", Right),
+        ("TX", Right),
+        ("FORWARDED", Right),
+        ("REPLICATED", Right),
+        ("DROPS", Right),
+        ("TX DROPS", Right),
+        ("QUEUED", Right),
+    ]);
+    for port in ports {
+        let value = |name| counter(&port.counters, name);
+        let sum = |list: &[(String, u64)]| list.iter().map(|(_, n)| n).sum::<u64>();
+        table.row([
+            port.port.clone(),
+            count(value("rx_frames")),
+            bytes(value("rx_bytes")),
+            count(value("tx_frames")),
+            bytes(value("tx_bytes")),
+            count(value("forwarded")),
+            count(value("replicated")),
+            count(sum(&port.drops)),
+            count(sum(&port.tx_drops)),
+            count(value("queued")),
+        ]);
+    }
+    table.render()
+}
+
+/// Drops by reason, with what the reason means.
+fn drops_table(ports: &[PortStats]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("PORT", Left),
+        ("FRAMES", Left),
+        ("REASON", Left),
+        ("DROPS", Right),
+        ("MEANING", Left),
+    ]);
+    let mut any = false;
+    for port in ports {
+        for (side, list) in [("from it", &port.drops), ("to it", &port.tx_drops)] {
+            for (name, value) in list {
+                any = true;
+                let help = DropReason::ALL.iter().find(|reason| reason.name() == name.as_str());
+                table.row([
+                    port.port.clone(),
+                    side.to_owned(),
+                    name.clone(),
+                    count(*value),
+                    help.map_or("", |reason| reason.help()).to_owned(),
+                ]);
+            }
+        }
+    }
+    if any { table.render() } else { "no drops\n".to_owned() }
+}
+
+/// Rates between two readings.
+pub(crate) fn rates_table(rates: &Rates) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("PORT", Left),
+        ("RX", Right),
+        ("RX RATE", Right),
+        ("TX", Right),
+        ("TX RATE", Right),
+        ("DROPS", Right),
+        ("MOST FOR", Left),
+        ("CORE", Right),
+        ("CYCLES/FRAME", Right),
+    ]);
+    for port in &rates.ports {
+        table.row([
+            port.port.clone(),
+            frames_per_second(port.rx_pps),
+            bits_per_second(port.rx_bps),
+            frames_per_second(port.tx_pps),
+            bits_per_second(port.tx_bps),
+            frames_per_second(port.drop_pps),
+            port.drop_reason.as_ref().map_or_else(|| "-".to_owned(), |(name, _)| name.clone()),
+            percent(port.core_share),
+            port.cycles_per_frame.map_or_else(|| "-".to_owned(), |cycles| format!("{cycles:.0}")),
+        ]);
+    }
+    let mut text = table.render();
+    for worker in &rates.workers {
+        let stalled = if worker.stalled { ", STALLED" } else { "" };
+        text.push_str(&format!(
+            "worker {} on core {}: busy {}, taken away {}{stalled}\n",
+            worker.id,
+            worker.core,
+            percent(worker.busy_share),
+            percent(worker.stolen_share),
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rates::fixture::reading;
+
+    #[test]
+    fn counters_have_units() {
+        let stats = reading(
+            1,
+            &[("rx_frames", 1_234_567), ("rx_bytes", 79_012_288), ("forwarded", 1_234_560)],
+            &[("rule", 7)],
+        );
+        assert_eq!(
+            counters_table(&stats.ports),
+            "\
+PORT  RX FRAMES       RX  TX FRAMES   TX  FORWARDED  REPLICATED  DROPS  TX DROPS  QUEUED
+vm1   1,234,567  79.0 MB          0  0 B  1,234,560           0      7         0       0
+"
+        );
+        assert_eq!(
+            drops_table(&stats.ports),
+            "\
+PORT  FRAMES   REASON  DROPS  MEANING
+vm1   from it  rule        7  a rule says drop
+"
+        );
+    }
+
+    #[test]
+    fn rates_have_units_and_the_worker_a_line() {
+        let earlier = reading(1, &[], &[]);
+        let later = reading(
+            2,
+            &[("rx_frames", 1_000_000), ("rx_bytes", 64_000_000), ("cycles", 130_000_000)],
+            &[("ring-full", 10)],
+        );
+        assert_eq!(
+            rates_table(&Rates::between(&earlier, &later, 1_000_000_000)),
+            "\
+PORT         RX     RX RATE     TX  TX RATE   DROPS  MOST FOR     CORE  CYCLES/FRAME
+vm1   1.00 Mpps  512 Mbit/s  0 pps  0 bit/s  10 pps  ring-full  13.0 %           130
+worker 0 on core 3: busy 25.0 %, taken away 0.0 %
+"
+        );
+    }
+
+    #[test]
+    fn a_port_that_is_not_there_is_named() {
+        let error = only(reading(1, &[], &[]), &["vm9".into()]).unwrap_err();
+        assert_eq!(error.to_string(), "port vm9: not there; see `penstock port list`");
+        assert_eq!(only(reading(1, &[], &[]), &["vm1".into()]).unwrap().ports.len(), 1);
+    }
+}

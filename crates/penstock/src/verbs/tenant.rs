@@ -1,0 +1,107 @@
+//! `penstock tenant`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use penstock_control::config;
+use serde::Serialize;
+
+use super::port::set_request;
+use super::{print, print_json, report};
+use crate::cli::TenantCommand;
+use crate::client::{connect, refused, timed};
+use crate::pairs::Pairs;
+use crate::table::{Align, Table, count, or_dash};
+use crate::wire::v1;
+
+/// A tenant with its ports.
+#[derive(Clone, Debug, Serialize)]
+struct Listed {
+    #[serde(flatten)]
+    tenant: config::Tenant,
+    ports: Vec<String>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The daemon is not there or says no; the arguments are wrong.
+pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
+    match command {
+        TenantCommand::List(json) => {
+            let tenants = list(socket).await?;
+            if json.json {
+                print_json(&tenants)?
+            } else {
+                print(&table(&tenants))?
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        TenantCommand::Add(args) => {
+            let table = Pairs::parse_new(&args.name, &args.pairs)
+                .with_context(|| format!("tenant {}", args.name))?;
+            let request =
+                v1::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
+            report(connect(socket).await?.add_tenant(timed(request)).await, args.save.json)
+        }
+        TenantCommand::Set(args) => {
+            let request = set_request("tenant", &args)?;
+            report(connect(socket).await?.set_tenant(timed(request)).await, args.save.json)
+        }
+        TenantCommand::Del(args) => {
+            let request = v1::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
+            report(connect(socket).await?.delete_tenant(timed(request)).await, args.save.json)
+        }
+    }
+}
+
+async fn list(socket: &Path) -> Result<Vec<Listed>> {
+    let mut client = connect(socket).await?;
+    let reply = client.list_tenants(timed(v1::ListTenantsRequest {})).await.map_err(refused)?;
+    let listed = |tenant: v1::Tenant| -> Result<Listed> {
+        let parsed = toml::from_str(&tenant.toml)
+            .with_context(|| format!("tenant {}: the daemon's reply", tenant.name))?;
+        Ok(Listed { tenant: parsed, ports: tenant.ports })
+    };
+    reply.into_inner().tenants.into_iter().map(listed).collect()
+}
+
+fn table(tenants: &[Listed]) -> String {
+    use Align::{Left, Right};
+    let mut table =
+        Table::new(&[("NAME", Left), ("VLANS", Left), ("FDB LIMIT", Right), ("PORTS", Left)]);
+    for Listed { tenant, ports } in tenants {
+        let vlans =
+            if tenant.vlans.is_empty() { "untagged".to_owned() } else { tenant.vlans.to_string() };
+        table.row([
+            tenant.name.clone(),
+            vlans,
+            count(tenant.fdb_limit.into()),
+            or_dash(&ports.join(" ")),
+        ]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_show_their_networks_and_ports() {
+        let red = toml::from_str("name = \"red\"\nvlans = \"1,5-9\"\nfdb_limit = 4096\n").unwrap();
+        let listed = [
+            Listed { tenant: red, ports: vec!["vm1".into(), "vm2".into()] },
+            Listed { tenant: config::Tenant::new("blue"), ports: Vec::new() },
+        ];
+        assert_eq!(
+            table(&listed),
+            "\
+NAME  VLANS     FDB LIMIT  PORTS
+red   1,5-9         4,096  vm1 vm2
+blue  untagged      1,024  -
+"
+        );
+    }
+}

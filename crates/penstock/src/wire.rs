@@ -1,0 +1,279 @@
+//! The wire format: generated gRPC types, and their conversion from and to
+//! [`penstock_control::api`]. Nothing else in the program knows both.
+
+use penstock_control::api;
+use tonic::Status;
+
+/// Generated from `proto/penstock/host/v1/host.proto`.
+#[allow(missing_docs, clippy::pedantic, clippy::nursery, reason = "generated code")]
+pub mod v1 {
+    tonic::include_proto!("penstock.host.v1");
+}
+
+/// Largest message the daemon accepts: a configuration of 1,000 ports is about 200 kB.
+pub const REQUEST_BYTES_MAX: usize = 4 << 20;
+/// Largest message a client accepts: 100,000 addresses or the counters of 4,096 ports.
+pub const REPLY_BYTES_MAX: usize = 64 << 20;
+/// Shortest interval of a watch.
+pub const WATCH_MS_MIN: u32 = 100;
+/// Longest interval of a watch.
+pub const WATCH_MS_MAX: u32 = 3_600_000;
+
+fn named(from: api::Named) -> Vec<v1::NamedCount> {
+    from.into_iter().map(|(name, value)| v1::NamedCount { name, value }).collect()
+}
+
+fn unnamed(from: Vec<v1::NamedCount>) -> api::Named {
+    from.into_iter().map(|count| (count.name, count.value)).collect()
+}
+
+/// A number that a daemon of another version made too wide for us.
+fn narrow<T: TryFrom<u32>>(value: u32, what: &str) -> Result<T, Status> {
+    T::try_from(value)
+        .map_err(|_| Status::internal(format!("{what} {value} in the daemon's reply: too large")))
+}
+
+fn each<F, T, E>(from: Vec<F>, convert: impl Fn(F) -> Result<T, E>) -> Result<Vec<T>, E> {
+    from.into_iter().map(convert).collect()
+}
+
+impl From<api::WorkerStatus> for v1::Worker {
+    fn from(from: api::WorkerStatus) -> Self {
+        Self {
+            id: from.id.into(),
+            core: from.core,
+            stalled: from.stalled,
+            heartbeat_age_ms: from.heartbeat_age_ms,
+            busy_share_e4: from.busy_share_e4,
+            schedule: from.schedule,
+            counters: named(from.counters),
+        }
+    }
+}
+
+impl TryFrom<v1::Worker> for api::WorkerStatus {
+    type Error = Status;
+    fn try_from(from: v1::Worker) -> Result<Self, Status> {
+        Ok(Self {
+            id: narrow(from.id, "worker id")?,
+            core: from.core,
+            stalled: from.stalled,
+            heartbeat_age_ms: from.heartbeat_age_ms,
+            busy_share_e4: from.busy_share_e4,
+            schedule: from.schedule,
+            counters: unnamed(from.counters),
+        })
+    }
+}
+
+impl From<api::HostStatus> for v1::Status {
+    fn from(from: api::HostStatus) -> Self {
+        Self {
+            name: from.name,
+            version: from.version,
+            config: from.config,
+            generation: from.generation,
+            uptime_s: from.uptime_s,
+            tsc_hz: from.tsc_hz,
+            workers: from.workers.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::Status> for api::HostStatus {
+    type Error = Status;
+    fn try_from(from: v1::Status) -> Result<Self, Status> {
+        Ok(Self {
+            name: from.name,
+            version: from.version,
+            config: from.config,
+            generation: from.generation,
+            uptime_s: from.uptime_s,
+            tsc_hz: from.tsc_hz,
+            workers: each(from.workers, TryInto::try_into)?,
+        })
+    }
+}
+
+impl From<api::PortStatus> for v1::Port {
+    fn from(from: api::PortStatus) -> Self {
+        Self {
+            name: from.name,
+            id: from.id.into(),
+            kind: from.kind,
+            tenant: from.tenant,
+            vlan: from.vlan,
+            target: from.target,
+            state: from.state,
+            error: from.error,
+            queues: from.queues.into(),
+            queues_up: from.queues_up.into(),
+            features: from.features,
+            ring_sizes: from.ring_sizes,
+        }
+    }
+}
+
+impl TryFrom<v1::Port> for api::PortStatus {
+    type Error = Status;
+    fn try_from(from: v1::Port) -> Result<Self, Status> {
+        Ok(Self {
+            name: from.name,
+            id: narrow(from.id, "port id")?,
+            kind: from.kind,
+            tenant: from.tenant,
+            vlan: from.vlan,
+            target: from.target,
+            state: from.state,
+            error: from.error,
+            queues: narrow(from.queues, "queue count")?,
+            queues_up: narrow(from.queues_up, "queue count")?,
+            features: from.features,
+            ring_sizes: from.ring_sizes,
+        })
+    }
+}
+
+impl From<api::PortStats> for v1::PortStats {
+    fn from(from: api::PortStats) -> Self {
+        Self {
+            port: from.port,
+            counters: named(from.counters),
+            drops: named(from.drops),
+            tx_drops: named(from.tx_drops),
+        }
+    }
+}
+
+impl From<v1::PortStats> for api::PortStats {
+    fn from(from: v1::PortStats) -> Self {
+        Self {
+            port: from.port,
+            counters: unnamed(from.counters),
+            drops: unnamed(from.drops),
+            tx_drops: unnamed(from.tx_drops),
+        }
+    }
+}
+
+impl From<api::Stats> for v1::Stats {
+    fn from(from: api::Stats) -> Self {
+        Self {
+            time_ns: from.time_ns,
+            exact: from.exact,
+            ports: from.ports.into_iter().map(Into::into).collect(),
+            workers: from.workers.into_iter().map(Into::into).collect(),
+            violations: from.violations,
+        }
+    }
+}
+
+impl TryFrom<v1::Stats> for api::Stats {
+    type Error = Status;
+    fn try_from(from: v1::Stats) -> Result<Self, Status> {
+        Ok(Self {
+            time_ns: from.time_ns,
+            exact: from.exact,
+            ports: from.ports.into_iter().map(Into::into).collect(),
+            workers: each(from.workers, TryInto::try_into)?,
+            violations: from.violations,
+        })
+    }
+}
+
+impl From<api::FdbEntry> for v1::FdbEntry {
+    fn from(from: api::FdbEntry) -> Self {
+        Self {
+            tenant: from.tenant,
+            vlan: from.vlan.into(),
+            mac: from.mac,
+            port: from.port,
+            age_s: from.age_s,
+            is_static: from.is_static,
+        }
+    }
+}
+
+impl TryFrom<v1::FdbEntry> for api::FdbEntry {
+    type Error = Status;
+    fn try_from(from: v1::FdbEntry) -> Result<Self, Status> {
+        Ok(Self {
+            tenant: from.tenant,
+            vlan: narrow(from.vlan, "VLAN")?,
+            mac: from.mac,
+            port: from.port,
+            age_s: from.age_s,
+            is_static: from.is_static,
+        })
+    }
+}
+
+impl From<api::FlowStatus> for v1::Flow {
+    fn from(from: api::FlowStatus) -> Self {
+        Self {
+            name: from.name,
+            priority: from.priority.into(),
+            scope: from.scope,
+            matching: from.matching,
+            actions: from.actions,
+            lookups: from.lookups,
+        }
+    }
+}
+
+impl TryFrom<v1::Flow> for api::FlowStatus {
+    type Error = Status;
+    fn try_from(from: v1::Flow) -> Result<Self, Status> {
+        Ok(Self {
+            name: from.name,
+            priority: narrow(from.priority, "priority")?,
+            scope: from.scope,
+            matching: from.matching,
+            actions: from.actions,
+            lookups: from.lookups,
+        })
+    }
+}
+
+impl From<api::ChangeReport> for v1::ChangeReport {
+    fn from(from: api::ChangeReport) -> Self {
+        Self { generation: from.generation, changes: from.changes, warnings: from.warnings }
+    }
+}
+
+impl From<v1::ChangeReport> for api::ChangeReport {
+    fn from(from: v1::ChangeReport) -> Self {
+        Self { generation: from.generation, changes: from.changes, warnings: from.warnings }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_survive_the_wire() {
+        let stats = api::Stats {
+            time_ns: 7,
+            exact: true,
+            ports: vec![api::PortStats {
+                port: "vm1".into(),
+                counters: vec![("rx_frames".into(), 3)],
+                drops: vec![("rule".into(), 1)],
+                tx_drops: vec![("ring-full".into(), 2)],
+            }],
+            workers: vec![api::WorkerStatus { id: 1, core: 3, ..Default::default() }],
+            violations: vec!["port vm1: 1 frame missing".into()],
+        };
+        assert_eq!(api::Stats::try_from(v1::Stats::from(stats.clone())).unwrap(), stats);
+        let port = api::PortStatus { name: "vm1".into(), queues: 2, ..Default::default() };
+        assert_eq!(api::PortStatus::try_from(v1::Port::from(port.clone())).unwrap(), port);
+    }
+
+    #[test]
+    fn a_number_that_does_not_fit_is_an_error_and_no_wrap() {
+        let entry = v1::FdbEntry { vlan: 70_000, ..Default::default() };
+        let error = api::FdbEntry::try_from(entry).unwrap_err();
+        assert_eq!(error.message(), "VLAN 70000 in the daemon's reply: too large");
+    }
+}

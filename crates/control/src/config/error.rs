@@ -59,16 +59,3 @@ impl fmt::Display for ConfigErrors {
 }
 
 impl core::error::Error for ConfigErrors {}
-
-/// A mistake before it has a place: what a check finds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
-    pub(crate) problem: String,
-    pub(crate) remedy: String,
-}
-
-impl Finding {
-    pub(crate) fn new(problem: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { problem: problem.into(), remedy: remedy.into() }
-    }
-}

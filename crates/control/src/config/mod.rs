@@ -5,18 +5,27 @@
 //! (the first mistake ends it), each object's own values, and what objects say of each other. The
 //! result is right as a whole. Keys, units, ranges and defaults: `docs/configuration.md`.
 
+use std::io::Read;
+use std::path::Path;
+
 mod attachment;
+mod check;
+mod decode;
 mod error;
+mod machine;
 mod matching;
 mod model;
+mod network;
 mod release;
 mod rule;
 mod schema;
+mod source;
 mod text;
 mod vlan;
 
 pub use attachment::Attachment;
 pub use error::{ConfigError, ConfigErrors};
+pub use machine::Machine;
 pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };
@@ -24,6 +33,7 @@ pub use model::{
     FdbStatic, ForwardingSection, HostConfig, HostSection, Offloads, Port, PortKind, SlowPath,
     SocketMode, Tenant, WorkerSection,
 };
+pub(crate) use network::{Network, Networks, port_vlans};
 pub use release::{Egress, IngressPolicy, Schedule};
 pub use rule::{Action, Match, Rule};
 pub use schema::schema;
@@ -41,21 +51,50 @@ pub const RULES_MAX: usize = 16_384;
 pub const FDB_MAX: usize = 16_384;
 /// Longest file, in bytes.
 pub const FILE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Most pairs of value and mask that one rule's port ranges may become.
+pub const RULE_MASKS_MAX: usize = 64;
+/// Most MAC addresses, and most IP addresses, bound to a port.
+pub const BINDINGS_MAX: usize = 64;
 
-/// Reads and checks the text of a configuration; `file` is what errors call it.
+/// Reads and checks the text of a configuration on no particular machine; `file` is what errors
+/// call it.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
-#[expect(unused_variables, reason = "signatures first")]
 pub fn parse(text: &str, file: &str) -> Result<HostConfig, ConfigErrors> {
-    unimplemented!()
+    decode::parse(text, file, &Machine::default())
 }
 
-/// Reads and checks a configuration file.
+/// As [`parse`], and what the configuration asks of the machine must be there.
+///
+/// # Errors
+/// All mistakes at once, in the order of the text.
+pub fn parse_on(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigErrors> {
+    decode::parse(text, file, machine)
+}
+
+/// Reads and checks a configuration file on this machine.
 ///
 /// # Errors
 /// All mistakes at once; a file that cannot be read is one.
-#[expect(unused_variables, reason = "signatures first")]
-pub fn load(path: &std::path::Path) -> Result<HostConfig, ConfigErrors> {
-    unimplemented!()
+pub fn load(path: &Path) -> Result<HostConfig, ConfigErrors> {
+    decode::parse(&read_file(path)?, &path.display().to_string(), &Machine::here())
+}
+
+/// The text of a configuration file.
+pub(crate) fn read_file(path: &Path) -> Result<String, ConfigErrors> {
+    let failed = |problem: String, remedy: &str| {
+        let file = path.display().to_string();
+        let (object, remedy) = ("file".to_owned(), remedy.to_owned());
+        ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
+    };
+    let file = std::fs::File::open(path).map_err(|error| {
+        failed(format!("it cannot be opened: {error}"), "check path and rights")
+    })?;
+    let mut text = String::new();
+    let mut bounded = file.take(FILE_BYTES_MAX as u64 + 1);
+    match bounded.read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(failed(format!("it cannot be read: {error}"), "write it in UTF-8")),
+    }
 }

@@ -120,10 +120,11 @@ pub struct ForwardingSection {
     /// Default 300.
     #[schemars(range(min = 10, max = 1_000_000))]
     pub fdb_ageing_s: u32,
-    /// Addresses the host can hold, 64 to 1048576. Fixed while the daemon runs. Default 8192.
-    #[schemars(range(min = 64, max = 1_048_576))]
+    /// Addresses the host can hold, 64 to 131072. Fixed while the daemon runs. Default 8192.
+    #[schemars(range(min = 64, max = 131_072))]
     pub fdb_entries: u32,
-    /// Most different masks among the rules that apply to a port, 1 to 128. Default 32.
+    /// Different masks of a table of rules (a port's, a tenant's, the host's) that are searched by
+    /// hash, 1 to 128; at most 256 rules may have further masks. Default 32.
     #[schemars(range(min = 1, max = 128))]
     pub subtables_per_port: u32,
 }
@@ -146,7 +147,7 @@ pub struct Tenant {
     pub vlans: VlanList,
     /// MAC addresses the tenant may occupy, 1 to `fdb_entries`. Default 1024.
     #[serde(default = "default_fdb_limit")]
-    #[schemars(range(min = 1, max = 1_048_576))]
+    #[schemars(range(min = 1, max = 131_072))]
     pub fdb_limit: u32,
 }
 
@@ -215,7 +216,10 @@ pub struct Offloads {
 }
 
 #[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "true, false or { csum = true, tso = true } is wanted")]
+#[serde(
+    untagged,
+    expecting = "neither true nor false nor { csum, tso }; write true, false or { csum = true, tso = false }"
+)]
 enum OffloadsText {
     All(bool),
     Each(OffloadsTable),
@@ -261,7 +265,7 @@ impl Default for Offloads {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SlowPath {
-    /// Frames per second, 1 to 10000000. Default 10000.
+    /// Frames per second, 1 to 10000000. Default 1000.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub per_second: u32,
     /// Frames at once, 1 to 1000000. Default 1000.
@@ -271,7 +275,7 @@ pub struct SlowPath {
 
 impl Default for SlowPath {
     fn default() -> Self {
-        Self { per_second: 10_000, burst: 1_000 }
+        Self { per_second: 1_000, burst: 1_000 }
     }
 }
 
@@ -344,9 +348,10 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub ip: Vec<IpAddr>,
-    /// Its allowance of slow-path frames.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub slow_path: SlowPath,
+    /// Its allowance of slow-path frames. Default: `{ per_second = 1000, burst = 1000 }` for a
+    /// tenant's port, none for a shared one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_path: Option<SlowPath>,
     /// What bounds the frames it sends. Default `none`, the only one in this release.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ingress_policy: IngressPolicy,
@@ -378,7 +383,7 @@ impl Port {
             native: None,
             mac: Vec::new(),
             ip: Vec::new(),
-            slow_path: SlowPath::default(),
+            slow_path: None,
             ingress_policy: IngressPolicy::None,
             egress: Egress::Fifo,
         }

@@ -106,6 +106,13 @@ pub struct Match {
 }
 
 impl Match {
+    /// How many pairs of value and mask its port ranges become.
+    #[must_use]
+    pub fn expansions(&self) -> usize {
+        let masks = |ports: Option<PortMatch>| ports.map_or(1, |p| p.to_masks().len());
+        masks(self.src_port) * masks(self.dst_port)
+    }
+
     /// Whether every frame matches.
     #[must_use]
     pub fn is_any(&self) -> bool {

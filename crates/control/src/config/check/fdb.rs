@@ -1,0 +1,70 @@
+//! `[[fdb]]`: that the network exists, the port carries it, and an address is said once.
+
+use std::collections::HashSet;
+
+use super::super::FDB_MAX;
+use super::super::decode::{Draft, Object, Report};
+use super::super::model::FdbStatic;
+use super::super::network::Network;
+use super::{World, check_count};
+
+pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
+    check_count(&draft.fdb, "fdb entrie", FDB_MAX, report);
+    let mut seen = HashSet::new();
+    for object in &draft.fdb {
+        let Some(entry) = &object.value else { continue };
+        let Some(network) = check_entry(object, entry, world, report) else { continue };
+        if !seen.insert((network, entry.mac)) {
+            let problem = format!("{} is already in this network", entry.mac);
+            report.at(object, "mac", problem, "keep one of the two");
+        }
+    }
+}
+
+fn check_entry(
+    object: &Object<'_, FdbStatic>,
+    entry: &FdbStatic,
+    world: &World<'_>,
+    report: &mut Report<'_>,
+) -> Option<Network> {
+    let Some(port) = world.ports.get(entry.port.as_str()) else {
+        let problem = format!("there is no port {:?}", entry.port);
+        report.at(object, "port", problem, "add a [[port]] of that name or correct it");
+        return None;
+    };
+    let port = (*port)?;
+    if let Some(name) = entry.tenant.as_deref().filter(|n| !world.tenants.contains_key(n)) {
+        let remedy = "add a [[tenant]] of that name or correct it";
+        report.at(object, "tenant", format!("there is no tenant {name:?}"), remedy);
+        return None;
+    }
+    let carried = world.networks.of_port(port);
+    let tenant = entry.tenant.as_deref().map(|name| world.networks.tenant(name));
+    let network = entry.network(&carried, tenant);
+    if network.is_none() && !carried.is_empty() {
+        let problem = match entry.vlan {
+            Some(vlan) => format!("port {:?} does not carry VLAN {vlan} of that tenant", port.name),
+            None => format!("port {:?} carries {} networks", port.name, carried.len()),
+        };
+        let remedy = "say which with `tenant` and `vlan`, or correct them";
+        report.at(object, "vlan", problem, remedy);
+    }
+    network
+}
+
+impl FdbStatic {
+    /// The network meant, of those its port carries: the only one that `tenant` and `vlan` leave.
+    /// `tenant` is the place of the tenant named, `Some(None)` if it has mistakes of its own.
+    pub(crate) fn network(
+        &self,
+        carried: &[Network],
+        tenant: Option<Option<usize>>,
+    ) -> Option<Network> {
+        let mut meant = carried.iter().filter(|network| {
+            tenant.is_none_or(|tenant| tenant == Some(network.tenant))
+                && self.vlan.is_none_or(|vlan| vlan.get() == network.vlan)
+        });
+        let network = meant.next().copied();
+        if meant.next().is_some() { None } else { network }
+    }
+}

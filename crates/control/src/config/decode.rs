@@ -1,0 +1,319 @@
+//! From text to a [`HostConfig`]: syntax, then each object's own values, then
+//! [`super::check`].
+//!
+//! **Rule.** serde stops at an object's first mistake. So that all are reported, the key at fault
+//! is taken out of a copy of the object and the rest is read again. Objects that could be read are
+//! checked against each other even if others could not; a reference to a broken object is no
+//! second mistake.
+
+use core::ops::Range;
+use std::borrow::Cow;
+
+use serde::de::DeserializeOwned;
+use toml_edit::{Document, DocumentMut, Item, Table};
+
+use super::check;
+use super::error::{ConfigError, ConfigErrors};
+use super::machine::Machine;
+use super::model::{FdbStatic, ForwardingSection, HostSection, Port, Tenant, WorkerSection};
+use super::rule::Rule;
+use super::source::{Source, span_of};
+use super::{FILE_BYTES_MAX, HostConfig};
+
+const SECTIONS: [&str; 7] = ["host", "worker", "forwarding", "tenant", "port", "rule", "fdb"];
+
+/// A table of the text and what was read from it.
+#[derive(Debug)]
+pub(super) struct Object<'a, T> {
+    /// `port "vm3"`, `[worker]`.
+    pub(super) label: String,
+    /// Its `name`, if that much could be read.
+    pub(super) name: Option<String>,
+    /// `None` if it has mistakes of its own.
+    pub(super) value: Option<T>,
+    /// `None` for a section that the text does not have.
+    pub(super) table: Option<Cow<'a, Table>>,
+}
+
+/// A configuration while it is being checked.
+#[derive(Debug)]
+pub(super) struct Draft<'a> {
+    pub(super) host: Object<'a, HostSection>,
+    pub(super) worker: Object<'a, WorkerSection>,
+    pub(super) forwarding: Object<'a, ForwardingSection>,
+    pub(super) tenants: Vec<Object<'a, Tenant>>,
+    pub(super) ports: Vec<Object<'a, Port>>,
+    pub(super) rules: Vec<Object<'a, Rule>>,
+    pub(super) fdb: Vec<Object<'a, FdbStatic>>,
+}
+
+/// Collects mistakes and gives them their places.
+#[derive(Debug)]
+pub(super) struct Report<'a> {
+    source: Source<'a>,
+    errors: Vec<ConfigError>,
+}
+
+impl Report<'_> {
+    /// A mistake in `object` at `path` (see [`span_of`]).
+    pub(super) fn at<T>(
+        &mut self,
+        object: &Object<'_, T>,
+        path: &str,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let span = object.table.as_ref().and_then(|table| span_of(table, path));
+        self.span(span, &object.label, problem, remedy);
+    }
+
+    fn span(
+        &mut self,
+        span: Option<Range<usize>>,
+        label: &str,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.errors.push(self.source.error(span, label, problem, remedy));
+    }
+}
+
+/// See [`super::parse`].
+pub(super) fn parse(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigErrors> {
+    let source = Source::new(text, file);
+    if text.len() > FILE_BYTES_MAX {
+        let problem = format!("{} bytes are too many, the limit is {FILE_BYTES_MAX}", text.len());
+        let error = source.error(None, "file", problem, "split the host or shorten the file");
+        return Err(ConfigErrors(vec![error]));
+    }
+    let document = Document::parse(text).map_err(|error| {
+        let problem = error.message().replace('\n', ", ");
+        let remedy = "correct the TOML syntax; nothing else was checked";
+        ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
+    })?;
+    let mut report = Report { source, errors: Vec::new() };
+    let draft = read_draft(document.as_table(), &mut report);
+    check::check(&draft, machine, &mut report);
+    if report.errors.is_empty() {
+        let Some(config) = draft.finish() else {
+            unreachable!("an object without a value has reported why")
+        };
+        check::check_tables(&config, &draft, &mut report);
+        if report.errors.is_empty() {
+            return Ok(config);
+        }
+    }
+    let mut errors = report.errors;
+    errors.sort_by_key(|error| (error.line, error.column));
+    errors.dedup();
+    Err(ConfigErrors(errors))
+}
+
+impl Draft<'_> {
+    fn finish(&self) -> Option<HostConfig> {
+        fn all<T: Clone>(objects: &[Object<'_, T>]) -> Option<Vec<T>> {
+            objects.iter().map(|object| object.value.clone()).collect()
+        }
+        Some(HostConfig {
+            host: self.host.value.clone()?,
+            worker: self.worker.value.clone()?,
+            forwarding: self.forwarding.value.clone()?,
+            tenants: all(&self.tenants)?,
+            ports: all(&self.ports)?,
+            rules: all(&self.rules)?,
+            fdb: all(&self.fdb)?,
+        })
+    }
+}
+
+fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
+    for (key, _) in root.iter().filter(|(key, _)| !SECTIONS.contains(key)) {
+        let span = root.key(key).and_then(toml_edit::Key::span);
+        let remedy = unknown_remedy(key, &SECTIONS);
+        report.span(span, "file", format!("unknown key `{key}`"), remedy);
+    }
+    let host = match section(root, "host", report) {
+        Some(host) => host,
+        None => {
+            let remedy = "add [host] with `name = \"...\"`";
+            report.span(None, "file", "the section [host] is missing", remedy);
+            Object { label: "[host]".to_owned(), name: None, value: None, table: None }
+        }
+    };
+    Draft {
+        host,
+        worker: section(root, "worker", report).unwrap_or_else(|| absent("[worker]")),
+        forwarding: section(root, "forwarding", report).unwrap_or_else(|| absent("[forwarding]")),
+        tenants: list(root, "tenant", report),
+        ports: list(root, "port", report),
+        rules: list(root, "rule", report),
+        fdb: list(root, "fdb", report),
+    }
+}
+
+fn absent<'a, T: Default>(label: &str) -> Object<'a, T> {
+    Object { label: label.to_owned(), name: None, value: Some(T::default()), table: None }
+}
+
+fn section<'a, T: DeserializeOwned>(
+    root: &'a Table,
+    key: &str,
+    report: &mut Report<'_>,
+) -> Option<Object<'a, T>> {
+    let label = format!("[{key}]");
+    let table = match root.get(key)? {
+        Item::Table(table) => Cow::Borrowed(table),
+        item => match item.clone().into_table() {
+            Ok(table) => Cow::Owned(table),
+            Err(item) => {
+                let problem = format!("`{key}` is not a table but {}", item.type_name());
+                report.span(item.span(), &label, problem, format!("write {label}"));
+                return Some(Object { label, name: None, value: None, table: None });
+            }
+        },
+    };
+    Some(object(label, table, report))
+}
+
+fn list<'a, T: DeserializeOwned>(
+    root: &'a Table,
+    key: &str,
+    report: &mut Report<'_>,
+) -> Vec<Object<'a, T>> {
+    let Some(item) = root.get(key) else { return Vec::new() };
+    let Item::ArrayOfTables(tables) = item else {
+        let label = format!("[[{key}]]");
+        let problem = format!("`{key}` is not a list of tables but {}", item.type_name());
+        report.span(item.span(), &label, problem, format!("write {label} above each {key}"));
+        return Vec::new();
+    };
+    let label = |at: usize, table: &Table| {
+        let name = |key| table.get(key).and_then(Item::as_str);
+        match (name("name"), name("mac")) {
+            (Some(name), _) => format!("{key} {name:?}"),
+            (None, Some(mac)) if key == "fdb" => format!("fdb {mac}"),
+            _ => format!("[[{key}]] number {}", at + 1),
+        }
+    };
+    let tables = tables.iter().enumerate();
+    tables.map(|(at, table)| object(label(at, table), Cow::Borrowed(table), report)).collect()
+}
+
+/// Reads one object, reporting each of its keys that is wrong.
+fn object<'a, T: DeserializeOwned>(
+    label: String,
+    table: Cow<'a, Table>,
+    report: &mut Report<'_>,
+) -> Object<'a, T> {
+    let mut rest = table.as_ref().clone();
+    let mut value = None;
+    let mut clean = true;
+    let mut taken_out: Vec<String> = Vec::new();
+    loop {
+        match toml_edit::de::from_document::<T>(DocumentMut::from(rest.clone())) {
+            Ok(read) => {
+                value = clean.then_some(read);
+                break;
+            }
+            Err(error) => {
+                clean = false;
+                let key = error.span().and_then(|span| key_around(&rest, &span));
+                let span = error.span().or_else(|| table.span());
+                let ours = missing_key(error.message()).is_some_and(|m| taken_out.contains(&m));
+                if !ours {
+                    let (problem, remedy) = explain(error.message(), key.as_deref());
+                    report.span(span, &label, problem, remedy);
+                }
+                // Each round takes one key out, so it ends.
+                match key {
+                    Some(key) if rest.remove(&key).is_some() => taken_out.push(key),
+                    _ => break,
+                }
+            }
+        }
+    }
+    let name = table.get("name").and_then(Item::as_str).map(str::to_owned);
+    Object { label, name, value, table: Some(table) }
+}
+
+/// The key of `table` in whose text, or in whose value's text, `span` begins.
+fn key_around(table: &Table, span: &Range<usize>) -> Option<String> {
+    let holds = |outer: Option<Range<usize>>| outer.is_some_and(|o| o.contains(&span.start));
+    let mut keys = table.iter().map(|(name, item)| (name, table.key(name), item));
+    let found = keys.find(|(_, key, item)| {
+        holds(key.and_then(toml_edit::Key::span)) || holds(item.span()) || within(item, span)
+    });
+    found.map(|(name, _, _)| name.to_owned())
+}
+
+/// Whether `span` begins in a key or value of a nested table (`[port.slow_path]`), whose own span
+/// is only its header.
+fn within(item: &Item, span: &Range<usize>) -> bool {
+    item.as_table().is_some_and(|table| key_around(table, span).is_some())
+}
+
+/// The key that serde says is missing.
+fn missing_key(message: &str) -> Option<String> {
+    let key = message.strip_prefix("missing field `")?.split('`').next()?;
+    Some(key.to_owned())
+}
+
+/// Puts serde's words into ours: (problem, remedy).
+fn explain(message: &str, key: Option<&str>) -> (String, String) {
+    let at = |problem: &str| match key {
+        Some(key) => format!("`{key}`: {problem}"),
+        None => problem.to_owned(),
+    };
+    if let Some(missing) = missing_key(message) {
+        return (format!("`{missing}` is missing"), format!("add `{missing} = ...`"));
+    }
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    if message.starts_with("unknown field") {
+        let (wrong, known) = quoted.split_first().unwrap_or((&"", &[]));
+        return (format!("unknown key `{wrong}`"), unknown_remedy(wrong, known));
+    }
+    if message.starts_with("unknown variant") {
+        let (wrong, known) = quoted.split_first().unwrap_or((&"", &[]));
+        return (at(&format!("\"{wrong}\" is unknown")), format!("write {}", known.join(", ")));
+    }
+    if let Some((problem, remedy)) = message.split_once("; ") {
+        return (at(problem), remedy.to_owned());
+    }
+    let example = match message {
+        "invalid IP address syntax" => Some("write an address, as in \"10.0.0.1\""),
+        "invalid socket address syntax" => Some("write address and port, as in \"127.0.0.1:9753\""),
+        _ => None,
+    };
+    if let Some(example) = example {
+        return (at(message), example.to_owned());
+    }
+    match message.rsplit_once(", expected ") {
+        Some((problem, "u16" | "u32")) => (at(problem), "write a whole number".to_owned()),
+        Some((problem, expected)) => (at(problem), format!("write {expected}")),
+        None => (at(message), "see docs/configuration.md".to_owned()),
+    }
+}
+
+fn unknown_remedy(wrong: &str, known: &[&str]) -> String {
+    let close = known.iter().filter(|name| distance(name, wrong) <= 2);
+    match close.min_by_key(|name| distance(name, wrong)) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => format!("known here: {}", known.join(", ")),
+    }
+}
+
+/// Edits (insert, delete, replace) between two words; for words of a few letters.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(64).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().take(64).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

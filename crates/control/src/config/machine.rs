@@ -1,0 +1,54 @@
+//! What a configuration may ask of this machine.
+
+use std::collections::BTreeSet;
+
+/// The machine as far as a configuration depends on it. Without knowledge nothing is refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// The CPUs the daemon may run on; `None` if that is not known.
+    pub cores: Option<BTreeSet<u32>>,
+}
+
+impl Machine {
+    /// This machine: the CPUs that are online and allowed to this process.
+    #[must_use]
+    pub fn here() -> Self {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let mut lines = status.lines();
+        let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
+        let mut cores = allowed.and_then(cpu_list);
+        if let Some(online) = online.as_deref().and_then(cpu_list) {
+            cores = Some(cores.map_or(online.clone(), |allowed| &allowed & &online));
+        }
+        Self { cores }
+    }
+
+    /// The CPU for a worker whose configuration names none.
+    #[must_use]
+    pub fn default_core(&self) -> Option<u32> {
+        self.cores.as_ref()?.last().copied()
+    }
+}
+
+/// Reads `0-3,8`, as the kernel writes lists of CPUs.
+fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
+    let mut cores = BTreeSet::new();
+    for range in text.trim().split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        cores.extend(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?);
+    }
+    if cores.is_empty() { None } else { Some(cores) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_lists_are_read() {
+        assert_eq!(cpu_list(" 0-2,8\n").unwrap(), BTreeSet::from([0, 1, 2, 8]));
+        assert_eq!(cpu_list(""), None);
+        assert_eq!(cpu_list("0-x"), None);
+    }
+}

@@ -1,0 +1,238 @@
+//! The compiler: a checked configuration to a snapshot.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use core::net::IpAddr;
+
+use penstock_dataplane::classify::{
+    Binding, Domain, DomainMap, PortPolicy, RuleTableError, RuleTables, SlowPathLimit, Snapshot,
+    VidSet,
+};
+use penstock_units::{MacAddr, Vid};
+
+use super::ids::IdTable;
+use super::rules::{Built, Scope, Targets, place_of, tables};
+use crate::config::{HostConfig, Network, Networks, Port, port_vlans};
+
+/// A configured address, in the data path's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StaticAddress {
+    /// Its network.
+    pub domain: u16,
+    /// The address.
+    pub mac: MacAddr,
+    /// The port behind which it lives.
+    pub port: u16,
+}
+
+/// Compiles one configuration after the other; clone it to compile on trial.
+#[derive(Clone, Debug, Default)]
+pub struct Compiler {
+    ids: IdTable,
+    tables: BTreeMap<Scope, Built>,
+    /// Output sets by number; never shortened, so that tables that are kept stay right.
+    sets: Vec<Box<[u16]>>,
+    statics: Vec<StaticAddress>,
+}
+
+impl Compiler {
+    /// The snapshot for `config`, which [`crate::config::parse`] has checked.
+    ///
+    /// # Errors
+    /// The place of a rule in the configuration and why its table cannot be built; the compiler is
+    /// as before.
+    pub fn compile(
+        &mut self,
+        config: &HostConfig,
+        generation: u64,
+    ) -> Result<Arc<Snapshot>, (usize, RuleTableError)> {
+        let ids = self.ids.next(config);
+        let mut sets = self.sets.clone();
+        let port = |name: &str| ids.port(name);
+        let mut targets = Targets { port: &port, sets: &mut sets };
+        let tables = tables(config, &mut targets, &self.tables)?;
+        let networks = Networks::new(config.tenants.iter().map(Some));
+        let world = World { config, ids: &ids, tables: &tables, networks: &networks };
+        let snapshot = world.snapshot(generation, &sets);
+        self.statics = world.statics();
+        self.ids = ids;
+        self.tables = tables;
+        self.sets = sets;
+        Ok(Arc::new(snapshot))
+    }
+
+    /// The numbers of the last configuration compiled.
+    #[must_use]
+    pub fn ids(&self) -> &IdTable {
+        &self.ids
+    }
+
+    /// The configured addresses of the last configuration compiled, rising.
+    #[must_use]
+    pub fn statics(&self) -> &[StaticAddress] {
+        &self.statics
+    }
+
+    /// What each rule has decided since its table was built, by its name.
+    #[must_use]
+    pub fn hits(&self) -> HashMap<String, u64> {
+        let mut hits = HashMap::new();
+        for built in self.tables.values() {
+            add_hits(built, &mut hits);
+        }
+        hits
+    }
+
+    /// What the tables that `next` does not share with this one have counted.
+    #[must_use]
+    pub fn hits_left_behind(&self, next: &Self) -> HashMap<String, u64> {
+        let mut hits = HashMap::new();
+        for (scope, built) in &self.tables {
+            let kept = next.tables.get(scope).is_some_and(|n| Arc::ptr_eq(&n.table, &built.table));
+            if !kept {
+                add_hits(built, &mut hits);
+            }
+        }
+        hits
+    }
+}
+
+fn add_hits(built: &Built, hits: &mut HashMap<String, u64>) {
+    for (rule, count) in built.table.rules() {
+        if let Some(name) = built.names.get(place_of(rule.id)) {
+            *hits.entry(name.clone()).or_default() += count;
+        }
+    }
+}
+
+/// All that a snapshot is made of.
+struct World<'a> {
+    config: &'a HostConfig,
+    ids: &'a IdTable,
+    tables: &'a BTreeMap<Scope, Built>,
+    networks: &'a Networks,
+}
+
+impl World<'_> {
+    fn snapshot(&self, generation: u64, sets: &[Box<[u16]>]) -> Snapshot {
+        let mut ports: Vec<Option<Arc<PortPolicy>>> = Vec::new();
+        let mut members: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
+        for port in &self.config.ports {
+            let Some(id) = self.ids.port(&port.name) else { continue };
+            for network in self.networks.of_port(port) {
+                members.entry(self.domain(network)).or_default().push(id);
+            }
+            let slot = usize::from(id);
+            if ports.len() <= slot {
+                ports.resize(slot + 1, None);
+            }
+            ports[slot] = Some(Arc::new(self.policy(id, port)));
+        }
+        let ageing = self.config.forwarding.fdb_ageing_s;
+        Snapshot::new(generation, ports, self.domains(members), sets.to_vec(), ageing)
+    }
+
+    fn domain(&self, network: Network) -> u16 {
+        let tenant = self.config.tenants.get(network.tenant);
+        let id = tenant.and_then(|tenant| self.ids.network(&tenant.name, network.vlan));
+        id.unwrap_or(penstock_dataplane::classify::NO_DOMAIN)
+    }
+
+    fn domains(&self, mut members: BTreeMap<u16, Vec<u16>>) -> Vec<Domain> {
+        let mut domains: Vec<Domain> = Vec::new();
+        for network in self.networks.iter() {
+            let Some(tenant) = self.config.tenants.get(network.tenant) else { continue };
+            let slot = self.domain(network);
+            let at = usize::from(slot);
+            if domains.len() <= at {
+                domains.resize(at + 1, Domain::default());
+            }
+            domains[at] = Domain {
+                tenant: self.ids.tenant(&tenant.name),
+                vid: network.vlan,
+                members: members.remove(&slot).unwrap_or_default().into_boxed_slice(),
+                fdb_limit: tenant.fdb_limit,
+            };
+        }
+        domains
+    }
+
+    fn policy(&self, id: u16, port: &Port) -> PortPolicy {
+        let tenant = port.tenant.as_deref().and_then(|name| self.ids.tenant(name));
+        let carried = self.networks.of_port(port);
+        let mut policy = match &port.trunk {
+            Some(_) => {
+                let vids = port_vlans(port).into_iter().filter_map(vid);
+                let pairs = carried.iter().filter_map(|n| Some((vid(n.vlan)?, self.domain(*n))));
+                let native = port.native.map(crate::config::Vlan::vid);
+                let allowed: VidSet = vids.collect();
+                PortPolicy::trunk(id, tenant, native, allowed, DomainMap::trunk(pairs))
+            }
+            None => {
+                let domain = carried.first().map(|network| self.domain(*network));
+                let own = port.vlan.map_or(Vid::UNTAGGED, crate::config::Vlan::vid);
+                let domain = domain.unwrap_or(penstock_dataplane::classify::NO_DOMAIN);
+                PortPolicy::access(id, tenant, own, domain)
+            }
+        };
+        policy.binding = binding(port);
+        policy.rules = self.rules(port);
+        policy.slow_path = match (port.slow_path, &port.tenant) {
+            (None, None) => SlowPathLimit::UNLIMITED,
+            (limit, _) => {
+                let limit = limit.unwrap_or_default();
+                SlowPathLimit { per_second: limit.per_second, burst: limit.burst }
+            }
+        };
+        policy.finish()
+    }
+
+    fn rules(&self, port: &Port) -> RuleTables {
+        let table = |scope: &Scope| self.tables.get(scope).map(|b| Arc::clone(&b.table));
+        RuleTables {
+            own: table(&Scope::Port(port.name.clone())),
+            tenant: port.tenant.clone().and_then(|name| table(&Scope::Tenant(name))),
+            global: table(&Scope::All),
+        }
+    }
+
+    fn statics(&self) -> Vec<StaticAddress> {
+        let ports: HashMap<&str, &Port> =
+            self.config.ports.iter().map(|port| (port.name.as_str(), port)).collect();
+        let resolve = |entry: &crate::config::FdbStatic| {
+            let port = ports.get(entry.port.as_str())?;
+            let tenant = entry.tenant.as_deref().map(|name| self.networks.tenant(name));
+            let network = entry.network(&self.networks.of_port(port), tenant)?;
+            let port = self.ids.port(&port.name)?;
+            Some(StaticAddress { domain: self.domain(network), mac: entry.mac.0, port })
+        };
+        let mut all: Vec<StaticAddress> = self.config.fdb.iter().filter_map(resolve).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+fn vid(vlan: u16) -> Option<Vid> {
+    Vid::new(u32::from(vlan)).ok()
+}
+
+/// A list that is given binds; of the IP addresses the families are bound together, so that a
+/// port bound to IPv4 addresses only may not speak IPv6.
+fn binding(port: &Port) -> Option<Binding> {
+    let macs: Vec<MacAddr> = port.mac.iter().map(|mac| mac.0).collect();
+    let (mut v4, mut v6) = (Vec::new(), Vec::new());
+    for ip in &port.ip {
+        match ip {
+            IpAddr::V4(ip) => v4.push(*ip),
+            IpAddr::V6(ip) => v6.push(*ip),
+        }
+    }
+    let bound = !port.ip.is_empty();
+    (bound || !macs.is_empty()).then(|| {
+        let macs = (!macs.is_empty()).then_some(macs.as_slice());
+        let v4 = bound.then_some(v4.as_slice());
+        let v6 = bound.then_some(v6.as_slice());
+        Binding::new(macs, v4, v6)
+    })
+}

@@ -26,8 +26,8 @@ test: ## Everything CI runs; as root all of it, else what can be run
 check: ## Format, lints, documentation, licences, house rules; no root needed
 	@scripts/checks.sh check
 
-bench: ## Benchmarks; give it an idle machine
-	@cargo bench --locked --workspace
+bench: ## Frames per second and cycles per frame, stage by stage; give it an idle machine
+	@scripts/bench.sh
 
 clean: ## Removes build output and the cached guest images
 	@cargo clean

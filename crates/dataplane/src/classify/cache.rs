@@ -1,0 +1,403 @@
+//! The exact-match cache: what was decided about a flow, in two cache lines.
+//!
+//! **Problem.** Most frames belong to a flow seen a moment ago; asking rules and FDB again costs
+//! several times as much. **Source.** C2QoS §V (8,192 entries); datapath notes §4, §7.
+//! **Quantities.** 1,024 buckets of 8 ways. A bucket is eight 16-bit signatures (four buckets to a
+//! line, 16 KiB in all); an entry is one line: 32 bytes of key, then the decision. The upper half of
+//! IPv6 keys is in an array of its own. A way's entry has the way's number: no index is stored.
+//! **Rule.** An entry is good while the cache's epoch (a new snapshot) and the generation of the
+//! domain it was decided in are what they were. A port may use any way that is free, out of date or
+//! idle for [`IDLE_S`]; else one of its own; else one of a port that holds more than its quota (its
+//! share of the cache) while it holds less itself. So no port can push another below its share.
+//! **Departures.** The bucket has no index words (datapath notes §4): one line less a hit.
+//! **Cost.** Two lines a hit, both asked for one stage ahead; insertion looks at eight entries.
+
+use core::ptr;
+
+use super::fdb::Fdb;
+use super::key::FlowKey;
+use super::tables::RuleRef;
+use crate::batch::Verdict;
+use crate::drop::DropReason;
+use crate::mem::prefetch;
+
+/// Entries in the cache.
+pub const CACHE_ENTRIES: usize = 8_192;
+/// Seconds without a hit after which anyone may take an entry.
+pub const IDLE_S: u32 = 10;
+
+const WAYS: usize = 8;
+const BUCKETS: usize = CACHE_ENTRIES / WAYS;
+const LANES: u64 = 0x0001_0001_0001_0001;
+const LANE_TOP: u64 = 0x8000_8000_8000_8000;
+/// No DSCP to be written.
+pub(super) const KEEP_DSCP: u8 = 0xff;
+
+/// What is to be done with a flow's frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Decision {
+    pub(super) verdict: Verdict,
+    /// The VLAN the frame belongs to from now on.
+    pub(super) vid: u16,
+    /// Whose generation the decision depends on; [`super::NO_DOMAIN`] if none's.
+    pub(super) domain: u16,
+    pub(super) rule: RuleRef,
+    /// The source address's slot in the FDB.
+    pub(super) fdb_slot: u32,
+    /// DSCP to be written, or [`KEEP_DSCP`].
+    pub(super) dscp: u8,
+}
+
+impl Decision {
+    /// A drop that depends on nothing but the flow key and the snapshot.
+    pub(super) const fn drop(reason: DropReason) -> Self {
+        Self {
+            verdict: Verdict::Drop(reason),
+            vid: 0,
+            domain: super::NO_DOMAIN,
+            rule: RuleRef::NONE,
+            fdb_slot: u32::MAX,
+            dscp: KEEP_DSCP,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Entry {
+    key: [u64; 4],
+    decision: Decision,
+    generation: u32,
+    epoch: u32,
+    seen_s: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(16))]
+struct Bucket([u64; 2]);
+
+/// Ways of a bucket whose signature fits: bit 16·k for way k, bit 16·k + 8 for way 4 + k.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Candidates(u64);
+
+impl Candidates {
+    pub(super) const NONE: Self = Self(0);
+
+    #[inline]
+    fn first(self) -> Option<usize> {
+        let bit = self.0.trailing_zeros() as usize;
+        (bit < 64).then_some((bit >> 4) + ((bit & 8) >> 1))
+    }
+
+    #[inline]
+    fn without_first(self) -> Self {
+        Self(self.0 & self.0.wrapping_sub(1))
+    }
+}
+
+/// The cache; see the module's text.
+pub(super) struct Cache {
+    buckets: Box<[Bucket; BUCKETS]>,
+    entries: Box<[Entry; CACHE_ENTRIES]>,
+    upper: Box<[[u64; 4]; CACHE_ENTRIES]>,
+    /// Entries of the present epoch by port.
+    held: Box<[u16; 1 << 16]>,
+    epoch: u32,
+    quota: u16,
+}
+
+fn boxed<T: Copy, const N: usize>(item: T) -> Box<[T; N]> {
+    match vec![item; N].into_boxed_slice().try_into() {
+        Ok(array) => array,
+        Err(_) => unreachable!("the length is the type's"),
+    }
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "masked by the number of buckets")]
+const fn bucket_of(hash: u64) -> usize {
+    hash as usize & (BUCKETS - 1)
+}
+
+/// Never zero: a bucket's zero lanes are empty ways.
+#[inline]
+const fn signature(hash: u64) -> u64 {
+    hash >> 48 | 1
+}
+
+#[inline]
+const fn zero_lanes(x: u64) -> u64 {
+    x.wrapping_sub(LANES) & !x & LANE_TOP
+}
+
+#[inline]
+const fn port_of(key: &[u64; 4]) -> usize {
+    (key[0] >> 48) as u16 as usize
+}
+
+impl Cache {
+    pub(super) fn new() -> Self {
+        let decision = Decision::drop(DropReason::Runt);
+        let empty = Entry { key: [0; 4], decision, generation: 0, epoch: 0, seen_s: 0 };
+        Self {
+            buckets: boxed(Bucket::default()),
+            entries: boxed(empty),
+            upper: boxed([0; 4]),
+            held: boxed(0),
+            epoch: 1,
+            quota: u16::MAX,
+        }
+    }
+
+    /// Forgets everything, and shares the cache among `ports` ports from now on.
+    pub(super) fn flush(&mut self, ports: usize) {
+        self.epoch = self.epoch.wrapping_add(1);
+        if self.epoch == 0 {
+            // After 2^32 snapshots an old entry could pass for a new one.
+            self.buckets.fill(Bucket::default());
+            self.entries.iter_mut().for_each(|e| e.epoch = 0);
+            self.epoch = 1;
+        }
+        self.held.fill(0);
+        self.quota = u16::try_from(CACHE_ENTRIES / ports.max(1)).unwrap_or(u16::MAX).max(1);
+    }
+
+    #[inline]
+    pub(super) fn prefetch_bucket(&self, hash: u64) {
+        prefetch(ptr::from_ref(&self.buckets[bucket_of(hash)]).cast());
+    }
+
+    /// The ways worth a look; asks for the first one's entry.
+    #[inline]
+    pub(super) fn candidates(&self, hash: u64) -> Candidates {
+        let wanted = signature(hash) * LANES;
+        let Bucket([low, high]) = self.buckets[bucket_of(hash)];
+        // A lane above a true zero may be named wrongly; the key decides.
+        let found = Candidates(zero_lanes(low ^ wanted) >> 15 | zero_lanes(high ^ wanted) >> 7);
+        if let Some(way) = found.first() {
+            prefetch(ptr::from_ref(&self.entries[bucket_of(hash) * WAYS + way]).cast());
+        }
+        found
+    }
+
+    /// The number of the entry with this key, whatever its age.
+    #[inline]
+    fn position(&self, mut ways: Candidates, hash: u64, key: &FlowKey) -> Option<usize> {
+        while let Some(way) = ways.first() {
+            let at = bucket_of(hash) * WAYS + way;
+            let wide = key.is_wide();
+            if self.entries[at].key == key.narrow() && (!wide || self.upper[at] == key.upper()) {
+                return Some(at);
+            }
+            ways = ways.without_first();
+        }
+        None
+    }
+
+    /// The decision about `key`, if it still holds. Tells the FDB once a second that the source
+    /// was heard of.
+    #[inline]
+    pub(super) fn find(
+        &mut self,
+        ways: Candidates,
+        hash: u64,
+        key: &FlowKey,
+        fdb: &mut Fdb,
+        now_s: u32,
+    ) -> Option<&Decision> {
+        let at = self.position(ways, hash, key)?;
+        let entry = &mut self.entries[at];
+        if entry.epoch != self.epoch || entry.generation != fdb.generation(entry.decision.domain) {
+            return None;
+        }
+        if entry.seen_s != now_s {
+            entry.seen_s = now_s;
+            fdb.touch(entry.decision.fdb_slot, entry.decision.domain, key.src_mac(), now_s);
+        }
+        Some(&entry.decision)
+    }
+
+    /// Whether an entry with this key is there, perhaps out of date: then the flow is no stranger.
+    #[inline]
+    pub(super) fn knows(&self, ways: Candidates, hash: u64, key: &FlowKey) -> bool {
+        self.position(ways, hash, key).is_some()
+    }
+
+    /// Keeps a decision, if there is a way that the key's port may use. Returns whether.
+    pub(super) fn insert(
+        &mut self,
+        hash: u64,
+        key: &FlowKey,
+        decision: Decision,
+        fdb: &Fdb,
+        now_s: u32,
+    ) -> bool {
+        let port = usize::from(key.in_port());
+        let ways = self.candidates(hash);
+        let same = self.position(ways, hash, key);
+        let Some(at) = same.or_else(|| self.victim(hash, port, fdb, now_s)) else { return false };
+        let entry = &mut self.entries[at];
+        if entry.epoch == self.epoch {
+            let held = &mut self.held[port_of(&entry.key)];
+            *held = held.saturating_sub(1);
+        }
+        self.held[port] += 1;
+        *entry = Entry {
+            key: key.narrow(),
+            decision,
+            generation: fdb.generation(decision.domain),
+            epoch: self.epoch,
+            seen_s: now_s,
+        };
+        if key.is_wide() {
+            self.upper[at] = key.upper();
+        }
+        let way = at % WAYS;
+        let word = &mut self.buckets[at / WAYS].0[way / 4];
+        let shift = 16 * (way % 4);
+        *word = *word & !(0xffff << shift) | signature(hash) << shift;
+        true
+    }
+
+    /// The way of the hash's bucket that `port` may take.
+    fn victim(&self, hash: u64, port: usize, fdb: &Fdb, now_s: u32) -> Option<usize> {
+        let first = bucket_of(hash) * WAYS;
+        let all = first..first + WAYS;
+        let free = |at: &usize| {
+            let e = &self.entries[*at];
+            e.epoch != self.epoch
+                || e.generation != fdb.generation(e.decision.domain)
+                || now_s.wrapping_sub(e.seen_s) > IDLE_S
+        };
+        if let Some(at) = all.clone().find(free) {
+            return Some(at);
+        }
+        // Bits of the hash that chose neither bucket nor signature pick the way to start from.
+        let turn = (hash >> 40) as usize % WAYS;
+        let turned = move |step: usize| first + (turn + step) % WAYS;
+        let own = |at: &usize| port_of(&self.entries[*at].key) == port;
+        let over = |at: &usize| self.held[port_of(&self.entries[*at].key)] > self.quota;
+        let own = (0..WAYS).map(turned).find(own);
+        let over = (0..WAYS).map(turned).find(over).filter(|_| self.held[port] < self.quota);
+        own.or(over)
+    }
+
+    /// Entries that a port holds.
+    pub(super) fn held(&self, port: u16) -> u16 {
+        self.held[usize::from(port)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::key::{ETHERTYPE_IPV6, HashSeed, KeyFields};
+    use super::*;
+
+    struct Fixture {
+        cache: Cache,
+        fdb: Fdb,
+        seed: HashSeed,
+    }
+
+    impl Fixture {
+        fn new(ports: usize) -> Self {
+            let seed = HashSeed::new(5);
+            let mut cache = Cache::new();
+            cache.flush(ports);
+            Self { cache, fdb: Fdb::new(64, seed), seed }
+        }
+
+        fn insert(&mut self, key: &FlowKey, domain: u16, now_s: u32) -> bool {
+            let decision = Decision {
+                domain,
+                verdict: Verdict::Output(7),
+                ..Decision::drop(DropReason::Runt)
+            };
+            self.cache.insert(self.seed.hash(key), key, decision, &self.fdb, now_s)
+        }
+
+        fn has(&mut self, key: &FlowKey, now_s: u32) -> bool {
+            let hash = self.seed.hash(key);
+            let ways = self.cache.candidates(hash);
+            self.cache.find(ways, hash, key, &mut self.fdb, now_s).is_some()
+        }
+    }
+
+    fn key(in_port: u16, n: u32) -> FlowKey {
+        FlowKey::new(&KeyFields { in_port, ipv4_src: n, ..KeyFields::default() })
+    }
+
+    #[test]
+    fn an_entry_is_one_cache_line() {
+        assert_eq!(size_of::<Entry>(), 64);
+    }
+
+    #[test]
+    fn every_way_is_found_by_its_signature() {
+        for way in 0..WAYS {
+            let mut lanes = [7_u16; WAYS];
+            lanes[way] = 0;
+            let word = |at: usize| (0..4).fold(0, |w, k| w | u64::from(lanes[at + k]) << (16 * k));
+            let found = Candidates(zero_lanes(word(0)) >> 15 | zero_lanes(word(4)) >> 7);
+            assert_eq!((found.first(), found.without_first()), (Some(way), Candidates::NONE));
+        }
+    }
+
+    #[test]
+    fn ipv6_flows_differ_by_their_upper_half() {
+        let mut f = Fixture::new(1);
+        let v6 = |n| {
+            FlowKey::new(&KeyFields {
+                ethertype: ETHERTYPE_IPV6,
+                ipv6_dst: n,
+                ..KeyFields::default()
+            })
+        };
+        assert!(f.insert(&v6(1), 0, 0));
+        assert!(f.has(&v6(1), 0) && !f.has(&v6(2), 0));
+        // The same first half must not pass for the same flow even with the same hash.
+        let hash = f.seed.hash(&v6(1));
+        let ways = f.cache.candidates(hash);
+        assert!(f.cache.find(ways, hash, &v6(2), &mut f.fdb, 0).is_none());
+    }
+
+    #[test]
+    fn a_domain_s_generation_ends_its_entries_only() {
+        let mut f = Fixture::new(1);
+        f.insert(&key(1, 1), 1, 0);
+        f.insert(&key(1, 2), 2, 0);
+        f.fdb.learn(1, 9, 1, 0, 10);
+        assert!(f.has(&key(1, 1), 0) && f.has(&key(1, 2), 0));
+        f.fdb.learn(1, 9, 2, 0, 10);
+        assert!(!f.has(&key(1, 1), 0) && f.has(&key(1, 2), 0));
+        f.cache.flush(1);
+        assert!(!f.has(&key(1, 2), 0));
+    }
+
+    #[test]
+    fn a_port_s_flows_stay_however_many_another_has() {
+        let mut f = Fixture::new(16);
+        let mine: Vec<FlowKey> = (0..256).map(|n| key(1, n)).collect();
+        let kept: Vec<&FlowKey> = mine.iter().filter(|k| f.insert(k, 0, 0)).collect();
+        assert!(kept.len() >= 255);
+        for n in 0..100_000 {
+            f.insert(&key(2, n), 0, 0);
+        }
+        assert!(kept.iter().all(|k| f.has(k, 0)));
+        // And the flood gives way to a third port that has less than its share.
+        let third = (0..256).filter(|&n| f.insert(&key(3, n), 0, 0)).count();
+        assert!(third >= 250, "{third}");
+        let held: usize = (1..=3).map(|p| usize::from(f.cache.held(p))).sum();
+        assert!(held <= CACHE_ENTRIES);
+    }
+
+    #[test]
+    fn idle_entries_are_anyone_s() {
+        let mut f = Fixture::new(16);
+        for n in 0..100_000 {
+            f.insert(&key(2, n), 0, 0);
+        }
+        let taken = (0..6000).filter(|&n| f.insert(&key(3, n), 0, IDLE_S + 1)).count();
+        assert!(taken > 5900, "{taken}");
+    }
+}

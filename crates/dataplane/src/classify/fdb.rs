@@ -1,0 +1,493 @@
+//! The forwarding database: which port a MAC address of a domain lives behind.
+//!
+//! **Problem.** One table for all tenants that no tenant can fill for another, or make slow.
+//! **Source.** IEEE 802.1D learning and ageing. **Quantities.** A slot is 16 bytes, four to a cache
+//! line. **Rule.** Two lines are candidates for a key, chosen by a keyed hash; the emptier one
+//! takes it, and slots never move, so that a slot's number stays good until its entry goes. Each
+//! domain has a limit, and a *generation* that changes when an answer that was given may no longer
+//! hold: an entry moved, went, or was pinned. A new entry changes none, because "unknown" is never
+//! remembered: a flood of addresses leaves decisions made alone. **Departures.** Two full lines
+//! refuse a new entry although the table has room elsewhere (none in 100,000 at half load); give it
+//! twice the sum of the domains' limits. **Cost.** At most two cache lines a look-up; ageing looks at
+//! as many slots as the caller says.
+
+use penstock_units::MacAddr;
+
+use super::key::{HashSeed, MAC_MASK};
+use crate::mem::prefetch;
+
+/// Slots unless control says otherwise.
+pub const FDB_CAPACITY_DEFAULT: usize = 8_192;
+/// Most slots.
+pub const FDB_CAPACITY_MAX: usize = 131_072;
+/// Fewest slots.
+pub const FDB_CAPACITY_MIN: usize = 64;
+/// Seconds after which an entry nobody refreshed goes, unless the snapshot says otherwise.
+pub const AGEING_DEFAULT_S: u32 = 300;
+/// No domain: the value of a VLAN that a port does not have.
+pub const NO_DOMAIN: u16 = u16::MAX;
+
+const WAYS: usize = 4;
+const USED: u16 = 1;
+const PINNED: u16 = 2;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// Domain in the upper 16 bits, MAC below.
+    key: u64,
+    seen_s: u32,
+    port: u16,
+    flags: u16,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(64))]
+struct Line([Slot; WAYS]);
+
+/// An entry, for listings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FdbRecord {
+    /// The forwarding domain.
+    pub domain: u16,
+    /// The address.
+    pub mac: MacAddr,
+    /// The port it lives behind.
+    pub port: u16,
+    /// When its last frame came, in seconds of the worker's clock.
+    pub seen_s: u32,
+    /// Set by control: never moves, never ages.
+    pub pinned: bool,
+}
+
+/// What came of learning an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learned {
+    /// A new entry.
+    New(u32),
+    /// The entry was another port's.
+    Moved(u32),
+    /// It was there already.
+    Known(u32),
+    /// Pinned to another port: the frame is a lie.
+    Pinned,
+    /// The domain is at its limit, or both lines are full.
+    Full,
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FdbStats {
+    /// Entries made by learning.
+    pub learned: u64,
+    /// Entries that changed port.
+    pub moved: u64,
+    /// Entries that aged out.
+    pub aged: u64,
+    /// Addresses not learned because their domain was at its limit.
+    pub over_limit: u64,
+    /// Addresses not learned because both their lines were full.
+    pub no_slot: u64,
+}
+
+/// The table; see the module's text.
+pub struct Fdb {
+    lines: Box<[Line]>,
+    seed: HashSeed,
+    /// One counter for each possible domain number, so that a look-up cannot miss.
+    generations: Box<[u32; 1 << 16]>,
+    counts: Box<[u32; 1 << 16]>,
+    len: usize,
+    ageing_s: u32,
+    cursor: usize,
+    stats: FdbStats,
+}
+
+impl core::fmt::Debug for Fdb {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Fdb").field("len", &self.len).field("stats", &self.stats).finish()
+    }
+}
+
+fn zeros() -> Box<[u32; 1 << 16]> {
+    match vec![0; 1 << 16].into_boxed_slice().try_into() {
+        Ok(array) => array,
+        Err(_) => unreachable!("the length is the type's"),
+    }
+}
+
+#[inline]
+const fn key_of(domain: u16, mac: u64) -> u64 {
+    (domain as u64) << 48 | mac & MAC_MASK
+}
+
+#[inline]
+const fn domain_of(key: u64) -> u16 {
+    (key >> 48) as u16
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "at most FDB_CAPACITY_MAX slots")]
+const fn slot_number(line: usize, way: usize) -> u32 {
+    (line * WAYS + way) as u32
+}
+
+impl Fdb {
+    /// An empty table of at least `capacity` slots: a power of two in
+    /// [`FDB_CAPACITY_MIN`]..=[`FDB_CAPACITY_MAX`].
+    #[must_use]
+    pub fn new(capacity: usize, seed: HashSeed) -> Self {
+        let capacity = capacity.clamp(FDB_CAPACITY_MIN, FDB_CAPACITY_MAX).next_power_of_two();
+        Self {
+            lines: vec![Line::default(); capacity / WAYS].into_boxed_slice(),
+            seed,
+            generations: zeros(),
+            counts: zeros(),
+            len: 0,
+            ageing_s: AGEING_DEFAULT_S,
+            cursor: 0,
+            stats: FdbStats::default(),
+        }
+    }
+
+    /// The two lines a key may be in; never the same.
+    #[inline]
+    fn candidates(&self, key: u64) -> [usize; 2] {
+        let hash = self.seed.hash_word(key);
+        let mask = self.lines.len() - 1;
+        #[expect(clippy::cast_possible_truncation, reason = "masked by the table's size")]
+        let (first, step) = (hash as usize & mask, (hash >> 32) as usize & mask);
+        [first, first ^ step.max(1)]
+    }
+
+    /// Asks for the line that most likely holds the address.
+    #[inline]
+    pub fn prefetch(&self, domain: u16, mac: u64) {
+        if let Some(line) = self.lines.get(self.candidates(key_of(domain, mac))[0]) {
+            prefetch(core::ptr::from_ref(line).cast());
+        }
+    }
+
+    #[inline]
+    fn position(&self, key: u64) -> Option<(usize, usize)> {
+        for at in self.candidates(key) {
+            for (way, slot) in self.lines.get(at)?.0.iter().enumerate() {
+                if slot.key == key && slot.flags & USED != 0 {
+                    return Some((at, way));
+                }
+            }
+        }
+        None
+    }
+
+    /// The slot and port of an address.
+    #[inline]
+    #[must_use]
+    pub fn lookup(&self, domain: u16, mac: u64) -> Option<(u32, u16)> {
+        let (line, way) = self.position(key_of(domain, mac))?;
+        Some((slot_number(line, way), self.lines[line].0[way].port))
+    }
+
+    /// The number that changes when an answer about `domain` may no longer hold.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self, domain: u16) -> u32 {
+        self.generations[usize::from(domain)]
+    }
+
+    #[inline]
+    fn bump(&mut self, domain: u16) {
+        let generation = &mut self.generations[usize::from(domain)];
+        *generation = generation.wrapping_add(1);
+    }
+
+    /// Learns that `mac` of `domain` is behind `port`; `limit` is the domain's.
+    pub fn learn(&mut self, domain: u16, mac: u64, port: u16, now_s: u32, limit: u32) -> Learned {
+        let key = key_of(domain, mac);
+        if let Some((line, way)) = self.position(key) {
+            let slot = &mut self.lines[line].0[way];
+            let number = slot_number(line, way);
+            if slot.port == port {
+                slot.seen_s = now_s;
+                return Learned::Known(number);
+            }
+            if slot.flags & PINNED != 0 {
+                return Learned::Pinned;
+            }
+            slot.port = port;
+            slot.seen_s = now_s;
+            self.stats.moved += 1;
+            self.bump(domain);
+            return Learned::Moved(number);
+        }
+        if self.counts[usize::from(domain)] >= limit {
+            self.stats.over_limit += 1;
+            return Learned::Full;
+        }
+        let slot = Slot { key, seen_s: now_s, port, flags: USED };
+        match self.place(slot, now_s) {
+            Some(number) => {
+                self.stats.learned += 1;
+                Learned::New(number)
+            }
+            None => {
+                self.stats.no_slot += 1;
+                Learned::Full
+            }
+        }
+    }
+
+    /// Puts a new entry where there is room, or where an expired one is.
+    fn place(&mut self, slot: Slot, now_s: u32) -> Option<u32> {
+        let lines = self.candidates(slot.key);
+        let free = |line: usize| {
+            let ways = &self.lines[line].0;
+            let count = ways.iter().filter(|s| s.flags & USED == 0).count();
+            ways.iter().position(|s| s.flags & USED == 0).map(|way| (count, line, way))
+        };
+        // The emptier line; the first one if they are alike, which is looked at first.
+        let room = match lines.map(free) {
+            [Some(a), Some(b)] => Some(if b.0 > a.0 { b } else { a }),
+            [a, b] => a.or(b),
+        };
+        let mut room = room.map(|(_, line, way)| (line, way));
+        for line in lines {
+            let old = self.lines[line].0.iter().position(|s| self.expired(s, now_s));
+            room = room.or(old.map(|way| (line, way)));
+        }
+        let (line, way) = room?;
+        self.remove(line, way);
+        self.lines[line].0[way] = slot;
+        self.counts[usize::from(domain_of(slot.key))] += 1;
+        self.len += 1;
+        Some(slot_number(line, way))
+    }
+
+    fn expired(&self, slot: &Slot, now_s: u32) -> bool {
+        slot.flags & (USED | PINNED) == USED
+            && self.ageing_s != 0
+            && now_s.wrapping_sub(slot.seen_s) > self.ageing_s
+            && now_s.wrapping_sub(slot.seen_s) < 1 << 31
+    }
+
+    /// Empties a slot; nothing happens to one that is empty.
+    fn remove(&mut self, line: usize, way: usize) {
+        let slot = core::mem::take(&mut self.lines[line].0[way]);
+        if slot.flags & USED != 0 {
+            let domain = domain_of(slot.key);
+            let count = &mut self.counts[usize::from(domain)];
+            *count = count.saturating_sub(1);
+            self.len -= 1;
+            self.bump(domain);
+        }
+    }
+
+    /// Notes that the address in `slot` was heard of. Nothing happens if another is there now.
+    #[inline]
+    pub fn touch(&mut self, slot: u32, domain: u16, mac: u64, now_s: u32) {
+        let (line, way) = (slot as usize / WAYS, slot as usize % WAYS);
+        if let Some(slot) = self.lines.get_mut(line).map(|l| &mut l.0[way])
+            && slot.key == key_of(domain, mac)
+            && slot.flags & USED != 0
+        {
+            slot.seen_s = now_s;
+        }
+    }
+
+    /// Pins an address to a port, whatever was known; the domain's limit does not hold it up.
+    /// Returns whether there was a slot for it.
+    pub fn pin(&mut self, domain: u16, mac: MacAddr, port: u16, now_s: u32) -> bool {
+        let key = key_of(domain, mac.to_u64());
+        let slot = Slot { key, seen_s: now_s, port, flags: USED | PINNED };
+        if let Some((line, way)) = self.position(key) {
+            let old = core::mem::replace(&mut self.lines[line].0[way], slot);
+            if old.port != port {
+                self.bump(domain);
+            }
+            return true;
+        }
+        self.place(slot, now_s).is_some()
+    }
+
+    /// Removes an address; returns whether it was there.
+    pub fn forget(&mut self, domain: u16, mac: MacAddr) -> bool {
+        let Some((line, way)) = self.position(key_of(domain, mac.to_u64())) else { return false };
+        self.remove(line, way);
+        true
+    }
+
+    /// Removes every entry, pinned ones too, for which `keep(domain, port)` is false. Returns how
+    /// many went.
+    pub fn retain(&mut self, mut keep: impl FnMut(u16, u16) -> bool) -> usize {
+        let before = self.len;
+        for line in 0..self.lines.len() {
+            for way in 0..WAYS {
+                let slot = self.lines[line].0[way];
+                if slot.flags & USED != 0 && !keep(domain_of(slot.key), slot.port) {
+                    self.remove(line, way);
+                }
+            }
+        }
+        before - self.len
+    }
+
+    /// Removes all entries of a port.
+    pub fn flush_port(&mut self, port: u16) {
+        let _ = self.retain(|_, p| p != port);
+    }
+
+    /// Removes all entries of a domain.
+    pub fn flush_domain(&mut self, domain: u16) {
+        let _ = self.retain(|d, _| d != domain);
+    }
+
+    /// Sets the seconds after which entries age out; 0 is never.
+    pub fn set_ageing(&mut self, seconds: u32) {
+        self.ageing_s = seconds;
+    }
+
+    /// Looks at the next `slots` slots, rounded up to lines, and removes expired entries.
+    pub fn age(&mut self, now_s: u32, slots: usize) {
+        for _ in 0..slots.div_ceil(WAYS).min(self.lines.len()) {
+            let line = self.cursor;
+            self.cursor = (line + 1) & (self.lines.len() - 1);
+            for way in 0..WAYS {
+                if self.expired(&self.lines[line].0[way], now_s) {
+                    self.remove(line, way);
+                    self.stats.aged += 1;
+                }
+            }
+        }
+    }
+
+    /// Appends the entries of up to `max` slots from slot `from` on; returns where to go on, or
+    /// `None` at the end.
+    pub fn entries(&self, from: usize, max: usize, out: &mut Vec<FdbRecord>) -> Option<usize> {
+        let end = from.saturating_add(max).min(self.capacity());
+        for at in from..end {
+            let slot = &self.lines[at / WAYS].0[at % WAYS];
+            if slot.flags & USED != 0 {
+                let b = slot.key.to_be_bytes();
+                out.push(FdbRecord {
+                    domain: domain_of(slot.key),
+                    mac: MacAddr([b[2], b[3], b[4], b[5], b[6], b[7]]),
+                    port: slot.port,
+                    seen_s: slot.seen_s,
+                    pinned: slot.flags & PINNED != 0,
+                });
+            }
+        }
+        (end < self.capacity()).then_some(end)
+    }
+
+    /// Slots.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.lines.len() * WAYS
+    }
+
+    /// Entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Entries of a domain.
+    #[must_use]
+    pub fn domain_len(&self, domain: u16) -> u32 {
+        self.counts[usize::from(domain)]
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn stats(&self) -> FdbStats {
+        self.stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fdb() -> Fdb {
+        Fdb::new(1024, HashSeed::new(1))
+    }
+
+    #[test]
+    fn an_address_is_found_where_it_was_heard_and_moves() {
+        let mut t = fdb();
+        assert!(matches!(t.learn(1, 7, 3, 10, 100), Learned::New(_)));
+        assert_eq!(t.lookup(1, 7).map(|e| e.1), Some(3));
+        assert_eq!(t.lookup(2, 7), None);
+        let before = t.generation(1);
+        assert!(matches!(t.learn(1, 7, 3, 11, 100), Learned::Known(_)));
+        assert_eq!(t.generation(1), before);
+        assert!(matches!(t.learn(1, 7, 4, 11, 100), Learned::Moved(_)));
+        assert_ne!(t.generation(1), before);
+        assert_eq!((t.stats().learned, t.stats().moved), (1, 1));
+    }
+
+    #[test]
+    fn a_domain_stops_at_its_limit_and_others_go_on() {
+        let mut t = fdb();
+        for mac in 0..1000 {
+            t.learn(1, mac, 3, 0, 64);
+        }
+        assert_eq!((t.domain_len(1), t.stats().over_limit), (64, 936));
+        let flooded = t.generation(1);
+        assert!(matches!(t.learn(2, 5, 9, 0, 64), Learned::New(_)));
+        assert_eq!(t.lookup(2, 5).map(|e| e.1), Some(9));
+        assert_eq!((flooded, t.generation(2)), (0, 0));
+    }
+
+    #[test]
+    fn half_the_capacity_always_finds_a_slot_here() {
+        let mut t = Fdb::new(8192, HashSeed::new(99));
+        for mac in 0..4096 {
+            t.learn(1, mac * 257, 1, 0, u32::MAX);
+        }
+        assert_eq!(t.stats().no_slot, 0);
+    }
+
+    #[test]
+    fn entries_age_in_slices_and_pinned_ones_stay() {
+        let mut t = fdb();
+        t.set_ageing(300);
+        t.learn(1, 1, 3, 0, 10);
+        t.learn(1, 2, 3, 200, 10);
+        assert!(t.pin(1, MacAddr([0, 0, 0, 0, 0, 3]), 4, 0));
+        let slot = t.lookup(1, 1).unwrap().0;
+        t.touch(slot, 1, 2, 999);
+        for _ in 0..64 {
+            t.age(301, 16);
+        }
+        assert_eq!((t.lookup(1, 1), t.len(), t.stats().aged), (None, 2, 1));
+        t.touch(t.lookup(1, 2).unwrap().0, 1, 2, 400);
+        t.age(700, 1024);
+        assert!(t.lookup(1, 2).is_some());
+        assert_eq!(t.learn(1, 3, 9, 0, 10), Learned::Pinned);
+        assert_eq!(t.lookup(1, 3).map(|e| e.1), Some(4));
+    }
+
+    #[test]
+    fn flushes_take_what_they_name_and_listings_come_in_chunks() {
+        let mut t = fdb();
+        for mac in 0..40 {
+            t.learn((mac % 2) as u16, mac, (mac % 4) as u16, 0, 100);
+        }
+        t.flush_port(3);
+        t.flush_domain(0);
+        let (mut all, mut from) = (Vec::new(), Some(0));
+        while let Some(at) = from {
+            from = t.entries(at, 100, &mut all);
+        }
+        assert_eq!((all.len(), t.len(), t.domain_len(0)), (10, 10, 0));
+        assert!(all.iter().all(|e| e.domain == 1 && e.port == 1));
+        assert!(t.forget(1, all[0].mac) && !t.forget(1, all[0].mac));
+    }
+}

@@ -1,0 +1,240 @@
+//! The full path of a frame whose decision is not in the cache.
+//!
+//! **Rule.** VLAN admission, then the source's right to its addresses, then reserved groups, then
+//! the rules, then forwarding by MAC: learn the source, look the destination up, else flood. A frame
+//! that would learn or flood takes one token of its port's slow-path meter. Without a token its
+//! source is not learned, and it is still forwarded if its destination is known. A source that
+//! found no room in its domain's part of the FDB does not flood: answers to it would flood too.
+//! A decision is remembered only if the next frame of the flow would get the same one.
+
+use super::cache::{Decision, KEEP_DSCP};
+use super::fdb::{Fdb, Learned, NO_DOMAIN};
+use super::key::FlowKey;
+use super::matching::{Actions, Then};
+use super::parse::Headers;
+use super::policy::{PortPolicy, Snapshot};
+use super::port_state::PortState;
+use super::tables::RuleRef;
+use crate::batch::{HEAD_COPY, Verdict};
+use crate::drop::DropReason;
+
+/// The group bit of a MAC in the low 48 bits.
+const GROUP: u64 = 1 << 40;
+
+/// Whether a MAC is one that no bridge forwards: 01:80:c2:00:00:00 to :0f (802.1D).
+#[inline]
+pub(super) const fn is_reserved(mac: u64) -> bool {
+    mac >> 4 == 0x0180_c200_0000 >> 4
+}
+
+/// Whether a MAC can be nobody's source.
+#[inline]
+pub(super) const fn is_no_source(mac: u64) -> bool {
+    mac & GROUP != 0 || mac == 0
+}
+
+/// What the frames of one batch did; added to the counters once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) cache_hits: u64,
+    pub(super) rule_lookups: u64,
+    pub(super) slow_path: u64,
+    pub(super) learned: u64,
+    pub(super) unlearned: u64,
+}
+
+/// A decision, and whether it may be remembered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    pub(super) decision: Decision,
+    pub(super) lasting: bool,
+}
+
+impl Outcome {
+    const fn lasting(decision: Decision) -> Self {
+        Self { decision, lasting: true }
+    }
+
+    const fn once(decision: Decision) -> Self {
+        Self { decision, lasting: false }
+    }
+}
+
+/// How the source of a frame stands with the FDB.
+enum Source {
+    Known(u32),
+    /// No token to learn it with.
+    Unmetered,
+    /// No room to learn it in.
+    NoRoom,
+    /// Pinned to another port.
+    Pinned,
+}
+
+/// Everything the full path needs.
+pub(super) struct Path<'a> {
+    pub(super) policy: &'a PortPolicy,
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) fdb: &'a mut Fdb,
+    pub(super) port: &'a mut PortState,
+    pub(super) tally: &'a mut Tally,
+    pub(super) now_s: u32,
+    pub(super) now_ns: u64,
+}
+
+impl Path<'_> {
+    /// What becomes of a frame with these headers; `w` is its head.
+    pub(super) fn decide(&mut self, w: &[u8; HEAD_COPY], h: &Headers) -> Outcome {
+        match self.admit(w, h) {
+            Ok((vid, domain)) => self.by_rules(&h.key, vid, domain),
+            Err(reason) => Outcome::lasting(Decision::drop(reason)),
+        }
+    }
+
+    /// The frame's VLAN and domain, if the port may send it at all.
+    #[inline]
+    fn admit(&self, w: &[u8; HEAD_COPY], h: &Headers) -> Result<(u16, u16), DropReason> {
+        let network = self.policy.admit(h.key.vid()).ok_or(DropReason::VlanIngress)?;
+        if is_no_source(h.key.src_mac()) {
+            return Err(DropReason::BadHeader);
+        }
+        if let Some(binding) = &self.policy.binding {
+            binding.check(w, h)?;
+        }
+        if is_reserved(h.key.dst_mac()) { Err(DropReason::ReservedMac) } else { Ok(network) }
+    }
+
+    #[inline]
+    fn by_rules(&mut self, key: &FlowKey, vid: u16, domain: u16) -> Outcome {
+        let mut plan = Decision {
+            verdict: Verdict::Drop(DropReason::Rule),
+            vid,
+            domain: NO_DOMAIN,
+            rule: RuleRef::NONE,
+            fdb_slot: u32::MAX,
+            dscp: KEEP_DSCP,
+        };
+        if self.policy.rules.is_empty() {
+            return self.normal(key, plan, domain);
+        }
+        self.tally.rule_lookups += 1;
+        let key_in_network = key.with_vid(vid);
+        let Some((rule, actions)) = self.policy.rules.lookup(&key_in_network) else {
+            return self.normal(key, plan, domain);
+        };
+        plan.rule = rule;
+        plan.dscp = actions.set_dscp.map_or(KEEP_DSCP, |dscp| dscp & 0x3f);
+        let Some(domain) = self.rewritten_domain(actions, domain) else {
+            plan.verdict = Verdict::Drop(DropReason::VlanEgress);
+            return Outcome::lasting(plan);
+        };
+        plan.vid = actions.set_vlan.map_or(vid, penstock_units::Vid::get);
+        plan.verdict = match actions.then {
+            Then::Normal => return self.normal(key, plan, domain),
+            Then::Drop => Verdict::Drop(DropReason::Rule),
+            Then::Output(port) if port == self.policy.id => Verdict::Drop(DropReason::SamePort),
+            Then::Output(port) if self.snapshot.port(port).is_some() => Verdict::Output(port),
+            Then::OutputSet(set) if usize::from(set) < self.snapshot.output_sets.len() => {
+                Verdict::OutputSet(set)
+            }
+            Then::Output(_) | Then::OutputSet(_) => Verdict::Drop(DropReason::NoPort),
+        };
+        Outcome::lasting(plan)
+    }
+
+    /// The domain after `set_vlan`: the port's own VLAN of that id, else its tenant's. A rule never
+    /// leads into a network that is neither.
+    fn rewritten_domain(&self, actions: &Actions, domain: u16) -> Option<u16> {
+        let Some(vid) = actions.set_vlan else { return Some(domain) };
+        self.policy
+            .domain(vid.get())
+            .or_else(|| self.snapshot.network(self.policy.tenant?, vid.get()))
+    }
+
+    /// Forwarding by MAC address.
+    #[inline]
+    fn normal(&mut self, key: &FlowKey, mut plan: Decision, domain: u16) -> Outcome {
+        plan.domain = domain;
+        let destination = key.dst_mac();
+        self.fdb.prefetch(domain, destination);
+        let mut paid = false;
+        let source = self.source(key.src_mac(), domain, &mut paid);
+        if let Source::Pinned = source {
+            plan.verdict = Verdict::Drop(DropReason::SpoofedMac);
+            return Outcome::once(plan);
+        }
+        let known =
+            if destination & GROUP == 0 { self.fdb.lookup(domain, destination) } else { None };
+        let mut floods = false;
+        plan.verdict = if let Some((_, port)) = known {
+            self.to_port(port)
+        } else {
+            floods = true;
+            self.flood(domain, &source, &mut paid)
+        };
+        if paid {
+            self.tally.slow_path += 1;
+        }
+        match source {
+            Source::Known(slot) if !floods => {
+                plan.fdb_slot = slot;
+                Outcome::lasting(plan)
+            }
+            _ => Outcome::once(plan),
+        }
+    }
+
+    /// Sees to it that the source is known behind this port.
+    #[inline]
+    fn source(&mut self, mac: u64, domain: u16, paid: &mut bool) -> Source {
+        if let Some((slot, port)) = self.fdb.lookup(domain, mac)
+            && port == self.policy.id
+        {
+            self.fdb.touch(slot, domain, mac, self.now_s);
+            return Source::Known(slot);
+        }
+        if !self.port.slow_path(self.policy.slow_path, self.now_ns) {
+            self.tally.unlearned += 1;
+            return Source::Unmetered;
+        }
+        *paid = true;
+        let limit = self.snapshot.domain(domain).map_or(0, |d| d.fdb_limit);
+        match self.fdb.learn(domain, mac, self.policy.id, self.now_s, limit) {
+            Learned::New(slot) | Learned::Moved(slot) => {
+                self.tally.learned += 1;
+                Source::Known(slot)
+            }
+            Learned::Known(slot) => Source::Known(slot),
+            Learned::Pinned => Source::Pinned,
+            Learned::Full => {
+                self.tally.unlearned += 1;
+                Source::NoRoom
+            }
+        }
+    }
+
+    #[inline]
+    fn to_port(&self, port: u16) -> Verdict {
+        if port == self.policy.id {
+            return Verdict::Drop(DropReason::SamePort);
+        }
+        match self.snapshot.port(port) {
+            Some(other) if self.policy.may_reach(other) => Verdict::Output(port),
+            Some(_) => Verdict::Drop(DropReason::NoDestination),
+            None => Verdict::Drop(DropReason::NoPort),
+        }
+    }
+
+    #[inline]
+    fn flood(&mut self, domain: u16, source: &Source, paid: &mut bool) -> Verdict {
+        let members = self.snapshot.domain(domain).map_or(&[][..], |d| &d.members);
+        if members.iter().all(|&m| m == self.policy.id) {
+            return Verdict::Drop(DropReason::NoDestination);
+        }
+        if let Source::NoRoom = source {
+            return Verdict::Drop(DropReason::FdbLimit);
+        }
+        *paid = *paid || self.port.slow_path(self.policy.slow_path, self.now_ns);
+        if *paid { Verdict::Flood(domain) } else { Verdict::Drop(DropReason::SlowPathLimit) }
+    }
+}

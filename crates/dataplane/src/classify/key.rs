@@ -1,0 +1,374 @@
+//! The flow key: what a frame is, in eight words, and its keyed hash.
+//!
+//! **Problem.** Everything a decision may depend on must be compared in a few instructions, and
+//! tenants choose the keys: the hash must not be predictable. **Source.** datapath notes §4, §7 (an
+//! IPv4 key with its input port fits 32 bytes). **Quantities.** Four words hold an IPv4, ARP or
+//! other key; IPv6 addresses take the other four, which are zero in all other keys:
+//!
+//! | word | bits 63-48 | 47-32 | 31-16 | 15-8 | 7-0 |
+//! |---|---|---|---|---|---|
+//! | 0 | input port | VLAN id | `EtherType` | protocol | DSCP (6), fragment (2) |
+//! | 1 | destination MAC | .. | .. (63-16) | source port | .. |
+//! | 2 | source MAC | .. | .. (63-16) | destination port | .. |
+//! | 3 | IPv4 source, or ARP sender | .. | IPv4 destination, or ARP target | .. | .. |
+//! | 4-5, 6-7 | IPv6 source, IPv6 destination | | | | |
+//!
+//! ICMP's type and code stand as source and destination port, and so does ARP's operation (as the
+//! destination port). ECN and PCP are no part of a flow. **Cost.** The hash of 32 bytes is three
+//! wide multiplications, two of them side by side.
+
+use penstock_units::MacAddr;
+
+/// `EtherType` of IPv4.
+pub const ETHERTYPE_IPV4: u16 = 0x0800;
+/// `EtherType` of ARP.
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// `EtherType` of IPv6.
+pub const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// `EtherType` of an 802.1Q tag.
+pub const ETHERTYPE_VLAN: u16 = 0x8100;
+
+pub(super) const MAC_MASK: u64 = 0xffff_ffff_ffff;
+const WORDS: usize = 8;
+const NARROW: usize = 4;
+
+/// What a frame is; see the module's table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C, align(32))]
+pub struct FlowKey(pub(super) [u64; WORDS]);
+
+/// Which bits of a [`FlowKey`] matter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowMask(pub(super) [u64; WORDS]);
+
+/// The fields of the first word and of the transport; addresses come apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyFields {
+    /// The port the frame came from.
+    pub in_port: u16,
+    /// VLAN id, 12 bits.
+    pub vid: u16,
+    /// `EtherType` of the payload.
+    pub ethertype: u16,
+    /// IP protocol behind all extension headers.
+    pub proto: u8,
+    /// DSCP in the upper six bits, fragment state in the lower two.
+    pub tos: u8,
+    /// Destination MAC in the low 48 bits.
+    pub dst_mac: u64,
+    /// Source MAC in the low 48 bits.
+    pub src_mac: u64,
+    /// Transport source port, or ICMP type.
+    pub src_port: u16,
+    /// Transport destination port, ICMP code or ARP operation.
+    pub dst_port: u16,
+    /// IPv4 source or ARP sender.
+    pub ipv4_src: u32,
+    /// IPv4 destination or ARP target.
+    pub ipv4_dst: u32,
+    /// IPv6 source.
+    pub ipv6_src: u128,
+    /// IPv6 destination.
+    pub ipv6_dst: u128,
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "takes the low half on purpose")]
+const fn low(wide: u128) -> u64 {
+    wide as u64
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "takes 16 bits on purpose")]
+const fn bits16(word: u64, shift: u32) -> u16 {
+    (word >> shift) as u16
+}
+
+impl KeyFields {
+    pub(super) const fn words(&self) -> [u64; WORDS] {
+        [
+            (self.in_port as u64) << 48
+                | (self.vid as u64) << 32
+                | (self.ethertype as u64) << 16
+                | (self.proto as u64) << 8
+                | self.tos as u64,
+            self.dst_mac << 16 | self.src_port as u64,
+            self.src_mac << 16 | self.dst_port as u64,
+            (self.ipv4_src as u64) << 32 | self.ipv4_dst as u64,
+            low(self.ipv6_src >> 64),
+            low(self.ipv6_src),
+            low(self.ipv6_dst >> 64),
+            low(self.ipv6_dst),
+        ]
+    }
+}
+
+impl FlowKey {
+    /// The key of these fields.
+    #[must_use]
+    pub const fn new(fields: &KeyFields) -> Self {
+        Self(fields.words())
+    }
+
+    /// The fields again.
+    #[must_use]
+    pub fn fields(&self) -> KeyFields {
+        let wide = |at: usize| u128::from(self.0[at]) << 64 | u128::from(self.0[at + 1]);
+        KeyFields {
+            in_port: bits16(self.0[0], 48),
+            vid: self.vid(),
+            ethertype: self.ethertype(),
+            proto: self.proto(),
+            tos: self.0[0].to_le_bytes()[0],
+            dst_mac: self.dst_mac(),
+            src_mac: self.src_mac(),
+            src_port: bits16(self.0[1], 0),
+            dst_port: bits16(self.0[2], 0),
+            ipv4_src: self.ipv4_src(),
+            ipv4_dst: u32::try_from(self.0[3] & 0xffff_ffff).unwrap_or(0),
+            ipv6_src: wide(4),
+            ipv6_dst: wide(6),
+        }
+    }
+
+    /// The port the frame came from.
+    #[inline]
+    #[must_use]
+    pub const fn in_port(&self) -> u16 {
+        bits16(self.0[0], 48)
+    }
+
+    /// The VLAN id: of the tag in a parsed key, of the network in a key that rules see.
+    #[inline]
+    #[must_use]
+    pub const fn vid(&self) -> u16 {
+        bits16(self.0[0], 32)
+    }
+
+    /// The same key in another VLAN.
+    #[inline]
+    #[must_use]
+    pub const fn with_vid(mut self, vid: u16) -> Self {
+        self.0[0] = self.0[0] & !(0xffff << 32) | (vid as u64) << 32;
+        self
+    }
+
+    /// `EtherType` of the payload.
+    #[inline]
+    #[must_use]
+    pub const fn ethertype(&self) -> u16 {
+        bits16(self.0[0], 16)
+    }
+
+    /// IP protocol.
+    #[inline]
+    #[must_use]
+    pub const fn proto(&self) -> u8 {
+        self.0[0].to_le_bytes()[1]
+    }
+
+    /// Destination MAC in the low 48 bits.
+    #[inline]
+    #[must_use]
+    pub const fn dst_mac(&self) -> u64 {
+        self.0[1] >> 16
+    }
+
+    /// Source MAC in the low 48 bits.
+    #[inline]
+    #[must_use]
+    pub const fn src_mac(&self) -> u64 {
+        self.0[2] >> 16
+    }
+
+    /// Source and destination port (ICMP: type and code; ARP: 0 and the operation).
+    #[inline]
+    #[must_use]
+    pub const fn ports(&self) -> (u16, u16) {
+        (bits16(self.0[1], 0), bits16(self.0[2], 0))
+    }
+
+    /// IPv4 source or ARP sender.
+    #[inline]
+    #[must_use]
+    pub const fn ipv4_src(&self) -> u32 {
+        (self.0[3] >> 32) as u32
+    }
+
+    /// IPv6 source.
+    #[inline]
+    #[must_use]
+    pub const fn ipv6_src(&self) -> u128 {
+        (self.0[4] as u128) << 64 | self.0[5] as u128
+    }
+
+    /// Whether the upper half is in use.
+    #[inline]
+    #[must_use]
+    pub const fn is_wide(&self) -> bool {
+        self.ethertype() == ETHERTYPE_IPV6
+    }
+
+    #[inline]
+    pub(super) fn narrow(&self) -> [u64; NARROW] {
+        [self.0[0], self.0[1], self.0[2], self.0[3]]
+    }
+
+    #[inline]
+    pub(super) fn upper(&self) -> [u64; NARROW] {
+        [self.0[4], self.0[5], self.0[6], self.0[7]]
+    }
+
+    /// The bits that `mask` keeps.
+    #[inline]
+    #[must_use]
+    pub fn masked(&self, mask: &FlowMask) -> Self {
+        Self(core::array::from_fn(|i| self.0[i] & mask.0[i]))
+    }
+}
+
+impl FlowMask {
+    /// The mask whose fields are these bits.
+    #[must_use]
+    pub const fn new(fields: &KeyFields) -> Self {
+        Self(fields.words())
+    }
+
+    /// Whether no bit matters.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0 == [0; WORDS]
+    }
+
+    /// Whether an IPv6 address matters.
+    #[must_use]
+    pub fn is_wide(&self) -> bool {
+        self.0[NARROW..] != [0; NARROW]
+    }
+}
+
+/// A MAC address as a number for [`KeyFields`].
+#[must_use]
+pub fn mac_bits(mac: MacAddr) -> u64 {
+    mac.to_u64()
+}
+
+/// The secret of a hash; drawn once per boot.
+#[derive(Clone, Copy)]
+pub struct HashSeed([u64; 10]);
+
+impl core::fmt::Debug for HashSeed {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("HashSeed(..)")
+    }
+}
+
+/// The product of two words, its halves folded together.
+#[inline]
+pub(super) fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    low(product) ^ low(product >> 64)
+}
+
+impl HashSeed {
+    /// Spreads one random number over the hash's constants (splitmix64).
+    #[must_use]
+    pub fn new(random: u64) -> Self {
+        let mut state = random;
+        Self(core::array::from_fn(|_| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        }))
+    }
+
+    /// The hash of the first four words.
+    #[inline]
+    #[must_use]
+    pub fn hash_narrow(&self, k: &FlowKey) -> u64 {
+        let s = &self.0;
+        let a = fold(k.0[0] ^ s[0], k.0[1] ^ s[1]);
+        let b = fold(k.0[2] ^ s[2], k.0[3] ^ s[3]);
+        fold(a ^ s[4], b ^ s[5])
+    }
+
+    /// The hash of all words.
+    #[inline]
+    #[must_use]
+    pub fn hash_wide(&self, k: &FlowKey) -> u64 {
+        let s = &self.0;
+        let a = fold(k.0[4] ^ s[6], k.0[5] ^ s[7]);
+        let b = fold(k.0[6] ^ s[8], k.0[7] ^ s[9]);
+        fold(self.hash_narrow(k) ^ a, b.rotate_left(29) ^ s[3])
+    }
+
+    /// The hash of what is in use.
+    #[inline]
+    #[must_use]
+    pub fn hash(&self, k: &FlowKey) -> u64 {
+        if k.is_wide() { self.hash_wide(k) } else { self.hash_narrow(k) }
+    }
+
+    /// The hash of one word (a domain and a MAC address).
+    #[inline]
+    #[must_use]
+    pub fn hash_word(&self, word: u64) -> u64 {
+        fold(fold(word ^ self.0[0], self.0[1] | 1) ^ self.0[2], self.0[4] | 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields() -> KeyFields {
+        KeyFields {
+            in_port: 7,
+            vid: 0xabc,
+            ethertype: ETHERTYPE_IPV6,
+            proto: 6,
+            tos: 0xb9,
+            dst_mac: 0x5254_0000_0001,
+            src_mac: 0x5254_0000_0002,
+            src_port: 1234,
+            dst_port: 80,
+            ipv4_src: 0x0a00_0001,
+            ipv4_dst: 0x0a00_0002,
+            ipv6_src: 0xfe80 << 112 | 1,
+            ipv6_dst: 0xfe80 << 112 | 2,
+        }
+    }
+
+    #[test]
+    fn fields_survive_the_packing() {
+        let key = FlowKey::new(&fields());
+        assert_eq!(key.fields(), fields());
+        assert_eq!(key.with_vid(5).fields(), KeyFields { vid: 5, ..fields() });
+        assert_eq!((key.in_port(), key.proto(), key.ports()), (7, 6, (1234, 80)));
+        assert_eq!((key.dst_mac(), key.src_mac()), (0x5254_0000_0001, 0x5254_0000_0002));
+        assert_eq!(key.ipv6_src(), 0xfe80 << 112 | 1);
+    }
+
+    #[test]
+    fn every_bit_of_a_key_changes_half_the_hash() {
+        let seed = HashSeed::new(42);
+        let key = FlowKey::new(&fields());
+        let mut least = 64;
+        for bit in 0..512_usize {
+            let mut other = key;
+            other.0[bit / 64] ^= 1 << (bit % 64);
+            least = least.min((seed.hash_wide(&key) ^ seed.hash_wide(&other)).count_ones());
+            if bit < 256 {
+                let narrow = seed.hash_narrow(&key) ^ seed.hash_narrow(&other);
+                least = least.min(narrow.count_ones());
+            }
+        }
+        assert!(least >= 12, "{least}");
+    }
+
+    #[test]
+    fn the_seed_changes_the_hash() {
+        let key = FlowKey::new(&fields());
+        assert_ne!(HashSeed::new(1).hash(&key), HashSeed::new(2).hash(&key));
+        assert_ne!(HashSeed::new(1).hash_word(9), HashSeed::new(2).hash_word(9));
+    }
+}

@@ -1,0 +1,454 @@
+//! Classification: from the frames of a batch to a verdict for each.
+//!
+//! **Problem.** Say where each frame goes, in some tens of cycles, without letting one tenant see,
+//! slow or evict another. **Source.** C2QoS §IV (packet classification as the middle of ingress,
+//! classification, egress); datapath notes §3-§5, §7. **Rule.** In stages over the batch, so that
+//! memory is asked for one stage before it is needed: parse and hash all (and ask for the cache's
+//! buckets); compare signatures (and ask for the entries); verify and apply; then the frames that
+//! missed, one by one, through [`forward`]. A port whose every frame goes to one place skips all of
+//! it ([`PortPolicy::is_patch`]). **Cost.** Measured by `benches/classify.rs`. No allocation, lock,
+//! clock or system call; every loop is bounded by a constant, by the rule table's limits or by a
+//! domain's members.
+//!
+//! Code map, in the order a frame meets it: [`mod@parse`] → [`key`] → `cache` → `forward`, which asks
+//! [`policy`], [`binding`], [`rules`] and [`fdb`]; `edit` carries out what a rule writes.
+
+pub mod binding;
+mod cache;
+mod edit;
+pub mod fdb;
+mod forward;
+mod ipv6;
+pub mod key;
+pub mod matching;
+pub mod parse;
+pub mod policy;
+mod port_state;
+pub mod rules;
+mod tables;
+#[cfg(test)]
+mod test_frames;
+#[cfg(test)]
+mod tests;
+
+use penstock_units::MacAddr;
+
+use crate::batch::{BATCH_FRAMES, Batch, Verdict};
+use crate::counters::PortCounters;
+use crate::drop::DropReason;
+use crate::offload::Offload;
+
+pub use binding::Binding;
+pub use cache::CACHE_ENTRIES;
+pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, NO_DOMAIN};
+pub use key::{FlowKey, FlowMask, HashSeed};
+pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};
+pub use policy::{
+    Domain, DomainMap, OutputSet, PortPolicy, SlowPathLimit, Snapshot, VidSet, VlanPolicy,
+};
+pub use rules::{RuleTable, RuleTableError, SUBTABLES_DEFAULT};
+pub use tables::RuleTables;
+
+use cache::{Cache, Candidates, Decision, KEEP_DSCP};
+use forward::{Outcome, Path, Tally, is_no_source, is_reserved};
+use key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN};
+use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_into};
+use policy::Patch;
+use port_state::PortState;
+
+/// What a classifier is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct ClassifierConfig {
+    /// Slots of the FDB; see [`Fdb::new`].
+    pub fdb_entries: usize,
+    /// A random number, drawn once per boot: tenants must not predict the hashes.
+    pub seed: u64,
+    /// Port numbers go up to this, exclusive.
+    pub max_ports: usize,
+}
+
+/// One worker's classifier; see the module's text.
+pub struct Classifier {
+    cache: Cache,
+    fdb: Fdb,
+    ports: Box<[PortState]>,
+    scratch: Box<Scratch>,
+    seed: HashSeed,
+    worker: usize,
+    generation: Option<u64>,
+    unlearned: u64,
+    attached: usize,
+    /// Slots of the FDB still to be looked at in this second.
+    to_age: usize,
+    aged_s: u32,
+}
+
+impl core::fmt::Debug for Classifier {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Classifier").field("fdb", &self.fdb).finish_non_exhaustive()
+    }
+}
+
+/// What the stages leave for each other, by frame.
+struct Scratch {
+    headers: [Headers; BATCH_FRAMES],
+    hashes: [u64; BATCH_FRAMES],
+    ways: [Candidates; BATCH_FRAMES],
+    /// Frames still without a verdict.
+    live: FrameList,
+}
+
+/// Some of a batch's frames, in order.
+#[derive(Clone, Copy)]
+struct FrameList {
+    frames: [u8; BATCH_FRAMES],
+    len: usize,
+}
+
+impl FrameList {
+    const EMPTY: Self = Self { frames: [0; BATCH_FRAMES], len: 0 };
+
+    #[inline]
+    fn push(&mut self, i: usize) {
+        if let Some(slot) = self.frames.get_mut(self.len) {
+            *slot = parse::offset(i);
+            self.len += 1;
+        }
+    }
+
+    #[inline]
+    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.frames.iter().take(self.len).map(|&i| usize::from(i) % BATCH_FRAMES)
+    }
+}
+
+/// A decision just made, for the frames of the same flow right behind it.
+struct Memo {
+    key: FlowKey,
+    decision: Decision,
+    kept: bool,
+}
+
+/// What is the same for all frames of a batch.
+struct Turn<'a> {
+    policy: &'a PortPolicy,
+    snapshot: &'a Snapshot,
+    now_s: u32,
+    now_ns: u64,
+}
+
+impl Classifier {
+    /// A classifier that knows nothing yet.
+    #[must_use]
+    pub fn new(config: &ClassifierConfig) -> Self {
+        let seed = HashSeed::new(config.seed);
+        let scratch = Scratch {
+            headers: [Headers::default(); BATCH_FRAMES],
+            hashes: [0; BATCH_FRAMES],
+            ways: [Candidates::NONE; BATCH_FRAMES],
+            live: FrameList::EMPTY,
+        };
+        Self {
+            cache: Cache::new(),
+            fdb: Fdb::new(config.fdb_entries, HashSeed::new(config.seed.rotate_left(32) ^ 1)),
+            ports: vec![PortState::default(); config.max_ports].into_boxed_slice(),
+            scratch: Box::new(scratch),
+            seed,
+            worker: 0,
+            generation: None,
+            unlearned: 0,
+            attached: 0,
+            to_age: 0,
+            aged_s: 0,
+        }
+    }
+
+    /// The same, for worker number `worker`: picks its row of the rules' counters
+    /// ([`RuleTable::build_for`]).
+    #[must_use]
+    pub fn for_worker(mut self, worker: usize) -> Self {
+        self.worker = worker;
+        self
+    }
+
+    /// Sets `verdict`, `tci` and `hash` of every frame of `batch`, which came from `port`.
+    /// `now_s` and `now_ns` are the same moment on the worker's clock. A snapshot other than the
+    /// last is taken over first, as by [`Self::on_snapshot`].
+    #[expect(clippy::too_many_arguments, reason = "the worker has these at hand, apart")]
+    pub fn classify(
+        &mut self,
+        batch: &mut Batch,
+        port: u16,
+        policy: &PortPolicy,
+        snapshot: &Snapshot,
+        now_s: u32,
+        now_ns: u64,
+        counters: &PortCounters,
+    ) {
+        debug_assert_eq!(port, policy.id);
+        if self.generation != Some(snapshot.generation) {
+            self.on_snapshot(snapshot);
+        }
+        let turn = Turn { policy, snapshot, now_s, now_ns };
+        if !policy.up || usize::from(port) >= self.ports.len() {
+            for i in 0..batch.len() {
+                batch.frame_mut(i).verdict = Verdict::Drop(DropReason::PortDown);
+            }
+            return;
+        }
+        self.scratch.live.len = 0;
+        match policy.patch {
+            Some(patch) => self.by_patch(batch, policy, patch),
+            None => (0..batch.len()).for_each(|i| self.scratch.live.push(i)),
+        }
+        if self.scratch.live.len == 0 {
+            return;
+        }
+        self.parse_and_hash(batch, port);
+        self.compare();
+        let mut tally = Tally::default();
+        self.verify(batch, &turn, &mut tally);
+        self.decide_rest(batch, &turn, &mut tally);
+        counters.cache_hits.add(tally.cache_hits);
+        if tally.rule_lookups | tally.slow_path | tally.learned | tally.unlearned != 0 {
+            counters.rule_lookups.add(tally.rule_lookups);
+            counters.slow_path.add(tally.slow_path);
+            counters.learned.add(tally.learned);
+            self.unlearned += tally.unlearned;
+        }
+    }
+
+    /// Level 0: one output for all frames. What a look at the Ethernet header cannot vouch for
+    /// (a tag, offload metadata, addresses a bridge refuses) is left to the other stages.
+    fn by_patch(&mut self, batch: &mut Batch, policy: &PortPolicy, patch: Patch) {
+        let mut frames = 0;
+        for i in 0..batch.len() {
+            let w = batch.head_window(i);
+            let (dst, src, ethertype) = (be64(w, 0) >> 16, be64(w, 6) >> 16, be16(w, 12));
+            let addresses = if ethertype == ETHERTYPE_IPV4 { be64(w, L3 + 12) } else { 0 };
+            let ports = if ethertype == ETHERTYPE_IPV4 { be32(w, L3 + 20) } else { 0 };
+            let frame = batch.frame_mut(i);
+            if (frame.len as usize) < L3
+                || ethertype == ETHERTYPE_VLAN
+                || !frame.offload.is_none()
+                || is_no_source(src)
+                || is_reserved(dst)
+            {
+                self.scratch.live.push(i);
+                continue;
+            }
+            frame.offload = Offload::NONE;
+            frame.tci = patch.vid;
+            frame.verdict = Verdict::Output(patch.port);
+            let flow = dst ^ src.rotate_left(16) ^ addresses ^ u64::from(ports) << 20;
+            frame.hash = flow_hash(self.seed.hash_word(flow));
+            frames += 1;
+        }
+        if frames != 0 {
+            policy.rules.hit(patch.rule, self.worker, frames);
+        }
+    }
+
+    /// Stage 1. Frames that cannot be read get their verdict here.
+    #[inline]
+    fn parse_and_hash(&mut self, batch: &mut Batch, port: u16) {
+        let Scratch { headers, hashes, live, .. } = &mut *self.scratch;
+        let mut readable = FrameList::EMPTY;
+        for i in live.iter() {
+            match parse_into(batch, i, port, &mut headers[i]) {
+                Ok(()) => {
+                    let hash = if headers[i].flags.has(HeaderFlags::IPV6) {
+                        self.seed.hash_wide(&headers[i].key)
+                    } else {
+                        self.seed.hash_narrow(&headers[i].key)
+                    };
+                    hashes[i] = hash;
+                    self.cache.prefetch_bucket(hash);
+                    readable.push(i);
+                }
+                Err(reason) => batch.frame_mut(i).verdict = Verdict::Drop(reason),
+            }
+        }
+        *live = readable;
+    }
+
+    /// Stage 2.
+    #[inline]
+    fn compare(&mut self) {
+        let Scratch { hashes, ways, live, .. } = &mut *self.scratch;
+        for i in live.iter() {
+            ways[i] = self.cache.candidates(hashes[i]);
+        }
+    }
+
+    /// Stage 3. Frames in the cache get their verdict; the others stay in `live`.
+    #[inline]
+    fn verify(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally) {
+        let Scratch { headers, hashes, ways, live } = &mut *self.scratch;
+        let mut missed = FrameList::EMPTY;
+        for i in live.iter() {
+            let (h, hash) = (&headers[i], hashes[i]);
+            let found = if h.flags.uncacheable() {
+                None
+            } else {
+                self.cache.find(ways[i], hash, &h.key, &mut self.fdb, turn.now_s)
+            };
+            if let Some(decision) = found {
+                apply(batch, i, decision, h.flags, hash);
+                if decision.rule.is_some() {
+                    turn.policy.rules.hit(decision.rule, self.worker, 1);
+                }
+                tally.cache_hits += 1;
+            } else {
+                missed.push(i);
+            }
+        }
+        *live = missed;
+    }
+
+    /// Stage 4: the full path.
+    fn decide_rest(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally) {
+        let live = self.scratch.live;
+        let mut memo: Option<Memo> = None;
+        for i in live.iter() {
+            let (h, hash) = (&self.scratch.headers[i], self.scratch.hashes[i]);
+            let port = &mut self.ports[usize::from(turn.policy.id)];
+            let same = memo.as_mut().filter(|m| m.key == h.key);
+            let (decision, fresh) = if let Some(m) = same {
+                let fresh = !m.kept;
+                m.kept = true;
+                (m.decision, fresh)
+            } else {
+                let fdb = &mut self.fdb;
+                let mut path = Path {
+                    policy: turn.policy,
+                    snapshot: turn.snapshot,
+                    fdb,
+                    port,
+                    tally,
+                    now_s: turn.now_s,
+                    now_ns: turn.now_ns,
+                };
+                let Outcome { decision, lasting } = path.decide(batch.head_window(i), h);
+                let lasting = lasting && !h.flags.uncacheable();
+                let familiar = lasting
+                    && (self.cache.knows(self.scratch.ways[i], hash, &h.key)
+                        || port.seen_before(hash));
+                memo = lasting.then_some(Memo { key: h.key, decision, kept: familiar });
+                (decision, familiar)
+            };
+            if fresh {
+                self.cache.insert(hash, &h.key, decision, &self.fdb, turn.now_s);
+            }
+            apply(batch, i, &decision, h.flags, hash);
+            if decision.rule.is_some() {
+                turn.policy.rules.hit(decision.rule, self.worker, 1);
+            }
+        }
+    }
+
+    /// Takes over a snapshot: forgets cached decisions, addresses of ports and domains that are
+    /// gone, and of ports that left a domain. Looks at the whole FDB; between two batches.
+    pub fn on_snapshot(&mut self, snapshot: &Snapshot) {
+        self.generation = Some(snapshot.generation);
+        self.attached = snapshot.ports.iter().flatten().count();
+        self.flush_cache();
+        self.fdb.set_ageing(snapshot.fdb_ageing_s);
+        let _ = self.fdb.retain(|domain, port| snapshot.is_member(domain, port));
+    }
+
+    /// Forgets all about a port; to be called when its number is given to another.
+    pub fn forget_port(&mut self, port: u16) {
+        self.fdb.flush_port(port);
+        if let Some(state) = self.ports.get_mut(usize::from(port)) {
+            *state = PortState::default();
+        }
+        self.flush_cache();
+    }
+
+    /// Forgets all cached decisions.
+    pub fn flush_cache(&mut self) {
+        self.cache.flush(self.attached);
+    }
+
+    /// Forgets addresses nobody heard of for long. Looks at a few lines a call and at a sixteenth
+    /// of the FDB a second, so it may be called at every turn.
+    #[inline]
+    pub fn age(&mut self, now_s: u32, snapshot: &Snapshot) {
+        const SLOTS_A_CALL: usize = 32;
+        if self.aged_s != now_s {
+            self.aged_s = now_s;
+            self.to_age = self.fdb.capacity() / 16;
+            self.fdb.set_ageing(snapshot.fdb_ageing_s);
+        }
+        if self.to_age > 0 {
+            self.fdb.age(now_s, SLOTS_A_CALL);
+            self.to_age = self.to_age.saturating_sub(SLOTS_A_CALL);
+        }
+    }
+
+    /// Appends the FDB's entries in `max` slots from slot `from` on; returns where to go on.
+    /// Allocates only if `out` has less room than that.
+    pub fn fdb_chunk(&self, from: usize, max: usize, out: &mut Vec<FdbRecord>) -> Option<usize> {
+        self.fdb.entries(from, max, out)
+    }
+
+    /// Forgets the addresses of a port, of a domain, of a port in a domain, or all; pinned ones
+    /// too. Returns how many there were.
+    pub fn fdb_flush(&mut self, port: Option<u16>, domain: Option<u16>) -> usize {
+        self.fdb.retain(|d, p| port.is_some_and(|x| x != p) || domain.is_some_and(|x| x != d))
+    }
+
+    /// Pins an address to a port (`add`), or removes it. Returns false if the port is no member of
+    /// the domain or the table has no room.
+    pub fn fdb_static(
+        &mut self,
+        domain: u16,
+        mac: MacAddr,
+        port: u16,
+        add: bool,
+        snapshot: &Snapshot,
+    ) -> bool {
+        if !add {
+            self.fdb.forget(domain, mac);
+            return true;
+        }
+        snapshot.is_member(domain, port) && self.fdb.pin(domain, mac, port, 0)
+    }
+
+    /// The forwarding database.
+    #[must_use]
+    pub fn fdb(&self) -> &Fdb {
+        &self.fdb
+    }
+
+    /// Cache entries a port holds.
+    #[must_use]
+    pub fn cached(&self, port: u16) -> u16 {
+        self.cache.held(port)
+    }
+
+    /// Frames whose source was not learned for want of a token or of room.
+    #[must_use]
+    pub fn unlearned(&self) -> u64 {
+        self.unlearned
+    }
+}
+
+/// The part of a hash that picks an output queue.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "takes 32 bits on purpose")]
+const fn flow_hash(hash: u64) -> u32 {
+    (hash >> 16) as u32
+}
+
+#[inline]
+fn apply(batch: &mut Batch, i: usize, decision: &Decision, flags: HeaderFlags, hash: u64) {
+    let frame = batch.frame_mut(i);
+    frame.verdict = decision.verdict;
+    frame.tci = frame.tci & 0xf000 | decision.vid;
+    frame.hash = flow_hash(hash);
+    if decision.dscp != KEEP_DSCP {
+        edit::set_dscp(batch.head_mut(i), flags, decision.dscp);
+    }
+}

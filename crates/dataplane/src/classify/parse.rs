@@ -1,0 +1,361 @@
+//! Reads a frame's headers, from its private head only.
+//!
+//! **Problem.** Headers are a hostile guest's bytes. **Source.** datapath notes rules 3, 4; RFC 791,
+//! 826, 1858, 3128. **Rule.** One 802.1Q tag comes off (a second one, or 802.1ad, stays as payload
+//! `EtherType`); after it the IP header is at byte 14 of every frame. A header that contradicts the
+//! frame's length or its own fields, or that cannot be read in full, is refused, so that no rule on
+//! ports is passed by a header nobody looked at: truncated transport headers, a first fragment that
+//! ends inside the TCP header, a TCP fragment at offset 8, ARP that is not Ethernet/IPv4. Of the
+//! bytes past the IP datagram (padding) nothing is read. **Cost.** Fixed offsets for IPv4; at most
+//! eight extension headers and eight ND options for IPv6.
+
+use super::ipv6;
+use super::key::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey};
+use crate::batch::{Batch, HEAD_COPY};
+use crate::drop::DropReason;
+use crate::offload::Offload;
+
+/// Where the network header begins once the tag is off.
+pub const L3: usize = 14;
+
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
+pub(super) const ICMP: u8 = 1;
+pub(super) const ICMPV6: u8 = 58;
+pub(super) const SCTP: u8 = 132;
+
+/// Fragment state in the key's lowest two bits: first fragment of several.
+pub const FRAGMENT_FIRST: u8 = 1;
+/// Fragment state in the key's lowest two bits: not the first, so without a transport header.
+pub const FRAGMENT_LATER: u8 = 2;
+
+/// What kind of frame it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeaderFlags(u8);
+
+impl HeaderFlags {
+    /// IPv4.
+    pub const IPV4: Self = Self(1);
+    /// IPv6.
+    pub const IPV6: Self = Self(2);
+    /// ARP.
+    pub const ARP: Self = Self(4);
+    /// ARP whose sender hardware address is the frame's source MAC.
+    pub const ARP_OWN_SENDER: Self = Self(8);
+    /// ICMPv6 neighbour discovery (RFC 4861).
+    pub const ND: Self = Self(16);
+    /// ND only a router sends: router advertisement, redirect.
+    pub const ND_ROUTER: Self = Self(32);
+    /// ND with options that cannot be vouched for: outside the head, or two link-layer addresses.
+    pub const ND_UNREADABLE: Self = Self(64);
+
+    /// Whether any of `other`'s flags is set.
+    #[inline]
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    #[inline]
+    pub(super) fn set(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    /// Whether more than the key decides about the frame, so that each one is looked at.
+    #[inline]
+    #[must_use]
+    pub const fn uncacheable(self) -> bool {
+        self.0 & (Self::ARP.0 | Self::ND.0) != 0
+    }
+}
+
+/// What the parser found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Headers {
+    /// The flow key; its VLAN id is the tag's (0 without one).
+    pub key: FlowKey,
+    /// Start of the transport header, 0 if there is none (not IP, a later fragment, unknown
+    /// protocol).
+    pub l4: u8,
+    /// End of the transport header.
+    pub l4_end: u8,
+    /// What kind of frame it is.
+    pub flags: HeaderFlags,
+    /// Start of the ND target address, 0 if there is none.
+    pub nd_target: u8,
+    /// Start of the link-layer address in an ND option, 0 if there is none.
+    pub nd_link_layer: u8,
+}
+
+/// A transport header: its ports as the key has them, and its end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Transport {
+    pub(super) ports: (u16, u16),
+    pub(super) start: u8,
+    pub(super) end: u8,
+}
+
+#[inline]
+pub(super) fn be16(w: &[u8; HEAD_COPY], at: usize) -> u16 {
+    w.get(at..).and_then(|s| s.first_chunk()).map_or(0, |b| u16::from_be_bytes(*b))
+}
+
+#[inline]
+pub(super) fn be32(w: &[u8; HEAD_COPY], at: usize) -> u32 {
+    w.get(at..).and_then(|s| s.first_chunk()).map_or(0, |b| u32::from_be_bytes(*b))
+}
+
+#[inline]
+pub(super) fn be64(w: &[u8; HEAD_COPY], at: usize) -> u64 {
+    w.get(at..).and_then(|s| s.first_chunk()).map_or(0, |b| u64::from_be_bytes(*b))
+}
+
+#[inline]
+pub(super) fn byte(w: &[u8; HEAD_COPY], at: usize) -> u8 {
+    w.get(at).copied().unwrap_or(0)
+}
+
+/// An offset inside the head, which is shorter than 256 bytes.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "callers have compared with HEAD_COPY + 60")]
+pub(super) const fn offset(at: usize) -> u8 {
+    at as u8
+}
+
+/// Reads the transport header at `at` of a datagram that ends at `end`; the part that is read must
+/// lie inside the head.
+#[inline]
+pub(super) fn transport(
+    w: &[u8; HEAD_COPY],
+    at: usize,
+    end: usize,
+    proto: u8,
+) -> Result<Transport, DropReason> {
+    let (need, header) = match proto {
+        TCP => (20, usize::from(byte(w, at + 12) >> 4) * 4),
+        UDP => (8, 8),
+        SCTP => (12, 12),
+        ICMP | ICMPV6 => (4, 4),
+        _ => return Ok(Transport::default()),
+    };
+    if at + need > HEAD_COPY || header < need || at + header > end {
+        return Err(DropReason::BadHeader);
+    }
+    let ports = match proto {
+        ICMP | ICMPV6 => (u16::from(byte(w, at)), u16::from(byte(w, at + 1))),
+        _ => (be16(w, at), be16(w, at + 2)),
+    };
+    Ok(Transport { ports, start: offset(at), end: offset(at + header) })
+}
+
+/// Reads frame `i` of `batch`, which came from `in_port`: takes its tag off, reads its headers,
+/// and holds its offload metadata against them.
+///
+/// # Errors
+/// Why the frame is not to be forwarded: [`DropReason::Runt`], [`DropReason::BadHeader`] or
+/// [`DropReason::BadOffload`].
+#[inline]
+pub fn parse(batch: &mut Batch, i: usize, in_port: u16) -> Result<Headers, DropReason> {
+    let mut headers = Headers::default();
+    parse_into(batch, i, in_port, &mut headers)?;
+    Ok(headers)
+}
+
+/// [`parse`] without the copy.
+#[inline]
+pub(super) fn parse_into(
+    batch: &mut Batch,
+    i: usize,
+    in_port: u16,
+    h: &mut Headers,
+) -> Result<(), DropReason> {
+    let mut len = batch.frame(i).len as usize;
+    if len < L3 {
+        return Err(DropReason::Runt);
+    }
+    let mut vid = 0;
+    if be16(batch.head_window(i), 12) == ETHERTYPE_VLAN {
+        if len < L3 + 4 {
+            return Err(DropReason::Runt);
+        }
+        batch.strip_tag(i);
+        len -= 4;
+        vid = batch.frame(i).tci & 0xfff;
+    }
+    let w = batch.head_window(i);
+    let ethertype = be16(w, 12);
+    *h = Headers::default();
+    h.key.0[0] = u64::from(in_port) << 48 | u64::from(vid) << 32 | u64::from(ethertype) << 16;
+    h.key.0[1] = be64(w, 0) & !0xffff;
+    h.key.0[2] = be64(w, 6) & !0xffff;
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4(w, len, h)?,
+        ETHERTYPE_IPV6 => ipv6::ipv6(w, len, h)?,
+        ETHERTYPE_ARP => arp(w, len, h)?,
+        _ => {}
+    }
+    check_offload(batch, i, h)
+}
+
+#[inline]
+fn check_offload(batch: &mut Batch, i: usize, h: &Headers) -> Result<(), DropReason> {
+    let frame = batch.frame_mut(i);
+    if frame.offload.is_none() {
+        frame.offload = Offload::NONE;
+        return Ok(());
+    }
+    // A fragment has no transport checksum of its own to finish.
+    let whole = h.key.0[0] & 3 == 0;
+    let l4 = if whole { u16::from(h.l4) } else { 0 };
+    let ipv6 = h.flags.has(HeaderFlags::IPV6);
+    frame.offload.check(l4, h.key.proto(), u16::from(h.l4_end), ipv6, frame.len)
+}
+
+#[inline]
+fn ipv4(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReason> {
+    h.flags.set(HeaderFlags::IPV4);
+    let header = usize::from(w[L3] & 15) * 4;
+    let total = usize::from(be16(w, L3 + 2));
+    if w[L3] >> 4 != 4 || header < 20 || total < header || L3 + total > len {
+        return Err(DropReason::BadHeader);
+    }
+    let proto = w[L3 + 9];
+    let fragment = be16(w, L3 + 6) & 0x3fff;
+    h.key.0[0] |= u64::from(proto) << 8 | u64::from(w[L3 + 1] & 0xfc);
+    h.key.0[3] = be64(w, L3 + 12);
+    if fragment != 0 {
+        let place = fragment & 0x1fff;
+        // RFC 3128: at offset 8 lie the TCP flags that a rule or a host may go by.
+        if place == 1 && proto == TCP {
+            return Err(DropReason::BadHeader);
+        }
+        if place != 0 {
+            h.key.0[0] |= u64::from(FRAGMENT_LATER);
+            return Ok(());
+        }
+        h.key.0[0] |= u64::from(FRAGMENT_FIRST);
+    }
+    if proto != ICMPV6 {
+        h.set_transport(transport(w, L3 + header, L3 + total, proto)?);
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn arp(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReason> {
+    // Hardware type Ethernet, protocol IPv4, lengths 6 and 4.
+    if len < L3 + 28 || be64(w, L3) >> 16 != 0x0001_0800_0604 {
+        return Err(DropReason::BadHeader);
+    }
+    h.flags.set(HeaderFlags::ARP);
+    h.key.0[2] |= u64::from(be16(w, L3 + 6));
+    h.key.0[3] = u64::from(be32(w, L3 + 14)) << 32 | u64::from(be32(w, L3 + 24));
+    if be64(w, L3 + 8) >> 16 == h.key.src_mac() {
+        h.flags.set(HeaderFlags::ARP_OWN_SENDER);
+    }
+    Ok(())
+}
+
+impl Headers {
+    #[inline]
+    pub(super) fn set_transport(&mut self, t: Transport) {
+        self.key.0[1] |= u64::from(t.ports.0);
+        self.key.0[2] |= u64::from(t.ports.1);
+        self.l4 = t.start;
+        self.l4_end = t.end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_frames::*;
+    use super::*;
+    use crate::offload::F_NEEDS_CSUM;
+
+    fn read(bytes: &[u8]) -> Result<Headers, DropReason> {
+        let mut batch = Batch::new();
+        batch.push(bytes, Offload::NONE).unwrap();
+        parse(&mut batch, 0, 3)
+    }
+
+    #[test]
+    fn a_udp_frame_becomes_its_key() {
+        let h = read(&udp4(A, B, [10, 0, 0, 1], [10, 0, 0, 2], 1000, 53)).unwrap();
+        let f = h.key.fields();
+        assert_eq!((f.in_port, f.vid, f.ethertype, f.proto), (3, 0, 0x0800, 17));
+        assert_eq!((f.src_mac, f.dst_mac), (A, B));
+        assert_eq!((f.ipv4_src, f.ipv4_dst), (0x0a00_0001, 0x0a00_0002));
+        assert_eq!((f.src_port, f.dst_port), (1000, 53));
+        assert_eq!((h.l4, h.l4_end), (34, 42));
+    }
+
+    #[test]
+    fn one_tag_comes_off_and_its_vid_is_in_the_key() {
+        let inner = udp4(A, B, [10, 0, 0, 1], [10, 0, 0, 2], 1000, 53);
+        let mut batch = Batch::new();
+        batch.push(&tagged(&inner, 0x6064), Offload::NONE).unwrap();
+        let h = parse(&mut batch, 0, 3).unwrap();
+        assert_eq!((h.key.vid(), batch.frame(0).tci, batch.frame(0).len), (100, 0x6064, 60));
+        assert_eq!(h.key.proto(), 17);
+        let twice = read(&tagged(&tagged(&inner, 5), 100)).unwrap();
+        assert_eq!((twice.key.vid(), twice.key.ethertype()), (100, ETHERTYPE_VLAN));
+    }
+
+    #[test]
+    fn headers_that_contradict_themselves_are_refused() {
+        let good = udp4(A, B, [10, 0, 0, 1], [10, 0, 0, 2], 1000, 53);
+        for (at, value) in [(14, 0x55), (14, 0x44), (14, 0x4f), (16, 1), (17, 19), (17, 27)] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            assert_eq!(read(&bad), Err(DropReason::BadHeader), "byte {at} = {value:#x}");
+        }
+        assert_eq!(read(&tagged(&good, 5)[..17]), Err(DropReason::Runt));
+        assert_eq!(read(&good[..20]), Err(DropReason::BadHeader));
+    }
+
+    #[test]
+    fn fragments_have_a_state_and_only_the_first_has_ports() {
+        let mut frame = udp4(A, B, [10, 0, 0, 1], [10, 0, 0, 2], 1000, 53);
+        frame[20] = 0x20;
+        let first = read(&frame).unwrap();
+        assert_eq!((first.key.fields().tos, first.key.ports()), (FRAGMENT_FIRST, (1000, 53)));
+        frame[21] = 0xb9;
+        let later = read(&frame).unwrap();
+        assert_eq!((later.key.fields().tos, later.key.ports()), (FRAGMENT_LATER, (0, 0)));
+        assert_eq!(later.l4, 0);
+        // RFC 3128
+        frame[23] = TCP;
+        frame[20..22].copy_from_slice(&[0, 1]);
+        assert_eq!(read(&frame), Err(DropReason::BadHeader));
+    }
+
+    #[test]
+    fn arp_gives_operation_and_addresses_and_says_whose_it_is() {
+        let own = read(&arp4(A, A, 1, [10, 0, 0, 1], [10, 0, 0, 2])).unwrap();
+        assert!(own.flags.has(HeaderFlags::ARP_OWN_SENDER));
+        assert_eq!(own.key.ports(), (0, 1));
+        assert_eq!(own.key.ipv4_src(), 0x0a00_0001);
+        let lie = read(&arp4(A, B, 1, [10, 0, 0, 1], [10, 0, 0, 2])).unwrap();
+        assert!(lie.flags.has(HeaderFlags::ARP) && !lie.flags.has(HeaderFlags::ARP_OWN_SENDER));
+        assert_eq!(read(&arp4(A, A, 1, [1; 4], [2; 4])[..41]), Err(DropReason::BadHeader));
+    }
+
+    #[test]
+    fn offload_metadata_is_held_against_the_headers() {
+        let frame = udp4(A, B, [10, 0, 0, 1], [10, 0, 0, 2], 1000, 53);
+        let offload =
+            Offload { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..Offload::NONE };
+        let mut batch = Batch::new();
+        batch.push(&frame, offload).unwrap();
+        batch.push(&frame, Offload { csum_start: 35, ..offload }).unwrap();
+        batch.push(&frame, Offload { hdr_len: 99, gso_size: 9, ..Offload::NONE }).unwrap();
+        let mut part = frame.clone();
+        part[20] = 0x20;
+        batch.push(&part, offload).unwrap();
+        assert!(parse(&mut batch, 0, 0).is_ok());
+        assert_eq!(parse(&mut batch, 1, 0), Err(DropReason::BadOffload));
+        assert!(parse(&mut batch, 2, 0).is_ok());
+        assert_eq!(batch.frame(2).offload, Offload::NONE);
+        assert_eq!(parse(&mut batch, 3, 0), Err(DropReason::BadOffload));
+    }
+}

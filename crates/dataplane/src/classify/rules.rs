@@ -1,0 +1,412 @@
+//! The rules of a port, a tenant or the host: tuple-space search with hard limits.
+//!
+//! **Problem.** The best of many masked rules in bounded time, whatever masks a tenant invents
+//! (CVE-2019-25076: crafted rules and packets took OVS to 12 %). **Source.** datapath notes §4;
+//! Srinivasan, Suri, Varghese, "Packet Classification using Tuple Space Search" (1999).
+//! **Rule.** Rules are sorted once by (priority falling, id rising), so that a smaller index is a
+//! better rule. Rules with the same mask share a hash subtable; subtables are searched in the order
+//! of their best rule and the search ends when none can beat what was found. Masks beyond the cap
+//! (those with the fewest rules) go to a list in the rules' order, of at most [`LINEAR_MAX`].
+//! A subtable's probe is at most [`PROBE`] slots; a rule that does not fit goes to the list too.
+//! **Cost.** cap x (hash + 8 slots) + [`LINEAR_MAX`] compares at worst; two cache lines for each
+//! subtable as a rule.
+
+use super::key::{FlowKey, FlowMask, HashSeed};
+use super::matching::{MatchError, Rule};
+use crate::counters::Counter;
+
+/// The number of subtables unless control says otherwise.
+pub const SUBTABLES_DEFAULT: usize = 32;
+/// Most rules outside subtables.
+pub const LINEAR_MAX: usize = 256;
+/// Most rules in a table.
+pub const RULES_MAX: usize = 1 << 20;
+/// Slots looked at in a subtable.
+const PROBE: usize = 8;
+const EMPTY: u32 = u32::MAX;
+/// A subtable is enlarged up to this many slots a rule before its rules go to the list.
+const SLOTS_PER_RULE_MAX: usize = 32;
+
+/// Why rules cannot become a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuleTableError {
+    /// A rule's match is wrong.
+    #[error("rule {id}")]
+    Match {
+        /// The rule.
+        id: u32,
+        /// What is wrong.
+        #[source]
+        source: MatchError,
+    },
+    /// Too many different masks.
+    #[error(
+        "{linear} rules are outside the {subtables} subtables, {LINEAR_MAX} may be; use fewer combinations of fields and prefix lengths"
+    )]
+    TooManyMasks {
+        /// Rules that found no subtable.
+        linear: usize,
+        /// Subtables there are.
+        subtables: usize,
+    },
+    /// More than [`RULES_MAX`].
+    #[error("{0} rules are too many; {RULES_MAX} are possible")]
+    TooManyRules(usize),
+    /// Two rules with one id.
+    #[error("two rules have id {0}")]
+    DuplicateId(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    tag: u32,
+    rule: u32,
+}
+
+#[derive(Debug)]
+struct Subtable {
+    mask: FlowMask,
+    wide: bool,
+    best: u32,
+    slots: Box<[Slot]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Linear {
+    mask: FlowMask,
+    value: FlowKey,
+    rule: u32,
+}
+
+/// An immutable set of rules; see the module's text.
+#[derive(Debug)]
+pub struct RuleTable {
+    rules: Box<[Rule]>,
+    values: Box<[FlowKey]>,
+    subtables: Box<[Subtable]>,
+    linear: Box<[Linear]>,
+    seed: HashSeed,
+    /// One row of counters for each worker, so that each has one writer.
+    hits: Box<[Box<[Counter]>]>,
+}
+
+fn split(hash: u64) -> (usize, u32) {
+    ((hash & 0xffff_ffff) as usize, (hash >> 32) as u32)
+}
+
+impl Subtable {
+    fn hash(mask_wide: bool, seed: &HashSeed, masked: &FlowKey) -> (usize, u32) {
+        split(if mask_wide { seed.hash_wide(masked) } else { seed.hash_narrow(masked) })
+    }
+
+    /// A subtable of `size` slots with all of `rules` (indices, the best first), and the rules
+    /// that did not fit. Of equal matches only the best rule can ever win; it shadows the others.
+    fn fill(
+        mask: FlowMask,
+        rules: &[u32],
+        values: &[FlowKey],
+        seed: &HashSeed,
+        size: usize,
+    ) -> (Self, Vec<u32>) {
+        let wide = mask.is_wide();
+        let mut slots = vec![Slot { tag: 0, rule: EMPTY }; size];
+        let mut left = Vec::new();
+        'rules: for &rule in rules {
+            let (start, tag) = Self::hash(wide, seed, &values[rule as usize]);
+            for step in 0..PROBE {
+                let slot = &mut slots[(start + step) & (size - 1)];
+                if slot.rule == EMPTY {
+                    *slot = Slot { tag, rule };
+                    continue 'rules;
+                }
+                if slot.tag == tag && values[slot.rule as usize] == values[rule as usize] {
+                    continue 'rules;
+                }
+            }
+            left.push(rule);
+        }
+        let best = rules.first().copied().unwrap_or(EMPTY);
+        (Self { mask, wide, best, slots: slots.into_boxed_slice() }, left)
+    }
+
+    /// Grows until every rule fits or the limit is reached.
+    fn build(
+        mask: FlowMask,
+        rules: &[u32],
+        values: &[FlowKey],
+        seed: &HashSeed,
+    ) -> (Self, Vec<u32>) {
+        let mut size = (rules.len() * 2).next_power_of_two().max(PROBE);
+        loop {
+            let (table, left) = Self::fill(mask, rules, values, seed, size);
+            if left.is_empty() || size >= rules.len() * SLOTS_PER_RULE_MAX {
+                return (table, left);
+            }
+            size *= 2;
+        }
+    }
+
+    #[inline]
+    fn find(&self, key: &FlowKey, values: &[FlowKey], seed: &HashSeed) -> Option<u32> {
+        let masked = key.masked(&self.mask);
+        let (start, tag) = Self::hash(self.wide, seed, &masked);
+        let wrap = self.slots.len() - 1;
+        for step in 0..PROBE {
+            let slot = self.slots.get((start + step) & wrap)?;
+            if slot.rule == EMPTY {
+                return None;
+            }
+            if slot.tag == tag && values.get(slot.rule as usize) == Some(&masked) {
+                return Some(slot.rule);
+            }
+        }
+        None
+    }
+}
+
+impl RuleTable {
+    /// A table for one worker.
+    ///
+    /// # Errors
+    /// [`RuleTableError`]: a match that makes no sense, too many masks, a repeated id.
+    pub fn build(rules: &[Rule], subtable_cap: usize) -> Result<Self, RuleTableError> {
+        Self::build_for(rules, subtable_cap, 1)
+    }
+
+    /// A table for `workers` workers: each counts hits in its own row.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub fn build_for(
+        rules: &[Rule],
+        subtable_cap: usize,
+        workers: usize,
+    ) -> Result<Self, RuleTableError> {
+        if rules.len() > RULES_MAX {
+            return Err(RuleTableError::TooManyRules(rules.len()));
+        }
+        let mut rules = rules.to_vec();
+        rules.sort_by_key(|r| (core::cmp::Reverse(r.priority), r.id));
+        let mut ids: Vec<u32> = rules.iter().map(|r| r.id).collect();
+        ids.sort_unstable();
+        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(RuleTableError::DuplicateId(pair[0]));
+        }
+        let compiled = rules
+            .iter()
+            .map(|r| {
+                let wrong = |source| RuleTableError::Match { id: r.id, source };
+                r.matching.compile().map_err(wrong)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let values: Box<[FlowKey]> = compiled.iter().map(|c| c.0).collect();
+        let masks: Vec<FlowMask> = compiled.iter().map(|c| c.1).collect();
+        // Only the spread matters here: the probe is bounded whatever keys a tenant picks.
+        let seed = HashSeed::new(0x7075_6c73_7461_6b65);
+        let (subtables, linear) = Self::partition(&masks, &values, &seed, subtable_cap);
+        if linear.len() > LINEAR_MAX {
+            let (linear, subtables) = (linear.len(), subtables.len());
+            return Err(RuleTableError::TooManyMasks { linear, subtables });
+        }
+        let row = || rules.iter().map(|_| Counter::default()).collect();
+        let hits = (0..workers.max(1)).map(|_| row()).collect();
+        let rules = rules.into_boxed_slice();
+        Ok(Self { rules, values, subtables, linear, seed, hits })
+    }
+
+    fn partition(
+        masks: &[FlowMask],
+        values: &[FlowKey],
+        seed: &HashSeed,
+        cap: usize,
+    ) -> (Box<[Subtable]>, Box<[Linear]>) {
+        let mut order: Vec<u32> = (0..).take(masks.len()).collect();
+        order.sort_by_key(|&rule| (masks[rule as usize], rule));
+        let mut groups: Vec<&[u32]> =
+            order.chunk_by(|&a, &b| masks[a as usize] == masks[b as usize]).collect();
+        // The masks with most rules get the subtables; ties by the better rule.
+        groups.sort_by_key(|g| (core::cmp::Reverse(g.len()), g.first().copied()));
+        let mut subtables = Vec::new();
+        let mut linear = Vec::new();
+        for (at, group) in groups.into_iter().enumerate() {
+            let mask = group.first().map_or(FlowMask::default(), |&r| masks[r as usize]);
+            if at < cap {
+                let (table, left) = Subtable::build(mask, group, values, seed);
+                subtables.push(table);
+                linear.extend(left);
+            } else {
+                linear.extend(group);
+            }
+        }
+        subtables.sort_by_key(|t| t.best);
+        linear.sort_unstable();
+        let entry = |&rule: &u32| {
+            let at = rule as usize;
+            Linear { mask: masks[at], value: values[at], rule }
+        };
+        (subtables.into_boxed_slice(), linear.iter().map(entry).collect())
+    }
+
+    /// The index of the best rule that matches `key` (whose VLAN id is the network's).
+    #[inline]
+    #[must_use]
+    pub fn lookup(&self, key: &FlowKey) -> Option<u32> {
+        let mut best = EMPTY;
+        for table in &self.subtables {
+            if table.best >= best {
+                break;
+            }
+            if let Some(rule) = table.find(key, &self.values, &self.seed) {
+                best = best.min(rule);
+            }
+        }
+        for entry in &self.linear {
+            if entry.rule >= best {
+                break;
+            }
+            if key.masked(&entry.mask) == entry.value {
+                best = entry.rule;
+            }
+        }
+        (best != EMPTY).then_some(best)
+    }
+
+    /// Rule `index`; indices run from the best rule to the worst.
+    #[inline]
+    #[must_use]
+    pub fn rule(&self, index: u32) -> Option<&Rule> {
+        self.rules.get(index as usize)
+    }
+
+    /// All rules, the best first, each with the frames it decided.
+    pub fn rules(&self) -> impl Iterator<Item = (&Rule, u64)> {
+        let sum = |at: usize| self.hits.iter().map(|row| row[at].get()).sum();
+        self.rules.iter().enumerate().map(move |(at, rule)| (rule, sum(at)))
+    }
+
+    /// Counts `frames` more decided by rule `index`, in the row of `worker`.
+    #[inline]
+    pub fn hit(&self, index: u32, worker: usize, frames: u64) {
+        let row = self.hits.get(worker).or_else(|| self.hits.first());
+        if let Some(counter) = row.and_then(|row| row.get(index as usize)) {
+            counter.add(frames);
+        }
+    }
+
+    /// Adds the hits of the rules that `old` has too: a rebuilt table goes on counting.
+    /// Exact only while no worker counts in either.
+    pub fn inherit_hits(&self, old: &Self) {
+        let mut theirs: Vec<(u32, u64)> = old.rules().map(|(r, hits)| (r.id, hits)).collect();
+        theirs.sort_unstable();
+        for (index, rule) in self.rules.iter().enumerate() {
+            if let Ok(at) = theirs.binary_search_by_key(&rule.id, |t| t.0) {
+                self.hits[0][index].add(theirs[at].1);
+            }
+        }
+    }
+
+    /// The highest priority in the table.
+    #[inline]
+    #[must_use]
+    pub fn top_priority(&self) -> Option<u16> {
+        self.rules.first().map(|r| r.priority)
+    }
+
+    /// Subtables in use.
+    #[must_use]
+    pub fn subtables(&self) -> usize {
+        self.subtables.len()
+    }
+
+    /// Rules in the list beside the subtables.
+    #[must_use]
+    pub fn linear_rules(&self) -> usize {
+        self.linear.len()
+    }
+
+    /// Number of rules.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there is no rule.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::key::KeyFields;
+    use super::super::matching::{Actions, Match, Then};
+    use super::*;
+
+    fn rule(id: u32, priority: u16, matching: Match) -> Rule {
+        Rule { priority, matching, actions: Actions::only(Then::Drop), id }
+    }
+
+    fn port(p: u16) -> Match {
+        Match { ethertype: Some(0x0800), dst_port: Some((p, 0xffff)), ..Match::default() }
+    }
+
+    fn key(p: u16) -> FlowKey {
+        FlowKey::new(&KeyFields { ethertype: 0x0800, dst_port: p, ..KeyFields::default() })
+    }
+
+    fn found(table: &RuleTable, p: u16) -> Option<u32> {
+        table.lookup(&key(p)).and_then(|at| table.rule(at)).map(|r| r.id)
+    }
+
+    #[test]
+    fn priority_wins_then_the_lower_id() {
+        let rules = [
+            rule(9, 5, port(80)),
+            rule(7, 5, port(80)),
+            rule(8, 1, port(80)),
+            rule(3, 2, Match::default()),
+        ];
+        for cap in [0, 1, 32] {
+            let table = RuleTable::build(&rules, cap).unwrap();
+            assert_eq!((found(&table, 80), found(&table, 81)), (Some(7), Some(3)));
+            assert_eq!(table.top_priority(), Some(5));
+        }
+    }
+
+    #[test]
+    fn masks_beyond_the_cap_are_searched_in_order_and_bounded() {
+        let masks = |n: u16| -> Vec<Rule> {
+            (0..n).map(|i| Rule { id: u32::from(i), ..rule(0, i, masked(i)) }).collect()
+        };
+        fn masked(i: u16) -> Match {
+            Match { ethertype: Some(0x0800), src_port: Some((0, i)), ..Match::default() }
+        }
+        let table = RuleTable::build(&masks(40), 32).unwrap();
+        assert_eq!((table.subtables(), table.linear_rules()), (32, 8));
+        assert_eq!(found(&table, 1), Some(39));
+        assert_eq!(
+            RuleTable::build(&masks(300), 32).unwrap_err(),
+            RuleTableError::TooManyMasks { linear: 268, subtables: 32 }
+        );
+    }
+
+    #[test]
+    fn hits_are_counted_by_rule_and_outlive_a_rebuild() {
+        let table = RuleTable::build_for(&[rule(4, 1, port(80)), rule(5, 1, port(81))], 32, 2);
+        let table = table.unwrap();
+        table.hit(1, 0, 3);
+        table.hit(1, 1, 4);
+        let next = RuleTable::build(&[rule(5, 9, port(81))], 32).unwrap();
+        next.inherit_hits(&table);
+        let seen: Vec<(u32, u64)> = next.rules().map(|(r, n)| (r.id, n)).collect();
+        assert_eq!(seen, [(5, 7)]);
+    }
+
+    #[test]
+    fn a_repeated_id_is_refused() {
+        let twice = [rule(1, 1, port(80)), rule(1, 2, port(81))];
+        assert_eq!(RuleTable::build(&twice, 32).unwrap_err(), RuleTableError::DuplicateId(1));
+    }
+}

@@ -1,0 +1,119 @@
+//! The up to three rule tables a port's frames meet: its own, its tenant's, the host's.
+
+use std::sync::Arc;
+
+use super::key::FlowKey;
+use super::matching::{Actions, Rule};
+use super::rules::RuleTable;
+
+const INDEX_BITS: u32 = 28;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+
+/// A rule of one of a port's tables, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RuleRef(u32);
+
+impl RuleRef {
+    pub(super) const NONE: Self = Self(u32::MAX);
+
+    #[inline]
+    pub(super) fn is_some(self) -> bool {
+        self != Self::NONE
+    }
+}
+
+/// A port's tables. The highest priority wins, then the port's own table, then the tenant's.
+#[derive(Clone, Debug, Default)]
+pub struct RuleTables {
+    /// The port's own.
+    pub own: Option<Arc<RuleTable>>,
+    /// Its tenant's.
+    pub tenant: Option<Arc<RuleTable>>,
+    /// For all ports.
+    pub global: Option<Arc<RuleTable>>,
+}
+
+impl RuleTables {
+    #[inline]
+    fn all(&self) -> [Option<&Arc<RuleTable>>; 3] {
+        [self.own.as_ref(), self.tenant.as_ref(), self.global.as_ref()]
+    }
+
+    /// Whether there is a rule at all.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all().iter().flatten().all(|t| t.is_empty())
+    }
+
+    #[inline]
+    fn pick(&self, find: impl Fn(&RuleTable) -> Option<u32>) -> Option<(RuleRef, &Rule)> {
+        let mut best: Option<(RuleRef, &Rule)> = None;
+        for (number, table) in (0_u32..).zip(self.all()) {
+            let Some(table) = table else { continue };
+            let beaten = best.is_some_and(|(_, b)| table.top_priority() <= Some(b.priority));
+            if beaten {
+                continue;
+            }
+            if let Some(index) = find(table)
+                && let Some(rule) = table.rule(index)
+                && best.is_none_or(|(_, b)| rule.priority > b.priority)
+            {
+                best = Some((RuleRef(number << INDEX_BITS | index & INDEX_MASK), rule));
+            }
+        }
+        best
+    }
+
+    /// What the best rule for `key` says.
+    #[inline]
+    pub(super) fn lookup(&self, key: &FlowKey) -> Option<(RuleRef, &Actions)> {
+        self.pick(|table| table.lookup(key)).map(|(at, rule)| (at, &rule.actions))
+    }
+
+    /// The best rule of all, whether it matches a frame or not.
+    pub(super) fn top(&self) -> Option<(RuleRef, &Rule)> {
+        self.pick(|table| (!table.is_empty()).then_some(0))
+    }
+
+    /// Counts `frames` that `rule` decided.
+    #[inline]
+    pub(super) fn hit(&self, rule: RuleRef, worker: usize, frames: u64) {
+        let table = match rule.0 >> INDEX_BITS {
+            0 => &self.own,
+            1 => &self.tenant,
+            2 => &self.global,
+            _ => return,
+        };
+        if let Some(table) = table {
+            table.hit(rule.0 & INDEX_MASK, worker, frames);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::matching::{Match, Then};
+    use super::*;
+
+    fn table(priority: u16, id: u32) -> Option<Arc<RuleTable>> {
+        let actions = Actions::only(Then::Drop);
+        let rule = Rule { priority, matching: Match::default(), actions, id };
+        Some(Arc::new(RuleTable::build(&[rule], 32).unwrap()))
+    }
+
+    fn winner(own: u16, tenant: u16, global: u16) -> u32 {
+        let t =
+            RuleTables { own: table(own, 1), tenant: table(tenant, 2), global: table(global, 3) };
+        let (at, _) = t.lookup(&FlowKey::default()).unwrap();
+        t.hit(at, 0, 1);
+        let hits = [&t.own, &t.tenant, &t.global].map(|t| t.as_ref().unwrap().rules().next());
+        hits.iter().flatten().find(|(_, n)| *n == 1).unwrap().0.id
+    }
+
+    #[test]
+    fn priority_wins_then_the_nearer_table() {
+        assert_eq!((winner(5, 5, 5), winner(4, 5, 5), winner(4, 4, 5)), (1, 2, 3));
+        assert_eq!((winner(6, 5, 7), winner(6, 7, 7), winner(7, 0, 7)), (3, 2, 1));
+    }
+}

@@ -6,7 +6,9 @@ mod common;
 use std::net::Ipv4Addr;
 
 use common::{Testpmd, frame, receive, until};
-use penstock_lab::driver::{DriverConfig, Features, SocketMode, VNET_HDR_LEN, VirtioNet, VnetHdr};
+use penstock_lab::driver::{
+    Descriptor, DriverConfig, Features, SocketMode, VNET_HDR_LEN, VirtioNet, VnetHdr,
+};
 use penstock_lab::load::{LoadSpec, Rate, SizeMix, VmSpec};
 
 /// How a frame is laid out in descriptors.
@@ -204,4 +206,35 @@ fn touched_load_arrives_without_a_wrong_byte() {
         assert!(to.rx_frames + to.rx_lost <= from.tx_frames, "{report}");
         assert!(to.rx_frames + to.rx_lost + 300 >= from.tx_frames, "{report}");
     }
+}
+
+#[test]
+fn raw_access_reaches_the_ring_as_the_device_sees_it() {
+    let Some(pmd) = Testpmd::start("raw", "") else { return };
+    let mut vms = pair(&pmd, |config| {
+        config.scratch_bytes = 8192;
+        config.regions = 2;
+    });
+    let scratch = vms[0].scratch().unwrap().guest(0);
+    let sent = frame(200, 5);
+    let mut raw = vms[0].raw(1);
+    let (size, next) = (raw.size(), raw.avail_idx());
+    let head = size - 1;
+    let table = [
+        Descriptor { addr: scratch, len: 12, flags: Descriptor::NEXT, next: 1 },
+        Descriptor { addr: scratch + 12, len: 200, flags: 0, next: 0 },
+    ];
+    assert!(raw.write_memory(scratch, &[0; 12]) && raw.write_memory(scratch + 12, &sent));
+    assert!(raw.write_table(scratch + 4096, &table));
+    assert!(!raw.write_memory(7, &[0]), "outside of guest memory");
+    let indirect =
+        Descriptor { addr: scratch + 4096, len: 32, flags: Descriptor::INDIRECT, next: 0 };
+    raw.write_desc(head, indirect);
+    raw.write_avail(next, head);
+    raw.write_avail_idx(next.wrapping_add(1));
+    raw.kick();
+    assert!(receive(&mut vms[1]) == sent);
+    let mut raw = vms[0].raw(1);
+    until("the used entry", || raw.used_idx() == next.wrapping_add(1));
+    assert_eq!(raw.used(next).0, u32::from(head));
 }

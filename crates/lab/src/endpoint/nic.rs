@@ -196,8 +196,8 @@ fn config(spec: &NicSpec) -> DriverConfig {
         config.tx_slot_bytes = BIG_SLOT;
         config.rx_buffer_bytes = if spec.mergeable { MERGED_BUFFER } else { BIG_SLOT };
     } else {
-        config.tx_slot_bytes = mtu_slot.max(2048);
-        config.rx_buffer_bytes = mtu_slot.max(2048);
+        config.tx_slot_bytes = mtu_slot.max(DriverConfig::BUFFER_BYTES);
+        config.rx_buffer_bytes = mtu_slot.max(DriverConfig::BUFFER_BYTES);
     }
     if spec.mergeable {
         config.required = Features::MRG_RXBUF;
@@ -206,8 +206,6 @@ fn config(spec: &NicSpec) -> DriverConfig {
     }
     // The slot used last is still in the cache; 256 big ones in turn would never be.
     config.slot_order = SlotOrder::Lifo;
-    // Descriptors then do not keep ring order, which IN_ORDER does not ask of us: it is about the
-    // order of use, and the ring takes descriptors in table order by itself.
     config
 }
 

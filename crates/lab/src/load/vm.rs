@@ -49,7 +49,7 @@ impl LoadVm {
         config.ring_size = vm.ring_size;
         config.wait = Duration::try_from_secs_f64(spec.wait_secs).unwrap_or_default();
         let slot = (vm.largest_frame() + VNET_HDR_LEN).next_multiple_of(64);
-        config.tx_slot_bytes = slot.max(2048);
+        config.tx_slot_bytes = slot.max(DriverConfig::BUFFER_BYTES);
         let mut device = VirtioNet::connect(config)?;
         let to = vm.to.as_ref().and_then(|to| spec.vms.iter().find(|v| v.name == *to));
         let number = u16::try_from(number).unwrap_or(u16::MAX);

@@ -102,7 +102,8 @@ mod tests {
     #[test]
     fn a_whole_nic_is_read_and_errors_name_the_key() {
         let nic: NicSpec =
-            "netns=red1,socket=/p/vm1.sock,mode=server,mac=52:54:00:00:00:01,ip=10.0.0.1/24,mtu=9000,offloads=off,queues=2"
+            "netns=red1,socket=/p/vm1.sock,mode=server,mac=52:54:00:00:00:01,ip=10.0.0.1/24,\
+             mtu=9000,offloads=off,queues=2"
                 .parse()
                 .unwrap();
         assert_eq!((nic.name().as_str(), nic.mtu, nic.offloads), ("red1/eth0", 9000, false));

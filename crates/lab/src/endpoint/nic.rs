@@ -232,7 +232,7 @@ fn read_burst(
                 continue;
             }
             Err(error) => {
-                // Whatever it is (EAGAIN, or an interface that is down), epoll says when it is over.
+                // EAGAIN, or an interface that is down: epoll says when it is over.
                 *readable = error == Errno::EINTR;
                 tx.give_back(slot);
                 break;

@@ -9,8 +9,9 @@ use crate::keys::{KeyError, Keys};
 /// Drives VMs on vhost-user ports from one polling loop.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LoadArgs {
-    /// A VM: `name=a,socket=PATH,mac=MAC,ip=IP[,mode=client|server][,to=NAME][,size=64|imix|64:7+1518:1]`
-    /// `[,rate=0|100k|1Gbit|stop][,flows=N][,vlan=N][,ring=256][,features=event_idx+offloads][,sink]`
+    /// A VM: `name=a,socket=PATH,mac=MAC,ip=IP[,mode=client|server][,to=NAME]`
+    /// `[,size=64|imix|64:7+1518:1][,rate=0|100k|1Gbit|stop][,flows=N][,vlan=N][,ring=256][,sink]`
+    /// `[,features=event_idx+offloads][,without=in_order]`
     #[arg(long = "vm", required = true)]
     pub vms: Vec<VmSpec>,
     /// A change: `NAME@SECONDS:rate=...,size=...,flows=...`

@@ -131,14 +131,14 @@ impl LoadVm {
         let mut sent = 0;
         while sent < burst {
             let size = sender.maker.next_size();
+            if !sender.pacer.due(size) {
+                break;
+            }
             let Some(slot) = tx.take() else {
                 self.counters.tx_ring_full += 1;
                 break;
             };
-            if !sender.pacer.take(size) {
-                tx.give_back(slot);
-                break;
-            }
+            sender.pacer.pay(size);
             let len = sender.maker.write(&mut tx.slot_mut(slot)[VNET_HDR_LEN..]);
             tx.push_prepared(slot, len)?;
             self.counters.tx_bytes += len as u64;

@@ -416,6 +416,11 @@ impl Classifier {
         snapshot.is_member(domain, port) && self.fdb.pin(domain, mac, port, 0)
     }
 
+    /// The forwarding database: ageing, pinning, flushing, listing.
+    pub fn fdb_mut(&mut self) -> &mut Fdb {
+        &mut self.fdb
+    }
+
     /// The forwarding database.
     #[must_use]
     pub fn fdb(&self) -> &Fdb {

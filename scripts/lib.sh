@@ -56,6 +56,8 @@ fetch_package() {
     have apt-get && have dpkg-deb || return 1
     say "fetching the files of $1 into $2" >&2
     work=$(mktemp -d)
+    # apt's own user must be able to write here.
+    chmod 777 "$work"
     if (cd "$work" && apt-get -q download "$1") >&2; then
         mkdir -p "$2"
         dpkg-deb -x "$work"/*.deb "$2"

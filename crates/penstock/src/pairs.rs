@@ -8,7 +8,8 @@
 //!
 //! Three kinds of keys are friendlier than TOML, so that nobody has to quote for the shell: names
 //! stay text although they look like numbers (`tenant=7`), a list may be written as its items
-//! (`mac=A,B`, `actions=set-vlan:5,output:vm2`), and `match` as pairs (`match=proto=tcp,dst_port=80`).
+//! (`mac=A,B`, `actions=set-vlan:5,output:vm2`, `trunk=1,5-9`), and `match` as pairs
+//! (`match=proto=tcp,dst_port=80`).
 
 use anyhow::{Result, bail, ensure};
 use toml::{Table, Value};
@@ -26,6 +27,8 @@ const TEXT_KEYS: [&str; 8] = [
 ];
 /// Keys that hold a list of texts.
 const LIST_KEYS: [&str; 3] = ["mac", "ip", "actions"];
+/// Keys that hold a list of numbers and ranges.
+const RANGES_KEYS: [&str; 2] = ["vlans", "trunk"];
 /// The key that holds pairs.
 const PAIRS_KEY: &str = "match";
 
@@ -134,6 +137,9 @@ fn keyed_value(key: &str, text: &str) -> Result<Value> {
         let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
         return Ok(Value::Array(items.map(|item| Value::String(item.to_owned())).collect()));
     }
+    if RANGES_KEYS.contains(&key) && !plain.is_array() {
+        return Ok(value(&format!("[{text}]")));
+    }
     if key == PAIRS_KEY && plain.is_str() {
         let items: Vec<&str> =
             text.split([',', ' ']).filter(|item| !item.is_empty() && *item != "any").collect();
@@ -212,11 +218,13 @@ mod tests {
             "tenant=7",
             "mac=52:54:00:00:00:01,52:54:00:00:00:02",
             "actions=set-vlan:5,output:vm2",
+            "trunk=1,5-9",
+            "vlans=100",
             "match=proto=tcp,dst_port=80",
         ];
         let expected: Table =
             "tenant = \"7\"\nmac = [\"52:54:00:00:00:01\", \"52:54:00:00:00:02\"]\n\
-             actions = [\"set-vlan:5\", \"output:vm2\"]\nmatch = {proto = \"tcp\", dst_port = 80}\n"
+             actions = [\"set-vlan:5\", \"output:vm2\"]\ntrunk = [1, \"5-9\"]\nvlans = [100]\nmatch = {proto = \"tcp\", dst_port = 80}\n"
                 .parse()
                 .unwrap();
         assert_eq!(Pairs::parse(&arguments).unwrap().table, expected);

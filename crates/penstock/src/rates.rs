@@ -121,8 +121,8 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     if hz > 0 {
         rates.core_share = rate("cycles") / to_f64(hz);
     }
-    let per = |cycles: u64, frames: u64| (frames > 0).then(|| to_f64(cycles) / to_f64(frames));
-    rates.cycles_per_frame = per(delta("cycles"), delta("rx_frames"));
+    let frames = delta("rx_frames");
+    rates.cycles_per_frame = (frames > 0).then(|| to_f64(delta("cycles")) / to_f64(frames));
     let stages = ["cycles_ingress", "cycles_classification", "cycles_egress"];
     let sampled = delta("sampled_frames");
     rates.stage_cycles =

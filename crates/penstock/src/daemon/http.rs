@@ -19,7 +19,6 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 type Shared = Arc<Mutex<Arc<Host>>>;
 
 /// The pages.
-#[must_use]
 pub fn router(host: Arc<Host>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))

@@ -55,6 +55,7 @@ struct Metric {
     name: String,
     unit: &'static str,
     is_gauge: bool,
+    /// The labels' names, as in the docs.
     labels: &'static str,
     help: String,
     source: Source,
@@ -259,10 +260,16 @@ impl Collector for Reading {
             let kind = if metric.is_gauge { MetricType::Gauge } else { MetricType::Counter };
             let mut family =
                 encoder.encode_descriptor(&metric.name, &metric.help, unit.as_ref(), kind)?;
+            let documented = |labels: &Labels| {
+                labels.iter().map(|(key, _)| *key).eq(metric.labels.split(", "))
+                    || labels.is_empty() && metric.labels.is_empty()
+            };
             for (labels, value) in self.values(metric.source) {
+                debug_assert!(documented(&labels), "{}", metric.name);
                 ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
             }
             for (labels, value) in self.counts(metric.source) {
+                debug_assert!(documented(&labels), "{}", metric.name);
                 let family = family.encode_family(&labels)?;
                 if metric.is_gauge {
                     ConstGauge::new(to_f64(value)).encode(family)?;

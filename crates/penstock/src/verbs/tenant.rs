@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn tenants_show_their_networks_and_ports() {
-        let red = toml::from_str("name = \"red\"\nvlans = \"1,5-9\"\nfdb_limit = 4096\n").unwrap();
+        let red =
+            toml::from_str("name = \"red\"\nvlans = [1, \"5-9\"]\nfdb_limit = 4096\n").unwrap();
         let listed = [
             Listed { tenant: red, ports: vec!["vm1".into(), "vm2".into()] },
             Listed { tenant: config::Tenant::new("blue"), ports: Vec::new() },

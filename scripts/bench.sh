@@ -32,7 +32,7 @@ reading() {
     local json name
     json=$(ctl stats --json | tr -d ' \n' | sed 's/{"port":/\n&/g')
     for name in $COUNTERS; do
-        [ "$name" = tx_frames ] && set -- b || set -- a
+        if [ "$name" = tx_frames ]; then set -- b; else set -- a; fi
         grep "^{\"port\":\"$1\"" <<<"$json" | grep -oE "\"$name\"[,:]\"?[0-9]+" |
             grep -oE '[0-9]+$' | head -1 || echo 0
     done | paste -sd' '

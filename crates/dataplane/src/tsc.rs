@@ -11,6 +11,24 @@ use penstock_units::{Cycles, Nanos, TscRate};
 pub trait CycleCounter {
     /// The count now; never goes back.
     fn now(&self) -> Cycles;
+
+    /// Told after each stage of a batch what it handled. On a real core the cycles are spent
+    /// already; a simulation lets them pass here, from its cost table.
+    #[inline(always)]
+    fn spent(&self, _stage: Stage, _frames: usize, _bytes: usize) {}
+}
+
+/// The stages of a batch (C2QoS §III: ingress, classification, egress), and the idle turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Frames were taken from a port.
+    Ingress,
+    /// Frames got their verdicts.
+    Classification,
+    /// Frames were delivered and their buffers returned.
+    Egress,
+    /// All ports were looked at, none had anything.
+    Idle,
 }
 
 /// The core's invariant time-stamp counter.

@@ -27,7 +27,7 @@ use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
 use crate::schedule::{Schedule, ScheduleKind, Unit, build};
-use crate::tsc::CycleCounter;
+use crate::tsc::{CycleCounter, Stage};
 use stolen::StolenTime;
 
 /// The inner stage edges are timed on every 64th batch.
@@ -235,12 +235,15 @@ impl<C: CycleCounter> Worker<C> {
             self.until_sample += 1;
             return 0;
         }
+        let bytes = self.batch.bytes();
+        self.counter.spent(Stage::Ingress, frames, bytes);
         let taken = if sample { self.counter.now() } else { Cycles::ZERO };
 
         count_taken(&counters, &mut self.batch);
         let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(self.last));
         let port = unit.port.0;
         self.classifier.classify(&mut self.batch, port, policy, snapshot, second, nanos, &counters);
+        self.counter.spent(Stage::Classification, frames, bytes);
         let classified = if sample { self.counter.now() } else { Cycles::ZERO };
 
         let (batch, ports) = (&mut self.batch, &mut self.ports);
@@ -251,6 +254,7 @@ impl<C: CycleCounter> Worker<C> {
         queue.publish();
         self.touched.add(unit, &mut slot.marked[unit.queue.index()]);
 
+        self.counter.spent(Stage::Egress, frames, bytes);
         let now = self.counter.now();
         let cost = self.stolen.settle(now.saturating_sub(self.last), &self.counters, &counters);
         counters.cycles.add(cost.0);
@@ -279,6 +283,7 @@ impl<C: CycleCounter> Worker<C> {
 
     fn idle_turn(&mut self) {
         self.notify();
+        self.counter.spent(Stage::Idle, 0, 0);
         let now = self.counter.now();
         let idle = now.saturating_sub(self.last);
         let idle = self.stolen.settle_idle(idle, &self.counters);

@@ -1,0 +1,64 @@
+//! Events in the order of their times; those of one moment in the order they were posted.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use penstock_units::Nanos;
+
+/// A queue of events of type `T`.
+#[derive(Debug)]
+pub struct EventQueue<T> {
+    heap: BinaryHeap<Reverse<(Nanos, u64, T)>>,
+    posted: u64,
+}
+
+impl<T: Ord> EventQueue<T> {
+    /// An empty queue.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { heap: BinaryHeap::new(), posted: 0 }
+    }
+
+    /// Posts `event` for time `at`.
+    pub fn post(&mut self, at: Nanos, event: T) {
+        self.heap.push(Reverse((at, self.posted, event)));
+        self.posted += 1;
+    }
+
+    /// When the next event is due.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Nanos> {
+        self.heap.peek().map(|Reverse((at, _, _))| *at)
+    }
+
+    /// The next event due at or before `now`.
+    pub fn pop_due(&mut self, now: Nanos) -> Option<(Nanos, T)> {
+        if self.next_at()? > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse((at, _, event))| (at, event))
+    }
+}
+
+impl<T: Ord> Default for EventQueue<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_by_time_and_then_in_the_order_posted() {
+        let mut queue = EventQueue::new();
+        for (at, event) in [(5, 'c'), (1, 'a'), (5, 'b')] {
+            queue.post(Nanos(at), event);
+        }
+        assert_eq!(queue.pop_due(Nanos(0)), None);
+        assert_eq!(queue.pop_due(Nanos(9)), Some((Nanos(1), 'a')));
+        assert_eq!(queue.pop_due(Nanos(9)), Some((Nanos(5), 'c')));
+        assert_eq!(queue.pop_due(Nanos(9)), Some((Nanos(5), 'b')));
+    }
+}

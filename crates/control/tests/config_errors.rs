@@ -44,7 +44,11 @@ fn appended(cases: &[(&str, &[&str])]) {
         let expected: Vec<String> = expected.iter().map(|e| shift(e)).collect();
         let got = errors(&format!("{BASE}{text}"));
         if got != expected {
-            wrong.push(format!("{text}\n  got:\n{}\n  want:\n{}", got.join("\n"), expected.join("\n")));
+            wrong.push(format!(
+                "{text}\n  got:\n{}\n  want:\n{}",
+                got.join("\n"),
+                expected.join("\n")
+            ));
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n\n"));

@@ -11,6 +11,7 @@ use std::path::Path;
 mod attachment;
 mod check;
 mod decode;
+mod edit;
 mod error;
 mod machine;
 mod matching;
@@ -18,12 +19,14 @@ mod model;
 mod network;
 mod release;
 mod rule;
+mod save;
 mod schema;
 mod source;
 mod text;
 mod vlan;
 
 pub use attachment::Attachment;
+pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use error::{ConfigError, ConfigErrors};
 pub use machine::Machine;
 pub use matching::{
@@ -36,6 +39,7 @@ pub use model::{
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use release::{Egress, IngressPolicy, Schedule};
 pub use rule::{Action, Match, Rule};
+pub(crate) use save::save;
 pub use schema::schema;
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};
 

@@ -5,17 +5,39 @@
 //! same way: edit the configuration's text, read the *whole* result as if it were a file, compile
 //! one snapshot, apply the difference, save. A mistake ends it before anything was touched; an
 //! attachment that fails is rolled back.
+//!
+//! Two locks: one is held through a whole change, so that there is one at a time; the other guards
+//! what readings are made of and is never held while the worker or the kernel is asked, so that a
+//! stalled worker can still be seen.
 
+mod apply;
 mod error;
+mod live;
+mod readings;
+mod state;
+mod switch;
+#[cfg(test)]
+mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use penstock_units::Nanos;
 
 use crate::api::{ChangeReport, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
-use crate::config::{ConfigErrors, HostConfig, Port, Rule, Tenant};
+use crate::config::{
+    self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
+};
+use crate::snapshot::Compiler;
+use apply::{Core, Outcome, lock, worker_failed};
+use live::LiveSwitch;
+use state::{Changing, Seen, Shared, Watch};
+use switch::Switch;
 
 pub use error::{ApiError, ErrorKind, HostError};
+
+/// Between two attempts to attach ports in state `error`.
+const RETRY: Nanos = Nanos::from_secs(1);
 
 /// Which MAC addresses are meant; a field left out means all. Fields are joined by "and".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,143 +50,464 @@ pub struct FdbFilter {
     pub port: Option<String>,
 }
 
-/// The running host. All calls block, for milliseconds at most; share it in an `Arc`.
-#[derive(Debug)]
-pub struct Host {}
+/// The running host. All calls block, for milliseconds as a rule; share it in an `Arc`. Dropping it
+/// shuts it down.
+pub struct Host {
+    core: Core,
+    changing: Mutex<Changing>,
+    path: Option<PathBuf>,
+}
 
-#[expect(unused_variables, reason = "signatures first; bodies follow in the next commits")]
-#[expect(clippy::missing_errors_doc, reason = "see above")]
+impl core::fmt::Debug for Host {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Host").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 impl Host {
     /// Starts the worker and attaches the ports. `config` comes from [`crate::config::load`] of
-    /// `config_path`; without a path, changes live until shutdown. A port that cannot be attached
-    /// is in state `error` and tried again by [`Self::tick`].
+    /// `config_path`, its `[host]` perhaps changed by the command line; without a path, changes
+    /// live until shutdown. A port that cannot be attached is in state `error` and tried again by
+    /// [`Self::tick`].
+    ///
+    /// # Errors
+    /// The configuration is wrong or was changed since it was loaded; the worker cannot start.
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
-        unimplemented!()
+        let machine = Machine::here();
+        let make = |config: &HostConfig| -> Result<Box<dyn Switch>, ApiError> {
+            let switch = LiveSwitch::start(config, &Machine::here()).map_err(worker_failed)?;
+            Ok(Box::new(switch))
+        };
+        Self::start_with(config, config_path, machine, make)
+    }
+
+    fn start_with(
+        config: HostConfig,
+        path: Option<PathBuf>,
+        machine: Machine,
+        make: impl FnOnce(&HostConfig) -> Result<Box<dyn Switch>, ApiError>,
+    ) -> Result<Self, HostError> {
+        let (text, file_text) = match &path {
+            Some(path) => {
+                let text = config::read_file(path)?;
+                (text.clone(), Some(text))
+            }
+            None => (config::text_of(&config).map_err(|error| ConfigErrors(vec![error]))?, None),
+        };
+        let file = config::parse_on(&text, &file_name(path.as_deref()), &machine)?;
+        let file_host = file.host.clone();
+        if (HostConfig { host: config.host.clone(), ..file }) != config {
+            let (problem, remedy) = ("it was changed while the daemon started", "start again");
+            let object = format!("file {}", file_name(path.as_deref()));
+            return Err(ApiError::new(ErrorKind::Conflict, object, problem, remedy).into());
+        }
+        let switch = make(&config)?;
+        // The state before the first change: the same host with no objects.
+        let empty = HostConfig {
+            tenants: Vec::new(),
+            ports: Vec::new(),
+            rules: Vec::new(),
+            fdb: Vec::new(),
+            ..config.clone()
+        };
+        let shared = Shared {
+            config: Arc::new(empty),
+            text: Arc::from(""),
+            compiler: Compiler::default(),
+            ports: Default::default(),
+            generation: 0,
+            hits: Default::default(),
+            deleted: None,
+            watch: Watch::default(),
+        };
+        let changing =
+            Changing { machine, file_text, file_host, next_retry: Nanos::ZERO, stopped: false };
+        let core = Core { switch, shared: Mutex::new(shared) };
+        let host = Self { core, changing: Mutex::new(changing), path };
+        let outcome = host.core.apply(config, text.into())?;
+        for warning in warnings(outcome) {
+            tracing::warn!("{warning}");
+        }
+        Ok(host)
     }
 
     /// What the daemon is and does.
     #[must_use]
     pub fn status(&self) -> HostStatus {
-        unimplemented!()
+        self.core.status(self.path.as_ref().map(|p| p.display().to_string()).unwrap_or_default())
     }
 
     /// Every port's state, in the order of the configuration.
     #[must_use]
     pub fn ports(&self) -> Vec<PortStatus> {
-        unimplemented!()
+        self.core.port_states()
+    }
+
+    /// The running configuration.
+    #[must_use]
+    pub fn config(&self) -> Arc<HostConfig> {
+        Arc::clone(&lock(&self.core.shared).config)
     }
 
     /// Every port as configured.
     #[must_use]
     pub fn port_configs(&self) -> Vec<Port> {
-        unimplemented!()
+        self.config().ports.clone()
     }
 
     /// Every tenant as configured.
     #[must_use]
     pub fn tenants(&self) -> Vec<Tenant> {
-        unimplemented!()
+        self.config().tenants.clone()
     }
 
     /// Every rule as configured.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
-        unimplemented!()
+        self.config().rules.clone()
     }
 
     /// Every rule with what it has matched, highest priority first.
     #[must_use]
     pub fn flows(&self) -> Vec<FlowStatus> {
-        unimplemented!()
+        self.core.flow_states()
     }
 
     /// The MAC addresses that `filter` names, by tenant, VLAN and address.
+    ///
+    /// # Errors
+    /// The filter names something that does not exist, or the worker has ended.
     pub fn fdb(&self, filter: &FdbFilter) -> Result<Vec<FdbEntry>, ApiError> {
-        unimplemented!()
+        self.core.addresses(filter)
     }
 
     /// Forgets the learned addresses that `filter` names; returns how many.
+    ///
+    /// # Errors
+    /// The filter names something that does not exist, or the worker has ended.
     pub fn fdb_flush(&self, filter: &FdbFilter) -> Result<usize, ApiError> {
-        unimplemented!()
+        self.core.flush(filter)
     }
 
     /// All counters; `exact` lets the worker take them between two batches and checks that they
     /// add up.
+    ///
+    /// # Errors
+    /// Only exact: the worker has ended.
     pub fn stats(&self, exact: bool) -> Result<Stats, ApiError> {
-        unimplemented!()
+        // A port on its way in or out would be counted twice or not at all.
+        let _no_changes = exact.then(|| lock(&self.changing));
+        self.core.counters(exact)
     }
 
     /// Adds a port. `save` writes it into the configuration file, here and in the calls below;
     /// without, it is gone after a restart or reload.
+    ///
+    /// # Errors
+    /// As all changes: the request is wrong, contradicts the rest, or did not succeed. Nothing was
+    /// changed.
     pub fn add_port(&self, port: Port, save: bool) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::AddPort(&port), save)
     }
 
-    /// Sets keys of a port: `("vlan", "300")`, `("trunk", "1,5-9")`, `("mac", "")` removes.
+    /// Sets keys of a port: `("vlan", "300")`, `("trunk", "1,5-9")`; `("mac", "")` removes.
+    ///
+    /// # Errors
+    /// As [`Self::add_port`].
     pub fn set_port(
         &self,
         name: &str,
         changes: &[(String, String)],
         save: bool,
     ) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::Set(Kind::Port, name, changes), save)
     }
 
-    /// Deletes a port.
+    /// Deletes a port that no rule and no static address refers to.
+    ///
+    /// # Errors
+    /// As [`Self::add_port`].
     pub fn del_port(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::Delete(Kind::Port, name), save)
     }
 
     /// Adds a tenant.
+    ///
+    /// # Errors
+    /// As [`Self::add_port`].
     pub fn add_tenant(&self, tenant: Tenant, save: bool) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::AddTenant(&tenant), save)
     }
 
     /// Sets keys of a tenant.
+    ///
+    /// # Errors
+    /// As [`Self::add_port`].
     pub fn set_tenant(
         &self,
         name: &str,
         changes: &[(String, String)],
         save: bool,
     ) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::Set(Kind::Tenant, name, changes), save)
     }
 
     /// Deletes a tenant that nothing refers to.
+    ///
+    /// # Errors
+    /// As [`Self::add_port`].
     pub fn del_tenant(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::Delete(Kind::Tenant, name), save)
     }
 
     /// Adds a rule.
+    ///
+    /// # Errors
+    /// As [`Self::add_port`].
     pub fn add_rule(&self, rule: Rule, save: bool) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::AddRule(&rule), save)
     }
 
     /// Deletes a rule.
+    ///
+    /// # Errors
+    /// As [`Self::add_port`].
     pub fn del_rule(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
-        unimplemented!()
+        self.change(&Edit::Delete(Kind::Rule, name), save)
+    }
+
+    /// Makes one change: validate the whole, apply, save.
+    fn change(&self, edit: &Edit<'_>, save: bool) -> Result<ChangeReport, ApiError> {
+        let mut changing = lock(&self.changing);
+        if changing.stopped {
+            return Err(stopped());
+        }
+        let (old, old_text) = {
+            let shared = lock(&self.core.shared);
+            (Arc::clone(&shared.config), Arc::clone(&shared.text))
+        };
+        let text = edit.apply(&old_text).map_err(|error| edit_error(edit, &error))?;
+        let parsed = config::parse_on(&text, "", &changing.machine)?;
+        let config = HostConfig { host: old.host.clone(), ..parsed };
+        let file = if save { self.edited_file(edit, &changing)? } else { None };
+        let outcome = self.core.apply(config, text.into())?;
+        let problem = match outcome.failed.first() {
+            Some((port, error)) => Some(ApiError::new(
+                ErrorKind::Failed,
+                format!("port {port:?}"),
+                &error.problem,
+                &error.remedy,
+            )),
+            None => match (&self.path, &file) {
+                (Some(path), Some(text)) => config::save(path, text).err().map(|error| {
+                    let remedy = "make it writable, or change without saving";
+                    let problem = format!("it cannot be written: {error}");
+                    ApiError::new(
+                        ErrorKind::Failed,
+                        format!("file {}", path.display()),
+                        problem,
+                        remedy,
+                    )
+                }),
+                _ => None,
+            },
+        };
+        if let Some(problem) = problem {
+            for warning in warnings(self.core.apply(HostConfig::clone(&old), old_text)?) {
+                tracing::warn!("{warning}");
+            }
+            return Err(problem);
+        }
+        if let Some(file) = file {
+            changing.file_text = Some(file);
+        }
+        Ok(self.report(outcome))
+    }
+
+    /// The file's text with the change made; `None` without a file, or if the object was never in
+    /// it.
+    fn edited_file(
+        &self,
+        edit: &Edit<'_>,
+        changing: &Changing,
+    ) -> Result<Option<String>, ApiError> {
+        let Some(path) = &self.path else { return Ok(None) };
+        let object = format!("file {}", path.display());
+        let disk = config::read_file(path)?;
+        if Some(&disk) != changing.file_text.as_ref() {
+            let problem = "it was changed by someone else since it was read";
+            let remedy = "reload it first, or change without saving";
+            return Err(ApiError::new(ErrorKind::Conflict, object, problem, remedy));
+        }
+        let text = match edit.apply(&disk) {
+            Ok(text) => text,
+            Err(EditError::NotFound(_)) => return Ok(None),
+            Err(error) => return Err(edit_error(edit, &error)),
+        };
+        match config::parse_on(&text, &file_name(Some(path)), &changing.machine) {
+            Ok(_) => Ok(Some(text)),
+            Err(errors) => {
+                let error = ApiError::from(errors);
+                let problem = format!("it would be wrong: {}: {}", error.object, error.problem);
+                let remedy = "save what this refers to first, or change without saving";
+                Err(ApiError::new(ErrorKind::Invalid, object, problem, remedy))
+            }
+        }
     }
 
     /// Reads the configuration file again and applies the difference; what did not change is not
     /// touched. With a mistake in the file nothing changes.
+    ///
+    /// # Errors
+    /// All mistakes in the file.
     pub fn reload(&self) -> Result<ChangeReport, ConfigErrors> {
-        unimplemented!()
+        let mut changing = lock(&self.changing);
+        let name = file_name(self.path.as_deref());
+        let failed = |object: String, problem: String, remedy: String| {
+            let file = name.clone();
+            ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
+        };
+        let api_failed = |error: ApiError| failed(error.object, error.problem, error.remedy);
+        if changing.stopped {
+            return Err(api_failed(stopped()));
+        }
+        let Some(path) = &self.path else {
+            let problem = "the daemon was started without one".to_owned();
+            return Err(failed("file".to_owned(), problem, "start it with --config".to_owned()));
+        };
+        let text = config::read_file(path)?;
+        let parsed = config::parse_on(&text, &name, &changing.machine)?;
+        let old = self.config();
+        let restart = needs_restart(&changing, &old, &parsed);
+        let config = HostConfig { host: old.host.clone(), ..parsed };
+        changing.file_text = Some(text.clone());
+        let mut outcome = if config == *old {
+            lock(&self.core.shared).text = text.into();
+            Outcome::default()
+        } else {
+            self.core.apply(config, text.into()).map_err(api_failed)?
+        };
+        outcome.warnings.extend(restart);
+        Ok(self.report(outcome))
     }
 
     /// The running configuration as TOML, unsaved changes included.
     #[must_use]
     pub fn config_toml(&self) -> String {
-        unimplemented!()
+        lock(&self.core.shared).text.to_string()
     }
 
     /// To be called a few times a second with a monotonic time: watches the worker's heartbeat and
     /// tries again to attach ports in state `error`.
     pub fn tick(&self, now: Nanos) {
-        unimplemented!()
+        let heartbeat = self.core.switch.worker().heartbeat;
+        let seen = lock(&self.core.shared).watch.look(heartbeat, now);
+        match seen {
+            Seen::Stalled => tracing::error!("worker 0 is stalled: no heartbeat for over 1 s"),
+            Seen::Recovered => tracing::info!("worker 0 runs again"),
+            Seen::Nothing => {}
+        }
+        // A change in progress may wait for the worker; the watchdog must not.
+        let mut changing = match self.changing.try_lock() {
+            Ok(changing) => changing,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if !changing.stopped && now >= changing.next_retry {
+            changing.next_retry = now + RETRY;
+            self.retry();
+        }
     }
 
-    /// Detaches all ports and stops the worker. Calls after it fail; a second one does nothing.
-    pub fn shutdown(&self) -> Result<(), ApiError> {
-        unimplemented!()
+    /// Tries to attach what is not attached; says so when that, or the reason it fails, is new.
+    fn retry(&self) {
+        let broken: Vec<_> = {
+            let shared = lock(&self.core.shared);
+            let ports = shared.ports.iter().filter(|(_, port)| port.link.is_none());
+            ports.map(|(name, port)| (name.clone(), port.error.clone())).collect()
+        };
+        for (name, before) in broken {
+            match self.core.attach(&name) {
+                Ok(()) => {
+                    tracing::info!("port {name}: attached");
+                    self.core.pin_again(&name);
+                }
+                Err(error) if before.as_ref() == Some(&error) => {}
+                Err(error) => tracing::warn!("port {name}: {error}"),
+            }
+        }
     }
+
+    /// Detaches all ports and stops the worker. Changes after it fail; a second one does nothing.
+    ///
+    /// # Errors
+    /// The worker had ended before.
+    pub fn shutdown(&self) -> Result<(), ApiError> {
+        let mut changing = lock(&self.changing);
+        if core::mem::replace(&mut changing.stopped, true) {
+            return Ok(());
+        }
+        let names: Vec<String> = lock(&self.core.shared).ports.keys().cloned().collect();
+        for name in names {
+            self.core.detach(&name).map_err(worker_failed)?;
+        }
+        self.core.switch.stop().map_err(worker_failed)
+    }
+
+    fn report(&self, outcome: Outcome) -> ChangeReport {
+        let generation = lock(&self.core.shared).generation;
+        let changes = outcome.changes.clone();
+        ChangeReport { generation, changes, warnings: warnings(outcome) }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Err(error) = self.shutdown() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+fn file_name(path: Option<&Path>) -> String {
+    path.map(|path| path.display().to_string()).unwrap_or_default()
+}
+
+fn stopped() -> ApiError {
+    ApiError::new(ErrorKind::Failed, "host", "it is shutting down", "start the daemon again")
+}
+
+fn warnings(outcome: Outcome) -> Vec<String> {
+    let failed = outcome.failed.into_iter();
+    let failed = failed.map(|(port, error)| format!("port {port}: {error}"));
+    outcome.warnings.into_iter().chain(failed).collect()
+}
+
+fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
+    let (kind, name) = edit.object();
+    let (status, remedy) = match error {
+        EditError::NotFound(_) => {
+            (ErrorKind::NotFound, format!("see penstock {} list", kind.name()))
+        }
+        EditError::Taken => {
+            (ErrorKind::Conflict, "choose another, or set the one there is".to_owned())
+        }
+        EditError::Name => (ErrorKind::Invalid, "delete it and add it anew".to_owned()),
+        _ => (ErrorKind::Failed, "correct the configuration file and reload it".to_owned()),
+    };
+    ApiError::new(status, format!("{} {name:?}", kind.name()), error.to_string(), remedy)
+}
+
+/// What the new file says that only a restart can bring about.
+fn needs_restart(changing: &Changing, old: &HostConfig, new: &HostConfig) -> Vec<String> {
+    let entries = old.forwarding.fdb_entries != new.forwarding.fdb_entries;
+    [
+        ("[host]", changing.file_host != new.host),
+        ("[worker]", old.worker != new.worker),
+        ("[forwarding] fdb_entries", entries),
+    ]
+    .iter()
+    .filter(|(_, differs)| *differs)
+    .map(|(what, _)| format!("{what}: takes effect when the daemon is started again"))
+    .collect()
 }

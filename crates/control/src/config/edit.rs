@@ -1,0 +1,297 @@
+//! Changes to the text of a configuration: its author's comments and order stay.
+
+use serde::Serialize;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, Formatted, Item, Table, Value};
+
+use super::error::ConfigError;
+use super::model::{Port, Tenant};
+use super::rule::Rule;
+
+/// The kinds of objects that clients add, set and delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Tenant,
+    Port,
+    Rule,
+}
+
+impl Kind {
+    /// The table's name in the file, and what people call it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Port => "port",
+            Self::Rule => "rule",
+        }
+    }
+}
+
+/// A change of one object.
+#[derive(Clone, Debug)]
+pub(crate) enum Edit<'a> {
+    AddPort(&'a Port),
+    AddTenant(&'a Tenant),
+    AddRule(&'a Rule),
+    Set(Kind, &'a str, &'a [(String, String)]),
+    Delete(Kind, &'a str),
+}
+
+/// Why a text cannot be changed so.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum EditError {
+    #[error("there is no such {0}")]
+    NotFound(&'static str),
+    #[error("the name is taken")]
+    Taken,
+    #[error("its name cannot be changed")]
+    Name,
+    #[error("the configuration's text is no TOML any more: {0}")]
+    Syntax(toml_edit::TomlError),
+    #[error("`{0}` is not a list of tables")]
+    Shape(&'static str),
+    #[error("it cannot be written as TOML: {0}")]
+    Write(toml_edit::ser::Error),
+}
+
+impl Edit<'_> {
+    /// What is changed and its name.
+    pub(crate) fn object(&self) -> (Kind, &str) {
+        match self {
+            Self::AddPort(port) => (Kind::Port, &port.name),
+            Self::AddTenant(tenant) => (Kind::Tenant, &tenant.name),
+            Self::AddRule(rule) => (Kind::Rule, &rule.name),
+            Self::Set(kind, name, _) | Self::Delete(kind, name) => (*kind, name),
+        }
+    }
+
+    /// The text with the change made.
+    pub(crate) fn apply(&self, text: &str) -> Result<String, EditError> {
+        let mut document: DocumentMut = text.parse().map_err(EditError::Syntax)?;
+        let (kind, name) = self.object();
+        let tables = tables(&mut document, kind)?;
+        let place = tables.iter().position(|t| t.get("name").and_then(Item::as_str) == Some(name));
+        match (self, place) {
+            (Self::AddPort(_) | Self::AddTenant(_) | Self::AddRule(_), Some(_)) => {
+                return Err(EditError::Taken);
+            }
+            (Self::AddPort(port), None) => tables.push(table_of(port)?),
+            (Self::AddTenant(tenant), None) => tables.push(table_of(tenant)?),
+            (Self::AddRule(rule), None) => tables.push(table_of(rule)?),
+            (_, None) => return Err(EditError::NotFound(kind.name())),
+            (Self::Delete(..), Some(at)) => {
+                tables.remove(at);
+            }
+            (Self::Set(_, _, changes), Some(at)) => {
+                if let Some(table) = tables.get_mut(at) {
+                    for (key, value) in *changes {
+                        set(table, key, value)?;
+                    }
+                }
+            }
+        }
+        Ok(document.to_string())
+    }
+}
+
+fn tables(document: &mut DocumentMut, kind: Kind) -> Result<&mut ArrayOfTables, EditError> {
+    let item =
+        document.entry(kind.name()).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+    item.as_array_of_tables_mut().ok_or(EditError::Shape(kind.name()))
+}
+
+/// An object as a table, nested ones inline, with an empty line above.
+fn table_of<T: Serialize>(object: &T) -> Result<Table, EditError> {
+    let document = toml_edit::ser::to_document(object).map_err(EditError::Write)?;
+    let mut table = Table::new();
+    for (key, item) in document.iter() {
+        let item = match item.clone().into_value() {
+            Ok(value) => Item::Value(value),
+            Err(item) => item,
+        };
+        table.insert(key, item);
+    }
+    table.decor_mut().set_prefix("\n");
+    Ok(table)
+}
+
+/// How a key's value is written.
+enum Form {
+    Text,
+    Literal,
+    List,
+}
+
+fn form(key: &str) -> Form {
+    match key {
+        "mac" | "ip" | "trunk" | "vlans" | "actions" => Form::List,
+        "vlan" | "native" | "queues" | "offloads" | "mtu" | "slow_path" | "fdb_limit"
+        | "priority" | "match" => Form::Literal,
+        _ => Form::Text,
+    }
+}
+
+/// Sets a key, or removes it if the text is empty; what was behind the old value stays behind the
+/// new one.
+fn set(table: &mut Table, key: &str, text: &str) -> Result<(), EditError> {
+    if key == "name" {
+        return Err(EditError::Name);
+    }
+    if text.is_empty() {
+        table.remove(key);
+        return Ok(());
+    }
+    let mut value = value_of(key, text);
+    if let Some(Item::Value(old)) = table.get(key) {
+        *value.decor_mut() = old.decor().clone();
+    }
+    table.insert(key, Item::Value(value));
+    Ok(())
+}
+
+fn value_of(key: &str, text: &str) -> Value {
+    let string = |text: &str| Value::String(Formatted::new(text.to_owned()));
+    let literal = |text: &str| text.parse::<Value>().ok().map(plain);
+    match form(key) {
+        Form::Text => string(text),
+        Form::Literal => literal(text).unwrap_or_else(|| string(text)),
+        Form::List if text.starts_with('[') => literal(text).unwrap_or_else(|| string(text)),
+        Form::List => {
+            let mut array = Array::new();
+            for part in text.split(',').map(str::trim) {
+                match part.parse::<i64>() {
+                    Ok(number) => array.push(number),
+                    Err(_) => array.push(part),
+                }
+            }
+            Value::Array(array)
+        }
+    }
+}
+
+/// A value without the white space it was read with.
+fn plain(mut value: Value) -> Value {
+    match &mut value {
+        Value::InlineTable(table) => table.fmt(),
+        Value::Array(array) => array.fmt(),
+        _ => {}
+    }
+    value.decor_mut().clear();
+    value
+}
+
+/// A configuration as text, for one that has no file.
+pub(crate) fn text_of(config: &super::HostConfig) -> Result<String, ConfigError> {
+    let document = toml_edit::ser::to_document(config);
+    let failed = |error: toml_edit::ser::Error| ConfigError {
+        file: String::new(),
+        line: 0,
+        column: 0,
+        object: "configuration".to_owned(),
+        problem: format!("it cannot be written as TOML: {error}"),
+        remedy: "this is a defect of Penstock, please report it".to_owned(),
+    };
+    let document = document.map_err(failed)?;
+    let mut root = Table::new();
+    for (key, item) in document.iter() {
+        root.insert(key, expanded(item.clone()));
+    }
+    Ok(DocumentMut::from(root).to_string())
+}
+
+/// Sections as `[tables]`, lists of objects as `[[tables]]`; what is in them stays inline.
+fn expanded(item: Item) -> Item {
+    match item.into_array_of_tables() {
+        Ok(tables) => Item::ArrayOfTables(tables),
+        Err(item) => item.into_table().map_or_else(|item| item, Item::Table),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{PortKind, parse};
+    use super::*;
+
+    const TEXT: &str = r#"# my host
+[host]
+name = "h" # the name
+
+# the first
+[[tenant]]
+name = "red" # a colour
+vlans = [100, "200-210"] # two
+
+[[port]] # a machine
+name = "vm1"
+type = "vhost-user"
+tenant = "red"
+socket = "/run/vm1.sock"
+vlan = 100 # was 101
+
+# goes with vm2
+[[port]]
+name = "vm2"
+type = "vhost-user"
+tenant = "red"
+socket = "/run/vm2.sock"
+vlan = 100
+"#;
+
+    fn port() -> Port {
+        Port {
+            tenant: Some("red".into()),
+            interface: Some("tap1".into()),
+            vlan: Some("100".parse().unwrap()),
+            slow_path: Some(super::super::SlowPath { per_second: 5, burst: 6 }),
+            ..Port::new("tap1", PortKind::Tap)
+        }
+    }
+
+    #[test]
+    fn comments_survive_every_change() {
+        let port = port();
+        let added = Edit::AddPort(&port).apply(TEXT).unwrap();
+        assert!(added.starts_with(TEXT), "{added}");
+        assert!(added.contains("\n[[port]]\nname = \"tap1\"\n"), "{added}");
+        assert_eq!(parse(&added, "").unwrap().ports[2], port);
+        let deleted = Edit::Delete(Kind::Port, "tap1").apply(&added).unwrap();
+        assert_eq!(deleted, TEXT);
+        let changes = [("vlan".to_owned(), "205".to_owned()), ("queues".into(), "2".into())];
+        let set = Edit::Set(Kind::Port, "vm1", &changes).apply(TEXT).unwrap();
+        assert_eq!(set, TEXT.replace("vlan = 100 # was 101", "vlan = 205 # was 101\nqueues = 2"));
+        let gone = Edit::Delete(Kind::Port, "vm2").apply(TEXT).unwrap();
+        assert!(gone.ends_with("# was 101\n") && gone.contains("# two"), "{gone}");
+    }
+
+    #[test]
+    fn values_are_read_by_their_key() {
+        for (key, text, want) in [
+            ("tenant", "5", "\"5\""),
+            ("vlan", "5", "5"),
+            ("trunk", "1,5-9", "[1, \"5-9\"]"),
+            ("mac", "52:54:00:00:00:01", "[\"52:54:00:00:00:01\"]"),
+            ("actions", "set-vlan:5, normal", "[\"set-vlan:5\", \"normal\"]"),
+            ("offloads", "{csum=true,tso=false}", "{ csum = true, tso = false }"),
+            ("offloads", "off", "\"off\""),
+        ] {
+            assert_eq!(value_of(key, text).to_string().trim(), want, "{key}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_or_taken_is_refused() {
+        let port = Port { name: "vm1".into(), ..port() };
+        assert!(matches!(Edit::AddPort(&port).apply(TEXT), Err(EditError::Taken)));
+        let gone = Edit::Delete(Kind::Rule, "web").apply(TEXT);
+        assert!(matches!(gone, Err(EditError::NotFound("rule"))));
+        let name = [("name".to_owned(), "x".to_owned())];
+        assert!(matches!(Edit::Set(Kind::Port, "vm1", &name).apply(TEXT), Err(EditError::Name)));
+    }
+
+    #[test]
+    fn a_configuration_without_a_file_becomes_text() {
+        let config = parse(&Edit::AddPort(&port()).apply(TEXT).unwrap(), "").unwrap();
+        let text = text_of(&config).unwrap();
+        assert_eq!(parse(&text, "").unwrap(), config, "{text}");
+    }
+}

@@ -1,0 +1,278 @@
+//! From one configuration to the next, touching only what differs.
+//!
+//! **Rule.** In this order, so that no frame is ever judged by another port's policy: what goes or
+//! is attached anew is detached; the snapshot is swapped; what is new is attached; static
+//! addresses follow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::worker::WorkerError;
+use penstock_units::PortId;
+
+use super::error::{ApiError, ErrorKind};
+use super::state::{LivePort, Shared};
+use super::switch::{AttachError, Switch};
+use crate::config::{Attachment, HostConfig};
+use crate::snapshot::{Compiler, StaticAddress};
+
+/// The switch and what is known of it.
+pub(super) struct Core {
+    pub(super) switch: Box<dyn Switch>,
+    pub(super) shared: Mutex<Shared>,
+}
+
+/// What a change did.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) changes: Vec<String>,
+    pub(super) warnings: Vec<String>,
+    /// Ports that should be attached and are not.
+    pub(super) failed: Vec<(String, AttachError)>,
+}
+
+/// Takes a lock; a thread that panicked left nothing half done that the next change would not mend.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The worker did not do what it was asked.
+pub(super) fn worker_failed(error: WorkerError) -> ApiError {
+    let remedy = "see the daemon's log; restart it if the worker has ended";
+    ApiError::new(ErrorKind::Failed, "worker", error.to_string(), remedy)
+}
+
+/// Ports by what becomes of them.
+#[derive(Default)]
+struct Plan {
+    removed: Vec<String>,
+    reattached: Vec<String>,
+    added: Vec<String>,
+}
+
+impl Plan {
+    fn new(live: &BTreeMap<String, LivePort>, wanted: &BTreeMap<&str, Attachment>) -> Self {
+        let mut plan = Self::default();
+        for (name, port) in live {
+            match wanted.get(name.as_str()) {
+                None => plan.removed.push(name.clone()),
+                Some(new) if *new != port.attachment => plan.reattached.push(name.clone()),
+                Some(_) => {}
+            }
+        }
+        let new = wanted.keys().filter(|name| !live.contains_key(**name));
+        plan.added = new.map(|name| (*name).to_owned()).collect();
+        plan
+    }
+}
+
+impl Core {
+    /// Makes `config` the running configuration.
+    ///
+    /// # Errors
+    /// The rules make no tables: nothing was changed. Or the worker has ended.
+    pub(super) fn apply(&self, config: HostConfig, text: Arc<str>) -> Result<Outcome, ApiError> {
+        let (old, before, generation, live) = {
+            let shared = lock(&self.shared);
+            let (old, compiler) = (Arc::clone(&shared.config), shared.compiler.clone());
+            (old, compiler, shared.generation + 1, shared.ports.clone())
+        };
+        let mut compiler = before.clone();
+        let snapshot = compiler
+            .compile(&config, generation)
+            .map_err(|(rule, error)| table_error(&config, rule, &error.to_string()))?;
+        let wanted: BTreeMap<&str, Attachment> = config
+            .ports
+            .iter()
+            .filter_map(|port| Some((port.name.as_str(), port.attachment()?)))
+            .collect();
+        let plan = Plan::new(&live, &wanted);
+        for name in plan.removed.iter().chain(&plan.reattached) {
+            self.detach(name).map_err(worker_failed)?;
+        }
+        self.switch.swap_snapshot(snapshot).map_err(worker_failed)?;
+        let mut outcome = Outcome { changes: changes(&old, &config, &plan), ..Outcome::default() };
+        let statics = (before.statics().to_vec(), compiler.statics().to_vec());
+        let config = Arc::new(config);
+        self.commit(&config, text, generation, &before, compiler, &plan);
+        for name in plan.reattached.iter().chain(&plan.added) {
+            if let Err(error) = self.attach(name) {
+                outcome.failed.push((name.clone(), error));
+            }
+        }
+        self.pin(&statics.0, &statics.1, &plan, &mut outcome).map_err(worker_failed)?;
+        Ok(outcome)
+    }
+
+    /// Puts the new state in place; ports to be attached have no link yet.
+    fn commit(
+        &self,
+        config: &Arc<HostConfig>,
+        text: Arc<str>,
+        generation: u64,
+        before: &Compiler,
+        compiler: Compiler,
+        plan: &Plan,
+    ) {
+        let mut shared = lock(&self.shared);
+        for name in &plan.removed {
+            if let Some(port) = shared.ports.remove(name) {
+                let last = port.counters.read();
+                shared.deleted.get_or_insert_default().merge(&last);
+            }
+        }
+        for port in &config.ports {
+            let (Some(id), Some(attachment)) = (compiler.ids().port(&port.name), port.attachment())
+            else {
+                continue;
+            };
+            if let Some(live) = shared.ports.get_mut(&port.name) {
+                live.attachment = attachment;
+                continue;
+            }
+            let counters = Arc::new(PortCounters::default());
+            let live = LivePort { id: PortId(id), attachment, counters, link: None, error: None };
+            shared.ports.insert(port.name.clone(), live);
+        }
+        for (rule, count) in before.hits_left_behind(&compiler) {
+            *shared.hits.entry(rule).or_default() += count;
+        }
+        let rules: BTreeSet<&str> = config.rules.iter().map(|rule| rule.name.as_str()).collect();
+        shared.hits.retain(|name, _| rules.contains(name.as_str()));
+        shared.config = Arc::clone(config);
+        shared.text = text;
+        shared.generation = generation;
+        shared.compiler = compiler;
+    }
+
+    /// Attaches a port that has no link.
+    pub(super) fn attach(&self, name: &str) -> Result<(), AttachError> {
+        let Some(port) = lock(&self.shared).ports.get(name).cloned() else { return Ok(()) };
+        let attached = self.switch.attach(port.id, name, &port.attachment, port.counters);
+        let mut shared = lock(&self.shared);
+        let Some(port) = shared.ports.get_mut(name) else { return Ok(()) };
+        match attached {
+            Ok(link) => {
+                port.link = Some(link);
+                port.error = None;
+                Ok(())
+            }
+            Err(error) => {
+                port.error = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Detaches a port, if it is attached.
+    pub(super) fn detach(&self, name: &str) -> Result<(), WorkerError> {
+        let port = {
+            let mut shared = lock(&self.shared);
+            shared.ports.get_mut(name).map(|port| (port.id, port.link.take()))
+        };
+        match port {
+            Some((id, Some(link))) => self.switch.detach(id, link),
+            _ => Ok(()),
+        }
+    }
+
+    /// Brings the static addresses up to date; those of a port attached anew went with it.
+    fn pin(
+        &self,
+        old: &[StaticAddress],
+        new: &[StaticAddress],
+        plan: &Plan,
+        outcome: &mut Outcome,
+    ) -> Result<(), WorkerError> {
+        let (old, new): (BTreeSet<_>, BTreeSet<_>) = (old.iter().collect(), new.iter().collect());
+        let (touched, names) = {
+            let shared = lock(&self.shared);
+            let names = plan.reattached.iter().chain(&plan.added);
+            let ids: BTreeSet<u16> =
+                names.filter_map(|name| Some(shared.ports.get(name)?.id.0)).collect();
+            (ids, shared.compiler.ids().clone())
+        };
+        for gone in old.difference(&new) {
+            self.switch.fdb_static(gone.domain, gone.mac, PortId(gone.port), false)?;
+        }
+        let due =
+            |address: &&&StaticAddress| !old.contains(*address) || touched.contains(&address.port);
+        for address in new.iter().filter(due) {
+            match self.switch.fdb_static(address.domain, address.mac, PortId(address.port), true) {
+                Ok(()) => {}
+                Err(gone @ WorkerError::Gone(_)) => return Err(gone),
+                Err(error) => {
+                    let port = names.port_name(address.port).unwrap_or_default();
+                    outcome.warnings.push(format!("fdb {} of port {port}: {error}", address.mac));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a port's static addresses in place once it is attached.
+    pub(super) fn pin_again(&self, name: &str) {
+        let (id, addresses) = {
+            let shared = lock(&self.shared);
+            let Some(port) = shared.ports.get(name) else { return };
+            (port.id, shared.compiler.statics().to_vec())
+        };
+        for address in addresses.iter().filter(|address| address.port == id.0) {
+            if let Err(error) = self.switch.fdb_static(address.domain, address.mac, id, true) {
+                tracing::warn!("fdb {} of port {name}: {error}", address.mac);
+            }
+        }
+    }
+}
+
+fn table_error(config: &HostConfig, rule: usize, problem: &str) -> ApiError {
+    let name = config.rules.get(rule).map_or("?", |rule| rule.name.as_str());
+    let remedy = "use fewer combinations of fields, prefix lengths and port ranges";
+    ApiError::new(ErrorKind::Invalid, format!("rule {name:?}"), problem, remedy)
+}
+
+/// What differs, in words.
+fn changes(old: &HostConfig, new: &HostConfig, plan: &Plan) -> Vec<String> {
+    let mut all = Vec::new();
+    for (name, differs) in [
+        ("[host]", old.host != new.host),
+        ("[worker]", old.worker != new.worker),
+        ("[forwarding]", old.forwarding != new.forwarding),
+    ] {
+        if differs {
+            all.push(format!("{name} changed"));
+        }
+    }
+    named("tenant", &old.tenants, &new.tenants, |tenant| &tenant.name, &mut all);
+    named("port", &old.ports, &new.ports, |port| &port.name, &mut all);
+    for name in &plan.reattached {
+        all.push(format!("port {name} attached anew"));
+    }
+    named("rule", &old.rules, &new.rules, |rule| &rule.name, &mut all);
+    if old.fdb != new.fdb {
+        all.push(format!("static addresses: {} now, {} before", new.fdb.len(), old.fdb.len()));
+    }
+    all
+}
+
+fn named<T: PartialEq>(
+    kind: &str,
+    old: &[T],
+    new: &[T],
+    name: impl Fn(&T) -> &str,
+    all: &mut Vec<String>,
+) {
+    let before: BTreeMap<&str, &T> = old.iter().map(|object| (name(object), object)).collect();
+    let after: BTreeMap<&str, &T> = new.iter().map(|object| (name(object), object)).collect();
+    for gone in before.keys().filter(|key| !after.contains_key(*key)) {
+        all.push(format!("{kind} {gone} removed"));
+    }
+    for (key, object) in &after {
+        match before.get(key) {
+            None => all.push(format!("{kind} {key} added")),
+            Some(old) if old != object => all.push(format!("{kind} {key} changed")),
+            Some(_) => {}
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The real data path: a worker thread, vhost-user sockets, TAP and packet interfaces.
+
+use core::hash::{BuildHasher, Hasher};
+use std::hash::RandomState;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_dataplane::classify::Snapshot;
+use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::packet::{Packet, PacketConfig};
+use penstock_dataplane::port::tap::{Tap, TapConfig};
+use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
+use penstock_dataplane::port::{AttachStatus, PortQueue};
+use penstock_dataplane::schedule::ScheduleKind;
+use penstock_dataplane::tsc;
+use penstock_dataplane::worker::{self, FdbChunk, WorkerConfig, WorkerError, WorkerHandle};
+use penstock_units::{MacAddr, Nanos, PortId, TscRate, WorkerId};
+
+use super::switch::{AttachError, Link, Switch};
+use crate::config::{Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, SocketMode};
+
+/// See the module's text.
+pub(super) struct LiveSwitch {
+    worker: WorkerHandle,
+    core: Option<u32>,
+    tsc: TscRate,
+    started: Nanos,
+}
+
+impl LiveSwitch {
+    /// Calibrates the time-stamp counter and starts the worker.
+    pub(super) fn start(config: &HostConfig, machine: &Machine) -> Result<Self, WorkerError> {
+        let core = config.worker.cores.first().copied().or_else(|| machine.default_core());
+        let tsc = tsc::calibrate();
+        let worker = worker::spawn(WorkerConfig {
+            id: WorkerId(0),
+            core,
+            idle_backoff: Nanos::from_micros(config.worker.idle_backoff_us.into()),
+            schedule: match config.worker.schedule {
+                Schedule::RoundRobin => ScheduleKind::RoundRobin,
+            },
+            fdb_entries: usize::try_from(config.forwarding.fdb_entries).unwrap_or(usize::MAX),
+            // Std seeds this from the kernel's random numbers, once a process.
+            seed: RandomState::new().build_hasher().finish(),
+            tsc,
+            max_ports: PORTS_MAX,
+        })?;
+        Ok(Self { worker, core, tsc, started: tsc::raw_clock() })
+    }
+
+    fn join(
+        &self,
+        id: PortId,
+        queues: Vec<Box<dyn PortQueue>>,
+        counters: Arc<PortCounters>,
+    ) -> Result<(), AttachError> {
+        self.worker.attach_port(id, queues, counters).map_err(|error| AttachError {
+            problem: error.to_string(),
+            remedy: "see the daemon's log".to_owned(),
+        })
+    }
+}
+
+impl Switch for LiveSwitch {
+    fn attach(
+        &self,
+        id: PortId,
+        name: &str,
+        attachment: &Attachment,
+        counters: Arc<PortCounters>,
+    ) -> Result<Arc<dyn Link>, AttachError> {
+        let link: Arc<dyn Link> = match attachment {
+            Attachment::VhostUser { .. } => {
+                let Some(config) = vhost_config(name, attachment) else {
+                    unreachable!("the attachment is of this kind")
+                };
+                let (mut vhost, queues) =
+                    VhostUser::start(config, id, self.worker.clone()).map_err(refused)?;
+                self.join(id, queues, counters)?;
+                let served = vhost.serve().map_err(refused).and_then(|()| give_socket(attachment));
+                if let Err(error) = served {
+                    vhost.stop();
+                    drop(self.worker.detach_port(id));
+                    return Err(error);
+                }
+                Arc::new(VhostLink(Mutex::new(vhost)))
+            }
+            Attachment::Tap { interface, netns, queues, offloads, mtu } => {
+                let (tap, queues) = Tap::open(&TapConfig {
+                    interface: interface.clone(),
+                    netns: netns.as_ref().map(PathBuf::from),
+                    queues: *queues,
+                    offloads: caps(*offloads),
+                    mtu: *mtu,
+                })
+                .map_err(refused)?;
+                self.join(id, queues, counters)?;
+                Arc::new(tap)
+            }
+            Attachment::Packet { interface, netns, offloads } => {
+                let (packet, queues) = Packet::open(&PacketConfig {
+                    interface: interface.clone(),
+                    netns: netns.as_ref().map(PathBuf::from),
+                    offloads: caps(*offloads),
+                })
+                .map_err(refused)?;
+                self.join(id, queues, counters)?;
+                Arc::new(packet)
+            }
+        };
+        Ok(link)
+    }
+
+    fn detach(&self, id: PortId, link: Arc<dyn Link>) -> Result<(), WorkerError> {
+        // The session ends first: it has the worker let go of the guest's memory.
+        link.close();
+        self.worker.detach_port(id).map(drop)
+    }
+
+    fn swap_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerError> {
+        self.worker.swap_snapshot(snapshot).map(drop)
+    }
+
+    fn checkpoint(&self) -> Result<Vec<(PortId, PortReading)>, WorkerError> {
+        self.worker.checkpoint()
+    }
+
+    fn fdb_chunk(&self, from: usize, max: usize) -> Result<FdbChunk, WorkerError> {
+        self.worker.fdb_chunk(from, max)
+    }
+
+    fn fdb_flush(&self, port: Option<PortId>, domain: Option<u16>) -> Result<usize, WorkerError> {
+        self.worker.fdb_flush(port, domain)
+    }
+
+    fn fdb_static(
+        &self,
+        domain: u16,
+        mac: MacAddr,
+        port: PortId,
+        add: bool,
+    ) -> Result<(), WorkerError> {
+        self.worker.fdb_static(domain, mac, port, add)
+    }
+
+    fn worker(&self) -> WorkerReading {
+        self.worker.counters().read()
+    }
+
+    fn coarse_now_s(&self) -> u32 {
+        self.worker.coarse_now_s()
+    }
+
+    fn core(&self) -> Option<u32> {
+        self.core
+    }
+
+    fn tsc(&self) -> TscRate {
+        self.tsc
+    }
+
+    fn uptime(&self) -> Nanos {
+        tsc::raw_clock().saturating_sub(self.started)
+    }
+
+    fn stop(&self) -> Result<(), WorkerError> {
+        self.worker.stop()
+    }
+}
+
+struct VhostLink(Mutex<VhostUser>);
+
+impl Link for VhostLink {
+    fn status(&self) -> AttachStatus {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).status()
+    }
+
+    fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).stop();
+    }
+}
+
+impl Link for Tap {
+    fn status(&self) -> AttachStatus {
+        self.status()
+    }
+}
+
+impl Link for Packet {
+    fn status(&self) -> AttachStatus {
+        self.status()
+    }
+}
+
+fn refused(error: impl core::error::Error) -> AttachError {
+    let text = error.to_string();
+    let (problem, remedy) = text.split_once("; ").unwrap_or((&text, "see the daemon's log"));
+    AttachError { problem: problem.to_owned(), remedy: remedy.to_owned() }
+}
+
+fn caps(offloads: Offloads) -> OffloadCaps {
+    OffloadCaps { csum: offloads.csum, tso4: offloads.tso, tso6: offloads.tso }
+}
+
+fn vhost_config(name: &str, attachment: &Attachment) -> Option<VhostUserConfig> {
+    let Attachment::VhostUser { socket, mode, queues, offloads, socket_mode, .. } = attachment
+    else {
+        return None;
+    };
+    Some(VhostUserConfig {
+        name: name.to_owned(),
+        path: socket.clone(),
+        mode: match mode {
+            SocketMode::Server => vhost_user::SocketMode::Server,
+            SocketMode::Client => vhost_user::SocketMode::Client,
+        },
+        queue_pairs: *queues,
+        offloads: caps(*offloads),
+        socket_mode: *socket_mode,
+    })
+}
+
+/// Gives a server's socket to its configured owner and group.
+fn give_socket(attachment: &Attachment) -> Result<(), AttachError> {
+    let Attachment::VhostUser { socket, mode: SocketMode::Server, owner, group, .. } = attachment
+    else {
+        return Ok(());
+    };
+    let owner = owner.as_deref().map(|name| account(name, "/etc/passwd")).transpose()?;
+    let group = group.as_deref().map(|name| account(name, "/etc/group")).transpose()?;
+    if owner.is_none() && group.is_none() {
+        return Ok(());
+    }
+    chown(socket, owner, group).map_err(|error| AttachError {
+        problem: format!("{}: change its owner: {error}", socket.display()),
+        remedy: "run the daemon with CAP_CHOWN or leave the owner out".to_owned(),
+    })
+}
+
+/// The number of a user or group: as it is, or the third field of its line in `file`.
+fn account(name: &str, file: &str) -> Result<u32, AttachError> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let text = std::fs::read_to_string(Path::new(file)).unwrap_or_default();
+    let mut lines = text.lines().map(|line| line.split(':'));
+    let number = lines.find_map(|mut fields| {
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    });
+    number.ok_or_else(|| AttachError {
+        problem: format!("{name:?} is not in {file}"),
+        remedy: "write another name, or the number".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_are_found_by_name_and_number() {
+        assert_eq!(account("root", "/etc/passwd"), Ok(0));
+        assert_eq!(account("107", "/nowhere"), Ok(107));
+        assert!(account("nobody-of-that-name", "/etc/group").is_err());
+    }
+}

@@ -1,0 +1,300 @@
+//! What clients are told: states, counters, addresses, rules.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_dataplane::counters::{PortReading, WorkerReading};
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::port::{AttachState, AttachStatus};
+use penstock_units::PortId;
+
+use super::FdbFilter;
+use super::apply::{Core, lock, worker_failed};
+use super::error::{ApiError, ErrorKind};
+use super::state::{LivePort, Watch};
+use super::switch::Switch;
+use crate::api::{
+    FdbEntry, FlowStatus, HostStatus, Named, PortStats, PortStatus, Stats, WorkerStatus,
+};
+use crate::config::{HostConfig, Port, Rule};
+use crate::snapshot::IdTable;
+
+/// Slots of the MAC table asked for at once: a pause of some microseconds.
+const FDB_CHUNK: usize = 512;
+
+impl Core {
+    pub(super) fn status(&self, config_path: String) -> HostStatus {
+        let (name, generation, watch, schedule) = {
+            let shared = lock(&self.shared);
+            let schedule = shared.config.worker.schedule.to_string();
+            (shared.config.host.name.clone(), shared.generation, shared.watch, schedule)
+        };
+        HostStatus {
+            name,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            config: config_path,
+            generation,
+            uptime_s: self.switch.uptime().0 / 1_000_000_000,
+            tsc_hz: self.switch.tsc().hz(),
+            workers: vec![worker_status(self.switch.as_ref(), watch, schedule)],
+        }
+    }
+
+    pub(super) fn port_states(&self) -> Vec<PortStatus> {
+        let (config, live) = self.ports_now();
+        let known = |port: &Port| Some(port_status(port, live.get(&port.name)?));
+        config.ports.iter().filter_map(known).collect()
+    }
+
+    /// The configuration and the ports, to be looked at without the lock.
+    fn ports_now(&self) -> (Arc<HostConfig>, std::collections::BTreeMap<String, LivePort>) {
+        let shared = lock(&self.shared);
+        (Arc::clone(&shared.config), shared.ports.clone())
+    }
+
+    pub(super) fn flow_states(&self) -> Vec<FlowStatus> {
+        let (config, mut hits, now) = {
+            let shared = lock(&self.shared);
+            (Arc::clone(&shared.config), shared.hits.clone(), shared.compiler.hits())
+        };
+        for (name, count) in now {
+            *hits.entry(name).or_default() += count;
+        }
+        let flow = |rule: &Rule| FlowStatus {
+            name: rule.name.clone(),
+            priority: rule.priority,
+            scope: rule.scope_text(),
+            matching: rule.matching.to_string(),
+            actions: rule.actions_text(),
+            lookups: hits.get(&rule.name).copied().unwrap_or(0),
+        };
+        let mut flows: Vec<FlowStatus> = config.rules.iter().map(flow).collect();
+        flows.sort_by_key(|flow| core::cmp::Reverse(flow.priority));
+        flows
+    }
+
+    pub(super) fn addresses(&self, filter: &FdbFilter) -> Result<Vec<FdbEntry>, ApiError> {
+        let ids = lock(&self.shared).compiler.ids().clone();
+        let domains = meant(&ids, filter)?;
+        let names: HashMap<u16, &str> = ids.ports().map(|(name, id)| (id, name)).collect();
+        let mut entries = Vec::new();
+        let mut from = Some(0);
+        while let Some(slot) = from {
+            let chunk = self.switch.fdb_chunk(slot, FDB_CHUNK).map_err(worker_failed)?;
+            let now = self.switch.coarse_now_s();
+            for record in chunk.entries {
+                let Some((tenant, vlan)) = domains.get(&record.domain) else { continue };
+                let port = names.get(&record.port).copied().unwrap_or_default();
+                if filter.port.as_deref().is_some_and(|wanted| wanted != port) {
+                    continue;
+                }
+                entries.push(FdbEntry {
+                    tenant: (*tenant).to_owned(),
+                    vlan: *vlan,
+                    mac: record.mac.to_string(),
+                    port: port.to_owned(),
+                    age_s: now.saturating_sub(record.seen_s),
+                    is_static: record.pinned,
+                });
+            }
+            from = chunk.next;
+        }
+        entries.sort_by(|a, b| (&a.tenant, a.vlan, &a.mac).cmp(&(&b.tenant, b.vlan, &b.mac)));
+        Ok(entries)
+    }
+
+    pub(super) fn flush(&self, filter: &FdbFilter) -> Result<usize, ApiError> {
+        let ids = lock(&self.shared).compiler.ids().clone();
+        let domains = meant(&ids, filter)?;
+        let port = filter.port.as_deref().and_then(|name| ids.port(name)).map(PortId);
+        if filter.tenant.is_none() && filter.vlan.is_none() {
+            return self.switch.fdb_flush(port, None).map_err(worker_failed);
+        }
+        let mut flushed = 0;
+        for domain in domains.keys() {
+            flushed += self.switch.fdb_flush(port, Some(*domain)).map_err(worker_failed)?;
+        }
+        Ok(flushed)
+    }
+
+    /// All counters. The caller holds off changes for an exact reading.
+    pub(super) fn counters(&self, exact: bool) -> Result<Stats, ApiError> {
+        let taken: HashMap<PortId, PortReading> = if exact {
+            self.switch.checkpoint().map_err(worker_failed)?.into_iter().collect()
+        } else {
+            HashMap::new()
+        };
+        let time_ns = self.switch.uptime().0;
+        let (config, live) = self.ports_now();
+        let (deleted, watch) = {
+            let shared = lock(&self.shared);
+            (shared.deleted, shared.watch)
+        };
+        let reading = |port: &LivePort| {
+            // A port that is not attached has nobody who counts: its counters stand still.
+            taken.get(&port.id).copied().unwrap_or_else(|| port.counters.read())
+        };
+        let named = config.ports.iter().filter_map(|port| Some((port, live.get(&port.name)?)));
+        let mut readings: Vec<(String, PortReading)> =
+            named.map(|(port, live)| (port.name.clone(), reading(live))).collect();
+        readings.extend(deleted.map(|last| ("(deleted)".to_owned(), last)));
+        let schedule = config.worker.schedule.to_string();
+        Ok(Stats {
+            time_ns,
+            exact,
+            violations: if exact { violations(&readings) } else { Vec::new() },
+            ports: readings.iter().map(|(name, reading)| port_stats(name, reading)).collect(),
+            workers: vec![worker_status(self.switch.as_ref(), watch, schedule)],
+        })
+    }
+}
+
+/// The domains that a filter's tenant and VLAN leave.
+fn meant<'a>(
+    ids: &'a IdTable,
+    filter: &FdbFilter,
+) -> Result<HashMap<u16, (&'a str, u16)>, ApiError> {
+    let missing = |object: String, list: &str| {
+        let remedy = format!("see penstock {list} list");
+        ApiError::new(ErrorKind::NotFound, object, "there is no such thing", remedy)
+    };
+    if let Some(tenant) = filter.tenant.as_deref().filter(|name| ids.tenant(name).is_none()) {
+        return Err(missing(format!("tenant {tenant:?}"), "tenant"));
+    }
+    if let Some(port) = filter.port.as_deref().filter(|name| ids.port(name).is_none()) {
+        return Err(missing(format!("port {port:?}"), "port"));
+    }
+    let domains: HashMap<u16, (&str, u16)> = ids
+        .networks()
+        .filter(|(tenant, vlan, _)| {
+            filter.tenant.as_deref().is_none_or(|wanted| wanted == *tenant)
+                && filter.vlan.is_none_or(|wanted| wanted == *vlan)
+        })
+        .map(|(tenant, vlan, id)| (id, (tenant, vlan)))
+        .collect();
+    match filter.vlan {
+        Some(vlan) if domains.is_empty() => Err(missing(format!("VLAN {vlan}"), "tenant")),
+        _ => Ok(domains),
+    }
+}
+
+/// Every identity that does not hold, in words.
+fn violations(readings: &[(String, PortReading)]) -> Vec<String> {
+    let mut all: Vec<String> = readings
+        .iter()
+        .filter(|(_, reading)| reading.unaccounted() != 0)
+        .map(|(name, r)| {
+            format!(
+                "port {name}: rx {} + replicated {} - forwarded {} - drops {} - queued {} is {}, \
+                 not 0",
+                r.rx_frames,
+                r.replicated,
+                r.forwarded,
+                r.dropped(),
+                r.queued,
+                r.unaccounted()
+            )
+        })
+        .collect();
+    let sum = |field: fn(&PortReading) -> u64| -> u128 {
+        readings.iter().map(|(_, reading)| u128::from(field(reading))).sum()
+    };
+    let (forwarded, sent) = (sum(|r| r.forwarded), sum(|r| r.tx_frames));
+    if forwarded != sent {
+        all.push(format!("all ports: forwarded {forwarded} is not tx {sent}"));
+    }
+    all
+}
+
+fn fields(names: &[(&'static str, &'static str, &'static str)], values: Vec<u64>) -> Named {
+    names.iter().zip(values).map(|((name, ..), value)| ((*name).to_owned(), value)).collect()
+}
+
+fn by_reason(counts: &[u64]) -> Named {
+    let reasons = DropReason::ALL.iter().zip(counts).filter(|(_, count)| **count > 0);
+    reasons.map(|(reason, count)| (reason.name().to_owned(), *count)).collect()
+}
+
+fn port_stats(name: &str, reading: &PortReading) -> PortStats {
+    PortStats {
+        port: name.to_owned(),
+        counters: fields(PortReading::FIELDS, reading.values()),
+        drops: by_reason(&reading.drops),
+        tx_drops: by_reason(&reading.tx_drops),
+    }
+}
+
+fn worker_status(switch: &dyn Switch, watch: Watch, schedule: String) -> WorkerStatus {
+    let reading = switch.worker();
+    let (busy, idle) = (u128::from(reading.cycles_busy), u128::from(reading.cycles_idle));
+    let share = busy * 10_000 / (busy + idle).max(1);
+    WorkerStatus {
+        id: 0,
+        core: switch.core().unwrap_or(u32::MAX),
+        stalled: watch.stalled,
+        heartbeat_age_ms: watch.age.0 / 1_000_000,
+        busy_share_e4: u32::try_from(share).unwrap_or(10_000),
+        schedule,
+        counters: fields(WorkerReading::FIELDS, reading.values()),
+    }
+}
+
+fn port_status(port: &Port, live: &LivePort) -> PortStatus {
+    let status = live.link.as_ref().map_or_else(
+        || AttachStatus {
+            state: AttachState::Error,
+            error: live.error.as_ref().map(ToString::to_string),
+            features: Vec::new(),
+            ring_sizes: Vec::new(),
+            queues_up: 0,
+        },
+        |link| link.status(),
+    );
+    let state = match status.state {
+        AttachState::Waiting => "waiting",
+        AttachState::Connected => "connected",
+        AttachState::Up => "up",
+        AttachState::Down => "down",
+        AttachState::Error => "error",
+    };
+    PortStatus {
+        name: port.name.clone(),
+        id: live.id.0,
+        kind: port.kind.to_string(),
+        tenant: port.tenant.clone().unwrap_or_default(),
+        vlan: port.vlan_text(),
+        target: live.attachment.target(),
+        state: state.to_owned(),
+        error: status.error.unwrap_or_default(),
+        queues: live.attachment.queues(),
+        queues_up: status.queues_up,
+        features: status.features.into_iter().map(str::to_owned).collect(),
+        ring_sizes: status.ring_sizes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(rx: u64, forwarded: u64, dropped: u64, tx: u64) -> PortReading {
+        let mut reading =
+            PortReading { rx_frames: rx, forwarded, tx_frames: tx, ..PortReading::default() };
+        reading.drops[DropReason::Rule as usize] = dropped;
+        reading
+    }
+
+    #[test]
+    fn identities_that_do_not_hold_are_named() {
+        let good = [("a".to_owned(), reading(10, 7, 3, 0)), ("b".to_owned(), reading(0, 0, 0, 7))];
+        assert_eq!(violations(&good), Vec::<String>::new());
+        let bad = [("a".to_owned(), reading(10, 7, 2, 0)), ("b".to_owned(), reading(0, 0, 0, 6))];
+        assert_eq!(
+            violations(&bad),
+            [
+                "port a: rx 10 + replicated 0 - forwarded 7 - drops 2 - queued 0 is 1, not 0",
+                "all ports: forwarded 7 is not tx 6"
+            ]
+        );
+    }
+}

@@ -1,0 +1,69 @@
+//! The seam between the host and what moves frames: real in [`super::live`], a fake in tests.
+
+use core::fmt;
+use std::sync::Arc;
+
+use penstock_dataplane::classify::Snapshot;
+use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
+use penstock_dataplane::port::AttachStatus;
+use penstock_dataplane::worker::{FdbChunk, WorkerError};
+use penstock_units::{MacAddr, Nanos, PortId, TscRate};
+
+use crate::config::Attachment;
+
+/// A port could not be attached: what failed, and what would help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AttachError {
+    pub(crate) problem: String,
+    pub(crate) remedy: String,
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.problem, self.remedy)
+    }
+}
+
+/// An attached port's control side.
+pub(crate) trait Link: Send + Sync {
+    fn status(&self) -> AttachStatus;
+
+    /// Ends what talks to the worker on the port's behalf; called once, before it is detached.
+    fn close(&self) {}
+}
+
+/// The data path as the host sees it: one worker and its ports.
+pub(crate) trait Switch: Send + Sync {
+    /// Attaches a port; it may pass frames as soon as the snapshot knows it.
+    fn attach(
+        &self,
+        id: PortId,
+        name: &str,
+        attachment: &Attachment,
+        counters: Arc<PortCounters>,
+    ) -> Result<Arc<dyn Link>, AttachError>;
+
+    /// Detaches a port; afterwards nobody counts in its counters.
+    fn detach(&self, id: PortId, link: Arc<dyn Link>) -> Result<(), WorkerError>;
+
+    fn swap_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerError>;
+    fn checkpoint(&self) -> Result<Vec<(PortId, PortReading)>, WorkerError>;
+    fn fdb_chunk(&self, from: usize, max: usize) -> Result<FdbChunk, WorkerError>;
+    fn fdb_flush(&self, port: Option<PortId>, domain: Option<u16>) -> Result<usize, WorkerError>;
+    fn fdb_static(
+        &self,
+        domain: u16,
+        mac: MacAddr,
+        port: PortId,
+        add: bool,
+    ) -> Result<(), WorkerError>;
+
+    fn worker(&self) -> WorkerReading;
+    fn coarse_now_s(&self) -> u32;
+    /// The CPU the worker is pinned to.
+    fn core(&self) -> Option<u32>;
+    fn tsc(&self) -> TscRate;
+    /// Time since the switch started.
+    fn uptime(&self) -> Nanos;
+    fn stop(&self) -> Result<(), WorkerError>;
+}

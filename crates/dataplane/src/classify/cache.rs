@@ -181,12 +181,12 @@ impl Cache {
     }
 
     /// The number of the entry with this key, whatever its age.
-    #[inline]
+    #[inline(always)]
     fn position(&self, mut ways: Candidates, hash: u64, key: &FlowKey) -> Option<usize> {
         while let Some(way) = ways.first() {
             let at = bucket_of(hash) * WAYS + way;
             let wide = key.is_wide();
-            if self.entries[at].key == key.narrow() && (!wide || self.upper[at] == key.upper()) {
+            if key.narrow_is(&self.entries[at].key) && (!wide || key.upper_is(&self.upper[at])) {
                 return Some(at);
             }
             ways = ways.without_first();
@@ -196,7 +196,7 @@ impl Cache {
 
     /// The decision about `key`, if it still holds. Tells the FDB once a second that the source
     /// was heard of.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(
         &mut self,
         ways: Candidates,

@@ -217,6 +217,21 @@ impl FlowKey {
         [self.0[4], self.0[5], self.0[6], self.0[7]]
     }
 
+    /// Whether the first four words are these. Word by word: a copy of the key, compared as a
+    /// vector, would wait for its own stores.
+    #[inline]
+    pub(super) fn narrow_is(&self, words: &[u64; NARROW]) -> bool {
+        let [a, b, c, d, ..] = &self.0;
+        (a ^ words[0]) | (b ^ words[1]) | (c ^ words[2]) | (d ^ words[3]) == 0
+    }
+
+    /// Whether the last four words are these.
+    #[inline]
+    pub(super) fn upper_is(&self, words: &[u64; NARROW]) -> bool {
+        let [.., a, b, c, d] = &self.0;
+        (a ^ words[0]) | (b ^ words[1]) | (c ^ words[2]) | (d ^ words[3]) == 0
+    }
+
     /// The bits that `mask` keeps.
     #[inline]
     #[must_use]
@@ -295,10 +310,16 @@ impl HashSeed {
     #[inline]
     #[must_use]
     pub fn hash_wide(&self, k: &FlowKey) -> u64 {
+        self.hash_upper(self.hash_narrow(k), k)
+    }
+
+    /// The hash of all words, given that of the first four.
+    #[inline]
+    pub(super) fn hash_upper(&self, narrow: u64, k: &FlowKey) -> u64 {
         let s = &self.0;
         let a = fold(k.0[4] ^ s[6], k.0[5] ^ s[7]);
         let b = fold(k.0[6] ^ s[8], k.0[7] ^ s[9]);
-        fold(self.hash_narrow(k) ^ a, b.rotate_left(29) ^ s[3])
+        fold(narrow ^ a, b.rotate_left(29) ^ s[3])
     }
 
     /// The hash of what is in use.

@@ -94,31 +94,35 @@ struct Scratch {
     headers: [Headers; BATCH_FRAMES],
     hashes: [u64; BATCH_FRAMES],
     ways: [Candidates; BATCH_FRAMES],
-    /// Frames still without a verdict.
-    live: FrameList,
 }
 
-/// Some of a batch's frames, in order.
-#[derive(Clone, Copy)]
-struct FrameList {
-    frames: [u8; BATCH_FRAMES],
-    len: usize,
-}
+/// Some of a batch's frames, one bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct FrameSet(u32);
 
-impl FrameList {
-    const EMPTY: Self = Self { frames: [0; BATCH_FRAMES], len: 0 };
+const _: () = assert!(BATCH_FRAMES == u32::BITS as usize);
 
+impl FrameSet {
     #[inline]
-    fn push(&mut self, i: usize) {
-        if let Some(slot) = self.frames.get_mut(self.len) {
-            *slot = parse::offset(i);
-            self.len += 1;
-        }
+    fn insert(&mut self, i: usize) {
+        self.0 |= 1 << (i % BATCH_FRAMES);
     }
 
+    /// The first `n` frames.
     #[inline]
-    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.frames.iter().take(self.len).map(|&i| usize::from(i) % BATCH_FRAMES)
+    fn first(n: usize) -> Self {
+        Self(if n < BATCH_FRAMES { (1 << n) - 1 } else { u32::MAX })
+    }
+}
+
+impl Iterator for FrameSet {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let i = self.0.trailing_zeros() as usize;
+        self.0 &= self.0.wrapping_sub(1);
+        (i < BATCH_FRAMES).then_some(i)
     }
 }
 
@@ -146,7 +150,6 @@ impl Classifier {
             headers: [Headers::default(); BATCH_FRAMES],
             hashes: [0; BATCH_FRAMES],
             ways: [Candidates::NONE; BATCH_FRAMES],
-            live: FrameList::EMPTY,
         };
         Self {
             cache: Cache::new(),
@@ -196,19 +199,21 @@ impl Classifier {
             }
             return;
         }
-        self.scratch.live.len = 0;
-        match policy.patch {
+        let all = match policy.patch {
             Some(patch) => self.by_patch(batch, policy, patch),
-            None => (0..batch.len()).for_each(|i| self.scratch.live.push(i)),
-        }
-        if self.scratch.live.len == 0 {
+            None => FrameSet::first(batch.len()),
+        };
+        if all.0 == 0 {
             return;
         }
-        self.parse_and_hash(batch, port);
-        self.compare();
         let mut tally = Tally::default();
-        self.verify(batch, &turn, &mut tally);
-        self.decide_rest(batch, &turn, &mut tally);
+        let (cacheable, apart) = self.parse_and_hash(batch, port, all);
+        self.compare(cacheable);
+        let missed = self.verify(batch, &turn, &mut tally, cacheable);
+        let rest = FrameSet(missed.0 | apart.0);
+        if rest.0 != 0 {
+            self.decide(batch, &turn, &mut tally, rest);
+        }
         counters.cache_hits.add(tally.cache_hits);
         if tally.rule_lookups | tally.slow_path | tally.learned | tally.unlearned != 0 {
             counters.rule_lookups.add(tally.rule_lookups);
@@ -220,7 +225,8 @@ impl Classifier {
 
     /// Level 0: one output for all frames. What a look at the Ethernet header cannot vouch for
     /// (a tag, offload metadata, addresses a bridge refuses) is left to the other stages.
-    fn by_patch(&mut self, batch: &mut Batch, policy: &PortPolicy, patch: Patch) {
+    fn by_patch(&mut self, batch: &mut Batch, policy: &PortPolicy, patch: Patch) -> FrameSet {
+        let mut rest = FrameSet::default();
         let mut frames = 0;
         for i in 0..batch.len() {
             let w = batch.head_window(i);
@@ -234,7 +240,7 @@ impl Classifier {
                 || is_no_source(src)
                 || is_reserved(dst)
             {
-                self.scratch.live.push(i);
+                rest.insert(i);
                 continue;
             }
             frame.offload = Offload::NONE;
@@ -247,70 +253,85 @@ impl Classifier {
         if frames != 0 {
             policy.rules.hit(patch.rule, self.worker, frames);
         }
+        rest
     }
 
-    /// Stage 1. Frames that cannot be read get their verdict here.
-    #[inline]
-    fn parse_and_hash(&mut self, batch: &mut Batch, port: u16) {
-        let Scratch { headers, hashes, live, .. } = &mut *self.scratch;
-        let mut readable = FrameList::EMPTY;
-        for i in live.iter() {
-            match parse_into(batch, i, port, &mut headers[i]) {
-                Ok(()) => {
-                    let hash = if headers[i].flags.has(HeaderFlags::IPV6) {
-                        self.seed.hash_wide(&headers[i].key)
-                    } else {
-                        self.seed.hash_narrow(&headers[i].key)
-                    };
-                    hashes[i] = hash;
-                    self.cache.prefetch_bucket(hash);
-                    readable.push(i);
-                }
-                Err(reason) => batch.frame_mut(i).verdict = Verdict::Drop(reason),
+    /// Stage 1. Frames that cannot be read get their verdict here. Returns those to be looked for in
+    /// the cache, and those to be decided one by one.
+    // The stages are functions of their own, not inlined, so that each keeps its values in
+    // registers: together they spilled most of them.
+    #[inline(never)]
+    fn parse_and_hash(
+        &mut self,
+        batch: &mut Batch,
+        port: u16,
+        frames: FrameSet,
+    ) -> (FrameSet, FrameSet) {
+        let Scratch { headers, hashes, .. } = &mut *self.scratch;
+        let seed = self.seed;
+        let (mut cacheable, mut apart) = (FrameSet::default(), FrameSet::default());
+        for i in frames {
+            let h = &mut headers[i];
+            if let Err(reason) = parse_into(batch, i, port, h) {
+                batch.frame_mut(i).verdict = Verdict::Drop(reason);
+                continue;
+            }
+            let mut hash = seed.hash_narrow(&h.key);
+            if h.flags.has(HeaderFlags::IPV6) {
+                hash = seed.hash_upper(hash, &h.key);
+            }
+            hashes[i] = hash;
+            self.cache.prefetch_bucket(hash);
+            if h.flags.uncacheable() {
+                apart.insert(i);
+            } else {
+                cacheable.insert(i);
             }
         }
-        *live = readable;
+        (cacheable, apart)
     }
 
     /// Stage 2.
-    #[inline]
-    fn compare(&mut self) {
-        let Scratch { hashes, ways, live, .. } = &mut *self.scratch;
-        for i in live.iter() {
+    #[inline(never)]
+    fn compare(&mut self, frames: FrameSet) {
+        let Scratch { hashes, ways, .. } = &mut *self.scratch;
+        for i in frames {
             ways[i] = self.cache.candidates(hashes[i]);
         }
     }
 
-    /// Stage 3. Frames in the cache get their verdict; the others stay in `live`.
-    #[inline]
-    fn verify(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally) {
-        let Scratch { headers, hashes, ways, live } = &mut *self.scratch;
-        let mut missed = FrameList::EMPTY;
-        for i in live.iter() {
+    /// Stage 3. Frames in the cache get their verdict; the others are returned.
+    #[inline(never)]
+    fn verify(
+        &mut self,
+        batch: &mut Batch,
+        turn: &Turn<'_>,
+        tally: &mut Tally,
+        frames: FrameSet,
+    ) -> FrameSet {
+        let Scratch { headers, hashes, ways } = &*self.scratch;
+        let mut missed = FrameSet::default();
+        for i in frames {
             let (h, hash) = (&headers[i], hashes[i]);
-            let found = if h.flags.uncacheable() {
-                None
-            } else {
-                self.cache.find(ways[i], hash, &h.key, &mut self.fdb, turn.now_s)
+            let found = self.cache.find(ways[i], hash, &h.key, &mut self.fdb, turn.now_s);
+            let Some(decision) = found else {
+                missed.insert(i);
+                continue;
             };
-            if let Some(decision) = found {
-                apply(batch, i, decision, h.flags, hash);
-                if decision.rule.is_some() {
-                    turn.policy.rules.hit(decision.rule, self.worker, 1);
-                }
-                tally.cache_hits += 1;
-            } else {
-                missed.push(i);
+            apply(batch, i, decision, h.flags, hash);
+            if decision.rule.is_some() {
+                turn.policy.rules.hit(decision.rule, self.worker, 1);
             }
         }
-        *live = missed;
+        tally.cache_hits = u64::from(frames.0.count_ones() - missed.0.count_ones());
+        missed
     }
 
-    /// Stage 4: the full path.
-    fn decide_rest(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally) {
-        let live = self.scratch.live;
+    /// Stage 4: the full path, in the frames' order.
+    #[inline(never)]
+    fn decide(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally, frames: FrameSet) {
         let mut memo: Option<Memo> = None;
-        for i in live.iter() {
+        for i in frames {
             let (h, hash) = (&self.scratch.headers[i], self.scratch.hashes[i]);
             let port = &mut self.ports[usize::from(turn.policy.id)];
             let same = memo.as_mut().filter(|m| m.key == h.key);
@@ -447,7 +468,7 @@ const fn flow_hash(hash: u64) -> u32 {
     (hash >> 16) as u32
 }
 
-#[inline]
+#[inline(always)]
 fn apply(batch: &mut Batch, i: usize, decision: &Decision, flags: HeaderFlags, hash: u64) {
     let frame = batch.frame_mut(i);
     frame.verdict = decision.verdict;

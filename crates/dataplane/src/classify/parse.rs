@@ -162,14 +162,23 @@ pub fn parse(batch: &mut Batch, i: usize, in_port: u16) -> Result<Headers, DropR
 }
 
 /// [`parse`] without the copy.
-#[inline]
+#[inline(always)]
 pub(super) fn parse_into(
     batch: &mut Batch,
     i: usize,
     in_port: u16,
     h: &mut Headers,
 ) -> Result<(), DropReason> {
-    let mut len = batch.frame(i).len as usize;
+    let frame = batch.frame_mut(i);
+    let mut len = frame.len as usize;
+    if frame.offload.is_none() {
+        frame.offload = Offload::NONE;
+        let first = u64::from(in_port) << 48;
+        if let Some(plain) = plain_ipv4(batch.head_window(i), len, first) {
+            *h = plain;
+            return Ok(());
+        }
+    }
     if len < L3 {
         return Err(DropReason::Runt);
     }
@@ -182,19 +191,67 @@ pub(super) fn parse_into(
         len -= 4;
         vid = batch.frame(i).tci & 0xfff;
     }
-    let w = batch.head_window(i);
-    let ethertype = be16(w, 12);
-    *h = Headers::default();
-    h.key.0[0] = u64::from(in_port) << 48 | u64::from(vid) << 32 | u64::from(ethertype) << 16;
-    h.key.0[1] = be64(w, 0) & !0xffff;
-    h.key.0[2] = be64(w, 6) & !0xffff;
-    match ethertype {
-        ETHERTYPE_IPV4 => ipv4(w, len, h)?,
-        ETHERTYPE_IPV6 => ipv6::ipv6(w, len, h)?,
-        ETHERTYPE_ARP => arp(w, len, h)?,
-        _ => {}
+    let first = u64::from(in_port) << 48 | u64::from(vid) << 32;
+    match plain_ipv4(batch.head_window(i), len, first) {
+        Some(plain) => *h = plain,
+        None => any(batch.head_window(i), len, first, h)?,
     }
     check_offload(batch, i, h)
+}
+
+/// What most frames are, in few instructions: no tag, a 20-byte IPv4 header, no fragment, and a
+/// sound TCP or UDP header behind it. Says the same as [`any`], or nothing.
+#[inline(always)]
+fn plain_ipv4(w: &[u8; HEAD_COPY], len: usize, first: u64) -> Option<Headers> {
+    const TOTAL_MIN: usize = 28;
+    let (dst, src, ip) = (be64(w, 0), be64(w, 6), be64(w, L3));
+    let total = usize::from(be16(w, L3 + 2));
+    // Version 4, five words of header, neither "more fragments" nor an offset.
+    let plain = ip & 0xff00_0000_0000_3fff == 0x4500_0000_0000_0000;
+    if !plain || src & 0xffff != u64::from(ETHERTYPE_IPV4) || total < TOTAL_MIN || L3 + total > len
+    {
+        return None;
+    }
+    let proto = w[L3 + 9];
+    let l4_end = match proto {
+        UDP => L3 + TOTAL_MIN,
+        TCP => {
+            let header = usize::from(w[L3 + 32] >> 4) * 4;
+            if header < 20 || 20 + header > total {
+                return None;
+            }
+            L3 + 20 + header
+        }
+        _ => return None,
+    };
+    let ports = be32(w, L3 + 20);
+    let bits = u64::from(ETHERTYPE_IPV4) << 16 | u64::from(proto) << 8 | (ip >> 48) & 0xfc;
+    let (dst, src) = (dst & !0xffff, src & !0xffff);
+    let (from, to) = (u64::from(ports >> 16), u64::from(ports & 0xffff));
+    // All words at once: reading back what was stored in parts stalls.
+    Some(Headers {
+        key: FlowKey([first | bits, dst | from, src | to, be64(w, L3 + 12), 0, 0, 0, 0]),
+        l4: offset(L3 + 20),
+        l4_end: offset(l4_end),
+        flags: HeaderFlags::IPV4,
+        nd_target: 0,
+        nd_link_layer: 0,
+    })
+}
+
+/// Reads any frame whose tag is off; `first` has input port and VLAN id.
+#[inline(never)]
+fn any(w: &[u8; HEAD_COPY], len: usize, first: u64, h: &mut Headers) -> Result<(), DropReason> {
+    let ethertype = be16(w, 12);
+    let words = [first | u64::from(ethertype) << 16, be64(w, 0) & !0xffff, be64(w, 6) & !0xffff];
+    let key = FlowKey([words[0], words[1], words[2], 0, 0, 0, 0, 0]);
+    *h = Headers { key, ..Headers::default() };
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4(w, len, h),
+        ETHERTYPE_IPV6 => ipv6::ipv6(w, len, h),
+        ETHERTYPE_ARP => arp(w, len, h),
+        _ => Ok(()),
+    }
 }
 
 #[inline]
@@ -211,7 +268,6 @@ fn check_offload(batch: &mut Batch, i: usize, h: &Headers) -> Result<(), DropRea
     frame.offload.check(l4, h.key.proto(), u16::from(h.l4_end), ipv6, frame.len)
 }
 
-#[inline]
 fn ipv4(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReason> {
     h.flags.set(HeaderFlags::IPV4);
     let header = usize::from(w[L3] & 15) * 4;
@@ -241,7 +297,6 @@ fn ipv4(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReas
     Ok(())
 }
 
-#[inline(never)]
 fn arp(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReason> {
     // Hardware type Ethernet, protocol IPv4, lengths 6 and 4.
     if len < L3 + 28 || be64(w, L3) >> 16 != 0x0001_0800_0604 {

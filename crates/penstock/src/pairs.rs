@@ -39,8 +39,8 @@ pub struct Pairs {
     pub table: Table,
     /// Dotted keys that go back to their default.
     pub unset: Vec<String>,
-    /// All keys in the order given, with the value as text: bare where text is meant and reads as
-    /// such, else as TOML; empty for the default.
+    /// All keys in the order given, with the value as text: a string bare, all else as TOML; empty
+    /// for the default.
     pub changes: Vec<(String, String)>,
 }
 
@@ -117,12 +117,10 @@ fn insert(table: &mut Table, path: &[&str], value: Value, key: &str) -> Result<(
     }
 }
 
-/// A value as the text of a change.
+/// A value as the text of a change: strings bare, for the key says what is text.
 fn change_text(wanted: &Value) -> String {
     match wanted {
-        Value::String(text) if value(text).is_str() && text.parse::<Value>().is_err() => {
-            text.clone()
-        }
+        Value::String(text) => text.clone(),
         other => other.to_string(),
     }
 }
@@ -242,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_bare_text_unless_that_would_read_as_something_else() {
+    fn a_change_is_bare_text_or_toml() {
         let arguments = ["tenant=7", "netns=blue", "mac=a,b", "offloads={csum=true,tso=false}"];
         let changes = Pairs::parse(&arguments).unwrap().changes;
         let values: Vec<&str> = changes.iter().map(|(_, value)| value.as_str()).collect();
-        assert_eq!(values, ["\"7\"", "blue", "[\"a\", \"b\"]", "{ csum = true, tso = false }"]);
+        assert_eq!(values, ["7", "blue", "[\"a\", \"b\"]", "{ csum = true, tso = false }"]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
 /// # Errors
 /// Standard output cannot be written.
 pub fn schema() -> Result<ExitCode> {
-    print_json(&config::schema())?;
+    print(&format!("{}\n", config::schema().trim_end()))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -56,7 +56,11 @@ pub(super) fn set_request(
 ) -> Result<v1::SetObjectRequest> {
     let object = format!("{what} {}", args.name);
     anyhow::ensure!(!args.pairs.is_empty(), "{object}: nothing to set; give KEY=VALUE");
-    let pairs = Pairs::parse(&args.pairs).context(object)?;
+    let pairs = Pairs::parse(&args.pairs).with_context(|| object.clone())?;
+    if let Some((key, _)) = pairs.changes.iter().find(|(key, _)| key.contains('.')) {
+        let table = key.split('.').next().unwrap_or_default();
+        anyhow::bail!("{object}: key '{key}': give the whole table, as in {table}='{{ ... }}'");
+    }
     Ok(v1::SetObjectRequest {
         name: args.name.clone(),
         changes: pairs

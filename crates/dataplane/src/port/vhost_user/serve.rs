@@ -61,6 +61,10 @@ impl Server {
             };
             if let Some(stream) = stream {
                 self.session(stream);
+                if listener.is_none() {
+                    // A peer that accepts and hangs up at once must not keep a core busy.
+                    self.wait(None, PollTimeout::from(RETRY_MS));
+                }
             }
         }
         if self.config.mode == SocketMode::Server {

@@ -10,7 +10,7 @@ use core::ops::Range;
 use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
-use toml_edit::{Document, DocumentMut, Item, Table};
+use toml_edit::{Document, DocumentMut, Item, Table, Value};
 
 use super::check;
 use super::error::{ConfigError, ConfigErrors};
@@ -217,17 +217,17 @@ fn object<'a, T: DeserializeOwned>(
             }
             Err(error) => {
                 clean = false;
-                let key = error.span().and_then(|span| key_around(&rest, &span));
-                let span = error.span().or_else(|| table.span());
+                // Each round takes something out, so it ends.
+                let key = error.span().and_then(|span| take_out(&mut rest, span.start));
                 let ours = missing_key(error.message()).is_some_and(|m| taken_out.contains(&m));
                 if !ours {
+                    let span = error.span().or_else(|| table.span());
                     let (problem, remedy) = explain(error.message(), key.as_deref());
                     report.span(span, &label, problem, remedy);
                 }
-                // Each round takes one key out, so it ends.
                 match key {
-                    Some(key) if rest.remove(&key).is_some() => taken_out.push(key),
-                    _ => break,
+                    Some(key) => taken_out.push(key),
+                    None => break,
                 }
             }
         }
@@ -236,20 +236,55 @@ fn object<'a, T: DeserializeOwned>(
     Object { label, name, value, table: Some(table) }
 }
 
-/// The key of `table` in whose text, or in whose value's text, `span` begins.
-fn key_around(table: &Table, span: &Range<usize>) -> Option<String> {
-    let holds = |outer: Option<Range<usize>>| outer.is_some_and(|o| o.contains(&span.start));
-    let mut keys = table.iter().map(|(name, item)| (name, table.key(name), item));
-    let found = keys.find(|(_, key, item)| {
-        holds(key.and_then(toml_edit::Key::span)) || holds(item.span()) || within(item, span)
+/// Takes the innermost key or array element at byte `at` of the text out of `table`; returns its
+/// keys with dots between them.
+fn take_out(table: &mut Table, at: usize) -> Option<String> {
+    let spot = table.iter().find_map(|(name, item)| {
+        let on_key = holds(table.key(name).and_then(toml_edit::Key::span), at);
+        let nested = item.as_table().is_some_and(|inner| span_covers(inner, at));
+        (on_key || nested || holds(item.span(), at)).then(|| (name.to_owned(), on_key))
     });
-    found.map(|(name, _, _)| name.to_owned())
+    let (name, on_key) = spot?;
+    let inner = match table.get_mut(&name) {
+        Some(Item::Table(inner)) if !on_key => take_out(inner, at),
+        Some(Item::Value(value)) if !on_key => take_out_of_value(value, at),
+        _ => None,
+    };
+    match inner {
+        Some(inner) if inner.is_empty() => Some(name),
+        Some(inner) => Some(format!("{name}.{inner}")),
+        None => table.remove(&name).map(|_| name),
+    }
 }
 
-/// Whether `span` begins in a key or value of a nested table (`[port.slow_path]`), whose own span
-/// is only its header.
-fn within(item: &Item, span: &Range<usize>) -> bool {
-    item.as_table().is_some_and(|table| key_around(table, span).is_some())
+/// As [`take_out`]; an array's element has no name.
+fn take_out_of_value(value: &mut Value, at: usize) -> Option<String> {
+    match value {
+        Value::Array(array) => {
+            let place = array.iter().position(|element| holds(element.span(), at))?;
+            array.remove(place);
+            Some(String::new())
+        }
+        Value::InlineTable(table) => {
+            let name = table.iter().find_map(|(name, value)| {
+                let key = table.key(name).and_then(toml_edit::Key::span);
+                (holds(key, at) || holds(value.span(), at)).then(|| name.to_owned())
+            })?;
+            table.remove(&name).map(|_| name)
+        }
+        _ => None,
+    }
+}
+
+fn holds(span: Option<Range<usize>>, at: usize) -> bool {
+    span.is_some_and(|span| span.contains(&at))
+}
+
+/// Whether byte `at` is in a key or value of a table, whose own span is only its header.
+fn span_covers(table: &Table, at: usize) -> bool {
+    table.iter().any(|(name, item)| {
+        holds(table.key(name).and_then(toml_edit::Key::span), at) || holds(item.span(), at)
+    })
 }
 
 /// The key that serde says is missing.
@@ -288,7 +323,8 @@ fn explain(message: &str, key: Option<&str>) -> (String, String) {
         return (at(message), example.to_owned());
     }
     match message.rsplit_once(", expected ") {
-        Some((problem, "u16" | "u32")) => (at(problem), "write a whole number".to_owned()),
+        Some((problem, "u16")) => (at(problem), "write a whole number from 0 to 65535".to_owned()),
+        Some((problem, "u32")) => (at(problem), "write a whole number, 0 or above".to_owned()),
         Some((problem, expected)) => (at(problem), format!("write {expected}")),
         None => (at(message), "see docs/configuration.md".to_owned()),
     }

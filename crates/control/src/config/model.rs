@@ -145,7 +145,7 @@ pub struct Tenant {
     /// untagged network.
     #[serde(default, skip_serializing_if = "VlanList::is_empty")]
     pub vlans: VlanList,
-    /// MAC addresses the tenant may occupy, 1 to `fdb_entries`. Default 1024.
+    /// MAC addresses each of the tenant's networks may occupy, 1 to 131072. Default 1024.
     #[serde(default = "default_fdb_limit")]
     #[schemars(range(min = 1, max = 131_072))]
     pub fdb_limit: u32,

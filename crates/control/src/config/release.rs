@@ -9,12 +9,12 @@ use super::text::text_value;
 /// This release's version.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Words the refusal of a value of `key`.
-fn refuse(key: &str, value: &str, later: &[&str], now: &str) -> String {
+/// Words the refusal of a value.
+fn refuse(value: &str, later: &[&str], now: &str) -> String {
     if later.contains(&value) {
-        format!("{key} \"{value}\" is not in release {RELEASE}; write \"{now}\", the only one now")
+        format!("\"{value}\" is not in release {RELEASE}; write \"{now}\", the only one now")
     } else {
-        format!("{key} \"{value}\" is unknown; write \"{now}\", the only one in release {RELEASE}")
+        format!("\"{value}\" is unknown; write \"{now}\", the only one in release {RELEASE}")
     }
 }
 
@@ -38,7 +38,7 @@ impl FromStr for Schedule {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "round-robin" => Ok(Self::RoundRobin),
-            other => Err(refuse("schedule", other, &["hbs"], "round-robin")),
+            other => Err(refuse(other, &["hbs"], "round-robin")),
         }
     }
 }
@@ -66,7 +66,7 @@ impl FromStr for IngressPolicy {
         const LATER: [&str; 4] = ["cycles-strict", "cycles-minmax", "bps", "pps"];
         match text {
             "none" => Ok(Self::None),
-            other => Err(refuse("ingress_policy", other, &LATER, "none")),
+            other => Err(refuse(other, &LATER, "none")),
         }
     }
 }
@@ -93,7 +93,7 @@ impl FromStr for Egress {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "fifo" => Ok(Self::Fifo),
-            other => Err(refuse("egress", other, &["fair-share", "wfq"], "fifo")),
+            other => Err(refuse(other, &["fair-share", "wfq"], "fifo")),
         }
     }
 }

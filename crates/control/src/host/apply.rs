@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::counters::{PortCounters, PortReading};
 use penstock_dataplane::worker::WorkerError;
 use penstock_units::PortId;
 
@@ -119,7 +119,9 @@ impl Core {
         for name in &plan.removed {
             if let Some(port) = shared.ports.remove(name) {
                 let last = port.counters.read();
-                shared.deleted.get_or_insert_default().merge(&last);
+                if last != PortReading::default() {
+                    shared.deleted.get_or_insert_default().merge(&last);
+                }
             }
         }
         for port in &config.ports {

@@ -1,1 +1,466 @@
+//! The host without sockets: a switch that records what it is asked.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use penstock_dataplane::classify::Snapshot;
+use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
+use penstock_dataplane::port::{AttachState, AttachStatus};
+use penstock_dataplane::worker::{FdbChunk, WorkerError};
+use penstock_units::{MacAddr, PortId, TscRate};
+
+use super::switch::{AttachError, Link, Switch};
+use super::*;
+use crate::config::{Action, Attachment, PortKind};
+
+/// What the switch was asked, in order, and what it refuses.
+#[derive(Default)]
+struct Record {
+    calls: Vec<String>,
+    /// Interfaces and sockets that cannot be attached.
+    busy: BTreeSet<String>,
+    attached: BTreeMap<u16, Arc<PortCounters>>,
+    pinned: BTreeSet<(u16, MacAddr, u16)>,
+    snapshot: Option<Arc<Snapshot>>,
+    heartbeat: u64,
+}
+
+#[derive(Clone, Default)]
+struct Fake(Arc<Mutex<Record>>);
+
+struct FakeLink;
+
+impl Link for FakeLink {
+    fn status(&self) -> AttachStatus {
+        AttachStatus {
+            state: AttachState::Up,
+            error: None,
+            features: Vec::new(),
+            ring_sizes: Vec::new(),
+            queues_up: 1,
+        }
+    }
+}
+
+impl Fake {
+    fn calls(&self) -> Vec<String> {
+        core::mem::take(&mut lock(&self.0).calls)
+    }
+
+    fn busy(&self, target: &str, busy: bool) {
+        let mut record = lock(&self.0);
+        if busy {
+            record.busy.insert(target.to_owned());
+        } else {
+            record.busy.remove(target);
+        }
+    }
+
+    fn counters(&self, id: u16) -> Arc<PortCounters> {
+        Arc::clone(&lock(&self.0).attached[&id])
+    }
+
+    fn snapshot(&self) -> Arc<Snapshot> {
+        lock(&self.0).snapshot.clone().unwrap()
+    }
+}
+
+impl Switch for Fake {
+    fn attach(
+        &self,
+        id: PortId,
+        name: &str,
+        attachment: &Attachment,
+        counters: Arc<PortCounters>,
+    ) -> Result<Arc<dyn Link>, AttachError> {
+        let mut record = lock(&self.0);
+        if record.busy.contains(&attachment.target()) {
+            record.calls.push(format!("attach {name}: busy"));
+            let problem = format!("{}: it is in use", attachment.target());
+            return Err(AttachError { problem, remedy: "end the other".to_owned() });
+        }
+        record.calls.push(format!("attach {name} {id}"));
+        assert!(record.attached.insert(id.0, counters).is_none(), "slot {id} is taken");
+        Ok(Arc::new(FakeLink))
+    }
+
+    fn detach(&self, id: PortId, _: Arc<dyn Link>) -> Result<(), WorkerError> {
+        let mut record = lock(&self.0);
+        record.calls.push(format!("detach {id}"));
+        record.pinned.retain(|(_, _, port)| *port != id.0);
+        assert!(record.attached.remove(&id.0).is_some(), "slot {id} is empty");
+        Ok(())
+    }
+
+    fn swap_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerError> {
+        let mut record = lock(&self.0);
+        record.calls.push("swap".to_owned());
+        // Nobody may be judged by another's policy: an attached port's policy is there and stays.
+        for id in record.attached.keys() {
+            assert!(snapshot.port(*id).is_some(), "port {id} is attached without a policy");
+        }
+        record.snapshot = Some(snapshot);
+        Ok(())
+    }
+
+    fn checkpoint(&self) -> Result<Vec<(PortId, PortReading)>, WorkerError> {
+        let record = lock(&self.0);
+        Ok(record.attached.iter().map(|(id, c)| (PortId(*id), c.read())).collect())
+    }
+
+    fn fdb_chunk(&self, from: usize, max: usize) -> Result<FdbChunk, WorkerError> {
+        assert!(from == 0 && max > 0);
+        Ok(FdbChunk::default())
+    }
+
+    fn fdb_flush(&self, port: Option<PortId>, domain: Option<u16>) -> Result<usize, WorkerError> {
+        lock(&self.0).calls.push(format!("flush {:?} {domain:?}", port.map(|p| p.0)));
+        Ok(1)
+    }
+
+    fn fdb_static(
+        &self,
+        domain: u16,
+        mac: MacAddr,
+        port: PortId,
+        add: bool,
+    ) -> Result<(), WorkerError> {
+        let mut record = lock(&self.0);
+        if add {
+            record.pinned.insert((domain, mac, port.0));
+        } else {
+            record.pinned.remove(&(domain, mac, port.0));
+        }
+        Ok(())
+    }
+
+    fn worker(&self) -> WorkerReading {
+        WorkerReading { heartbeat: lock(&self.0).heartbeat, ..WorkerReading::default() }
+    }
+
+    fn coarse_now_s(&self) -> u32 {
+        0
+    }
+
+    fn core(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn tsc(&self) -> TscRate {
+        TscRate::from_hz(1_000_000_000)
+    }
+
+    fn uptime(&self) -> Nanos {
+        Nanos::from_secs(7)
+    }
+
+    fn stop(&self) -> Result<(), WorkerError> {
+        lock(&self.0).calls.push("stop".to_owned());
+        Ok(())
+    }
+}
+
+const TEXT: &str = r#"# a host
+[host]
+name = "h"
+
+[[tenant]]
+name = "red" # the first
+vlans = [100, 101]
+
+[[port]]
+name = "vm1"
+type = "vhost-user"
+tenant = "red"
+socket = "/run/vm1.sock"
+vlan = 100 # like vm2
+
+[[port]]
+name = "vm2"
+type = "vhost-user"
+tenant = "red"
+socket = "/run/vm2.sock"
+vlan = 100
+
+[[fdb]]
+mac = "52:54:00:00:00:02"
+port = "vm2"
+
+[[rule]]
+name = "web"
+port = "vm1"
+match = { proto = "tcp", dst_port = 80 }
+actions = ["output:vm2"]
+"#;
+
+/// A configuration file that is gone after the test.
+struct TempFile(PathBuf);
+
+impl TempFile {
+    fn new(test: &str, text: &str) -> Self {
+        let name = format!("penstock-control-{}-{test}.toml", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.0).unwrap()
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn start(file: &TempFile) -> (Host, Fake) {
+    start_on(file, Fake::default())
+}
+
+fn start_on(file: &TempFile, fake: Fake) -> (Host, Fake) {
+    let config = config::parse(&file.text(), "").unwrap();
+    let switch = Box::new(fake.clone());
+    let host =
+        Host::start_with(config, Some(file.0.clone()), Machine::default(), |_| Ok(switch)).unwrap();
+    (host, fake)
+}
+
+fn tap(name: &str) -> Port {
+    Port {
+        tenant: Some("red".into()),
+        interface: Some(name.into()),
+        vlan: Some("101".parse().unwrap()),
+        ..Port::new(name, PortKind::Tap)
+    }
+}
+
+#[test]
+fn a_start_swaps_first_and_attaches_then() {
+    let file = TempFile::new("start", TEXT);
+    let (host, fake) = start(&file);
+    assert_eq!(fake.calls(), ["swap", "attach vm1 0", "attach vm2 1"]);
+    assert_eq!(lock(&fake.0).pinned.len(), 1);
+    assert_eq!(host.status().generation, 1);
+    assert_eq!(host.ports()[0].state, "up");
+    assert_eq!(host.flows()[0].matching, "proto=tcp dst_port=80");
+    assert_eq!(host.config_toml(), TEXT);
+    host.shutdown().unwrap();
+    assert_eq!(fake.calls(), ["detach 0", "detach 1", "stop"]);
+    assert_eq!(host.add_port(tap("t"), false).unwrap_err().kind, ErrorKind::Failed);
+}
+
+#[test]
+fn a_saved_change_keeps_the_comments_and_a_transient_one_leaves_the_file() {
+    let file = TempFile::new("save", TEXT);
+    let (host, fake) = start(&file);
+    fake.calls();
+    let report = host.add_port(tap("t1"), true).unwrap();
+    assert_eq!((report.generation, report.changes), (2, vec!["port t1 added".to_owned()]));
+    assert_eq!(fake.calls(), ["swap", "attach t1 2"]);
+    let saved = file.text();
+    // The new table stands behind the last of its kind.
+    assert!(saved.contains("vlan = 100\n\n[[port]]\nname = \"t1\"\ntype = \"tap\"\n"), "{saved}");
+    let mut left = saved.lines();
+    assert!(TEXT.lines().all(|line| left.any(|l| l == line)), "every line is still there: {saved}");
+    host.add_port(tap("t2"), false).unwrap();
+    assert_eq!(file.text(), saved);
+    assert!(host.config_toml().contains("t2"));
+    host.del_port("t2", true).unwrap();
+    host.del_port("t1", true).unwrap();
+    assert_eq!(file.text(), TEXT);
+    assert_eq!(host.config_toml(), TEXT);
+    assert_eq!(host.config().ports.len(), 2);
+}
+
+#[test]
+fn setting_a_vlan_swaps_and_setting_a_socket_attaches_anew() {
+    let file = TempFile::new("set", TEXT);
+    let (host, fake) = start(&file);
+    fake.calls();
+    let set =
+        |key: &str, value: &str| host.set_port("vm2", &[(key.to_owned(), value.to_owned())], true);
+    set("vlan", "101").unwrap();
+    assert_eq!(fake.calls(), ["swap"]);
+    let report = set("socket", "/run/new.sock").unwrap();
+    assert_eq!(report.changes, ["port vm2 changed", "port vm2 attached anew"]);
+    assert_eq!(fake.calls(), ["detach 1", "swap", "attach vm2 1"]);
+    assert_eq!(lock(&fake.0).pinned.len(), 1, "a port attached anew gets its addresses again");
+    assert!(file.text().contains("vlan = 101") && file.text().contains("/run/new.sock"));
+    let error = set("vlan", "7").unwrap_err();
+    assert_eq!((error.kind, error.object.as_str()), (ErrorKind::Invalid, "port \"vm2\""));
+    assert_eq!(fake.calls(), Vec::<String>::new());
+}
+
+#[test]
+fn an_attachment_that_fails_is_rolled_back() {
+    let file = TempFile::new("rollback", TEXT);
+    let (host, fake) = start(&file);
+    fake.busy("t1", true);
+    let before = fake.snapshot();
+    let error = host.add_port(tap("t1"), true).unwrap_err();
+    assert_eq!(error.to_string(), "port \"t1\": t1: it is in use; end the other");
+    assert_eq!(error.kind, ErrorKind::Failed);
+    assert_eq!((file.text(), host.config_toml()), (TEXT.to_owned(), TEXT.to_owned()));
+    assert_eq!(fake.snapshot().ports.len(), before.ports.len());
+    assert_eq!(host.ports().len(), 2);
+    fake.calls();
+    fake.busy("/run/b.sock", true);
+    let change = [("socket".to_owned(), "/run/b.sock".to_owned())];
+    host.set_port("vm1", &change, true).unwrap_err();
+    // The old attachment is back.
+    assert_eq!(fake.calls(), ["detach 0", "swap", "attach vm1: busy", "swap", "attach vm1 0"]);
+    assert_eq!(host.ports()[0].state, "up");
+}
+
+#[test]
+fn refused_requests_say_why_and_change_nothing() {
+    let file = TempFile::new("refused", TEXT);
+    let (host, fake) = start(&file);
+    fake.calls();
+    let kind = |result: Result<ChangeReport, ApiError>| result.unwrap_err().kind;
+    assert_eq!(kind(host.del_port("nobody", true)), ErrorKind::NotFound);
+    assert_eq!(
+        kind(host.add_port(Port { name: "vm1".into(), ..tap("t") }, true)),
+        ErrorKind::Conflict
+    );
+    // A rule refers to it.
+    let error = host.del_port("vm2", true).unwrap_err();
+    assert!(error.to_string().contains("there is no port \"vm2\""), "{error}");
+    assert_eq!(kind(host.del_tenant("red", true)), ErrorKind::Invalid);
+    let rule = Rule::new("web", vec![Action::Drop]);
+    assert_eq!(kind(host.add_rule(rule, true)), ErrorKind::Conflict);
+    // A saved object may not refer to a transient one.
+    host.add_tenant(Tenant::new("blue"), false).unwrap();
+    let port = Port { tenant: Some("blue".into()), vlan: None, ..tap("t") };
+    let error = host.add_port(port.clone(), true).unwrap_err();
+    assert!(error.problem.contains("there is no tenant \"blue\""), "{error}");
+    host.add_port(port, false).unwrap();
+    let filter = FdbFilter { tenant: Some("green".into()), ..FdbFilter::default() };
+    assert_eq!(host.fdb(&filter).unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(file.text(), TEXT);
+}
+
+#[test]
+fn a_file_that_someone_else_changed_is_not_overwritten() {
+    let file = TempFile::new("conflict", TEXT);
+    let (host, _) = start(&file);
+    std::fs::write(&file.0, format!("{TEXT}# mine\n")).unwrap();
+    assert_eq!(host.add_port(tap("t1"), true).unwrap_err().kind, ErrorKind::Conflict);
+    host.reload().unwrap();
+    host.add_port(tap("t1"), true).unwrap();
+    assert!(file.text().contains("# mine") && file.text().contains("t1"));
+}
+
+#[test]
+fn a_reload_touches_only_what_changed() {
+    let file = TempFile::new("reload", TEXT);
+    let (host, fake) = start(&file);
+    fake.calls();
+    assert_eq!(host.reload().unwrap().changes, Vec::<String>::new());
+    assert_eq!(fake.calls(), Vec::<String>::new());
+
+    let vm3 = "\n[[port]]\nname = \"vm3\"\ntype = \"vhost-user\"\ntenant = \"red\"\n\
+               socket = \"/run/vm3.sock\"\nvlan = 101\n";
+    let without_vm1 = TEXT
+        .replace("name = \"vm1\"", "name = \"vm9\"")
+        .replace("port = \"vm1\"", "port = \"vm9\"");
+    std::fs::write(&file.0, format!("{without_vm1}{vm3}")).unwrap();
+    fake.busy("/run/vm3.sock", true);
+    let report = host.reload().unwrap();
+    assert_eq!(
+        report.changes,
+        ["port vm1 removed", "port vm3 added", "port vm9 added", "rule web changed"]
+    );
+    assert_eq!(report.warnings, ["port vm3: /run/vm3.sock: it is in use; end the other"]);
+    // vm2 keeps its slot and is not touched; the new ones get slots nobody had.
+    assert_eq!(fake.calls(), ["detach 0", "swap", "attach vm3: busy", "attach vm9 2"]);
+    let state = |name: &str| host.ports().into_iter().find(|p| p.name == name).unwrap().state;
+    assert_eq!((state("vm3"), state("vm2")), ("error".to_owned(), "up".to_owned()));
+
+    // A tick tries it again, at most once a second.
+    host.tick(Nanos::from_millis(1));
+    host.tick(Nanos::from_millis(500));
+    assert_eq!(fake.calls(), ["attach vm3: busy"]);
+    fake.busy("/run/vm3.sock", false);
+    host.tick(Nanos::from_millis(1_500));
+    assert_eq!(fake.calls(), ["attach vm3 3"]);
+    assert_eq!(state("vm3"), "up");
+}
+
+#[test]
+fn a_reload_of_a_wrong_file_changes_nothing() {
+    let file = TempFile::new("wrong", TEXT);
+    let (host, fake) = start(&file);
+    fake.calls();
+    std::fs::write(&file.0, TEXT.replace("vlan = 100\n", "vlan = 300\n")).unwrap();
+    let errors = host.reload().unwrap_err();
+    assert_eq!(errors.0.len(), 1);
+    assert_eq!((errors.0[0].line, errors.0[0].column), (21, 8));
+    assert_eq!((fake.calls(), host.config_toml()), (Vec::new(), TEXT.to_owned()));
+    std::fs::write(&file.0, TEXT.replace("name = \"h\"", "name = \"other\"")).unwrap();
+    let report = host.reload().unwrap();
+    assert_eq!(report.warnings, ["[host]: takes effect when the daemon is started again"]);
+    assert_eq!(host.status().name, "h");
+}
+
+#[test]
+fn sums_go_on_holding_when_a_port_is_deleted() {
+    let file = TempFile::new("sums", TEXT.split("[[fdb]]").next().unwrap());
+    let (host, fake) = start(&file);
+    let (one, two) = (fake.counters(0), fake.counters(1));
+    one.rx_frames.add(10);
+    one.forwarded.add(10);
+    two.tx_frames.add(10);
+    assert_eq!(host.stats(true).unwrap().violations, Vec::<String>::new());
+    host.del_port("vm2", true).unwrap();
+    let stats = host.stats(true).unwrap();
+    assert_eq!(stats.violations, Vec::<String>::new());
+    let names: Vec<&str> = stats.ports.iter().map(|port| port.port.as_str()).collect();
+    assert_eq!(names, ["vm1", "(deleted)"]);
+    two.tx_frames.add(1);
+    one.rx_frames.add(1);
+    let stats = host.stats(true).unwrap();
+    assert_eq!(stats.violations.len(), 1, "{:?}", stats.violations);
+    assert!(stats.violations[0].starts_with("port vm1: rx 11 "));
+    assert_eq!(host.stats(false).unwrap().violations, Vec::<String>::new());
+}
+
+#[test]
+fn a_stalled_worker_is_seen_while_a_change_waits() {
+    let file = TempFile::new("stall", TEXT);
+    let (host, _) = start(&file);
+    host.tick(Nanos::from_secs(1));
+    let busy = lock(&host.changing);
+    host.tick(Nanos::from_secs(3));
+    assert!(host.status().workers[0].stalled);
+    assert_eq!(host.status().workers[0].heartbeat_age_ms, 2_000);
+    drop(busy);
+}
+
+#[test]
+fn a_host_without_a_file_lives_in_memory() {
+    let config = config::parse(TEXT, "").unwrap();
+    let fake = Fake::default();
+    let switch = Box::new(fake.clone());
+    let host = Host::start_with(config, None, Machine::default(), |_| Ok(switch)).unwrap();
+    host.add_port(tap("t1"), true).unwrap();
+    assert_eq!(host.port_configs().len(), 3);
+    assert!(config::parse(&host.config_toml(), "").is_ok());
+    assert!(host.reload().is_err());
+}
+
+#[test]
+fn the_socket_of_the_command_line_survives_changes() {
+    let file = TempFile::new("override", TEXT);
+    let mut config = config::parse(TEXT, "").unwrap();
+    config.host.socket = PathBuf::from("/run/other.sock");
+    let switch = Box::new(Fake::default());
+    let host =
+        Host::start_with(config, Some(file.0.clone()), Machine::default(), |_| Ok(switch)).unwrap();
+    host.add_port(tap("t1"), true).unwrap();
+    assert_eq!(host.reload().unwrap().warnings, Vec::<String>::new());
+    assert_eq!(host.config().host.socket, PathBuf::from("/run/other.sock"));
+}

@@ -127,7 +127,8 @@ fn check_family(object: &Object<'_, Rule>, matching: &Match, report: &mut Report
         (Some(proto), Some(EtherType::IPV4)) if proto.0 == 58 => ("icmp", proto),
         _ => return,
     };
-    let problem = format!("`proto` {proto} does not occur in the other addresses' family");
+    let implied = implied.map(|family| family.to_string()).unwrap_or_default();
+    let problem = format!("`proto` {proto} does not occur in {implied} packets");
     report.at(object, "match.proto", problem, format!("write \"{wrong}\""));
 }
 
@@ -189,15 +190,15 @@ fn check_set_vlan(
 ) {
     let (owner, exists) = match reach(rule, world) {
         Reach::Unknown => return,
-        Reach::All => ("any tenant".to_owned(), !world.networks.owners(vlan).is_empty()),
+        Reach::All => ("any tenant's".to_owned(), !world.networks.owners(vlan).is_empty()),
         Reach::Tenant(tenant, name) => {
-            (format!("tenant {name:?}"), world.networks.has(tenant, vlan))
+            (format!("tenant {name:?}'s"), world.networks.has(tenant, vlan))
         }
         Reach::Port(port) => match port.tenant.as_deref() {
-            None => ("any tenant".to_owned(), !world.networks.owners(vlan).is_empty()),
+            None => ("any tenant's".to_owned(), !world.networks.owners(vlan).is_empty()),
             Some(name) => match world.networks.tenant(name) {
                 None => return,
-                Some(tenant) => (format!("tenant {name:?}"), world.networks.has(tenant, vlan)),
+                Some(tenant) => (format!("tenant {name:?}'s"), world.networks.has(tenant, vlan)),
             },
         },
     };

@@ -7,10 +7,9 @@ use super::{World, check_count, check_names, check_range};
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_names(&draft.tenants, report);
     check_count(&draft.tenants, "tenant", TENANTS_MAX, report);
-    let entries = draft.forwarding.value.as_ref().map_or(u32::MAX, |f| f.fdb_entries);
     for object in &draft.tenants {
         if let Some(tenant) = &object.value {
-            check_range(object, "fdb_limit", tenant.fdb_limit, 1..=entries, report);
+            check_range(object, "fdb_limit", tenant.fdb_limit, 1..=131_072, report);
         }
     }
     let networks = world.networks.len();

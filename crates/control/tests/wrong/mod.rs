@@ -1,0 +1,58 @@
+//! What the tests of wrong configurations share.
+
+use std::collections::BTreeSet;
+
+use penstock_control::config::{Machine, parse_on};
+
+/// A right configuration; each case appends something wrong.
+pub const BASE: &str = r#"[host]
+name = "h1"
+[[tenant]]
+name = "red"
+vlans = ["100-110"]
+[[tenant]]
+name = "blue"
+[[port]]
+name = "vm1"
+type = "vhost-user"
+tenant = "red"
+socket = "/run/vm1.sock"
+vlan = 100
+mac = ["52:54:00:00:00:01"]
+[[port]]
+name = "tap1"
+type = "tap"
+tenant = "blue"
+interface = "tap1"
+"#;
+
+/// All errors of a text, as shown, on a machine with cores 0 and 1.
+pub fn errors(text: &str) -> Vec<String> {
+    let machine = Machine { cores: Some(BTreeSet::from([0, 1])) };
+    match parse_on(text, "host.toml", &machine) {
+        Ok(_) => Vec::new(),
+        Err(errors) => errors.0.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// Appends each text to [`BASE`] and compares all errors; their lines count from the appended
+/// text.
+pub fn appended(cases: &[(&str, &[&str])]) {
+    let mut wrong = Vec::new();
+    for (text, expected) in cases {
+        let expected: Vec<String> = expected.iter().map(|error| shift(error)).collect();
+        let got = errors(&format!("{BASE}{text}"));
+        if got != expected {
+            let (got, expected) = (got.join("\n"), expected.join("\n"));
+            wrong.push(format!("{text}got:\n{got}\nexpected:\n{expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n\n"));
+}
+
+/// `3:8: text` becomes `host.toml:22:8: text`.
+fn shift(expected: &str) -> String {
+    let (line, rest) = expected.split_once(':').expect("LINE:COLUMN: text");
+    let line: usize = line.parse().expect("a line number");
+    format!("host.toml:{}:{rest}", line + BASE.lines().count())
+}

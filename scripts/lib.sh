@@ -147,6 +147,7 @@ start_switch() {
 stop_switch() {
     kill "-${1:-TERM}" "$SWITCH"
     wait_until 10 gone "$SWITCH"
+    wait "$SWITCH" 2>/dev/null
 }
 switch_settled() { gone "$SWITCH" || ctl host show; }
 # The head of a configuration file for it.

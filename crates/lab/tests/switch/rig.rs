@@ -173,9 +173,7 @@ impl Rig {
     }
 
     pub fn wait_up_of(&self, ports: &[usize]) {
-        let up = |i: &usize| {
-            self.status(*i).queues_up == self.port(*i).spec.queue_pairs
-        };
+        let up = |i: &usize| self.status(*i).queues_up == self.port(*i).spec.queue_pairs;
         wait("the ports are up", || ports.iter().all(up));
     }
 
@@ -213,6 +211,12 @@ pub fn attach(driver: &mut VirtioNet) {
 
 pub fn mac(i: u8) -> MacAddr {
     MacAddr([0x52, 0x54, 0, 0, 0, i])
+}
+
+/// Lets the switch learn where `mac` is, by a frame that `other` gets.
+pub fn announce(driver: &mut VirtioNet, mac: MacAddr, other: &mut VirtioNet) {
+    send(driver, &VnetHdr::default(), &frame(mac, MacAddr::BROADCAST, 60, 0));
+    receive(other, 1);
 }
 
 /// A UDP frame whose payload depends on `n`.
@@ -301,10 +305,13 @@ pub fn drain_queue(driver: &mut VirtioNet, queue: usize) -> Vec<(VnetHdr, Vec<u8
 /// Exactly `n` frames.
 pub fn receive(driver: &mut VirtioNet, n: usize) -> Vec<(VnetHdr, Vec<u8>)> {
     let mut got = Vec::new();
-    wait("frames at the receiver", || {
+    let start = Instant::now();
+    while got.len() < n {
         got.extend(drain(driver));
-        got.len() >= n
-    });
+        let missing = n - got.len().min(n);
+        assert!(start.elapsed() < PATIENCE, "{missing} of {n} frames did not arrive");
+        std::thread::yield_now();
+    }
     assert_eq!(got.len(), n);
     got
 }

@@ -7,6 +7,7 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
@@ -37,8 +38,7 @@ const TRAFFIC: &str = "ip addr add 10.9.0.1/24 dev tapa 2>/dev/null; ip link set
 fn counter(stats: &serde_json::Value, port: &str, name: &str) -> u64 {
     let ports = stats["ports"].as_array().unwrap();
     let port = ports.iter().find(|entry| entry["port"] == port).unwrap();
-    let counters = port["counters"].as_array().unwrap();
-    counters.iter().find(|pair| pair[0] == name).unwrap()[1].as_u64().unwrap()
+    port["counters"][name].as_u64().unwrap()
 }
 
 #[test]
@@ -54,10 +54,25 @@ fn a_daemon_starts_serves_and_ends_cleanly() {
     assert!(ports.starts_with("NAME"), "{ports}");
     assert!(ports.contains("tapa") && ports.contains("tapb"), "{ports}");
     assert!(daemon.ask("host config").ok().contains("interface = \"tapa\""));
+    // A client that watches must not hold up the end.
+    let mut watcher = Command::new(env!("CARGO_BIN_EXE_penstock"))
+        .args(["stats", "--watch", "0.1", "--json"])
+        .env("PENSTOCK_SOCKET", daemon.socket())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    BufReader::new(watcher.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.starts_with("{\"time_ns\":"), "{first}");
     daemon.signal("TERM");
     daemon.await_notice("STOPPING=1");
     assert_eq!(daemon.await_end().code(), Some(0), "{}", daemon.log());
     assert!(!daemon.socket().exists(), "the socket is left behind");
+    let output = watcher.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("penstock: daemon: "), "{error}");
     for line in daemon.log().lines() {
         let event: serde_json::Value = serde_json::from_str(line).unwrap();
         assert!(event["level"] == "INFO" || event["level"] == "WARN", "{line}");

@@ -3,13 +3,16 @@
 //! **Rule.** A lock file beside the socket says who owns it; the kernel drops the lock with its
 //! holder, so a dead daemon's socket is known to be stale and is replaced. A socket that answers is
 //! refused even without the lock (somebody deleted the lock file), and so is a file that is no
-//! socket. The socket is born with mode 0600: the mask is set around `bind`, and at that time the
-//! daemon has one thread.
+//! socket. The socket is born with mode 0600: Linux takes it from the descriptor at `bind`
+//! (unix(7) leaves it open, `unix_bind` in the kernel does it), so there is no moment in which
+//! others could connect, and the process-wide mask is left alone.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{
     DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
+    PermissionsExt as _,
 };
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -17,7 +20,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::stat::{Mode, umask};
+use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
+use nix::sys::stat::{Mode, fchmod};
 
 /// The daemon's hold on its socket: gone, with the socket, when dropped.
 #[derive(Debug)]
@@ -37,14 +41,21 @@ pub fn take(path: &Path) -> Result<(UnixListener, SocketGuard)> {
     make_parent(path).with_context(|| format!("socket {at}"))?;
     let lock = lock(path)?;
     remove_stale(path)?;
-    let before = umask(Mode::from_bits_truncate(0o177));
-    let bound = UnixListener::bind(path);
-    umask(before);
-    let listener = bound.with_context(|| format!("socket {at}: cannot listen"))?;
+    let listener = bind(path).with_context(|| format!("socket {at}: cannot listen"))?;
     listener.set_nonblocking(true).with_context(|| format!("socket {at}"))?;
     let metadata = fs::symlink_metadata(path).with_context(|| format!("socket {at}"))?;
     let identity = (metadata.dev(), metadata.ino());
     Ok((listener, SocketGuard { path: path.to_owned(), identity, _lock: lock }))
+}
+
+/// A listening socket that is private from birth.
+fn bind(path: &Path) -> nix::Result<UnixListener> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    socket::bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    socket::listen(&socket, Backlog::new(128)?)?;
+    Ok(UnixListener::from(socket))
 }
 
 impl Drop for SocketGuard {
@@ -64,10 +75,11 @@ fn make_parent(path: &Path) -> Result<()> {
     if parent.is_dir() {
         return Ok(());
     }
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(parent)
+    let mut builder = DirBuilder::new();
+    let created = builder.recursive(true).mode(0o755).create(parent);
+    created
+        // Again for the directory itself, as the mask of a service is often narrower.
+        .and_then(|()| fs::set_permissions(parent, Permissions::from_mode(0o755)))
         .with_context(|| format!("directory {} cannot be created", parent.display()))
 }
 
@@ -128,7 +140,6 @@ fn remove_stale(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     /// An own directory, removed at the end.
     struct Scratch(PathBuf);

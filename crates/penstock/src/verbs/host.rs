@@ -8,7 +8,7 @@ use anyhow::Result;
 use penstock_control::api::HostStatus;
 use penstock_control::config::{self, ConfigErrors};
 
-use super::{print, print_json, printable_lines, report};
+use super::{json, print, print_json, printable_lines, report};
 use crate::client::{connect, refused, timed};
 use crate::table::{count, percent, printable, seconds, to_f64};
 use crate::wire::v1;
@@ -69,12 +69,12 @@ pub fn schema() -> Result<ExitCode> {
 ///
 /// # Errors
 /// The daemon is not there.
-pub async fn show(socket: &Path, json: bool) -> Result<ExitCode> {
+pub async fn show(socket: &Path, as_json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let reply = client.get_status(timed(v1::GetStatusRequest {})).await.map_err(refused)?;
     let status = HostStatus::try_from(reply.into_inner()).map_err(refused)?;
-    if json {
-        print_json(&status)?
+    if as_json {
+        print_json(&json::Host::from(&status))?
     } else {
         print(&shown(&status))?
     }

@@ -17,6 +17,7 @@ use crate::wire::v1;
 pub mod fdb;
 pub mod flow;
 pub mod host;
+pub mod json;
 pub mod port;
 pub mod stats;
 pub mod tenant;

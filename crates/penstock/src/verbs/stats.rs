@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use penstock_control::api::{PortStats, Stats};
 use penstock_dataplane::drop::DropReason;
 
-use super::{print, print_json};
+use super::{json, print, print_json};
 use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::rates::{Rates, counter};
@@ -29,7 +29,7 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
     let stats = client.get_stats(request).await.map_err(refused)?.into_inner();
     let stats = only(stats.try_into().map_err(refused)?, &args.ports)?;
     if args.json {
-        print_json(&stats)?;
+        print_json(&json::Reading::from(&stats))?;
     } else if args.drops {
         print(&drops_table(&stats.ports))?;
     } else {
@@ -85,7 +85,7 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
         let Some(message) = message else { bail!("daemon: it went away; see its log") };
         let now = only(message.try_into().map_err(refused)?, &args.ports)?;
         if args.json {
-            print(&format!("{}\n", serde_json::to_string(&now)?))?;
+            print(&format!("{}\n", serde_json::to_string(&json::Reading::from(&now))?))?;
         } else if let Some(before) = &before {
             print(&format!("{}\n", rates_table(&Rates::between(before, &now, hz))))?;
         }

@@ -1,0 +1,126 @@
+//! Readings as JSON: counters by name, `{"rx_frames": 7}`, in the daemon's order.
+
+use penstock_control::api::{HostStatus, Named, PortStats, Stats, WorkerStatus};
+use serde::{Serialize, Serializer};
+
+/// Counters as an object.
+#[derive(Debug)]
+struct Counts<'a>(&'a Named);
+
+impl Serialize for Counts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+/// A worker.
+#[derive(Debug, Serialize)]
+struct Worker<'a> {
+    id: u16,
+    core: u32,
+    stalled: bool,
+    heartbeat_age_ms: u64,
+    busy_share_e4: u32,
+    schedule: &'a str,
+    counters: Counts<'a>,
+}
+
+impl<'a> From<&'a WorkerStatus> for Worker<'a> {
+    fn from(from: &'a WorkerStatus) -> Self {
+        Self {
+            id: from.id,
+            core: from.core,
+            stalled: from.stalled,
+            heartbeat_age_ms: from.heartbeat_age_ms,
+            busy_share_e4: from.busy_share_e4,
+            schedule: &from.schedule,
+            counters: Counts(&from.counters),
+        }
+    }
+}
+
+/// The daemon's status.
+#[derive(Debug, Serialize)]
+pub struct Host<'a> {
+    name: &'a str,
+    version: &'a str,
+    config: &'a str,
+    generation: u64,
+    uptime_s: u64,
+    tsc_hz: u64,
+    workers: Vec<Worker<'a>>,
+}
+
+impl<'a> From<&'a HostStatus> for Host<'a> {
+    fn from(from: &'a HostStatus) -> Self {
+        Self {
+            name: &from.name,
+            version: &from.version,
+            config: &from.config,
+            generation: from.generation,
+            uptime_s: from.uptime_s,
+            tsc_hz: from.tsc_hz,
+            workers: from.workers.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+/// A port's counters.
+#[derive(Debug, Serialize)]
+struct Port<'a> {
+    port: &'a str,
+    counters: Counts<'a>,
+    drops: Counts<'a>,
+    tx_drops: Counts<'a>,
+}
+
+impl<'a> From<&'a PortStats> for Port<'a> {
+    fn from(from: &'a PortStats) -> Self {
+        Self {
+            port: &from.port,
+            counters: Counts(&from.counters),
+            drops: Counts(&from.drops),
+            tx_drops: Counts(&from.tx_drops),
+        }
+    }
+}
+
+/// A reading of all counters.
+#[derive(Debug, Serialize)]
+pub struct Reading<'a> {
+    time_ns: u64,
+    exact: bool,
+    ports: Vec<Port<'a>>,
+    workers: Vec<Worker<'a>>,
+    violations: &'a [String],
+}
+
+impl<'a> From<&'a Stats> for Reading<'a> {
+    fn from(from: &'a Stats) -> Self {
+        Self {
+            time_ns: from.time_ns,
+            exact: from.exact,
+            ports: from.ports.iter().map(Into::into).collect(),
+            workers: from.workers.iter().map(Into::into).collect(),
+            violations: &from.violations,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rates::fixture::reading;
+
+    #[test]
+    fn counters_are_looked_up_by_name() {
+        let stats = reading(1, &[("rx_frames", 7), ("rx_bytes", 9)], &[("rule", 2)]);
+        let text = serde_json::to_string(&Reading::from(&stats)).unwrap();
+        assert!(
+            text.starts_with(
+                r#"{"time_ns":1000000000,"exact":false,"ports":[{"port":"vm1","counters":{"rx_frames":7,"rx_bytes":9},"drops":{"rule":2},"tx_drops":{}}]"#
+            ),
+            "{text}"
+        );
+    }
+}

@@ -1,7 +1,6 @@
 //! Whatever the configuration and however it changes: numbers stay, tenants stay apart.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::sync::Arc;
 
 use penstock_control::config::{HostConfig, parse};
@@ -40,7 +39,7 @@ fn some(set: &BTreeSet<u16>, pick: u64) -> Vec<u16> {
 fn text(plan: &Plan) -> String {
     let mut text = "[host]\nname = \"h\"\n".to_owned();
     for (at, vlans) in plan.tenants.iter().enumerate() {
-        writeln!(text, "[[tenant]]\nname = \"t{at}\"\nvlans = {vlans:?}").unwrap();
+        text += &format!("[[tenant]]\nname = \"t{at}\"\nvlans = {vlans:?}\n");
     }
     text = text.replace('{', "[").replace('}', "]");
     let owners = |vlan: &u16| plan.tenants.iter().filter(|t| t.contains(vlan)).count();
@@ -52,28 +51,25 @@ fn text(plan: &Plan) -> String {
         if (vlans.is_empty() && tenant.is_none()) || !names.insert(*name) {
             continue;
         }
-        writeln!(text, "[[port]]\nname = \"p{name}\"\ntype = \"tap\"\ninterface = \"p{name}\"")
-            .unwrap();
+        text += &format!("[[port]]\nname = \"p{name}\"\ntype = \"tap\"\ninterface = \"p{name}\"\n");
         if let Some(tenant) = tenant {
-            writeln!(text, "tenant = \"t{tenant}\"").unwrap();
+            text += &format!("tenant = \"t{tenant}\"\n");
         }
         let vlans = some(vlans, *pick);
         match vlans.as_slice() {
             [] => {}
-            [first, ..] if *trunk => writeln!(text, "trunk = {vlans:?}\nnative = {first}").unwrap(),
-            [first, ..] => writeln!(text, "vlan = {first}").unwrap(),
+            [first, ..] if *trunk => text += &format!("trunk = {vlans:?}\nnative = {first}\n"),
+            [first, ..] => text += &format!("vlan = {first}\n"),
         }
     }
     let names: Vec<u8> = names.into_iter().collect();
     for (at, (scope, output)) in plan.rules.iter().enumerate().filter(|_| !names.is_empty()) {
         let port = |pick: u8| names[usize::from(pick) % names.len()];
-        writeln!(text, "[[rule]]\nname = \"r{at}\"\nactions = [\"output:p{}\"]", port(*output))
-            .unwrap();
+        text += &format!("[[rule]]\nname = \"r{at}\"\nactions = [\"output:p{}\"]\n", port(*output));
         match scope % 3 {
-            0 => writeln!(text, "port = \"p{}\"", port(*scope)).unwrap(),
-            1 => writeln!(text, "tenant = \"t{}\"", usize::from(*scope) % plan.tenants.len())
-                .unwrap(),
-            _ => writeln!(text, "match = {{ proto = \"tcp\", dst_port = \"1-9\" }}").unwrap(),
+            0 => text += &format!("port = \"p{}\"\n", port(*scope)),
+            1 => text += &format!("tenant = \"t{}\"\n", usize::from(*scope) % plan.tenants.len()),
+            _ => text += &format!("match = {{ proto = \"tcp\", dst_port = \"1-9\" }}\n"),
         }
     }
     text

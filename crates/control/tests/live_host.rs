@@ -1,0 +1,88 @@
+//! The host with a real worker and real sockets; needs no rights.
+
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use penstock_control::config::{self, Port, PortKind};
+use penstock_control::host::{FdbFilter, Host};
+use penstock_units::Nanos;
+
+/// A directory that is gone after the test.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("penstock-{}-{test}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory");
+        Self(path)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn write_config(directory: &Path) -> PathBuf {
+    let at = directory.display();
+    let text = format!(
+        "[host]\nname = \"live\"\nsocket = \"{at}/host.sock\"\n[worker]\nidle_backoff_us = 1000\n\
+         [[tenant]]\nname = \"red\"\nvlans = [100] # one\n\
+         [[port]]\nname = \"vm1\"\ntype = \"vhost-user\"\ntenant = \"red\"\n\
+         socket = \"{at}/vm1.sock\"\nsocket_mode = \"0660\"\nvlan = 100\n\
+         [[fdb]]\nmac = \"52:54:00:00:00:01\"\nport = \"vm1\"\n"
+    );
+    let path = directory.join("host.toml");
+    std::fs::write(&path, text).expect("a file");
+    path
+}
+
+#[test]
+fn a_host_runs_changes_and_ends() {
+    let directory = TempDir::new("live");
+    let path = write_config(&directory.0);
+    let before = std::fs::read_to_string(&path).expect("the file");
+    let config = config::load(&path).expect("a right file");
+    let host = Host::start(config, Some(path.clone())).expect("a worker");
+    let socket = std::fs::metadata(directory.0.join("vm1.sock")).expect("the socket");
+    assert!(socket.file_type().is_socket());
+    assert_eq!(socket.permissions().mode() & 0o777, 0o660);
+    assert_eq!(host.ports()[0].state, "waiting");
+    let addresses = host.fdb(&FdbFilter::default()).expect("the addresses");
+    assert_eq!(addresses.len(), 1, "{addresses:?}");
+    assert!(addresses[0].is_static && addresses[0].vlan == 100 && addresses[0].port == "vm1");
+
+    let vm2 = Port {
+        tenant: Some("red".into()),
+        socket: Some(directory.0.join("vm2.sock")),
+        vlan: "100".parse().ok(),
+        ..Port::new("vm2", PortKind::VhostUser)
+    };
+    host.add_port(vm2, true).expect("a new port");
+    assert_eq!(host.reload().expect("what was saved is right").changes, Vec::<String>::new());
+    let key = ("queues".to_owned(), "2".to_owned());
+    host.set_port("vm1", &[key], false).expect("an attachment anew");
+    assert_eq!(host.ports()[0].queues, 2);
+    assert_eq!(host.fdb(&FdbFilter::default()).expect("the addresses").len(), 1);
+    let stats = host.stats(true).expect("an exact reading");
+    assert_eq!((stats.ports.len(), stats.violations), (2, Vec::new()));
+    host.del_port("vm2", true).expect("a port less");
+    assert!(!directory.0.join("vm2.sock").exists(), "a port takes its socket with it");
+    assert_eq!(std::fs::read_to_string(&path).expect("the file"), before);
+
+    // A port whose socket cannot be made is refused and leaves nothing behind.
+    let lost = Port {
+        tenant: Some("red".into()),
+        socket: Some("/nowhere/at/all.sock".into()),
+        vlan: "100".parse().ok(),
+        ..Port::new("lost", PortKind::VhostUser)
+    };
+    let error = host.add_port(lost, true).expect_err("no such directory");
+    assert!(error.object.contains("lost"), "{error}");
+    assert_eq!(host.ports().len(), 1);
+    host.tick(Nanos::from_secs(1));
+    assert!(!host.status().workers[0].stalled);
+    host.shutdown().expect("an orderly end");
+    assert!(host.stats(true).is_err());
+}

@@ -2,15 +2,18 @@
 //!
 //! **Problem.** Most frames belong to a flow seen a moment ago; asking rules and FDB again costs
 //! several times as much. **Source.** C2QoS §V (8,192 entries); datapath notes §4, §7.
-//! **Quantities.** 1,024 buckets of 8 ways. A bucket is eight 16-bit signatures (four buckets to a
-//! line, 16 KiB in all); an entry is one line: 32 bytes of key, then the decision. The upper half of
-//! IPv6 keys is in an array of its own. A way's entry has the way's number: no index is stored.
-//! **Rule.** An entry is good while the cache's epoch (a new snapshot) and the generation of the
-//! domain it was decided in are what they were. A port may use any way that is free, out of date or
-//! idle for [`IDLE_S`]; else one of its own; else one of a port that holds more than its quota (its
-//! share of the cache) while it holds less itself. So no port can push another below its share.
-//! **Departures.** The bucket has no index words (datapath notes §4): one line less a hit.
-//! **Cost.** Two lines a hit, both asked for one stage ahead; insertion looks at eight entries.
+//! **Quantities.** 1,024 buckets of 8 ways. A bucket is eight 8-bit signatures, one word (8 KiB in
+//! all, at home in the first-level cache); an entry is one line: 32 bytes of key, then the decision.
+//! The upper half of IPv6 keys is in an array of its own. A way's entry has the way's number: no
+//! index is stored.
+//! **Rule.** An entry is good while its signature is there (a new snapshot wipes them all) and the
+//! generation of the domain it was decided in is what it was. A port may use any way that is free,
+//! out of date or idle for [`IDLE_S`]; else one of its own; else one of a port that holds more than
+//! its quota (its share of the cache) while it holds less itself. So no port can push another below
+//! its share. **Departures.** Datapath notes §4 has 16-bit signatures and index words: one line and
+//! some twenty instructions a hit more; eight bits name a wrong entry once in 60 hits.
+//! **Cost.** A word and a line a hit, the line asked for one stage ahead; insertion looks at eight
+//! entries.
 
 use core::ptr;
 
@@ -28,8 +31,8 @@ pub const IDLE_S: u32 = 10;
 
 const WAYS: usize = 8;
 const BUCKETS: usize = CACHE_ENTRIES / WAYS;
-const LANES: u64 = 0x0001_0001_0001_0001;
-const LANE_TOP: u64 = 0x8000_8000_8000_8000;
+const LANES: u64 = 0x0101_0101_0101_0101;
+const LANE_TOP: u64 = 0x8080_8080_8080_8080;
 /// No DSCP to be written.
 pub(super) const KEEP_DSCP: u8 = 0xff;
 
@@ -68,25 +71,28 @@ struct Entry {
     key: [u64; 4],
     decision: Decision,
     generation: u32,
-    epoch: u32,
     seen_s: u32,
 }
 
-#[derive(Clone, Copy, Default)]
-#[repr(C, align(16))]
-struct Bucket([u64; 2]);
-
-/// Ways of a bucket whose signature fits: bit 16·k for way k, bit 16·k + 8 for way 4 + k.
+/// Ways of a bucket whose signature fits: the top bit of byte k for way k.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Candidates(u64);
 
 impl Candidates {
     pub(super) const NONE: Self = Self(0);
 
+    /// The ways of bucket `signatures` that have `signature`. One above another that does may be
+    /// named wrongly (a borrow); the key decides.
+    #[inline]
+    const fn among(signatures: u64, signature: u64) -> Self {
+        let x = signatures ^ signature * LANES;
+        Self(x.wrapping_sub(LANES) & !x & LANE_TOP)
+    }
+
     #[inline]
     fn first(self) -> Option<usize> {
         let bit = self.0.trailing_zeros() as usize;
-        (bit < 64).then_some((bit >> 4) + ((bit & 8) >> 1))
+        (bit < 64).then_some(bit / WAYS)
     }
 
     #[inline]
@@ -97,12 +103,12 @@ impl Candidates {
 
 /// The cache; see the module's text.
 pub(super) struct Cache {
-    buckets: Box<[Bucket; BUCKETS]>,
+    /// Signatures; zero is an empty way.
+    buckets: Box<[u64; BUCKETS]>,
     entries: Box<[Entry; CACHE_ENTRIES]>,
     upper: Box<[[u64; 4]; CACHE_ENTRIES]>,
-    /// Entries of the present epoch by port.
+    /// Entries by port.
     held: Box<[u16; 1 << 16]>,
-    epoch: u32,
     quota: u16,
 }
 
@@ -119,15 +125,11 @@ const fn bucket_of(hash: u64) -> usize {
     hash as usize & (BUCKETS - 1)
 }
 
-/// Never zero: a bucket's zero lanes are empty ways.
+/// Never zero: that is an empty way.
 #[inline]
 const fn signature(hash: u64) -> u64 {
-    hash >> 48 | 1
-}
-
-#[inline]
-const fn zero_lanes(x: u64) -> u64 {
-    x.wrapping_sub(LANES) & !x & LANE_TOP
+    let top = hash >> 56;
+    top + (top == 0) as u64
 }
 
 #[inline]
@@ -138,26 +140,19 @@ const fn port_of(key: &[u64; 4]) -> usize {
 impl Cache {
     pub(super) fn new() -> Self {
         let decision = Decision::drop(DropReason::Runt);
-        let empty = Entry { key: [0; 4], decision, generation: 0, epoch: 0, seen_s: 0 };
+        let empty = Entry { key: [0; 4], decision, generation: 0, seen_s: 0 };
         Self {
-            buckets: boxed(Bucket::default()),
+            buckets: boxed(0),
             entries: boxed(empty),
             upper: boxed([0; 4]),
             held: boxed(0),
-            epoch: 1,
             quota: u16::MAX,
         }
     }
 
     /// Forgets everything, and shares the cache among `ports` ports from now on.
     pub(super) fn flush(&mut self, ports: usize) {
-        self.epoch = self.epoch.wrapping_add(1);
-        if self.epoch == 0 {
-            // After 2^32 snapshots an old entry could pass for a new one.
-            self.buckets.fill(Bucket::default());
-            self.entries.iter_mut().for_each(|e| e.epoch = 0);
-            self.epoch = 1;
-        }
+        self.buckets.fill(0);
         self.held.fill(0);
         self.quota = u16::try_from(CACHE_ENTRIES / ports.max(1)).unwrap_or(u16::MAX).max(1);
     }
@@ -170,10 +165,7 @@ impl Cache {
     /// The ways worth a look; asks for the first one's entry.
     #[inline]
     pub(super) fn candidates(&self, hash: u64) -> Candidates {
-        let wanted = signature(hash) * LANES;
-        let Bucket([low, high]) = self.buckets[bucket_of(hash)];
-        // A lane above a true zero may be named wrongly; the key decides.
-        let found = Candidates(zero_lanes(low ^ wanted) >> 15 | zero_lanes(high ^ wanted) >> 7);
+        let found = Candidates::among(self.buckets[bucket_of(hash)], signature(hash));
         if let Some(way) = found.first() {
             prefetch(ptr::from_ref(&self.entries[bucket_of(hash) * WAYS + way]).cast());
         }
@@ -207,7 +199,7 @@ impl Cache {
     ) -> Option<&Decision> {
         let at = self.position(ways, hash, key)?;
         let entry = &mut self.entries[at];
-        if entry.epoch != self.epoch || entry.generation != fdb.generation(entry.decision.domain) {
+        if entry.generation != fdb.generation(entry.decision.domain) {
             return None;
         }
         if entry.seen_s != now_s {
@@ -237,49 +229,53 @@ impl Cache {
         let same = self.position(ways, hash, key);
         let Some(at) = same.or_else(|| self.victim(hash, port, fdb, now_s)) else { return false };
         let entry = &mut self.entries[at];
-        if entry.epoch == self.epoch {
+        let (word, shift) = (&mut self.buckets[at / WAYS], 8 * (at % WAYS));
+        if *word >> shift & 0xff != 0 {
             let held = &mut self.held[port_of(&entry.key)];
             *held = held.saturating_sub(1);
         }
+        *word = *word & !(0xff << shift) | signature(hash) << shift;
         self.held[port] += 1;
         *entry = Entry {
             key: key.narrow(),
             decision,
             generation: fdb.generation(decision.domain),
-            epoch: self.epoch,
             seen_s: now_s,
         };
         if key.is_wide() {
             self.upper[at] = key.upper();
         }
-        let way = at % WAYS;
-        let word = &mut self.buckets[at / WAYS].0[way / 4];
-        let shift = 16 * (way % 4);
-        *word = *word & !(0xffff << shift) | signature(hash) << shift;
         true
     }
 
     /// The way of the hash's bucket that `port` may take.
     fn victim(&self, hash: u64, port: usize, fdb: &Fdb, now_s: u32) -> Option<usize> {
         let first = bucket_of(hash) * WAYS;
-        let all = first..first + WAYS;
-        let free = |at: &usize| {
+        if let Some(way) = Candidates::among(self.buckets[bucket_of(hash)], 0).first() {
+            return Some(first + way);
+        }
+        let stale = |at: &usize| {
             let e = &self.entries[*at];
-            e.epoch != self.epoch
-                || e.generation != fdb.generation(e.decision.domain)
+            e.generation != fdb.generation(e.decision.domain)
                 || now_s.wrapping_sub(e.seen_s) > IDLE_S
         };
-        if let Some(at) = all.clone().find(free) {
+        if let Some(at) = (first..first + WAYS).find(stale) {
             return Some(at);
         }
         // Bits of the hash that chose neither bucket nor signature pick the way to start from.
-        let turn = (hash >> 40) as usize % WAYS;
+        let turn = (hash >> 32) as usize % WAYS;
         let turned = move |step: usize| first + (turn + step) % WAYS;
         let own = |at: &usize| port_of(&self.entries[*at].key) == port;
         let over = |at: &usize| self.held[port_of(&self.entries[*at].key)] > self.quota;
         let own = (0..WAYS).map(turned).find(own);
         let over = (0..WAYS).map(turned).find(over).filter(|_| self.held[port] < self.quota);
         own.or(over)
+    }
+
+    /// Whether a port holds its share or more: what it keeps now is another flow's loss.
+    #[inline]
+    pub(super) fn is_full_for(&self, port: u16) -> bool {
+        self.held[usize::from(port)] >= self.quota
     }
 
     /// Entries that a port holds.
@@ -335,11 +331,10 @@ mod tests {
     #[test]
     fn every_way_is_found_by_its_signature() {
         for way in 0..WAYS {
-            let mut lanes = [7_u16; WAYS];
-            lanes[way] = 0;
-            let word = |at: usize| (0..4).fold(0, |w, k| w | u64::from(lanes[at + k]) << (16 * k));
-            let found = Candidates(zero_lanes(word(0)) >> 15 | zero_lanes(word(4)) >> 7);
+            let word = 0x0707_0707_0707_0707 & !(0xff << (8 * way)) | 9 << (8 * way);
+            let found = Candidates::among(word, 9);
             assert_eq!((found.first(), found.without_first()), (Some(way), Candidates::NONE));
+            assert_eq!(Candidates::among(word, 8), Candidates::NONE);
         }
     }
 

@@ -187,6 +187,20 @@ impl Fdb {
         Some((slot_number(line, way), self.lines[line].0[way].port))
     }
 
+    /// The slot of an address that is known behind `port`; notes that it was heard of.
+    #[inline]
+    pub fn refresh(&mut self, domain: u16, mac: u64, port: u16, now_s: u32) -> Option<u32> {
+        let (line, way) = self.position(key_of(domain, mac))?;
+        let slot = &mut self.lines[line].0[way];
+        if slot.port != port {
+            return None;
+        }
+        if slot.seen_s != now_s {
+            slot.seen_s = now_s;
+        }
+        Some(slot_number(line, way))
+    }
+
     /// The number that changes when an answer about `domain` may no longer hold.
     #[inline]
     #[must_use]

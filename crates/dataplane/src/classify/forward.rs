@@ -187,10 +187,7 @@ impl Path<'_> {
     /// Sees to it that the source is known behind this port.
     #[inline]
     fn source(&mut self, mac: u64, domain: u16, paid: &mut bool) -> Source {
-        if let Some((slot, port)) = self.fdb.lookup(domain, mac)
-            && port == self.policy.id
-        {
-            self.fdb.touch(slot, domain, mac, self.now_s);
+        if let Some(slot) = self.fdb.refresh(domain, mac, self.policy.id, self.now_s) {
             return Source::Known(slot);
         }
         if !self.port.slow_path(self.policy.slow_path, self.now_ns) {

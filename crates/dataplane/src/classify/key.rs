@@ -217,6 +217,20 @@ impl FlowKey {
         [self.0[4], self.0[5], self.0[6], self.0[7]]
     }
 
+    /// The same for a mask that is not wide, word by word.
+    #[inline]
+    pub(super) fn masked_narrow(&self, mask: &FlowMask) -> Self {
+        let ([a, b, c, d, ..], [m, n, o, p, ..]) = (&self.0, &mask.0);
+        Self([a & m, b & n, c & o, d & p, 0, 0, 0, 0])
+    }
+
+    /// Equality, word by word.
+    #[inline]
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let [a, b, c, d, e, f, g, h] = other.0;
+        self.narrow_is(&[a, b, c, d]) && self.upper_is(&[e, f, g, h])
+    }
+
     /// Whether the first four words are these. Word by word: a copy of the key, compared as a
     /// vector, would wait for its own stores.
     #[inline]
@@ -333,7 +347,7 @@ impl HashSeed {
     #[inline]
     #[must_use]
     pub fn hash_word(&self, word: u64) -> u64 {
-        fold(fold(word ^ self.0[0], self.0[1] | 1) ^ self.0[2], self.0[4] | 1)
+        fold(word ^ self.0[0], self.0[1] | 1)
     }
 }
 

@@ -52,7 +52,7 @@ pub use tables::RuleTables;
 use cache::{Cache, Candidates, Decision, KEEP_DSCP};
 use forward::{Outcome, Path, Tally, is_no_source, is_reserved};
 use key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN};
-use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_into};
+use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_and_hash};
 use policy::Patch;
 use port_state::PortState;
 
@@ -272,14 +272,13 @@ impl Classifier {
         let (mut cacheable, mut apart) = (FrameSet::default(), FrameSet::default());
         for i in frames {
             let h = &mut headers[i];
-            if let Err(reason) = parse_into(batch, i, port, h) {
-                batch.frame_mut(i).verdict = Verdict::Drop(reason);
-                continue;
-            }
-            let mut hash = seed.hash_narrow(&h.key);
-            if h.flags.has(HeaderFlags::IPV6) {
-                hash = seed.hash_upper(hash, &h.key);
-            }
+            let hash = match parse_and_hash(batch, i, port, &seed, h) {
+                Ok(hash) => hash,
+                Err(reason) => {
+                    batch.frame_mut(i).verdict = Verdict::Drop(reason);
+                    continue;
+                }
+            };
             hashes[i] = hash;
             self.cache.prefetch_bucket(hash);
             if h.flags.uncacheable() {
@@ -354,7 +353,7 @@ impl Classifier {
                 let lasting = lasting && !h.flags.uncacheable();
                 let familiar = lasting
                     && (self.cache.knows(self.scratch.ways[i], hash, &h.key)
-                        || port.seen_before(hash));
+                        || port.seen_before(hash, self.cache.is_full_for(turn.policy.id)));
                 memo = lasting.then_some(Memo { key: h.key, decision, kept: familiar });
                 (decision, familiar)
             };

@@ -10,7 +10,9 @@
 //! eight extension headers and eight ND options for IPv6.
 
 use super::ipv6;
-use super::key::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey};
+use super::key::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey, HashSeed,
+};
 use crate::batch::{Batch, HEAD_COPY};
 use crate::drop::DropReason;
 use crate::offload::Offload;
@@ -154,53 +156,67 @@ pub(super) fn transport(
 /// # Errors
 /// Why the frame is not to be forwarded: [`DropReason::Runt`], [`DropReason::BadHeader`] or
 /// [`DropReason::BadOffload`].
-#[inline]
 pub fn parse(batch: &mut Batch, i: usize, in_port: u16) -> Result<Headers, DropReason> {
     let mut headers = Headers::default();
-    parse_into(batch, i, in_port, &mut headers)?;
+    parse_and_hash(batch, i, in_port, &HashSeed::new(0), &mut headers)?;
     Ok(headers)
 }
 
-/// [`parse`] without the copy.
+/// [`parse`] without the copy; returns the key's hash, worked out while the key is in registers.
 #[inline(always)]
-pub(super) fn parse_into(
+pub(super) fn parse_and_hash(
     batch: &mut Batch,
     i: usize,
     in_port: u16,
+    seed: &HashSeed,
     h: &mut Headers,
-) -> Result<(), DropReason> {
+) -> Result<u64, DropReason> {
     let frame = batch.frame_mut(i);
-    let mut len = frame.len as usize;
     if frame.offload.is_none() {
+        let len = frame.len as usize;
         frame.offload = Offload::NONE;
-        let first = u64::from(in_port) << 48;
-        if let Some(plain) = plain_ipv4(batch.head_window(i), len, first) {
+        if let Some(plain) = plain_ipv4(batch.head_window(i), len, u64::from(in_port) << 48) {
+            let hash = seed.hash_narrow(&plain.key);
             *h = plain;
-            return Ok(());
+            return Ok(hash);
         }
     }
+    parse_any(batch, i, in_port, h)?;
+    Ok(seed.hash(&h.key))
+}
+
+/// Reads any frame.
+#[inline(never)]
+fn parse_any(batch: &mut Batch, i: usize, in_port: u16, h: &mut Headers) -> Result<(), DropReason> {
+    let mut len = batch.frame(i).len as usize;
     if len < L3 {
         return Err(DropReason::Runt);
     }
-    let mut vid = 0;
+    let mut first = u64::from(in_port) << 48;
     if be16(batch.head_window(i), 12) == ETHERTYPE_VLAN {
         if len < L3 + 4 {
             return Err(DropReason::Runt);
         }
         batch.strip_tag(i);
         len -= 4;
-        vid = batch.frame(i).tci & 0xfff;
+        first |= u64::from(batch.frame(i).tci & 0xfff) << 32;
     }
-    let first = u64::from(in_port) << 48 | u64::from(vid) << 32;
-    match plain_ipv4(batch.head_window(i), len, first) {
-        Some(plain) => *h = plain,
-        None => any(batch.head_window(i), len, first, h)?,
+    let w = batch.head_window(i);
+    let ethertype = be16(w, 12);
+    let words = [first | u64::from(ethertype) << 16, be64(w, 0) & !0xffff, be64(w, 6) & !0xffff];
+    let key = FlowKey([words[0], words[1], words[2], 0, 0, 0, 0, 0]);
+    *h = Headers { key, ..Headers::default() };
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4(w, len, h)?,
+        ETHERTYPE_IPV6 => ipv6::ipv6(w, len, h)?,
+        ETHERTYPE_ARP => arp(w, len, h)?,
+        _ => {}
     }
     check_offload(batch, i, h)
 }
 
 /// What most frames are, in few instructions: no tag, a 20-byte IPv4 header, no fragment, and a
-/// sound TCP or UDP header behind it. Says the same as [`any`], or nothing.
+/// sound TCP or UDP header behind it. Says the same as [`parse_any`], or nothing.
 #[inline(always)]
 fn plain_ipv4(w: &[u8; HEAD_COPY], len: usize, first: u64) -> Option<Headers> {
     const TOTAL_MIN: usize = 28;
@@ -237,21 +253,6 @@ fn plain_ipv4(w: &[u8; HEAD_COPY], len: usize, first: u64) -> Option<Headers> {
         nd_target: 0,
         nd_link_layer: 0,
     })
-}
-
-/// Reads any frame whose tag is off; `first` has input port and VLAN id.
-#[inline(never)]
-fn any(w: &[u8; HEAD_COPY], len: usize, first: u64, h: &mut Headers) -> Result<(), DropReason> {
-    let ethertype = be16(w, 12);
-    let words = [first | u64::from(ethertype) << 16, be64(w, 0) & !0xffff, be64(w, 6) & !0xffff];
-    let key = FlowKey([words[0], words[1], words[2], 0, 0, 0, 0, 0]);
-    *h = Headers { key, ..Headers::default() };
-    match ethertype {
-        ETHERTYPE_IPV4 => ipv4(w, len, h),
-        ETHERTYPE_IPV6 => ipv6::ipv6(w, len, h),
-        ETHERTYPE_ARP => arp(w, len, h),
-        _ => Ok(()),
-    }
 }
 
 #[inline]

@@ -5,16 +5,18 @@
 //! **Quantities.** The meter is one number: the time at which the bucket will be full again. The
 //! filter is one cache line, 512 bits, two for each flow; it is wiped after [`FLOWS_BETWEEN_WIPES`]
 //! flows. **Rule.** A flow is worth a cache entry the second time it is seen. A port with more flows
-//! than the filter holds would never see one twice: so every [`SAMPLE`]th stranger passes too, and
+//! than the filter holds would never see one twice: so one stranger in [`SAMPLE`] passes too, and
 //! the bits a flow has change at each wipe, lest the same flows lose every time.
 
 use super::policy::SlowPathLimit;
 
-/// Flows noted before the filter starts afresh: 512 bits are then about 30 % full.
-const FLOWS_BETWEEN_WIPES: u16 = 97;
+/// Flows noted before the filter starts afresh: 512 bits are then about 23 % full.
+const FLOWS_BETWEEN_WIPES: u16 = 67;
 
-/// One stranger in so many passes for an acquaintance.
+/// One stranger in so many passes for an acquaintance, while the port has room in the cache.
 const SAMPLE: u16 = 8;
+/// One in so many when it has not.
+const SAMPLE_FULL: u16 = 64;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +52,7 @@ impl PortState {
     /// Whether a flow with this hash was seen before, or is taken for one that was; from now on it
     /// was.
     #[inline]
-    pub(super) fn seen_before(&mut self, hash: u64) -> bool {
+    pub(super) fn seen_before(&mut self, hash: u64, full: bool) -> bool {
         let own = hash.rotate_left(self.wipes);
         let bit = |shift: u32| ((own >> shift) & 511) as usize;
         let (a, b) = (bit(16), bit(32));
@@ -66,7 +68,7 @@ impl PortState {
         self.flows += 1;
         self.seen[a / 64] |= 1 << (a % 64);
         self.seen[b / 64] |= 1 << (b % 64);
-        self.flows % SAMPLE == 0
+        self.flows % (if full { SAMPLE_FULL } else { SAMPLE }) == 0
     }
 }
 
@@ -93,10 +95,10 @@ mod tests {
     fn a_flow_is_a_stranger_once_and_many_flows_are_sampled() {
         let seed = HashSeed::new(3);
         let mut p = PortState::default();
-        assert!(!p.seen_before(seed.hash_word(1)));
-        assert!(p.seen_before(seed.hash_word(1)));
+        assert!(!p.seen_before(seed.hash_word(1), false));
+        assert!(p.seen_before(seed.hash_word(1), false));
         let mut p = PortState::default();
-        let passed = (0..100_000).filter(|&n| p.seen_before(seed.hash_word(n))).count();
+        let passed = (0..100_000).filter(|&n| p.seen_before(seed.hash_word(n), false)).count();
         assert!((10_000..25_000).contains(&passed), "{passed}");
     }
 }

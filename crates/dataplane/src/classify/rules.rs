@@ -149,7 +149,7 @@ impl Subtable {
 
     #[inline]
     fn find(&self, key: &FlowKey, values: &[FlowKey], seed: &HashSeed) -> Option<u32> {
-        let masked = key.masked(&self.mask);
+        let masked = if self.wide { key.masked(&self.mask) } else { key.masked_narrow(&self.mask) };
         let (start, tag) = Self::hash(self.wide, seed, &masked);
         let wrap = self.slots.len() - 1;
         for step in 0..PROBE {
@@ -157,7 +157,7 @@ impl Subtable {
             if slot.rule == EMPTY {
                 return None;
             }
-            if slot.tag == tag && values.get(slot.rule as usize) == Some(&masked) {
+            if slot.tag == tag && values.get(slot.rule as usize).is_some_and(|v| v.is(&masked)) {
                 return Some(slot.rule);
             }
         }

@@ -52,9 +52,9 @@ pub struct WorkerRates {
     pub core: u32,
     /// Stalled at the later reading.
     pub stalled: bool,
-    /// Share of the cycles in turns that moved frames, 0..=1.
+    /// Share of the cycles it had that went to turns that moved frames, 0..=1.
     pub busy_share: f64,
-    /// Share of the cycles in which the core was taken away, 0..=1.
+    /// Share of all cycles in which the core was taken away, 0..=1.
     pub stolen_share: f64,
 }
 
@@ -146,14 +146,15 @@ fn worker_rates(before: Option<&WorkerStatus>, now: &WorkerStatus) -> WorkerRate
     let (busy, idle, control) =
         (delta("cycles_busy"), delta("cycles_idle"), delta("cycles_control"));
     let stolen = delta("cycles_stolen");
-    let total = busy + idle + control;
-    let share = |part: f64| if total > 0.0 { (part / total).min(1.0) } else { 0.0 };
+    let own = busy + idle + control;
+    // The dataplane keeps stolen cycles out of the other three.
+    let share = |part: f64, total: f64| if total > 0.0 { part / total } else { 0.0 };
     WorkerRates {
         id: now.id,
         core: now.core,
         stalled: now.stalled,
-        busy_share: share(busy),
-        stolen_share: share(stolen),
+        busy_share: share(busy, own),
+        stolen_share: share(stolen, own + stolen),
     }
 }
 
@@ -207,6 +208,18 @@ mod tests {
         assert_eq!(port.cycles_per_frame, Some(100.0));
         assert_eq!(port.core_share, 0.1);
         assert_eq!(rates.workers[0].busy_share, 0.25);
+    }
+
+    #[test]
+    fn stolen_cycles_are_not_the_workers_own() {
+        let worker = |busy, idle, stolen| WorkerStatus {
+            counters: [("cycles_busy", busy), ("cycles_idle", idle), ("cycles_stolen", stolen)]
+                .map(|(name, value)| (name.to_owned(), value))
+                .to_vec(),
+            ..WorkerStatus::default()
+        };
+        let rates = worker_rates(Some(&worker(0, 0, 0)), &worker(25, 75, 300));
+        assert_eq!((rates.busy_share, rates.stolen_share), (0.25, 0.75));
     }
 
     #[test]

@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn a_function_ends_at_its_own_brace() {
-        let text = "impl A {\n    pub fn long(\n        a: u8,\n    ) -> u8 {\n        { 1 }\n    }\n\
+        let text = "impl A {\n    pub fn long(\n        a: u8,\n    ) -> u8 {\n        { 1 }\n\
+                    \x20   }\n\
                     }\ntrait B {\n    fn none(&self);\n    fn short() {}\n}\n";
         let found = functions(text);
         assert_eq!(found, [("long".to_owned(), 5), ("short".to_owned(), 1)]);

@@ -19,6 +19,7 @@ use core::ptr;
 
 use super::fdb::Fdb;
 use super::key::FlowKey;
+use super::signature::{Candidates, WAYS, signature};
 use super::tables::RuleRef;
 use crate::batch::Verdict;
 use crate::drop::DropReason;
@@ -29,10 +30,7 @@ pub const CACHE_ENTRIES: usize = 8_192;
 /// Seconds without a hit after which anyone may take an entry.
 pub const IDLE_S: u32 = 10;
 
-const WAYS: usize = 8;
 const BUCKETS: usize = CACHE_ENTRIES / WAYS;
-const LANES: u64 = 0x0101_0101_0101_0101;
-const LANE_TOP: u64 = 0x8080_8080_8080_8080;
 /// No DSCP to be written.
 pub(super) const KEEP_DSCP: u8 = 0xff;
 
@@ -74,33 +72,6 @@ struct Entry {
     seen_s: u32,
 }
 
-/// Ways of a bucket whose signature fits: the top bit of byte k for way k.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Candidates(u64);
-
-impl Candidates {
-    pub(super) const NONE: Self = Self(0);
-
-    /// The ways of bucket `signatures` that have `signature`. One above another that does may be
-    /// named wrongly (a borrow); the key decides.
-    #[inline]
-    const fn among(signatures: u64, signature: u64) -> Self {
-        let x = signatures ^ signature * LANES;
-        Self(x.wrapping_sub(LANES) & !x & LANE_TOP)
-    }
-
-    #[inline]
-    fn first(self) -> Option<usize> {
-        let bit = self.0.trailing_zeros() as usize;
-        (bit < 64).then_some(bit / WAYS)
-    }
-
-    #[inline]
-    fn without_first(self) -> Self {
-        Self(self.0 & self.0.wrapping_sub(1))
-    }
-}
-
 /// The cache; see the module's text.
 pub(super) struct Cache {
     /// Signatures; zero is an empty way.
@@ -123,13 +94,6 @@ fn boxed<T: Copy, const N: usize>(item: T) -> Box<[T; N]> {
 #[expect(clippy::cast_possible_truncation, reason = "masked by the number of buckets")]
 const fn bucket_of(hash: u64) -> usize {
     hash as usize & (BUCKETS - 1)
-}
-
-/// Never zero: that is an empty way.
-#[inline]
-const fn signature(hash: u64) -> u64 {
-    let top = hash >> 56;
-    top + (top == 0) as u64
 }
 
 #[inline]
@@ -220,7 +184,7 @@ impl Cache {
         &mut self,
         hash: u64,
         key: &FlowKey,
-        decision: Decision,
+        decision: &Decision,
         fdb: &Fdb,
         now_s: u32,
     ) -> bool {
@@ -238,7 +202,7 @@ impl Cache {
         self.held[port] += 1;
         *entry = Entry {
             key: key.narrow(),
-            decision,
+            decision: *decision,
             generation: fdb.generation(decision.domain),
             seen_s: now_s,
         };
@@ -309,7 +273,7 @@ mod tests {
                 verdict: Verdict::Output(7),
                 ..Decision::drop(DropReason::Runt)
             };
-            self.cache.insert(self.seed.hash(key), key, decision, &self.fdb, now_s)
+            self.cache.insert(self.seed.hash(key), key, &decision, &self.fdb, now_s)
         }
 
         fn has(&mut self, key: &FlowKey, now_s: u32) -> bool {
@@ -326,16 +290,6 @@ mod tests {
     #[test]
     fn an_entry_is_one_cache_line() {
         assert_eq!(size_of::<Entry>(), 64);
-    }
-
-    #[test]
-    fn every_way_is_found_by_its_signature() {
-        for way in 0..WAYS {
-            let word = 0x0707_0707_0707_0707 & !(0xff << (8 * way)) | 9 << (8 * way);
-            let found = Candidates::among(word, 9);
-            assert_eq!((found.first(), found.without_first()), (Some(way), Candidates::NONE));
-            assert_eq!(Candidates::among(word, 8), Candidates::NONE);
-        }
     }
 
     #[test]

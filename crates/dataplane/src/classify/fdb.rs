@@ -167,7 +167,7 @@ impl Fdb {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn position(&self, key: u64) -> Option<(usize, usize)> {
         for at in self.candidates(key) {
             for (way, slot) in self.lines.get(at)?.0.iter().enumerate() {

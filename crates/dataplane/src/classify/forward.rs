@@ -8,13 +8,12 @@
 //! A decision is remembered only if the next frame of the flow would get the same one.
 
 use super::cache::{Decision, KEEP_DSCP};
-use super::fdb::{Fdb, Learned, NO_DOMAIN};
+use super::fdb::{Fdb, Learned};
 use super::key::FlowKey;
 use super::matching::{Actions, Then};
 use super::parse::Headers;
 use super::policy::{PortPolicy, Snapshot};
 use super::port_state::PortState;
-use super::tables::RuleRef;
 use crate::batch::{HEAD_COPY, Verdict};
 use crate::drop::DropReason;
 
@@ -43,23 +42,6 @@ pub(super) struct Tally {
     pub(super) unlearned: u64,
 }
 
-/// A decision, and whether it may be remembered.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outcome {
-    pub(super) decision: Decision,
-    pub(super) lasting: bool,
-}
-
-impl Outcome {
-    const fn lasting(decision: Decision) -> Self {
-        Self { decision, lasting: true }
-    }
-
-    const fn once(decision: Decision) -> Self {
-        Self { decision, lasting: false }
-    }
-}
-
 /// How the source of a frame stands with the FDB.
 enum Source {
     Known(u32),
@@ -83,11 +65,18 @@ pub(super) struct Path<'a> {
 }
 
 impl Path<'_> {
-    /// What becomes of a frame with these headers; `w` is its head.
-    pub(super) fn decide(&mut self, w: &[u8; HEAD_COPY], h: &Headers) -> Outcome {
+    /// What becomes of a frame with these headers; `w` is its head. Returns whether that may be
+    /// remembered. Writes to `plan` field by field: a structure put together and then copied waits
+    /// for its own stores.
+    #[inline]
+    pub(super) fn decide(&mut self, w: &[u8; HEAD_COPY], h: &Headers, plan: &mut Decision) -> bool {
+        *plan = Decision::drop(DropReason::Rule);
         match self.admit(w, h) {
-            Ok((vid, domain)) => self.by_rules(&h.key, vid, domain),
-            Err(reason) => Outcome::lasting(Decision::drop(reason)),
+            Ok((vid, domain)) => self.by_rules(&h.key, vid, domain, plan),
+            Err(reason) => {
+                plan.verdict = Verdict::Drop(reason);
+                true
+            }
         }
     }
 
@@ -105,32 +94,24 @@ impl Path<'_> {
     }
 
     #[inline]
-    fn by_rules(&mut self, key: &FlowKey, vid: u16, domain: u16) -> Outcome {
-        let mut plan = Decision {
-            verdict: Verdict::Drop(DropReason::Rule),
-            vid,
-            domain: NO_DOMAIN,
-            rule: RuleRef::NONE,
-            fdb_slot: u32::MAX,
-            dscp: KEEP_DSCP,
-        };
+    fn by_rules(&mut self, key: &FlowKey, vid: u16, domain: u16, plan: &mut Decision) -> bool {
+        plan.vid = vid;
         if self.policy.rules.is_empty() {
-            return self.normal(key, plan, domain);
+            return self.normal(key, domain, plan);
         }
         self.tally.rule_lookups += 1;
-        let key_in_network = key.with_vid(vid);
-        let Some((rule, actions)) = self.policy.rules.lookup(&key_in_network) else {
-            return self.normal(key, plan, domain);
+        let Some((rule, actions)) = self.policy.rules.lookup(key, vid) else {
+            return self.normal(key, domain, plan);
         };
         plan.rule = rule;
         plan.dscp = actions.set_dscp.map_or(KEEP_DSCP, |dscp| dscp & 0x3f);
         let Some(domain) = self.rewritten_domain(actions, domain) else {
             plan.verdict = Verdict::Drop(DropReason::VlanEgress);
-            return Outcome::lasting(plan);
+            return true;
         };
         plan.vid = actions.set_vlan.map_or(vid, penstock_units::Vid::get);
         plan.verdict = match actions.then {
-            Then::Normal => return self.normal(key, plan, domain),
+            Then::Normal => return self.normal(key, domain, plan),
             Then::Drop => Verdict::Drop(DropReason::Rule),
             Then::Output(port) if port == self.policy.id => Verdict::Drop(DropReason::SamePort),
             Then::Output(port) if self.snapshot.port(port).is_some() => Verdict::Output(port),
@@ -139,7 +120,7 @@ impl Path<'_> {
             }
             Then::Output(_) | Then::OutputSet(_) => Verdict::Drop(DropReason::NoPort),
         };
-        Outcome::lasting(plan)
+        true
     }
 
     /// The domain after `set_vlan`: the port's own VLAN of that id, else its tenant's. A rule never
@@ -153,7 +134,7 @@ impl Path<'_> {
 
     /// Forwarding by MAC address.
     #[inline]
-    fn normal(&mut self, key: &FlowKey, mut plan: Decision, domain: u16) -> Outcome {
+    fn normal(&mut self, key: &FlowKey, domain: u16, plan: &mut Decision) -> bool {
         plan.domain = domain;
         let destination = key.dst_mac();
         self.fdb.prefetch(domain, destination);
@@ -161,7 +142,7 @@ impl Path<'_> {
         let source = self.source(key.src_mac(), domain, &mut paid);
         if let Source::Pinned = source {
             plan.verdict = Verdict::Drop(DropReason::SpoofedMac);
-            return Outcome::once(plan);
+            return false;
         }
         let known =
             if destination & GROUP == 0 { self.fdb.lookup(domain, destination) } else { None };
@@ -178,9 +159,9 @@ impl Path<'_> {
         match source {
             Source::Known(slot) if !floods => {
                 plan.fdb_slot = slot;
-                Outcome::lasting(plan)
+                true
             }
-            _ => Outcome::once(plan),
+            _ => false,
         }
     }
 

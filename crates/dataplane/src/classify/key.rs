@@ -146,9 +146,9 @@ impl FlowKey {
     /// The same key in another VLAN.
     #[inline]
     #[must_use]
-    pub const fn with_vid(mut self, vid: u16) -> Self {
-        self.0[0] = self.0[0] & !(0xffff << 32) | (vid as u64) << 32;
-        self
+    pub const fn with_vid(&self, vid: u16) -> Self {
+        let [first, b, c, d, e, f, g, h] = self.0;
+        Self([first & !(0xffff << 32) | (vid as u64) << 32, b, c, d, e, f, g, h])
     }
 
     /// `EtherType` of the payload.

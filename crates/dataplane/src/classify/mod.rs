@@ -25,6 +25,7 @@ pub mod parse;
 pub mod policy;
 mod port_state;
 pub mod rules;
+mod signature;
 mod tables;
 #[cfg(test)]
 mod test_frames;
@@ -49,12 +50,13 @@ pub use policy::{
 pub use rules::{RuleTable, RuleTableError, SUBTABLES_DEFAULT};
 pub use tables::RuleTables;
 
-use cache::{Cache, Candidates, Decision, KEEP_DSCP};
-use forward::{Outcome, Path, Tally, is_no_source, is_reserved};
+use cache::{Cache, Decision, KEEP_DSCP};
+use forward::{Path, Tally, is_no_source, is_reserved};
 use key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN};
 use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_and_hash};
 use policy::Patch;
 use port_state::PortState;
+use signature::Candidates;
 
 /// What a classifier is made with.
 #[derive(Clone, Copy, Debug)]
@@ -124,13 +126,6 @@ impl Iterator for FrameSet {
         self.0 &= self.0.wrapping_sub(1);
         (i < BATCH_FRAMES).then_some(i)
     }
-}
-
-/// A decision just made, for the frames of the same flow right behind it.
-struct Memo {
-    key: FlowKey,
-    decision: Decision,
-    kept: bool,
 }
 
 /// What is the same for all frames of a batch.
@@ -329,40 +324,40 @@ impl Classifier {
     /// Stage 4: the full path, in the frames' order.
     #[inline(never)]
     fn decide(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally, frames: FrameSet) {
-        let mut memo: Option<Memo> = None;
+        let Scratch { headers, hashes, ways } = &*self.scratch;
+        let policy = turn.policy;
+        let mut path = Path {
+            policy,
+            snapshot: turn.snapshot,
+            fdb: &mut self.fdb,
+            port: &mut self.ports[usize::from(policy.id)],
+            tally,
+            now_s: turn.now_s,
+            now_ns: turn.now_ns,
+        };
+        let mut decision = Decision::drop(DropReason::Runt);
+        // The frame `decision` was made for, if it holds for others of its flow; whether it was kept.
+        let (mut of, mut kept) = (None, false);
         for i in frames {
-            let (h, hash) = (&self.scratch.headers[i], self.scratch.hashes[i]);
-            let port = &mut self.ports[usize::from(turn.policy.id)];
-            let same = memo.as_mut().filter(|m| m.key == h.key);
-            let (decision, fresh) = if let Some(m) = same {
-                let fresh = !m.kept;
-                m.kept = true;
-                (m.decision, fresh)
-            } else {
-                let fdb = &mut self.fdb;
-                let mut path = Path {
-                    policy: turn.policy,
-                    snapshot: turn.snapshot,
-                    fdb,
-                    port,
-                    tally,
-                    now_s: turn.now_s,
-                    now_ns: turn.now_ns,
-                };
-                let Outcome { decision, lasting } = path.decide(batch.head_window(i), h);
-                let lasting = lasting && !h.flags.uncacheable();
-                let familiar = lasting
-                    && (self.cache.knows(self.scratch.ways[i], hash, &h.key)
-                        || port.seen_before(hash, self.cache.is_full_for(turn.policy.id)));
-                memo = lasting.then_some(Memo { key: h.key, decision, kept: familiar });
-                (decision, familiar)
-            };
-            if fresh {
-                self.cache.insert(hash, &h.key, decision, &self.fdb, turn.now_s);
+            let (h, hash) = (&headers[i], hashes[i]);
+            let same = of.is_some_and(|of: usize| hashes[of] == hash && headers[of].key.is(&h.key));
+            let mut keep = same && !kept;
+            if !same {
+                let lasting =
+                    path.decide(batch.head_window(i), h, &mut decision) && !h.flags.uncacheable();
+                of = lasting.then_some(i);
+                keep = lasting
+                    && (self.cache.knows(ways[i], hash, &h.key)
+                        || path.port.seen_before(hash, self.cache.is_full_for(policy.id)));
+                kept = false;
+            }
+            if keep {
+                self.cache.insert(hash, &h.key, &decision, path.fdb, turn.now_s);
+                kept = true;
             }
             apply(batch, i, &decision, h.flags, hash);
             if decision.rule.is_some() {
-                turn.policy.rules.hit(decision.rule, self.worker, 1);
+                policy.rules.hit(decision.rule, self.worker, 1);
             }
         }
     }

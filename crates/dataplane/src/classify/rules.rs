@@ -7,12 +7,13 @@
 //! better rule. Rules with the same mask share a hash subtable; subtables are searched in the order
 //! of their best rule and the search ends when none can beat what was found. Masks beyond the cap
 //! (those with the fewest rules) go to a list in the rules' order, of at most [`LINEAR_MAX`].
-//! A subtable's probe is at most [`PROBE`] slots; a rule that does not fit goes to the list too.
-//! **Cost.** cap x (hash + 8 slots) + [`LINEAR_MAX`] compares at worst; two cache lines for each
-//! subtable as a rule.
+//! A subtable looks at one bucket of eight signatures; a rule that does not fit its bucket goes to
+//! the list too. **Cost.** cap x (hash + bucket) + [`LINEAR_MAX`] compares at worst; a subtable that
+//! does not match costs one word, and mostly no mispredicted branch.
 
 use super::key::{FlowKey, FlowMask, HashSeed};
 use super::matching::{MatchError, Rule};
+use super::signature::{Candidates, WAYS, signature};
 use crate::counters::Counter;
 
 /// The number of subtables unless control says otherwise.
@@ -21,11 +22,9 @@ pub const SUBTABLES_DEFAULT: usize = 32;
 pub const LINEAR_MAX: usize = 256;
 /// Most rules in a table.
 pub const RULES_MAX: usize = 1 << 20;
-/// Slots looked at in a subtable.
-const PROBE: usize = 8;
-const EMPTY: u32 = u32::MAX;
-/// A subtable is enlarged up to this many slots a rule before its rules go to the list.
-const SLOTS_PER_RULE_MAX: usize = 32;
+const NONE: u32 = u32::MAX;
+/// A subtable is enlarged up to this many ways a rule before its rules go to the list.
+const WAYS_PER_RULE_MAX: usize = 32;
 
 /// Why rules cannot become a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,18 +57,14 @@ pub enum RuleTableError {
     DuplicateId(u32),
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    tag: u32,
-    rule: u32,
-}
-
 #[derive(Debug)]
 struct Subtable {
     mask: FlowMask,
     wide: bool,
     best: u32,
-    slots: Box<[Slot]>,
+    /// Signatures; zero is an empty way.
+    buckets: Box<[u64]>,
+    rules: Box<[[u32; WAYS]]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,43 +86,47 @@ pub struct RuleTable {
     hits: Box<[Box<[Counter]>]>,
 }
 
-fn split(hash: u64) -> (usize, u32) {
-    ((hash & 0xffff_ffff) as usize, (hash >> 32) as u32)
-}
-
 impl Subtable {
-    fn hash(mask_wide: bool, seed: &HashSeed, masked: &FlowKey) -> (usize, u32) {
-        split(if mask_wide { seed.hash_wide(masked) } else { seed.hash_narrow(masked) })
+    #[inline]
+    fn bucket(&self, hash: u64) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "masked by the number of buckets")]
+        let at = hash as usize & (self.buckets.len() - 1);
+        at
     }
 
-    /// A subtable of `size` slots with all of `rules` (indices, the best first), and the rules
+    /// A subtable of `buckets` buckets with all of `rules` (indices, the best first), and the rules
     /// that did not fit. Of equal matches only the best rule can ever win; it shadows the others.
     fn fill(
         mask: FlowMask,
         rules: &[u32],
         values: &[FlowKey],
         seed: &HashSeed,
-        size: usize,
+        buckets: usize,
     ) -> (Self, Vec<u32>) {
-        let wide = mask.is_wide();
-        let mut slots = vec![Slot { tag: 0, rule: EMPTY }; size];
+        let mut table = Self {
+            mask,
+            wide: mask.is_wide(),
+            best: rules.first().copied().unwrap_or(NONE),
+            buckets: vec![0; buckets].into_boxed_slice(),
+            rules: vec![[NONE; WAYS]; buckets].into_boxed_slice(),
+        };
         let mut left = Vec::new();
-        'rules: for &rule in rules {
-            let (start, tag) = Self::hash(wide, seed, &values[rule as usize]);
-            for step in 0..PROBE {
-                let slot = &mut slots[(start + step) & (size - 1)];
-                if slot.rule == EMPTY {
-                    *slot = Slot { tag, rule };
-                    continue 'rules;
-                }
-                if slot.tag == tag && values[slot.rule as usize] == values[rule as usize] {
-                    continue 'rules;
-                }
+        for &rule in rules {
+            let value = &values[rule as usize];
+            if table.find(value, values, seed).is_some() {
+                continue;
             }
-            left.push(rule);
+            let hash = if table.wide { seed.hash_wide(value) } else { seed.hash_narrow(value) };
+            let at = table.bucket(hash);
+            match table.rules[at].iter().position(|&r| r == NONE) {
+                Some(way) => {
+                    table.rules[at][way] = rule;
+                    table.buckets[at] |= signature(hash) << (8 * way);
+                }
+                None => left.push(rule),
+            }
         }
-        let best = rules.first().copied().unwrap_or(EMPTY);
-        (Self { mask, wide, best, slots: slots.into_boxed_slice() }, left)
+        (table, left)
     }
 
     /// Grows until every rule fits or the limit is reached.
@@ -137,29 +136,35 @@ impl Subtable {
         values: &[FlowKey],
         seed: &HashSeed,
     ) -> (Self, Vec<u32>) {
-        let mut size = (rules.len() * 2).next_power_of_two().max(PROBE);
+        let mut buckets = (rules.len() * 2 / WAYS).next_power_of_two();
         loop {
-            let (table, left) = Self::fill(mask, rules, values, seed, size);
-            if left.is_empty() || size >= rules.len() * SLOTS_PER_RULE_MAX {
+            let (table, left) = Self::fill(mask, rules, values, seed, buckets);
+            if left.is_empty() || buckets * WAYS >= rules.len() * WAYS_PER_RULE_MAX {
                 return (table, left);
             }
-            size *= 2;
+            buckets *= 2;
         }
     }
 
     #[inline]
     fn find(&self, key: &FlowKey, values: &[FlowKey], seed: &HashSeed) -> Option<u32> {
-        let masked = if self.wide { key.masked(&self.mask) } else { key.masked_narrow(&self.mask) };
-        let (start, tag) = Self::hash(self.wide, seed, &masked);
-        let wrap = self.slots.len() - 1;
-        for step in 0..PROBE {
-            let slot = self.slots.get((start + step) & wrap)?;
-            if slot.rule == EMPTY {
-                return None;
+        let masked;
+        let hash;
+        if self.wide {
+            masked = key.masked(&self.mask);
+            hash = seed.hash_wide(&masked);
+        } else {
+            masked = key.masked_narrow(&self.mask);
+            hash = seed.hash_narrow(&masked);
+        }
+        let at = self.bucket(hash);
+        let mut ways = Candidates::among(*self.buckets.get(at)?, signature(hash));
+        while let Some(way) = ways.first() {
+            let rule = *self.rules.get(at)?.get(way)?;
+            if values.get(rule as usize).is_some_and(|v| v.is(&masked)) {
+                return Some(rule);
             }
-            if slot.tag == tag && values.get(slot.rule as usize).is_some_and(|v| v.is(&masked)) {
-                return Some(slot.rule);
-            }
+            ways = ways.without_first();
         }
         None
     }
@@ -252,7 +257,7 @@ impl RuleTable {
     #[inline]
     #[must_use]
     pub fn lookup(&self, key: &FlowKey) -> Option<u32> {
-        let mut best = EMPTY;
+        let mut best = NONE;
         for table in &self.subtables {
             if table.best >= best {
                 break;
@@ -269,7 +274,7 @@ impl RuleTable {
                 best = entry.rule;
             }
         }
-        (best != EMPTY).then_some(best)
+        (best != NONE).then_some(best)
     }
 
     /// Rule `index`; indices run from the best rule to the worst.

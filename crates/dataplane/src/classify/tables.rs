@@ -65,10 +65,11 @@ impl RuleTables {
         best
     }
 
-    /// What the best rule for `key` says.
+    /// What the best rule for `key` in network `vid` says.
     #[inline]
-    pub(super) fn lookup(&self, key: &FlowKey) -> Option<(RuleRef, &Actions)> {
-        self.pick(|table| table.lookup(key)).map(|(at, rule)| (at, &rule.actions))
+    pub(super) fn lookup(&self, key: &FlowKey, vid: u16) -> Option<(RuleRef, &Actions)> {
+        let key = key.with_vid(vid);
+        self.pick(|table| table.lookup(&key)).map(|(at, rule)| (at, &rule.actions))
     }
 
     /// The best rule of all, whether it matches a frame or not.
@@ -105,7 +106,7 @@ mod tests {
     fn winner(own: u16, tenant: u16, global: u16) -> u32 {
         let t =
             RuleTables { own: table(own, 1), tenant: table(tenant, 2), global: table(global, 3) };
-        let (at, _) = t.lookup(&FlowKey::default()).unwrap();
+        let (at, _) = t.lookup(&FlowKey::default(), 0).unwrap();
         t.hit(at, 0, 1);
         let hits = [&t.own, &t.tenant, &t.global].map(|t| t.as_ref().unwrap().rules().next());
         hits.iter().flatten().find(|(_, n)| *n == 1).unwrap().0.id

@@ -83,7 +83,7 @@ trap 'exit 143' TERM HUP
 start_switch "$WORK/host.toml" || die "the switch did not start"
 
 say "machine: $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1), $(nproc) CPUs, $(uname -r)"
-say "commit: $(git -C "$REPO" describe --always --dirty 2>/dev/null), $(date +%F), profile $PROFILE"
+say "commit: $(git -C "$REPO" describe --always --dirty 2>/dev/null), $(date +%F), ${PENSTOCK_BIN:-profile $PROFILE}"
 say "runs: $RUNS of $SECS s, touched: $TOUCH; median [smallest-largest]"
 say ""
 say "| Size | Flows | Mframes/s | Cycles per frame | Ingress | Classification | Egress | Stolen % |"

@@ -1,6 +1,7 @@
 //! The classifier with its cache gives the verdicts of one without: every sequence of frames gets
 //! the same answers from a classifier that remembers and from one whose cache is wiped before each
 //! frame.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::sync::Arc;
 

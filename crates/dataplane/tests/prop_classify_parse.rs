@@ -1,4 +1,5 @@
 //! The parser against an independent one (`etherparse`), on sound and on mutated frames.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use penstock_dataplane::batch::Batch;

@@ -1,4 +1,5 @@
 //! Tuple-space search gives the answer of a list searched from the top.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 

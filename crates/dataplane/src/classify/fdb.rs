@@ -14,7 +14,6 @@
 use penstock_units::MacAddr;
 
 use super::key::{HashSeed, MAC_MASK};
-use crate::mem::prefetch;
 
 /// Slots unless control says otherwise.
 pub const FDB_CAPACITY_DEFAULT: usize = 8_192;
@@ -157,14 +156,6 @@ impl Fdb {
         #[expect(clippy::cast_possible_truncation, reason = "masked by the table's size")]
         let (first, step) = (hash as usize & mask, (hash >> 32) as usize & mask);
         [first, first ^ step.max(1)]
-    }
-
-    /// Asks for the line that most likely holds the address.
-    #[inline]
-    pub fn prefetch(&self, domain: u16, mac: u64) {
-        if let Some(line) = self.lines.get(self.candidates(key_of(domain, mac))[0]) {
-            prefetch(core::ptr::from_ref(line).cast());
-        }
     }
 
     #[inline(always)]

@@ -53,6 +53,14 @@ enum Source {
     Pinned,
 }
 
+/// The last addresses looked up: a VM's frames mostly have one source, and often one destination.
+/// Good for one batch, and until something is learned.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Recent {
+    source: Option<(u16, u64, u32)>,
+    destination: Option<(u16, u64, u16)>,
+}
+
 /// Everything the full path needs.
 pub(super) struct Path<'a> {
     pub(super) policy: &'a PortPolicy,
@@ -62,6 +70,7 @@ pub(super) struct Path<'a> {
     pub(super) tally: &'a mut Tally,
     pub(super) now_s: u32,
     pub(super) now_ns: u64,
+    pub(super) recent: Recent,
 }
 
 impl Path<'_> {
@@ -137,17 +146,14 @@ impl Path<'_> {
     fn normal(&mut self, key: &FlowKey, domain: u16, plan: &mut Decision) -> bool {
         plan.domain = domain;
         let destination = key.dst_mac();
-        self.fdb.prefetch(domain, destination);
         let mut paid = false;
         let source = self.source(key.src_mac(), domain, &mut paid);
         if let Source::Pinned = source {
             plan.verdict = Verdict::Drop(DropReason::SpoofedMac);
             return false;
         }
-        let known =
-            if destination & GROUP == 0 { self.fdb.lookup(domain, destination) } else { None };
         let mut floods = false;
-        plan.verdict = if let Some((_, port)) = known {
+        plan.verdict = if let Some(port) = self.destination(destination, domain) {
             self.to_port(port)
         } else {
             floods = true;
@@ -165,17 +171,45 @@ impl Path<'_> {
         }
     }
 
+    /// The port an address lives behind.
+    #[inline]
+    fn destination(&mut self, mac: u64, domain: u16) -> Option<u16> {
+        if let Some((d, m, port)) = self.recent.destination
+            && (d, m) == (domain, mac)
+        {
+            return Some(port);
+        }
+        if mac & GROUP != 0 {
+            return None;
+        }
+        let (_, port) = self.fdb.lookup(domain, mac)?;
+        self.recent.destination = Some((domain, mac, port));
+        Some(port)
+    }
+
     /// Sees to it that the source is known behind this port.
     #[inline]
     fn source(&mut self, mac: u64, domain: u16, paid: &mut bool) -> Source {
-        if let Some(slot) = self.fdb.refresh(domain, mac, self.policy.id, self.now_s) {
+        if let Some((d, m, slot)) = self.recent.source
+            && (d, m) == (domain, mac)
+        {
             return Source::Known(slot);
         }
+        if let Some(slot) = self.fdb.refresh(domain, mac, self.policy.id, self.now_s) {
+            self.recent.source = Some((domain, mac, slot));
+            return Source::Known(slot);
+        }
+        self.learn(mac, domain, paid)
+    }
+
+    #[inline(never)]
+    fn learn(&mut self, mac: u64, domain: u16, paid: &mut bool) -> Source {
         if !self.port.slow_path(self.policy.slow_path, self.now_ns) {
             self.tally.unlearned += 1;
             return Source::Unmetered;
         }
         *paid = true;
+        self.recent = Recent::default();
         let limit = self.snapshot.domain(domain).map_or(0, |d| d.fdb_limit);
         match self.fdb.learn(domain, mac, self.policy.id, self.now_s, limit) {
             Learned::New(slot) | Learned::Moved(slot) => {

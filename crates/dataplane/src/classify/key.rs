@@ -147,8 +147,14 @@ impl FlowKey {
     #[inline]
     #[must_use]
     pub const fn with_vid(&self, vid: u16) -> Self {
-        let [first, b, c, d, e, f, g, h] = self.0;
-        Self([first & !(0xffff << 32) | (vid as u64) << 32, b, c, d, e, f, g, h])
+        let [_, b, c, d, e, f, g, h] = self.0;
+        Self([self.first_with_vid(vid), b, c, d, e, f, g, h])
+    }
+
+    /// The first word of [`Self::with_vid`].
+    #[inline]
+    pub(super) const fn first_with_vid(&self, vid: u16) -> u64 {
+        self.0[0] & !(0xffff << 32) | (vid as u64) << 32
     }
 
     /// `EtherType` of the payload.
@@ -217,11 +223,19 @@ impl FlowKey {
         [self.0[4], self.0[5], self.0[6], self.0[7]]
     }
 
-    /// The same for a mask that is not wide, word by word.
+    /// The bits that `mask` keeps, of a key with another first word. A copy with its first word
+    /// replaced would be waited for when it is read back as vectors.
     #[inline]
-    pub(super) fn masked_narrow(&self, mask: &FlowMask) -> Self {
-        let ([a, b, c, d, ..], [m, n, o, p, ..]) = (&self.0, &mask.0);
-        Self([a & m, b & n, c & o, d & p, 0, 0, 0, 0])
+    pub(super) fn masked_with(&self, first: u64, mask: &FlowMask) -> Self {
+        let ([_, b, c, d, e, f, g, h], [m, n, o, p, q, r, s, t]) = (&self.0, &mask.0);
+        Self([first & m, b & n, c & o, d & p, e & q, f & r, g & s, h & t])
+    }
+
+    /// The same for a mask that is not wide.
+    #[inline]
+    pub(super) fn masked_narrow(&self, first: u64, mask: &FlowMask) -> Self {
+        let ([_, b, c, d, ..], [m, n, o, p, ..]) = (&self.0, &mask.0);
+        Self([first & m, b & n, c & o, d & p, 0, 0, 0, 0])
     }
 
     /// Equality, word by word.

@@ -51,7 +51,7 @@ pub use rules::{RuleTable, RuleTableError, SUBTABLES_DEFAULT};
 pub use tables::RuleTables;
 
 use cache::{Cache, Decision, KEEP_DSCP};
-use forward::{Path, Tally, is_no_source, is_reserved};
+use forward::{Path, Recent, Tally, is_no_source, is_reserved};
 use key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN};
 use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_and_hash};
 use policy::Patch;
@@ -334,6 +334,7 @@ impl Classifier {
             tally,
             now_s: turn.now_s,
             now_ns: turn.now_ns,
+            recent: Recent::default(),
         };
         let mut decision = Decision::drop(DropReason::Runt);
         // The frame `decision` was made for, if it holds for others of its flow; whether it was kept.

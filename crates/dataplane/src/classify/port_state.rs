@@ -68,7 +68,7 @@ impl PortState {
         self.flows += 1;
         self.seen[a / 64] |= 1 << (a % 64);
         self.seen[b / 64] |= 1 << (b % 64);
-        self.flows % (if full { SAMPLE_FULL } else { SAMPLE }) == 0
+        self.flows.is_multiple_of(if full { SAMPLE_FULL } else { SAMPLE })
     }
 }
 

@@ -113,7 +113,7 @@ impl Subtable {
         let mut left = Vec::new();
         for &rule in rules {
             let value = &values[rule as usize];
-            if table.find(value, values, seed).is_some() {
+            if table.find(value.0[0], value, values, seed).is_some() {
                 continue;
             }
             let hash = if table.wide { seed.hash_wide(value) } else { seed.hash_narrow(value) };
@@ -146,22 +146,34 @@ impl Subtable {
         }
     }
 
-    #[inline]
-    fn find(&self, key: &FlowKey, values: &[FlowKey], seed: &HashSeed) -> Option<u32> {
-        let masked;
-        let hash;
-        if self.wide {
-            masked = key.masked(&self.mask);
-            hash = seed.hash_wide(&masked);
+    #[inline(always)]
+    fn find(&self, first: u64, key: &FlowKey, values: &[FlowKey], seed: &HashSeed) -> Option<u32> {
+        let hash = if self.wide {
+            seed.hash_wide(&key.masked_with(first, &self.mask))
         } else {
-            masked = key.masked_narrow(&self.mask);
-            hash = seed.hash_narrow(&masked);
-        }
+            seed.hash_narrow(&key.masked_narrow(first, &self.mask))
+        };
         let at = self.bucket(hash);
-        let mut ways = Candidates::among(*self.buckets.get(at)?, signature(hash));
+        let ways = Candidates::among(*self.buckets.get(at)?, signature(hash));
+        if ways == Candidates::NONE {
+            return None;
+        }
+        self.verify(&key.masked_with(first, &self.mask), values, at, ways)
+    }
+
+    /// The rule among `ways` of bucket `at` whose value is `masked` indeed.
+    // Not inlined: the masked key would be written to memory for the many that do not get here.
+    #[inline(never)]
+    fn verify(
+        &self,
+        masked: &FlowKey,
+        values: &[FlowKey],
+        at: usize,
+        mut ways: Candidates,
+    ) -> Option<u32> {
         while let Some(way) = ways.first() {
             let rule = *self.rules.get(at)?.get(way)?;
-            if values.get(rule as usize).is_some_and(|v| v.is(&masked)) {
+            if values.get(rule as usize).is_some_and(|v| v.is(masked)) {
                 return Some(rule);
             }
             ways = ways.without_first();
@@ -254,15 +266,22 @@ impl RuleTable {
     }
 
     /// The index of the best rule that matches `key` (whose VLAN id is the network's).
-    #[inline]
     #[must_use]
     pub fn lookup(&self, key: &FlowKey) -> Option<u32> {
+        self.lookup_in(key.vid(), key)
+    }
+
+    /// [`Self::lookup`] of `key` as if its VLAN id were `vid`.
+    // Not inlined: in its caller its words do not stay in registers.
+    #[inline(never)]
+    pub(super) fn lookup_in(&self, vid: u16, key: &FlowKey) -> Option<u32> {
+        let first = key.first_with_vid(vid);
         let mut best = NONE;
         for table in &self.subtables {
             if table.best >= best {
                 break;
             }
-            if let Some(rule) = table.find(key, &self.values, &self.seed) {
+            if let Some(rule) = table.find(first, key, &self.values, &self.seed) {
                 best = best.min(rule);
             }
         }
@@ -270,7 +289,7 @@ impl RuleTable {
             if entry.rule >= best {
                 break;
             }
-            if key.masked(&entry.mask) == entry.value {
+            if key.masked_with(first, &entry.mask).is(&entry.value) {
                 best = entry.rule;
             }
         }

@@ -24,7 +24,7 @@ impl Candidates {
     /// (a borrow); the key decides.
     #[inline]
     pub(super) const fn among(bucket: u64, signature: u64) -> Self {
-        let x = bucket ^ signature * LANES;
+        let x = bucket ^ (signature * LANES);
         Self(x.wrapping_sub(LANES) & !x & LANE_TOP)
     }
 

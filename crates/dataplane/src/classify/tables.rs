@@ -68,8 +68,7 @@ impl RuleTables {
     /// What the best rule for `key` in network `vid` says.
     #[inline]
     pub(super) fn lookup(&self, key: &FlowKey, vid: u16) -> Option<(RuleRef, &Actions)> {
-        let key = key.with_vid(vid);
-        self.pick(|table| table.lookup(&key)).map(|(at, rule)| (at, &rule.actions))
+        self.pick(|table| table.lookup_in(vid, key)).map(|(at, rule)| (at, &rule.actions))
     }
 
     /// The best rule of all, whether it matches a frame or not.

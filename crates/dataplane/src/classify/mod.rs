@@ -5,7 +5,7 @@
 //! classification, egress); datapath notes §3-§5, §7. **Rule.** In stages over the batch, so that
 //! memory is asked for one stage before it is needed: parse and hash all (and ask for the cache's
 //! buckets); compare signatures (and ask for the entries); verify and apply; then the frames that
-//! missed, one by one, through [`forward`]. A port whose every frame goes to one place skips all of
+//! missed, one by one, through `forward`. A port whose every frame goes to one place skips all of
 //! it ([`PortPolicy::is_patch`]). **Cost.** Measured by `benches/classify.rs`. No allocation, lock,
 //! clock or system call; every loop is bounded by a constant, by the rule table's limits or by a
 //! domain's members.

@@ -149,7 +149,7 @@ impl Subtable {
     #[inline(always)]
     fn find(&self, first: u64, key: &FlowKey, values: &[FlowKey], seed: &HashSeed) -> Option<u32> {
         let hash = if self.wide {
-            seed.hash_wide(&key.masked_with(first, &self.mask))
+            self.hash_wide(first, key, seed)
         } else {
             seed.hash_narrow(&key.masked_narrow(first, &self.mask))
         };
@@ -158,22 +158,29 @@ impl Subtable {
         if ways == Candidates::NONE {
             return None;
         }
-        self.verify(&key.masked_with(first, &self.mask), values, at, ways)
+        self.verify(first, key, values, at, ways)
     }
 
-    /// The rule among `ways` of bucket `at` whose value is `masked` indeed.
-    // Not inlined: the masked key would be written to memory for the many that do not get here.
+    // These two are not inlined: the compiler would load all eight words ahead of every search.
+    #[inline(never)]
+    fn hash_wide(&self, first: u64, key: &FlowKey, seed: &HashSeed) -> u64 {
+        seed.hash_wide(&key.masked_with(first, &self.mask))
+    }
+
+    /// The rule among `ways` of bucket `at` that matches indeed.
     #[inline(never)]
     fn verify(
         &self,
-        masked: &FlowKey,
+        first: u64,
+        key: &FlowKey,
         values: &[FlowKey],
         at: usize,
         mut ways: Candidates,
     ) -> Option<u32> {
+        let masked = key.masked_with(first, &self.mask);
         while let Some(way) = ways.first() {
             let rule = *self.rules.get(at)?.get(way)?;
-            if values.get(rule as usize).is_some_and(|v| v.is(masked)) {
+            if values.get(rule as usize).is_some_and(|v| v.is(&masked)) {
                 return Some(rule);
             }
             ways = ways.without_first();

@@ -208,7 +208,27 @@ impl World<'_> {
             Some(StaticAddress { domain: self.domain(network), mac: entry.mac.0, port })
         };
         let mut all: Vec<StaticAddress> = self.config.fdb.iter().filter_map(resolve).collect();
+        let configured: std::collections::BTreeSet<(u16, MacAddr)> =
+            all.iter().map(|address| (address.domain, address.mac)).collect();
+        let mut bound = self.bound();
+        bound.retain(|address| !configured.contains(&(address.domain, address.mac)));
+        all.append(&mut bound);
         all.sort_unstable();
+        all
+    }
+
+    /// The addresses bound to ports: nobody else may claim one, and what is sent to one need not
+    /// be flooded before its owner has spoken.
+    fn bound(&self) -> Vec<StaticAddress> {
+        let mut all = Vec::new();
+        for port in self.config.ports.iter().filter(|port| !port.mac.is_empty()) {
+            let Some(id) = self.ids.port(&port.name) else { continue };
+            for network in self.networks.of_port(port) {
+                let domain = self.domain(network);
+                let addresses = port.mac.iter().map(|mac| mac.0);
+                all.extend(addresses.map(|mac| StaticAddress { domain, mac, port: id }));
+            }
+        }
         all
     }
 }

@@ -256,12 +256,15 @@ impl<C: CycleCounter> Worker<C> {
 
         self.counter.spent(Stage::Egress, frames, bytes);
         let now = self.counter.now();
-        let cost = self.stolen.settle(now.saturating_sub(self.last), &self.counters, &counters);
+        let passed = now.saturating_sub(self.last);
+        let cost = self.stolen.settle(passed, &self.counters, &counters);
         counters.cycles.add(cost.0);
         self.counters.cycles_busy.add(cost.0);
         self.schedule.charge(unit, cost);
         if sample {
             self.until_sample = SAMPLE_EVERY;
+        }
+        if sample && cost == passed {
             counters.sampled_frames.add(frames as u64);
             counters.cycles_ingress.add(taken.saturating_sub(self.last).0);
             counters.cycles_classification.add(classified.saturating_sub(taken).0);

@@ -262,3 +262,24 @@ fn a_hostile_driver_hurts_only_itself() {
     exchange(3);
     rig.check();
 }
+
+#[test]
+fn a_driver_may_enable_rings_before_it_acknowledges_features() {
+    use std::io::{Read, Write};
+    // QEMU does. Request, flags (version 1, reply wanted), length, ring, on.
+    let rig = Rig::start(&[Port::default()]);
+    let mut stream = std::os::unix::net::UnixStream::connect(rig.driver(0).socket).unwrap();
+    let mut ask = |words: &[u32], reply: usize| {
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        stream.write_all(&bytes).unwrap();
+        let mut answer = vec![0; reply];
+        stream.read_exact(&mut answer).unwrap();
+        answer.chunks(4).map(|w| u32::from_ne_bytes(w.try_into().unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(&[18, 9, 8, 1, 1], 20), [18, 5, 8, 0, 0]);
+    // A ring that does not exist is refused, and the session goes on.
+    assert_eq!(ask(&[18, 9, 8, 99, 1], 20), [18, 5, 8, 1, 0]);
+    let features = ask(&[1, 1, 0], 20);
+    assert_eq!(features[0], 1);
+    assert_ne!(features[3] & 1 << 30, 0);
+}

@@ -6,6 +6,7 @@
 //! notes rule 10). **Modes.** *Server*: we listen, the VM connects (again after a restart of
 //! either). *Client*: the VM listens, we connect and try again.
 
+mod early_enable;
 mod queue;
 mod serve;
 mod session;

@@ -12,7 +12,7 @@ use penstock_units::PortId;
 use vhost::vhost_user::BackendReqHandler;
 
 use super::session::Session;
-use super::{SharedState, SocketMode, VhostUserConfig, lock};
+use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock};
 use crate::port::PortError;
 use crate::worker::WorkerHandle;
 
@@ -119,9 +119,17 @@ impl Server {
         let session =
             Session::new(&self.config, self.id, self.worker.clone(), Arc::clone(&self.shared));
         let backend = Arc::new(Mutex::new(session));
+        let early = stream.try_clone().ok();
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let end = loop {
-            if let Err(end) = handler.handle_request() {
+            let early = early.as_ref().filter(|_| is_early(&backend));
+            let served = early.map_or(Ok(false), |stream| early_enable::serve(stream, &backend));
+            let done = match served {
+                Ok(true) => Ok(()),
+                Ok(false) => handler.handle_request(),
+                Err(end) => Err(end),
+            };
+            if let Err(end) = done {
                 break end;
             }
         };
@@ -141,4 +149,9 @@ impl Server {
             shared.error = Some(format!("last session: {end}"));
         }
     }
+}
+
+/// Whether the driver has not acknowledged features yet.
+fn is_early(session: &Mutex<Session>) -> bool {
+    session.lock().is_ok_and(|session| !session.knows_protocol_features())
 }

@@ -165,6 +165,11 @@ impl Session {
         }
     }
 
+    /// Whether the driver has acknowledged that it speaks protocol features.
+    pub(super) fn knows_protocol_features(&self) -> bool {
+        self.has(F_PROTOCOL_FEATURES)
+    }
+
     fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
     }

@@ -302,7 +302,7 @@ fn every_unlawful_chain_is_refused_and_returned() {
 
 #[test]
 fn a_ring_with_senseless_indices_stops_and_hurts_nobody() {
-    let mut guest = Guest::new();
+    let guest = Guest::new();
     let mut ring = guest.ring();
     guest.write(AVAILABLE + 2, SIZE + 1);
     assert!(ring.has_waiting());

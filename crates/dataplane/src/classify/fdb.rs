@@ -335,6 +335,21 @@ impl Fdb {
         before - self.len
     }
 
+    /// Removes every learned entry for which `which(domain, port)` is true; pinned ones stay.
+    /// Returns how many there were.
+    pub fn flush_learned(&mut self, mut which: impl FnMut(u16, u16) -> bool) -> usize {
+        let before = self.len;
+        for line in 0..self.lines.len() {
+            for way in 0..WAYS {
+                let slot = self.lines[line].0[way];
+                if slot.flags & (USED | PINNED) == USED && which(domain_of(slot.key), slot.port) {
+                    self.remove(line, way);
+                }
+            }
+        }
+        before - self.len
+    }
+
     /// Removes all entries of a port.
     pub fn flush_port(&mut self, port: u16) {
         let _ = self.retain(|_, p| p != port);

@@ -409,10 +409,10 @@ impl Classifier {
         self.fdb.entries(from, max, out)
     }
 
-    /// Forgets the addresses of a port, of a domain, of a port in a domain, or all; pinned ones
-    /// too. Returns how many there were.
+    /// Forgets what was learned of a port, of a domain, of a port in a domain, or at all; pinned
+    /// addresses stay. Returns how many there were.
     pub fn fdb_flush(&mut self, port: Option<u16>, domain: Option<u16>) -> usize {
-        self.fdb.retain(|d, p| port.is_some_and(|x| x != p) || domain.is_some_and(|x| x != d))
+        self.fdb.flush_learned(|d, p| port.is_none_or(|x| x == p) && domain.is_none_or(|x| x == d))
     }
 
     /// Pins an address to a port (`add`), or removes it. Returns false if the port is no member of

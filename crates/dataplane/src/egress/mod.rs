@@ -150,12 +150,13 @@ impl Egress {
                 Verdict::Flood(domain) => {
                     let members = snapshot.domains.get(usize::from(domain));
                     let members = members.map_or(&[][..], |d| &d.members);
-                    self.replicate(members, Some(source.0), i, counters);
+                    let open = |port: u16| port != source.0 && may_reach(snapshot, source.0, port);
+                    self.replicate(members, open, i, counters);
                 }
                 Verdict::OutputSet(set) => {
                     let members = snapshot.output_sets.get(usize::from(set));
                     let members = members.map_or(&[][..], |s| s);
-                    self.replicate(members, None, i, counters);
+                    self.replicate(members, |_| true, i, counters);
                 }
             }
         }
@@ -176,12 +177,12 @@ impl Egress {
     fn replicate(
         &mut self,
         members: &[u16],
-        except: Option<u16>,
+        gets_it: impl Fn(u16) -> bool,
         frame: u8,
         counters: &PortCounters,
     ) {
         let mut copies = 0;
-        for &port in members.iter().filter(|&&port| Some(port) != except) {
+        for &port in members.iter().filter(|&&port| gets_it(port)) {
             self.add(port, frame, counters);
             copies += 1;
         }
@@ -347,6 +348,14 @@ fn form(batch: &mut Batch, i: usize, policy: &PortPolicy) -> bool {
             true
         }
         None => false,
+    }
+}
+
+/// Whether a flood from `source` may go to `port`: isolated ports do not see each other.
+fn may_reach(snapshot: &Snapshot, source: u16, port: u16) -> bool {
+    match (snapshot.port(source), snapshot.port(port)) {
+        (Some(source), Some(port)) => source.may_reach(port),
+        _ => false,
     }
 }
 

@@ -2,6 +2,7 @@
 //! (datapath notes rules 3, 7, 8): every clause has its test.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
 use std::num::NonZeroUsize;

@@ -9,6 +9,8 @@
 
 pub mod finish;
 
+use std::sync::Arc;
+
 use penstock_units::{PortId, QueueId};
 
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
@@ -122,16 +124,16 @@ impl Egress {
         batch: &mut Batch,
         source: PortId,
         ports: &mut [PortSlot],
+        counters: &[Option<Arc<PortCounters>>],
         snapshot: &Snapshot,
         touched: &mut Touched,
     ) {
-        let Some(counters) = ports[source.index()].counters.clone() else { return };
-        self.list(batch, source, snapshot, &counters);
+        let Some(own) = counters[source.index()].as_deref() else { return };
+        self.list(batch, source, snapshot, own);
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
             let delivery = self.send(batch, output, list.as_slice(), ports, snapshot, touched);
-            let target = &ports[usize::from(output)];
-            account(&delivery, &counters, target.counters.as_deref());
+            account(&delivery, own, counters[usize::from(output)].as_deref());
         }
     }
 

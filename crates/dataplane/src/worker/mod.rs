@@ -63,8 +63,6 @@ pub struct WorkerConfig {
 pub struct PortSlot {
     /// Its queue pairs; empty: no port here.
     pub queues: Vec<Box<dyn PortQueue>>,
-    /// Its counters.
-    pub counters: Option<Arc<PortCounters>>,
     /// Which queue pairs wait for a notification.
     pub marked: [bool; QUEUES_MAX],
 }
@@ -81,6 +79,8 @@ pub struct Worker<C> {
     counter: C,
     clock: Clock,
     ports: Vec<PortSlot>,
+    /// The ports' counters, apart from the ports so that a batch needs no reference count.
+    port_counters: Vec<Option<Arc<PortCounters>>>,
     schedule: Box<dyn Schedule>,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
@@ -166,6 +166,7 @@ impl<C: CycleCounter> Worker<C> {
             counter,
             clock: Clock::new(now, config.tsc),
             ports: core::iter::repeat_with(PortSlot::default).take(config.max_ports).collect(),
+            port_counters: vec![None; config.max_ports],
             schedule: build(config.schedule, config.max_ports * QUEUES_MAX),
             classifier: Classifier::new(&ClassifierConfig {
                 fdb_entries: config.fdb_entries,
@@ -222,7 +223,7 @@ impl<C: CycleCounter> Worker<C> {
         let id = unit.port.index();
         let snapshot = &*self.snapshot;
         let Some(policy) = snapshot.ports.get(id).and_then(Option::as_deref) else { return 0 };
-        let Some(counters) = self.ports[id].counters.clone() else { return 0 };
+        let Some(counters) = self.port_counters[id].as_deref() else { return 0 };
         self.until_sample -= 1;
         let sample = self.until_sample == 0;
 
@@ -239,15 +240,16 @@ impl<C: CycleCounter> Worker<C> {
         self.counter.spent(Stage::Ingress, frames, bytes);
         let taken = if sample { self.counter.now() } else { Cycles::ZERO };
 
-        count_taken(&counters, &mut self.batch);
+        count_taken(counters, &mut self.batch);
         let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(self.last));
         let port = unit.port.0;
-        self.classifier.classify(&mut self.batch, port, policy, snapshot, second, nanos, &counters);
+        self.classifier.classify(&mut self.batch, port, policy, snapshot, second, nanos, counters);
         self.counter.spent(Stage::Classification, frames, bytes);
         let classified = if sample { self.counter.now() } else { Cycles::ZERO };
 
         let (batch, ports) = (&mut self.batch, &mut self.ports);
-        self.egress.deliver(batch, unit.port, ports, snapshot, &mut self.touched);
+        let all = &self.port_counters;
+        self.egress.deliver(batch, unit.port, ports, all, snapshot, &mut self.touched);
         let slot = &mut self.ports[id];
         let queue = &mut slot.queues[unit.queue.index()];
         queue.rx_done();
@@ -257,7 +259,7 @@ impl<C: CycleCounter> Worker<C> {
         self.counter.spent(Stage::Egress, frames, bytes);
         let now = self.counter.now();
         let passed = now.saturating_sub(self.last);
-        let cost = self.stolen.settle(passed, &self.counters, &counters);
+        let cost = self.stolen.settle(passed, &self.counters, counters);
         counters.cycles.add(cost.0);
         self.counters.cycles_busy.add(cost.0);
         self.schedule.charge(unit, cost);
@@ -313,7 +315,7 @@ impl<C: CycleCounter> Worker<C> {
             let Some(queue) = slot.queues.get_mut(queue) else { continue };
             let kicks = queue.notify();
             if kicks > 0
-                && let Some(counters) = &slot.counters
+                && let Some(counters) = &self.port_counters[unit.port.index()]
             {
                 counters.tx_kicks.add(u64::from(kicks));
             }
@@ -336,7 +338,7 @@ impl<C: CycleCounter> Worker<C> {
                     self.schedule.add(Unit { port, queue: QueueId(queue) });
                 }
                 slot.queues = queues;
-                slot.counters = Some(counters);
+                self.port_counters[port.index()] = Some(counters);
                 Ok(())
             }
             _ => Err(queues),
@@ -350,7 +352,8 @@ impl<C: CycleCounter> Worker<C> {
         self.classifier.forget_port(port.0);
         match self.ports.get_mut(port.index()) {
             Some(slot) => {
-                slot.counters = None;
+                // Whoever attached the port holds its counters too: nothing is freed here.
+                self.port_counters[port.index()] = None;
                 core::mem::take(&mut slot.queues)
             }
             None => Vec::new(),

@@ -114,8 +114,8 @@ impl<C: CycleCounter> Worker<C> {
                 }
             }
             Request::Checkpoint(mut readings) => {
-                for (id, slot) in (0_u16..).zip(&self.ports) {
-                    if let Some(counters) = &slot.counters
+                for (id, counters) in (0_u16..).zip(&self.port_counters) {
+                    if let Some(counters) = counters
                         && readings.len() < readings.capacity()
                     {
                         readings.push((PortId(id), counters.read()));

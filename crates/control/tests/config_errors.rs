@@ -2,7 +2,7 @@
 
 mod wrong;
 
-use wrong::{BASE, appended, errors};
+use wrong::{BASE, Case, appended, errors};
 
 #[test]
 fn the_base_is_right() {
@@ -71,49 +71,48 @@ fn limits_hold() {
     assert!(errors(&long)[0].contains("bytes are too many, the limit is 16777216"));
 }
 
-#[test]
-fn syntax_and_structure() {
-    appended(&[
-        (
-            r#"x = 
+const SYNTAX_AND_STRUCTURE: &[Case] = &[
+    (
+        r#"x = 
 "#,
-            &[
-                "1:5: syntax: string values must be quoted, expected literal string; correct the TOML syntax; nothing else was checked",
-            ],
-        ),
-        (
-            r#"[host]
+        &["1:5: syntax: string values must be quoted, expected literal string; correct the \
+                 TOML syntax; nothing else was checked"],
+    ),
+    (
+        r#"[host]
 name = "h2"
 "#,
-            &["1:2: syntax: duplicate key; correct the TOML syntax; nothing else was checked"],
-        ),
-        (
-            r#"[hosts]
+        &["1:2: syntax: duplicate key; correct the TOML syntax; nothing else was checked"],
+    ),
+    (
+        r#"[hosts]
 "#,
-            &["1:2: file: unknown key `hosts`; did you mean `host`?"],
-        ),
-        (
-            r#"port = 5
+        &["1:2: file: unknown key `hosts`; did you mean `host`?"],
+    ),
+    (
+        r#"port = 5
 "#,
-            &[
-                r#"1:1: port "tap1": unknown key `port`; known here: name, type, tenant, socket, mode, socket_mode, socket_owner, socket_group, interface, netns, queues, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, egress"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
+                 mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
+                 offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, egress"],
+    ),
+    (
+        r#"[[port]]
 name = "x"
 name = "y"
 "#,
-            &["3:1: syntax: duplicate key; correct the TOML syntax; nothing else was checked"],
-        ),
-    ]);
-}
+        &["3:1: syntax: duplicate key; correct the TOML syntax; nothing else was checked"],
+    ),
+];
 
 #[test]
-fn values_of_one_object() {
-    appended(&[
-        (
-            r#"[[port]]
+fn syntax_and_structure() {
+    appended(SYNTAX_AND_STRUCTURE);
+}
+
+const VALUES_OF_ONE_OBJECT: &[Case] = &[
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -123,15 +122,18 @@ mac = ["52:54:00:00:00:02", "x"]
 queue = 3
 queues = "a"
 "#,
-            &[
-                r#"6:8: port "vm3": `vlan`: VLAN 5000 is out of range; a VLAN is a number from 1 to 4094"#,
-                r#"7:29: port "vm3": `mac`: "x" is not a MAC address; write six hexadecimal bytes, as in 52:54:00:00:00:01"#,
-                r#"8:1: port "vm3": unknown key `queue`; did you mean `queues`?"#,
-                r#"9:10: port "vm3": `queues`: invalid type: string "a"; write a whole number from 0 to 65535"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &[
+            "6:8: port \"vm3\": `vlan`: VLAN 5000 is out of range; a VLAN is a number from 1 \
+                 to 4094",
+            "7:29: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
+                 bytes, as in 52:54:00:00:00:01",
+            r#"8:1: port "vm3": unknown key `queue`; did you mean `queues`?"#,
+            "9:10: port \"vm3\": `queues`: invalid type: string \"a\"; write a whole number \
+                 from 0 to 65535",
+        ],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -139,10 +141,10 @@ tenant = "red"
 vlan = 100
 slow_path = { per_second = 0, bust = 3 }
 "#,
-            &[r#"7:31: port "vm3": unknown key `bust`; did you mean `burst`?"#],
-        ),
-        (
-            r#"[[port]]
+        &[r#"7:31: port "vm3": unknown key `bust`; did you mean `burst`?"#],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -151,12 +153,11 @@ vlan = 100
 [port.slow_path]
 per_second = 0
 "#,
-            &[
-                r#"8:14: port "vm3": `per_second` 0 is out of range; write a number from 1 to 10000000"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["8:14: port \"vm3\": `per_second` 0 is out of range; write a number from 1 to \
+                 10000000"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -164,12 +165,11 @@ tenant = "red"
 vlan = 100
 offloads = 3
 "#,
-            &[
-                r#"7:12: port "vm3": `offloads`: neither true nor false nor { csum, tso }; write true, false or { csum = true, tso = false }"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["7:12: port \"vm3\": `offloads`: no switch; write \
+                 true, false or { csum = true, tso = false }"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -177,12 +177,11 @@ tenant = "red"
 vlan = 100
 offloads = { csum = false, tso = true }
 "#,
-            &[
-                r#"7:12: port "vm3": `tso` without `csum` is impossible: segments are checksummed when cut; say csum = true or tso = false"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["7:12: port \"vm3\": `tso` without `csum` is impossible: segments are \
+                 checksummed when cut; say csum = true or tso = false"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -191,13 +190,15 @@ vlan = 100
 egress = "wfq"
 ingress_policy = "bps"
 "#,
-            &[
-                r#"7:10: port "vm3": `egress`: "wfq" is not in release 0.1.0; write "fifo", the only one now"#,
-                r#"8:18: port "vm3": `ingress_policy`: "bps" is not in release 0.1.0; write "none", the only one now"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &[
+            "7:10: port \"vm3\": `egress`: \"wfq\" is not in release 0.1.0; write \"fifo\", \
+                 the only one now",
+            "8:18: port \"vm3\": `ingress_policy`: \"bps\" is not in release 0.1.0; write \
+                 \"none\", the only one now",
+        ],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -205,12 +206,11 @@ tenant = "red"
 vlan = 100
 ingress_policy = "fast"
 "#,
-            &[
-                r#"7:18: port "vm3": `ingress_policy`: "fast" is unknown; write "none", the only one in release 0.1.0"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["7:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown; write \"none\", the \
+                 only one in release 0.1.0"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -219,13 +219,15 @@ vlan = 100
 socket_mode = "0888"
 ip = ["10.0.0.256"]
 "#,
-            &[
-                r#"7:15: port "vm3": `socket_mode`: "0888" is not a file mode; write octal digits in quotes, as in "0660""#,
-                r#"8:7: port "vm3": `ip`: invalid IP address syntax; write an address, as in "10.0.0.1""#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &[
+            "7:15: port \"vm3\": `socket_mode`: \"0888\" is not a file mode; write octal \
+                 digits in quotes, as in \"0660\"",
+            "8:7: port \"vm3\": `ip`: invalid IP address syntax; write an address, as in \
+                 \"10.0.0.1\"",
+        ],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -233,12 +235,11 @@ tenant = "red"
 vlan = 100
 ip = ["224.0.0.1"]
 "#,
-            &[
-                r#"7:7: port "vm3": 224.0.0.1 is not the address of one station; write a unicast address"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["7:7: port \"vm3\": 224.0.0.1 is not the address of one station; write a unicast \
+                 address"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -246,12 +247,11 @@ tenant = "red"
 vlan = 100
 mac = ["01:00:5e:00:00:01"]
 "#,
-            &[
-                r#"7:8: port "vm3": `mac`: 01:00:5e:00:00:01 is not the address of one station; the first byte must be even and the address not all zero"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["7:8: port \"vm3\": `mac`: 01:00:5e:00:00:01 is not the address of one station; \
+                 the first byte must be even and the address not all zero"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -260,10 +260,10 @@ vlan = 100
 mode = "serve"
 queues = 9
 "#,
-            &[r#"7:8: port "vm3": `mode`: "serve" is unknown; write server, client"#],
-        ),
-        (
-            r#"[[port]]
+        &[r#"7:8: port "vm3": `mode`: "serve" is unknown; write server, client"#],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -271,90 +271,90 @@ tenant = "red"
 vlan = 100
 queues = 9
 "#,
-            &[r#"7:10: port "vm3": `queues` 9 is out of range; write a number from 1 to 8"#],
-        ),
-        (
-            r#"[[port]]
+        &[r#"7:10: port "vm3": `queues` 9 is out of range; write a number from 1 to 8"#],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
 tenant = "red"
 trunk = ["110-100"]
 "#,
-            &[
-                r#"6:10: port "vm3": `trunk`: VLAN range 110-100 ends before it begins; write 100-110"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["6:10: port \"vm3\": `trunk`: VLAN range 110-100 ends before it begins; write \
+                 100-110"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
 tenant = "red"
 trunk = [4095]
 "#,
-            &[
-                r#"6:10: port "vm3": `trunk`: VLAN 4095 is out of range; a VLAN is a number from 1 to 4094"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["6:10: port \"vm3\": `trunk`: VLAN 4095 is out of range; a VLAN is a number from \
+                 1 to 4094"],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
 tenant = 5
 "#,
-            &[r#"5:10: port "vm3": `tenant`: invalid type: integer `5`; write a string"#],
-        ),
-        (
-            r#"[[port]]
+        &[r#"5:10: port "vm3": `tenant`: invalid type: integer `5`; write a string"#],
+    ),
+    (
+        r#"[[port]]
 name = "t"
 type = "tap"
 interface = "t"
 tenant = "blue"
 mtu = 20
 "#,
-            &[r#"6:7: port "t": `mtu` 20 is out of range; write a number from 68 to 65521"#],
-        ),
-        (
-            r#"[[port]]
+        &[r#"6:7: port "t": `mtu` 20 is out of range; write a number from 68 to 65521"#],
+    ),
+    (
+        r#"[[port]]
 name = "x"
 "#,
-            &[r#"1:1: port "x": `type` is missing; add `type = ...`"#],
-        ),
-        (
-            r#"[[port]]
+        &[r#"1:1: port "x": `type` is missing; add `type = ...`"#],
+    ),
+    (
+        r#"[[port]]
 type = "dpdk"
 name = "x y"
 "#,
-            &[
-                r#"2:8: port "x y": `type`: "dpdk" is unknown; write vhost-user, tap, packet"#,
-                r#"3:8: port "x y": the name contains ' '; write 1 to 32 characters of a-z A-Z 0-9 . _ -"#,
-            ],
-        ),
-        (
-            r#"[[tenant]]
+        &[
+            r#"2:8: port "x y": `type`: "dpdk" is unknown; write vhost-user, tap, packet"#,
+            "3:8: port \"x y\": the name contains ' '; write 1 to 32 characters of a-z A-Z \
+                 0-9 . _ -",
+        ],
+    ),
+    (
+        r#"[[tenant]]
 vlans = [1]
 "#,
-            &["1:1: [[tenant]] number 3: `name` is missing; add `name = ...`"],
-        ),
-        (
-            r#"[[tenant]]
+        &["1:1: [[tenant]] number 3: `name` is missing; add `name = ...`"],
+    ),
+    (
+        r#"[[tenant]]
 name = "t"
 fdb_limit = 0
 "#,
-            &[
-                r#"3:13: tenant "t": `fdb_limit` 0 is out of range; write a number from 1 to 131072"#,
-            ],
-        ),
-    ]);
-}
+        &["3:13: tenant \"t\": `fdb_limit` 0 is out of range; write a number from 1 to \
+                 131072"],
+    ),
+];
 
 #[test]
-fn several_in_one_object() {
-    appended(&[
-        (
-            r#"[[port]]
+fn values_of_one_object() {
+    appended(VALUES_OF_ONE_OBJECT);
+}
+
+const SEVERAL_IN_ONE_OBJECT: &[Case] = &[
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -363,15 +363,18 @@ vlan = 100
 mac = ["x", "52:54:00:00:00:02", "y"]
 slow_path = { per_second = "a", bust = 3 }
 "#,
-            &[
-                r#"7:8: port "vm3": `mac`: "x" is not a MAC address; write six hexadecimal bytes, as in 52:54:00:00:00:01"#,
-                r#"7:34: port "vm3": `mac`: "y" is not a MAC address; write six hexadecimal bytes, as in 52:54:00:00:00:01"#,
-                r#"8:28: port "vm3": `slow_path.per_second`: invalid type: string "a"; write a whole number, 0 or above"#,
-                r#"8:33: port "vm3": unknown key `bust`; did you mean `burst`?"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &[
+            "7:8: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
+                 bytes, as in 52:54:00:00:00:01",
+            "7:34: port \"vm3\": `mac`: \"y\" is not a MAC address; write six hexadecimal \
+                 bytes, as in 52:54:00:00:00:01",
+            "8:28: port \"vm3\": `slow_path.per_second`: invalid type: string \"a\"; write a \
+                 whole number, 0 or above",
+            r#"8:33: port "vm3": unknown key `bust`; did you mean `burst`?"#,
+        ],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -384,14 +387,17 @@ actions = ["output:vm3", "output:nobody"]
 [[tenant]]
 name = "?"
 "#,
-            &[
-                r#"6:8: port "vm3": VLAN 300 is not one of tenant "red"'s (100-110); add it to [[tenant]] red `vlans` or change the port"#,
-                r#"10:26: rule "r": there is no port "nobody"; add a [[port]] of that name or correct it"#,
-                r#"12:8: tenant "?": the name contains '?'; write 1 to 32 characters of a-z A-Z 0-9 . _ -"#,
-            ],
-        ),
-        (
-            r#"[[tenant]]
+        &[
+            "6:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it to \
+                 [[tenant]] red `vlans` or change the port",
+            "10:26: rule \"r\": there is no port \"nobody\"; add a [[port]] of that name or \
+                 correct it",
+            "12:8: tenant \"?\": the name contains '?'; write 1 to 32 characters of a-z A-Z \
+                 0-9 . _ -",
+        ],
+    ),
+    (
+        r#"[[tenant]]
 name = "green"
 vlans = [9999]
 [[port]]
@@ -401,68 +407,69 @@ interface = "g"
 tenant = "green"
 vlan = 5
 "#,
-            &[
-                r#"3:10: tenant "green": `vlans`: VLAN 9999 is out of range; a VLAN is a number from 1 to 4094"#,
-            ],
-        ),
-    ]);
-}
+        &["3:10: tenant \"green\": `vlans`: VLAN 9999 is out of range; a VLAN is a number \
+                 from 1 to 4094"],
+    ),
+];
 
 #[test]
-fn names() {
-    appended(&[
-        (
-            r#"[[tenant]]
+fn several_in_one_object() {
+    appended(SEVERAL_IN_ONE_OBJECT);
+}
+
+const NAMES: &[Case] = &[
+    (
+        r#"[[tenant]]
 name = "red"
 "#,
-            &[
-                r#"2:8: tenant "red": the name "red" is taken by another above; give each its own name"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["2:8: tenant \"red\": the name \"red\" is taken by another above; give each its \
+                 own name"],
+    ),
+    (
+        r#"[[port]]
 name = "vm1"
 type = "vhost-user"
 socket = "/run/vm1.sock"
 tenant="blue"
 "#,
-            &[
-                r#"2:8: port "vm1": the name "vm1" is taken by another above; give each its own name"#,
-                r#"4:10: port "vm1": socket /run/vm1.sock is already that of port "vm1"; give each its own socket"#,
-            ],
-        ),
-        (
-            r#"[[tenant]]
+        &[
+            "2:8: port \"vm1\": the name \"vm1\" is taken by another above; give each its \
+                 own name",
+            "4:10: port \"vm1\": socket /run/vm1.sock is already that of port \"vm1\"; give \
+                 each its own socket",
+        ],
+    ),
+    (
+        r#"[[tenant]]
 name = ""
 "#,
-            &[
-                r#"2:8: tenant "": the name is empty; write 1 to 32 characters of a-z A-Z 0-9 . _ -"#,
-            ],
-        ),
-        (
-            r#"[[tenant]]
+        &["2:8: tenant \"\": the name is empty; write 1 to 32 characters of a-z A-Z 0-9 . \
+                 _ -"],
+    ),
+    (
+        r#"[[tenant]]
 name = "a/b"
 "#,
-            &[
-                r#"2:8: tenant "a/b": the name contains '/'; write 1 to 32 characters of a-z A-Z 0-9 . _ -"#,
-            ],
-        ),
-        (
-            r#"[[tenant]]
+        &["2:8: tenant \"a/b\": the name contains '/'; write 1 to 32 characters of a-z A-Z \
+                 0-9 . _ -"],
+    ),
+    (
+        r#"[[tenant]]
 name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 "#,
-            &[
-                r#"2:8: tenant "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa": the name has 33 characters, the limit is 32; write 1 to 32 characters of a-z A-Z 0-9 . _ -"#,
-            ],
-        ),
-    ]);
-}
+        &["2:8: tenant \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\": the name has 33 characters, \
+                 the limit is 32; write 1 to 32 characters of a-z A-Z 0-9 . _ -"],
+    ),
+];
 
 #[test]
-fn keys_of_another_port_type() {
-    appended(&[
-        (
-            r#"[[port]]
+fn names() {
+    appended(NAMES);
+}
+
+const KEYS_OF_ANOTHER_PORT_TYPE: &[Case] = &[
+    (
+        r#"[[port]]
 name = "t"
 type = "tap"
 interface = "t"
@@ -470,13 +477,15 @@ tenant = "blue"
 socket = "/x"
 mode = "client"
 "#,
-            &[
-                r#"6:10: port "t": `socket` is no key of a tap port; remove it; it belongs to vhost-user"#,
-                r#"7:8: port "t": `mode` is no key of a tap port; remove it; it belongs to vhost-user"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &[
+            "6:10: port \"t\": `socket` is no key of a tap port; remove it; it belongs to \
+                 vhost-user",
+            "7:8: port \"t\": `mode` is no key of a tap port; remove it; it belongs to \
+                 vhost-user",
+        ],
+    ),
+    (
+        r#"[[port]]
 name = "p"
 type = "packet"
 interface = "eth1"
@@ -484,33 +493,32 @@ tenant = "blue"
 queues = 2
 mtu = 1500
 "#,
-            &[
-                r#"6:10: port "p": `queues` is no key of a packet port; remove it; it belongs to vhost-user, tap"#,
-                r#"7:7: port "p": `mtu` is no key of a packet port; remove it; it belongs to tap"#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &[
+            "6:10: port \"p\": `queues` is no key of a packet port; remove it; it belongs to \
+                 vhost-user, tap",
+            r#"7:7: port "p": `mtu` is no key of a packet port; remove it; it belongs to tap"#,
+        ],
+    ),
+    (
+        r#"[[port]]
 name = "p"
 type = "tap"
 tenant = "blue"
 "#,
-            &[
-                r#"3:8: port "p": `interface` is missing, a tap port needs it; add it, as in interface = "tap1""#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["3:8: port \"p\": `interface` is missing, a tap port needs it; add it, as in \
+                 interface = \"tap1\""],
+    ),
+    (
+        r#"[[port]]
 name = "p"
 type = "vhost-user"
 tenant = "blue"
 "#,
-            &[
-                r#"3:8: port "p": `socket` is missing, a vhost-user port needs it; add it, as in socket = "/run/penstock/vm1.sock""#,
-            ],
-        ),
-        (
-            r#"[[port]]
+        &["3:8: port \"p\": `socket` is missing, a vhost-user port needs it; add it, as in \
+                 socket = \"/run/penstock/vm1.sock\""],
+    ),
+    (
+        r#"[[port]]
 name = "vm3"
 type = "vhost-user"
 socket = "/run/vm3.sock"
@@ -518,70 +526,76 @@ tenant = "blue"
 mode = "client"
 socket_mode = "0660"
 "#,
-            &[
-                r#"7:15: port "vm3": `socket_mode` has no effect, the other side makes the socket; remove it, or say mode = "server""#,
-            ],
-        ),
-    ]);
-}
+        &["7:15: port \"vm3\": `socket_mode` has no effect, the other side makes the \
+                 socket; remove it, or say mode = \"server\""],
+    ),
+];
 
 #[test]
-fn sections() {
-    appended(&[
-        (
-            r#"[worker]
+fn keys_of_another_port_type() {
+    appended(KEYS_OF_ANOTHER_PORT_TYPE);
+}
+
+const SECTIONS: &[Case] = &[
+    (
+        r#"[worker]
 cores = [0, 1]
 "#,
-            &[
-                "2:9: [worker]: 2 worker cores are configured, this release runs one worker; name one core, as in cores = [1]",
-            ],
-        ),
-        (
-            r#"[worker]
+        &["2:9: [worker]: 2 worker cores are configured, this release runs one worker; \
+                 name one core, as in cores = [1]"],
+    ),
+    (
+        r#"[worker]
 cores = [7]
 control_cores = [0, 9]
 "#,
-            &[
-                "2:10: [worker]: core 7 is not online or not allowed to this process; choose one of 0, 1",
-                "3:21: [worker]: core 9 is not online or not allowed to this process; choose one of 0, 1",
-            ],
-        ),
-        (
-            r#"[worker]
+        &[
+            "2:10: [worker]: core 7 is not online or not allowed to this process; choose one \
+                 of 0, 1",
+            "3:21: [worker]: core 9 is not online or not allowed to this process; choose one \
+                 of 0, 1",
+        ],
+    ),
+    (
+        r#"[worker]
 idle_backoff_us = 5000
 schedule = "hbs"
 "#,
-            &[
-                r#"3:12: [worker]: `schedule`: "hbs" is not in release 0.1.0; write "round-robin", the only one now"#,
-            ],
-        ),
-        (
-            r#"[worker]
+        &["3:12: [worker]: `schedule`: \"hbs\" is not in release 0.1.0; write \
+                 \"round-robin\", the only one now"],
+    ),
+    (
+        r#"[worker]
 idle_backoff_us = 5000
 "#,
-            &[
-                "2:19: [worker]: `idle_backoff_us` 5000 is out of range; write a number from 0 to 1000",
-            ],
-        ),
-        (
-            r#"[forwarding]
+        &["2:19: [worker]: `idle_backoff_us` 5000 is out of range; write a number from 0 \
+                 to 1000"],
+    ),
+    (
+        r#"[forwarding]
 fdb_ageing_s = 1
 fdb_entries = 1
 subtables_per_port = 0
 "#,
-            &[
-                "2:16: [forwarding]: `fdb_ageing_s` 1 is out of range; write a number from 10 to 1000000",
-                "3:15: [forwarding]: `fdb_entries` 1 is out of range; write a number from 64 to 131072",
-                "4:22: [forwarding]: `subtables_per_port` 0 is out of range; write a number from 1 to 128",
-            ],
-        ),
-        (
-            r#"[forwarding]
+        &[
+            "2:16: [forwarding]: `fdb_ageing_s` 1 is out of range; write a number from 10 to \
+                 1000000",
+            "3:15: [forwarding]: `fdb_entries` 1 is out of range; write a number from 64 to \
+                 131072",
+            "4:22: [forwarding]: `subtables_per_port` 0 is out of range; write a number from \
+                 1 to 128",
+        ],
+    ),
+    (
+        r#"[forwarding]
 fdb_ageing_s = -1
 "#,
-            &[
-                "2:16: [forwarding]: `fdb_ageing_s`: invalid value: integer `-1`; write a whole number, 0 or above",
-            ],
-        ),
-    ]);
+        &["2:16: [forwarding]: `fdb_ageing_s`: invalid value: integer `-1`; write a whole \
+                 number, 0 or above"],
+    ),
+];
+
+#[test]
+fn sections() {
+    appended(SECTIONS);
 }

@@ -69,7 +69,7 @@ fn text(plan: &Plan) -> String {
         match scope % 3 {
             0 => text += &format!("port = \"p{}\"\n", port(*scope)),
             1 => text += &format!("tenant = \"t{}\"\n", usize::from(*scope) % plan.tenants.len()),
-            _ => text += &format!("match = {{ proto = \"tcp\", dst_port = \"1-9\" }}\n"),
+            _ => text += "match = { proto = \"tcp\", dst_port = \"1-9\" }\n",
         }
     }
     text

@@ -69,7 +69,10 @@ impl FromStr for StationMac {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mac: MacAddr = text.parse().map_err(|_| {
-            format!("{text:?} is not a MAC address; write six hexadecimal bytes, as in 52:54:00:00:00:01")
+            format!(
+                "{text:?} is not a MAC address; write six hexadecimal bytes, as in \
+                 52:54:00:00:00:01"
+            )
         })?;
         if mac.is_group() || mac.is_zero() {
             return Err(format!(
@@ -116,7 +119,8 @@ impl FromStr for IpPrefix {
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || {
             format!(
-                "{text:?} is not an IP prefix; write an address, or as in 10.0.0.0/24 and 2001:db8::/32"
+                "{text:?} is not an IP prefix; write an address, or as in 10.0.0.0/24 and \
+                 2001:db8::/32"
             )
         };
         let (addr, len) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));

@@ -216,10 +216,7 @@ pub struct Offloads {
 }
 
 #[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(
-    untagged,
-    expecting = "neither true nor false nor { csum, tso }; write true, false or { csum = true, tso = false }"
-)]
+#[serde(untagged, expecting = "no switch; write true, false or { csum = true, tso = false }")]
 enum OffloadsText {
     All(bool),
     Each(OffloadsTable),

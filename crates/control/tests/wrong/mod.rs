@@ -26,6 +26,9 @@ tenant = "blue"
 interface = "tap1"
 "#;
 
+/// What is appended to [`BASE`], and its errors.
+pub type Case = (&'static str, &'static [&'static str]);
+
 /// All errors of a text, as shown, on a machine with cores 0 and 1.
 pub fn errors(text: &str) -> Vec<String> {
     let machine = Machine { cores: Some(BTreeSet::from([0, 1])) };

@@ -1,0 +1,200 @@
+//! TAP and AF_PACKET ports with the kernel's own stack behind them: namespaces of the test, a veth
+//! as the uplink, ping and TCP through a host with a configuration. Needs root; says so if not.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use penstock_control::config;
+use penstock_control::host::Host;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Namespaces of one test, gone with it.
+struct Lab {
+    tag: String,
+    dir: PathBuf,
+    children: Vec<Child>,
+}
+
+impl Lab {
+    /// `None`, and it says so, where namespaces cannot be made.
+    fn new(name: &str, namespaces: &[&str]) -> Option<Self> {
+        let tag = format!("pk{}{name}", std::process::id());
+        let dir = std::env::temp_dir().join(&tag);
+        std::fs::create_dir_all(&dir).unwrap();
+        let lab = Self { tag, dir, children: Vec::new() };
+        for namespace in namespaces {
+            let made = Command::new("ip").args(["netns", "add", &lab.netns(namespace)]).output();
+            if !made.as_ref().is_ok_and(|o| o.status.success()) {
+                eprintln!("skipped: `ip netns add` needs root and iproute2: {made:?}");
+                return None;
+            }
+        }
+        Some(lab)
+    }
+
+    fn netns(&self, name: &str) -> String {
+        format!("{}-{name}", self.tag)
+    }
+
+    /// Runs a command in a namespace; its output if it succeeded.
+    fn try_in(&self, namespace: &str, command: &str) -> Result<String, String> {
+        let output = Command::new("ip")
+            .args(["netns", "exec", &self.netns(namespace)])
+            .args(command.split_whitespace())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(text) } else { Err(format!("{command}: {text}{errors}")) }
+    }
+
+    fn run_in(&self, namespace: &str, command: &str) -> String {
+        self.try_in(namespace, command).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn spawn_in(&mut self, namespace: &str, command: &str) {
+        let child = Command::new("ip")
+            .args(["netns", "exec", &self.netns(namespace)])
+            .args(command.split_whitespace())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.children.push(child);
+    }
+
+    fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn host(&self, text: &str) -> Host {
+        self.host_named("one", text)
+    }
+
+    fn host_named(&self, name: &str, text: &str) -> Host {
+        let dir = self.dir.join(name).display().to_string();
+        std::fs::create_dir_all(&dir).unwrap();
+        let text = format!(
+            "[host]\nname = \"{name}\"\nsocket = \"{dir}/api\"\nstate_dir = \"{dir}/state\"\n\
+             [worker]\ncores = [0]\n{}",
+            text.replace("NS-", &self.netns(""))
+        );
+        let path = self.dir.join(name).join("host.toml");
+        std::fs::write(&path, text).unwrap();
+        let config = config::load(&path).unwrap_or_else(|errors| panic!("{errors}"));
+        Host::start(config, Some(path)).unwrap()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let list = Command::new("ip").args(["netns", "list"]).output();
+        let list = list.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+        for line in list.unwrap_or_default().lines() {
+            let name = line.split_whitespace().next().unwrap_or_default();
+            if name.starts_with(&format!("{}-", self.tag)) {
+                let _ = Command::new("ip").args(["netns", "del", name]).status();
+            }
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn counter(host: &Host, port: &str, name: &str) -> u64 {
+    let stats = host.stats(true).unwrap();
+    assert_eq!(stats.violations, Vec::<String>::new());
+    let port = stats.ports.iter().find(|p| p.port == port).unwrap();
+    port.counters.iter().find(|c| c.0 == name).unwrap().1
+}
+
+/// A host with one VM's TAP in VLAN 100 and a trunk on its end of the veth.
+fn half(lab: &Lab, name: &str, vm: &str, uplink: &str) -> Host {
+    let host = lab.host_named(
+        name,
+        &format!(
+            "[[tenant]]\nname = \"red\"\nvlans = [100]\n\
+             [[port]]\nname = \"vm\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+             netns = \"NS-{vm}\"\nvlan = 100\n\
+             [[port]]\nname = \"uplink\"\ntype = \"packet\"\ninterface = \"{uplink}\"\n\
+             netns = \"NS-wire\"\ntrunk = [100]\n"
+        ),
+    );
+    assert!(host.ports().iter().all(|p| p.state == "up"), "{:?}", host.ports());
+    host
+}
+
+#[test]
+fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
+    let Some(mut lab) = Lab::new("w", &["a", "b", "wire"]) else { return };
+    lab.run_in("wire", "ip link add up0 type veth peer name up1");
+    let (one, two) = (half(&lab, "one", "a", "up0"), half(&lab, "two", "b", "up1"));
+    lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");
+    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
+    for reverse in ["", "-R"] {
+        lab.spawn_in("b", "iperf3 -s -1");
+        let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+        lab.until("iperf3 listens", listening);
+        lab.run_in("a", &format!("iperf3 -c 10.1.0.2 -t 2 {reverse}"));
+    }
+    for host in [&one, &two] {
+        assert!(counter(host, "uplink", "tx_tso") > 0);
+        assert!(counter(host, "uplink", "rx_tso") > 0);
+        assert_eq!(counter(host, "uplink", "sw_tso"), 0);
+        assert_eq!(counter(host, "uplink", "rx_errors"), 0);
+    }
+    // The frames wear the tag on the wire: with the trunk on another VLAN the far host takes none.
+    let trunk = [("trunk".to_owned(), "[200]".to_owned())];
+    two.set_tenant("red", &[("vlans".to_owned(), "[100, 200]".to_owned())], false).unwrap();
+    two.set_port("uplink", &trunk, false).unwrap();
+    assert!(lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_err());
+    let stats = two.stats(true).unwrap();
+    let uplink = stats.ports.iter().find(|p| p.port == "uplink").unwrap();
+    assert!(uplink.drops.iter().any(|(reason, n)| reason == "vlan-ingress" && *n > 0));
+    one.shutdown().unwrap();
+    two.shutdown().unwrap();
+}
+
+#[test]
+fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
+    let Some(mut lab) = Lab::new("t", &["a", "b"]) else { return };
+    let host = lab.host(
+        "[[tenant]]\nname = \"red\"\n\
+         [[port]]\nname = \"a\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+         netns = \"NS-a\"\nqueues = 2\n\
+         [[port]]\nname = \"b\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+         netns = \"NS-b\"\noffloads = false\nmtu = 1400\n",
+    );
+    lab.run_in("a", "ip addr add 10.2.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.2.0.2/24 dev eth0");
+    assert!(lab.run_in("b", "ip link show dev eth0").contains("mtu 1400"));
+    let ping = || lab.try_in("a", "busybox ping -c 1 -W 1 10.2.0.2").is_ok();
+    lab.until("a ping", ping);
+    lab.spawn_in("b", "iperf3 -s -1");
+    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+    lab.until("iperf3 listens", listening);
+    lab.run_in("a", "iperf3 -c 10.2.0.2 -t 2 -P 4");
+    // The sender's stack handed over large segments; b got them cut and finished.
+    assert!(counter(&host, "a", "rx_tso") > 0);
+    assert!(counter(&host, "b", "sw_tso") > 0);
+    assert_eq!(counter(&host, "b", "tx_tso"), 0);
+    // A port that goes takes its interface with it, the other stays.
+    host.del_port("a", false).unwrap();
+    assert!(lab.try_in("a", "ip link show dev eth0").is_err());
+    assert!(lab.try_in("b", "ip link show dev eth0").is_ok());
+    host.shutdown().unwrap();
+}

@@ -1,7 +1,7 @@
 //! A batch: at most 32 frames and about 64 KiB on their way through the worker.
 //!
 //! **Problem.** A frame lives in its sender's memory, which the sender may change at any moment;
-//! what is classified must be what is sent. **Source.** datapath notes rules 2-6, 20.
+//! what is classified must be what is sent. **Source.** datapath rules 2-6, 20.
 //! **Rule.** A frame is (a) its first [`HEAD_COPY`] bytes, copied once into a private slot,
 //! validated there and written *from there* to the destination, and (b) a list of segments still
 //! in the sender's memory (or in the batch's arena), copied once, straight to the destination.

@@ -1,7 +1,7 @@
 //! Counters: written by one worker with plain stores, read by anyone with relaxed loads.
 //!
 //! **Problem.** Statistics must never cost the worker a locked operation or a shared line.
-//! **Source.** datapath notes rule 23. **Rule.** Every set of counters belongs to one
+//! **Source.** datapath rule 23. **Rule.** Every set of counters belongs to one
 //! (worker, port) pair; the reader adds sets up. A reading is exact only when the worker takes it
 //! between two batches ([`crate::worker::Request::Checkpoint`]); others may be a batch apart.
 //!
@@ -39,7 +39,9 @@ impl Counter {
 }
 
 macro_rules! counters {
-    ($(#[$doc:meta])* $set:ident / $reading:ident { $($field:ident: $unit:literal, $help:literal;)* }
+    ($(#[$doc:meta])* $set:ident / $reading:ident {
+         $($field:ident: $unit:literal, $help:literal;)*
+     }
      arrays { $($array:ident[$len:expr]: $aunit:literal, $ahelp:literal;)* }) => {
         $(#[$doc])*
         #[derive(Debug, Default)]

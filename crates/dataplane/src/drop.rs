@@ -44,7 +44,8 @@ reasons! {
     NoDestination = "no-destination", "nobody else is in the tenant's network";
     SamePort = "same-port", "the destination lives behind the port the frame came from";
     NoPort = "no-port", "the rule's output port is not attached";
-    SlowPathLimit = "slow-path-limit", "the port's allowance of new addresses and floods is used up";
+    SlowPathLimit =
+        "slow-path-limit", "the port's allowance of new addresses and floods is used up";
     FdbLimit = "fdb-limit", "the tenant's table of MAC addresses is full";
     PortDown = "port-down", "the output port has no driver or no link";
     RingFull = "ring-full", "the output port had no buffer; the receiver is too slow";

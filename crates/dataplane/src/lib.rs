@@ -2,6 +2,7 @@
 //!
 //! The tree shows a frame's way: [`port`] → [`schedule`] → [`classify`] → [`egress`]. The loop is
 //! [`worker::Worker::turn`]. Time is an argument everywhere but in [`tsc`].
+//! The rules that comments cite ("datapath rule 7") are in `docs/datapath-rules.md`.
 #![deny(unsafe_code)]
 
 pub mod batch;

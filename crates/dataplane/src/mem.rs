@@ -11,7 +11,7 @@ use core::ptr;
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     // SAFETY: a prefetch never faults and changes no state but the cache's.
-    // WHY: there is no safe form; it hides a line transfer per frame (notes §7: 5-18 cycles).
+    // WHY: there is no safe form; it hides a line transfer per frame (datapath rule 2).
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
 }
 

@@ -186,7 +186,8 @@ proptest! {
         frame.truncate((frame.len() - s.padding).saturating_sub(cut).max(14));
         if let Ok(h) = ours(&frame) {
             let ip = if frame[12..14] == [0x81, 0] { 18 } else { 14 };
-            let word = |at: usize| usize::from(frame[ip + at]) << 8 | usize::from(frame[ip + at + 1]);
+            let byte = |at: usize| usize::from(frame[ip + at]);
+            let word = |at: usize| byte(at) << 8 | byte(at + 1);
             match h.key.ethertype() {
                 0x0800 => prop_assert!(ip + word(2) <= frame.len()),
                 0x86dd => prop_assert!(ip + 40 + word(4) <= frame.len()),
@@ -253,8 +254,9 @@ proptest! {
         if let Ok(h) = ours(&frame) {
             prop_assert!(usize::from(h.l4) + 4 <= 128);
             prop_assert!(usize::from(h.l4_end) <= frame.len());
-            prop_assert!(h.nd_target == 0 || usize::from(h.nd_target) + 16 <= frame.len().min(128));
-            prop_assert!(h.nd_link_layer == 0 || usize::from(h.nd_link_layer) + 6 <= frame.len().min(128));
+            let head = frame.len().min(128);
+            prop_assert!(h.nd_target == 0 || usize::from(h.nd_target) + 16 <= head);
+            prop_assert!(h.nd_link_layer == 0 || usize::from(h.nd_link_layer) + 6 <= head);
         }
     }
 }

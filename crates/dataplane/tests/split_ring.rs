@@ -1,5 +1,5 @@
 //! The device side of split rings against a driver that plays by the rules, and one that does not
-//! (datapath notes rules 3, 7, 8): every clause has its test.
+//! (datapath rules 3, 7, 8): every clause has its test.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -4,8 +4,8 @@
 //! **Source.** RFC 7039 (SAVI), RFC 5227 (ARP probe), RFC 4861, RFC 4862 (duplicate address
 //! detection). **Rule.** Each list that is given is complete. Besides: an ARP sender's hardware
 //! address and an ND link-layer option must be the frame's source MAC; 0.0.0.0 is allowed to a DHCP
-//! client and in an ARP probe, `::` in ICMPv6; the link-local address made of a bound MAC (EUI-64) is
-//! allowed; router advertisements and redirects are not. **Cost.** Binary searches.
+//! client and in an ARP probe, `::` in ICMPv6; the link-local address made of a bound MAC (EUI-64)
+//! is allowed; router advertisements and redirects are not. **Cost.** Binary searches.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 

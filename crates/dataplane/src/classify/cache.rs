@@ -1,19 +1,18 @@
 //! The exact-match cache: what was decided about a flow, in two cache lines.
 //!
 //! **Problem.** Most frames belong to a flow seen a moment ago; asking rules and FDB again costs
-//! several times as much. **Source.** C2QoS §V (8,192 entries); datapath notes §4, §7.
+//! several times as much. **Source.** C2QoS §V (8,192 entries); datapath rules 30-32.
 //! **Quantities.** 1,024 buckets of 8 ways. A bucket is eight 8-bit signatures, one word (8 KiB in
-//! all, at home in the first-level cache); an entry is one line: 32 bytes of key, then the decision.
-//! The upper half of IPv6 keys is in an array of its own. A way's entry has the way's number: no
-//! index is stored.
-//! **Rule.** An entry is good while its signature is there (a new snapshot wipes them all) and the
-//! generation of the domain it was decided in is what it was. A port may use any way that is free,
-//! out of date or idle for [`IDLE_S`]; else one of its own; else one of a port that holds more than
-//! its quota (its share of the cache) while it holds less itself. So no port can push another below
-//! its share. **Departures.** Datapath notes §4 has 16-bit signatures and index words: one line and
-//! some twenty instructions a hit more; eight bits name a wrong entry once in 60 hits.
-//! **Cost.** A word and a line a hit, the line asked for one stage ahead; insertion looks at eight
-//! entries.
+//! all, at home in the first-level cache); an entry is one line: 32 bytes of key, then the
+//! decision. The upper half of IPv6 keys is in an array of its own. A way's entry has the way's
+//! number: no index is stored. **Rule.** An entry is good while its signature is there (a new
+//! snapshot wipes them all) and the generation of the domain it was decided in is what it was. A
+//! port may use any way that is free, out of date or idle for [`IDLE_S`]; else one of its own; else
+//! one of a port that holds more than its quota (its share of the cache) while it holds less
+//! itself. So no port can push another below its share. **Departures.** DPDK's hash table has
+//! 16-bit signatures and index words: one line and some twenty instructions a hit more; eight bits
+//! name a wrong entry once in 60 hits. **Cost.** A word and a line a hit, the line asked for one
+//! stage ahead; insertion looks at eight entries.
 
 use core::ptr;
 

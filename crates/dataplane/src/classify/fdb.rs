@@ -8,8 +8,8 @@
 //! hold: an entry moved, went, or was pinned. A new entry changes none, because "unknown" is never
 //! remembered: a flood of addresses leaves decisions made alone. **Departures.** Two full lines
 //! refuse a new entry although the table has room elsewhere (none in 100,000 at half load); give it
-//! twice the sum of the domains' limits. **Cost.** At most two cache lines a look-up; ageing looks at
-//! as many slots as the caller says.
+//! twice the sum of the domains' limits. **Cost.** At most two cache lines a look-up; ageing looks
+//! at as many slots as the caller says.
 
 use penstock_units::MacAddr;
 

@@ -1,11 +1,11 @@
 //! The full path of a frame whose decision is not in the cache.
 //!
 //! **Rule.** VLAN admission, then the source's right to its addresses, then reserved groups, then
-//! the rules, then forwarding by MAC: learn the source, look the destination up, else flood. A frame
-//! that would learn or flood takes one token of its port's slow-path meter. Without a token its
-//! source is not learned, and it is still forwarded if its destination is known. A source that
-//! found no room in its domain's part of the FDB does not flood: answers to it would flood too.
-//! A decision is remembered only if the next frame of the flow would get the same one.
+//! the rules, then forwarding by MAC: learn the source, look the destination up, else flood. A
+//! frame that would learn or flood takes one token of its port's slow-path meter. Without a token
+//! its source is not learned, and it is still forwarded if its destination is known. A source that
+//! found no room in its domain's part of the FDB does not flood: answers to it would flood too. A
+//! decision is remembered only if the next frame of the flow would get the same one.
 
 use super::cache::{Decision, KEEP_DSCP};
 use super::fdb::{Fdb, Learned};

@@ -1,7 +1,7 @@
 //! The flow key: what a frame is, in eight words, and its keyed hash.
 //!
 //! **Problem.** Everything a decision may depend on must be compared in a few instructions, and
-//! tenants choose the keys: the hash must not be predictable. **Source.** datapath notes §4, §7 (an
+//! tenants choose the keys: the hash must not be predictable. **Source.** datapath rule 31 (an
 //! IPv4 key with its input port fits 32 bytes). **Quantities.** Four words hold an IPv4, ARP or
 //! other key; IPv6 addresses take the other four, which are zero in all other keys:
 //!

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Say where each frame goes, in some tens of cycles, without letting one tenant see,
 //! slow or evict another. **Source.** C2QoS §IV (packet classification as the middle of ingress,
-//! classification, egress); datapath notes §3-§5, §7. **Rule.** In stages over the batch, so that
+//! classification, egress); datapath rules 2, 29-33. **Rule.** In stages over the batch, so that
 //! memory is asked for one stage before it is needed: parse and hash all (and ask for the cache's
 //! buckets); compare signatures (and ask for the entries); verify and apply; then the frames that
 //! missed, one by one, through `forward`. A port whose every frame goes to one place skips all of
@@ -10,8 +10,8 @@
 //! clock or system call; every loop is bounded by a constant, by the rule table's limits or by a
 //! domain's members.
 //!
-//! Code map, in the order a frame meets it: [`mod@parse`] → [`key`] → `cache` → `forward`, which asks
-//! [`policy`], [`binding`], [`rules`] and [`fdb`]; `edit` carries out what a rule writes.
+//! Code map, in the order a frame meets it: [`mod@parse`] → [`key`] → `cache` → `forward`, which
+//! asks [`policy`], [`binding`], [`rules`] and [`fdb`]; `edit` carries out what a rule writes.
 
 pub mod binding;
 mod cache;
@@ -251,8 +251,8 @@ impl Classifier {
         rest
     }
 
-    /// Stage 1. Frames that cannot be read get their verdict here. Returns those to be looked for in
-    /// the cache, and those to be decided one by one.
+    /// Stage 1. Frames that cannot be read get their verdict here. Returns those to be looked for
+    /// in the cache, and those to be decided one by one.
     // The stages are functions of their own, not inlined, so that each keeps its values in
     // registers: together they spilled most of them.
     #[inline(never)]
@@ -337,7 +337,7 @@ impl Classifier {
             recent: Recent::default(),
         };
         let mut decision = Decision::drop(DropReason::Runt);
-        // The frame `decision` was made for, if it holds for others of its flow; whether it was kept.
+        // The frame `decision` was made for, if it holds for others of its flow; whether kept.
         let (mut of, mut kept) = (None, false);
         for i in frames {
             let (h, hash) = (&headers[i], hashes[i]);

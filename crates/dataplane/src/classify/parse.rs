@@ -1,6 +1,6 @@
 //! Reads a frame's headers, from its private head only.
 //!
-//! **Problem.** Headers are a hostile guest's bytes. **Source.** datapath notes rules 3, 4; RFC 791,
+//! **Problem.** Headers are a hostile guest's bytes. **Source.** datapath rules 3, 4; RFC 791,
 //! 826, 1858, 3128. **Rule.** One 802.1Q tag comes off (a second one, or 802.1ad, stays as payload
 //! `EtherType`); after it the IP header is at byte 14 of every frame. A header that contradicts the
 //! frame's length or its own fields, or that cannot be read in full, is refused, so that no rule on

@@ -1,8 +1,8 @@
 //! What control compiles for the classifier: immutable, shared, swapped in between batches.
 //!
-//! **Rule.** A *domain* is one tenant's one VLAN: its members see each other's broadcast and share a
-//! part of the FDB. Two tenants may use the same VLAN id; their domains differ. Control keeps port
-//! and domain numbers stable from one snapshot to the next.
+//! **Rule.** A *domain* is one tenant's one VLAN: its members see each other's broadcast and share
+//! a part of the FDB. Two tenants may use the same VLAN id; their domains differ. Control keeps
+//! port and domain numbers stable from one snapshot to the next.
 
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 //! What the classifier remembers of a port between batches: its slow-path meter and its filter for
 //! strangers.
 //!
-//! **Source.** Generic cell rate algorithm (ITU-T I.371) for the meter; datapath notes §4, rule 22.
+//! **Source.** Generic cell rate algorithm (ITU-T I.371) for the meter; datapath rules 22, 32.
 //! **Quantities.** The meter is one number: the time at which the bucket will be full again. The
 //! filter is one cache line, 512 bits, two for each flow; it is wiped after [`FLOWS_BETWEEN_WIPES`]
-//! flows. **Rule.** A flow is worth a cache entry the second time it is seen. A port with more flows
-//! than the filter holds would never see one twice: so one stranger in [`SAMPLE`] passes too, and
-//! the bits a flow has change at each wipe, lest the same flows lose every time.
+//! flows. **Rule.** A flow is worth a cache entry the second time it is seen. A port with more
+//! flows than the filter holds would never see one twice: so one stranger in [`SAMPLE`] passes too,
+//! and the bits a flow has change at each wipe, lest the same flows lose every time.
 
 use super::policy::SlowPathLimit;
 

@@ -1,15 +1,15 @@
 //! The rules of a port, a tenant or the host: tuple-space search with hard limits.
 //!
 //! **Problem.** The best of many masked rules in bounded time, whatever masks a tenant invents
-//! (CVE-2019-25076: crafted rules and packets took OVS to 12 %). **Source.** datapath notes §4;
-//! Srinivasan, Suri, Varghese, "Packet Classification using Tuple Space Search" (1999).
-//! **Rule.** Rules are sorted once by (priority falling, id rising), so that a smaller index is a
-//! better rule. Rules with the same mask share a hash subtable; subtables are searched in the order
-//! of their best rule and the search ends when none can beat what was found. Masks beyond the cap
-//! (those with the fewest rules) go to a list in the rules' order, of at most [`LINEAR_MAX`].
-//! A subtable looks at one bucket of eight signatures; a rule that does not fit its bucket goes to
-//! the list too. **Cost.** cap x (hash + bucket) + [`LINEAR_MAX`] compares at worst; a subtable that
-//! does not match costs one word, and mostly no mispredicted branch.
+//! (CVE-2019-25076: crafted rules and packets took OVS to 12 %). **Source.** datapath rule 33;
+//! Srinivasan, Suri, Varghese, "Packet Classification using Tuple Space Search" (1999). **Rule.**
+//! Rules are sorted once by (priority falling, id rising), so that a smaller index is a better
+//! rule. Rules with the same mask share a hash subtable; subtables are searched in the order of
+//! their best rule and the search ends when none can beat what was found. Masks beyond the cap
+//! (those with the fewest rules) go to a list in the rules' order, of at most [`LINEAR_MAX`]. A
+//! subtable looks at one bucket of eight signatures; a rule that does not fit its bucket goes to
+//! the list too. **Cost.** cap x (hash + bucket) + [`LINEAR_MAX`] compares at worst; a subtable
+//! that does not match costs one word, and mostly no mispredicted branch.
 
 use super::key::{FlowKey, FlowMask, HashSeed};
 use super::matching::{MatchError, Rule};
@@ -41,7 +41,8 @@ pub enum RuleTableError {
     },
     /// Too many different masks.
     #[error(
-        "{linear} rules are outside the {subtables} subtables, {LINEAR_MAX} may be; use fewer combinations of fields and prefix lengths"
+        "{linear} rules are outside the {subtables} subtables, {LINEAR_MAX} may be; use fewer \
+         combinations of fields and prefix lengths"
     )]
     TooManyMasks {
         /// Rules that found no subtable.

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** A guest hands over a 64 KiB TCP segment with an unfinished checksum; the output
 //! takes plain frames of at most its MTU. **Source.** virtio 1.2 §5.1.6.2; RFC 1071; RFC 9293.
-//! **Rule.** Work on a private copy (datapath notes rule 5): what is summed is what is sent.
+//! **Rule.** Work on a private copy (datapath rule 5): what is summed is what is sent.
 //! The classifier has checked that the metadata points at the frame's own TCP or UDP header.
 //! **Cost.** One extra copy and one pass over the bytes; counted per port as `sw_csum`, `sw_tso`.
 

@@ -4,7 +4,7 @@
 //! in its own form (tagged or not, offloads finished or not). **Rule.** Frames are listed per
 //! output port, in the order they came; then each port gets its list. What does not go is counted
 //! with its reason, at the source and at the destination. The discipline of an output is `fifo`:
-//! straight to the port, no queue of ours (datapath notes rule 19); `fair-share` and `wfq` take its
+//! straight to the port, no queue of ours (datapath rule 19); `fair-share` and `wfq` take its
 //! place on uplinks. **Cost.** O(frames + outputs); no allocation after start.
 
 pub mod finish;

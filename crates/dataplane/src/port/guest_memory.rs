@@ -1,9 +1,9 @@
 //! A guest's memory as we see it: a few mapped regions, and the only ways into them.
 //!
-//! **Problem.** Every address a guest gives is an attacker's. **Rule** (notes 8-10): the *whole*
-//! range is checked against one region (CVE-2018-1059 checked only its start); a region never
-//! reaches beyond its file; maps are immutable and dropped only after the worker let go of them.
-//! **Cost.** A hit in the hinted region is one subtraction and one comparison.
+//! **Problem.** Every address a guest gives is an attacker's. **Rule** (datapath rules 8-10): the
+//! *whole* range is checked against one region (CVE-2018-1059 checked only its start); a region
+//! never reaches beyond its file; maps are immutable and dropped only after the worker let go of
+//! them. **Cost.** A hit in the hinted region is one subtraction and one comparison.
 #![allow(unsafe_code, reason = "mmap, and raw pointers into the mapping")]
 
 use std::fs::File;

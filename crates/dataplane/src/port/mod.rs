@@ -1,7 +1,7 @@
 //! Ports: where frames come in and go out.
 //!
 //! A *port* is the attachment of one VM, namespace or NIC. The worker sees each of its queue pairs
-//! as one [`PortQueue`], owned by exactly one worker (datapath notes rule 1). Calls are per batch,
+//! as one [`PortQueue`], owned by exactly one worker (datapath rule 1). Calls are per batch,
 //! so dynamic dispatch costs a few cycles per 32 frames.
 
 pub mod guest_memory;

@@ -1,12 +1,11 @@
 //! The device side of a split virtqueue (virtio 1.2 §2.7).
 //!
-//! **Problem.** The other side is an attacker who may rewrite every word at every moment.
-//! **Rule** (notes 3, 5-8, 12-14): each guest word is read once into private memory and only that
+//! **Problem.** The other side is an attacker who may rewrite every word at every moment. **Rule**
+//! (datapath rules 3, 5-8, 12-14): each guest word is read once into private memory and only that
 //! copy is validated and used; chains are walked with our own count of steps; a burst goes through
-//! in stages, each of which prefetches for the next; indices are published once a burst.
-//! A ring that breaks a rule too often, or whose indices make no sense, is stopped: it hurts its
-//! own port and nothing else.
-//! **Order.** Everything completes in order, so `IN_ORDER` may be offered.
+//! in stages, each of which prefetches for the next; indices are published once a burst. A ring
+//! that breaks a rule too often, or whose indices make no sense, is stopped: it hurts its own port
+//! and nothing else. **Order.** Everything completes in order, so `IN_ORDER` may be offered.
 #![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
 
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -29,7 +28,7 @@ const USED_NO_NOTIFY: u16 = 1;
 const BAD_CHAINS_MAX: u32 = 64;
 /// Segments a frame may be gathered from or scattered to: a chain, split at region edges.
 const PIECES_MAX: usize = 2 * CHAIN_MAX;
-/// How many frames ahead the bytes behind the head are prefetched (notes §7: 2-4 pay, 8 hurt).
+/// How many frames ahead the bytes behind the head are prefetched (datapath rule 2).
 const BODY_PREFETCH_AHEAD: usize = 3;
 
 /// The largest ring a driver may set (virtio 1.2 §2.7).
@@ -683,7 +682,7 @@ unsafe fn read_header(at: *const u8) -> Offload {
 }
 
 /// Writes a virtio-net header unless it is there already: drivers reuse buffers, and a line that
-/// is not dirtied need not travel back (notes §7: 8-20 cycles).
+/// is not dirtied need not travel back (datapath rule 13: 8-20 cycles).
 ///
 /// # Safety
 /// `len` (10 or 12) writable bytes.

@@ -1,10 +1,10 @@
 //! The worker: the polling thread that owns one I/O core.
 //!
-//! **Rule** (C2QoS §IV; design §4). Pick a queue pair → take a batch → classify → deliver → read
-//! the cycle counter → charge. The counter is read once per batch boundary: the end of one batch is
-//! the start of the next. The inner edges are read on every 64th batch only, as a sample. No lock,
-//! no allocation, no system call but those a port type cannot avoid.
-//! The same [`Worker::turn`] runs under `sim` on a virtual counter.
+//! **Rule** (C2QoS §IV; ARCHITECTURE.md). Pick a queue pair → take a batch → classify → deliver →
+//! read the cycle counter → charge. The counter is read once per batch boundary: the end of one
+//! batch is the start of the next. The inner edges are read on every 64th batch only, as a sample.
+//! No lock, no allocation, no system call but those a port type cannot avoid. The same
+//! [`Worker::turn`] runs under `sim` on a virtual counter.
 
 mod handle;
 mod request;
@@ -299,7 +299,7 @@ impl<C: CycleCounter> Worker<C> {
     }
 
     /// One full fence for all rings touched, then one look at each driver's wish for interrupts
-    /// (datapath notes rule 14).
+    /// (datapath rule 14).
     fn notify(&mut self) {
         self.until_notify = NOTIFY_EVERY;
         let second = self.clock.second(self.last);

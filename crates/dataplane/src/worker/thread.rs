@@ -16,7 +16,7 @@ use crate::tsc::Tsc;
 const SPIN_TURNS: u32 = 256;
 /// Empty turns before it may give up the core, if the configuration lets it.
 const PAUSE_TURNS: u32 = 4096;
-/// Pauses between two polls of a pausing worker: some 2.5 us (datapath notes §7: the guests get
+/// Pauses between two polls of a pausing worker: some 2.5 us (datapath rule 34: the guests get
 /// faster when an idle worker leaves their cache lines alone).
 const PAUSES: u32 = 64;
 

@@ -3,7 +3,7 @@
 //! **Roles.** A control thread per port speaks the protocol (`session`) with the `vhost` crate;
 //! the worker owns the rings (`queue`). They meet only through the worker's mailbox: the session
 //! swaps a ring in or out between two batches, and no guest pointer outlives the swap (datapath
-//! notes rule 10). **Modes.** *Server*: we listen, the VM connects (again after a restart of
+//! rule 10). **Modes.** *Server*: we listen, the VM connects (again after a restart of
 //! either). *Client*: the VM listens, we connect and try again.
 
 mod early_enable;

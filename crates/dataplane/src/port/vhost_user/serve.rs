@@ -145,7 +145,8 @@ impl Server {
         if shared.stopping || matches!(end, vhost::vhost_user::Error::Disconnected) {
             tracing::info!(port = %name, "driver disconnected");
         } else {
-            tracing::warn!(port = %name, error = %end, "session ended: the driver broke the protocol");
+            let what = "session ended: the driver broke the protocol";
+            tracing::warn!(port = %name, error = %end, "{what}");
             shared.error = Some(format!("last session: {end}"));
         }
     }

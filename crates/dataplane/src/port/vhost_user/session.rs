@@ -1,7 +1,7 @@
 //! One vhost-user session: the protocol's requests turned into rings in the worker.
 //!
 //! **Rule.** Every value is checked here before it is used (the `vhost` crate passes queue
-//! indices, ring sizes and feature bits unchecked; datapath notes §7). Anything that touches a
+//! indices, ring sizes and feature bits unchecked; datapath rule 35). Anything that touches a
 //! running ring takes it out of the worker first, changes it, and puts it back.
 
 use std::fs::File;
@@ -207,7 +207,8 @@ impl Session {
             ring.publish();
             ring.notify();
             if ring.is_stopped() {
-                tracing::warn!(port = %self.name, ring = index, "had been stopped: the driver broke its rules");
+                let what = "had been stopped: the driver broke its rules";
+                tracing::warn!(port = %self.name, ring = index, "{what}");
             }
             self.rings[index].base = ring.base();
         }

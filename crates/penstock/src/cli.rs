@@ -12,8 +12,8 @@ pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
 #[derive(Debug, Parser)]
 #[command(name = "penstock", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// Socket of the daemon. Default /run/penstock/host.sock; for `host run`, [host] socket of the
-    /// configuration file.
+    /// Socket of the daemon. Default /run/penstock/host.sock; for `host run`, the configuration
+    /// file's `[host] socket`.
     #[arg(
         long,
         global = true,

@@ -2,9 +2,9 @@
 //! have one grammar and one validator.
 //!
 //! **Rule.** A value that reads as a TOML value is one; anything else is a string. Dotted keys make
-//! tables. Dates and float words (`inf`, `nan`) stay strings: no key wants them, and `inf` is a fine
-//! name for a port. A bracketed list may hold bare words: `trunk=[1,5-9]`. An empty value takes the
-//! key back to its default (`set` only).
+//! tables. Dates and float words (`inf`, `nan`) stay strings: no key wants them, and `inf` is a
+//! fine name for a port. A bracketed list may hold bare words: `trunk=[1,5-9]`. An empty value
+//! takes the key back to its default (`set` only).
 //!
 //! Three kinds of keys are friendlier than TOML, so that nobody has to quote for the shell: names
 //! stay text although they look like numbers (`tenant=7`), a list may be written as its items
@@ -222,7 +222,8 @@ mod tests {
         ];
         let expected: Table =
             "tenant = \"7\"\nmac = [\"52:54:00:00:00:01\", \"52:54:00:00:00:02\"]\n\
-             actions = [\"set-vlan:5\", \"output:vm2\"]\ntrunk = [1, \"5-9\"]\nvlans = [100]\nmatch = {proto = \"tcp\", dst_port = 80}\n"
+             actions = [\"set-vlan:5\", \"output:vm2\"]\ntrunk = [1, \"5-9\"]\nvlans = [100]\n\
+             match = {proto = \"tcp\", dst_port = 80}\n"
                 .parse()
                 .unwrap();
         assert_eq!(Pairs::parse(&arguments).unwrap().table, expected);

@@ -217,7 +217,9 @@ fn wrong_files_are_told_with_every_mistake() {
     let file = scratch.0.join("wrong.toml");
     let config = file.to_str().unwrap();
     let socket = scratch.0.join("host.sock");
-    let objects = "[[tenant]]\nname = \"red\"\n\n[[port]]\nname = \"a\"\ntype = \"tap\"\ntenant = \"red\"\n\n[[port]]\nname = \"b\"\ntype = \"tap\"\n\
+    let objects = "[[tenant]]\nname = \"red\"\n\n\
+         [[port]]\nname = \"a\"\ntype = \"tap\"\ntenant = \"red\"\n\n\
+         [[port]]\nname = \"b\"\ntype = \"tap\"\n\
          interface = \"tapb\"\ntenant = \"nobody\"\n";
     fs::write(&file, configuration(&scratch.0, objects)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).fails();

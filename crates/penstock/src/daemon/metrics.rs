@@ -77,8 +77,8 @@ fn name(prefix: &str, field: &str, unit: &str) -> String {
     if stem.is_empty() { prefix.to_owned() } else { format!("{prefix}_{stem}") }
 }
 
-/// All metrics in the order of the page.
-fn catalogue() -> Vec<Metric> {
+/// What is said of the host, its ports and workers now, and is no counter.
+fn gauges() -> Vec<Metric> {
     let gauge = |name: &str, unit, labels, help: &str, source| Metric {
         name: name.to_owned(),
         unit,
@@ -87,7 +87,7 @@ fn catalogue() -> Vec<Metric> {
         help: help.to_owned(),
         source,
     };
-    let mut metrics = vec![
+    vec![
         gauge(
             "penstock_host_info",
             "",
@@ -138,7 +138,12 @@ fn catalogue() -> Vec<Metric> {
             "time since the last loop turn that the watchdog saw",
             Source::HeartbeatAge,
         ),
-    ];
+    ]
+}
+
+/// All metrics in the order of the page.
+fn catalogue() -> Vec<Metric> {
+    let mut metrics = gauges();
     for (field, unit, help) in PortReading::FIELDS {
         metrics.push(Metric {
             name: name("penstock_port", field, unit),
@@ -339,7 +344,8 @@ mod tests {
     fn the_page_has_help_unit_and_value() {
         let page = page(sample()).unwrap();
         for line in [
-            "# HELP penstock_port_rx_frames frames taken from the port, those dropped afterwards included",
+            "# HELP penstock_port_rx_frames frames taken from the port, \
+             those dropped afterwards included",
             "# TYPE penstock_port_rx_frames counter",
             "# UNIT penstock_port_rx_frames frames",
             "penstock_port_rx_frames_total{port=\"vm1\"} 7",

@@ -99,9 +99,10 @@ fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
 
 /// What a change did, for the log.
 fn log_change(report: &ChangeReport) {
-    tracing::info!(generation = report.generation, changes = ?report.changes, "configuration changed");
+    let generation = report.generation;
+    tracing::info!(generation, changes = ?report.changes, "configuration changed");
     for warning in &report.warnings {
-        tracing::warn!(generation = report.generation, "{warning}");
+        tracing::warn!(generation, "{warning}");
     }
 }
 
@@ -155,7 +156,8 @@ async fn serve(
         (Some(error), _) => Err(error),
         (None, Ok(result)) => result.map(|()| ExitCode::SUCCESS),
         (None, Err(_)) => bail!(
-            "daemon: not ended within {} s; it leaves now, ports may need their drivers to reconnect",
+            "daemon: not ended within {} s; it leaves now, ports may need their drivers to \
+             reconnect",
             SHUTDOWN_LIMIT.as_secs()
         ),
     }

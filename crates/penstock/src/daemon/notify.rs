@@ -32,7 +32,8 @@ impl Notifier {
         match Self::new(socket, watchdog.map(Duration::from_micros)) {
             Ok(notifier) => notifier,
             Err(error) => {
-                tracing::warn!(%error, "NOTIFY_SOCKET: cannot be used; the service manager learns nothing");
+                let what = "NOTIFY_SOCKET: cannot be used; the service manager learns nothing";
+                tracing::warn!(%error, "{what}");
                 Self { target: None, watchdog: None, failed: AtomicBool::new(true) }
             }
         }

@@ -127,7 +127,8 @@ fn remove_stale(path: &Path) -> Result<()> {
     };
     ensure!(
         metadata.file_type().is_socket(),
-        "socket {at}: a file that is no socket is there; remove it or configure another [host] socket"
+        "socket {at}: a file that is no socket is there; remove it or configure another [host] \
+         socket"
     );
     if UnixStream::connect(path).is_ok() {
         bail!(

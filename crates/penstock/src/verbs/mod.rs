@@ -37,7 +37,7 @@ pub fn print(text: &str) -> Result<()> {
 /// Prints as JSON, indented.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }

@@ -217,7 +217,8 @@ impl Daemon {
         let (host, port) = PAGES.split_once(':').unwrap();
         self.inside(&format!(
             "exec 3<>/dev/tcp/{host}/{port}; \
-             printf 'GET {path} HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3"
+             printf 'GET {path} HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n' >&3; \
+             cat <&3"
         ))
         .ok()
     }
@@ -256,6 +257,7 @@ pub fn configuration(directory: &Path, objects: &str) -> String {
     let at = directory.display();
     format!(
         "# This host's switch.\n[host]\nname = \"test\"\nsocket = \"{at}/host.sock\"\n\
-         state_dir = \"{at}/state\"\nmetrics = \"{PAGES}\"\n\n[worker]\nidle_backoff_us = 1000\n\n{objects}"
+         state_dir = \"{at}/state\"\nmetrics = \"{PAGES}\"\n\n\
+         [worker]\nidle_backoff_us = 1000\n\n{objects}"
     )
 }

@@ -20,7 +20,7 @@ fn run(seed: u64, rates: [u64; 4]) -> Outcome {
     let slow = SinkSpec { frames_per_second: Some(2_000_000) };
     let sinks = [SinkSpec::default(), SinkSpec::default(), SinkSpec::default(), slow];
     let vms: Vec<PortHandle> =
-        sinks.iter().map(|&sink| world.add_vm(1, 256, sink).unwrap()).collect();
+        sinks.iter().map(|&sink| world.add_vm(1, 256, sink).expect("attaches")).collect();
     for (i, &vm) in vms.iter().enumerate() {
         world.set_source(
             vm,

@@ -107,6 +107,7 @@ start() {
     device="virtio-net-pci,netdev=net0,mac=$mac,romfile="
     # QEMU 7.2 crashes with TCG, vhost-user and MSI-X together.
     [ "$how" = kvm ] || device+=",vectors=0"
+    # shellcheck disable=SC2054 # the commas are QEMU's
     [ "$socket" = - ] || nic=(-object "memory-backend-memfd,id=mem0,size=${mem}M,share=on"
         -numa node,memdev=mem0 -chardev "socket,id=vhost0,path=$socket,$server"
         -netdev vhost-user,id=net0,chardev=vhost0,queues=1 -device "$device")

@@ -3,6 +3,7 @@
 # shellcheck shell=bash
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck disable=SC2034 # the scripts that source this use it
 CACHE=${PENSTOCK_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/penstock}
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin
 

@@ -33,21 +33,21 @@ find_rust() {
 
 install() {
     [ ${#missing[@]} -gt 0 ] || return 0
-    local command="apt-get install -y --no-install-recommends ${missing[*]}"
+    local command=(apt-get install -y --no-install-recommends "${missing[@]}")
     if ! have apt-get; then
         warn "no apt-get here: install by other means: ${missing[*]}"
     elif [ "$(id -u)" = 0 ]; then
-        say "running: $command"
+        say "running: ${command[*]}"
         export DEBIAN_FRONTEND=noninteractive
         apt-get -q update </dev/null || warn "apt-get update failed, going on with what apt knows"
-        $command </dev/null
+        "${command[@]}" </dev/null
     elif have sudo && sudo -n true 2>/dev/null; then
-        say "running: sudo $command"
+        say "running: sudo ${command[*]}"
         sudo -n apt-get -q update </dev/null || true
-        sudo -n env DEBIAN_FRONTEND=noninteractive $command </dev/null
+        sudo -n env DEBIAN_FRONTEND=noninteractive "${command[@]}" </dev/null
     else
         warn "not root: run this once, until then the parts that need it are left out:"
-        warn "    sudo $command"
+        warn "    sudo ${command[*]}"
     fi
 }
 

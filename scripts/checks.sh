@@ -30,7 +30,7 @@ lane_deny() {
         say "installing cargo-deny for the licence check; takes some minutes, once"
         cargo install --locked cargo-deny || return
     fi
-    cargo deny --locked --offline check bans licenses sources || return
+    cargo deny --locked --offline check --hide-inclusion-graph bans licenses sources || return
     # The list of known vulnerabilities lives on the network: only where one asks for it.
     if [ -n "${ADVISORIES:-}" ]; then
         cargo deny --locked check advisories
@@ -60,7 +60,7 @@ check_lanes() {
     lane clippy "lints, warnings are errors"
     lane doc "documentation, warnings are errors"
     lane tidy "house rules"
-    lane deny "licences, sources, duplicate crates"
+    lane deny "licences, sources, unwanted crates"
 }
 
 goal=${1:-check}

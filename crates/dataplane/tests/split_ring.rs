@@ -483,3 +483,76 @@ fn a_ring_is_taken_up_where_the_drivers_memory_says() {
     assert_eq!(taken(&mut again), (vec![pattern(77)], 0));
     assert_eq!(again.base(), 6);
 }
+
+/// Offers `n` receive buffers, each an indirect table of `entries` descriptors of which all but
+/// the last are empty.
+fn post_crumbs(guest: &mut Guest, n: u16, entries: u16, last: u32) {
+    let table = BUFFERS;
+    for i in 0..entries {
+        let (len, flags) = if i + 1 == entries { (last, WRITE) } else { (0, WRITE | NEXT) };
+        guest.descriptor_at(table, i, BUFFERS + 0x8000, len, flags, i + 1);
+    }
+    for i in 0..n {
+        guest.descriptor(i, table, 16 * u32::from(entries), INDIRECT, 0);
+        guest.offer(i);
+    }
+}
+
+#[test]
+fn receive_buffers_without_room_are_handed_back_and_stop_the_ring() {
+    let mut guest = Guest::new();
+    let mut ring = guest.ring();
+    post_crumbs(&mut guest, SIZE, 200, 0);
+    let out = give(&mut ring, &[pattern(60)]);
+    assert_eq!((out.error, guest.used_index(), guest.used(0)), (1, 1, (0, 0)));
+    let mut errors = out.error;
+    while !ring.is_stopped() {
+        assert!(errors < 200, "never stopped");
+        errors += give(&mut ring, &vec![pattern(60); 4]).error;
+    }
+    assert_eq!(errors, 64);
+}
+
+#[test]
+fn a_receiver_of_crumbs_costs_its_senders_a_bounded_search_and_is_stopped() {
+    let mut guest = Guest::new();
+    let mut ring = guest.ring();
+    post_crumbs(&mut guest, SIZE, 255, 1);
+    let mut too_big = 0;
+    let mut bursts = 0;
+    while !ring.is_stopped() {
+        assert!(bursts < 64, "never stopped");
+        too_big += give(&mut ring, &vec![pattern(1000); 32]).too_big;
+        bursts += 1;
+    }
+    assert_eq!((bursts, too_big), (64, 64 * 32));
+    assert_eq!(give(&mut ring, &[pattern(60)]).down, 1);
+}
+
+#[test]
+fn an_indirect_table_is_aligned_where_it_is_read() {
+    // A region whose bytes begin at an odd place of the file: its guest addresses look aligned,
+    // the host's are not.
+    let mut guest = Guest::new();
+    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(MEMORY).unwrap();
+    let region = |guest: u64, offset: u64, len: u64| RegionSpec {
+        guest,
+        user: USER + guest,
+        len,
+        offset,
+        file: file.try_clone().unwrap(),
+    };
+    let regions = vec![region(0, 0, MEMORY / 2), region(SECOND, MEMORY / 2 + 4, 0x1000)];
+    guest.memory = Arc::new(GuestMemory::map(regions).unwrap());
+    let len = NonZeroUsize::new(MEMORY as usize).unwrap();
+    let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: as in `Guest::new`. WHY: as there.
+    guest.base =
+        unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap().as_ptr().cast();
+    let mut ring = guest.ring();
+    guest.descriptor_at(SECOND + 4, 0, BUFFERS, 112, 0, 0);
+    guest.descriptor(0, SECOND, 16, INDIRECT, 0);
+    guest.offer(0);
+    assert_eq!(taken(&mut ring), (vec![], 1));
+}

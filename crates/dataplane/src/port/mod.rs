@@ -7,6 +7,7 @@
 pub mod guest_memory;
 pub mod memory_queue;
 pub mod packet;
+mod pieces;
 pub mod split_ring;
 pub mod tap;
 pub mod vhost_user;

@@ -18,6 +18,7 @@ use crate::mem::{copy, copy_head, prefetch};
 use crate::offload::{Offload, VNET_HDR_LEN};
 use crate::port::TxOutcome;
 use crate::port::guest_memory::GuestMemory;
+use crate::port::pieces::{Gather, Piece, Scatter};
 
 const F_NEXT: u16 = 1;
 const F_WRITE: u16 = 2;
@@ -28,6 +29,9 @@ const USED_NO_NOTIFY: u16 = 1;
 const BAD_CHAINS_MAX: u32 = 64;
 /// Segments a frame may be gathered from or scattered to: a chain, split at region edges.
 const PIECES_MAX: usize = 2 * CHAIN_MAX;
+/// Descriptors looked at for one burst into scattered buffers. A batch's 128 KiB at the worst need
+/// half as many buffers of 256 bytes; whoever sends to a ring of smaller ones must not pay for it.
+const SEARCH_MAX: usize = 4 * CHAIN_MAX;
 /// How many frames ahead the bytes behind the head are prefetched (datapath rule 2).
 const BODY_PREFETCH_AHEAD: usize = 3;
 
@@ -77,17 +81,6 @@ struct Descriptor {
     len: u32,
     flags: u16,
     next: u16,
-}
-
-/// A piece of a buffer in guest memory.
-#[derive(Clone, Copy)]
-struct Piece {
-    at: *mut u8,
-    len: u32,
-}
-
-impl Piece {
-    const NONE: Self = Self { at: core::ptr::null_mut(), len: 0 };
 }
 
 /// Why a chain is not used.
@@ -339,14 +332,14 @@ impl SplitRing {
     /// A frame in any lawful chain: several descriptors, indirect, split at region edges.
     fn take_chain(&mut self, batch: &mut Batch, head: u16) -> Result<(), BadChain> {
         let mut pieces = [Piece::NONE; PIECES_MAX];
-        let count = self.walk(head, 0, &mut pieces)?;
+        let count = self.walk(head, 0, &mut pieces, &mut { CHAIN_MAX })?;
         let total: usize = pieces[..count].iter().map(|p| p.len as usize).sum();
         let len = total.wrapping_sub(self.header);
         // CVE-2022-2132: a chain that holds no more than the header.
         if total <= self.header || !(FRAME_MIN..=FRAME_MAX).contains(&len) {
             return Err(BadChain);
         }
-        let mut source = Gather { pieces: &pieces[..count], at: 0, offset: 0 };
+        let mut source = Gather::new(&pieces[..count]);
         let mut header = [0; VNET_HDR_LEN];
         let head = len.min(HEAD_COPY);
         // SAFETY: `total` bytes are readable through the pieces, and header + head <= total; the
@@ -360,18 +353,21 @@ impl SplitRing {
         Ok(())
     }
 
-    /// Walks a chain into pieces of host memory; `wanted` is the write flag each must have.
+    /// Walks a chain into pieces of host memory; `wanted` is the write flag each must have, `steps`
+    /// how many descriptors may be looked at.
     fn walk(
         &mut self,
         head: u16,
         wanted: u16,
-        pieces: &mut [Piece; PIECES_MAX],
+        pieces: &mut [Piece],
+        steps: &mut usize,
     ) -> Result<usize, BadChain> {
         let mut table = Table { at: self.descriptors, size: self.size, indirect: false };
         let mut next = head;
         let mut count = 0;
         // Our own count of steps ends every loop the driver may build.
         for _ in 0..CHAIN_MAX {
+            *steps = steps.checked_sub(1).ok_or(BadChain)?;
             if next >= table.size {
                 return Err(BadChain);
             }
@@ -400,12 +396,15 @@ impl SplitRing {
         let lawful = !outer.indirect
             && d.flags & F_NEXT == 0
             && d.len.is_multiple_of(16)
-            && (1..=256).contains(&entries)
-            && d.guest.is_multiple_of(8);
+            && (1..=256).contains(&entries);
         if !lawful {
             return Err(BadChain);
         }
         let at = self.memory.translate(d.guest, d.len, &mut self.hint).ok_or(BadChain)?;
+        // The host's address: a region may begin anywhere in its file.
+        if !(at as usize).is_multiple_of(align_of::<Descriptor>()) {
+            return Err(BadChain);
+        }
         #[expect(clippy::cast_possible_truncation, reason = "at most 256")]
         let size = entries as u16;
         Ok(Table { at: at.cast_const().cast(), size, indirect: true })
@@ -414,7 +413,7 @@ impl SplitRing {
     fn add_pieces(
         &mut self,
         d: Descriptor,
-        pieces: &mut [Piece; PIECES_MAX],
+        pieces: &mut [Piece],
         mut count: usize,
     ) -> Result<usize, BadChain> {
         if d.guest.checked_add(u64::from(d.len)).is_none() {
@@ -468,7 +467,7 @@ impl SplitRing {
                 prefetch(at.wrapping_add(64));
             }
         }
-        let mut cursor = 0;
+        let (mut cursor, mut steps) = (0, SEARCH_MAX);
         for (j, &i) in frames.iter().enumerate() {
             let i = usize::from(i);
             if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD) {
@@ -485,7 +484,7 @@ impl SplitRing {
                     self.next_available = self.next_available.wrapping_add(1);
                     count_sent(out, frame.len, frame.offload);
                 }
-                _ => cursor += self.give_scattered(batch, i, out),
+                _ => cursor += self.give_scattered(batch, i, &mut steps, out),
             }
         }
     }
@@ -510,14 +509,23 @@ impl SplitRing {
     }
 
     /// The general case: chained, indirect or merged buffers. Returns the chains consumed.
-    fn give_scattered(&mut self, batch: &Batch, i: usize, out: &mut TxOutcome) -> usize {
+    fn give_scattered(
+        &mut self,
+        batch: &Batch,
+        i: usize,
+        steps: &mut usize,
+        out: &mut TxOutcome,
+    ) -> usize {
         let frame = batch.frame(i);
         let need = self.header + frame.len as usize;
         let mut pieces = [Piece::NONE; PIECES_MAX];
         let mut chains = [(0_u16, 0_usize); CHAIN_MAX];
-        let (mut count, mut space) = (0, 0);
+        let (mut count, mut used, mut space) = (0, 0, 0);
         while space < need {
-            if count == CHAIN_MAX || (count > 0 && !self.mergeable) {
+            if count > 0 && (count == CHAIN_MAX || *steps == 0 || used == PIECES_MAX) {
+                return self.refuse_crumbs(out);
+            }
+            if *steps == 0 || (count > 0 && !self.mergeable) {
                 out.too_big += 1;
                 return 0;
             }
@@ -529,24 +537,30 @@ impl SplitRing {
                 return 0;
             }
             let head = self.head_at(self.next_available.wrapping_add(ahead));
-            let mut chain = [Piece::NONE; PIECES_MAX];
-            let Ok(n) = self.walk(head, F_WRITE, &mut chain) else {
-                return self.refuse_buffer(head, count, out);
+            let n = match self.walk(head, F_WRITE, &mut pieces[used..], steps) {
+                Ok(n) if n > 0 => n,
+                // The search ended inside a chain that may be lawful.
+                Err(BadChain) if *steps == 0 => return self.refuse_crumbs(out),
+                _ => return self.refuse_buffer(head, count, out),
             };
-            let used: usize = chains[..count].iter().map(|c| c.1).sum();
-            let Some(room) = pieces.get_mut(used..used + n) else {
-                out.too_big += 1;
-                return 0;
-            };
-            room.copy_from_slice(&chain[..n]);
-            space += chain[..n].iter().map(|p| p.len as usize).sum::<usize>();
+            space += pieces[used..used + n].iter().map(|p| p.len as usize).sum::<usize>();
             chains[count] = (head, n);
+            used += n;
             count += 1;
         }
         self.bad_chains = 0;
-        self.scatter(batch, i, &pieces, &chains[..count]);
+        self.scatter(batch, i, &pieces[..used], &chains[..count]);
         count_sent(out, frame.len, frame.offload);
         count
+    }
+
+    /// Buffers so small that a frame would need more than are looked at: no driver's, so they
+    /// count like bad chains.
+    #[cold]
+    fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
+        out.too_big += 1;
+        self.count_bad_chain();
+        0
     }
 
     /// A bad receive buffer: the first of a frame is handed back empty; further ones wait for
@@ -572,7 +586,7 @@ impl SplitRing {
         #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
         let buffers = chains.len() as u16;
         let header = batch.frame(i).offload.to_wire(buffers);
-        let mut to = Scatter { pieces, at: 0, offset: 0 };
+        let mut to = Scatter::new(pieces);
         // SAFETY: the pieces together have room for header and frame (the caller summed them up);
         // sources as in `write_plain`. WHY: as there.
         unsafe {
@@ -705,76 +719,6 @@ unsafe fn write_header(at: *mut u8, offload: Offload, buffers: u16, len: usize) 
             }
         } else {
             copy_head(tail, bytes[8..].as_ptr(), 2);
-        }
-    }
-}
-
-/// Reads through a list of pieces.
-struct Gather<'a> {
-    pieces: &'a [Piece],
-    at: usize,
-    offset: usize,
-}
-
-impl Gather<'_> {
-    /// # Safety
-    /// The pieces hold `len` more bytes; `to` is writable for `len`.
-    unsafe fn read(&mut self, mut to: *mut u8, mut len: usize) {
-        while len > 0 {
-            let piece = self.pieces[self.at];
-            let here = (piece.len as usize - self.offset).min(len);
-            // SAFETY: `here` stays inside the piece and inside `to`. WHY: raw guest memory.
-            unsafe {
-                copy(to, piece.at.add(self.offset), here);
-                to = to.add(here);
-            }
-            len -= here;
-            self.offset += here;
-            if self.offset == piece.len as usize {
-                self.at += 1;
-                self.offset = 0;
-            }
-        }
-    }
-
-    /// Hands out what was not read; returns how many pieces that were.
-    fn rest(self, mut add: impl FnMut(usize, *const u8, usize)) -> usize {
-        let mut n = 0;
-        let mut offset = self.offset;
-        for piece in &self.pieces[self.at..] {
-            add(n, piece.at.wrapping_add(offset), piece.len as usize - offset);
-            n += 1;
-            offset = 0;
-        }
-        n
-    }
-}
-
-/// Writes through a list of pieces.
-struct Scatter<'a> {
-    pieces: &'a [Piece],
-    at: usize,
-    offset: usize,
-}
-
-impl Scatter<'_> {
-    /// # Safety
-    /// The pieces have room for `len` more bytes; `from` is readable for `len`.
-    unsafe fn write(&mut self, mut from: *const u8, mut len: usize) {
-        while len > 0 {
-            let piece = self.pieces[self.at];
-            let here = (piece.len as usize - self.offset).min(len);
-            // SAFETY: `here` stays inside the piece and inside `from`. WHY: raw guest memory.
-            unsafe {
-                copy(piece.at.add(self.offset), from, here);
-                from = from.add(here);
-            }
-            len -= here;
-            self.offset += here;
-            if self.offset == piece.len as usize {
-                self.at += 1;
-                self.offset = 0;
-            }
         }
     }
 }

@@ -10,6 +10,7 @@ mod early_enable;
 mod queue;
 mod serve;
 mod session;
+mod socket;
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -109,7 +110,7 @@ impl VhostUser {
     pub fn serve(&mut self) -> Result<(), PortError> {
         let object = self.config.path.display().to_string();
         let listener = match self.config.mode {
-            SocketMode::Server => Some(serve::bind(&self.config)?),
+            SocketMode::Server => Some(socket::bind(&self.config)?),
             SocketMode::Client => None,
         };
         let server = serve::Server {

@@ -1,9 +1,7 @@
 //! The session thread: makes connections, runs a session on each, cleans up after it.
 
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,36 +10,11 @@ use penstock_units::PortId;
 use vhost::vhost_user::BackendReqHandler;
 
 use super::session::Session;
-use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock};
-use crate::port::PortError;
+use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock, socket};
 use crate::worker::WorkerHandle;
 
 /// Milliseconds between two attempts to connect.
 const RETRY_MS: u16 = 250;
-
-/// Binds the listening socket, replacing one that nobody listens on any more.
-pub(super) fn bind(config: &VhostUserConfig) -> Result<UnixListener, PortError> {
-    let path = &config.path;
-    let failed = |call, remedy, e| PortError::system(path.display().to_string(), call, remedy, e);
-    if is_socket(path) {
-        if UnixStream::connect(path).is_ok() {
-            let e = std::io::Error::from(std::io::ErrorKind::AddrInUse);
-            return Err(failed("listen", "another process listens there; choose another path", e));
-        }
-        let _ = std::fs::remove_file(path);
-    }
-    let listener = UnixListener::bind(path)
-        .map_err(|e| failed("listen", "make the directory, or choose a path we may write", e))?;
-    let mode = std::fs::Permissions::from_mode(config.socket_mode);
-    std::fs::set_permissions(path, mode)
-        .map_err(|e| failed("set the socket's permissions", "check `socket_mode`", e))?;
-    listener.set_nonblocking(true).map_err(|e| failed("listen", "", e))?;
-    Ok(listener)
-}
-
-fn is_socket(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
-}
 
 /// What the session thread works with.
 pub(super) struct Server {
@@ -89,12 +62,13 @@ impl Server {
     }
 
     fn connect(&self) -> Option<UnixStream> {
-        match UnixStream::connect(&self.config.path) {
+        match socket::connect(&self.config.path) {
             Ok(stream) => Some(stream),
             Err(e) => {
-                // No socket yet is the ordinary wait for the VM; anything else is worth a word.
-                use std::io::ErrorKind::{ConnectionRefused, NotFound};
-                if !matches!(e.kind(), NotFound | ConnectionRefused) {
+                // No socket yet, or a busy one, is the ordinary wait for the VM; anything else is
+                // worth a word.
+                use std::io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
+                if !matches!(e.kind(), NotFound | ConnectionRefused | WouldBlock) {
                     lock(&self.shared).error = Some(format!("connect: {e}"));
                 }
                 self.wait(None, PollTimeout::from(RETRY_MS));
@@ -106,12 +80,21 @@ impl Server {
     /// One connection from its first message to its last.
     fn session(&self, stream: UnixStream) {
         let name = &self.config.name;
+        // Without the first, `stop` could not end the session: it would be waited for for ever.
+        let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
+            (Ok(connection), Ok(early)) => (connection, early),
+            (Err(e), _) | (_, Err(e)) => {
+                lock(&self.shared).error = Some(format!("session: {e}"));
+                self.wait(None, PollTimeout::from(RETRY_MS));
+                return;
+            }
+        };
         {
             let mut shared = lock(&self.shared);
             if shared.stopping {
                 return;
             }
-            shared.connection = stream.try_clone().ok();
+            shared.connection = Some(connection);
             shared.connected = true;
             shared.error = None;
         }
@@ -119,11 +102,10 @@ impl Server {
         let session =
             Session::new(&self.config, self.id, self.worker.clone(), Arc::clone(&self.shared));
         let backend = Arc::new(Mutex::new(session));
-        let early = stream.try_clone().ok();
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let end = loop {
-            let early = early.as_ref().filter(|_| is_early(&backend));
-            let served = early.map_or(Ok(false), |stream| early_enable::serve(stream, &backend));
+            let served =
+                if is_early(&backend) { early_enable::serve(&early, &backend) } else { Ok(false) };
             let done = match served {
                 Ok(true) => Ok(()),
                 Ok(false) => handler.handle_request(),

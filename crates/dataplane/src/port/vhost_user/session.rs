@@ -5,6 +5,7 @@
 //! running ring takes it out of the worker first, changes it, and puts it back.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use penstock_units::{PortId, QueueId};
@@ -123,6 +124,13 @@ pub(super) struct Session {
 
 fn refuse(what: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::ReqHandlerError(std::io::Error::other(what))
+}
+
+/// Whether the worker may write to a driver's descriptor: a pipe, or a file of a file system that
+/// the driver itself serves, could hold it for ever.
+fn is_eventfd(file: &File) -> bool {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
 }
 
 impl Session {
@@ -385,6 +393,10 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         if let Some(call) = &fd {
+            if !is_eventfd(call) {
+                tracing::warn!(port = %self.name, "the driver's call descriptor is no eventfd");
+                return Err(Error::InvalidParam);
+            }
             // A full eventfd must not block the worker.
             use nix::fcntl::{FcntlArg, OFlag, fcntl};
             fcntl(call, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(refuse)?;
@@ -498,3 +510,19 @@ const _: fn() = || {
     fn is_handler<T: vhost::vhost_user::VhostUserBackendReqHandler>() {}
     is_handler::<Mutex<Session>>();
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::eventfd::EventFd;
+    use std::os::fd::OwnedFd;
+
+    #[test]
+    fn the_worker_writes_to_event_counters_only() {
+        let event = File::from(OwnedFd::from(EventFd::new().unwrap()));
+        assert!(is_eventfd(&event));
+        let (_, pipe) = nix::unistd::pipe().unwrap();
+        assert!(!is_eventfd(&File::from(pipe)));
+        assert!(!is_eventfd(&File::open("/dev/null").unwrap()));
+    }
+}

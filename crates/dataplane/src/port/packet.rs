@@ -13,6 +13,7 @@ use penstock_units::Cycles;
 
 use super::vnet_socket::{
     FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
+    too_many_segments,
 };
 use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
 use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
@@ -22,6 +23,9 @@ const PACKET_AUXDATA: libc::c_int = 8;
 const PACKET_VNET_HDR: libc::c_int = 15;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
+const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
+/// `VIRTIO_NET_HDR_GSO_ECN`: the large segment carries CWR.
+const GSO_ECN: u8 = 0x80;
 /// Bytes of the header AF_PACKET puts in front of a frame.
 const HEADER: usize = 10;
 /// Room in front of a frame for the tag that the kernel took out.
@@ -176,7 +180,7 @@ struct Control([u8; 64]);
 /// A frame as `recvmsg` left it.
 struct Received {
     bytes: usize,
-    tci: Option<u16>,
+    tag: Option<[u8; TAG]>,
 }
 
 impl PacketQueue {
@@ -195,12 +199,14 @@ impl PacketQueue {
         // the length beside it. WHY: nix's form allocates per call.
         let n = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, 0) };
         let bytes = usize::try_from(n).ok()?;
-        Some(Received { bytes, tci: tag_of(&message) })
+        // A frame that was cut off is none.
+        let whole = message.msg_flags & libc::MSG_TRUNC == 0;
+        Some(Received { bytes: if whole { bytes } else { 0 }, tag: tag_of(&message) })
     }
 }
 
 /// The VLAN tag that the kernel took out of the frame, if any.
-fn tag_of(message: &libc::msghdr) -> Option<u16> {
+fn tag_of(message: &libc::msghdr) -> Option<[u8; TAG]> {
     // SAFETY: the kernel filled the control buffer and its length; CMSG_FIRSTHDR checks that a
     // header fits, and cmsg_len says whether the data does. WHY: C macros.
     unsafe {
@@ -214,8 +220,14 @@ fn tag_of(message: &libc::msghdr) -> Option<u16> {
         }
         let data = libc::CMSG_DATA(first);
         let status = data.cast::<u32>().read_unaligned();
-        let tci = data.add(16).cast::<u16>().read_unaligned();
-        (status & TP_STATUS_VLAN_VALID != 0).then_some(tci)
+        let tci = data.add(16).cast::<u16>().read_unaligned().to_be_bytes();
+        // A provider's tag (802.1ad) must not come back as a customer's of the same number.
+        let tpid = match status & TP_STATUS_VLAN_TPID_VALID {
+            0 => 0x8100,
+            _ => data.add(18).cast::<u16>().read_unaligned(),
+        };
+        let tpid = tpid.to_be_bytes();
+        (status & TP_STATUS_VLAN_VALID != 0).then_some([tpid[0], tpid[1], tci[0], tci[1]])
     }
 }
 
@@ -237,10 +249,12 @@ impl PortQueue for PacketQueue {
                 continue;
             };
             let mut offload = Offload::from_wire(&header);
-            if let Some(tci) = received.tci {
+            // A hint for hardware that would repeat CWR (RFC 3168 §6.1.2); nobody here asked for
+            // it, so an ordinary large segment goes on.
+            offload.gso_type &= !GSO_ECN;
+            if let Some(tag) = received.tag {
                 space.copy_within(TAG..TAG + 12, 0);
-                space[12..14].copy_from_slice(&0x8100_u16.to_be_bytes());
-                space[14..16].copy_from_slice(&tci.to_be_bytes());
+                space[12..16].copy_from_slice(&tag);
                 if offload.needs_csum() {
                     offload.csum_start = offload.csum_start.saturating_add(4);
                 }
@@ -265,6 +279,10 @@ impl PortQueue for PacketQueue {
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
         let mut out = TxOutcome::default();
         for i in frames.iter().copied().map(usize::from) {
+            if too_many_segments(batch.frame(i)) {
+                out.too_big += 1;
+                continue;
+            }
             let pieces = self.pieces.of(batch, i, HEADER);
             let sent = super::vnet_socket::write_vectored(self.socket.as_fd(), pieces);
             count_result(&mut out, batch, i, sent);
@@ -276,5 +294,40 @@ impl PortQueue for PacketQueue {
 
     fn notify(&mut self) -> u32 {
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel says of a frame: `tpacket_auxdata` in a control message.
+    fn said(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
+        let mut control = Control([0; 64]);
+        // SAFETY: all-zero is a valid `msghdr`; the control buffer has room for one message of 20
+        // bytes. WHY: C macros.
+        unsafe {
+            let mut message: libc::msghdr = core::mem::zeroed();
+            message.msg_control = control.0.as_mut_ptr().cast();
+            message.msg_controllen = control.0.len();
+            let first = libc::CMSG_FIRSTHDR(&raw const message);
+            (*first).cmsg_level = libc::SOL_PACKET;
+            (*first).cmsg_type = PACKET_AUXDATA;
+            (*first).cmsg_len = libc::CMSG_LEN(20) as usize;
+            let data = libc::CMSG_DATA(first);
+            data.cast::<u32>().write_unaligned(status);
+            data.add(16).cast::<u16>().write_unaligned(tci);
+            data.add(18).cast::<u16>().write_unaligned(tpid);
+            tag_of(&message)
+        }
+    }
+
+    #[test]
+    fn a_tag_comes_back_as_the_tag_it_was() {
+        let both = TP_STATUS_VLAN_VALID | TP_STATUS_VLAN_TPID_VALID;
+        assert_eq!(said(0, 5, 0x8100), None);
+        assert_eq!(said(both, 0x2005, 0x8100), Some([0x81, 0, 0x20, 5]));
+        assert_eq!(said(both, 5, 0x88a8), Some([0x88, 0xa8, 0, 5]), "a provider's tag");
+        assert_eq!(said(TP_STATUS_VLAN_VALID, 5, 0), Some([0x81, 0, 0, 5]), "an old kernel");
     }
 }

@@ -13,7 +13,8 @@ use std::path::PathBuf;
 use penstock_units::Cycles;
 
 use super::vnet_socket::{
-    FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece, write_vectored,
+    FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
+    too_many_segments, write_vectored,
 };
 use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
 use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
@@ -193,6 +194,10 @@ impl PortQueue for TapQueue {
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
         let mut out = TxOutcome::default();
         for i in frames.iter().copied().map(usize::from) {
+            if too_many_segments(batch.frame(i)) {
+                out.too_big += 1;
+                continue;
+            }
             let pieces = self.pieces.of(batch, i, VNET_HDR_LEN);
             let sent = write_vectored(self.file.as_fd(), pieces);
             count_result(&mut out, batch, i, sent);

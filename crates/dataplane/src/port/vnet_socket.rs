@@ -8,7 +8,8 @@ use nix::sched::{CloneFlags, setns};
 use penstock_units::Cycles;
 
 use super::{PortError, TxOutcome};
-use crate::batch::{Batch, CHAIN_MAX};
+use crate::batch::{Batch, CHAIN_MAX, Frame};
+use crate::egress::finish::SEGMENTS_PER_FRAME_MAX;
 use crate::offload::VNET_HDR_LEN;
 
 /// Spaces out polls that are system calls: after an empty one the next is due only later.
@@ -82,6 +83,14 @@ pub(super) fn write_vectored(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Resu
 
 pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Whether a large segment would be cut into more frames than ours are: an interface that leaves
+/// the cutting to the kernel has it done inside the worker's system call.
+pub(super) fn too_many_segments(frame: &Frame) -> bool {
+    let o = frame.offload;
+    let payload = (frame.len as usize).saturating_sub(usize::from(o.hdr_len));
+    o.is_gso() && payload > usize::from(o.gso_size) * SEGMENTS_PER_FRAME_MAX
 }
 
 /// Counts what the kernel said to one frame.
@@ -201,5 +210,24 @@ impl Interface {
         let mut request = self.request();
         request.ifr_ifru.ifru_mtu = i32::try_from(mtu).unwrap_or(i32::MAX);
         self.ioctl(libc::SIOCSIFMTU, &mut request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload};
+
+    #[test]
+    fn the_kernel_is_not_asked_to_cut_a_frame_into_thousands() {
+        let refused = |gso_type, gso_size| {
+            let mut batch = Batch::new();
+            let offload =
+                Offload { flags: F_NEEDS_CSUM, gso_type, gso_size, hdr_len: 54, ..Offload::NONE };
+            batch.push(&[0; 54 + 128 * 100], offload).unwrap();
+            too_many_segments(batch.frame(0))
+        };
+        assert!(refused(GSO_TCPV4, 1) && refused(GSO_TCPV4, 99));
+        assert!(!refused(GSO_TCPV4, 100) && !refused(0, 0));
     }
 }

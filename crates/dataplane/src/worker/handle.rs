@@ -84,7 +84,7 @@ pub struct WorkerHandle {
 }
 
 /// Requests that may wait at once; a further one waits for a place.
-const MAILBOX: usize = 64;
+pub(super) const MAILBOX: usize = 64;
 
 impl WorkerHandle {
     pub(super) fn new(

@@ -8,7 +8,7 @@ use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use nix::unistd::Pid;
 use penstock_units::Nanos;
 
-use super::handle::Mailbox;
+use super::handle::{MAILBOX, Mailbox};
 use super::{Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError, WorkerHandle};
 use crate::tsc::Tsc;
 
@@ -79,11 +79,13 @@ impl Runner {
         }
     }
 
-    /// Serves what is posted; true: stop.
+    /// Serves what is posted, but no more than one mailbox at a time: sessions that always have
+    /// another request must not keep the worker from its frames. True: stop.
     #[cold]
     fn serve_all(&mut self) -> bool {
         self.mailbox.posted.load(Ordering::Acquire);
-        while let Ok(envelope) = self.mailbox.requests.try_recv() {
+        for _ in 0..MAILBOX {
+            let Ok(envelope) = self.mailbox.requests.try_recv() else { break };
             self.served = self.served.wrapping_add(1);
             let stop = matches!(envelope.request, Request::Stop);
             let reply = self.worker.serve(envelope.request);

@@ -105,6 +105,10 @@ fn theirs(frame: &[u8]) -> Option<KeyFields> {
     (k.src_mac, k.dst_mac) = (number(&eth.source), number(&eth.destination));
     k.ethertype = eth.ether_type.0;
     if let Some(vlan) = p.vlan() {
+        // They take 802.1ad's 0x88a8 and the old 0x9100 for tags too; to us those frames are no IP.
+        if k.ethertype != 0x8100 {
+            return None;
+        }
         let vlan = vlan.to_header();
         match vlan {
             etherparse::VlanHeader::Single(tag) => {

@@ -56,9 +56,19 @@ impl Server {
 
     fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
         self.wait(Some(listener), PollTimeout::NONE);
-        let (stream, _) = listener.accept().ok()?;
-        stream.set_nonblocking(false).ok()?;
-        Some(stream)
+        match listener.accept().and_then(|(stream, _)| {
+            stream.set_nonblocking(false)?;
+            Ok(stream)
+        }) {
+            Ok(stream) => Some(stream),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
+            Err(e) => {
+                // Out of descriptors, most likely: the listener stays readable, so wait a while.
+                lock(&self.shared).error = Some(format!("accept: {e}"));
+                self.wait(None, PollTimeout::from(RETRY_MS));
+                None
+            }
+        }
     }
 
     fn connect(&self) -> Option<UnixStream> {

@@ -58,6 +58,16 @@ impl Offload {
         }
     }
 
+    /// The same for a header that a guest wrote: it may ask for a checksum to be finished, never
+    /// vouch for one (virtio 1.2 §5.1.6.2.1), or its receiver would not look.
+    #[inline]
+    #[must_use]
+    pub fn from_guest(b: &[u8; VNET_HDR_LEN]) -> Self {
+        let mut offload = Self::from_wire(b);
+        offload.flags &= F_NEEDS_CSUM;
+        offload
+    }
+
     /// The header with `num_buffers` in its last two bytes.
     #[inline]
     #[must_use]

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX, FRAME_MAX, FRAME_MIN, HEAD_COPY};
-use crate::mem::{copy, copy_head, prefetch};
+use crate::mem::{copy, copy_head, prefetch, prefetch_write};
 use crate::offload::{Offload, VNET_HDR_LEN};
 use crate::port::TxOutcome;
 use crate::port::guest_memory::GuestMemory;
@@ -349,7 +349,7 @@ impl SplitRing {
             source.read(batch.next_slot(), head);
         }
         let segments = source.rest(|i, at, len| batch.add_segment(i, at, len));
-        batch.commit(len, head, segments, Offload::from_wire(&header));
+        batch.commit(len, head, segments, Offload::from_guest(&header));
         Ok(())
     }
 
@@ -463,15 +463,16 @@ impl SplitRing {
                 && let Some(at) = self.memory.translate(d.guest, d.len, &mut self.hint)
             {
                 *piece = Piece { at, len: d.len };
-                prefetch(at);
-                prefetch(at.wrapping_add(64));
+                prefetch_write(at);
+                prefetch_write(at.wrapping_add(64));
             }
         }
         let (mut cursor, mut steps) = (0, SEARCH_MAX);
         for (j, &i) in frames.iter().enumerate() {
             let i = usize::from(i);
             if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD) {
-                prefetch_body(batch, usize::from(ahead));
+                let to = plain[..n].get(cursor + BODY_PREFETCH_AHEAD);
+                prefetch_body(batch, usize::from(ahead), to.copied());
             }
             let frame = batch.frame(i);
             let need = self.header + frame.len as usize;
@@ -665,11 +666,12 @@ struct Table {
 }
 
 #[inline]
-fn prefetch_body(batch: &Batch, i: usize) {
-    if let Some(s) = batch.segments(i).first() {
-        for line in (0..s.len.min(1536) as usize).step_by(64) {
-            prefetch(s.data.wrapping_add(line));
-        }
+fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>) {
+    let Some(s) = batch.segments(i).first() else { return };
+    let to = to.map_or(core::ptr::null_mut(), |piece| piece.at.wrapping_add(HEAD_COPY));
+    for line in (0..s.len.min(1536) as usize).step_by(64) {
+        prefetch(s.data.wrapping_add(line));
+        prefetch_write(to.wrapping_add(line));
     }
 }
 
@@ -692,7 +694,7 @@ unsafe fn read_header(at: *const u8) -> Offload {
         bytes[..8].copy_from_slice(&at.cast::<u64>().read_unaligned().to_ne_bytes());
         bytes[8..10].copy_from_slice(&at.add(8).cast::<u16>().read_unaligned().to_ne_bytes());
     }
-    Offload::from_wire(&bytes)
+    Offload::from_guest(&bytes)
 }
 
 /// Writes a virtio-net header unless it is there already: drivers reuse buffers, and a line that

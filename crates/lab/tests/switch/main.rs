@@ -284,3 +284,16 @@ fn a_driver_may_enable_rings_before_it_acknowledges_features() {
     assert_eq!(features[0], 1);
     assert_ne!(features[3] & 1 << 30, 0);
 }
+
+#[test]
+fn a_guest_cannot_vouch_for_a_checksum() {
+    let (rig, mut a, mut b) = pair(|mut c| {
+        c.wanted = Features::BASIC | Features::OFFLOADS;
+        c
+    });
+    let f = frame(mac(0), mac(1), 200, 1);
+    send(&mut a, &VnetHdr { flags: 2, ..VnetHdr::default() }, &f);
+    let (header, got) = receive(&mut b, 1).remove(0);
+    assert_eq!((header.flags, got), (0, f));
+    rig.check();
+}

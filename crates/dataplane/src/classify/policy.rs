@@ -250,6 +250,13 @@ impl PortPolicy {
         }
     }
 
+    /// Whether what the port sends and receives is told apart by tags.
+    #[inline]
+    #[must_use]
+    pub const fn is_trunk(&self) -> bool {
+        matches!(self.vlan, VlanPolicy::Trunk { .. })
+    }
+
     /// Whether normal forwarding and floods may take a frame from this port to `other`.
     #[inline]
     #[must_use]

@@ -338,7 +338,8 @@ impl Egress {
     }
 }
 
-/// Brings a frame into the output's VLAN form; false if the output does not carry its VLAN.
+/// Brings a frame into the output's VLAN form; false if the output does not carry its VLAN, or
+/// would carry it into another.
 #[inline(always)]
 fn form(batch: &mut Batch, i: usize, policy: &PortPolicy) -> bool {
     let frame = batch.frame(i);
@@ -347,10 +348,18 @@ fn form(batch: &mut Batch, i: usize, policy: &PortPolicy) -> bool {
             if tagged != frame.tagged {
                 batch.set_tagged(i, tagged);
             }
-            true
+            // One comparison a frame, and a look at the head on trunks' native VLANs alone.
+            tagged || !policy.is_trunk() || !begins_with_tag(batch.head(i))
         }
         None => false,
     }
+}
+
+/// Whether a frame without a tag of ours has one behind its addresses. Sent as it is to a trunk,
+/// that would become its tag: its sender would pick a VLAN that may be another tenant's.
+#[inline]
+fn begins_with_tag(head: &[u8]) -> bool {
+    matches!(head.get(12..14), Some([0x81, 0x00] | [0x88, 0xa8]))
 }
 
 /// Whether a flood from `source` may go to `port`: isolated ports do not see each other.

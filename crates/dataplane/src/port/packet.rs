@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use penstock_units::Cycles;
 
 use super::vnet_socket::{
-    FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
+    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
     too_many_segments,
 };
 use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
@@ -239,10 +239,16 @@ impl PortQueue for PacketQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        while batch.has_room() {
+        // Reads that held no frame take no room, but they too come to an end.
+        while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(TAG + FRAME_MAX) else { break };
-            let Some(received) = self.receive(&mut header, &mut space[TAG..]) else { break };
+            let received = match self.receive(&mut header, &mut space[TAG..]) {
+                Some(received) => received,
+                // A frame that the header cannot describe: the kernel has thrown it away.
+                None if last_error() == libc::EINVAL => Received { bytes: 0, tag: None },
+                None => break,
+            };
             found = true;
             let Some(len) = received.bytes.checked_sub(HEADER).filter(|&n| n >= FRAME_MIN) else {
                 batch.errors += 1;

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use penstock_units::Cycles;
 
 use super::vnet_socket::{
-    FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
+    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
     too_many_segments, write_vectored,
 };
 use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
@@ -162,7 +162,8 @@ impl PortQueue for TapQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        while batch.has_room() {
+        // Reads that held no frame take no room, but they too come to an end.
+        while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(FRAME_MAX) else { break };
             let pieces =
@@ -209,5 +210,37 @@ impl PortQueue for TapQueue {
 
     fn notify(&mut self) -> u32 {
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+    use std::io::Write;
+
+    #[test]
+    fn a_burst_of_reads_without_a_frame_ends() {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        let mut theirs = File::from(theirs);
+        for _ in 0..40 {
+            theirs.write_all(&[0; VNET_HDR_LEN + FRAME_MIN - 1]).unwrap();
+        }
+        theirs.write_all(&[0; VNET_HDR_LEN + FRAME_MIN]).unwrap();
+        let mut queue = TapQueue {
+            file: File::from(ours),
+            caps: OffloadCaps::ALL,
+            spacing: PollSpacing::default(),
+            now: Cycles::ZERO,
+            pieces: Box::new(FramePieces::new()),
+        };
+        let mut batch = Batch::new();
+        queue.rx_burst(&mut batch);
+        assert_eq!((batch.errors, batch.len()), (ERRORS_MAX, 0));
+        batch.errors = 0;
+        queue.rx_burst(&mut batch);
+        assert_eq!((batch.errors, batch.len()), (40 - ERRORS_MAX, 1));
     }
 }

@@ -37,6 +37,9 @@ impl PollSpacing {
     }
 }
 
+/// Most reads of one burst that may hold no usable frame.
+pub(super) const ERRORS_MAX: u32 = 32;
+
 /// Most pieces of a frame: header, head, and a chain split at region edges.
 const PIECES: usize = 2 + 2 * CHAIN_MAX;
 

@@ -556,3 +556,42 @@ fn an_indirect_table_is_aligned_where_it_is_read() {
     guest.offer(0);
     assert_eq!(taken(&mut ring), (vec![], 1));
 }
+
+#[test]
+fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
+    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(MEMORY).unwrap();
+    let mut victim = Guest::new();
+    let mut other = victim.ring();
+    let region = RegionSpec {
+        guest: 0,
+        user: USER,
+        len: MEMORY,
+        offset: 0,
+        file: file.try_clone().unwrap(),
+    };
+    let memory = Arc::new(GuestMemory::map(vec![region]).unwrap());
+    let spec = RingSpec {
+        size: u32::from(SIZE),
+        descriptors: USER + DESCRIPTORS,
+        available: USER + AVAILABLE,
+        used: USER + USED,
+        base: 0,
+        event_idx: false,
+        mergeable: true,
+        header: 12,
+        call: None,
+    };
+    let mut ring = SplitRing::new(spec, memory).unwrap();
+    let before = penstock_dataplane::port::sigbus::pages_replaced();
+    file.set_len(0).unwrap();
+    // Ring and buffers are gone; whatever is read is zeroes, and nobody faults.
+    for _ in 0..100 {
+        let _ = taken(&mut ring);
+        let _ = give(&mut ring, &[pattern(3000)]);
+        ring.notify();
+    }
+    assert!(penstock_dataplane::port::sigbus::pages_replaced() > before);
+    send_plain(&mut victim, &pattern(60));
+    assert_eq!(taken(&mut other), (vec![pattern(60)], 0));
+}

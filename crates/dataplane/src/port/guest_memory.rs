@@ -14,6 +14,8 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
 
+use super::sigbus::Guard;
+
 /// Most regions a driver may set (the protocol's own limit is 32).
 pub const REGIONS_MAX: usize = 32;
 
@@ -52,6 +54,9 @@ pub enum MemoryError {
         /// The file's size.
         has: u64,
     },
+    /// No place in the list of regions that are guarded against a shortened file.
+    #[error("memory region at guest address {0:#x}: too many regions are mapped already")]
+    Unguarded(u64),
     /// The kernel refused.
     #[error("memory region at guest address {guest:#x}: {source}")]
     Map {
@@ -70,10 +75,13 @@ struct Region {
     host: *mut u8,
     mapping: NonNull<core::ffi::c_void>,
     mapping_len: usize,
+    guard: Option<Guard>,
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // Off the list first: the address may be somebody else's once it is unmapped.
+        self.guard = None;
         // SAFETY: `mapping` is ours alone, and whoever held a pointer into it held the map's Arc.
         // WHY: munmap has no safe form.
         let _ = unsafe { munmap(self.mapping, self.mapping_len) };
@@ -197,7 +205,14 @@ fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
     let offset = usize::try_from(spec.offset).map_err(|_| short())?;
     // SAFETY: offset < offset + len <= mapping_len. WHY: as above.
     let host = unsafe { mapping.as_ptr().cast::<u8>().add(offset) };
-    Ok(Region { guest, user: spec.user, len: spec.len, host, mapping, mapping_len })
+    let mut region =
+        Region { guest, user: spec.user, len: spec.len, host, mapping, mapping_len, guard: None };
+    let page = usize::try_from(page).map_err(|_| short())?;
+    region.guard = Guard::new(mapping.as_ptr(), mapping_len, page);
+    if region.guard.is_none() {
+        return Err(MemoryError::Unguarded(guest));
+    }
+    Ok(region)
 }
 
 #[cfg(test)]

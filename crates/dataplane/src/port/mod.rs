@@ -8,6 +8,7 @@ pub mod guest_memory;
 pub mod memory_queue;
 pub mod packet;
 mod pieces;
+pub mod sigbus;
 pub mod split_ring;
 pub mod tap;
 pub mod vhost_user;

@@ -1,0 +1,120 @@
+//! A guest that shortens the file behind its memory must not end the switch.
+//!
+//! **Problem.** Touching a page beyond a file's end is SIGBUS, which ends the process: one guest
+//! would take all others with it (datapath rule 11). **Rule.** Mapped guest regions are listed; on
+//! SIGBUS inside one, the page is replaced by zeroes of our own and the access goes on. The guest
+//! has hurt its own rings, which then make no sense and are stopped. A SIGBUS anywhere else is
+//! treated as before. **Cost.** Nothing until it happens; a walk over the list then.
+#![allow(unsafe_code, reason = "a signal handler and a mapping put in place by it")]
+
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
+
+/// Regions that can be listed: 1,024 ports of 32 regions. A region that finds no place is
+/// refused by the caller, so that none is mapped unguarded.
+const PLACES: usize = 32 * 1024;
+
+/// Start, length and page size; a start of 0 is a free place.
+struct Place {
+    start: AtomicUsize,
+    len: AtomicUsize,
+    page: AtomicUsize,
+}
+
+static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
+static REGIONS: [Place; PLACES] = [const {
+    Place { start: AtomicUsize::new(0), len: AtomicUsize::new(0), page: AtomicUsize::new(0) }
+}; PLACES];
+/// Pages replaced since start.
+static REPLACED: AtomicUsize = AtomicUsize::new(0);
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A listed region; off the list when dropped, which must be before it is unmapped.
+#[derive(Debug)]
+pub(super) struct Guard(usize);
+
+impl Guard {
+    /// Lists a mapping. `None` if the list is full or the handler cannot be installed.
+    pub(super) fn new(start: *mut c_void, len: usize, page: usize) -> Option<Self> {
+        if BEFORE.get().is_none() {
+            let before = install()?;
+            // Whoever came second found our own handler in place: only the first is kept.
+            let _ = BEFORE.set(before);
+        }
+        let taken = REGIONS.iter().position(|place| {
+            let free = place.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
+            free.is_ok()
+        })?;
+        let place = &REGIONS[taken];
+        place.len.store(len, Ordering::Relaxed);
+        place.page.store(page.max(4096), Ordering::Relaxed);
+        place.start.store(start as usize, Ordering::Release);
+        PLACES_USED.fetch_max(taken + 1, Ordering::Release);
+        Some(Self(taken))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        REGIONS[self.0].start.store(0, Ordering::Release);
+    }
+}
+
+/// Pages of guests' memory that were gone when touched, since start.
+#[must_use]
+pub fn pages_replaced() -> usize {
+    REPLACED.load(Ordering::Relaxed)
+}
+
+fn install() -> Option<libc::sigaction> {
+    // SAFETY: all-zero is a valid `sigaction`; the handler only does what a handler may: atomics,
+    // mmap and sigaction. WHY: there is no safe form.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+        let done = libc::sigaction(libc::SIGBUS, &raw const action, before.as_mut_ptr());
+        (done == 0).then(|| before.assume_init())
+    }
+}
+
+extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
+    // SAFETY: the kernel passes a valid `siginfo_t`. WHY: C interface.
+    let at = unsafe { (*info).si_addr() } as usize;
+    if replace_page(at) {
+        REPLACED.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    // Not ours: let the access fault again under whatever was in place before.
+    let before: *const libc::sigaction = BEFORE.get().map_or(core::ptr::null(), |b| b);
+    // SAFETY: a null or a valid action. WHY: C interface.
+    unsafe {
+        if before.is_null() {
+            libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        } else {
+            libc::sigaction(libc::SIGBUS, before, core::ptr::null_mut());
+        }
+    }
+}
+
+/// Puts a page of zeroes over the page of `at`, if that lies in a listed region.
+fn replace_page(at: usize) -> bool {
+    let used = PLACES_USED.load(Ordering::Acquire).min(PLACES);
+    for place in &REGIONS[..used] {
+        let start = place.start.load(Ordering::Acquire);
+        let (len, page) = (place.len.load(Ordering::Relaxed), place.page.load(Ordering::Relaxed));
+        if start > 1 && at >= start && at - start < len && page.is_power_of_two() {
+            let page_start = (at & !(page - 1)) as *mut c_void;
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: the page lies in a mapping of ours that is listed, so still mapped, and that
+            // begins and ends on page boundaries. WHY: nothing else can replace a page.
+            let mapped = unsafe { libc::mmap(page_start, page, protection, flags, -1, 0) };
+            return mapped != libc::MAP_FAILED;
+        }
+    }
+    false
+}

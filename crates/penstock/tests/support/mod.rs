@@ -169,9 +169,16 @@ impl Daemon {
     #[track_caller]
     pub fn await_notice(&mut self, wanted: &str) {
         let mut buffer = [0; 512];
+        let mut interruptions = 0;
         loop {
-            let Ok(length) = self.manager.recv(&mut buffer) else {
-                panic!("no {wanted} from the daemon; its log:\n{}", self.log());
+            let length = match self.manager.recv(&mut buffer) {
+                Ok(length) => length,
+                // A signal to any process of the group interrupts a receive that has a time-out.
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted && interruptions < 1000 => {
+                    interruptions += 1;
+                    continue;
+                }
+                Err(e) => panic!("no {wanted} from the daemon: {e}; its log:\n{}", self.log()),
             };
             let text = String::from_utf8_lossy(&buffer[..length]);
             if text.lines().any(|line| line == wanted) {

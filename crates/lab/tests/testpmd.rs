@@ -140,9 +140,13 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
     // The receiver first, so that the forwarder has somewhere to put the resubmitted frames.
     assert_eq!(vms[1].reconnect().unwrap().rx_buffers, 256);
     assert_eq!(vms[0].reconnect().unwrap().tx_frames, 10);
-    for seed in 1000..1010 {
-        assert!(receive(&mut vms[1]) == frame(100, seed));
-    }
+    // The new device takes them all up and gives the buffers back. Whether it forwards them is its
+    // own affair: testpmd drops what comes before its other port is ready.
+    until("the resubmitted frames are taken", || {
+        vms[0].tx().reclaim(|_| ());
+        vms[0].tx().outstanding() == 0
+    });
+    settle(&mut vms);
     exchange(&mut vms, 300, &[Layout::Direct], &[60]);
 }
 

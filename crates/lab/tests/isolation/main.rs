@@ -133,7 +133,7 @@ fn a_port_with_bound_addresses_cannot_use_others() {
     for f in &honest {
         assert!(!bed.reach("red1", f).is_empty(), "an honest frame was dropped: {f:02x?}");
     }
-    // Twice each: a decision from the cache must be the same.
+    // Three times each: a decision from the cache must be the same.
     for _ in 0..3 {
         let lies = [
             udp(OTHER, RED2, "10.0.0.1", "10.0.0.2"),

@@ -7,7 +7,7 @@
 pub mod guest_memory;
 pub mod memory_queue;
 pub mod packet;
-mod pieces;
+mod ring;
 pub mod sigbus;
 pub mod split_ring;
 pub mod tap;

@@ -13,65 +13,22 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX, FRAME_MAX, FRAME_MIN, HEAD_COPY};
-use crate::mem::{copy, copy_head, prefetch, prefetch_write};
-use crate::offload::{Offload, VNET_HDR_LEN};
+use super::ring::frames::{
+    count_sent, prefetch_body, take_pieces, take_plain, write_pieces, write_plain,
+};
+use super::ring::pieces::{Piece, add_pieces, indirect_table};
+use super::ring::{
+    BAD_CHAINS_MAX, BODY_PREFETCH_AHEAD, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX,
+    SEARCH_MAX,
+};
+pub use super::ring::{RING_SIZE_MAX, RingError, RingSpec};
+use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
+use crate::mem::{prefetch, prefetch_write};
 use crate::port::TxOutcome;
 use crate::port::guest_memory::GuestMemory;
-use crate::port::pieces::{Gather, Piece, Scatter};
 
-const F_NEXT: u16 = 1;
-const F_WRITE: u16 = 2;
-const F_INDIRECT: u16 = 4;
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
-/// Bad chains in a row after which a ring is stopped.
-const BAD_CHAINS_MAX: u32 = 64;
-/// Segments a frame may be gathered from or scattered to: a chain, split at region edges.
-const PIECES_MAX: usize = 2 * CHAIN_MAX;
-/// Descriptors looked at for one burst into scattered buffers. A batch's 128 KiB at the worst need
-/// half as many buffers of 256 bytes; whoever sends to a ring of smaller ones must not pay for it.
-const SEARCH_MAX: usize = 4 * CHAIN_MAX;
-/// How many frames ahead the bytes behind the head are prefetched (datapath rule 2).
-const BODY_PREFETCH_AHEAD: usize = 3;
-
-/// The largest ring a driver may set (virtio 1.2 §2.7).
-pub const RING_SIZE_MAX: u32 = 32_768;
-
-/// Where a driver put a ring, and how it wants it used.
-#[derive(Debug)]
-pub struct RingSpec {
-    /// Entries, a power of two.
-    pub size: u32,
-    /// Driver's address of the descriptor table.
-    pub descriptors: u64,
-    /// Driver's address of the available ring.
-    pub available: u64,
-    /// Driver's address of the used ring.
-    pub used: u64,
-    /// The next available entry to look at.
-    pub base: u16,
-    /// `VIRTIO_RING_F_EVENT_IDX` was negotiated.
-    pub event_idx: bool,
-    /// `VIRTIO_NET_F_MRG_RXBUF` was negotiated.
-    pub mergeable: bool,
-    /// Bytes of the virtio-net header: 12, or 10 for a legacy driver without mergeable buffers.
-    pub header: usize,
-    /// Interrupts the driver; `None`: it polls.
-    pub call: Option<File>,
-}
-
-/// A ring cannot be used.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RingError {
-    /// Not a power of two, or too large.
-    #[error("ring size {0} is not a power of two from 1 to {RING_SIZE_MAX}")]
-    Size(u32),
-    /// A part of the ring is not in the driver's memory, or misaligned.
-    #[error("the {0} at {1:#x} is outside the driver's memory or misaligned")]
-    Address(&'static str, u64),
-}
 
 /// A descriptor as read once from guest memory.
 #[derive(Clone, Copy, Debug)]
@@ -82,9 +39,6 @@ struct Descriptor {
     flags: u16,
     next: u16,
 }
-
-/// Why a chain is not used.
-struct BadChain;
 
 /// The device side of one split ring.
 pub struct SplitRing {
@@ -148,8 +102,8 @@ impl SplitRing {
             used: used.cast(),
             size,
             mask: size - 1,
-            next_available: spec.base,
-            available_seen: spec.base,
+            next_available: 0,
+            available_seen: 0,
             next_used: 0,
             published: 0,
             signalled: 0,
@@ -177,8 +131,8 @@ impl SplitRing {
 
     /// The next available entry: what the frontend is told as the ring's base.
     #[must_use]
-    pub const fn base(&self) -> u16 {
-        self.next_available
+    pub fn base(&self) -> u32 {
+        u32::from(self.next_available)
     }
 
     /// Entries.
@@ -273,7 +227,9 @@ impl SplitRing {
             let ok = if piece.at.is_null() {
                 self.take_chain(batch, self.heads[self.taken])
             } else {
-                self.take_plain(batch, piece)
+                // SAFETY: the piece was translated in `memory`, which outlives the turn.
+                // WHY: no slice over guest memory may exist.
+                unsafe { take_plain(batch, piece, self.header) }
             };
             if ok.is_err() {
                 batch.errors += 1;
@@ -306,51 +262,13 @@ impl SplitRing {
         }
     }
 
-    /// A frame in one descriptor: header and bytes together.
-    #[inline]
-    fn take_plain(&self, batch: &mut Batch, piece: Piece) -> Result<(), BadChain> {
-        let len = (piece.len as usize).wrapping_sub(self.header);
-        if !(FRAME_MIN..=FRAME_MAX).contains(&len) {
-            return Err(BadChain);
-        }
-        let head = len.min(HEAD_COPY);
-        // SAFETY: the piece is `header + len` readable bytes; the slot has HEAD_COPY.
-        // WHY: no slice over guest memory may exist.
-        let offload = unsafe {
-            let offload = read_header(piece.at);
-            copy_head(batch.next_slot(), piece.at.add(self.header), head);
-            offload
-        };
-        let rest = len - head;
-        if rest > 0 {
-            batch.add_segment(0, piece.at.wrapping_add(self.header + head), rest);
-        }
-        batch.commit(len, head, usize::from(rest > 0), offload);
-        Ok(())
-    }
-
     /// A frame in any lawful chain: several descriptors, indirect, split at region edges.
     fn take_chain(&mut self, batch: &mut Batch, head: u16) -> Result<(), BadChain> {
         let mut pieces = [Piece::NONE; PIECES_MAX];
         let count = self.walk(head, 0, &mut pieces, &mut { CHAIN_MAX })?;
-        let total: usize = pieces[..count].iter().map(|p| p.len as usize).sum();
-        let len = total.wrapping_sub(self.header);
-        // CVE-2022-2132: a chain that holds no more than the header.
-        if total <= self.header || !(FRAME_MIN..=FRAME_MAX).contains(&len) {
-            return Err(BadChain);
-        }
-        let mut source = Gather::new(&pieces[..count]);
-        let mut header = [0; VNET_HDR_LEN];
-        let head = len.min(HEAD_COPY);
-        // SAFETY: `total` bytes are readable through the pieces, and header + head <= total; the
-        // array has 12 bytes and the slot HEAD_COPY. WHY: no slice over guest memory may exist.
-        unsafe {
-            source.read(header.as_mut_ptr(), self.header);
-            source.read(batch.next_slot(), head);
-        }
-        let segments = source.rest(|i, at, len| batch.add_segment(i, at, len));
-        batch.commit(len, head, segments, Offload::from_guest(&header));
-        Ok(())
+        // SAFETY: `walk` found every piece in `memory`, which outlives the turn.
+        // WHY: as for a plain frame.
+        unsafe { take_pieces(batch, &pieces[..count], self.header) }
     }
 
     /// Walks a chain into pieces of host memory; `wanted` is the write flag each must have, `steps`
@@ -382,7 +300,7 @@ impl SplitRing {
             if d.flags & F_WRITE != wanted {
                 return Err(BadChain);
             }
-            count = self.add_pieces(d, pieces, count)?;
+            count = add_pieces(&self.memory, d.guest, d.len, pieces, count)?;
             if d.flags & F_NEXT == 0 {
                 return Ok(count);
             }
@@ -392,42 +310,11 @@ impl SplitRing {
     }
 
     fn indirect_table(&mut self, outer: &Table, d: Descriptor) -> Result<Table, BadChain> {
-        let entries = d.len / 16;
-        let lawful = !outer.indirect
-            && d.flags & F_NEXT == 0
-            && d.len.is_multiple_of(16)
-            && (1..=256).contains(&entries);
-        if !lawful {
+        if outer.indirect || d.flags & F_NEXT != 0 {
             return Err(BadChain);
         }
-        let at = self.memory.translate(d.guest, d.len, &mut self.hint).ok_or(BadChain)?;
-        // The host's address: a region may begin anywhere in its file.
-        if !(at as usize).is_multiple_of(align_of::<Descriptor>()) {
-            return Err(BadChain);
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "at most 256")]
-        let size = entries as u16;
-        Ok(Table { at: at.cast_const().cast(), size, indirect: true })
-    }
-
-    fn add_pieces(
-        &mut self,
-        d: Descriptor,
-        pieces: &mut [Piece],
-        mut count: usize,
-    ) -> Result<usize, BadChain> {
-        if d.guest.checked_add(u64::from(d.len)).is_none() {
-            return Err(BadChain);
-        }
-        let (mut guest, mut left) = (d.guest, d.len);
-        while left > 0 {
-            let (at, here) = self.memory.translate_part(guest, left).ok_or(BadChain)?;
-            *pieces.get_mut(count).ok_or(BadChain)? = Piece { at, len: here };
-            count += 1;
-            guest += u64::from(here);
-            left -= here;
-        }
-        Ok(count)
+        let (at, size) = indirect_table(&self.memory, d.guest, d.len, &mut self.hint)?;
+        Ok(Table { at: at.cast(), size, indirect: true })
     }
 
     /// Returns the chains of the last [`Self::take`] to the driver; visible after `publish`.
@@ -478,7 +365,9 @@ impl SplitRing {
             let need = self.header + frame.len as usize;
             match plain[..n].get(cursor) {
                 Some(piece) if piece.len as usize >= need => {
-                    self.write_plain(batch, i, piece.at);
+                    // SAFETY: the piece has room for header and frame, all in one region.
+                    // WHY: raw copies are the only lawful way into guest memory.
+                    unsafe { write_plain(batch, i, piece.at, self.header) };
                     #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
                     self.push_used(self.heads[cursor], need as u32);
                     cursor += 1;
@@ -486,25 +375,6 @@ impl SplitRing {
                     count_sent(out, frame.len, frame.offload);
                 }
                 _ => cursor += self.give_scattered(batch, i, &mut steps, out),
-            }
-        }
-    }
-
-    /// Header, head and rest of frame `i`, one behind the other at `at`.
-    #[inline]
-    fn write_plain(&self, batch: &Batch, i: usize, at: *mut u8) {
-        let head = batch.head(i);
-        // SAFETY: the caller checked that `at` has room for header and frame, all in one region.
-        // The sources are a slot of ours and segments valid for this turn.
-        // WHY: raw copies are the only lawful way into guest memory.
-        unsafe {
-            write_header(at, batch.frame(i).offload, 1, self.header);
-            let mut to = at.add(self.header);
-            copy_head(to, head.as_ptr(), head.len());
-            to = to.add(head.len());
-            for s in batch.segments(i) {
-                copy(to, s.data, s.len as usize);
-                to = to.add(s.len as usize);
             }
         }
     }
@@ -586,18 +456,9 @@ impl SplitRing {
     fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[(u16, usize)]) {
         #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
         let buffers = chains.len() as u16;
-        let header = batch.frame(i).offload.to_wire(buffers);
-        let mut to = Scatter::new(pieces);
-        // SAFETY: the pieces together have room for header and frame (the caller summed them up);
-        // sources as in `write_plain`. WHY: as there.
-        unsafe {
-            to.write(header.as_ptr(), self.header);
-            let head = batch.head(i);
-            to.write(head.as_ptr(), head.len());
-            for s in batch.segments(i) {
-                to.write(s.data, s.len as usize);
-            }
-        }
+        // SAFETY: the pieces together have room for header and frame (the caller summed them up).
+        // WHY: as for a plain frame.
+        unsafe { write_pieces(batch, i, pieces, buffers, self.header) };
         let mut left = self.header + batch.frame(i).len as usize;
         let mut first = 0;
         for &(head, n) in chains {
@@ -663,64 +524,4 @@ struct Table {
     at: *const Descriptor,
     size: u16,
     indirect: bool,
-}
-
-#[inline]
-fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>) {
-    let Some(s) = batch.segments(i).first() else { return };
-    let to = to.map_or(core::ptr::null_mut(), |piece| piece.at.wrapping_add(HEAD_COPY));
-    for line in (0..s.len.min(1536) as usize).step_by(64) {
-        prefetch(s.data.wrapping_add(line));
-        prefetch_write(to.wrapping_add(line));
-    }
-}
-
-#[inline(always)]
-fn count_sent(out: &mut TxOutcome, len: u32, offload: Offload) {
-    out.frames += 1;
-    out.bytes += u64::from(len);
-    out.tso += u32::from(offload.is_gso());
-}
-
-/// Reads a virtio-net header once.
-///
-/// # Safety
-/// Ten readable bytes.
-#[inline(always)]
-unsafe fn read_header(at: *const u8) -> Offload {
-    let mut bytes = [0; VNET_HDR_LEN];
-    // SAFETY: the caller's promise: eight bytes and two. WHY: volatile: read exactly once.
-    unsafe {
-        bytes[..8].copy_from_slice(&at.cast::<u64>().read_unaligned().to_ne_bytes());
-        bytes[8..10].copy_from_slice(&at.add(8).cast::<u16>().read_unaligned().to_ne_bytes());
-    }
-    Offload::from_guest(&bytes)
-}
-
-/// Writes a virtio-net header unless it is there already: drivers reuse buffers, and a line that
-/// is not dirtied need not travel back (datapath rule 13: 8-20 cycles).
-///
-/// # Safety
-/// `len` (10 or 12) writable bytes.
-#[inline(always)]
-unsafe fn write_header(at: *mut u8, offload: Offload, buffers: u16, len: usize) {
-    let bytes = offload.to_wire(buffers);
-    let first = u64::from_ne_bytes([
-        bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
-    ]);
-    let last = u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-    // SAFETY: the caller's promise. WHY: unaligned vector-free access to guest memory.
-    unsafe {
-        if at.cast::<u64>().read_unaligned() != first {
-            at.cast::<u64>().write_unaligned(first);
-        }
-        let tail = at.add(8);
-        if len == VNET_HDR_LEN {
-            if tail.cast::<u32>().read_unaligned() != last {
-                tail.cast::<u32>().write_unaligned(last);
-            }
-        } else {
-            copy_head(tail, bytes[8..].as_ptr(), 2);
-        }
-    }
 }

@@ -98,7 +98,7 @@ struct Ring {
     descriptors: u64,
     used: u64,
     available: u64,
-    base: u16,
+    base: u32,
     addressed: bool,
     kick: Option<File>,
     call: Option<File>,
@@ -369,8 +369,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        // Split rings use the low 16 bits; the rest is for packed ones.
-        let base = u16::try_from(base & 0xffff).map_err(|_| Error::InvalidParam)?;
+        // All 32 bits: packed rings use them.
         self.change(index, |ring| ring.base = base)
     }
 
@@ -381,7 +380,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         // vhost-user: GET_VRING_BASE stops the ring until the next kick descriptor.
         ring.kicked = false;
         ring.kick = None;
-        Ok(VhostUserVringState::new(index, u32::from(ring.base)))
+        Ok(VhostUserVringState::new(index, ring.base))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {

@@ -1,34 +1,80 @@
 //! A frame's buffers in guest memory as lists of pieces, and the ways through them.
 #![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
 
+use super::BadChain;
 use crate::mem::copy;
+use crate::port::guest_memory::GuestMemory;
 
 /// A piece of a buffer in guest memory.
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
-    pub(super) at: *mut u8,
-    pub(super) len: u32,
+pub(in crate::port) struct Piece {
+    pub(in crate::port) at: *mut u8,
+    pub(in crate::port) len: u32,
 }
 
 impl Piece {
-    pub(super) const NONE: Self = Self { at: core::ptr::null_mut(), len: 0 };
+    pub(in crate::port) const NONE: Self = Self { at: core::ptr::null_mut(), len: 0 };
+}
+
+/// Adds the buffer of `len` bytes at guest address `guest` to the `count` pieces there are, split
+/// at the edges of regions; returns how many there are then.
+pub(in crate::port) fn add_pieces(
+    memory: &GuestMemory,
+    mut guest: u64,
+    len: u32,
+    pieces: &mut [Piece],
+    mut count: usize,
+) -> Result<usize, BadChain> {
+    if guest.checked_add(u64::from(len)).is_none() {
+        return Err(BadChain);
+    }
+    let mut left = len;
+    while left > 0 {
+        let (at, here) = memory.translate_part(guest, left).ok_or(BadChain)?;
+        *pieces.get_mut(count).ok_or(BadChain)? = Piece { at, len: here };
+        count += 1;
+        guest += u64::from(here);
+        left -= here;
+    }
+    Ok(count)
+}
+
+/// The host address and the entries of an indirect table (datapath rule 7).
+pub(in crate::port) fn indirect_table(
+    memory: &GuestMemory,
+    guest: u64,
+    len: u32,
+    hint: &mut usize,
+) -> Result<(*const u8, u16), BadChain> {
+    let entries = len / 16;
+    if !len.is_multiple_of(16) || !(1..=256).contains(&entries) {
+        return Err(BadChain);
+    }
+    let at = memory.translate(guest, len, hint).ok_or(BadChain)?;
+    // The host's address: a region may begin anywhere in its file.
+    if !(at as usize).is_multiple_of(align_of::<u64>()) {
+        return Err(BadChain);
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "at most 256")]
+    let size = entries as u16;
+    Ok((at.cast_const(), size))
 }
 
 /// Reads through a list of pieces.
-pub(super) struct Gather<'a> {
+pub(in crate::port) struct Gather<'a> {
     pieces: &'a [Piece],
     at: usize,
     offset: usize,
 }
 
 impl<'a> Gather<'a> {
-    pub(super) const fn new(pieces: &'a [Piece]) -> Self {
+    pub(in crate::port) const fn new(pieces: &'a [Piece]) -> Self {
         Self { pieces, at: 0, offset: 0 }
     }
 
     /// # Safety
     /// The pieces hold `len` more bytes; `to` is writable for `len`.
-    pub(super) unsafe fn read(&mut self, mut to: *mut u8, mut len: usize) {
+    pub(in crate::port) unsafe fn read(&mut self, mut to: *mut u8, mut len: usize) {
         while len > 0 {
             let piece = self.pieces[self.at];
             let here = (piece.len as usize - self.offset).min(len);
@@ -47,7 +93,7 @@ impl<'a> Gather<'a> {
     }
 
     /// Hands out what was not read; returns how many pieces that were.
-    pub(super) fn rest(self, mut add: impl FnMut(usize, *const u8, usize)) -> usize {
+    pub(in crate::port) fn rest(self, mut add: impl FnMut(usize, *const u8, usize)) -> usize {
         let mut n = 0;
         let mut offset = self.offset;
         for piece in &self.pieces[self.at..] {
@@ -60,20 +106,20 @@ impl<'a> Gather<'a> {
 }
 
 /// Writes through a list of pieces.
-pub(super) struct Scatter<'a> {
+pub(in crate::port) struct Scatter<'a> {
     pieces: &'a [Piece],
     at: usize,
     offset: usize,
 }
 
 impl<'a> Scatter<'a> {
-    pub(super) const fn new(pieces: &'a [Piece]) -> Self {
+    pub(in crate::port) const fn new(pieces: &'a [Piece]) -> Self {
         Self { pieces, at: 0, offset: 0 }
     }
 
     /// # Safety
     /// The pieces have room for `len` more bytes; `from` is readable for `len`.
-    pub(super) unsafe fn write(&mut self, mut from: *const u8, mut len: usize) {
+    pub(in crate::port) unsafe fn write(&mut self, mut from: *const u8, mut len: usize) {
         while len > 0 {
             let piece = self.pieces[self.at];
             let here = (piece.len as usize - self.offset).min(len);

@@ -1,0 +1,183 @@
+//! Frames out of and into a driver's buffers, whatever ring they came by.
+//!
+//! **Rule** (datapath rules 3-6, 13). A head is copied once into a private slot, headers are read
+//! once, and a header that stands there already is not written again.
+#![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
+
+use super::BadChain;
+use super::pieces::{Gather, Piece, Scatter};
+use crate::batch::{Batch, FRAME_MAX, FRAME_MIN, HEAD_COPY};
+use crate::mem::{copy, copy_head, prefetch, prefetch_write};
+use crate::offload::{Offload, VNET_HDR_LEN};
+use crate::port::TxOutcome;
+
+/// A frame in one piece: header (`header` bytes) and frame together.
+///
+/// # Safety
+/// `piece` is readable guest memory that stays mapped until the batch is cleared.
+#[inline(always)]
+pub(in crate::port) unsafe fn take_plain(
+    batch: &mut Batch,
+    piece: Piece,
+    header: usize,
+) -> Result<(), BadChain> {
+    let len = (piece.len as usize).wrapping_sub(header);
+    if !(FRAME_MIN..=FRAME_MAX).contains(&len) {
+        return Err(BadChain);
+    }
+    let head = len.min(HEAD_COPY);
+    // SAFETY: the piece is `header + len` readable bytes; the slot has HEAD_COPY.
+    // WHY: no slice over guest memory may exist.
+    let offload = unsafe {
+        let offload = read_header(piece.at);
+        copy_head(batch.next_slot(), piece.at.add(header), head);
+        offload
+    };
+    let rest = len - head;
+    if rest > 0 {
+        batch.add_segment(0, piece.at.wrapping_add(header + head), rest);
+    }
+    batch.commit(len, head, usize::from(rest > 0), offload);
+    Ok(())
+}
+
+/// A frame in any number of pieces, header first.
+///
+/// # Safety
+/// As [`take_plain`], for every piece.
+pub(in crate::port) unsafe fn take_pieces(
+    batch: &mut Batch,
+    pieces: &[Piece],
+    header_len: usize,
+) -> Result<(), BadChain> {
+    let total: usize = pieces.iter().map(|p| p.len as usize).sum();
+    let len = total.wrapping_sub(header_len);
+    // CVE-2022-2132: a chain that holds no more than the header.
+    if total <= header_len || !(FRAME_MIN..=FRAME_MAX).contains(&len) {
+        return Err(BadChain);
+    }
+    let mut source = Gather::new(pieces);
+    let mut header = [0; VNET_HDR_LEN];
+    let head = len.min(HEAD_COPY);
+    // SAFETY: `total` bytes are readable through the pieces, and header + head <= total; the
+    // array has 12 bytes and the slot HEAD_COPY. WHY: no slice over guest memory may exist.
+    unsafe {
+        source.read(header.as_mut_ptr(), header_len);
+        source.read(batch.next_slot(), head);
+    }
+    let segments = source.rest(|i, at, len| batch.add_segment(i, at, len));
+    batch.commit(len, head, segments, Offload::from_guest(&header));
+    Ok(())
+}
+
+/// Header, head and rest of frame `i`, one behind the other at `at`.
+///
+/// # Safety
+/// `at` has room for `header` bytes and the frame; the batch's segments are valid.
+#[inline(always)]
+pub(in crate::port) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, header: usize) {
+    let head = batch.head(i);
+    // SAFETY: the caller's promise. The sources are a slot of ours and segments valid for this
+    // turn. WHY: raw copies are the only lawful way into guest memory.
+    unsafe {
+        write_header(at, batch.frame(i).offload, 1, header);
+        let mut to = at.add(header);
+        copy_head(to, head.as_ptr(), head.len());
+        to = to.add(head.len());
+        for s in batch.segments(i) {
+            copy(to, s.data, s.len as usize);
+            to = to.add(s.len as usize);
+        }
+    }
+}
+
+/// Writes frame `i` over pieces of `buffers` buffers.
+///
+/// # Safety
+/// The pieces together have room for `header` bytes and the frame; else as [`write_plain`].
+pub(in crate::port) unsafe fn write_pieces(
+    batch: &Batch,
+    i: usize,
+    pieces: &[Piece],
+    buffers: u16,
+    header: usize,
+) {
+    let bytes = batch.frame(i).offload.to_wire(buffers);
+    let mut to = Scatter::new(pieces);
+    // SAFETY: the caller's promise; sources as in `write_plain`. WHY: as there.
+    unsafe {
+        to.write(bytes.as_ptr(), header);
+        let head = batch.head(i);
+        to.write(head.as_ptr(), head.len());
+        for s in batch.segments(i) {
+            to.write(s.data, s.len as usize);
+        }
+    }
+}
+
+/// Asks for the bytes of frame `i` behind its head, and for the lines they will be written to.
+#[inline]
+pub(in crate::port) fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>) {
+    let Some(s) = batch.segments(i).first() else { return };
+    let to = to.map_or(core::ptr::null_mut(), |piece| piece.at.wrapping_add(HEAD_COPY));
+    for line in (0..s.len.min(1536) as usize).step_by(64) {
+        prefetch(s.data.wrapping_add(line));
+        prefetch_write(to.wrapping_add(line));
+    }
+}
+
+/// Enters a delivered frame.
+#[inline(always)]
+pub(in crate::port) fn count_sent(out: &mut TxOutcome, len: u32, offload: Offload) {
+    out.frames += 1;
+    out.bytes += u64::from(len);
+    out.tso += u32::from(offload.is_gso());
+}
+
+/// Reads a virtio-net header once.
+///
+/// # Safety
+/// Ten readable bytes.
+#[inline(always)]
+pub(in crate::port) unsafe fn read_header(at: *const u8) -> Offload {
+    let mut bytes = [0; VNET_HDR_LEN];
+    // SAFETY: the caller's promise: eight bytes and two. WHY: volatile: read exactly once.
+    unsafe {
+        bytes[..8].copy_from_slice(&at.cast::<u64>().read_unaligned().to_ne_bytes());
+        bytes[8..10].copy_from_slice(&at.add(8).cast::<u16>().read_unaligned().to_ne_bytes());
+    }
+    Offload::from_guest(&bytes)
+}
+
+/// Writes a virtio-net header unless it is there already: drivers reuse buffers, and a line that
+/// is not dirtied need not travel back (datapath rule 13: 8-20 cycles).
+///
+/// # Safety
+/// `len` (10 or 12) writable bytes.
+#[inline(always)]
+pub(in crate::port) unsafe fn write_header(
+    at: *mut u8,
+    offload: Offload,
+    buffers: u16,
+    len: usize,
+) {
+    let bytes = offload.to_wire(buffers);
+    let first = u64::from_ne_bytes([
+        bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
+    ]);
+    let last = u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    // SAFETY: the caller's promise. WHY: unaligned vector-free access to guest memory.
+    unsafe {
+        if at.cast::<u64>().read_unaligned() != first {
+            at.cast::<u64>().write_unaligned(first);
+        }
+        let tail = at.add(8);
+        if len == VNET_HDR_LEN {
+            if tail.cast::<u32>().read_unaligned() != last {
+                tail.cast::<u32>().write_unaligned(last);
+            }
+        } else {
+            copy_head(tail, bytes[8..].as_ptr(), 2);
+        }
+    }
+}

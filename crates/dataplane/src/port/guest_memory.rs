@@ -10,6 +10,7 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
@@ -67,24 +68,36 @@ pub enum MemoryError {
     },
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Region {
     guest: u64,
     user: u64,
     len: u64,
     host: *mut u8,
-    mapping: NonNull<core::ffi::c_void>,
-    mapping_len: usize,
+    /// Keeps `host` mapped; maps that follow one another share what did not change.
+    _mapping: Arc<Mapping>,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    at: NonNull<core::ffi::c_void>,
+    len: usize,
     guard: Option<Guard>,
 }
 
-impl Drop for Region {
+// SAFETY: the fields are never changed, and what they point to is shared memory that is only
+// accessed through raw copies. WHY: maps are built by one thread and used by another.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         // Off the list first: the address may be somebody else's once it is unmapped.
         self.guard = None;
-        // SAFETY: `mapping` is ours alone, and whoever held a pointer into it held the map's Arc.
-        // WHY: munmap has no safe form.
-        let _ = unsafe { munmap(self.mapping, self.mapping_len) };
+        // SAFETY: the mapping is ours alone, and whoever held a pointer into it held the Arc of a
+        // map with this region. WHY: munmap has no safe form.
+        let _ = unsafe { munmap(self.at, self.len) };
     }
 }
 
@@ -107,15 +120,44 @@ impl GuestMemory {
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped.
     pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
-        if specs.len() > REGIONS_MAX {
-            return Err(MemoryError::TooMany(specs.len()));
+        let regions = specs.iter().map(map_region).collect::<Result<Vec<_>, _>>()?;
+        Self::of(regions)
+    }
+
+    /// This map and one more region.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; this map stays as it is.
+    pub fn with(&self, spec: &RegionSpec) -> Result<Self, MemoryError> {
+        let mut regions = self.regions.to_vec();
+        regions.push(map_region(spec)?);
+        Self::of(regions)
+    }
+
+    /// This map without the region that begins at guest address `guest` and at the driver's
+    /// address `user` and has `len` bytes; `None` if there is no such region.
+    #[must_use]
+    pub fn without(&self, guest: u64, user: u64, len: u64) -> Option<Self> {
+        let mut regions = self.regions.to_vec();
+        regions.retain(|r| (r.guest, r.user, r.len) != (guest, user, len));
+        (regions.len() < self.regions.len()).then(|| Self { regions: regions.into_boxed_slice() })
+    }
+
+    fn of(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
+        if regions.len() > REGIONS_MAX {
+            return Err(MemoryError::TooMany(regions.len()));
         }
-        let mut regions = specs.iter().map(map_region).collect::<Result<Vec<_>, _>>()?;
         regions.sort_by_key(|r| r.guest);
         if let Some(pair) = regions.windows(2).find(|p| p[1].guest - p[0].guest < p[0].len) {
             return Err(MemoryError::Shape(pair[1].guest));
         }
         Ok(Self { regions: regions.into_boxed_slice() })
+    }
+
+    /// The guest address behind the last region: what a dirty log must reach.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.regions.last().map_or(0, |r| r.guest + r.len)
     }
 
     /// The host address of `len` bytes at guest address `guest`, if all of them lie in one region.
@@ -148,6 +190,14 @@ impl GuestMemory {
         let offset = guest - region.guest;
         let here = u32::try_from(region.len - offset).unwrap_or(u32::MAX).min(len);
         Some((region.at(guest, u64::from(here))?, here))
+    }
+
+    /// The guest address of a host address that a translation gave; for the dirty log.
+    pub(crate) fn guest_address(&self, host: *const u8) -> Option<u64> {
+        self.regions.iter().find_map(|r| {
+            let offset = (host as u64).wrapping_sub(r.host as u64);
+            (offset < r.len).then(|| r.guest + offset)
+        })
     }
 
     /// The host address of `len` bytes at the driver's own address `user` with `align`ment; for
@@ -205,14 +255,14 @@ fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
     let offset = usize::try_from(spec.offset).map_err(|_| short())?;
     // SAFETY: offset < offset + len <= mapping_len. WHY: as above.
     let host = unsafe { mapping.as_ptr().cast::<u8>().add(offset) };
-    let mut region =
-        Region { guest, user: spec.user, len: spec.len, host, mapping, mapping_len, guard: None };
     let page = usize::try_from(page).map_err(|_| short())?;
-    region.guard = Guard::new(mapping.as_ptr(), mapping_len, page);
-    if region.guard.is_none() {
+    let Some(guard) = Guard::new(mapping.as_ptr(), mapping_len, page) else {
+        // SAFETY: just mapped, and nobody has seen it. WHY: as above.
+        let _ = unsafe { munmap(mapping, mapping_len) };
         return Err(MemoryError::Unguarded(guest));
-    }
-    Ok(region)
+    };
+    let mapping = Arc::new(Mapping { at: mapping, len: mapping_len, guard: Some(guard) });
+    Ok(Region { guest, user: spec.user, len: spec.len, host, _mapping: mapping })
 }
 
 #[cfg(test)]
@@ -250,6 +300,45 @@ mod tests {
         assert!(map.translate_user(0x7000_0001_0000, 16, 16).is_some());
         assert!(map.translate_user(0x7000_0001_0008, 16, 16).is_none(), "misaligned");
         assert!(map.translate_user(0x7000_0001_1ff8, 16, 2).is_none());
+    }
+
+    #[test]
+    fn a_region_comes_and_goes_and_the_others_stay_where_they_are() {
+        let user = |guest: u64| guest + 0x7000_0000_0000;
+        let first = GuestMemory::map(vec![spec(0x1_0000, 0x2000, 0, file(0x2000))]).unwrap();
+        let at = first.translate(0x1_0000, 1, &mut 0).unwrap();
+        let both = first.with(&spec(0x8000, 0x1000, 0, file(0x1000))).unwrap();
+        assert_eq!(both.translate(0x1_0000, 1, &mut 0), Some(at), "mapped once");
+        assert_eq!(both.guest_address(at), Some(0x1_0000));
+        assert_eq!(both.guest_address(at.wrapping_add(0x2000)), None);
+        assert_eq!(both.end(), 0x1_2000);
+        drop(first);
+        // SAFETY: `both` still maps it. WHY: a fault would show that it does not.
+        unsafe { at.write_volatile(1) };
+        let clash = both.with(&spec(0x8800, 0x1000, 0, file(0x1000)));
+        assert!(matches!(clash, Err(MemoryError::Shape(0x8800))));
+        assert!(matches!(
+            both.with(&spec(0x9000, 0x2000, 0, file(0x1000))),
+            Err(MemoryError::Short { .. })
+        ));
+        for (guest, user, len) in [
+            (0x9000, user(0x9000), 0x1000),
+            (0x8000, user(0x9000), 0x1000),
+            (0x8000, user(0x8000), 0x800),
+        ] {
+            assert!(both.without(guest, user, len).is_none());
+        }
+        let rest = both.without(0x1_0000, user(0x1_0000), 0x2000).unwrap();
+        assert!(rest.translate(0x1_0000, 1, &mut 0).is_none());
+        assert!(rest.translate(0x8000, 0x1000, &mut 5).is_some(), "a hint beyond the map");
+        let none = rest.without(0x8000, user(0x8000), 0x1000).unwrap();
+        assert_eq!(none.end(), 0);
+        let mut full = none;
+        for i in 0..REGIONS_MAX as u64 {
+            full = full.with(&spec(i << 20, 0x1000, 0, file(0x1000))).unwrap();
+        }
+        let more = full.with(&spec(1 << 40, 0x1000, 0, file(0x1000)));
+        assert!(matches!(more, Err(MemoryError::TooMany(n)) if n == REGIONS_MAX + 1));
     }
 
     #[test]

@@ -4,10 +4,13 @@
 //! as one [`PortQueue`], owned by exactly one worker (datapath rule 1). Calls are per batch,
 //! so dynamic dispatch costs a few cycles per 32 frames.
 
+pub mod dirty_log;
 pub mod guest_memory;
+pub mod inflight;
 pub mod memory_queue;
 pub mod packet;
 mod ring;
+mod shared_file;
 pub mod sigbus;
 pub mod split_ring;
 pub mod tap;

@@ -8,6 +8,8 @@
 //! and nothing else. **Order.** Everything completes in order, so `IN_ORDER` may be offered.
 #![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
 
+mod live;
+
 use core::sync::atomic::{AtomicU16, Ordering};
 use std::fs::File;
 use std::io::Write;
@@ -26,6 +28,8 @@ use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
 use crate::mem::{prefetch, prefetch_write};
 use crate::port::TxOutcome;
 use crate::port::guest_memory::GuestMemory;
+use live::Records;
+pub use live::RingAddresses;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
@@ -39,6 +43,9 @@ struct Descriptor {
     flags: u16,
     next: u16,
 }
+
+/// Descriptor table, available ring and used ring.
+type Parts = (*const Descriptor, *mut u16, *mut u16);
 
 /// The device side of one split ring.
 pub struct SplitRing {
@@ -62,6 +69,11 @@ pub struct SplitRing {
     heads: [u16; BATCH_FRAMES],
     call: Option<File>,
     memory: Arc<GuestMemory>,
+    /// Where heads are read: the driver's available ring, or a predecessor's chains before it.
+    heads_at: *mut u16,
+    replaying: bool,
+    recording: bool,
+    records: Box<Records>,
 }
 
 // SAFETY: the pointers lead into `memory`, which lives as long as the ring; exactly one thread
@@ -89,17 +101,13 @@ impl SplitRing {
             Ok(size) if size.is_power_of_two() => size,
             _ => return Err(RingError::Size(spec.size)),
         };
-        let n = u64::from(size);
-        let at = |what, user, len, align| {
-            memory.translate_user(user, len, align).ok_or(RingError::Address(what, user))
-        };
-        let descriptors = at("descriptor table", spec.descriptors, 16 * n, 16)?;
-        let available = at("available ring", spec.available, 6 + 2 * n, 2)?;
-        let used = at("used ring", spec.used, 6 + 8 * n, 4)?;
+        let RingSpec { descriptors, available, used, .. } = spec;
+        let at = RingAddresses { descriptors, available, used };
+        let (descriptors, available, used) = Self::locate(&memory, at, size)?;
         let mut ring = Self {
-            descriptors: descriptors.cast_const().cast(),
-            available: available.cast(),
-            used: used.cast(),
+            descriptors,
+            available,
+            used,
             size,
             mask: size - 1,
             next_available: 0,
@@ -116,7 +124,11 @@ impl SplitRing {
             taken: 0,
             heads: [0; BATCH_FRAMES],
             call: spec.call,
-            memory: Arc::clone(&memory),
+            memory,
+            heads_at: available.wrapping_add(2),
+            replaying: false,
+            recording: false,
+            records: Box::default(),
         };
         // A switch that died between publishing and telling its frontend is behind the ring: the
         // used index in the driver's memory is the truth, as everything completes in order.
@@ -127,6 +139,24 @@ impl SplitRing {
         ring.available_seen = ring.next_used;
         ring.suppress_kicks();
         Ok(ring)
+    }
+
+    /// The ring's parts in host memory, each checked whole.
+    fn locate(memory: &GuestMemory, ring: RingAddresses, size: u16) -> Result<Parts, RingError> {
+        let n = u64::from(size);
+        let at = |what, user, len, align| {
+            memory.translate_user(user, len, align).ok_or(RingError::Address(what, user))
+        };
+        let descriptors = at("descriptor table", ring.descriptors, 16 * n, 16)?;
+        let available = at("available ring", ring.available, 6 + 2 * n, 2)?;
+        let used = at("used ring", ring.used, 6 + 8 * n, 4)?;
+        Ok((descriptors.cast_const().cast(), available.cast(), used.cast()))
+    }
+
+    /// The driver's available entries.
+    #[inline(always)]
+    fn guest_heads(&self) -> *mut u16 {
+        self.available.wrapping_add(2)
     }
 
     /// The next available entry: what the frontend is told as the ring's base.
@@ -151,7 +181,8 @@ impl SplitRing {
     #[inline(always)]
     fn word(&self, base: *mut u16, at: usize) -> &AtomicU16 {
         // SAFETY: every caller stays within the bytes `new` checked: 3 + size words of the
-        // available ring, 3 + 4 * size of the used ring; both are 2-aligned and stay mapped.
+        // available ring, 3 + 4 * size of the used ring, size words where heads are read; all are
+        // 2-aligned and stay mapped.
         // WHY: the driver writes these words while we read them: only atomics are defined.
         unsafe { AtomicU16::from_ptr(base.add(at)) }
     }
@@ -176,6 +207,9 @@ impl SplitRing {
             self.stop("its available index runs ahead of the ring");
             return 0;
         }
+        if self.replaying {
+            self.extend_replay();
+        }
         now
     }
 
@@ -187,7 +221,7 @@ impl SplitRing {
 
     #[inline(always)]
     fn head_at(&self, index: u16) -> u16 {
-        self.word(self.available, 2 + usize::from(index & self.mask)).load(Ordering::Relaxed)
+        self.word(self.heads_at, usize::from(index & self.mask)).load(Ordering::Relaxed)
     }
 
     /// Reads a descriptor of the ring's own table once.
@@ -476,6 +510,9 @@ impl SplitRing {
     #[inline]
     pub fn publish(&mut self) {
         if self.published != self.next_used {
+            if self.recording {
+                return self.publish_recorded();
+            }
             self.word(self.used, 1).store(self.next_used, Ordering::Release);
             self.published = self.next_used;
         }

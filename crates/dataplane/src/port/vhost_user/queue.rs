@@ -1,10 +1,15 @@
 //! A queue pair of a VM in the worker: two rings, either of which may be absent.
 
+use std::fs::File;
+use std::sync::Arc;
+
 use penstock_units::Cycles;
 
 use crate::batch::Batch;
 use crate::offload::OffloadCaps;
-use crate::port::split_ring::SplitRing;
+use crate::port::dirty_log::RingLog;
+use crate::port::guest_memory::GuestMemory;
+use crate::port::split_ring::{RingAddresses, RingError, SplitRing};
 use crate::port::{ControlMessage, Pending, PortQueue, TxOutcome};
 
 /// Which ring of a queue pair, seen from the switch.
@@ -22,6 +27,40 @@ pub(super) struct SwapRing {
     pub(super) side: Side,
     pub(super) ring: Option<Box<SplitRing>>,
     pub(super) caps: OffloadCaps,
+}
+
+/// Changes the ring of one side where it is, between two batches: no frame finds it absent.
+#[derive(Debug)]
+pub(super) struct ChangeRing {
+    pub(super) side: Side,
+    pub(super) change: RingChange,
+}
+
+/// What is to change; afterwards what was there before, for the sender to let go of.
+#[derive(Debug)]
+pub(super) enum RingChange {
+    /// What is written is logged here, or nowhere.
+    Log(Option<RingLog>),
+    /// The driver is interrupted here, or not at all.
+    Call(Option<File>),
+    /// The guest's memory is mapped anew.
+    Move(Arc<GuestMemory>, RingAddresses),
+    /// The ring is not in the new map and goes on in the old one.
+    Refused(RingError),
+}
+
+impl RingChange {
+    fn apply(self, ring: &mut SplitRing) -> Self {
+        match self {
+            Self::Log(log) => Self::Log(ring.set_log(log)),
+            Self::Call(call) => Self::Call(ring.set_call(call)),
+            Self::Move(memory, at) => match ring.move_to(memory, at) {
+                Ok(old) => Self::Move(old, at),
+                Err(error) => Self::Refused(error),
+            },
+            refused @ Self::Refused(_) => refused,
+        }
+    }
 }
 
 /// See the module's text.
@@ -97,6 +136,15 @@ impl PortQueue for VhostQueue {
                 }
             };
             core::mem::swap(place, &mut swap.ring);
+        } else if let Some(message) = message.downcast_mut::<ChangeRing>() {
+            let ring = match message.side {
+                Side::Rx => &mut self.rx,
+                Side::Tx => &mut self.tx,
+            };
+            if let Some(ring) = ring {
+                let change = core::mem::replace(&mut message.change, RingChange::Log(None));
+                message.change = change.apply(ring);
+            }
         }
         message
     }

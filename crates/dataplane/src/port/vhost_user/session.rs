@@ -4,6 +4,8 @@
 //! indices, ring sizes and feature bits unchecked; datapath rule 35). Anything that touches a
 //! running ring takes it out of the worker first, changes it, and puts it back.
 
+mod running;
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
@@ -19,8 +21,10 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 use super::queue::{Side, SwapRing};
 use super::{SharedState, VhostUserConfig, lock};
 use crate::offload::{OffloadCaps, VNET_HDR_LEN};
+use crate::port::dirty_log::DirtyLog;
 use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
-use crate::port::split_ring::{RING_SIZE_MAX, RingSpec, SplitRing};
+use crate::port::inflight::InflightRegion;
+use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec, SplitRing};
 use crate::worker::WorkerHandle;
 
 const F_CSUM: u64 = 1 << 0;
@@ -35,6 +39,7 @@ const F_CTRL_VQ: u64 = 1 << 17;
 const F_CTRL_RX: u64 = 1 << 18;
 const F_GUEST_ANNOUNCE: u64 = 1 << 21;
 const F_MQ: u64 = 1 << 22;
+const F_LOG_ALL: u64 = 1 << 26;
 const F_ANY_LAYOUT: u64 = 1 << 27;
 const F_INDIRECT_DESC: u64 = 1 << 28;
 const F_EVENT_IDX: u64 = 1 << 29;
@@ -69,6 +74,7 @@ fn offered(config: &VhostUserConfig) -> u64 {
         | F_CTRL_VQ
         | F_CTRL_RX
         | F_GUEST_ANNOUNCE
+        | F_LOG_ALL
         | F_ANY_LAYOUT
         | F_INDIRECT_DESC
         | F_EVENT_IDX
@@ -95,9 +101,9 @@ fn offered(config: &VhostUserConfig) -> u64 {
 #[derive(Debug, Default)]
 struct Ring {
     size: u32,
-    descriptors: u64,
-    used: u64,
-    available: u64,
+    at: RingAddresses,
+    /// Where the used ring is for the dirty log, if its writes are to be logged.
+    log_used: Option<u64>,
     base: u32,
     addressed: bool,
     kick: Option<File>,
@@ -118,8 +124,9 @@ pub(super) struct Session {
     protocol: u64,
     queue_pairs: u16,
     rings: Vec<Ring>,
-    regions: Vec<RegionSpec>,
     memory: Option<Arc<GuestMemory>>,
+    log: Option<Arc<DirtyLog>>,
+    inflight: Option<Arc<InflightRegion>>,
 }
 
 fn refuse(what: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -151,8 +158,9 @@ impl Session {
             protocol: 0,
             queue_pairs: config.queue_pairs,
             rings: std::iter::repeat_with(Ring::default).take(rings).collect(),
-            regions: Vec::new(),
             memory: None,
+            log: None,
+            inflight: None,
         }
     }
 
@@ -162,7 +170,8 @@ impl Session {
             self.halt(index);
         }
         self.memory = None;
-        self.regions.clear();
+        self.log = None;
+        self.inflight = None;
     }
 
     fn ring(&mut self, index: u32) -> Result<(usize, &mut Ring)> {
@@ -235,18 +244,20 @@ impl Session {
         };
         let spec = RingSpec {
             size: ring.size,
-            descriptors: ring.descriptors,
-            available: ring.available,
-            used: ring.used,
+            descriptors: ring.at.descriptors,
+            available: ring.at.available,
+            used: ring.at.used,
             base: ring.base,
             event_idx,
             mergeable,
             header: if modern { VNET_HDR_LEN } else { 10 },
             call: ring.call.as_ref().and_then(|call| call.try_clone().ok()),
         };
-        let split = SplitRing::new(spec, Arc::clone(memory)).map_err(refuse)?;
+        let mut split = SplitRing::new(spec, Arc::clone(memory)).map_err(refuse)?;
         ring.running = true;
+        self.record(index, &mut split);
         self.swap(index, Some(Box::new(split)));
+        self.interrupt(index);
         self.report();
         Ok(())
     }
@@ -257,24 +268,6 @@ impl Session {
         self.halt(index);
         change(&mut self.rings[index]);
         self.start(index)
-    }
-
-    /// Puts a new memory map in place of the old one.
-    fn remap(&mut self) -> Result<()> {
-        let running: Vec<usize> =
-            (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
-        for index in 0..self.rings.len() {
-            self.halt(index);
-        }
-        self.memory = None;
-        let mut specs = Vec::with_capacity(self.regions.len());
-        for r in &self.regions {
-            let file = r.file.try_clone().map_err(Error::ReqHandlerError)?;
-            let (guest, user, len, offset) = (r.guest, r.user, r.len, r.offset);
-            specs.push(RegionSpec { guest, user, len, offset, file });
-        }
-        self.memory = Some(Arc::new(GuestMemory::map(specs).map_err(refuse)?));
-        running.into_iter().try_for_each(|index| self.start(index))
     }
 
     fn report(&self) {
@@ -308,6 +301,12 @@ impl VhostUserBackendReqHandlerMut for Session {
             tracing::warn!(port = %self.name, "driver acknowledges features that were not offered");
             return Err(Error::InvalidParam);
         }
+        if features ^ self.features == F_LOG_ALL {
+            // A migration begins or is given up: rings go on, no frame finds them absent.
+            self.features = features;
+            self.set_logs();
+            return Ok(());
+        }
         let running: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
         running.iter().for_each(|&index| self.halt(index));
@@ -329,7 +328,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if regions.len() != files.len() {
             return Err(Error::InvalidParam);
         }
-        self.regions = regions
+        let specs = regions
             .iter()
             .zip(files)
             .map(|(r, file)| RegionSpec {
@@ -340,7 +339,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 file,
             })
             .collect();
-        self.remap()?;
+        self.remap(GuestMemory::map(specs).map_err(refuse)?)?;
         Ok(None)
     }
 
@@ -354,16 +353,23 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
-        descriptor: u64,
+        flags: VhostUserVringAddrFlags,
+        descriptors: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
+        let at = RingAddresses { descriptors, available, used };
+        let log_used = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
+        let (i, ring) = self.ring(index)?;
+        if ring.running && ring.at == at {
+            ring.log_used = log_used;
+            self.set_log(i);
+            return Ok(());
+        }
         self.change(index, |ring| {
-            ring.descriptors = descriptor;
-            ring.used = used;
-            ring.available = available;
+            ring.at = at;
+            ring.log_used = log_used;
             ring.addressed = true;
         })
     }
@@ -384,6 +390,12 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let (_, ring) = self.ring(u32::from(index))?;
+        if ring.running {
+            // We poll: another descriptor changes nothing.
+            ring.kick = fd;
+            return Ok(());
+        }
         self.change(u32::from(index), |ring| {
             ring.kick = fd;
             ring.kicked = true;
@@ -400,7 +412,10 @@ impl VhostUserBackendReqHandlerMut for Session {
             use nix::fcntl::{FcntlArg, OFlag, fcntl};
             fcntl(call, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(refuse)?;
         }
-        self.change(u32::from(index), |ring| ring.call = fd)
+        let (index, ring) = self.ring(u32::from(index))?;
+        ring.call = fd;
+        self.set_call(index);
+        Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
@@ -409,7 +424,9 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
         Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::RESET_DEVICE)
     }
@@ -443,12 +460,25 @@ impl VhostUserBackendReqHandlerMut for Session {
         Err(Error::InvalidOperation("no shared objects"))
     }
 
-    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        Err(Error::InvalidOperation("inflight region not offered"))
+    fn get_inflight_fd(&mut self, want: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (want.num_queues, want.queue_size);
+        if usize::from(queues) > self.rings.len() || u32::from(size) > RING_SIZE_MAX {
+            return Err(Error::InvalidParam);
+        }
+        let (file, len) = InflightRegion::make(self.layout(), queues, size).map_err(refuse)?;
+        Ok((VhostUserInflight::new(len, 0, queues, size), file))
     }
 
-    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _: File) -> Result<()> {
-        Err(Error::InvalidOperation("inflight region not offered"))
+    fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
+        let (offset, len) = (region.mmap_offset, region.mmap_size);
+        let (queues, size) = (region.num_queues, region.queue_size);
+        let region =
+            InflightRegion::map(self.layout(), &file, offset, len, queues, size).map_err(refuse)?;
+        let running: Vec<usize> =
+            (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
+        running.iter().for_each(|&index| self.halt(index));
+        self.inflight = Some(Arc::new(region));
+        running.into_iter().try_for_each(|index| self.start(index))
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
@@ -461,25 +491,29 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<vhost::VhostUserMemoryRegionBase>> {
-        self.regions.push(RegionSpec {
+        let spec = RegionSpec {
             guest: region.guest_phys_addr,
             user: region.user_addr,
             len: region.memory_size,
             offset: region.mmap_offset,
             file,
-        });
-        self.remap()?;
+        };
+        let new = match &self.memory {
+            Some(memory) => memory.with(&spec),
+            None => GuestMemory::map(vec![spec]),
+        };
+        self.remap(new.map_err(refuse)?)?;
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let (guest, len) = (region.guest_phys_addr, region.memory_size);
-        let before = self.regions.len();
-        self.regions.retain(|r| r.guest != guest || r.len != len);
-        if self.regions.len() == before {
+        let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
+        let memory = self.memory.as_ref().ok_or(Error::InvalidParam)?;
+        let Some(rest) = memory.without(guest, user, len) else {
+            tracing::warn!(port = %self.name, guest, len, "no such memory region to remove");
             return Err(Error::InvalidParam);
-        }
-        self.remap()
+        };
+        self.remap(rest)
     }
 
     fn set_device_state_fd(
@@ -499,8 +533,17 @@ impl VhostUserBackendReqHandlerMut for Session {
         Err(Error::InvalidOperation("no shared memory regions"))
     }
 
-    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
-        Err(Error::InvalidOperation("dirty log not offered"))
+    fn set_log_base(&mut self, region: &VhostUserLog, file: File) -> Result<()> {
+        let (offset, len) = (region.mmap_offset, region.mmap_size);
+        let log = DirtyLog::map(&file, offset, len).map_err(refuse)?;
+        if self.memory.as_ref().is_some_and(|memory| !log.covers(memory.end())) {
+            let what = "the dirty log is shorter than the guest's memory: what lies beyond is lost";
+            tracing::warn!(port = %self.name, bytes = len, "{what}");
+        }
+        let before = self.log.replace(Arc::new(log));
+        self.set_logs();
+        drop(before);
+        Ok(())
     }
 }
 

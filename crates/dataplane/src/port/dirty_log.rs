@@ -1,0 +1,138 @@
+//! The dirty log: which pages of a guest we wrote, for whoever copies it elsewhere meanwhile.
+//!
+//! **Problem.** While a VM migrates, its pages are copied as they change; what the device writes,
+//! the hypervisor cannot see. **Source.** The vhost-user specification, "Migration": one bit for
+//! each 4 KiB page of guest addresses, lowest bit first, set with an atomic OR by the back end and
+//! taken with an atomic exchange by the front end. **Rule.** A page is marked *after* it was
+//! written: the front end takes the bit first and copies then, so a mark that comes late only
+//! makes it copy again, a mark that comes early loses the write. The bit is set by a locked
+//! instruction even where it seems to be set already, because a plain look could pass the writes
+//! before it. A page beyond the log is not marked (CVE-2020-10722). **Cost.** Nothing without a
+//! log: a ring asks once a burst whether it has anything to record, see `SplitRing::publish`.
+
+use core::sync::atomic::Ordering;
+use std::fs::File;
+use std::sync::Arc;
+
+use super::shared_file::{SharedFile, SharedFileError};
+
+/// Bytes of guest memory that one bit stands for, whatever the size of the host's pages.
+pub const LOG_PAGE: u64 = 4096;
+/// The longest log taken, bytes: that of 8 TiB of guest addresses.
+pub const LOG_BYTES_MAX: u64 = 256 << 20;
+
+/// A log shared with the front end.
+#[derive(Debug)]
+pub struct DirtyLog {
+    bits: SharedFile,
+    len: u64,
+}
+
+impl DirtyLog {
+    /// Maps `len` bytes of `file` from `offset` on.
+    ///
+    /// # Errors
+    /// [`SharedFileError`]: the stretch is not in the file, or longer than [`LOG_BYTES_MAX`].
+    pub fn map(file: &File, offset: u64, len: u64) -> Result<Self, SharedFileError> {
+        let bits = SharedFile::map("dirty log", file, offset, len, LOG_BYTES_MAX)?;
+        Ok(Self { bits, len })
+    }
+
+    /// Whether the log has a bit for every page below guest address `end`.
+    #[must_use]
+    pub const fn covers(&self, end: u64) -> bool {
+        end.div_ceil(LOG_PAGE).div_ceil(8) <= self.len
+    }
+
+    /// Marks the pages of `len` bytes at guest address `guest`, which were written before.
+    pub fn mark(&self, guest: u64, len: u64) {
+        let Some(last) = len.checked_sub(1).and_then(|more| guest.checked_add(more)) else {
+            return;
+        };
+        for page in guest / LOG_PAGE..=last / LOG_PAGE {
+            // The mapping ends at a page, the log may end before.
+            if page / 8 >= self.len {
+                return;
+            }
+            let byte = usize::try_from(page / 8).ok().and_then(|at| self.bits.u8_at(at));
+            let Some(byte) = byte else { return };
+            byte.fetch_or(1 << (page % 8), Ordering::Release);
+        }
+    }
+}
+
+/// How one ring is logged.
+#[derive(Clone, Debug)]
+pub struct RingLog {
+    /// The log.
+    pub log: Arc<DirtyLog>,
+    /// Guest address of the used ring for the log (`log_guest_addr`), where the front end asked
+    /// for its writes to be marked too (`VHOST_VRING_F_LOG`).
+    pub used: Option<u64>,
+}
+
+impl RingLog {
+    /// Marks `len` bytes of the used ring from `offset` on.
+    pub fn mark_used(&self, offset: u64, len: u64) {
+        if let Some(at) = self.used.and_then(|used| used.checked_add(offset)) {
+            self.log.mark(at, len);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use std::os::unix::fs::FileExt;
+
+    fn log(len: u64) -> (File, DirtyLog) {
+        let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(8192).unwrap();
+        let log = DirtyLog::map(&file, 4096, len).unwrap();
+        (file, log)
+    }
+
+    fn marked(file: &File) -> Vec<u64> {
+        let mut bytes = [0; 8192];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes[..4096].iter().all(|&b| b == 0), "marked before the log's offset");
+        let bit = |n: &u64| bytes[4096 + usize::try_from(n / 8).unwrap()] & 1 << (n % 8) != 0;
+        (0..8 * 4096).filter(bit).collect()
+    }
+
+    #[test]
+    fn every_page_that_a_write_touches_is_marked_and_no_other() {
+        let (file, log) = log(64);
+        log.mark(0, 1);
+        log.mark(3 * LOG_PAGE - 1, 2);
+        log.mark(8 * LOG_PAGE, 2 * LOG_PAGE);
+        log.mark(20 * LOG_PAGE, 0);
+        assert_eq!(marked(&file), [0, 2, 3, 8, 9]);
+    }
+
+    #[test]
+    fn what_lies_beyond_the_log_is_not_marked() {
+        let (file, log) = log(2);
+        log.mark(15 * LOG_PAGE, LOG_PAGE + 1);
+        log.mark(16 * LOG_PAGE, 1);
+        log.mark(u64::MAX, 1);
+        log.mark(u64::MAX, 2);
+        log.mark(0, u64::MAX);
+        assert_eq!(marked(&file), (0..16).collect::<Vec<_>>());
+        assert!(log.covers(16 * LOG_PAGE) && !log.covers(16 * LOG_PAGE + 1));
+        assert!(!log.covers(u64::MAX));
+    }
+
+    #[test]
+    fn a_used_ring_is_marked_where_the_front_end_says() {
+        let (file, log) = log(64);
+        let log = Arc::new(log);
+        RingLog { log: Arc::clone(&log), used: None }.mark_used(0, 8);
+        assert_eq!(marked(&file), [0_u64; 0]);
+        let ring = RingLog { log, used: Some(5 * LOG_PAGE) };
+        ring.mark_used(LOG_PAGE - 4, 8);
+        RingLog { used: Some(u64::MAX), ..ring }.mark_used(4, 8);
+        assert_eq!(marked(&file), [5, 6]);
+    }
+}

@@ -1,0 +1,166 @@
+use super::*;
+
+const SIZE: u16 = 16;
+
+/// A queue of a fresh region, and the words behind it as another program would write them.
+fn queue() -> (SplitInflight, Arc<InflightRegion>) {
+    let (file, len) = InflightRegion::make(RingLayout::Split, 3, SIZE).unwrap();
+    let region = Arc::new(InflightRegion::map(RingLayout::Split, &file, 0, len, 3, SIZE).unwrap());
+    (region.split(2, SIZE).unwrap(), region)
+}
+
+impl SplitInflight {
+    fn mark(&self, head: u16, counter: u64) {
+        let region = &self.region.file;
+        region.u8_at(self.entry(head)).unwrap().store(1, Ordering::Relaxed);
+        let at = self.entry(head) + ENTRY_COUNTER;
+        region.u64_at(at).unwrap().store(counter, Ordering::Relaxed);
+    }
+
+    fn marks(&self) -> Vec<u16> {
+        (0..self.size).filter(|&head| self.is_marked(head)).collect()
+    }
+}
+
+#[test]
+fn the_layout_is_that_of_the_specification() {
+    let (file, len) = InflightRegion::make(RingLayout::Split, 2, 256).unwrap();
+    // 16 bytes and 16 for each descriptor, to the next multiple of 64.
+    assert_eq!(len, 2 * (16 + 16 * 256_u64).next_multiple_of(64));
+    let mut bytes = vec![0; usize::try_from(len).unwrap()];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).unwrap();
+    for queue in bytes.chunks(bytes.len() / 2) {
+        assert_eq!(queue[8..12], [1, 0, 0, 1], "version 1, 256 descriptors");
+        assert!(queue[16..].iter().all(|&b| b == 0));
+    }
+    let (_, len) = InflightRegion::make(RingLayout::Packed, 1, 256).unwrap();
+    assert_eq!(len, (32 + 32 * 256_u64).next_multiple_of(64));
+}
+
+#[test]
+fn a_region_that_its_file_does_not_hold_is_refused() {
+    let (file, len) = InflightRegion::make(RingLayout::Split, 2, 256).unwrap();
+    let map = |len, queues, size| {
+        InflightRegion::map(RingLayout::Split, &file, 0, len, queues, size).map(|_| ())
+    };
+    assert!(map(len, 2, 256).is_ok());
+    assert!(matches!(map(len, 3, 256), Err(InflightError::Small { .. })));
+    assert!(matches!(map(len, 2, 300), Err(InflightError::Small { .. })));
+    assert!(matches!(map(2 * len, 2, 256), Err(InflightError::File(_))));
+    assert!(matches!(map(len, 0, 256), Ok(())), "no queues, none found");
+    assert!(InflightRegion::make(RingLayout::Packed, u16::MAX, u16::MAX).is_err());
+}
+
+#[test]
+fn a_queue_that_does_not_fit_the_ring_is_none() {
+    let (_, region) = queue();
+    assert!(region.split(2, SIZE).is_some() && region.split(0, SIZE / 2).is_some());
+    assert!(region.split(3, SIZE).is_none(), "no such queue");
+    assert!(region.split(0, 2 * SIZE).is_none(), "a larger ring");
+}
+
+#[test]
+fn an_unknown_layout_is_refused() {
+    let (file, len) = InflightRegion::make(RingLayout::Split, 1, 16).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[2], 8).unwrap();
+    let error = InflightRegion::map(RingLayout::Split, &file, 0, len, 1, 16).unwrap_err();
+    assert_eq!(error.to_string(), "inflight region: queue 0 has layout version 2; only 1 is known");
+}
+
+#[test]
+fn our_own_rings_leave_nothing_in_flight_wherever_they_are_killed() {
+    let (queue, _region) = queue();
+    for used in [0_u16, 5, 13, 65_530, 3] {
+        // Killed between the ring's index and the region's: the next one finds it behind.
+        assert_eq!(queue.recover(used, used.wrapping_add(4)), [0_u16; 0]);
+        queue.note(used);
+        assert_eq!(queue.recover(used, used.wrapping_add(4)), [0_u16; 0]);
+    }
+}
+
+#[test]
+fn heads_in_flight_come_back_in_the_order_of_their_counters() {
+    let (queue, _region) = queue();
+    for (head, counter) in [(3, 12), (9, 10), (0, 11), (15, 9)] {
+        queue.mark(head, counter);
+    }
+    assert_eq!(queue.recover(0, 4), [15, 9, 0, 3]);
+    // Asked again, as after another death before anything was returned.
+    assert_eq!(queue.recover(0, 5), [15, 9, 0, 3]);
+}
+
+#[test]
+fn a_kill_between_any_two_stores_of_a_batch_neither_loses_nor_doubles_a_head() {
+    // Heads 7, 2, 5, 11 are in flight; 5 and 7 are being returned when the kill comes. The stores,
+    // in the order that the specification and `begin`, the ring's index and `end` keep.
+    for stores in 0..=7 {
+        let (queue, region) = queue();
+        region.store(queue.at + SPLIT_USED, 40);
+        for (counter, head) in (0..).zip([7, 2, 5, 11]) {
+            queue.mark(head, counter);
+        }
+        let mut used = 40;
+        let store = |at: usize, value| region.store(at, value);
+        let steps: [&mut dyn FnMut(); 7] = [
+            &mut || store(queue.entry(5) + ENTRY_NEXT, 0),
+            &mut || store(queue.at + SPLIT_LAST_BATCH, 5),
+            &mut || store(queue.entry(7) + ENTRY_NEXT, 5),
+            &mut || store(queue.at + SPLIT_LAST_BATCH, 7),
+            &mut || used = 42,
+            &mut || queue.unmark(5),
+            &mut || queue.unmark(7),
+        ];
+        steps.into_iter().take(stores).for_each(|step| step());
+        let left: &[u16] = if stores < 5 { &[7, 2, 5, 11] } else { &[2, 11] };
+        assert_eq!(queue.recover(used, 44), left, "killed after {stores} stores");
+        assert_eq!(region.load(queue.at + SPLIT_USED), used);
+    }
+}
+
+#[test]
+fn begin_and_end_are_that_procedure() {
+    let (queue, region) = queue();
+    for (counter, head) in (0..).zip([7, 2, 5, 11]) {
+        queue.mark(head, counter);
+    }
+    queue.begin([5, 7].into_iter());
+    assert_eq!(queue.marks(), [2, 5, 7, 11], "nothing is returned yet");
+    assert_eq!(region.load(queue.at + SPLIT_LAST_BATCH), 7);
+    assert_eq!(queue.next(7), 5);
+    assert_eq!(region.load(queue.at + SPLIT_USED), 0);
+    queue.end([5, 7].into_iter(), 2);
+    assert_eq!(queue.marks(), [2, 11]);
+    assert_eq!(region.load(queue.at + SPLIT_USED), 2);
+}
+
+#[test]
+fn marks_that_cannot_be_true_are_dropped() {
+    // More in flight than the driver has outstanding.
+    let (queue, _region) = queue();
+    (0..5).for_each(|head| queue.mark(head, u64::from(head)));
+    assert_eq!(queue.recover(0, 4), [0_u16; 0]);
+    assert_eq!(queue.marks(), [0_u16; 0]);
+    // An index that has nothing to do with the ring's: the guest was reset.
+    queue.mark(3, 0);
+    assert_eq!(queue.recover(1000, 1004), [0_u16; 0]);
+    assert_eq!(queue.marks(), [0_u16; 0]);
+    // An available index that runs ahead of the ring.
+    queue.mark(3, 0);
+    assert_eq!(queue.recover(1000, 1000 + SIZE + 1), [0_u16; 0]);
+    // A list of the last batch that names what does not exist, or runs in a circle.
+    let (queue, region) = self::queue();
+    queue.mark(1, 0);
+    region.store(queue.at + SPLIT_LAST_BATCH, 999);
+    assert_eq!(queue.recover(3, 4), [1]);
+    region.store(queue.at + SPLIT_LAST_BATCH, 0);
+    assert_eq!(queue.recover(3 + SIZE, 4 + SIZE), [1]);
+}
+
+#[test]
+fn a_header_is_put_on_a_file_of_zeroes() {
+    let file = File::from(memfd_create(c"zeroes", MFdFlags::MFD_CLOEXEC).unwrap());
+    let len = needs(RingLayout::Split, 1, SIZE);
+    file.set_len(len).unwrap();
+    let region = InflightRegion::map(RingLayout::Split, &file, 0, len, 1, SIZE).unwrap();
+    assert_eq!((region.load(AT_VERSION), region.load(AT_DESC_NUM)), (1, SIZE));
+}

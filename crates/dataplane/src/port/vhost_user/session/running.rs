@@ -1,0 +1,115 @@
+//! Changes to rings that run: made where they are, so that no frame finds a ring absent.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use penstock_units::QueueId;
+use vhost::vhost_user::Result;
+
+use super::super::queue::{ChangeRing, RingChange, Side};
+use super::{F_LOG_ALL, Session, refuse};
+use crate::port::dirty_log::RingLog;
+use crate::port::guest_memory::GuestMemory;
+use crate::port::inflight::RingLayout;
+use crate::port::split_ring::SplitRing;
+
+/// `VIRTIO_F_RING_PACKED`.
+const F_RING_PACKED: u64 = 1 << 34;
+
+impl Session {
+    /// How the driver's rings are laid out.
+    pub(super) fn layout(&self) -> RingLayout {
+        if self.has(F_RING_PACKED) { RingLayout::Packed } else { RingLayout::Split }
+    }
+
+    /// Lets a ring that is about to start record what it does, where that is wanted.
+    pub(super) fn record(&self, index: usize, ring: &mut SplitRing) {
+        let queue = u16::try_from(index).unwrap_or(u16::MAX);
+        if let Some(inflight) = &self.inflight {
+            match inflight.split(queue, ring.size()) {
+                Some(queue) => ring.track(queue),
+                None => {
+                    let what = "the inflight region has no place for the ring: not recorded";
+                    tracing::warn!(port = %self.name, ring = index, "{what}");
+                }
+            }
+        }
+        ring.set_log(self.log_of(index));
+    }
+
+    /// The log of ring `index`, if what it writes is to be logged.
+    fn log_of(&self, index: usize) -> Option<RingLog> {
+        let log = self.log.as_ref().filter(|_| self.has(F_LOG_ALL))?;
+        Some(RingLog { log: Arc::clone(log), used: self.rings[index].log_used })
+    }
+
+    /// Brings the logging of every running ring up to date; the worker has let go of a log that
+    /// was in place before when this returns.
+    pub(super) fn set_logs(&mut self) {
+        if self.has(F_LOG_ALL) && self.log.is_none() {
+            let what = "asked to log what it writes, but no log was set";
+            tracing::warn!(port = %self.name, "{what}");
+        }
+        (0..self.rings.len()).for_each(|index| self.set_log(index));
+    }
+
+    /// As [`Self::set_logs`], of one ring.
+    pub(super) fn set_log(&mut self, index: usize) {
+        if self.rings[index].running {
+            let _ = self.change_running(index, RingChange::Log(self.log_of(index)));
+        }
+    }
+
+    /// Hands the driver's call descriptor to a running ring.
+    pub(super) fn set_call(&mut self, index: usize) {
+        if self.rings[index].running {
+            let call = self.rings[index].call.as_ref().and_then(|call| call.try_clone().ok());
+            let _ = self.change_running(index, RingChange::Call(call));
+            self.interrupt(index);
+        }
+    }
+
+    /// Interrupts the driver, wanted or not: an interrupt may have been due on the descriptor
+    /// before, or have died with a switch that had returned chains and not said so.
+    pub(super) fn interrupt(&mut self, index: usize) {
+        if let Some(call) = &mut self.rings[index].call {
+            // One that would block has an interrupt pending.
+            let _ = call.write(&1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Puts a new memory map in place of the old one, under the running rings.
+    pub(super) fn remap(&mut self, memory: GuestMemory) -> Result<()> {
+        let memory = Arc::new(memory);
+        for index in 0..self.rings.len() {
+            if !self.rings[index].running {
+                continue;
+            }
+            let change = RingChange::Move(Arc::clone(&memory), self.rings[index].at);
+            if let Some(RingChange::Refused(error)) = self.change_running(index, change) {
+                tracing::warn!(
+                    port = %self.name, ring = index, %error,
+                    "the driver's new memory table is without a ring that runs"
+                );
+                return Err(refuse(error));
+            }
+        }
+        self.memory = Some(memory);
+        Ok(())
+    }
+
+    /// Has the worker change a ring between two batches; what was in place before comes back.
+    fn change_running(&self, index: usize, change: RingChange) -> Option<RingChange> {
+        let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
+        let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
+        let message = Box::new(ChangeRing { side, change });
+        match self.worker.control_queue(self.id, queue, message) {
+            Ok(answer) => answer.downcast::<ChangeRing>().ok().map(|answer| answer.change),
+            Err(error) => {
+                // The port is being deleted: its queues have left the worker, rings and all.
+                tracing::debug!(port = %self.name, %error, "ring not changed");
+                None
+            }
+        }
+    }
+}

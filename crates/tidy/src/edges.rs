@@ -23,7 +23,8 @@ fn layer(krate: &str) -> Option<u8> {
         _ if SERVICES.contains(&krate) => Some(2),
         "sim" => Some(3),
         "lab" => Some(4),
-        "penstock" => Some(5),
+        // Fuzz targets: may look at everything but the program, whose place they share.
+        "penstock" | "fuzz" => Some(5),
         // Stands apart: nothing may use it, and it uses nothing of ours.
         "tidy" => Some(0),
         _ => None,

@@ -1,0 +1,140 @@
+//! Frames as `etherparse` reads them, and where it and our parser may differ.
+
+use etherparse::{SlicedPacket, TransportSlice};
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::classify::key::KeyFields;
+use penstock_dataplane::classify::parse::{FRAGMENT_FIRST, FRAGMENT_LATER, Headers, parse};
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::offload::Offload;
+
+/// What our parser finds of a frame that came from port 7.
+///
+/// # Errors
+/// Why it refuses the frame.
+pub fn ours(frame: &[u8]) -> Result<Headers, DropReason> {
+    let mut batch = Batch::new();
+    match batch.push(frame, Offload::NONE) {
+        Ok(()) => parse(&mut batch, 0, 7),
+        Err(full) => panic!("an empty batch takes a frame: {full:?}"),
+    }
+}
+
+/// What `etherparse` finds, in our terms; `None` if it finds no sound IP packet.
+#[must_use]
+pub fn theirs(frame: &[u8]) -> Option<KeyFields> {
+    let p = SlicedPacket::from_ethernet(frame).ok()?;
+    let mut k = KeyFields { in_port: 7, ..KeyFields::default() };
+    let eth = p.link.as_ref()?.to_header()?.ethernet2()?;
+    (k.src_mac, k.dst_mac) = (number(&eth.source), number(&eth.destination));
+    k.ethertype = eth.ether_type.0;
+    if let Some(vlan) = p.vlan() {
+        // They take 802.1ad's 0x88a8 and the old 0x9100 for tags too; to us those frames are no IP.
+        if k.ethertype != 0x8100 {
+            return None;
+        }
+        let vlan = vlan.to_header();
+        match vlan {
+            etherparse::VlanHeader::Single(tag) => {
+                (k.vid, k.ethertype) = (tag.vlan_id.value(), tag.ether_type.0);
+            }
+            etherparse::VlanHeader::Double(_) => return None,
+        }
+    }
+    let mut fragment = 0;
+    match p.net.as_ref()? {
+        etherparse::NetSlice::Ipv4(ip) => {
+            let h = ip.header();
+            k.ipv4_src = u32::from_be_bytes(h.source());
+            k.ipv4_dst = u32::from_be_bytes(h.destination());
+            k.proto = h.protocol().0;
+            k.tos = h.dcp().value() << 2;
+            if h.is_fragmenting_payload() {
+                let first = h.fragments_offset().value() == 0;
+                fragment = if first { FRAGMENT_FIRST } else { FRAGMENT_LATER };
+            }
+        }
+        etherparse::NetSlice::Ipv6(ip) => {
+            let h = ip.header();
+            k.ipv6_src = u128::from_be_bytes(h.source());
+            k.ipv6_dst = u128::from_be_bytes(h.destination());
+            k.tos = h.traffic_class() & 0xfc;
+            k.proto = ip.payload().ip_number.0;
+            fragment = if ip.is_payload_fragmented() { FRAGMENT_FIRST } else { 0 };
+        }
+        etherparse::NetSlice::Arp(_) => return None,
+    }
+    k.tos |= fragment;
+    match p.transport {
+        Some(TransportSlice::Udp(u)) => {
+            (k.src_port, k.dst_port) = (u.source_port(), u.destination_port());
+        }
+        Some(TransportSlice::Tcp(t)) => {
+            (k.src_port, k.dst_port) = (t.source_port(), t.destination_port());
+        }
+        Some(TransportSlice::Icmpv4(i)) => {
+            (k.src_port, k.dst_port) = (i.type_u8().into(), i.code_u8().into());
+        }
+        Some(TransportSlice::Icmpv6(i)) => {
+            (k.src_port, k.dst_port) = (i.type_u8().into(), i.code_u8().into());
+        }
+        Some(TransportSlice::Igmp(_)) | None => {}
+    }
+    Some(k)
+}
+
+fn number(mac: &[u8; 6]) -> u64 {
+    mac.iter().fold(0, |n, &b| n << 8 | u64::from(b))
+}
+
+/// Both may think differently of a frame in the ways listed here, and in no other.
+///
+/// # Panics
+/// They differ otherwise.
+pub fn agree(frame: &[u8]) {
+    let mine = ours(frame);
+    let tag = if frame[12..14] == [0x81, 0] { 4 } else { 0 };
+    if let Ok(h) = &mine {
+        let ip = 14 + tag;
+        let byte = |at: usize| usize::from(frame[ip + at]);
+        let word = |at: usize| byte(at) << 8 | byte(at + 1);
+        match h.key.ethertype() {
+            0x0800 => assert!(ip + word(2) <= frame.len()),
+            0x86dd => assert!(ip + 40 + word(4) <= frame.len()),
+            _ => {}
+        }
+    }
+    match (mine, theirs(frame)) {
+        (Ok(h), Some(want)) => {
+            let mine = h.key.fields();
+            // SCTP is no transport to them, ICMP of the other IP version no ICMP to us. Of IPv6
+            // fragments they do not say which. Behind a first fragment they read no ports.
+            let v6 = mine.ethertype == 0x86dd;
+            let icmp = mine.proto == if v6 { 1 } else { 58 };
+            let other = mine.proto == 132 || icmp || v6 && mine.tos & 3 != 0;
+            let mine = if mine.tos & 3 == 0 {
+                mine
+            } else {
+                KeyFields { src_port: want.src_port, dst_port: want.dst_port, ..mine }
+            };
+            assert!(other || mine == want, "{mine:?}\n{want:?}");
+        }
+        // We refuse more, but only what says it is IP or ARP, or ends inside its tag.
+        (Err(reason), _) => {
+            let at = 12 + tag;
+            let ethertype = frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
+            let lawful = match ethertype {
+                None => reason == DropReason::Runt,
+                Some(0x0800 | 0x0806 | 0x86dd) => reason == DropReason::BadHeader,
+                Some(_) => false,
+            };
+            assert!(lawful, "{reason:?}");
+        }
+        // What they refuse and we pass is not IP to us, or a protocol we do not look into.
+        (Ok(h), None) => {
+            let f = h.key.fields();
+            let ip = matches!(f.ethertype, 0x0800 | 0x86dd);
+            let looked_into = matches!(f.proto, 6 | 17) && f.tos & 3 == 0;
+            assert!(!ip || !looked_into || f.proto == 17, "{f:?}");
+        }
+    }
+}

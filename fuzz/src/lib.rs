@@ -1,0 +1,38 @@
+//! Fuzz targets: what a guest, a configuration's author or an API client may say, and what must
+//! hold whatever it is.
+//!
+//! **Problem.** Tests try what somebody thought of. **Rule.** A target is a function of bytes that
+//! panics when a property does not hold; it keeps nothing from one input to the next, so an input
+//! that fails once fails always. libFuzzer drives it with coverage (`fuzz_targets/`,
+//! `scripts/fuzz.sh`); [`bounded`] drives it in every test run, with any compiler, on the kept
+//! corpus and mutations of it. Totals and findings: `docs/fuzz.md`.
+//!
+//! | Target | Input | Must hold |
+//! |---|---|---|
+//! | [`split_ring`] | calls of both sides of a ring, any order | what a slow model of virtio says |
+//! | [`headers`] | a virtio-net header and a frame | what `etherparse` and slow sums say |
+//! | [`rules`] | a set of rules and keys | the answer of a list searched from the top |
+//! | [`config`] | a TOML file | refused with reasons, or right, also written and read again |
+//! | [`api`] | requests to a running host | a refusal changes nothing, else it is right again |
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod bounded;
+pub mod config;
+pub mod headers;
+mod input;
+mod model;
+pub mod rules;
+pub mod split_ring;
+
+/// A target: its name, which is its directory in `corpus/`, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 5] = [
+    ("split_ring", split_ring::run),
+    ("headers", headers::run),
+    ("rules", rules::run),
+    ("config", config::run),
+    ("api", api::run),
+];

@@ -1,0 +1,403 @@
+//! Both sides of a split ring, in any order: the input is the guest's writes and the switch's
+//! calls between them.
+//!
+//! **Rule.** The guest has three regions with holes between them in the file; the holes' bytes must
+//! never change. After each `take` and `give` the frames, the used entries and the index are what
+//! [`crate::model`] says. A ring that the guest made overlap itself is run but not compared.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
+use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
+use penstock_dataplane::port::TxOutcome;
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+
+use crate::input::Input;
+use crate::model::{Memory, Range, Region, WRITE, overlap};
+
+const USER: u64 = 0x7000_0000_0000;
+const FILE: usize = 0xe000;
+/// The first two adjoin in guest addresses, not in the file; the third begins at an odd place.
+const REGIONS: [Region; 3] = [
+    Region { guest: 0, len: 0x8000, file: 0 },
+    Region { guest: 0x8000, len: 0x2000, file: 0x9000 },
+    Region { guest: 0x4000_0000, len: 0x1000, file: 0xc004 },
+];
+/// What of the file belongs to no region.
+const HOLES: [Range; 4] = [(0x8000, 0x1000), (0xb000, 0x1000), (0xc000, 4), (0xd004, 0xffc)];
+const HOLE_BYTE: u8 = 0xc5;
+
+const DESCRIPTORS: u64 = 0;
+const AVAILABLE: u64 = 0x400;
+const USED: u64 = 0x600;
+/// Where indirect tables and small buffers usually are.
+const TABLES: u64 = 0xa00;
+const SIZE_MAX_LOG2: usize = 6;
+
+struct Guest {
+    file: File,
+    memory: Arc<GuestMemory>,
+    blank: Vec<u8>,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let file = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("a memory file");
+        let file = File::from(file);
+        file.set_len(FILE as u64).expect("a size");
+        let spec = |r: &Region| RegionSpec {
+            guest: r.guest,
+            user: USER + r.guest,
+            len: r.len,
+            offset: r.file,
+            file: file.try_clone().expect("a descriptor"),
+        };
+        let memory = GuestMemory::map(REGIONS.iter().map(spec).collect()).expect("a lawful map");
+        let mut blank = vec![0; FILE];
+        for (at, len) in HOLES {
+            blank[at..at + len].fill(HOLE_BYTE);
+        }
+        Self { file, memory: Arc::new(memory), blank }
+    }
+
+    /// Writes where the guest can; what is outside its regions is left out.
+    fn write(&self, guest: u64, bytes: &[u8]) {
+        for (at, byte) in (0..).map(|i| guest.wrapping_add(i)).zip(bytes) {
+            if let Some(r) = REGIONS.iter().find(|r| at.wrapping_sub(r.guest) < r.len) {
+                let place = r.file + (at - r.guest);
+                self.file.write_all_at(&[*byte], place).expect("a write in the file");
+            }
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; FILE];
+        self.file.read_exact_at(&mut bytes, 0).expect("the file");
+        bytes
+    }
+}
+
+thread_local! {
+    static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
+}
+
+/// Runs one input.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn run(data: &[u8]) {
+    GUEST.with_borrow_mut(|(guest, batch)| {
+        guest.file.write_all_at(&guest.blank, 0).expect("the file");
+        let mut input = Input::new(data);
+        let Some(mut game) = Game::new(&mut input, guest) else { return };
+        while !input.is_empty() {
+            batch.clear();
+            batch.errors = 0;
+            game.step(&mut input, batch);
+        }
+        let bytes = guest.bytes();
+        for (at, len) in HOLES {
+            let whole = bytes[at..at + len].iter().all(|b| *b == HOLE_BYTE);
+            assert!(whole, "a byte outside the guest's regions was written, near {at:#x}");
+        }
+    });
+}
+
+/// One ring and what must be true of it.
+struct Game<'a> {
+    guest: &'a Guest,
+    ring: SplitRing,
+    size: u16,
+    header: usize,
+    mergeable: bool,
+    /// The available index as the guest last wrote it by `offer`.
+    offered: u16,
+    used: u16,
+}
+
+impl<'a> Game<'a> {
+    /// A ring as the input wants it; `None`: refused.
+    fn new(input: &mut Input<'_>, guest: &'a Guest) -> Option<Self> {
+        let shape = input.u8();
+        let size = 1_u16 << (usize::from(shape & 7)).min(SIZE_MAX_LOG2);
+        let mergeable = shape & 8 != 0;
+        let header = if mergeable || shape & 16 == 0 { VNET_HDR_LEN } else { 10 };
+        let start = if shape & 32 != 0 { 0xfff0_u16 } else { 0 };
+        guest.write(USED + 2, &start.to_le_bytes());
+        guest.write(AVAILABLE + 2, &start.to_le_bytes());
+        let spec = RingSpec {
+            size: u32::from(size),
+            descriptors: USER + DESCRIPTORS,
+            available: USER + AVAILABLE,
+            used: USER + USED,
+            base: start.into(),
+            event_idx: shape & 64 != 0,
+            mergeable,
+            header,
+            call: None,
+        };
+        let ring = SplitRing::new(spec, Arc::clone(&guest.memory)).ok()?;
+        Some(Self { guest, ring, size, header, mergeable, offered: start, used: start })
+    }
+
+    fn step(&mut self, input: &mut Input<'_>, batch: &mut Batch) {
+        match input.below(10) {
+            0 => {
+                let at = DESCRIPTORS + 16 * u64::from(input.u8() % 64);
+                self.guest.write(at, &descriptor(input));
+            }
+            1 => {
+                let at = TABLES + 16 * u64::from(input.u8() % 64);
+                self.guest.write(at, &descriptor(input));
+            }
+            2 => {
+                let head = u16::from(input.u8());
+                self.offer(head, 1);
+            }
+            3 => {
+                let (head, count) = (u16::from(input.u8()), input.u8() % 64);
+                self.offer(head, count);
+            }
+            4 => self.guest.write(AVAILABLE + 2, &input.u16().to_le_bytes()),
+            5 => {
+                let at = address(input);
+                let len = input.below(32);
+                let bytes = input.slice(len);
+                self.guest.write(at, bytes);
+            }
+            6 | 7 => self.take(batch),
+            8 => self.give(input, batch),
+            _ => {
+                self.ring.notify();
+                let _ = self.ring.has_waiting();
+            }
+        }
+    }
+
+    /// Makes `count` heads available, the first `head`, each one more than the last.
+    fn offer(&mut self, head: u16, count: u8) {
+        for i in 0..u16::from(count) {
+            let at = AVAILABLE + 4 + 2 * u64::from(self.offered % self.size);
+            self.guest.write(at, &head.wrapping_add(i).to_le_bytes());
+            self.offered = self.offered.wrapping_add(1);
+        }
+        self.guest.write(AVAILABLE + 2, &self.offered.to_le_bytes());
+    }
+
+    /// The next available entry; a split ring uses the low half of the protocol's number.
+    fn base(&self) -> u16 {
+        u16::try_from(self.ring.base() & 0xffff).unwrap_or(0)
+    }
+
+    fn memory<'m>(&self, bytes: &'m [u8]) -> Memory<'m> {
+        Memory { bytes, regions: &REGIONS, table: (0, self.size) }
+    }
+
+    fn head(&self, memory: &Memory<'_>, index: u16) -> u16 {
+        memory.u16(place(AVAILABLE) + 4 + 2 * usize::from(index % self.size))
+    }
+
+    fn used_entry(&self, memory: &Memory<'_>, index: u16) -> (u32, u32) {
+        let at = place(USED) + 4 + 8 * usize::from(index % self.size);
+        (memory.u32(at), memory.u32(at + 4))
+    }
+
+    fn take(&mut self, batch: &mut Batch) {
+        let before = self.guest.bytes();
+        let memory = self.memory(&before);
+        let base = self.base();
+        let waiting = memory.u16(place(AVAILABLE) + 2).wrapping_sub(base);
+        self.ring.take(batch);
+        let taken = self.base().wrapping_sub(base);
+        let heads: Vec<u16> =
+            (0..taken).map(|i| self.head(&memory, base.wrapping_add(i))).collect();
+        let wanted: Vec<_> = heads.iter().map(|h| memory.frame(*h, self.header)).collect();
+        let good: Vec<_> = wanted.iter().flatten().collect();
+        assert_eq!(batch.len(), good.len(), "frames of {heads:?}");
+        assert_eq!(batch.errors as usize, heads.len() - good.len(), "bad chains of {heads:?}");
+        for (i, (header, frame)) in good.into_iter().enumerate() {
+            let mut got = Vec::new();
+            batch.copy_out(i, &mut got);
+            assert_eq!(&got, frame, "frame {i}");
+            let mut wire = [0; VNET_HDR_LEN];
+            wire[..self.header].copy_from_slice(header);
+            assert_eq!(batch.frame(i).offload, Offload::from_guest(&wire), "header {i}");
+        }
+        if waiting <= self.size && !self.ring.is_stopped() {
+            let all = usize::from(waiting).min(BATCH_FRAMES);
+            assert!(usize::from(taken) >= all || !batch.has_room(), "{taken} of {waiting}");
+        }
+        self.ring.complete_taken();
+        self.ring.publish();
+        let after = self.guest.bytes();
+        let memory = self.memory(&after);
+        for (i, head) in (0..).zip(heads) {
+            let entry = self.used_entry(&memory, self.used.wrapping_add(i));
+            // A ring smaller than the burst is written around more than once.
+            if taken <= self.size {
+                assert_eq!(entry, (u32::from(head), 0), "used entry {i}");
+            }
+        }
+        self.advance(taken, &memory);
+    }
+
+    fn advance(&mut self, by: u16, after: &Memory<'_>) {
+        self.used = self.used.wrapping_add(by);
+        if by > 0 {
+            assert_eq!(after.u16(place(USED) + 2), self.used, "used index");
+        }
+    }
+
+    fn give(&mut self, input: &mut Input<'_>, batch: &mut Batch) {
+        let count = 1 + input.below(BATCH_FRAMES);
+        let mut frames = Vec::new();
+        for i in 0..count {
+            let len = 14 + usize::from(input.u8()) * if i % 4 == 3 { 37 } else { 1 };
+            let frame = frame_of(i, len);
+            if batch.push(&frame, Offload::NONE).is_err() {
+                break;
+            }
+            frames.push(frame);
+        }
+        let order: Vec<u8> = (0..).take(frames.len()).collect();
+        let before = self.guest.bytes();
+        let base = self.base();
+        let mut out = TxOutcome::default();
+        self.ring.give(batch, &order, &mut out);
+        self.ring.publish();
+        let told = out.frames + out.ring_full + out.too_big + out.down + out.error;
+        assert_eq!(told as usize, frames.len(), "{out:?}");
+        let taken = self.base().wrapping_sub(base);
+        let after = self.guest.bytes();
+        self.compare(&frames, base, taken, &before, &after, &out);
+        let memory = self.memory(&after);
+        let mut written = Vec::new();
+        let apart = self.ranges(base, taken, &self.memory(&before), &mut written);
+        if apart {
+            self.advance(taken, &memory);
+        } else {
+            self.used = self.used.wrapping_add(taken);
+        }
+    }
+
+    /// All ranges that the burst used and the rings; true if no two of them overlap.
+    fn ranges(&self, base: u16, taken: u16, before: &Memory<'_>, all: &mut Vec<Range>) -> bool {
+        let n = usize::from(self.size);
+        all.push((place(DESCRIPTORS), 16 * n));
+        all.push((place(AVAILABLE), 6 + 2 * n));
+        all.push((place(USED), 6 + 8 * n));
+        for i in 0..taken {
+            let head = self.head(before, base.wrapping_add(i));
+            if let Some(chain) = before.chain(head, WRITE) {
+                all.extend(chain.buffers);
+                all.extend(chain.table);
+            }
+        }
+        taken <= self.size && !overlap(all)
+    }
+
+    /// What the driver finds in its used buffers are the frames that were said to be delivered.
+    fn compare(
+        &self,
+        frames: &[Vec<u8>],
+        base: u16,
+        taken: u16,
+        before: &[u8],
+        after: &[u8],
+        out: &TxOutcome,
+    ) {
+        let (before, after) = (self.memory(before), self.memory(after));
+        if !self.ranges(base, taken, &before, &mut Vec::new()) {
+            return;
+        }
+        let (mut at, mut found, mut handed_back, mut last) = (0, 0, 0, None);
+        while at < taken {
+            let (_, len) = self.used_entry(&after, self.used.wrapping_add(at));
+            if len == 0 {
+                handed_back += 1;
+                at += 1;
+                continue;
+            }
+            let mut bytes = Vec::new();
+            // The header may itself be spread over buffers; then its last field says how many.
+            let (mut buffers, mut i) = (1, 0);
+            while i < buffers {
+                let head = self.head(&before, base.wrapping_add(at + i));
+                let (id, len) = self.used_entry(&after, self.used.wrapping_add(at + i));
+                assert_eq!(id, u32::from(head), "used entry {}", at + i);
+                let chain = before.chain(head, WRITE).expect("only lawful chains are filled");
+                let mut part = after.gather(&chain);
+                assert!(len as usize <= part.len(), "more used than there is");
+                part.truncate(len as usize);
+                bytes.extend(part);
+                i += 1;
+                if self.mergeable {
+                    let said = bytes.get(10..12).map(|b| u16::from_le_bytes([b[0], b[1]]));
+                    buffers = said.unwrap_or(i + 1).min(taken - at);
+                }
+            }
+            let frame = bytes.split_off(self.header.min(bytes.len()));
+            let index = frame.first().map(|b| usize::from(*b));
+            assert!(index > last, "frames out of order");
+            assert_eq!(Some(&frame), index.and_then(|i| frames.get(i)), "a frame's bytes");
+            last = index;
+            found += 1;
+            at += buffers;
+        }
+        assert_eq!((found, handed_back <= out.error), (out.frames, true), "{out:?}");
+    }
+}
+
+/// The frame that is number `i` of a burst: says so in its first byte.
+fn frame_of(i: usize, len: usize) -> Vec<u8> {
+    let mut frame: Vec<u8> = (1..=251_u8).cycle().skip(i).take(len).collect();
+    frame[0] = u8::try_from(i).unwrap_or(u8::MAX);
+    frame
+}
+
+/// Where in the file an address of the first region is.
+fn place(guest: u64) -> usize {
+    usize::try_from(guest).unwrap_or(usize::MAX)
+}
+
+/// An address: mostly somewhere in a region or near an edge.
+fn address(input: &mut Input<'_>) -> u64 {
+    let (kind, fine) = (input.u8(), u64::from(input.u8()));
+    match kind % 8 {
+        0 | 1 => 0x1000 + 0x100 * u64::from(kind / 8) + fine,
+        2 => TABLES + 16 * (fine % 64),
+        3 => 0x8000 - 128 + fine,
+        4 => 0xa000 - 128 + fine,
+        5 => 0x4000_0000 + 0x80 * u64::from(kind / 8) + fine % 16,
+        6 => fine * 8,
+        _ => input.u64(),
+    }
+}
+
+fn descriptor(input: &mut Input<'_>) -> [u8; 16] {
+    let guest = address(input);
+    let kind = input.u8();
+    let len = match kind % 8 {
+        0..=2 => u32::from(input.u8()),
+        3 => 12 + u32::from(kind / 8),
+        4 => 16 * u32::from(kind / 8),
+        5 => u32::from(input.u16()),
+        6 => 0,
+        _ => input.u32(),
+    };
+    let flags = input.u8();
+    // Unknown flags now and then.
+    let flags = if flags > 0xf0 { u16::from(flags) } else { u16::from(flags & 7) };
+    let next = u16::from(input.u8());
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&guest.to_le_bytes());
+    bytes[8..12].copy_from_slice(&len.to_le_bytes());
+    bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+    bytes[14..].copy_from_slice(&next.to_le_bytes());
+    bytes
+}

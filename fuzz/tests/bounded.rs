@@ -1,0 +1,42 @@
+//! Every target on its kept corpus and on a few thousand changed inputs, the same in every run.
+//! `PENSTOCK_FUZZ_RUNS=N` tries N times as many, `PENSTOCK_FUZZ_SEED=N` others.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use penstock_fuzz::{TARGETS, bounded};
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn run(name: &str, inputs: usize) {
+    let target = TARGETS.into_iter().find(|(n, _)| *n == name).unwrap();
+    let seed = number("PENSTOCK_FUZZ_SEED", 20_261_121) as u64;
+    let ran = bounded::run(target, inputs * number("PENSTOCK_FUZZ_RUNS", 1), seed).unwrap();
+    assert!(ran > inputs, "{name}: no corpus");
+}
+
+#[test]
+fn split_rings() {
+    run("split_ring", 4000);
+}
+
+#[test]
+fn headers() {
+    run("headers", 20_000);
+}
+
+#[test]
+fn rules() {
+    run("rules", 3000);
+}
+
+#[test]
+fn configurations() {
+    run("config", 3000);
+}
+
+#[test]
+fn api_requests() {
+    run("api", 200);
+}

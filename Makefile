@@ -2,6 +2,7 @@
 
 PROFILE ?= dev
 export PROFILE
+BENCH ?= v2v $(if $(filter 0,$(shell id -u)),--peer ovs-dpdk)
 
 .PHONY: help setup build demo test check bench clean
 
@@ -26,8 +27,10 @@ test: ## Everything CI runs; as root all of it, else what can be run
 check: ## Format, lints, documentation, licences, house rules; no root needed
 	@scripts/checks.sh check
 
-bench: ## Frames per second and cycles per frame, stage by stage; give it an idle machine
-	@scripts/bench.sh
+bench: ## Cycles per frame and rates, as root beside OVS-DPDK; BENCH="v2v --sizes 64" picks another
+	@scripts/setup.sh bench
+	@cargo build --locked --release -p penstock
+	@"$${CARGO_TARGET_DIR:-target}/release/penstock" bench $(BENCH)
 
 clean: ## Removes build output and the cached guest images
 	@cargo clean

@@ -5,6 +5,7 @@
 #   setup.sh build     compiler and linker
 #   setup.sh demo      and what `make demo` uses
 #   setup.sh test      and what `make test` uses          (the default)
+#   setup.sh bench     what `make demo` uses, and the switch that `make bench` compares with
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -16,6 +17,7 @@ missing=()
 want() {
     case $level:$1 in
     build:demo | build:test | demo:test) return ;;
+    build:bench | demo:bench | test:bench | bench:test) return ;;
     esac
     have "$3" && return
     missing+=("$2")
@@ -67,6 +69,9 @@ want demo qemu-system-x86 qemu-system-x86_64 "Linux guests"
 want demo cpio cpio "packs the guests' file system"
 want demo xz-utils xz "unpacks kernel modules"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
+# Its service is not used and need not run: the benchmark starts an OVS of its own.
+want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
+    "the switch to compare with"
 find_rust
 install
 if ! have cargo; then

@@ -52,6 +52,9 @@ pub enum Command {
     /// Guests, load and endpoints for experiments.
     #[command(subcommand)]
     Lab(penstock_lab::cli::LabCommand),
+    /// Benchmarks of this switch, and of others beside it.
+    #[command(subcommand)]
+    Bench(penstock_lab::bench::BenchCommand),
     /// Prints a completion script for a shell.
     Completions {
         /// The shell.
@@ -331,6 +334,8 @@ mod tests {
             "penstock stats --watch",
             "penstock stats --check",
             "penstock top --interval 2",
+            "penstock bench v2v --peer ovs-dpdk --sizes 64,imix --flows 1,1000 --json -",
+            "penstock bench guard",
             "penstock completions bash",
             "penstock --socket /tmp/x port list",
             "penstock port list --socket /tmp/x",
@@ -348,6 +353,8 @@ mod tests {
             "penstock stats --watch 1 --check",
             "penstock fdb flush --vlan 4095",
             "penstock port frobnicate",
+            "penstock bench v2v --sizes 63",
+            "penstock bench v2v --flows 0",
         ] {
             let error = parse(line).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");

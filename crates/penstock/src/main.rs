@@ -6,6 +6,7 @@
 //! | [`pairs`] | `key=value` arguments as TOML |
 //! | [`verbs`] | commands that ask the daemon and print its answer |
 //! | [`top`] | the live view |
+//! | [`bench`] | `bench`: benchmarks, and taking them down |
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`wire`], [`client`] | the gRPC types and the connection |
 //! | [`rates`], [`table`] | readings to rates, rates to text |
@@ -13,6 +14,7 @@
 //! Exit status: 0 done, 1 failed or a negative answer, 2 usage.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cli;
 mod client;
 mod daemon;
@@ -48,6 +50,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Completions { shell } => completions(shell),
         Command::Lab(command) => penstock_lab::cli::run(command),
+        Command::Bench(command) => bench::run(command),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => {
             verbs::host::check(&config, json.json)
@@ -76,7 +79,7 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         Command::Fdb(command) => verbs::fdb::run(socket, command).await,
         Command::Stats(args) => verbs::stats::run(socket, args).await,
         Command::Top(args) => top::run(socket, args).await,
-        Command::Host(_) | Command::Lab(_) | Command::Completions { .. } => {
+        Command::Host(_) | Command::Lab(_) | Command::Bench(_) | Command::Completions { .. } => {
             unreachable!("handled without a daemon")
         }
     }

@@ -24,6 +24,12 @@ impl Pacer {
         self.credit = 0.0;
     }
 
+    /// Forgets all credit; time counts from `now_ns` on.
+    pub fn restart(&mut self, now_ns: u64) {
+        self.credit = 0.0;
+        self.last_ns = now_ns;
+    }
+
     /// Adds the credit of the time since the last call.
     #[expect(clippy::cast_precision_loss, reason = "a turn is far below 2^52 ns")]
     pub fn advance(&mut self, now_ns: u64, burst: usize) {

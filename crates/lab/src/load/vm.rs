@@ -103,6 +103,27 @@ impl LoadVm {
         }
     }
 
+    /// Changes what is sent, at once. A VM that only receives has nothing to change.
+    pub fn change(&mut self, phase: &Phase) {
+        if let Some(sender) = &mut self.sender {
+            sender.apply(&self.spec, phase);
+        }
+    }
+
+    /// Begins pacing anew at `now_ns`: the time since the last turn earns nothing.
+    pub fn restart_pacing(&mut self, now_ns: u64) {
+        if let Some(sender) = &mut self.sender {
+            sender.pacer.restart(now_ns);
+        }
+    }
+
+    /// Frames sent that the switch has not returned, looking anew.
+    pub fn outstanding(&mut self) -> usize {
+        let tx = self.device.tx();
+        tx.reclaim(|_| ());
+        tx.outstanding()
+    }
+
     /// One turn: a burst out, a burst in. Returns the frames moved.
     pub fn turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
         let sent = match &mut self.sender {
@@ -121,7 +142,8 @@ impl LoadVm {
     fn send(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
         let Some(sender) = &mut self.sender else { return Ok(0) };
         while let Some(phase) = sender.next.take_if(|p| p.at_secs * 1e9 <= ns_f64(now_ns)) {
-            sender.apply(&self.spec, phase);
+            sender.apply(&self.spec, &phase);
+            sender.next = sender.phases.next();
         }
         sender.pacer.advance(now_ns, burst);
         let tx = self.device.tx();
@@ -187,7 +209,7 @@ impl LoadVm {
 }
 
 impl Sender {
-    fn apply(&mut self, vm: &VmSpec, phase: Phase) {
+    fn apply(&mut self, vm: &VmSpec, phase: &Phase) {
         if let Some(rate) = phase.rate {
             self.pacer.set_rate(rate);
         }
@@ -197,7 +219,6 @@ impl Sender {
         if let Some(flows) = phase.flows {
             self.maker.set_flows(flows);
         }
-        self.next = self.phases.next();
     }
 }
 

@@ -1,0 +1,268 @@
+//! What a benchmark leaves behind when it dies: nothing.
+//!
+//! **Problem.** A benchmark starts daemons, reserves hugepages, makes directories and namespaces. A
+//! signal, an error or `kill -9` must not leave any of it. **Rule.** A second process, the *guard*,
+//! is told of each thing before or right after it is made, over a pipe. It waits for the pipe's
+//! end, whatever brought it about, and takes everything down in reverse order. There is one way of
+//! taking down, so it is the one that every run tests. Processes are named by id *and* start time:
+//! an id that was given to somebody else is left alone.
+
+use std::fmt;
+use std::io::{BufRead, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::clock;
+
+/// The running program, also when its file has been replaced meanwhile.
+pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
+/// Where the number of 2 MiB pages is set.
+pub(crate) const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
+/// The weight of a session's processes against those of other sessions.
+const AUTOGROUP: &str = "/proc/self/autogroup";
+/// How long a process may take to end by itself.
+const GRACE: Duration = Duration::from_secs(5);
+/// Between two looks at a process that is ending.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A thing to take down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ward {
+    /// A process by id, and by its start in clock ticks after the boot.
+    Process { pid: i32, start: u64 },
+    /// A directory with all that is in it.
+    Directory(PathBuf),
+    /// A namespace that `ip netns` knows.
+    Netns(String),
+    /// So many 2 MiB pages more than there were.
+    Hugepages(u64),
+    /// The session's weight as it was.
+    Autogroup(i32),
+}
+
+impl fmt::Display for Ward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, start } => write!(f, "process {pid} {start}"),
+            Self::Directory(path) => write!(f, "directory {}", path.display()),
+            Self::Netns(name) => write!(f, "netns {name}"),
+            Self::Hugepages(pages) => write!(f, "hugepages {pages}"),
+            Self::Autogroup(nice) => write!(f, "autogroup {nice}"),
+        }
+    }
+}
+
+impl FromStr for Ward {
+    type Err = anyhow::Error;
+
+    fn from_str(line: &str) -> anyhow::Result<Self> {
+        let (kind, rest) = line.split_once(' ').context("a word is missing")?;
+        Ok(match kind {
+            "process" => {
+                let (pid, start) = rest.split_once(' ').context("the start is missing")?;
+                Self::Process { pid: pid.parse()?, start: start.parse()? }
+            }
+            "directory" => Self::Directory(rest.into()),
+            "netns" => Self::Netns(rest.to_owned()),
+            "hugepages" => Self::Hugepages(rest.parse()?),
+            "autogroup" => Self::Autogroup(rest.parse()?),
+            other => bail!("nothing is called {other}"),
+        })
+    }
+}
+
+impl Ward {
+    /// A process that runs.
+    pub fn process(pid: u32) -> anyhow::Result<Self> {
+        let pid = i32::try_from(pid)?;
+        let start = start_of(pid).with_context(|| format!("process {pid} is gone already"))?;
+        Ok(Self::Process { pid, start })
+    }
+
+    fn take_down(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Process { pid, start } => end_process(*pid, *start),
+            Self::Directory(path) => match std::fs::remove_dir_all(path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
+                _ => Ok(()),
+            },
+            Self::Netns(name) => {
+                if Path::new("/run/netns").join(name).exists() {
+                    let status = Command::new("ip").args(["netns", "del", name]).status()?;
+                    anyhow::ensure!(status.success(), "ip netns del: {status}");
+                }
+                Ok(())
+            }
+            Self::Hugepages(pages) => {
+                let now: u64 = std::fs::read_to_string(HUGEPAGES)?.trim().parse()?;
+                Ok(std::fs::write(HUGEPAGES, now.saturating_sub(*pages).to_string())?)
+            }
+            Self::Autogroup(nice) => Ok(std::fs::write(AUTOGROUP, nice.to_string())?),
+        }
+    }
+}
+
+/// When the process started, in clock ticks after the boot; `None` when there is none or it is
+/// only waited for.
+fn start_of(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    if fields.next() == Some("Z") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn end_process(pid: i32, start: u64) -> anyhow::Result<()> {
+    let runs = || start_of(pid) == Some(start);
+    let gone = |limit: Duration| {
+        let since = clock::now();
+        while runs() {
+            if since.elapsed() >= limit {
+                return false;
+            }
+            clock::wait_readable(None, LOOK);
+        }
+        true
+    };
+    if !runs() {
+        return Ok(());
+    }
+    let id = Pid::from_raw(pid);
+    // It may end between the look and the signal, which is as well.
+    let _ = kill(id, Signal::SIGTERM);
+    // A stopped process gets its signals when it goes on.
+    let _ = kill(id, Signal::SIGCONT);
+    if gone(GRACE) {
+        return Ok(());
+    }
+    let _ = kill(id, Signal::SIGKILL);
+    anyhow::ensure!(gone(GRACE), "process {pid} does not end");
+    Ok(())
+}
+
+/// The guard's own program: reads wards until the pipe ends, then takes them down.
+///
+/// # Errors
+/// When something could not be taken down; the rest is taken down all the same.
+pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
+    let mut known = Vec::new();
+    // A pipe that breaks ends like one that is closed.
+    for line in wards.lines().map_while(Result::ok) {
+        match line.parse::<Ward>() {
+            Ok(ward) => known.push(ward),
+            Err(error) => eprintln!("penstock bench: guard: `{line}`: {error:#}"),
+        }
+    }
+    let mut failed = 0;
+    for ward in known.iter().rev() {
+        if let Err(error) = ward.take_down() {
+            eprintln!("penstock bench: {ward}: not taken down: {error:#}");
+            failed += 1;
+        }
+    }
+    anyhow::ensure!(failed == 0, "{failed} things were left behind");
+    Ok(())
+}
+
+/// The benchmark's end of the pipe.
+#[derive(Debug, Clone)]
+pub struct Guard(Arc<Mutex<Option<Child>>>);
+
+impl Guard {
+    /// Starts the guard's process: this program, as `bench guard`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start() -> anyhow::Result<Self> {
+        let child = Command::new(THIS_PROGRAM)
+            .args(["bench", "guard"])
+            // Ctrl-C at the terminal is for the benchmark; the guard cleans up after it.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("starting the guard")?;
+        Ok(Self(Arc::new(Mutex::new(Some(child)))))
+    }
+
+    /// Has the guard take down `ward` at the end.
+    ///
+    /// # Errors
+    /// When the guard is gone; then the caller must not go on.
+    pub(crate) fn take(&self, ward: &Ward) -> anyhow::Result<()> {
+        let mut child = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pipe = child.as_mut().and_then(|c| c.stdin.as_mut()).context("the guard is gone")?;
+        writeln!(pipe, "{ward}").context("telling the guard")
+    }
+
+    /// Takes everything down and waits until it is done. Later calls do nothing.
+    pub fn finish(&self) {
+        let child = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut child) = child else { return };
+        drop(child.stdin.take());
+        // What it could not take down it has said itself.
+        let _ = child.wait();
+    }
+}
+
+/// Gives this session, and so all that is measured, its weight against other sessions'; the guard
+/// puts the old one back. Without the right to do so nothing changes.
+pub(crate) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
+    // "/autogroup-123 nice 0"
+    let Ok(text) = std::fs::read_to_string(AUTOGROUP) else { return Ok(false) };
+    let Some(before) = text.split_whitespace().last().and_then(|n| n.parse::<i32>().ok()) else {
+        return Ok(false);
+    };
+    guard.take(&Ward::Autogroup(before))?;
+    Ok(std::fs::write(AUTOGROUP, nice.to_string()).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wards_survive_the_pipe() {
+        for ward in [
+            Ward::Process { pid: 7, start: 123 },
+            Ward::Directory("/tmp/a b".into()),
+            Ward::Netns("x1".into()),
+            Ward::Hugepages(400),
+            Ward::Autogroup(-5),
+        ] {
+            assert_eq!(ward.to_string().parse::<Ward>().unwrap(), ward);
+        }
+        assert!("process 7".parse::<Ward>().is_err());
+        assert!("volcano 7".parse::<Ward>().is_err());
+    }
+
+    #[test]
+    fn a_stopped_process_and_a_directory_go_and_a_strangers_process_stays() {
+        let dir = std::env::temp_dir().join(format!("penstock-guard-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("below")).unwrap();
+        let mut mine = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+        let stop = Pid::from_raw(i32::try_from(mine.id()).unwrap());
+        kill(stop, Signal::SIGSTOP).unwrap();
+        let ward = Ward::process(mine.id()).unwrap();
+        // The same id with another start is somebody else.
+        let stranger = Ward::Process { pid: i32::try_from(other.id()).unwrap(), start: 1 };
+        let told = format!("directory {}\n{stranger}\n{ward}\n", dir.display());
+        watch(told.as_bytes()).unwrap();
+        assert!(!dir.exists());
+        assert!(other.try_wait().unwrap().is_none(), "the stranger runs on");
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(!mine.wait().unwrap().success());
+    }
+}

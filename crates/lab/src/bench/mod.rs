@@ -1,0 +1,66 @@
+//! Benchmarks: our load on our switch and on others, side by side.
+//!
+//! **Problem.** A number for one switch on one machine in one minute says little: the machine's
+//! mood moves it by more than most changes do. **Rule.** Every claim is a ratio within one run: the
+//! same generator, sockets, rings and load, switches taking turns (A B A B), medians with their
+//! spread, and beside them what would make them wrong: waits for a core, a generator at its limit,
+//! frames that were lost. **Source.** RFC 2544 and the notes behind `docs/measurements.md`.
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | [`guard`] | takes everything down, whatever ends a benchmark |
+//! | `bed`, `process` | directory, cores, hugepages; daemons and commands |
+//! | `subject`, `ours`, `ovs` | a switch under test, Penstock, OVS-DPDK |
+//! | `pair` | the generator in windows |
+//! | `v2v` | the benchmark |
+//! | `stats`, `report` | medians, ratios, bars; JSON and text |
+
+mod args;
+mod bed;
+pub mod guard;
+mod ours;
+mod ovs;
+mod pair;
+mod process;
+mod report;
+mod stats;
+mod subject;
+mod v2v;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+pub use args::{BenchCommand, Benchmark, OutputArgs, Peer, Sizes, V2vArgs};
+pub use bed::BedArgs;
+pub use guard::Guard;
+pub use report::{Ratio, Report, Row};
+pub use subject::Case;
+
+/// Runs a benchmark to its end and prints what it found.
+///
+/// Returns 0, or 1 if there is a peer and a bar does not hold.
+///
+/// # Errors
+/// With a context that names the object at fault. What was made is taken down by the caller's
+/// [`Guard::finish`].
+pub fn run(benchmark: &Benchmark, guard: &Guard) -> anyhow::Result<ExitCode> {
+    let (report, output) = match benchmark {
+        Benchmark::V2v(args) => (v2v::run(args, guard)?, &args.output),
+    };
+    print(&report, output)?;
+    Ok(if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(report: &Report, output: &OutputArgs) -> anyhow::Result<()> {
+    let Some(file) = &output.json else {
+        println!("{report}");
+        return Ok(());
+    };
+    let json = serde_json::to_string_pretty(report).context("writing the report")?;
+    if file.as_os_str() == "-" {
+        println!("{json}");
+        return Ok(());
+    }
+    std::fs::write(file, json + "\n").with_context(|| format!("writing {}", file.display()))
+}

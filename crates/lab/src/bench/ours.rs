@@ -1,0 +1,240 @@
+//! A Penstock of our own: this program as a daemon, in its own directory.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use serde_json::{Map, Value};
+
+use super::bed::{Bed, VM_A, VM_B};
+use super::guard::THIS_PROGRAM;
+use super::process::{Daemon, ThreadClock, ask, await_some};
+use super::subject::{Case, Subject, WorkerReading};
+
+/// How long the daemon may take to answer.
+const START_LIMIT: Duration = Duration::from_secs(15);
+
+/// What its ports are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offloads {
+    /// Neither checksum nor segmentation.
+    Off,
+    /// Both, as far as drivers ask.
+    On,
+}
+
+/// The daemon.
+#[derive(Debug)]
+pub(crate) struct Penstock {
+    daemon: Daemon,
+    dir: PathBuf,
+    tsc_hz: f64,
+    worker: ThreadClock,
+    idle_backoff_us: u32,
+    before: Totals,
+    waited_before_ns: u64,
+}
+
+/// Counters of the daemon that grow.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    frames: u64,
+    busy: u64,
+    stolen: u64,
+    sampled: u64,
+    ingress: u64,
+    classification: u64,
+    egress: u64,
+    cache_hits: u64,
+    drops: u64,
+}
+
+impl Penstock {
+    /// Starts the daemon with two vhost-user ports, `a` and `b`, and rules between them.
+    pub fn start(bed: &Bed, offloads: Offloads) -> anyhow::Result<Self> {
+        let dir = bed.dir().join("penstock");
+        std::fs::create_dir(&dir).context("making a directory")?;
+        let file = dir.join("host.toml");
+        let text = configuration(&dir, bed, offloads);
+        std::fs::write(&file, text).context("writing the configuration")?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.args(["host", "run", "--config"]).arg(&file).env_remove("PENSTOCK_SOCKET");
+        let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;
+        let socket = dir.join("host.sock");
+        let status = await_some("answer of penstock", START_LIMIT, || {
+            daemon.check()?;
+            Ok(ctl(&socket, &["host", "show", "--json"]).ok())
+        });
+        let status = status.with_context(|| daemon.last_words())?;
+        let status: Value = serde_json::from_str(&status).context("reading the status")?;
+        let tsc_hz = status["tsc_hz"].as_f64().context("the status has no tsc_hz")?;
+        let worker = ThreadClock::find(daemon.id(), "penstock-w")?;
+        let idle_backoff_us = bed.idle_backoff_us();
+        let before = Totals::default();
+        Ok(Self { daemon, dir, tsc_hz, worker, idle_backoff_us, before, waited_before_ns: 0 })
+    }
+
+    fn totals(&self) -> anyhow::Result<Totals> {
+        let text = ctl(&self.dir.join("host.sock"), &["stats", "--json"])?;
+        totals(&serde_json::from_str(&text).context("reading the counters")?)
+    }
+}
+
+fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
+    ask(Command::new(THIS_PROGRAM).arg("--socket").arg(socket).args(words))
+}
+
+fn totals(stats: &Value) -> anyhow::Result<Totals> {
+    let count = |of: &Value, name: &str| {
+        of["counters"][name].as_u64().with_context(|| format!("no counter is called {name}"))
+    };
+    let mut sum = Totals::default();
+    for worker in stats["workers"].as_array().context("no workers")? {
+        sum.busy += count(worker, "cycles_busy")?;
+    }
+    for port in stats["ports"].as_array().context("no ports")? {
+        sum.frames += count(port, "rx_frames")?;
+        sum.stolen += count(port, "stolen")?;
+        sum.sampled += count(port, "sampled_frames")?;
+        sum.ingress += count(port, "cycles_ingress")?;
+        sum.classification += count(port, "cycles_classification")?;
+        sum.egress += count(port, "cycles_egress")?;
+        sum.cache_hits += count(port, "cache_hits")?;
+        let drops = port["drops"].as_object().context("no drops")?;
+        sum.drops += drops.values().filter_map(Value::as_u64).sum::<u64>();
+    }
+    Ok(sum)
+}
+
+impl Totals {
+    fn since(&self, before: &Self) -> WorkerReading {
+        let frames = self.frames - before.frames;
+        let stolen = self.stolen - before.stolen;
+        let sampled = self.sampled - before.sampled;
+        let stage = |now: u64, then: u64| ratio(now - then, sampled);
+        // A peer that loses its core goes on counting, so ours is given what it left out.
+        let busy_cycles = self.busy - before.busy + stolen;
+        let notes = vec![
+            ("cycles_ingress", stage(self.ingress, before.ingress)),
+            ("cycles_classification", stage(self.classification, before.classification)),
+            ("cycles_egress", stage(self.egress, before.egress)),
+            ("cache_hit_percent", 100.0 * ratio(self.cache_hits - before.cache_hits, frames)),
+            ("stolen_percent", 100.0 * ratio(stolen, busy_cycles)),
+            ("dropped", ratio(self.drops - before.drops, 1)),
+        ];
+        WorkerReading { frames, busy_cycles, waited_ns: 0, notes }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+fn ratio(above: u64, below: u64) -> f64 {
+    above as f64 / below.max(1) as f64
+}
+
+impl Subject for Penstock {
+    fn name(&self) -> &'static str {
+        "penstock"
+    }
+
+    fn sockets(&self) -> [PathBuf; 2] {
+        ["a", "b"].map(|port| self.dir.join(format!("{port}.sock")))
+    }
+
+    fn tsc_hz(&self) -> f64 {
+        self.tsc_hz
+    }
+
+    fn describe(&self, platform: &mut Map<String, Value>) {
+        platform.insert("penstock".into(), env!("CARGO_PKG_VERSION").into());
+        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+        platform.insert("penstock_profile".into(), profile.into());
+        platform.insert("penstock_idle_backoff_us".into(), self.idle_backoff_us.into());
+        platform.insert("tsc_hz".into(), self.tsc_hz.into());
+    }
+
+    fn set_case(&mut self, _: Case) -> anyhow::Result<()> {
+        // The same rules in every case, see `Case`.
+        Ok(())
+    }
+
+    fn pause(&mut self) -> anyhow::Result<()> {
+        self.daemon.signal(Signal::SIGSTOP)
+    }
+
+    fn resume(&mut self) -> anyhow::Result<()> {
+        self.daemon.check()?;
+        self.daemon.signal(Signal::SIGCONT)
+    }
+
+    fn mark(&mut self) -> anyhow::Result<()> {
+        self.before = self.totals()?;
+        self.waited_before_ns = self.worker.waited_ns();
+        Ok(())
+    }
+
+    fn read(&mut self) -> anyhow::Result<WorkerReading> {
+        let waited_ns = self.worker.waited_ns() - self.waited_before_ns;
+        let reading = self.totals()?.since(&self.before);
+        ensure!(reading.frames > 0, "penstock took no frame: {}", self.daemon.last_words());
+        Ok(WorkerReading { waited_ns, ..reading })
+    }
+}
+
+/// The daemon's configuration file.
+fn configuration(dir: &Path, bed: &Bed, offloads: Offloads) -> String {
+    let at = dir.display();
+    let (worker, control) = (bed.worker_core(), bed.generator_core());
+    let mut text = format!(
+        "[host]\nname = \"bench\"\nsocket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\n\
+         [worker]\ncores = [{worker}]\ncontrol_cores = [{control}]\nidle_backoff_us = {}\n\n\
+         [[tenant]]\nname = \"bench\"\n",
+        bed.idle_backoff_us()
+    );
+    let on = offloads == Offloads::On;
+    for port in ["a", "b"] {
+        text += &format!(
+            "\n[[port]]\nname = \"{port}\"\ntype = \"vhost-user\"\ntenant = \"bench\"\n\
+             mode = \"client\"\nsocket = \"{at}/{port}.sock\"\n\
+             offloads = {{ csum = {on}, tso = {on} }}\n"
+        );
+    }
+    for (from, to, vm) in [("a", "b", VM_B), ("b", "a", VM_A)] {
+        for (half, net) in [("low", "0.0.0.0/1"), ("high", "128.0.0.0/1")] {
+            text += &format!(
+                "\n[[rule]]\nname = \"{from}-{half}\"\npriority = 10\nport = \"{from}\"\n\
+                 match = {{ dst_mac = \"{}\", dst = \"{net}\" }}\nactions = [\"output:{to}\"]\n",
+                vm.mac()
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cycles_are_those_of_busy_turns_with_the_stolen_ones() {
+        let counters = |frames: u64, busy: u64, stolen: u64| {
+            let port = serde_json::json!({
+                "rx_frames": frames, "stolen": stolen, "sampled_frames": frames,
+                "cycles_ingress": 2 * frames, "cycles_classification": 3 * frames,
+                "cycles_egress": 4 * frames, "cache_hits": frames
+            });
+            let none = serde_json::json!({});
+            serde_json::json!({
+                "ports": [{"port": "a", "counters": port, "drops": none}],
+                "workers": [{"counters": {"cycles_busy": busy}}]
+            })
+        };
+        let before = totals(&counters(10, 1000, 5)).unwrap();
+        let reading = totals(&counters(110, 21_000, 1005)).unwrap().since(&before);
+        assert_eq!((reading.frames, reading.busy_cycles), (100, 21_000));
+        assert_eq!(reading.notes[2], ("cycles_egress", 4.0));
+        let error = totals(&serde_json::json!({"ports": [], "workers": [{"counters": {}}]}));
+        assert!(error.unwrap_err().to_string().contains("cycles_busy"));
+    }
+}

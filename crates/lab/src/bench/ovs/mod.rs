@@ -1,0 +1,299 @@
+//! An OVS-DPDK of our own: database, switch and sockets in one directory, a network namespace for
+//! its devices, nothing of the system's own OVS touched.
+//!
+//! **Source.** `ovs-vswitchd.conf.db(5)`; OVS's documentation of DPDK and of vhost-user ports.
+//! **Rule.** It is given what it does best with: ports of type `dpdkvhostuserclient`, one PMD
+//! thread on the worker's core, hugepages, its own metrics off (`pmd-perf-metrics`, which cost
+//! cycles), its control threads on the generator's core, where frames never wait for them.
+
+mod perf;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use nix::sys::signal::Signal;
+use serde_json::{Map, Value};
+
+use super::bed::{Bed, VM_A, VM_B};
+use super::process::{Daemon, ThreadClock, ask};
+use super::subject::{Case, Subject, WorkerReading};
+use perf::PmdReading;
+
+/// The Debian package that has all of it.
+const PACKAGE: &str = "openvswitch-switch-dpdk";
+const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// Memory for its packet buffers, in MiB.
+const SOCKET_MEM: u64 = 1024;
+/// 2 MiB pages for guests, beside `SOCKET_MEM`.
+const GUEST_PAGES: u64 = 64;
+
+/// How it handles segmentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tso {
+    /// Its default: neither segmentation nor checksum offload.
+    Off,
+    /// `userspace-tso-enable`.
+    On,
+}
+
+/// A running OVS with a bridge of two vhost-user ports.
+#[derive(Debug)]
+pub(crate) struct OvsDpdk {
+    // The switch ends before its database.
+    switch: Daemon,
+    _database: Daemon,
+    dir: PathBuf,
+    tso: Tso,
+    version: String,
+    core: u32,
+    tsc_hz: f64,
+    pmd: ThreadClock,
+    waited_before_ns: u64,
+}
+
+/// Whether OVS-DPDK can be run here.
+///
+/// # Errors
+/// When it is not installed or we are not root, with the remedy.
+pub(crate) fn check() -> anyhow::Result<()> {
+    let found = [VSWITCHD, SCHEMA].iter().all(|file| Path::new(file).exists());
+    ensure!(
+        found,
+        "peer ovs-dpdk: {VSWITCHD} is not there; install Debian's package {PACKAGE} \
+         (apt-get install {PACKAGE})"
+    );
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "peer ovs-dpdk: needs root for hugepages and a network namespace; run as root, or leave \
+         --peer out"
+    );
+    Ok(())
+}
+
+impl OvsDpdk {
+    /// Starts database and switch, and adds the bridge and its ports.
+    pub fn start(bed: &Bed, tso: Tso) -> anyhow::Result<Self> {
+        check()?;
+        bed.need_hugepages(SOCKET_MEM / 2 + GUEST_PAGES)?;
+        let name = if tso == Tso::On { "ovs-tso" } else { "ovs" };
+        let dir = bed.dir().join(name);
+        std::fs::create_dir(&dir).context("making a directory")?;
+        ask(in_dir(&mut Command::new("ovsdb-tool"), &dir)
+            .arg("create")
+            .args([dir.join("conf.db"), SCHEMA.into()]))?;
+        let mut command = pinned("ovsdb-server", bed.generator_core());
+        in_dir(&mut command, &dir)
+            .arg(dir.join("conf.db"))
+            .arg(format!("--remote=punix:{}", dir.join("db.sock").display()))
+            .arg(format!("--unixctl={}", dir.join("ovsdb.ctl").display()));
+        let mut database = Daemon::start(&mut command, dir.join("ovsdb.log"), bed.guard())?;
+        database.await_file(&dir.join("db.sock"), START_LIMIT)?;
+        configure(&dir, bed, tso)?;
+
+        // A bridge makes devices of fixed names: a namespace of its own keeps them apart.
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--", "taskset", "-c", &bed.generator_core().to_string(), VSWITCHD]);
+        in_dir(&mut command, &dir)
+            .arg(format!("unix:{}", dir.join("db.sock").display()))
+            .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()));
+        let mut switch = Daemon::start(&mut command, dir.join("vswitchd.log"), bed.guard())?;
+        switch.await_file(&dir.join("vswitchd.ctl"), START_LIMIT)?;
+        let made = add_ports(&dir);
+        if made.is_err() {
+            switch.check()?;
+        }
+        made.with_context(|| format!("ovs-vswitchd said:\n{}", switch.last_words()))?;
+        let pmd = ThreadClock::find(switch.id(), "pmd-c")?;
+        let version = ask(Command::new(VSWITCHD).arg("--version"))?;
+        let version = version.lines().map(str::trim).collect::<Vec<_>>().join(", ");
+        let (core, tsc_hz) = (bed.worker_core(), bed.tsc_hz());
+        let mut ovs = Self {
+            switch,
+            _database: database,
+            dir,
+            tso,
+            version,
+            core,
+            tsc_hz,
+            pmd,
+            waited_before_ns: 0,
+        };
+        ovs.set_case(Case::L3)?;
+        Ok(ovs)
+    }
+
+    fn bridge(&self) -> String {
+        format!("unix:{}", self.dir.join("br0.mgmt").display())
+    }
+
+    fn appctl(&self, words: &[&str]) -> anyhow::Result<String> {
+        let mut command = Command::new("ovs-appctl");
+        ask(command.arg("-t").arg(self.dir.join("vswitchd.ctl")).args(words))
+    }
+
+    fn pmd(&self) -> anyhow::Result<PmdReading> {
+        let core = self.core.to_string();
+        let perf = self.appctl(&["dpif-netdev/pmd-perf-show", "-nh", "-pmd", &core])?;
+        let stats = self.appctl(&["dpif-netdev/pmd-stats-show", "-pmd", &core])?;
+        perf::parse(&perf, &stats)
+    }
+}
+
+/// Keeps a program of OVS's to its directory, and its log to its standard error.
+fn in_dir<'a>(command: &'a mut Command, dir: &Path) -> &'a mut Command {
+    for name in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
+        command.env(name, dir);
+    }
+    command
+}
+
+fn pinned(program: &str, core: u32) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &core.to_string(), program]);
+    command
+}
+
+fn vsctl(dir: &Path, words: &[String]) -> anyhow::Result<String> {
+    let mut command = Command::new("ovs-vsctl");
+    command.arg("--timeout=30").arg(format!("--db=unix:{}", dir.join("db.sock").display()));
+    ask(command.args(words))
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// What must be in the database before the switch starts.
+fn configure(dir: &Path, bed: &Bed, tso: Tso) -> anyhow::Result<()> {
+    vsctl(dir, &words("--no-wait init"))?;
+    let mut set = words("--no-wait set Open_vSwitch .");
+    let mask = |core: u32| format!("{:#x}", 1_u64 << core);
+    set.extend([
+        "other_config:dpdk-init=true".to_owned(),
+        format!("other_config:dpdk-lcore-mask={}", mask(bed.generator_core())),
+        format!("other_config:dpdk-socket-mem={SOCKET_MEM}"),
+        "other_config:dpdk-extra=--in-memory --no-pci --no-telemetry".to_owned(),
+        format!("other_config:pmd-cpu-mask={}", mask(bed.worker_core())),
+    ]);
+    if tso == Tso::On {
+        set.push("other_config:userspace-tso-enable=true".to_owned());
+    }
+    vsctl(dir, &set)?;
+    Ok(())
+}
+
+/// Makes the bridge and its two ports.
+fn add_ports(dir: &Path) -> anyhow::Result<()> {
+    vsctl(dir, &words("add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure"))?;
+    let ready = vsctl(dir, &words("get Open_vSwitch . dpdk_initialized"))?;
+    if ready.trim() != "true" {
+        bail!("DPDK did not start; are {SOCKET_MEM} MiB of 2 MiB hugepages free?");
+    }
+    for (number, port) in [(1, "a"), (2, "b")] {
+        let mut add = words(&format!(
+            "add-port br0 {port} -- set Interface {port} type=dpdkvhostuserclient \
+             ofport_request={number}"
+        ));
+        let socket = dir.join(format!("{port}.sock"));
+        add.push(format!("options:vhost-server-path={}", socket.display()));
+        vsctl(dir, &add)?;
+    }
+    Ok(())
+}
+
+/// The flow table of a case.
+fn rules(case: Case) -> Vec<String> {
+    match case {
+        Case::SimpleMatch => {
+            vec!["in_port=1,actions=output:2".into(), "in_port=2,actions=output:1".into()]
+        }
+        Case::L3 => {
+            let mut rules = Vec::new();
+            for (from, to, vm) in [(1, 2, VM_B), (2, 1, VM_A)] {
+                for net in ["0.0.0.0/1", "128.0.0.0/1"] {
+                    rules.push(format!(
+                        "priority=10,ip,in_port={from},dl_dst={},nw_dst={net},actions=output:{to}",
+                        vm.mac()
+                    ));
+                }
+            }
+            // The kernel's stacks behind the ports ask for each other; Penstock learns.
+            rules.push("priority=5,arp,in_port=1,actions=output:2".into());
+            rules.push("priority=5,arp,in_port=2,actions=output:1".into());
+            rules
+        }
+    }
+}
+
+impl Subject for OvsDpdk {
+    fn name(&self) -> &'static str {
+        match self.tso {
+            Tso::Off => "ovs-dpdk",
+            Tso::On => "ovs-dpdk-tso",
+        }
+    }
+
+    fn sockets(&self) -> [PathBuf; 2] {
+        ["a", "b"].map(|port| self.dir.join(format!("{port}.sock")))
+    }
+
+    fn tsc_hz(&self) -> f64 {
+        self.tsc_hz
+    }
+
+    fn describe(&self, platform: &mut Map<String, Value>) {
+        platform.insert("ovs".into(), self.version.clone().into());
+    }
+
+    fn set_case(&mut self, case: Case) -> anyhow::Result<()> {
+        ask(Command::new("ovs-ofctl").arg("del-flows").arg(self.bridge()))?;
+        for rule in rules(case) {
+            ask(Command::new("ovs-ofctl").arg("add-flow").arg(self.bridge()).arg(rule))?;
+        }
+        // Flows made for the former table go when OVS next looks over them; this makes it look.
+        self.appctl(&["revalidator/purge"])?;
+        Ok(())
+    }
+
+    fn pause(&mut self) -> anyhow::Result<()> {
+        self.switch.signal(Signal::SIGSTOP)
+    }
+
+    fn resume(&mut self) -> anyhow::Result<()> {
+        self.switch.check()?;
+        self.switch.signal(Signal::SIGCONT)
+    }
+
+    fn mark(&mut self) -> anyhow::Result<()> {
+        self.appctl(&["dpif-netdev/pmd-stats-clear"])?;
+        self.waited_before_ns = self.pmd.waited_ns();
+        Ok(())
+    }
+
+    fn read(&mut self) -> anyhow::Result<WorkerReading> {
+        let waited_ns = self.pmd.waited_ns() - self.waited_before_ns;
+        let pmd = self.pmd()?;
+        ensure!(pmd.packets > 0, "OVS took no frame:\n{}", self.switch.last_words());
+        let share = |hits: u64| percent(hits, pmd.packets);
+        let notes = vec![
+            ("ovs_cycles_per_packet", pmd.cycles_per_packet),
+            ("simple_match_percent", share(pmd.simple_match_hits)),
+            ("emc_percent", share(pmd.emc_hits)),
+            ("smc_percent", share(pmd.smc_hits)),
+            ("megaflow_percent", share(pmd.megaflow_hits)),
+            ("upcall_percent", share(pmd.upcalls)),
+            ("packets_per_batch", pmd.packets_per_batch),
+        ];
+        let (frames, busy_cycles) = (pmd.packets, pmd.busy_cycles);
+        Ok(WorkerReading { frames, busy_cycles, waited_ns, notes })
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
+}

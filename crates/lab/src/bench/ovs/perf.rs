@@ -1,0 +1,133 @@
+//! What `ovs-appctl dpif-netdev/pmd-perf-show` and `pmd-stats-show` print.
+//!
+//! **Source.** `ovs-vswitchd(8)`, section PMD COMMANDS. The first rounds busy cycles to a whole
+//! cycle a packet, the second has them in full; packets and hits are the same numbers in both.
+
+use anyhow::Context as _;
+
+/// One PMD thread since its counters were cleared.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct PmdReading {
+    /// Packets received.
+    pub packets: u64,
+    /// Cycles of the iterations that received packets.
+    pub busy_cycles: u64,
+    /// `busy_cycles / packets` as printed.
+    pub cycles_per_packet: f64,
+    /// Packets per batch that was sent.
+    pub packets_per_batch: f64,
+    /// Packets decided by the port's only rule.
+    pub simple_match_hits: u64,
+    /// By the exact-match cache.
+    pub emc_hits: u64,
+    /// By the signature cache.
+    pub smc_hits: u64,
+    /// By a masked flow.
+    pub megaflow_hits: u64,
+    /// Packets sent to the slow path.
+    pub upcalls: u64,
+}
+
+/// The first number after `label`, which begins a line but for blanks and a dash.
+fn field(text: &str, label: &str) -> Option<f64> {
+    let bare = |line: &'_ str| line.trim_start().trim_start_matches("- ").to_lowercase();
+    let label = label.to_lowercase();
+    let line = text.lines().map(bare).find(|line| line.starts_with(&label))?;
+    number(&line[label.len()..])
+}
+
+/// The first number in `text`.
+fn number(text: &str) -> Option<f64> {
+    let from = text.find(|c: char| c.is_ascii_digit())?;
+    let rest = &text[from..];
+    let to = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+    rest[..to].trim_end_matches('.').parse().ok()
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a printed count")]
+fn count(value: f64) -> u64 {
+    value as u64
+}
+
+/// Reads the two answers about one thread.
+pub(crate) fn parse(perf: &str, stats: &str) -> anyhow::Result<PmdReading> {
+    let needed = |text: &str, label: &'static str| {
+        field(text, label).with_context(|| format!("`{label}` is missing in:\n{text}"))
+    };
+    let line = |label: &str| perf.lines().find(|line| line.contains(label)).unwrap_or_default();
+    let packets = count(needed(perf, "Rx packets:")?);
+    // "Rx packets: N (K Kpps, C cycles/pkt)"; nothing in parentheses without packets.
+    let before = line("Rx packets:").split("cycles/pkt").next().unwrap_or_default();
+    let cycles_per_packet = before.rsplit(',').next().and_then(number).unwrap_or(0.0);
+    let batch = line("Tx batches:").split('(').nth(1).and_then(number).unwrap_or(0.0);
+    let hits = |label| field(perf, label).map_or(0, count);
+    // The hot iterations' cycles; absent before the first packet.
+    let busy_cycles = match field(stats, "processing cycles:") {
+        Some(cycles) => count(cycles),
+        None if packets == 0 => 0,
+        None => anyhow::bail!("`processing cycles:` is missing in:\n{stats}"),
+    };
+    Ok(PmdReading {
+        packets,
+        busy_cycles,
+        cycles_per_packet,
+        packets_per_batch: batch,
+        simple_match_hits: hits("Simple Match hits:"),
+        emc_hits: hits("EMC hits:"),
+        smc_hits: hits("SMC hits:"),
+        megaflow_hits: hits("Megaflow hits:"),
+        upcalls: hits("Upcalls:"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERF: &str = "
+Time: 06:35:10.105
+Measurement duration: 1.815 s
+
+pmd thread numa_id 0 core_id 1:
+
+  Iterations:              4931639  (0.37 us/it)
+  - Used TSC cycles:    4439009906  ( 99.8 % of total cycles)
+  - idle iterations:       4736716  ( 32.3 % of used cycles)
+  - busy iterations:        194923  ( 67.7 % of used cycles)
+  Rx packets:              6237536  (3437 Kpps, 482 cycles/pkt)
+  Datapath passes:         6237536  (1.00 passes/pkt)
+  - Simple Match hits:           3  (  0.0 %)
+  - EMC hits:              6237000  (100.0 %)
+  - SMC hits:                    7  (  0.0 %)
+  - Megaflow hits:             525  (  0.0 %, 1.00 subtbl lookups/hit)
+  - Upcalls:                     1  (  0.0 %, 0.0 us/upcall)
+  - Lost upcalls:                0  (  0.0 %)
+  Tx packets:              6237536  (3437 Kpps)
+  Tx batches:               194923  (31.50 pkts/batch)
+";
+    const STATS: &str = "pmd thread numa_id 0 core_id 1:
+  packets received: 6237536
+  idle cycles: 1777152759 (29.15%)
+  processing cycles: 3006492352 (70.85%)
+  avg processing cycles per packet: 482.00 (3006492352/6237536)
+";
+
+    #[test]
+    fn both_answers_are_read() {
+        let pmd = parse(PERF, STATS).unwrap();
+        assert_eq!((pmd.packets, pmd.busy_cycles), (6_237_536, 3_006_492_352));
+        assert!((pmd.cycles_per_packet - 482.0).abs() < 1e-9);
+        assert!((pmd.packets_per_batch - 31.5).abs() < 1e-9);
+        assert_eq!((pmd.simple_match_hits, pmd.emc_hits, pmd.smc_hits), (3, 6_237_000, 7));
+        assert_eq!((pmd.megaflow_hits, pmd.upcalls), (525, 1));
+    }
+
+    #[test]
+    fn a_thread_without_packets_has_no_cycles_and_garbage_is_refused() {
+        let perf = "  Rx packets:                    0\n  Tx packets:  0\n";
+        let pmd = parse(perf, "  packets received: 0\n").unwrap();
+        assert_eq!(pmd, PmdReading::default());
+        assert!(parse("no such thing", STATS).is_err());
+        assert!(parse(PERF, "nothing").unwrap_err().to_string().contains("processing cycles"));
+    }
+}

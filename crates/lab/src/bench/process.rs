@@ -1,0 +1,186 @@
+//! Programs that a benchmark runs: daemons under guard, and commands asked for an answer.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::guard::{Guard, Ward};
+use crate::clock;
+
+/// Between two looks at something that is awaited.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Runs a command to its end and returns what it printed.
+///
+/// # Errors
+/// When it cannot be run or fails; with its own words.
+pub(crate) fn ask(command: &mut Command) -> anyhow::Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("running {program}"))?;
+    if !output.status.success() {
+        let words: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}: {}", words.join(" "), output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Looks until `found` gives something.
+///
+/// # Errors
+/// When `limit` has passed, or `found` fails.
+pub(crate) fn await_some<T>(
+    what: &str,
+    limit: Duration,
+    mut found: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
+    let since = clock::now();
+    loop {
+        if let Some(it) = found()? {
+            return Ok(it);
+        }
+        if since.elapsed() >= limit {
+            bail!("{what}: not there after {} s", limit.as_secs());
+        }
+        clock::wait_readable(None, LOOK);
+    }
+}
+
+/// A daemon that the guard takes down; dropping ends it as well.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    child: std::process::Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it with its output in `log`.
+    pub fn start(command: &mut Command, log: PathBuf, guard: &Guard) -> anyhow::Result<Self> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let out = File::create(&log).with_context(|| format!("making {}", log.display()))?;
+        let err = out.try_clone().with_context(|| format!("making {}", log.display()))?;
+        let child = command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .with_context(|| format!("starting {program}"))?;
+        // Dropped, and so ended, if the guard cannot be told.
+        let mut daemon = Self { child, log };
+        match Ward::process(daemon.child.id()) {
+            Ok(ward) => guard.take(&ward)?,
+            Err(_) => daemon.check()?,
+        }
+        Ok(daemon)
+    }
+
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Fails with the end of its log if it has ended.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        if let Some(status) = self.child.try_wait().context("waiting for a child")? {
+            bail!("ended by itself ({status}):\n{}", self.last_words());
+        }
+        Ok(())
+    }
+
+    /// The last lines of its log.
+    pub fn last_words(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    /// Waits for a file that it makes, such as a socket.
+    pub fn await_file(&mut self, file: &Path, limit: Duration) -> anyhow::Result<()> {
+        await_some(&file.display().to_string(), limit, || {
+            self.check()?;
+            Ok(file.exists().then_some(()))
+        })
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = Pid::from_raw(i32::try_from(self.child.id())?);
+        kill(pid, signal).with_context(|| format!("sending {signal} to process {pid}"))
+    }
+
+    /// Waits for its end.
+    pub fn await_end(&mut self, limit: Duration) -> anyhow::Result<std::process::ExitStatus> {
+        let child = &mut self.child;
+        await_some("end of a process", limit, || Ok(child.try_wait()?))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The guard is the second line: what fails here it does at the end.
+        let _ = self.signal(Signal::SIGTERM);
+        let _ = self.signal(Signal::SIGCONT);
+        if self.await_end(Duration::from_secs(5)).is_err() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// How long one thread was runnable and did not run, and how long it ran.
+#[derive(Debug)]
+pub(crate) struct ThreadClock(PathBuf);
+
+impl ThreadClock {
+    /// The thread of process `pid` whose name begins with `prefix`; awaited for a moment.
+    pub fn find(pid: u32, prefix: &str) -> anyhow::Result<Self> {
+        let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+        let what = format!("thread {prefix} of process {pid}");
+        await_some(&what, Duration::from_secs(10), || {
+            let entries = std::fs::read_dir(&tasks).context("reading its threads")?;
+            for task in entries.filter_map(Result::ok) {
+                let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+                if name.starts_with(prefix) {
+                    return Ok(Some(Self(task.path().join("schedstat"))));
+                }
+            }
+            Ok(None)
+        })
+    }
+
+    /// Nanoseconds on the run queue since the thread's start; 0 where the kernel does not count.
+    pub fn waited_ns(&self) -> u64 {
+        let text = std::fs::read_to_string(&self.0).unwrap_or_default();
+        text.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_fails_says_why() {
+        let error = ask(Command::new("sh").args(["-c", "echo no good >&2; exit 3"])).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("no good") && text.contains('3'), "{text}");
+        assert_eq!(ask(Command::new("echo").arg("hello")).unwrap(), "hello\n");
+        assert!(ask(&mut Command::new("/nonexistent/program")).is_err());
+    }
+
+    #[test]
+    fn a_thread_is_found_by_the_beginning_of_its_name() {
+        let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+        let prefix: String = name.trim().chars().take(6).collect();
+        ThreadClock::find(std::process::id(), &prefix).unwrap();
+    }
+}

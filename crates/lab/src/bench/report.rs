@@ -1,0 +1,259 @@
+//! What a benchmark found, as JSON and as text.
+//!
+//! **Rule.** `rows` and `ratios` have the same keys in every benchmark, so that one program reads
+//! them all; a value that a benchmark does not have is `null`. `min` and `max` are of `metric`,
+//! whose median is `median` and, where it is one of them, stands under its own name too. What
+//! explains a row (busy shares, stages, waits, the generator's part) is in its `detail`.
+
+use std::fmt::{self, Write as _};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::stats::Spread;
+
+/// One case of one switch.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// What was configured or done.
+    pub case: String,
+    /// Frame size in bytes, FCS included, or `imix`; `null` where frames have no one size.
+    pub size: Value,
+    /// Flows.
+    pub flows: u32,
+    /// The switch.
+    pub subject: String,
+    /// Frames that arrived, in millions a second.
+    pub mpps: Option<f64>,
+    /// Bits of them, FCS included, in thousand millions a second.
+    pub gbps: Option<f64>,
+    /// Cycles of the worker's turns that moved frames over frames.
+    pub cycles_per_packet: Option<f64>,
+    /// How many runs.
+    pub runs: usize,
+    /// The smallest run.
+    pub min: f64,
+    /// The largest run.
+    pub max: f64,
+    /// What `min`, `max` and `median` are of.
+    pub metric: &'static str,
+    /// The run in the middle.
+    pub median: f64,
+    /// Medians of what explains the row.
+    pub detail: Map<String, Value>,
+}
+
+impl Row {
+    /// A row about `metric` with nothing beside it.
+    pub(crate) fn new(
+        case: &str,
+        size: Value,
+        flows: u32,
+        subject: &str,
+        metric: &'static str,
+        spread: Spread,
+    ) -> Self {
+        Self {
+            case: case.to_owned(),
+            size,
+            flows,
+            subject: subject.to_owned(),
+            mpps: None,
+            gbps: None,
+            cycles_per_packet: None,
+            runs: spread.runs,
+            min: round(spread.min),
+            max: round(spread.max),
+            metric,
+            median: round(spread.median),
+            detail: Map::new(),
+        }
+    }
+
+    /// Adds a number to the detail.
+    pub(crate) fn note(&mut self, name: &str, value: f64) {
+        self.detail.insert(name.to_owned(), round(value).into());
+    }
+}
+
+/// A comparison, and whether it is what was promised.
+#[derive(Debug, Clone, Serialize)]
+pub struct Ratio {
+    /// As in [`Row`].
+    pub case: String,
+    /// As in [`Row`].
+    pub size: Value,
+    /// As in [`Row`].
+    pub flows: u32,
+    /// What we are compared with.
+    pub peer: String,
+    /// What is compared, and which way round.
+    pub metric: &'static str,
+    /// The ratio, or the value itself where the bar is absolute.
+    pub ratio: f64,
+    /// What was promised; `null`: nothing.
+    pub bar: Option<f64>,
+    /// Whether the bar holds; `null` without one.
+    pub holds: Option<bool>,
+}
+
+/// Which side of its bar a ratio must be on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Bar {
+    /// It must be this or more.
+    AtLeast(f64),
+    /// It must be this or less.
+    AtMost(f64),
+    /// Nothing was promised.
+    None,
+}
+
+impl Ratio {
+    /// The comparison of `row`'s case, judged by `bar`.
+    pub(crate) fn of(row: &Row, peer: &str, metric: &'static str, ratio: f64, bar: Bar) -> Self {
+        // Judged before rounding.
+        let (bar, holds) = match bar {
+            Bar::AtLeast(bar) => (Some(bar), Some(ratio >= bar)),
+            Bar::AtMost(bar) => (Some(bar), Some(ratio <= bar)),
+            Bar::None => (None, None),
+        };
+        let (case, size, flows) = (row.case.clone(), row.size.clone(), row.flows);
+        Self { case, size, flows, peer: peer.to_owned(), metric, ratio: round(ratio), bar, holds }
+    }
+}
+
+/// All of a benchmark.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Its name.
+    pub bench: &'static str,
+    /// The machine, the programs and the settings.
+    pub platform: Map<String, Value>,
+    /// What was measured.
+    pub rows: Vec<Row>,
+    /// What follows from it.
+    pub ratios: Vec<Ratio>,
+}
+
+impl Report {
+    /// Whether every bar holds.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.ratios.iter().all(|ratio| ratio.holds != Some(false))
+    }
+}
+
+/// Four digits behind the point: more is noise.
+pub(crate) fn round(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |v| format!("{v:.digits$}"))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, value) in &self.platform {
+            writeln!(f, "{name}: {}", plain(value))?;
+        }
+        writeln!(
+            f,
+            "\n{:<14} {:>6} {:>7}  {:<14} {:>8} {:>8} {:>9}  {:<32} detail",
+            "case",
+            "size",
+            "flows",
+            "subject",
+            "Mpps",
+            "Gbit/s",
+            "cycles/f",
+            "median [min-max] metric"
+        )?;
+        for row in &self.rows {
+            let mut detail = String::new();
+            for (name, value) in &row.detail {
+                write!(detail, " {name}={}", plain(value))?;
+            }
+            let spread = format!("{} [{}-{}] {}", row.median, row.min, row.max, row.metric);
+            writeln!(
+                f,
+                "{:<14} {:>6} {:>7}  {:<14} {:>8} {:>8} {:>9}  {spread:<32}{detail}",
+                row.case,
+                plain(&row.size),
+                row.flows,
+                row.subject,
+                number(row.mpps, 3),
+                number(row.gbps, 2),
+                number(row.cycles_per_packet, 1),
+            )?;
+        }
+        for r in &self.ratios {
+            let verdict = match (r.bar, r.holds) {
+                (Some(bar), Some(true)) => format!("bar {bar}: holds"),
+                (Some(bar), Some(false)) => format!("bar {bar}: MISSED"),
+                _ => "no bar".to_owned(),
+            };
+            let (size, flows) = (plain(&r.size), r.flows);
+            writeln!(
+                f,
+                "ratio {} {size} B {flows} flows, {} against {}: {:.2} ({verdict})",
+                r.case, r.metric, r.peer, r.ratio
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        let spread = Spread { median: 150.0, min: 149.0, max: 151.123_456, runs: 3 };
+        let mut row = Row::new("l3", 64.into(), 1, "penstock", "cycles_per_packet", spread);
+        row.note("worker_busy_percent", 99.0);
+        row
+    }
+
+    #[test]
+    fn the_json_has_the_keys_that_readers_rely_on() {
+        let row = row();
+        let ratio = Ratio::of(&row, "ovs-dpdk", "cycles", 2.5, Bar::AtLeast(2.0));
+        let platform = Map::from_iter([("cpu".to_owned(), "x".into())]);
+        let report = Report { bench: "v2v", platform, rows: vec![row], ratios: vec![ratio] };
+        let json = serde_json::to_value(&report).unwrap();
+        let keys = |value: &Value| {
+            value.as_object().unwrap().keys().map(String::as_str).collect::<Vec<_>>().join(" ")
+        };
+        let has = |value: &Value, wanted: &str| {
+            let known = keys(value);
+            wanted.split(' ').all(|key| known.split(' ').any(|k| k == key))
+        };
+        assert!(has(&json, "bench platform rows ratios"));
+        assert!(has(
+            &json["rows"][0],
+            "case size flows subject mpps gbps cycles_per_packet runs min max"
+        ));
+        assert!(has(&json["ratios"][0], "case size flows peer metric ratio bar holds"));
+        assert_eq!(json["rows"][0]["max"], 151.1235);
+        assert_eq!(json["rows"][0]["mpps"], Value::Null);
+    }
+
+    #[test]
+    fn a_bar_is_judged_on_its_side_and_before_rounding() {
+        let row = row();
+        let holds = |ratio, bar| Ratio::of(&row, "p", "m", ratio, bar).holds;
+        assert_eq!(holds(1.999_99, Bar::AtLeast(2.0)), Some(false));
+        assert_eq!(holds(2.0, Bar::AtLeast(2.0)), Some(true));
+        assert_eq!(holds(1.01, Bar::AtMost(1.0)), Some(false));
+        assert_eq!(holds(0.1, Bar::None), None);
+    }
+}

@@ -1,0 +1,61 @@
+//! Medians and spreads of runs, and ratios of runs that were made in pairs.
+
+use serde::Serialize;
+
+/// Runs of one thing.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    /// The median; of an even number the mean of the two in the middle.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// How many.
+    pub runs: usize,
+}
+
+impl Spread {
+    /// The spread of `values`; `None` of none.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len().is_multiple_of(2) {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        } else {
+            sorted[middle]
+        };
+        Some(Self { median, min, max, runs: sorted.len() })
+    }
+}
+
+/// The median of `above[i] / below[i]`: runs next to each other in time share the machine's mood.
+pub(crate) fn paired_ratio(above: &[f64], below: &[f64]) -> Option<f64> {
+    let ratios: Vec<f64> =
+        above.iter().zip(below).filter(|(_, b)| **b > 0.0).map(|(a, b)| a / b).collect();
+    Spread::of(&ratios).map(|s| s.median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_the_middle_and_none_has_none() {
+        let spread = Spread::of(&[5.0, 1.0, 3.0]).unwrap();
+        assert_eq!((spread.median, spread.min, spread.max, spread.runs), (3.0, 1.0, 5.0, 3));
+        assert!((Spread::of(&[4.0, 1.0, 3.0, 2.0]).unwrap().median - 2.5).abs() < 1e-9);
+        assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_pair() {
+        // The machine slowed down by two in the middle: the ratio did not change.
+        let theirs = [300.0, 600.0, 600.0];
+        let ours = [100.0, 200.0, 200.0];
+        assert!((paired_ratio(&theirs, &ours).unwrap() - 3.0).abs() < 1e-9);
+        assert_eq!(paired_ratio(&[1.0], &[0.0]), None);
+    }
+}

@@ -1,0 +1,371 @@
+//! `penstock bench v2v`: frames from one VM to another through one worker, one way.
+//!
+//! **Rule.** Both switches run, one of them stopped (SIGSTOP), with the same generator at the same
+//! kind of sockets. A run of ours is followed by a run of the peer's with the same load, and again:
+//! A B A B. Cycles per frame are the cycles of the worker's turns that moved frames over the frames
+//! they moved, read while nothing is under way. A window in which worker or generator waited for
+//! its core is taken again a few times, and the quietest one counts; its wait is in the row.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::args::{Sizes, V2vArgs};
+use super::bed::Bed;
+use super::guard::Guard;
+use super::ours::{Offloads, Penstock};
+use super::ovs::{self, OvsDpdk, Tso};
+use super::pair::{Pair, PairSettings, Window};
+use super::report::{Bar, Ratio, Report, Row};
+use super::stats::{Spread, paired_ratio};
+use super::subject::{Case, Subject, WorkerReading};
+use crate::load::{Rate, SizeMix};
+
+/// Seconds of load before the counting starts, so that caches and tables are warm.
+const WARM_UP_SECS: f64 = 0.2;
+/// A window with more wait for a core than this share is taken again.
+const QUIET: f64 = 0.01;
+/// How often.
+const TRIES: usize = 3;
+/// A worker busy for this share of a window is what limits it.
+const SATURATED_PERCENT: f64 = 95.0;
+/// The frequency at which the absolute bar is stated.
+const BAR_HZ: f64 = 2.0e9;
+
+/// What is sent in a case.
+#[derive(Debug, Clone)]
+pub(crate) struct Load {
+    pub case: Case,
+    pub sizes: Sizes,
+    pub flows: u32,
+    pub rate: Rate,
+}
+
+/// A switch with the generator attached to it.
+#[derive(Debug)]
+pub(crate) struct Attached<S: ?Sized> {
+    pair: Pair,
+    subject: Box<S>,
+}
+
+/// One window of one switch.
+#[derive(Debug, Clone)]
+pub(crate) struct Sample {
+    window: Window,
+    worker: WorkerReading,
+    tsc_hz: f64,
+}
+
+impl Sample {
+    fn cycles_per_frame(&self) -> f64 {
+        to_f64(self.worker.busy_cycles) / to_f64(self.worker.frames.max(1))
+    }
+
+    fn mpps(&self) -> f64 {
+        to_f64(self.window.rx_frames) / self.window.secs / 1e6
+    }
+
+    fn gbps(&self) -> f64 {
+        let bytes = self.window.rx_bytes + 4 * self.window.rx_frames;
+        to_f64(bytes) * 8.0 / self.window.secs / 1e9
+    }
+
+    fn worker_busy_percent(&self) -> f64 {
+        100.0 * to_f64(self.worker.busy_cycles) / (self.window.secs * self.tsc_hz)
+    }
+
+    fn wait_share(&self) -> f64 {
+        let waited = Duration::from_nanos(self.worker.waited_ns.max(self.window.waited_ns));
+        waited.as_secs_f64() / self.window.secs
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+pub(crate) fn to_f64(count: u64) -> f64 {
+    count as f64
+}
+
+impl Attached<dyn Subject> {
+    /// Attaches the generator to a switch that has just started, and stops the switch.
+    pub fn new(bed: &Bed, mut subject: Box<dyn Subject>, args: &V2vArgs) -> anyhow::Result<Self> {
+        let settings = PairSettings {
+            sockets: subject.sockets(),
+            ring_size: args.ring,
+            touch: !args.no_touch,
+            largest: 1518,
+        };
+        let pair = bed.on_generator_core(|| Pair::connect(&settings))?;
+        subject.pause()?;
+        Ok(Self { pair, subject })
+    }
+
+    /// One window, the quietest of a few.
+    fn sample(&mut self, bed: &Bed, load: &Load, secs: f64) -> anyhow::Result<Sample> {
+        self.subject.resume()?;
+        let mut best: Option<Sample> = None;
+        for _ in 0..TRIES {
+            let sample = self.window(bed, load, secs)?;
+            if best.as_ref().is_none_or(|best| sample.wait_share() < best.wait_share()) {
+                best = Some(sample);
+            }
+            if best.as_ref().is_some_and(|best| best.wait_share() <= QUIET) {
+                break;
+            }
+        }
+        self.subject.pause()?;
+        best.ok_or_else(|| anyhow::anyhow!("no window was measured"))
+    }
+
+    fn window(&mut self, bed: &Bed, load: &Load, secs: f64) -> anyhow::Result<Sample> {
+        let pair = &mut self.pair;
+        pair.offer(&load.sizes.mix, load.flows, load.rate);
+        bed.on_generator_core(|| pair.run(WARM_UP_SECS))?;
+        self.subject.mark()?;
+        let pair = &mut self.pair;
+        let window = bed.on_generator_core(|| pair.run(secs))?;
+        let worker = self.subject.read()?;
+        ensure!(
+            window.bad == 0,
+            "{}: {} frames arrived with wrong bytes",
+            self.subject.name(),
+            window.bad
+        );
+        Ok(Sample { window, worker, tsc_hz: self.subject.tsc_hz() })
+    }
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// When a switch cannot be started or fails; a missed bar is no error.
+pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
+    if args.peer.is_some() {
+        ovs::check()?;
+    }
+    let bed = Bed::new(&args.bed, guard.clone())?;
+    let mut platform = bed.describe();
+    let ours: Box<dyn Subject> = Box::new(Penstock::start(&bed, Offloads::Off)?);
+    let mut switches = vec![Attached::new(&bed, ours, args)?];
+    if args.peer.is_some() {
+        let peer: Box<dyn Subject> = Box::new(OvsDpdk::start(&bed, Tso::Off)?);
+        switches.push(Attached::new(&bed, peer, args)?);
+    }
+    for switch in &switches {
+        switch.subject.describe(&mut platform);
+        let name = format!("features_{}", switch.subject.name());
+        platform.insert(name, switch.pair.features().into());
+    }
+    platform.insert("ring_size".into(), args.ring.into());
+    platform.insert("touched".into(), (!args.no_touch).into());
+    platform.insert("secs".into(), args.secs.into());
+    platform.insert("offered".into(), args.offered.as_deref().unwrap_or("full").into());
+
+    let mut report = Report { bench: "v2v", platform, rows: Vec::new(), ratios: Vec::new() };
+    for load in loads(args)? {
+        let samples = pairs(&bed, &mut switches, &load, args)?;
+        add_rows(&mut report, &load, &switches, &samples);
+    }
+    Ok(report)
+}
+
+/// The cases asked for. The number of flows makes no difference to a simple match.
+fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
+    let rate = match &args.offered {
+        None => Rate::Max,
+        Some(text) => text.parse().map_err(|e| anyhow::anyhow!("--offered {text}: {e}"))?,
+    };
+    let mut loads = Vec::new();
+    for &case in &args.cases {
+        for sizes in &args.sizes {
+            let one = [1];
+            let flows = if case == Case::SimpleMatch { &one[..] } else { &args.flows };
+            for &flows in flows {
+                loads.push(Load { case, sizes: sizes.clone(), flows, rate });
+            }
+        }
+    }
+    Ok(loads)
+}
+
+/// A B A B: for each switch its runs, in order.
+fn pairs(
+    bed: &Bed,
+    switches: &mut [Attached<dyn Subject>],
+    load: &Load,
+    args: &V2vArgs,
+) -> anyhow::Result<Vec<Vec<Sample>>> {
+    let mut samples = vec![Vec::new(); switches.len()];
+    for switch in switches.iter_mut() {
+        switch.subject.resume()?;
+        switch.subject.set_case(load.case)?;
+        switch.subject.pause()?;
+    }
+    for run in 1..=args.runs {
+        for (switch, samples) in switches.iter_mut().zip(&mut samples) {
+            let sample = switch.sample(bed, load, args.secs)?;
+            eprintln!(
+                "{} {} {} flows, run {run}/{}: {:<9} {:6.3} Mpps {:6.1} cycles per frame, \
+                 worker busy {:.0} %, waited {:.2} %",
+                load.case.name(),
+                load.sizes.name,
+                load.flows,
+                args.runs,
+                switch.subject.name(),
+                sample.mpps(),
+                sample.cycles_per_frame(),
+                sample.worker_busy_percent(),
+                100.0 * sample.wait_share(),
+            );
+            samples.push(sample);
+        }
+    }
+    Ok(samples)
+}
+
+fn add_rows(
+    report: &mut Report,
+    load: &Load,
+    switches: &[Attached<dyn Subject>],
+    samples: &[Vec<Sample>],
+) {
+    let mut rows = Vec::new();
+    for (switch, samples) in switches.iter().zip(samples) {
+        rows.extend(row(load, switch.subject.name(), samples));
+    }
+    if let [ours, theirs] = &rows[..] {
+        let values =
+            |i: usize, of: fn(&Sample) -> f64| samples[i].iter().map(of).collect::<Vec<_>>();
+        let cycles = |i| values(i, Sample::cycles_per_frame);
+        let bar = relative_bar(load);
+        if let Some(ratio) = paired_ratio(&cycles(1), &cycles(0)) {
+            report.ratios.push(Ratio::of(ours, &theirs.subject, "cycles_per_packet", ratio, bar));
+        }
+        // Where the generator is the limit the rates are its own and nothing is promised.
+        let saturated = ours.detail.get("worker_busy_percent").and_then(serde_json::Value::as_f64);
+        let judged = saturated.is_some_and(|busy| busy >= SATURATED_PERCENT);
+        let bar = if judged { bar } else { Bar::None };
+        let mpps = |i| values(i, Sample::mpps);
+        if let Some(ratio) = paired_ratio(&mpps(0), &mpps(1)) {
+            report.ratios.push(Ratio::of(ours, &theirs.subject, "mpps", ratio, bar));
+        }
+        let hz = samples[0].first().map_or(BAR_HZ, |s| s.tsc_hz);
+        if (load.case, load.sizes.name.as_str()) == (Case::L3, "64") && load.flows == 1 {
+            let scaled = ours.median * BAR_HZ / hz;
+            let metric = "cycles_per_packet_at_2_ghz";
+            report.ratios.push(Ratio::of(ours, "absolute", metric, scaled, Bar::AtMost(130.0)));
+        }
+    }
+    report.rows.append(&mut rows);
+}
+
+/// What was promised of the peer's cycles over ours.
+fn relative_bar(load: &Load) -> Bar {
+    let full = load.rate == Rate::Max;
+    match (load.case, load.sizes.name.as_str(), load.flows) {
+        _ if !full => Bar::None,
+        (Case::L3, "64", 1 | 1000) | (Case::L3, "1518", 1 | 100_000) => Bar::AtLeast(2.0),
+        (Case::L3, "64", 100_000) => Bar::AtLeast(3.0),
+        (Case::SimpleMatch, "64", _) => Bar::AtLeast(1.6),
+        (Case::L3, "512", 1 | 100_000) => Bar::AtLeast(2.2),
+        _ => Bar::None,
+    }
+}
+
+fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
+    let spread =
+        |of: &dyn Fn(&Sample) -> f64| Spread::of(&samples.iter().map(of).collect::<Vec<_>>());
+    let cycles = spread(&Sample::cycles_per_frame)?;
+    let (case, size) = (load.case.name(), load.sizes.to_json());
+    let mut row = Row::new(case, size, load.flows, subject, "cycles_per_packet", cycles);
+    row.cycles_per_packet = Some(row.median);
+    row.mpps = spread(&Sample::mpps).map(|s| super::report::round(s.median));
+    row.gbps = spread(&Sample::gbps).map(|s| super::report::round(s.median));
+    let mut note = |name: &str, of: &dyn Fn(&Sample) -> f64| {
+        if let Some(spread) = spread(of) {
+            row.note(name, spread.median);
+        }
+    };
+    note("ns_per_packet", &|s| s.cycles_per_frame() / s.tsc_hz * 1e9);
+    note("worker_busy_percent", &Sample::worker_busy_percent);
+    note("worker_wait_percent", &|s| {
+        100.0 * Duration::from_nanos(s.worker.waited_ns).as_secs_f64() / s.window.secs
+    });
+    note("generator_wait_percent", &|s| {
+        100.0 * Duration::from_nanos(s.window.waited_ns).as_secs_f64() / s.window.secs
+    });
+    // At 100 under full load the generator is the limit: its turns all moved something.
+    note("generator_busy_percent", &|s| 100.0 * (1.0 - s.window.idle_secs / s.window.secs));
+    note("lost_percent", &|s| 100.0 * to_f64(s.window.lost()) / to_f64(s.window.tx_frames.max(1)));
+    for (i, (name, _)) in samples[0].worker.notes.iter().enumerate() {
+        note(name, &|s| s.worker.notes.get(i).map_or(0.0, |(_, value)| *value));
+    }
+    Some(row)
+}
+
+impl Sizes {
+    fn to_json(&self) -> serde_json::Value {
+        match self.name.parse::<u16>() {
+            Ok(size) => size.into(),
+            Err(_) => self.name.clone().into(),
+        }
+    }
+
+    /// One size.
+    #[must_use]
+    pub fn fixed(size: u16) -> Self {
+        Self { name: size.to_string(), mix: SizeMix::fixed(size) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(case: Case, size: u16, flows: u32) -> Load {
+        Load { case, sizes: Sizes::fixed(size), flows, rate: Rate::Max }
+    }
+
+    fn sample(busy_cycles: u64) -> Sample {
+        let window = Window {
+            secs: 1.0,
+            tx_frames: 1_000_000,
+            rx_frames: 990_000,
+            rx_bytes: 990_000 * 60,
+            idle_secs: 0.6,
+            waited_ns: 5_000_000,
+            ..Window::default()
+        };
+        let notes = vec![("cycles_egress", 7.0)];
+        let worker = WorkerReading { frames: 1_000_000, busy_cycles, waited_ns: 1, notes };
+        Sample { window, worker, tsc_hz: 1e9 }
+    }
+
+    #[test]
+    fn a_row_has_rates_cycles_and_what_explains_them() {
+        let samples = [sample(150_000_000), sample(140_000_000), sample(170_000_000)];
+        let row = row(&load(Case::L3, 64, 1), "penstock", &samples).unwrap();
+        assert_eq!(row.cycles_per_packet, Some(150.0));
+        assert_eq!((row.min, row.max, row.runs), (140.0, 170.0, 3));
+        assert_eq!((row.mpps, row.gbps), (Some(0.99), Some(0.5069)));
+        assert_eq!(row.detail["worker_busy_percent"], 15.0);
+        assert_eq!(row.detail["generator_wait_percent"], 0.5);
+        assert_eq!(row.detail["generator_busy_percent"], 40.0);
+        assert_eq!(row.detail["lost_percent"], 1.0);
+        assert_eq!(row.detail["cycles_egress"], 7.0);
+        assert!((samples[0].wait_share() - 0.005).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_bars_are_those_that_were_promised() {
+        let bar = |case, size, flows| relative_bar(&load(case, size, flows));
+        assert_eq!(bar(Case::L3, 64, 1), Bar::AtLeast(2.0));
+        assert_eq!(bar(Case::L3, 64, 1000), Bar::AtLeast(2.0));
+        assert_eq!(bar(Case::L3, 64, 100_000), Bar::AtLeast(3.0));
+        assert_eq!(bar(Case::SimpleMatch, 64, 1), Bar::AtLeast(1.6));
+        assert_eq!(bar(Case::L3, 512, 100_000), Bar::AtLeast(2.2));
+        assert_eq!(bar(Case::L3, 1518, 1), Bar::AtLeast(2.0));
+        assert_eq!(bar(Case::L3, 256, 1), Bar::None);
+        let paced = Load { rate: Rate::Frames(1e6), ..load(Case::L3, 64, 1) };
+        assert_eq!(relative_bar(&paced), Bar::None);
+    }
+}

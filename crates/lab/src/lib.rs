@@ -10,7 +10,7 @@
 //! | [`driver`] | guest memory, split rings, vhost-user session: one virtio-net device driven |
 //! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |
 //! | [`endpoint`] | a namespace's TAP joined to a virtio driver, offloads kept |
-//! | [`bench`] | benchmarks of our switch and of others, side by side |
+//! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
 //! | [`cli`] | the `penstock lab` subcommands |
 //!
 //! **Unsafe code** lives in `driver::memory` (the mapping), `driver::session` (file descriptors

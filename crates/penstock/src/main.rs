@@ -6,7 +6,7 @@
 //! | [`pairs`] | `key=value` arguments as TOML |
 //! | [`verbs`] | commands that ask the daemon and print its answer |
 //! | [`top`] | the live view |
-//! | [`bench`] | `bench`: benchmarks, and taking them down |
+//! | [`mod@bench`] | `bench`: benchmarks, and taking them down |
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`wire`], [`client`] | the gRPC types and the connection |
 //! | [`rates`], [`table`] | readings to rates, rates to text |

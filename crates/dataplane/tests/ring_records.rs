@@ -50,6 +50,7 @@ impl Guest {
             base: 0,
             event_idx: false,
             mergeable,
+            in_order: false,
             header: 12,
             call: None,
         };

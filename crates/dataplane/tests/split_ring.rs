@@ -69,6 +69,7 @@ impl Guest {
             base: 0,
             event_idx: false,
             mergeable: true,
+            in_order: false,
             header: 12,
             call: None,
         };
@@ -579,6 +580,7 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
         base: 0,
         event_idx: false,
         mergeable: true,
+        in_order: false,
         header: 12,
         call: None,
     };

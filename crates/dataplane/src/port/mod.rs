@@ -8,6 +8,7 @@ pub mod dirty_log;
 pub mod guest_memory;
 pub mod inflight;
 pub mod memory_queue;
+pub mod packed_ring;
 pub mod packet;
 mod ring;
 mod shared_file;

@@ -29,13 +29,13 @@ pub(super) const BODY_PREFETCH_AHEAD: usize = 3;
 /// Why a chain is not used.
 pub(super) struct BadChain;
 
-/// The largest ring a driver may set (virtio 1.2 §2.7).
+/// The largest ring a driver may set (virtio 1.2 §2.7, §2.8).
 pub const RING_SIZE_MAX: u32 = 32_768;
 
 /// Where a driver put a ring, and how it wants it used.
 #[derive(Debug)]
 pub struct RingSpec {
-    /// Entries, a power of two.
+    /// Entries; of a split ring a power of two.
     pub size: u32,
     /// Driver's address of the descriptor table, or of the packed ring.
     pub descriptors: u64,
@@ -51,6 +51,8 @@ pub struct RingSpec {
     pub event_idx: bool,
     /// `VIRTIO_NET_F_MRG_RXBUF` was negotiated.
     pub mergeable: bool,
+    /// `VIRTIO_F_IN_ORDER` was negotiated.
+    pub in_order: bool,
     /// Bytes of the virtio-net header: 12, or 10 for a legacy driver without mergeable buffers.
     pub header: usize,
     /// Interrupts the driver; `None`: it polls.
@@ -61,9 +63,15 @@ pub struct RingSpec {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RingError {
-    /// Not a power of two, or too large.
+    /// Not a power of two, or too large, for a split ring.
     #[error("ring size {0} is not a power of two from 1 to {RING_SIZE_MAX}")]
     Size(u32),
+    /// Too large, or none at all.
+    #[error("packed ring size {0} is not from 1 to {RING_SIZE_MAX}")]
+    PackedSize(u32),
+    /// The base names a descriptor that the ring does not have.
+    #[error("ring base {0:#x} lies beyond the ring")]
+    Base(u32),
     /// A part of the ring is not in the driver's memory, or misaligned.
     #[error("the {0} at {1:#x} is outside the driver's memory or misaligned")]
     Address(&'static str, u64),

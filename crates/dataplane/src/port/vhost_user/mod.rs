@@ -11,6 +11,7 @@ mod queue;
 mod serve;
 mod session;
 mod socket;
+mod virtqueue;
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use penstock_units::Cycles;
 
+use super::virtqueue::Virtqueue;
 use crate::batch::Batch;
 use crate::offload::OffloadCaps;
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
-use crate::port::split_ring::{RingAddresses, RingError, SplitRing};
+use crate::port::split_ring::{RingAddresses, RingError};
 use crate::port::{ControlMessage, Pending, PortQueue, TxOutcome};
 
 /// Which ring of a queue pair, seen from the switch.
@@ -25,7 +26,7 @@ pub(super) enum Side {
 #[derive(Debug)]
 pub(super) struct SwapRing {
     pub(super) side: Side,
-    pub(super) ring: Option<Box<SplitRing>>,
+    pub(super) ring: Option<Box<Virtqueue>>,
     pub(super) caps: OffloadCaps,
 }
 
@@ -50,7 +51,7 @@ pub(super) enum RingChange {
 }
 
 impl RingChange {
-    fn apply(self, ring: &mut SplitRing) -> Self {
+    fn apply(self, ring: &mut Virtqueue) -> Self {
         match self {
             Self::Log(log) => Self::Log(ring.set_log(log)),
             Self::Call(call) => Self::Call(ring.set_call(call)),
@@ -66,8 +67,8 @@ impl RingChange {
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct VhostQueue {
-    rx: Option<Box<SplitRing>>,
-    tx: Option<Box<SplitRing>>,
+    rx: Option<Box<Virtqueue>>,
+    tx: Option<Box<Virtqueue>>,
     caps: OffloadCaps,
 }
 

@@ -19,12 +19,13 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 
 use super::queue::{Side, SwapRing};
+use super::virtqueue::Virtqueue;
 use super::{SharedState, VhostUserConfig, lock};
 use crate::offload::{OffloadCaps, VNET_HDR_LEN};
 use crate::port::dirty_log::DirtyLog;
 use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
 use crate::port::inflight::InflightRegion;
-use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec, SplitRing};
+use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
 use crate::worker::WorkerHandle;
 
 const F_CSUM: u64 = 1 << 0;
@@ -45,6 +46,7 @@ const F_INDIRECT_DESC: u64 = 1 << 28;
 const F_EVENT_IDX: u64 = 1 << 29;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const F_VERSION_1: u64 = 1 << 32;
+const F_RING_PACKED: u64 = 1 << 34;
 const F_IN_ORDER: u64 = 1 << 35;
 
 const NAMES: &[(u64, &str)] = &[
@@ -59,6 +61,7 @@ const NAMES: &[(u64, &str)] = &[
     (F_INDIRECT_DESC, "indirect-desc"),
     (F_EVENT_IDX, "event-idx"),
     (F_VERSION_1, "version-1"),
+    (F_RING_PACKED, "packed"),
     (F_IN_ORDER, "in-order"),
 ];
 
@@ -80,6 +83,7 @@ fn offered(config: &VhostUserConfig) -> u64 {
         | F_EVENT_IDX
         | F_PROTOCOL_FEATURES
         | F_VERSION_1
+        | F_RING_PACKED
         | F_IN_ORDER;
     if config.queue_pairs > 1 {
         features |= F_MQ;
@@ -201,7 +205,7 @@ impl Session {
     }
 
     /// Swaps a ring of queue `index` in the worker.
-    fn swap(&self, index: usize, ring: Option<Box<SplitRing>>) -> Option<Box<SplitRing>> {
+    fn swap(&self, index: usize, ring: Option<Box<Virtqueue>>) -> Option<Box<Virtqueue>> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
         let message = Box::new(SwapRing { side, ring, caps: self.caps() });
@@ -236,6 +240,8 @@ impl Session {
     fn start(&mut self, index: usize) -> Result<()> {
         let event_idx = self.has(F_EVENT_IDX);
         let mergeable = self.has(F_MRG_RXBUF);
+        let in_order = self.has(F_IN_ORDER);
+        let packed = self.has(F_RING_PACKED);
         let modern = self.has(F_VERSION_1) || mergeable;
         let ring = &mut self.rings[index];
         let ready = ring.enabled && ring.kicked && ring.addressed && ring.size > 0;
@@ -250,13 +256,14 @@ impl Session {
             base: ring.base,
             event_idx,
             mergeable,
+            in_order,
             header: if modern { VNET_HDR_LEN } else { 10 },
             call: ring.call.as_ref().and_then(|call| call.try_clone().ok()),
         };
-        let mut split = SplitRing::new(spec, Arc::clone(memory)).map_err(refuse)?;
+        let mut virtqueue = Virtqueue::new(packed, spec, Arc::clone(memory)).map_err(refuse)?;
         ring.running = true;
-        self.record(index, &mut split);
-        self.swap(index, Some(Box::new(split)));
+        self.record(index, &mut virtqueue);
+        self.swap(index, Some(Box::new(virtqueue)));
         self.interrupt(index);
         self.report();
         Ok(())
@@ -344,7 +351,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        if !num.is_power_of_two() || num > RING_SIZE_MAX {
+        // What else a split ring's size must be is checked when it starts: features may come late.
+        if !(1..=RING_SIZE_MAX).contains(&num) {
             return Err(Error::InvalidParam);
         }
         self.change(index, |ring| ring.size = num)

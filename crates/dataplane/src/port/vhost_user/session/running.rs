@@ -7,14 +7,11 @@ use penstock_units::QueueId;
 use vhost::vhost_user::Result;
 
 use super::super::queue::{ChangeRing, RingChange, Side};
-use super::{F_LOG_ALL, Session, refuse};
+use super::super::virtqueue::Virtqueue;
+use super::{F_LOG_ALL, F_RING_PACKED, Session, refuse};
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
 use crate::port::inflight::RingLayout;
-use crate::port::split_ring::SplitRing;
-
-/// `VIRTIO_F_RING_PACKED`.
-const F_RING_PACKED: u64 = 1 << 34;
 
 impl Session {
     /// How the driver's rings are laid out.
@@ -23,9 +20,9 @@ impl Session {
     }
 
     /// Lets a ring that is about to start record what it does, where that is wanted.
-    pub(super) fn record(&self, index: usize, ring: &mut SplitRing) {
+    pub(super) fn record(&self, index: usize, ring: &mut Virtqueue) {
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
-        if let Some(inflight) = &self.inflight {
+        if let (Some(inflight), Virtqueue::Split(ring)) = (&self.inflight, &mut *ring) {
             match inflight.split(queue, ring.size()) {
                 Some(queue) => ring.track(queue),
                 None => {

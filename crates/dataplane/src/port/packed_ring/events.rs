@@ -1,0 +1,58 @@
+//! Event suppression: what each side of a packed ring wants to be told (virtio 1.2 §2.8.14).
+//!
+//! Both areas are four bytes: a place in the ring with its wrap counter, then flags. They are read
+//! and written in one piece, so a place never goes with another's flags.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::io::Write;
+
+use super::PackedRing;
+use super::position::distance;
+
+const DISABLE: u16 = 1;
+const DESC: u16 = 2;
+/// The other bits of the flags are reserved.
+const FLAGS: u16 = 3;
+
+impl PackedRing {
+    fn area(&self, area: *mut u32) -> &AtomicU32 {
+        // SAFETY: `new` checked four bytes, 4-aligned, for each of the two areas; they stay mapped.
+        // WHY: the driver reads and writes them while we do: only atomics are defined.
+        unsafe { AtomicU32::from_ptr(area) }
+    }
+
+    /// We poll: the driver shall not kick.
+    pub(super) fn suppress_kicks(&self) {
+        self.area(self.device_event).store(u32::from(DISABLE) << 16, Ordering::Relaxed);
+    }
+
+    /// After `publish` and a full fence: interrupts the driver if it asked for it.
+    /// Returns the number of interrupts, 0 or 1.
+    #[inline]
+    pub fn notify(&mut self) -> u32 {
+        if self.unsignalled == 0 {
+            return 0;
+        }
+        let published = core::mem::take(&mut self.unsignalled);
+        let wish = self.area(self.driver_event).load(Ordering::Relaxed);
+        #[expect(clippy::cast_possible_truncation, reason = "its two fields")]
+        let (event, flags) = (wish as u16, (wish >> 16) as u16 & FLAGS);
+        let wanted = match flags {
+            DISABLE => false,
+            // The event is a descriptor that is among those just published.
+            DESC if self.event_idx => {
+                (1..=published).contains(&distance(event, self.used, self.size))
+            }
+            _ => true,
+        };
+        if wanted { self.interrupt() } else { 0 }
+    }
+
+    #[cold]
+    fn interrupt(&mut self) -> u32 {
+        let Some(call) = &mut self.call else { return 0 };
+        // An eventfd that would block already has an interrupt pending.
+        let _ = call.write(&1_u64.to_ne_bytes());
+        1
+    }
+}

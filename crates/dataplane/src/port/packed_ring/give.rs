@@ -1,0 +1,159 @@
+//! Frames into the driver's receive buffers.
+
+use super::super::ring::frames::{count_sent, prefetch_body, write_pieces, write_plain};
+use super::super::ring::pieces::Piece;
+use super::super::ring::{BODY_PREFETCH_AHEAD, F_WRITE, PIECES_MAX, SEARCH_MAX};
+use super::PackedRing;
+use super::walk::Walked;
+use crate::batch::{Batch, CHAIN_MAX};
+use crate::mem::prefetch_write;
+use crate::port::TxOutcome;
+
+/// A chain that a frame goes to, or a part of it.
+#[derive(Clone, Copy)]
+struct Chain {
+    id: u16,
+    span: u16,
+    pieces: usize,
+}
+
+impl PackedRing {
+    /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
+    pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
+        if self.log.is_some() {
+            return self.give_logged(batch, frames, out);
+        }
+        let mut singles = self.fetch(frames.len(), F_WRITE, |at| prefetch_write(at));
+        let (mut cursor, mut steps) = (0, SEARCH_MAX);
+        for (j, &i) in frames.iter().enumerate() {
+            let i = usize::from(i);
+            if cursor >= singles.len && !singles.dry {
+                singles = self.fetch(frames.len() - j, F_WRITE, |at| prefetch_write(at));
+                cursor = 0;
+            }
+            if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD) {
+                let to = singles.pieces[..singles.len].get(cursor + BODY_PREFETCH_AHEAD);
+                prefetch_body(batch, usize::from(ahead), to.copied());
+            }
+            let frame = batch.frame(i);
+            let need = self.header + frame.len as usize;
+            match singles.pieces[..singles.len].get(cursor) {
+                Some(piece) if piece.len as usize >= need => {
+                    // SAFETY: the piece has room for header and frame, all in one region.
+                    // WHY: raw copies are the only lawful way into guest memory.
+                    unsafe { write_plain(batch, i, piece.at, self.header) };
+                    self.consume(1);
+                    #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
+                    self.push_used(singles.ids[cursor], need as u32, 1);
+                    cursor += 1;
+                    count_sent(out, frame.len, frame.offload);
+                }
+                None if singles.dry => self.refuse_dry(out),
+                _ => cursor += self.give_scattered(batch, i, &mut steps, out),
+            }
+        }
+    }
+
+    /// The general case: chained, indirect or merged buffers. Returns the descriptors consumed.
+    pub(super) fn give_scattered(
+        &mut self,
+        batch: &Batch,
+        i: usize,
+        steps: &mut usize,
+        out: &mut TxOutcome,
+    ) -> usize {
+        let frame = batch.frame(i);
+        let need = self.header + frame.len as usize;
+        let mut pieces = [Piece::NONE; PIECES_MAX];
+        let mut chains = [Chain { id: 0, span: 0, pieces: 0 }; CHAIN_MAX];
+        let (mut count, mut used, mut space) = (0, 0, 0);
+        let (mut at, mut limit) = (self.next, self.size - self.held);
+        while space < need {
+            if count > 0 && (count == CHAIN_MAX || *steps == 0 || used == PIECES_MAX) {
+                return self.refuse_crumbs(out);
+            }
+            if *steps == 0 || (count > 0 && !self.mergeable) {
+                out.too_big += 1;
+                return 0;
+            }
+            let Some(walked) = self.walk(at, F_WRITE, limit, &mut pieces[used..], steps) else {
+                self.refuse_dry(out);
+                return 0;
+            };
+            let Walked { id, span, pieces: Ok(n @ 1..) } = walked else {
+                // The search may have ended inside a chain that is lawful.
+                let crumbs = *steps == 0 && walked.pieces.is_err();
+                return if crumbs {
+                    self.refuse_crumbs(out)
+                } else {
+                    self.refuse_buffer(&walked, count, out)
+                };
+            };
+            space += pieces[used..used + n].iter().map(|p| p.len as usize).sum::<usize>();
+            chains[count] = Chain { id, span, pieces: n };
+            used += n;
+            count += 1;
+            limit -= span;
+            at.advance(span, self.size);
+        }
+        self.bad_chains = 0;
+        let before = self.held;
+        self.scatter(batch, i, &pieces[..used], &chains[..count]);
+        count_sent(out, frame.len, frame.offload);
+        usize::from(self.held - before)
+    }
+
+    /// Nothing more is available.
+    #[cold]
+    fn refuse_dry(&self, out: &mut TxOutcome) {
+        out.ring_full += u32::from(!self.stopped);
+        out.down += u32::from(self.stopped);
+    }
+
+    /// Buffers so small that a frame would need more than are looked at: no driver's, so they
+    /// count like bad chains.
+    #[cold]
+    fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
+        out.too_big += 1;
+        self.count_bad_chain();
+        0
+    }
+
+    /// A bad receive buffer: the first of a frame is handed back empty; further ones wait for
+    /// their turn to be first.
+    #[cold]
+    fn refuse_buffer(&mut self, walked: &Walked, before: usize, out: &mut TxOutcome) -> usize {
+        out.error += 1;
+        self.count_bad_chain();
+        if before > 0 || self.stopped {
+            return 0;
+        }
+        self.consume(walked.span);
+        self.push_used(walked.id, 0, walked.span);
+        usize::from(walked.span)
+    }
+
+    /// Writes a frame over the pieces of `chains`.
+    fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[Chain]) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
+        let buffers = chains.len() as u16;
+        // SAFETY: the pieces together have room for header and frame (the caller summed them up).
+        // WHY: as for a plain frame.
+        unsafe { write_pieces(batch, i, pieces, buffers, self.header) };
+        let mut left = self.header + batch.frame(i).len as usize;
+        if self.log.is_some() {
+            self.log_pieces(pieces, left);
+        }
+        let mut first = 0;
+        for chain in chains {
+            let room: usize =
+                pieces[first..first + chain.pieces].iter().map(|p| p.len as usize).sum();
+            let here = left.min(room);
+            self.consume(chain.span);
+            #[expect(clippy::cast_possible_truncation, reason = "at most 12 + FRAME_MAX")]
+            self.push_used(chain.id, here as u32, chain.span);
+            left -= here;
+            first += chain.pieces;
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! The device side of a packed virtqueue (virtio 1.2 §2.8).
+//!
+//! **Problem.** As for a split ring: the other side is an attacker who may rewrite every word at
+//! every moment. Here availability itself is a flag in each descriptor, so an attacker may also
+//! take back what was offered. **Rule** (datapath rules 3, 5-8, 12-14): the half of a descriptor
+//! that has length, id and flags is read by one load, the address by another, and only these copies
+//! are used. Where a chain ends is found by our own count of descriptors; a chain whose end cannot
+//! be found stops the ring, since nobody could say where the next one begins. Used descriptors are
+//! single stores of length, id and flags; of a burst the first is stored last, by
+//! [`PackedRing::publish`], and until then the driver sees none of them. An id is an echo, never an
+//! index. **Order.** Everything completes in order: what was taken goes back with one used
+//! descriptor a burst where `IN_ORDER` was negotiated (§2.8.9), and the used position is always
+//! that of the first descriptor not given back.
+#![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
+
+mod events;
+mod give;
+mod live;
+mod position;
+mod walk;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::fs::File;
+use std::sync::Arc;
+
+use super::ring::frames::{take_pieces, take_plain};
+use super::ring::pieces::Piece;
+use super::ring::{BAD_CHAINS_MAX, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX};
+pub use super::ring::{RING_SIZE_MAX, RingError, RingSpec};
+use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
+use crate::mem::prefetch;
+use crate::port::dirty_log::RingLog;
+use crate::port::guest_memory::GuestMemory;
+use crate::port::split_ring::RingAddresses;
+use position::{F_AVAIL, F_USED, Position};
+
+/// A descriptor as read once from guest memory.
+#[derive(Clone, Copy, Debug)]
+struct Descriptor {
+    guest: u64,
+    len: u32,
+    id: u16,
+    flags: u16,
+}
+
+/// The next buffers of one descriptor each.
+struct Singles {
+    /// Null: not plain, to be walked.
+    pieces: [Piece; BATCH_FRAMES],
+    ids: [u16; BATCH_FRAMES],
+    len: usize,
+    /// It ended because nothing more is available.
+    dry: bool,
+}
+
+/// The ring, the driver's event area and the device's.
+type Parts = (*mut u64, *mut u32, *mut u32);
+
+/// The device side of one packed ring.
+pub struct PackedRing {
+    ring: *mut u64,
+    driver_event: *mut u32,
+    device_event: *mut u32,
+    size: u16,
+    /// The next available descriptor to look at.
+    next: Position,
+    /// Where the next used descriptor goes.
+    used: Position,
+    /// Descriptors taken and not published as used.
+    held: u16,
+    /// Those of them that are given back.
+    returned: u16,
+    /// The first used descriptor that is not published: where, and its length, id and flags.
+    first: Option<(u16, u64)>,
+    /// Descriptors published since the driver's wish for interrupts was last looked at.
+    unsignalled: u32,
+    header: usize,
+    event_idx: bool,
+    in_order: bool,
+    mergeable: bool,
+    stopped: bool,
+    bad_chains: u32,
+    hint: usize,
+    taken: usize,
+    ids: [u16; BATCH_FRAMES],
+    spans: [u16; BATCH_FRAMES],
+    call: Option<File>,
+    memory: Arc<GuestMemory>,
+    log: Option<RingLog>,
+}
+
+// SAFETY: the pointers lead into `memory`, which lives as long as the ring; exactly one thread
+// holds the ring at any time. WHY: control threads build rings, a worker runs them.
+unsafe impl Send for PackedRing {}
+
+impl core::fmt::Debug for PackedRing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PackedRing")
+            .field("size", &self.size)
+            .field("next", &self.next)
+            .field("used", &self.used)
+            .field("stopped", &self.stopped)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PackedRing {
+    /// Validates the addresses and takes the ring up where `spec.base` says.
+    ///
+    /// # Errors
+    /// [`RingError`].
+    pub fn new(spec: RingSpec, memory: Arc<GuestMemory>) -> Result<Self, RingError> {
+        let size = position::checked_size(spec.size)?;
+        let RingSpec { descriptors, available, used, .. } = spec;
+        let at = RingAddresses { descriptors, available, used };
+        let (ring, driver_event, device_event) = Self::locate(&memory, at, size)?;
+        let start = position::start(spec.base, size)?;
+        let ring = Self {
+            ring,
+            driver_event,
+            device_event,
+            size,
+            next: start,
+            used: start,
+            held: 0,
+            returned: 0,
+            first: None,
+            unsignalled: 0,
+            header: spec.header,
+            event_idx: spec.event_idx,
+            in_order: spec.in_order,
+            mergeable: spec.mergeable,
+            stopped: false,
+            bad_chains: 0,
+            hint: 0,
+            taken: 0,
+            ids: [0; BATCH_FRAMES],
+            spans: [0; BATCH_FRAMES],
+            call: spec.call,
+            memory,
+            log: None,
+        };
+        ring.suppress_kicks();
+        Ok(ring)
+    }
+
+    /// The ring and its two event areas in host memory, each checked whole.
+    fn locate(memory: &GuestMemory, ring: RingAddresses, size: u16) -> Result<Parts, RingError> {
+        let at = |what, user, len, align| {
+            memory.translate_user(user, len, align).ok_or(RingError::Address(what, user))
+        };
+        let descriptors = at("packed ring", ring.descriptors, 16 * u64::from(size), 16)?;
+        let driver_event = at("driver event area", ring.available, 4, 4)?;
+        let device_event = at("device event area", ring.used, 4, 4)?;
+        Ok((descriptors.cast(), driver_event.cast(), device_event.cast()))
+    }
+
+    /// Where the ring stands, as [`RingSpec::base`].
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        u32::from(self.next.to_base()) | u32::from(self.used.to_base()) << 16
+    }
+
+    /// Entries.
+    #[must_use]
+    pub const fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Whether the driver broke the rules so often that the ring was stopped.
+    #[must_use]
+    pub const fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// One half of a descriptor: 0 is the address; 1 is length, id and flags.
+    #[inline(always)]
+    fn half(&self, index: u16, half: usize) -> &AtomicU64 {
+        debug_assert!(index < self.size && half < 2);
+        // SAFETY: a position's index is below the size, so the word lies in the checked ring,
+        // which is 16-aligned and stays mapped.
+        // WHY: the driver writes these words while we read them: only atomics are defined.
+        unsafe { AtomicU64::from_ptr(self.ring.add(2 * usize::from(index) + half)) }
+    }
+
+    /// Reads the descriptor at `at` once; `None`: it is not available.
+    #[inline(always)]
+    fn read(&self, at: Position) -> Option<Descriptor> {
+        let word = self.half(at.index, 1).load(Ordering::Acquire);
+        #[expect(clippy::cast_possible_truncation, reason = "its fields")]
+        let (len, id, flags) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
+        if flags & (F_AVAIL | F_USED) != at.ready {
+            return None;
+        }
+        Some(Descriptor { guest: self.half(at.index, 0).load(Ordering::Relaxed), len, id, flags })
+    }
+
+    /// Whether the driver has made a chain available that was not looked at.
+    #[inline]
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        let flags = self.half(self.next.index, 1).load(Ordering::Relaxed) >> 48;
+        !self.stopped && flags & u64::from(F_AVAIL | F_USED) == u64::from(self.next.ready)
+    }
+
+    #[cold]
+    fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    #[cold]
+    fn count_bad_chain(&mut self) {
+        self.bad_chains += 1;
+        if self.bad_chains >= BAD_CHAINS_MAX {
+            self.stop();
+        }
+    }
+
+    /// Reads up to `want` buffers of one descriptor each, and translates and prefetches those that
+    /// are plain. Ends at a chain or at the end of what is available; none is consumed.
+    #[inline(always)]
+    fn fetch(&mut self, want: usize, wanted: u16, prefetch: impl Fn(*mut u8)) -> Singles {
+        let mut singles = Singles {
+            pieces: [Piece::NONE; BATCH_FRAMES],
+            ids: [0; BATCH_FRAMES],
+            len: 0,
+            dry: true,
+        };
+        if self.stopped {
+            return singles;
+        }
+        let room = usize::from(self.size - self.held);
+        let want = want.min(room).min(BATCH_FRAMES);
+        let mut at = self.next;
+        while singles.len < want {
+            let Some(d) = self.read(at) else { return singles };
+            if d.flags & F_NEXT != 0 {
+                break;
+            }
+            singles.ids[singles.len] = d.id;
+            if d.flags & (F_WRITE | F_INDIRECT) == wanted
+                && d.id < self.size
+                && let Some(host) = self.memory.translate(d.guest, d.len, &mut self.hint)
+            {
+                singles.pieces[singles.len] = Piece { at: host, len: d.len };
+                prefetch(host);
+                prefetch(host.wrapping_add(64));
+            }
+            singles.len += 1;
+            at.advance(1, self.size);
+        }
+        singles.dry = want == 0;
+        singles
+    }
+
+    /// Counts `span` descriptors as consumed.
+    #[inline(always)]
+    fn consume(&mut self, span: u16) {
+        self.next.advance(span, self.size);
+        self.held += span;
+    }
+
+    /// Takes frames into `batch` until the ring or the batch is exhausted.
+    pub fn take(&mut self, batch: &mut Batch) {
+        self.taken = 0;
+        let room = BATCH_FRAMES - batch.len();
+        while self.taken < room && batch.has_room() {
+            let singles = self.fetch(room - self.taken, 0, |at| prefetch(at));
+            if !self.take_singles(batch, &singles) || singles.dry {
+                return;
+            }
+            let chain_next = self.taken < room && batch.has_room();
+            if chain_next && !self.take_chain(batch) {
+                return;
+            }
+        }
+    }
+
+    /// Takes what was fetched, as far as it stands there still and `batch` has room; false: no
+    /// more is to be had.
+    #[inline]
+    fn take_singles(&mut self, batch: &mut Batch, singles: &Singles) -> bool {
+        for (piece, id) in singles.pieces.iter().zip(singles.ids).take(singles.len) {
+            if !batch.has_room() {
+                return false;
+            }
+            if piece.at.is_null() {
+                if !self.take_chain(batch) {
+                    return false;
+                }
+                if self.spans[self.taken - 1] != 1 {
+                    // The driver has made a chain of it meanwhile: what follows was not fetched.
+                    return true;
+                }
+                continue;
+            }
+            // SAFETY: the piece was translated in `memory`, which outlives the turn.
+            // WHY: no slice over guest memory may exist.
+            let taken = unsafe { take_plain(batch, *piece, self.header) };
+            self.took(id, 1, taken, batch);
+        }
+        true
+    }
+
+    /// A frame in any lawful chain; false: there is none, or the ring is stopped.
+    fn take_chain(&mut self, batch: &mut Batch) -> bool {
+        let mut pieces = [Piece::NONE; PIECES_MAX];
+        let limit = self.size - self.held;
+        let Some(walked) = self.walk(self.next, 0, limit, &mut pieces, &mut { CHAIN_MAX }) else {
+            return false;
+        };
+        let taken = walked.pieces.and_then(|count| {
+            // SAFETY: `walk` found every piece in `memory`, which outlives the turn.
+            // WHY: as for a plain frame.
+            unsafe { take_pieces(batch, &pieces[..count], self.header) }
+        });
+        self.took(walked.id, walked.span, taken, batch);
+        true
+    }
+
+    /// Remembers a chain for [`Self::complete_taken`].
+    #[inline(always)]
+    fn took(&mut self, id: u16, span: u16, taken: Result<(), BadChain>, batch: &mut Batch) {
+        self.consume(span);
+        self.ids[self.taken] = id;
+        self.spans[self.taken] = span;
+        self.taken += 1;
+        if taken.is_err() {
+            batch.errors += 1;
+            self.count_bad_chain();
+        } else {
+            self.bad_chains = 0;
+        }
+    }
+
+    /// Returns the chains of the last [`Self::take`] to the driver; visible after `publish`.
+    #[inline]
+    pub fn complete_taken(&mut self) {
+        let taken = core::mem::take(&mut self.taken);
+        if taken > 0 && self.in_order {
+            // §2.8.9: one used descriptor with the last id stands for all.
+            let span = self.spans[..taken].iter().sum();
+            self.push_used(self.ids[taken - 1], 0, span);
+            return;
+        }
+        for k in 0..taken {
+            self.push_used(self.ids[k], 0, self.spans[k]);
+        }
+    }
+
+    /// Gives back a chain of `span` descriptors with `len` bytes written.
+    #[inline(always)]
+    fn push_used(&mut self, id: u16, len: u32, span: u16) {
+        let written = if len > 0 { F_WRITE } else { 0 };
+        let flags = self.used.used_flags() | written;
+        let word = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48;
+        if self.returned == 0 {
+            self.first = Some((self.used.index, word));
+        } else {
+            self.half(self.used.index, 1).store(word, Ordering::Release);
+        }
+        self.returned += span;
+        self.used.advance(span, self.size);
+    }
+
+    /// Makes the used descriptors visible to the driver.
+    #[inline]
+    pub fn publish(&mut self) {
+        if let Some((index, word)) = self.first.take() {
+            self.half(index, 1).store(word, Ordering::Release);
+            let returned = core::mem::take(&mut self.returned);
+            self.held -= returned;
+            self.unsignalled = self.unsignalled.saturating_add(u32::from(returned));
+            if self.log.is_some() {
+                self.log_used(index, returned);
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Chains of a packed ring: where they end, and what they hold.
+
+use super::super::ring::pieces::{Piece, add_pieces, indirect_table};
+use super::super::ring::{BadChain, F_INDIRECT, F_NEXT, F_WRITE};
+use super::position::Position;
+use super::{Descriptor, PackedRing};
+use crate::batch::CHAIN_MAX;
+
+/// A chain as it was found.
+pub(super) struct Walked {
+    /// The driver's name for it.
+    pub(super) id: u16,
+    /// Descriptors of the ring that it takes up.
+    pub(super) span: u16,
+    /// How many pieces of host memory it was split into, if it is lawful.
+    pub(super) pieces: Result<usize, BadChain>,
+}
+
+impl PackedRing {
+    /// Walks the chain at `from` into pieces of host memory. `wanted` is the write flag each part
+    /// must have, `limit` the descriptors from there to those that the driver cannot have made
+    /// available, `steps` how many descriptors may be looked at, those of tables included.
+    ///
+    /// `None`: nothing is available, or the chain has no end in sight, which stops the ring.
+    pub(super) fn walk(
+        &mut self,
+        from: Position,
+        wanted: u16,
+        limit: u16,
+        pieces: &mut [Piece],
+        steps: &mut usize,
+    ) -> Option<Walked> {
+        if self.stopped || limit == 0 {
+            return None;
+        }
+        let mut at = from;
+        let mut d = self.read(at)?;
+        let mut found = Ok(0);
+        // Our own count of steps ends every loop the driver may build.
+        for span in 1..=limit.min(CHAIN_MAX_SPAN) {
+            let alone = span == 1 && d.flags & F_NEXT == 0;
+            found = found.and_then(|count| self.add(d, alone, wanted, pieces, count, steps));
+            if d.flags & F_NEXT == 0 {
+                // Nobody needs an id beyond the ring's size, and one would upset whoever indexes
+                // by it after us: refused, and echoed like the rest.
+                let pieces = if d.id < self.size { found } else { Err(BadChain) };
+                return Some(Walked { id: d.id, span, pieces });
+            }
+            if span == limit {
+                break;
+            }
+            at.advance(1, self.size);
+            match self.read(at) {
+                Some(next) => d = next,
+                // §2.8.6: the head is made available last, so the rest should have been there.
+                None => break,
+            }
+        }
+        self.stop();
+        None
+    }
+
+    /// Adds what descriptor `d` stands for to the `count` pieces there are.
+    fn add(
+        &mut self,
+        d: Descriptor,
+        alone: bool,
+        wanted: u16,
+        pieces: &mut [Piece],
+        count: usize,
+        steps: &mut usize,
+    ) -> Result<usize, BadChain> {
+        *steps = steps.checked_sub(1).ok_or(BadChain)?;
+        if d.flags & F_INDIRECT != 0 {
+            // A table stands alone (datapath rule 7); its own write flag means nothing.
+            return if alone {
+                self.add_table(d, wanted, pieces, count, steps)
+            } else {
+                Err(BadChain)
+            };
+        }
+        if d.flags & F_WRITE != wanted {
+            return Err(BadChain);
+        }
+        add_pieces(&self.memory, d.guest, d.len, pieces, count)
+    }
+
+    /// Adds the descriptors of a table, one behind the other whatever their flags say of a next
+    /// (§2.8.7).
+    fn add_table(
+        &mut self,
+        d: Descriptor,
+        wanted: u16,
+        pieces: &mut [Piece],
+        mut count: usize,
+        steps: &mut usize,
+    ) -> Result<usize, BadChain> {
+        let (table, size) = indirect_table(&self.memory, d.guest, d.len, &mut self.hint)?;
+        let table: *const [u64; 2] = table.cast();
+        for entry in 0..usize::from(size) {
+            *steps = steps.checked_sub(1).ok_or(BadChain)?;
+            // SAFETY: entry < size, and the table was checked for that many entries and for its
+            // alignment. WHY: volatile: the descriptor is read exactly once.
+            let [guest, word] = unsafe { table.add(entry).read_volatile() };
+            #[expect(clippy::cast_possible_truncation, reason = "its fields")]
+            let (len, flags) = (word as u32, (word >> 48) as u16);
+            if flags & F_INDIRECT != 0 || flags & F_WRITE != wanted {
+                return Err(BadChain);
+            }
+            count = add_pieces(&self.memory, guest, len, pieces, count)?;
+        }
+        Ok(count)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "256")]
+const CHAIN_MAX_SPAN: u16 = CHAIN_MAX as u16;

@@ -1,0 +1,98 @@
+//! A ring of either format. The choice is made once a call, so once a burst.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use crate::batch::Batch;
+use crate::port::TxOutcome;
+use crate::port::dirty_log::RingLog;
+use crate::port::guest_memory::GuestMemory;
+use crate::port::packed_ring::PackedRing;
+use crate::port::split_ring::{RingAddresses, RingError, RingSpec, SplitRing};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) enum Virtqueue {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
+/// The same call on whichever ring it is.
+macro_rules! either {
+    ($queue:expr, $ring:ident => $call:expr) => {
+        match $queue {
+            Virtqueue::Split($ring) => $call,
+            Virtqueue::Packed($ring) => $call,
+        }
+    };
+}
+
+impl Virtqueue {
+    /// A ring as `spec` says, packed or split.
+    pub(super) fn new(
+        packed: bool,
+        spec: RingSpec,
+        memory: Arc<GuestMemory>,
+    ) -> Result<Self, RingError> {
+        Ok(if packed {
+            Self::Packed(PackedRing::new(spec, memory)?)
+        } else {
+            Self::Split(SplitRing::new(spec, memory)?)
+        })
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        either!(self, ring => ring.base())
+    }
+
+    #[inline]
+    pub(super) fn is_stopped(&self) -> bool {
+        either!(self, ring => ring.is_stopped())
+    }
+
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        either!(self, ring => ring.has_waiting())
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, batch: &mut Batch) {
+        either!(self, ring => ring.take(batch));
+    }
+
+    #[inline]
+    pub(super) fn complete_taken(&mut self) {
+        either!(self, ring => ring.complete_taken());
+    }
+
+    #[inline]
+    pub(super) fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
+        either!(self, ring => ring.give(batch, frames, out));
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        either!(self, ring => ring.publish());
+    }
+
+    #[inline]
+    pub(super) fn notify(&mut self) -> u32 {
+        either!(self, ring => ring.notify())
+    }
+
+    pub(super) fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
+        either!(self, ring => ring.set_log(log))
+    }
+
+    pub(super) fn set_call(&mut self, call: Option<File>) -> Option<File> {
+        either!(self, ring => ring.set_call(call))
+    }
+
+    pub(super) fn move_to(
+        &mut self,
+        memory: Arc<GuestMemory>,
+        at: RingAddresses,
+    ) -> Result<Arc<GuestMemory>, RingError> {
+        either!(self, ring => ring.move_to(memory, at))
+    }
+}

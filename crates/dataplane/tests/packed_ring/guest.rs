@@ -1,0 +1,309 @@
+//! A guest with one packed ring: its memory, and a driver that may or may not play by the rules.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::offload::Offload;
+use penstock_dataplane::port::TxOutcome;
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::packed_ring::{PackedRing, RingError, RingSpec};
+use penstock_dataplane::port::split_ring::RingAddresses;
+
+pub const NEXT: u16 = 1;
+pub const WRITE: u16 = 2;
+pub const INDIRECT: u16 = 4;
+pub const AVAIL: u16 = 1 << 7;
+pub const USED: u16 = 1 << 15;
+/// Entries of the ring unless a test says otherwise: wraps come soon, and no power of two hides a
+/// mask where there should be none.
+pub const SIZE: u16 = 50;
+pub const MEMORY: u64 = 1 << 20;
+/// Two regions of half the memory each, with a hole between their guest addresses.
+pub const SECOND: u64 = 1 << 30;
+const USER: u64 = 0x7000_0000_0000;
+pub const RING: u64 = 0;
+pub const DRIVER_EVENT: u64 = 0x4000;
+pub const DEVICE_EVENT: u64 = 0x4004;
+pub const BUFFERS: u64 = 0x1_0000;
+/// Where a ring begins: index 0, both wrap counters 1.
+pub const FRESH: u32 = 0x8000_8000;
+
+/// A part of a buffer: guest address, bytes, flags.
+pub type Part = (u64, u32, u16);
+
+/// A place in the ring with its wrap counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub index: u16,
+    pub wrap: bool,
+}
+
+impl Place {
+    pub fn advance(&mut self, by: u16, size: u16) {
+        for _ in 0..by {
+            self.index += 1;
+            if self.index == size {
+                *self = Self { index: 0, wrap: !self.wrap };
+            }
+        }
+    }
+
+    pub fn to_base(self) -> u32 {
+        u32::from(self.index) | u32::from(self.wrap) << 15
+    }
+}
+
+/// The guest's side of one ring.
+pub struct Guest {
+    base: *mut u8,
+    file: File,
+    pub memory: Arc<GuestMemory>,
+    pub size: u16,
+    pub in_order: bool,
+    pub avail: Place,
+    pub used: Place,
+    /// Id and descriptors of what the device has, in the order it was made available.
+    pub out: VecDeque<(u16, u16)>,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let base = std::ptr::NonNull::new(self.base.cast()).unwrap();
+        // SAFETY: mapped in `new`, of this length, and nobody else has the address.
+        // WHY: munmap has no safe form.
+        unsafe { munmap(base, MEMORY as usize) }.unwrap();
+    }
+}
+
+impl Guest {
+    pub fn new() -> Self {
+        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(MEMORY).unwrap();
+        let memory = map(&file, MEMORY / 2);
+        let len = NonZeroUsize::new(MEMORY as usize).unwrap();
+        let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a fresh mapping of the test's own file. WHY: the guest's view of its memory.
+        let base = unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
+        let fresh = Place { index: 0, wrap: true };
+        Self {
+            base: base.as_ptr().cast(),
+            file,
+            memory,
+            size: SIZE,
+            in_order: false,
+            avail: fresh,
+            used: fresh,
+            out: VecDeque::new(),
+        }
+    }
+
+    /// Another map of the same memory, of whose first region only `len` bytes are in it.
+    pub fn remapped(&self, len: u64) -> Arc<GuestMemory> {
+        map(&self.file, len)
+    }
+
+    /// Where the parts of the ring are for the driver.
+    pub fn addresses() -> RingAddresses {
+        RingAddresses {
+            descriptors: USER + RING,
+            available: USER + DRIVER_EVENT,
+            used: USER + DEVICE_EVENT,
+        }
+    }
+
+    pub fn ring(&self) -> PackedRing {
+        self.ring_with(|_| ()).unwrap()
+    }
+
+    pub fn ring_with(&self, edit: impl FnOnce(&mut RingSpec)) -> Result<PackedRing, RingError> {
+        let mut spec = RingSpec {
+            size: u32::from(self.size),
+            descriptors: USER + RING,
+            available: USER + DRIVER_EVENT,
+            used: USER + DEVICE_EVENT,
+            base: FRESH,
+            event_idx: false,
+            mergeable: true,
+            in_order: self.in_order,
+            header: 12,
+            call: None,
+        };
+        edit(&mut spec);
+        PackedRing::new(spec, Arc::clone(&self.memory))
+    }
+
+    /// Where the guest sees its ring, for threads that rewrite it.
+    pub fn address(&self) -> usize {
+        self.at(RING, 16) as usize
+    }
+
+    fn at(&self, guest: u64, len: usize) -> *mut u8 {
+        let at = if guest >= SECOND { guest - SECOND + MEMORY / 2 } else { guest };
+        assert!(at + len as u64 <= MEMORY);
+        self.base.wrapping_add(at as usize)
+    }
+
+    pub fn write<T: Copy>(&self, guest: u64, value: T) {
+        // SAFETY: inside the mapping. WHY: plays the guest.
+        unsafe { self.at(guest, size_of::<T>()).cast::<T>().write_unaligned(value) }
+    }
+
+    pub fn read<T: Copy>(&self, guest: u64) -> T {
+        // SAFETY: inside the mapping. WHY: plays the guest.
+        unsafe { self.at(guest, size_of::<T>()).cast::<T>().read_unaligned() }
+    }
+
+    pub fn fill(&self, guest: u64, bytes: &[u8]) {
+        for (at, byte) in (guest..).zip(bytes) {
+            self.write(at, *byte);
+        }
+    }
+
+    pub fn bytes(&self, guest: u64, len: usize) -> Vec<u8> {
+        (guest..).take(len).map(|at| self.read(at)).collect()
+    }
+
+    /// A descriptor anywhere, with all its flags given.
+    pub fn descriptor(&self, table: u64, i: u16, (guest, len, flags): Part, id: u16) {
+        let at = table + 16 * u64::from(i);
+        self.write(at, guest);
+        self.write(at + 8, len);
+        self.write(at + 12, id);
+        self.write(at + 14, flags);
+    }
+
+    pub fn flags(&self, i: u16) -> u16 {
+        self.read(RING + 16 * u64::from(i) + 14)
+    }
+
+    pub fn set_flags(&self, i: u16, flags: u16) {
+        self.write(RING + 16 * u64::from(i) + 14, flags);
+    }
+
+    /// A table of descriptors for an indirect buffer.
+    pub fn table(&self, at: u64, parts: &[Part]) -> Part {
+        for (i, part) in (0..).zip(parts) {
+            self.descriptor(at, i, *part, 0x5a5a);
+        }
+        (at, 16 * parts.len() as u32, INDIRECT)
+    }
+
+    /// What the flags of a descriptor at `place` say of its being available.
+    pub fn available(place: Place) -> u16 {
+        if place.wrap { AVAIL } else { USED }
+    }
+
+    /// Makes `parts` available as one buffer called `id`; the head's flags come last.
+    pub fn offer(&mut self, id: u16, parts: &[Part]) {
+        let head = self.avail;
+        for (i, (guest, len, flags)) in parts.iter().enumerate() {
+            let last = i + 1 == parts.len();
+            let next = if last { 0 } else { NEXT };
+            let all = flags | next | Self::available(self.avail);
+            let now = if i == 0 { !all & (AVAIL | USED) } else { all };
+            // The id counts in the last one only.
+            let id = if last { id } else { 0xfff0 };
+            self.descriptor(RING, self.avail.index, (*guest, *len, now), id);
+            self.avail.advance(1, self.size);
+        }
+        let next = if parts.len() > 1 { NEXT } else { 0 };
+        self.set_flags(head.index, parts[0].2 | next | Self::available(head));
+        self.out.push_back((id, parts.len() as u16));
+    }
+
+    /// The next buffers that the device gave back: id, length, whether it says it wrote.
+    pub fn take_used(&mut self) -> Vec<(u16, u32, bool)> {
+        let mut got = Vec::new();
+        while !self.out.is_empty() {
+            let flags = self.flags(self.used.index);
+            if flags & (AVAIL | USED) != if self.used.wrap { AVAIL | USED } else { 0 } {
+                break;
+            }
+            let at = RING + 16 * u64::from(self.used.index);
+            let (id, len) = (self.read::<u16>(at + 12), self.read::<u32>(at + 8));
+            // In order, one entry may stand for several buffers: it names the last.
+            let count = match self.out.iter().position(|(known, _)| *known == id) {
+                Some(at) if self.in_order => at + 1,
+                Some(0) => 1,
+                other => panic!("id {id} came back, found at {other:?} of {:?}", self.out),
+            };
+            let gone: Vec<_> = self.out.drain(..count).collect();
+            self.used.advance(gone.iter().map(|(_, span)| span).sum(), self.size);
+            let (last, before) = gone.split_last().unwrap();
+            got.extend(before.iter().map(|(id, _)| (*id, 0, false)));
+            got.push((last.0, len, flags & WRITE != 0));
+        }
+        got
+    }
+
+    /// Offers `frame` as one descriptor under a name of its own.
+    pub fn send_plain(&mut self, frame: &[u8]) {
+        let id = self.avail.index;
+        let at = BUFFERS + 0x1000 * u64::from(id);
+        self.fill(at, &[0; 12]);
+        self.fill(at + 12, frame);
+        self.offer(id, &[(at, 12 + frame.len() as u32, 0)]);
+    }
+
+    /// Posts one receive buffer of `len` bytes for each of `lens`; returns where they are.
+    pub fn post(&mut self, lens: &[u32]) -> Vec<u64> {
+        let mut places = Vec::new();
+        for len in lens {
+            let id = self.avail.index;
+            let at = BUFFERS + 0x1000 * u64::from(id);
+            self.offer(id, &[(at, *len, WRITE)]);
+            places.push(at);
+        }
+        places
+    }
+}
+
+fn map(file: &File, len: u64) -> Arc<GuestMemory> {
+    let region = |guest, offset, len| {
+        let file = file.try_clone().unwrap();
+        RegionSpec { guest, user: USER + guest, len, offset, file }
+    };
+    let half = MEMORY / 2;
+    Arc::new(GuestMemory::map(vec![region(0, 0, len), region(SECOND, half, half)]).unwrap())
+}
+
+pub fn pattern(len: usize) -> Vec<u8> {
+    (1..=250_u8).cycle().take(len).collect()
+}
+
+pub fn frames_of(batch: &Batch) -> Vec<Vec<u8>> {
+    (0..batch.len())
+        .map(|i| {
+            let mut out = Vec::new();
+            batch.copy_out(i, &mut out);
+            out
+        })
+        .collect()
+}
+
+/// Takes what there is and returns it to the driver; how many chains were bad.
+pub fn taken(ring: &mut PackedRing) -> (Vec<Vec<u8>>, u32) {
+    let mut batch = Batch::new();
+    ring.take(&mut batch);
+    let frames = frames_of(&batch);
+    ring.complete_taken();
+    ring.publish();
+    (frames, batch.errors)
+}
+
+pub fn give(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
+    let mut batch = Batch::new();
+    for frame in frames {
+        batch.push(frame, Offload::NONE).unwrap();
+    }
+    let order: Vec<u8> = (0..frames.len() as u8).collect();
+    let mut out = TxOutcome::default();
+    ring.give(&batch, &order, &mut out);
+    ring.publish();
+    out
+}

@@ -167,6 +167,27 @@ fn a_burst_of_bad_chains_stops_the_ring() {
 }
 
 #[test]
+fn bad_chains_among_good_ones_do_not_stop_a_ring() {
+    let mut guest = Guest::new();
+    let mut ring = guest.ring();
+    for _ in 0..100 {
+        guest.offer(0, &[(BUFFERS, 3, 0)]);
+        guest.send_plain(&pattern(60));
+        assert_eq!(taken(&mut ring), (vec![pattern(60)], 1));
+        guest.take_used();
+    }
+    let mut guest = Guest::new();
+    let mut ring = guest.ring();
+    for _ in 0..100 {
+        guest.offer(0, &[(BUFFERS, 512, 0)]);
+        guest.offer(1, &[(BUFFERS, 512, WRITE)]);
+        let out = give(&mut ring, &[pattern(60), pattern(60)]);
+        assert_eq!((out.error, out.frames), (1, 1));
+        guest.take_used();
+    }
+}
+
+#[test]
 fn a_driver_that_runs_ahead_gets_no_descriptor_taken_twice() {
     let mut guest = Guest::new();
     guest.size = 8;

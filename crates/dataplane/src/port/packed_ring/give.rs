@@ -46,6 +46,7 @@ impl PackedRing {
                     #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
                     self.push_used(singles.ids[cursor], need as u32, 1);
                     cursor += 1;
+                    self.bad_chains = 0;
                     count_sent(out, frame.len, frame.offload);
                 }
                 None if singles.dry => self.refuse_dry(out),

@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
 
@@ -55,6 +56,12 @@ pub enum MemoryError {
         /// The file's size.
         has: u64,
     },
+    /// Touching it could wait for whoever serves its file system.
+    #[error(
+        "memory region at guest address {0:#x} is not in a memfd, tmpfs or hugetlbfs file; use \
+         `memory-backend-memfd`, or a file in /dev/shm or on hugetlbfs"
+    )]
+    Foreign(u64),
     /// No place in the list of regions that are guarded against a shortened file.
     #[error("memory region at guest address {0:#x}: too many regions are mapped already")]
     Unguarded(u64),
@@ -223,6 +230,13 @@ impl Region {
     }
 }
 
+/// Whether a file's pages are memory: a page fault in it waits for no disk, no network and no
+/// process. Seals exist for just these files, sealed or not (`fcntl_getseals(2)`: `EINVAL` for all
+/// others), and asking for them asks no file system.
+pub(super) fn is_memory_file(file: &File) -> bool {
+    fcntl(file, FcntlArg::F_GET_SEALS).is_ok()
+}
+
 fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
     let guest = spec.guest;
     let wraps = guest.checked_add(spec.len).is_none() || spec.user.checked_add(spec.len).is_none();
@@ -231,6 +245,10 @@ fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
         return Err(MemoryError::Shape(guest));
     }
     let refused = |source| MemoryError::Map { guest, source };
+    // First of all: any other call could wait for a file system that the frontend serves.
+    if !is_memory_file(&spec.file) {
+        return Err(MemoryError::Foreign(guest));
+    }
     let stat = fstat(&spec.file).map_err(refused)?;
     let has = u64::try_from(stat.st_size).unwrap_or(0);
     if has < needs {
@@ -339,6 +357,32 @@ mod tests {
         }
         let more = full.with(&spec(1 << 40, 0x1000, 0, file(0x1000)));
         assert!(matches!(more, Err(MemoryError::TooMany(n)) if n == REGIONS_MAX + 1));
+    }
+
+    #[test]
+    fn only_files_whose_pages_are_memory_are_taken() {
+        let path = std::env::temp_dir().join(format!("penstock-memory-{}", std::process::id()));
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let open = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        let on_tmpfs = is_memory_file(&open);
+        let answer = GuestMemory::map(vec![spec(0x5000, 0x1000, 0, open)]);
+        std::fs::remove_file(&path).unwrap();
+        // Where the temporary directory is a tmpfs, the file is as good as a memfd.
+        assert_eq!(answer.is_ok(), on_tmpfs);
+        let zero = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let foreign = GuestMemory::map(vec![spec(0x5000, 0x1000, 0, zero)]).unwrap_err();
+        assert!(foreign.to_string().contains("0x5000 is not in a memfd"), "{foreign}");
+        let (pipe, _) = nix::unistd::pipe().unwrap();
+        let pipe = GuestMemory::map(vec![spec(0, 0x1000, 0, File::from(pipe))]);
+        assert!(matches!(pipe, Err(MemoryError::Foreign(0))));
+        if std::path::Path::new("/dev/shm").is_dir() {
+            let path = format!("/dev/shm/penstock-memory-{}", std::process::id());
+            std::fs::write(&path, [0; 8192]).unwrap();
+            let open = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+            let shared = GuestMemory::map(vec![spec(0, 0x1000, 0, open)]);
+            std::fs::remove_file(&path).unwrap();
+            assert!(shared.is_ok(), "{shared:?}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 
+use super::guest_memory::is_memory_file;
 use super::sigbus::Guard;
 
 const PAGE: u64 = 4096;
@@ -53,6 +54,9 @@ pub enum SharedFileError {
         /// The file's size.
         has: u64,
     },
+    /// Touching it could wait for whoever serves its file system.
+    #[error("{0}: not a memfd, tmpfs or hugetlbfs file")]
+    Foreign(&'static str),
     /// No place in the list of mappings that are guarded against a shortened file.
     #[error("{0}: too many mappings are guarded already")]
     Unguarded(&'static str),
@@ -108,6 +112,9 @@ impl SharedFile {
             return Err(SharedFileError::TooLong { what, len, limit });
         }
         let refused = |source| SharedFileError::Map { what, source };
+        if !is_memory_file(file) {
+            return Err(SharedFileError::Foreign(what));
+        }
         let stat = fstat(file).map_err(refused)?;
         let has = u64::try_from(stat.st_size).unwrap_or(0);
         if has < needs {
@@ -196,6 +203,12 @@ mod tests {
         );
         assert!(matches!(map(&two_pages, 0, 0), Err(SharedFileError::Shape { .. })));
         assert!(matches!(map(&file(4 << 20), 0, 2 << 20), Err(SharedFileError::TooLong { .. })));
+    }
+
+    #[test]
+    fn a_file_that_is_no_memory_is_refused() {
+        let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        assert!(matches!(map(&zero, 0, 4096), Err(SharedFileError::Foreign("log"))));
     }
 
     #[test]

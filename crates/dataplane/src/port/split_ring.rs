@@ -11,10 +11,9 @@
 mod live;
 
 use core::sync::atomic::{AtomicU16, Ordering};
-use std::fs::File;
-use std::io::Write;
 use std::sync::Arc;
 
+use super::ring::call::Call;
 use super::ring::frames::{
     count_sent, prefetch_body, take_pieces, take_plain, write_pieces, write_plain,
 };
@@ -67,7 +66,7 @@ pub struct SplitRing {
     hint: usize,
     taken: usize,
     heads: [u16; BATCH_FRAMES],
-    call: Option<File>,
+    call: Call,
     memory: Arc<GuestMemory>,
     /// Where heads are read: the driver's available ring, or a predecessor's chains before it.
     heads_at: *mut u16,
@@ -123,7 +122,7 @@ impl SplitRing {
             hint: 0,
             taken: 0,
             heads: [0; BATCH_FRAMES],
-            call: spec.call,
+            call: Call::new(spec.call),
             memory,
             heads_at: available.wrapping_add(2),
             replaying: false,
@@ -534,15 +533,7 @@ impl SplitRing {
         } else {
             self.word(self.available, 0).load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
         };
-        if wanted { self.interrupt() } else { 0 }
-    }
-
-    #[cold]
-    fn interrupt(&mut self) -> u32 {
-        let Some(call) = &mut self.call else { return 0 };
-        // An eventfd that would block already has an interrupt pending.
-        let _ = call.write(&1_u64.to_ne_bytes());
-        1
+        if wanted { self.call.interrupt() } else { 0 }
     }
 
     /// We poll: the driver shall not kick.

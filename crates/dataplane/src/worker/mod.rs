@@ -7,11 +7,15 @@
 //! [`Worker::turn`] runs under `sim` on a virtual counter.
 
 mod handle;
+mod interrupter;
 mod request;
 mod stolen;
 mod thread;
 
 pub use handle::{FdbChunk, WorkerError, WorkerHandle};
+pub(crate) use interrupter::{
+    Interrupter, SIGNAL as INTERRUPT_SIGNAL, install as install_interrupt,
+};
 pub use request::{Reply, Request};
 pub use stolen::RunQueueWait;
 pub use thread::spawn;

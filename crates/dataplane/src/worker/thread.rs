@@ -9,7 +9,10 @@ use nix::unistd::Pid;
 use penstock_units::Nanos;
 
 use super::handle::{MAILBOX, Mailbox};
-use super::{Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError, WorkerHandle};
+use super::{
+    Interrupter, Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError,
+    WorkerHandle,
+};
 use crate::tsc::Tsc;
 
 /// Empty turns before an idle worker begins to pause between polls.
@@ -33,6 +36,14 @@ pub fn spawn(config: WorkerConfig) -> Result<WorkerHandle, WorkerError> {
             let _ = ready.send(Err(failed("pin to its core", problem)));
             return;
         }
+        // Held until the thread ends: no call of it waits longer than a few milliseconds.
+        let _interrupter = match Interrupter::arm() {
+            Ok(interrupter) => interrupter,
+            Err(e) => {
+                let _ = ready.send(Err(failed("make its interrupting timer", e.to_string())));
+                return;
+            }
+        };
         let worker = Worker::new(&config, Tsc, RunQueueWait::of_this_thread());
         let (handle, mailbox) =
             WorkerHandle::new(id, worker.counters(), config.max_ports, worker.coarse_clock());

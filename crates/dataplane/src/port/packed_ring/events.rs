@@ -4,7 +4,6 @@
 //! and written in one piece, so a place never goes with another's flags.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::io::Write;
 
 use super::PackedRing;
 use super::position::distance;
@@ -45,14 +44,6 @@ impl PackedRing {
             }
             _ => true,
         };
-        if wanted { self.interrupt() } else { 0 }
-    }
-
-    #[cold]
-    fn interrupt(&mut self) -> u32 {
-        let Some(call) = &mut self.call else { return 0 };
-        // An eventfd that would block already has an interrupt pending.
-        let _ = call.write(&1_u64.to_ne_bytes());
-        1
+        if wanted { self.call.interrupt() } else { 0 }
     }
 }

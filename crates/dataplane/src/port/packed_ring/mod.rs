@@ -20,9 +20,9 @@ mod position;
 mod walk;
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::fs::File;
 use std::sync::Arc;
 
+use super::ring::call::Call;
 use super::ring::frames::{take_pieces, take_plain};
 use super::ring::pieces::Piece;
 use super::ring::{BAD_CHAINS_MAX, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX};
@@ -84,7 +84,7 @@ pub struct PackedRing {
     taken: usize,
     ids: [u16; BATCH_FRAMES],
     spans: [u16; BATCH_FRAMES],
-    call: Option<File>,
+    call: Call,
     memory: Arc<GuestMemory>,
     log: Option<RingLog>,
 }
@@ -136,7 +136,7 @@ impl PackedRing {
             taken: 0,
             ids: [0; BATCH_FRAMES],
             spans: [0; BATCH_FRAMES],
-            call: spec.call,
+            call: Call::new(spec.call),
             memory,
             log: None,
         };

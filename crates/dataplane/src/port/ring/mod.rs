@@ -3,6 +3,7 @@
 //! A ring's own file reads and writes its descriptors; from there on both rings hold [`pieces`] of
 //! a driver's buffers, and [`frames`] carries frames out of and into these.
 
+pub(super) mod call;
 pub(super) mod frames;
 pub(super) mod pieces;
 

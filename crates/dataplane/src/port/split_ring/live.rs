@@ -83,7 +83,13 @@ impl SplitRing {
 
     /// Interrupts the driver through `call` from now on; returns what was in place before.
     pub const fn set_call(&mut self, call: Option<File>) -> Option<File> {
-        core::mem::replace(&mut self.call, call)
+        self.call.replace(call)
+    }
+
+    /// Whether the driver made an interrupt wait: it gets none any more.
+    #[must_use]
+    pub const fn is_call_blocked(&self) -> bool {
+        self.call.is_blocked()
     }
 
     /// Moves the ring to another map of the same guest; returns the one it leaves, of which it

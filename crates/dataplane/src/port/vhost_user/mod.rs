@@ -11,19 +11,23 @@ mod queue;
 mod serve;
 mod session;
 mod socket;
+mod throttle;
 mod virtqueue;
 
 use std::os::unix::net::UnixStream;
+use std::os::unix::thread::JoinHandleExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::pthread::pthread_kill;
 use penstock_units::PortId;
 
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::offload::OffloadCaps;
-use crate::worker::{QUEUES_MAX, WorkerHandle};
+use crate::worker::{INTERRUPT_SIGNAL, QUEUES_MAX, WorkerHandle, install_interrupt};
 use queue::VhostQueue;
 
 /// Who listens on the socket.
@@ -110,6 +114,8 @@ impl VhostUser {
     /// [`PortError`]: the path cannot be bound, or no thread is to be had.
     pub fn serve(&mut self) -> Result<(), PortError> {
         let object = self.config.path.display().to_string();
+        install_interrupt()
+            .map_err(|e| PortError::system(&object, "set a signal handler", RAISE_NOFILE, e))?;
         let listener = match self.config.mode {
             SocketMode::Server => Some(socket::bind(&self.config)?),
             SocketMode::Client => None,
@@ -150,6 +156,22 @@ impl VhostUser {
         }
     }
 
+    /// Waits for the session's thread, but not for ever: a hostile peer can make a call of it wait
+    /// (its call descriptor, the closing of a file that it serves itself). Most such calls end with
+    /// a signal; a thread that none ends is left behind, with nothing of the worker's.
+    fn join(&self, thread: JoinHandle<()>) {
+        let pause = PollTimeout::from(JOIN_PAUSE_MS);
+        for _ in 0..JOIN_TRIES {
+            if thread.is_finished() {
+                let _ = thread.join();
+                return;
+            }
+            let _ = pthread_kill(thread.as_pthread_t(), INTERRUPT_SIGNAL);
+            let _ = poll(&mut [], pause);
+        }
+        tracing::error!(port = %self.config.name, "its session does not end; it is left behind");
+    }
+
     /// Ends the session and waits until the worker has let go of the guest's memory.
     pub fn stop(&mut self) {
         {
@@ -161,7 +183,7 @@ impl VhostUser {
         }
         let _ = self.wake.write(1);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            self.join(thread);
         }
     }
 }
@@ -172,4 +194,8 @@ impl Drop for VhostUser {
     }
 }
 
+/// Between two signals to a session that is to end, in milliseconds.
+const JOIN_PAUSE_MS: u16 = 2;
+/// Signals after which it is left behind: after two seconds.
+const JOIN_TRIES: u32 = 1_000;
 const RAISE_NOFILE: &str = "raise the limits of open files and threads (LimitNOFILE, TasksMax)";

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
-use penstock_units::PortId;
+use nix::time::{ClockId, clock_gettime};
+use penstock_units::{Nanos, PortId};
 use vhost::vhost_user::BackendReqHandler;
 
 use super::session::Session;
+use super::throttle::{self, Throttle};
 use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock, socket};
 use crate::worker::WorkerHandle;
 
@@ -27,13 +29,15 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn run(self, listener: Option<&UnixListener>) {
+        let mut throttle = Throttle::new(now());
         while !lock(&self.shared).stopping {
             let stream = match listener {
                 Some(listener) => self.accept(listener),
                 None => self.connect(),
             };
             if let Some(stream) = stream {
-                self.session(stream);
+                self.pay(&mut throttle, throttle::CONNECTION);
+                self.session(stream, &mut throttle);
                 if listener.is_none() {
                     // A peer that accepts and hangs up at once must not keep a core busy.
                     self.wait(None, PollTimeout::from(RETRY_MS));
@@ -87,8 +91,19 @@ impl Server {
         }
     }
 
+    /// Takes what the driver spent, and makes it wait if that was too much.
+    fn pay(&self, throttle: &mut Throttle, units: u64) {
+        let wait = throttle.pay(units, now());
+        if wait == Nanos::ZERO || lock(&self.shared).stopping {
+            return;
+        }
+        tracing::debug!(port = %self.config.name, ns = wait.0, "the driver asks for too much");
+        let ms = i32::try_from(wait.0.div_ceil(1_000_000)).unwrap_or(i32::MAX);
+        self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
+    }
+
     /// One connection from its first message to its last.
-    fn session(&self, stream: UnixStream) {
+    fn session(&self, stream: UnixStream, throttle: &mut Throttle) {
         let name = &self.config.name;
         // Without the first, `stop` could not end the session: it would be waited for for ever.
         let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
@@ -124,11 +139,13 @@ impl Server {
             if let Err(end) = done {
                 break end;
             }
+            self.pay(throttle, throttle::MESSAGE + spent(&backend));
         };
         drop(handler);
         if let Ok(mut session) = backend.lock() {
             session.end();
         }
+        self.pay(throttle, spent(&backend));
         let mut shared = lock(&self.shared);
         shared.connection = None;
         shared.connected = false;
@@ -142,6 +159,20 @@ impl Server {
             shared.error = Some(format!("last session: {end}"));
         }
     }
+}
+
+/// What the session has spent since it was last asked.
+fn spent(session: &Mutex<Session>) -> u64 {
+    session.lock().map_or(0, |session| session.take_spent())
+}
+
+/// A monotonic time.
+fn now() -> Nanos {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    time.map_or(Nanos::ZERO, |time| {
+        let nanos = std::time::Duration::from(time).as_nanos();
+        Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    })
 }
 
 /// Whether the driver has not acknowledged features yet.

@@ -6,6 +6,7 @@
 
 mod running;
 
+use core::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,7 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 
 use super::queue::{Side, SwapRing};
 use super::virtqueue::Virtqueue;
-use super::{SharedState, VhostUserConfig, lock};
+use super::{SharedState, VhostUserConfig, lock, throttle};
 use crate::offload::{OffloadCaps, VNET_HDR_LEN};
 use crate::port::dirty_log::DirtyLog;
 use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
@@ -131,6 +132,8 @@ pub(super) struct Session {
     memory: Option<Arc<GuestMemory>>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
+    /// Units of the port's [`throttle`] spent since they were last asked for.
+    spent: Cell<u64>,
 }
 
 fn refuse(what: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -165,7 +168,17 @@ impl Session {
             memory: None,
             log: None,
             inflight: None,
+            spent: Cell::new(0),
         }
+    }
+
+    /// What was done on the driver's behalf since the last call, in units of [`throttle`].
+    pub(super) fn take_spent(&self) -> u64 {
+        self.spent.take()
+    }
+
+    fn spend(&self, units: u64) {
+        self.spent.set(self.spent.get().saturating_add(units));
     }
 
     /// Takes every ring out of the worker; afterwards nobody looks at the guest's memory.
@@ -208,6 +221,7 @@ impl Session {
     fn swap(&self, index: usize, ring: Option<Box<Virtqueue>>) -> Option<Box<Virtqueue>> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
+        self.spend(throttle::EXCHANGE);
         let message = Box::new(SwapRing { side, ring, caps: self.caps() });
         match self.worker.control_queue(self.id, queue, message) {
             Ok(answer) => answer.downcast::<SwapRing>().ok().and_then(|swap| swap.ring),
@@ -230,6 +244,11 @@ impl Session {
             if ring.is_stopped() {
                 let what = "had been stopped: the driver broke its rules";
                 tracing::warn!(port = %self.name, ring = index, "{what}");
+            }
+            if ring.is_call_blocked() {
+                let what = "its call descriptor made the worker wait: the port has to wait too";
+                tracing::warn!(port = %self.name, ring = index, "{what}");
+                self.spend(throttle::BLOCKED);
             }
             self.rings[index].base = ring.base();
         }
@@ -332,6 +351,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<vhost::VhostUserMemoryRegionBase>>> {
+        self.spend(throttle::MAPPING);
         if regions.len() != files.len() {
             return Err(Error::InvalidParam);
         }
@@ -469,6 +489,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_inflight_fd(&mut self, want: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        self.spend(throttle::MAPPING);
         let (queues, size) = (want.num_queues, want.queue_size);
         if usize::from(queues) > self.rings.len() || u32::from(size) > RING_SIZE_MAX {
             return Err(Error::InvalidParam);
@@ -478,6 +499,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
+        self.spend(throttle::MAPPING);
         let (offset, len) = (region.mmap_offset, region.mmap_size);
         let (queues, size) = (region.num_queues, region.queue_size);
         let region =
@@ -499,6 +521,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<vhost::VhostUserMemoryRegionBase>> {
+        self.spend(throttle::MAPPING);
         let spec = RegionSpec {
             guest: region.guest_phys_addr,
             user: region.user_addr,
@@ -515,6 +538,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        self.spend(throttle::MAPPING);
         let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
         let memory = self.memory.as_ref().ok_or(Error::InvalidParam)?;
         let Some(rest) = memory.without(guest, user, len) else {
@@ -542,6 +566,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_log_base(&mut self, region: &VhostUserLog, file: File) -> Result<()> {
+        self.spend(throttle::MAPPING);
         let (offset, len) = (region.mmap_offset, region.mmap_size);
         let log = DirtyLog::map(&file, offset, len).map_err(refuse)?;
         if self.memory.as_ref().is_some_and(|memory| !log.covers(memory.end())) {

@@ -80,6 +80,10 @@ impl Virtqueue {
         either!(self, ring => ring.notify())
     }
 
+    pub(super) fn is_call_blocked(&self) -> bool {
+        either!(self, ring => ring.is_call_blocked())
+    }
+
     pub(super) fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
         either!(self, ring => ring.set_log(log))
     }

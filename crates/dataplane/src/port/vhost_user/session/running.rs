@@ -7,6 +7,7 @@ use penstock_units::QueueId;
 use vhost::vhost_user::Result;
 
 use super::super::queue::{ChangeRing, RingChange, Side};
+use super::super::throttle;
 use super::super::virtqueue::Virtqueue;
 use super::{F_LOG_ALL, F_RING_PACKED, Session, refuse};
 use crate::port::dirty_log::RingLog;
@@ -99,6 +100,7 @@ impl Session {
     fn change_running(&self, index: usize, change: RingChange) -> Option<RingChange> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
+        self.spend(throttle::EXCHANGE);
         let message = Box::new(ChangeRing { side, change });
         match self.worker.control_queue(self.id, queue, message) {
             Ok(answer) => answer.downcast::<ChangeRing>().ok().map(|answer| answer.change),

@@ -1,0 +1,84 @@
+//! The descriptor by which a driver is interrupted.
+//!
+//! **Problem.** The driver's process shares the event counter with us. It can clear `O_NONBLOCK`
+//! and fill the counter between any look of ours and the write: then the write waits, and with it
+//! the worker (no flag of one call forbids it: `RWF_NOWAIT` is refused for eventfds). **Rule.** The
+//! worker's thread is signalled every few milliseconds ([`crate::worker::Interrupter`]), so such a
+//! write ends with `EINTR`, which it never does otherwise. After that the descriptor is not
+//! written to again, and the session makes its port wait. **Cost.** None for an honest driver.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Call {
+    file: Option<File>,
+    blocked: bool,
+}
+
+impl Call {
+    /// `None`: the driver polls.
+    pub(crate) const fn new(file: Option<File>) -> Self {
+        Self { file, blocked: false }
+    }
+
+    /// Another descriptor; the one before is returned. A ring whose driver blocked us once gets no
+    /// second chance.
+    pub(crate) const fn replace(&mut self, file: Option<File>) -> Option<File> {
+        core::mem::replace(&mut self.file, file)
+    }
+
+    /// Interrupts the driver. Returns the number of interrupts, 0 or 1.
+    #[cold]
+    pub(crate) fn interrupt(&mut self) -> u32 {
+        let Some(file) = self.file.as_mut().filter(|_| !self.blocked) else { return 0 };
+        match file.write(&1_u64.to_ne_bytes()) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {
+                self.blocked = true;
+                0
+            }
+            // An eventfd that would block already has an interrupt pending.
+            _ => 1,
+        }
+    }
+
+    /// Whether a write had to be broken off.
+    pub(crate) const fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::Interrupter;
+    use nix::sys::eventfd::{EfdFlags, EventFd};
+    use std::os::fd::OwnedFd;
+
+    #[test]
+    fn a_counter_that_is_full_and_blocks_is_given_up() {
+        // As a hostile process leaves it behind: no O_NONBLOCK, no room for one more.
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
+        event.write(u64::MAX - 1).unwrap();
+        let mut call = Call::new(Some(File::from(OwnedFd::from(event))));
+        let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        let ended = std::thread::spawn(move || {
+            let _bound = Interrupter::arm().unwrap();
+            let first = call.interrupt();
+            // Nor may the driver go on with another one that it has filled.
+            let _ = call.replace(Some(File::from(OwnedFd::from(other))));
+            (first, call.is_blocked(), call.interrupt())
+        });
+        assert_eq!(ended.join().unwrap(), (0, true, 0));
+    }
+
+    #[test]
+    fn a_counter_that_is_full_and_does_not_block_is_an_interrupt_pending() {
+        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        event.write(u64::MAX - 1).unwrap();
+        let mut call = Call::new(Some(File::from(OwnedFd::from(event))));
+        assert_eq!((call.interrupt(), call.is_blocked()), (1, false));
+        assert_eq!(Call::new(None).interrupt(), 0);
+    }
+}

@@ -137,6 +137,7 @@ impl<'a> Game<'a> {
             used: USER + USED,
             base: start.into(),
             event_idx: shape & 64 != 0,
+            in_order: false,
             mergeable,
             header,
             call: None,

@@ -140,6 +140,9 @@ counters! {
         stolen_batches: "batches", "batches during which the core was taken away";
         requests: "requests", "control requests served";
         sleeps: "sleeps", "times the idle worker gave up the core";
+        resting: "queues", "queue pairs at rest now: not polled until their driver kicks";
+        wakes: "wakes", "times a queue pair at rest was polled again";
+        kicks: "kicks", "kicks of drivers that reached the worker";
         heartbeat: "cycles", "TSC value at the last loop turn";
     }
     arrays {}

@@ -14,5 +14,6 @@ mod mem;
 pub mod offload;
 pub mod port;
 pub mod schedule;
+mod sync;
 pub mod tsc;
 pub mod worker;

@@ -6,10 +6,10 @@ use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use penstock_dataplane::schedule::ScheduleKind;
+use penstock_dataplane::schedule::{ScheduleKind, Unit};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_units::{Cycles, MacAddr, Nanos, PortId, TscRate, Vid, WorkerId};
+use penstock_dataplane::worker::{Turn, Worker, WorkerConfig, bell_of};
+use penstock_units::{Cycles, MacAddr, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
 use crate::cost::{CostTable, SimCounter};
 use crate::events::EventQueue;
@@ -114,6 +114,7 @@ impl World {
         let (queue, driver) = memory_queue(ring, OffloadCaps::ALL);
         let counters = Arc::new(PortCounters::default());
         let port = PortId(id);
+        driver.connect_bell(self.worker.doorbell(), bell_of(Unit { port, queue: QueueId(0) }));
         self.worker
             .attach(port, vec![Box::new(queue)], Arc::clone(&counters))
             .map_err(|_| WorldError::TooManyPorts(self.vms.len() + 1, self.max_ports))?;

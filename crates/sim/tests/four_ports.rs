@@ -96,3 +96,34 @@ fn a_seed_replays_exactly_and_another_does_not() {
     assert!(a.vms == b.vms && a.cycles == b.cycles && a.unsent == b.unsent);
     assert!(a.vms != c.vms);
 }
+
+/// Twenty VMs that speak every 10 ms, one after the other.
+fn with_pauses(seed: u64) -> (Vec<PortReading>, u64, u64) {
+    let mut world = World::new(TscRate::from_hz(2_000_000_000), CostTable::EXAMPLE, 20, seed);
+    let vms: Vec<PortHandle> =
+        (0..20).map(|_| world.add_vm(1, 256, SinkSpec::default()).expect("attaches")).collect();
+    for from in 0..20_u16 {
+        let spec = SourceSpec {
+            target: World::mac_of((from + 1) % 20),
+            sizes: vec![(60, 1)],
+            frames_per_second: 100,
+            flows: 1,
+            from: Nanos::from_micros(500 * u64::from(from)),
+            until: Nanos::from_secs(1),
+            loss_ppm: 0,
+        };
+        world.set_source(vms[usize::from(from)], spec);
+    }
+    world.run_until(Nanos::from_secs(1));
+    let worker = world.worker();
+    (vms.iter().map(|&vm| world.port(vm)).collect(), worker.wakes, worker.resting)
+}
+
+#[test]
+fn who_rests_is_woken_by_its_bell_and_loses_nothing() {
+    let (ports, wakes, resting) = with_pauses(3);
+    assert!(ports.iter().all(|port| (99..=100).contains(&port.rx_frames)), "none is forgotten");
+    assert!(wakes >= 1_000, "most speak after their rest began: {wakes}");
+    assert_eq!(resting, 12, "all but 8");
+    assert_eq!((ports, wakes, resting), with_pauses(3), "a seed replays");
+}

@@ -8,6 +8,7 @@ use penstock_units::Cycles;
 use super::{Pending, PortQueue, TxOutcome};
 use crate::batch::Batch;
 use crate::offload::{Offload, OffloadCaps};
+use crate::worker::Doorbell;
 
 /// A frame with its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,9 @@ struct Rings {
     from_switch: VecDeque<MemoryFrame>,
     capacity: usize,
     up: bool,
+    /// Rung for a frame that comes while the queue is at rest.
+    bell: Option<(Arc<Doorbell>, usize)>,
+    resting: bool,
 }
 
 /// The VM's side: feeds and drains the queue.
@@ -54,6 +58,8 @@ pub fn memory_queue(capacity: usize, caps: OffloadCaps) -> (MemoryQueue, MemoryD
         from_switch: VecDeque::with_capacity(capacity),
         capacity,
         up: true,
+        bell: None,
+        resting: false,
     }));
     let queue = MemoryQueue { rings: Arc::clone(&rings), caps, largest: usize::MAX };
     (queue, MemoryDriver(rings))
@@ -79,6 +85,11 @@ impl MemoryDriver {
         let room = rings.to_switch.len() < rings.capacity;
         if room {
             rings.to_switch.push_back(frame);
+            if rings.resting
+                && let Some((doorbell, bell)) = &rings.bell
+            {
+                doorbell.ring(*bell);
+            }
         }
         room
     }
@@ -93,6 +104,12 @@ impl MemoryDriver {
     #[must_use]
     pub fn unsent(&self) -> usize {
         lock(&self.0).to_switch.len()
+    }
+
+    /// Lets the switch leave the queue alone while nothing comes: `doorbell` is rung for number
+    /// `bell` when something does.
+    pub fn connect_bell(&self, doorbell: Arc<Doorbell>, bell: usize) {
+        lock(&self.0).bell = Some((doorbell, bell));
     }
 
     /// Plugs the driver in or out.
@@ -151,6 +168,16 @@ impl PortQueue for MemoryQueue {
     }
 
     fn publish(&mut self) {}
+
+    fn rest(&mut self) -> bool {
+        let mut rings = lock(&self.rings);
+        rings.resting = rings.bell.is_some() && rings.to_switch.is_empty();
+        rings.resting
+    }
+
+    fn wake(&mut self) {
+        lock(&self.rings).resting = false;
+    }
 
     fn notify(&mut self) -> u32 {
         0

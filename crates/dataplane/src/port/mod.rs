@@ -92,6 +92,16 @@ pub trait PortQueue: Send {
     /// notifications were sent.
     fn notify(&mut self) -> u32;
 
+    /// Nothing came for a while. Asks the far side to tell when something does, and looks once
+    /// more. True: it may be left alone until its [`Doorbell`](crate::worker::Doorbell) rings, or
+    /// [`Self::pending`] says otherwise. False: something waits, or this port cannot tell.
+    fn rest(&mut self) -> bool {
+        false
+    }
+
+    /// Ends what [`Self::rest`] began: the queue is polled again, the far side need not tell.
+    fn wake(&mut self) {}
+
     /// A message from this port's own control thread, executed between two batches. The returned
     /// box goes back to the sender, so that nothing is freed in the worker.
     fn control(&mut self, message: ControlMessage) -> ControlMessage {

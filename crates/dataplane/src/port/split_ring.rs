@@ -10,7 +10,7 @@
 
 mod live;
 
-use core::sync::atomic::{AtomicU16, Ordering};
+use core::sync::atomic::{AtomicU16, Ordering, fence};
 use std::sync::Arc;
 
 use super::ring::call::Call;
@@ -536,8 +536,26 @@ impl SplitRing {
         if wanted { self.call.interrupt() } else { 0 }
     }
 
+    /// We stop polling: asks the driver to kick, then looks again. True if it may be left alone:
+    /// whatever it makes available from now on, it kicks for (virtio 1.2 §2.7.10).
+    pub fn ask_for_kicks(&mut self) -> bool {
+        if self.event_idx {
+            let at = 2 + 4 * usize::from(self.size);
+            self.word(self.used, at).store(self.next_available, Ordering::Relaxed);
+        } else {
+            self.word(self.used, 0).store(0, Ordering::Relaxed);
+        }
+        // Our wish must be visible before we look: the driver shows its chain before it looks.
+        fence(Ordering::SeqCst);
+        let alone = !self.has_waiting();
+        if !alone {
+            self.suppress_kicks();
+        }
+        alone
+    }
+
     /// We poll: the driver shall not kick.
-    fn suppress_kicks(&mut self) {
+    pub fn suppress_kicks(&mut self) {
         if self.event_idx {
             let passed = self.next_available.wrapping_sub(1);
             let at = 2 + 4 * usize::from(self.size);

@@ -42,6 +42,8 @@ pub trait Schedule: Send {
     fn add(&mut self, unit: Unit);
     /// All queue pairs of a port leave.
     fn remove(&mut self, port: PortId);
+    /// One queue pair leaves, for a while: it may be added again.
+    fn leave(&mut self, unit: Unit);
     /// The next unit to poll and whether it ends a sweep over all; `None` if there is none.
     fn next(&mut self) -> Option<(Unit, bool)>;
     /// Units that take part.

@@ -33,6 +33,18 @@ impl Schedule for RoundRobin {
         self.next = 0;
     }
 
+    fn leave(&mut self, unit: Unit) {
+        let Some(at) = self.units.iter().position(|other| *other == unit) else { return };
+        self.units.remove(at);
+        // The one whose turn is next keeps it.
+        if at < self.next {
+            self.next -= 1;
+        }
+        if self.next == self.units.len() {
+            self.next = 0;
+        }
+    }
+
     #[inline]
     fn next(&mut self) -> Option<(Unit, bool)> {
         let unit = *self.units.get(self.next)?;
@@ -68,5 +80,23 @@ mod tests {
         assert_eq!(seen(&mut rr, 4), [(1, false), (2, false), (3, true), (1, false)]);
         rr.remove(PortId(2));
         assert_eq!(seen(&mut rr, 3), [(1, false), (3, true), (1, false)]);
+    }
+
+    #[test]
+    fn who_leaves_for_a_while_costs_nobody_a_turn() {
+        let unit = |port| Unit { port: PortId(port), queue: QueueId(0) };
+        let mut rr = RoundRobin::with_capacity(4);
+        (1..=4).for_each(|p| rr.add(unit(p)));
+        let next = |rr: &mut RoundRobin| rr.next().map(|(u, end)| (u.port.0, end));
+        assert_eq!((next(&mut rr), next(&mut rr)), (Some((1, false)), Some((2, false))));
+        rr.leave(unit(1));
+        assert_eq!(next(&mut rr), Some((3, false)), "an earlier one left");
+        rr.leave(unit(4));
+        assert_eq!(next(&mut rr), Some((2, false)), "the one whose turn it was left");
+        rr.add(unit(4));
+        rr.leave(unit(9));
+        assert_eq!((next(&mut rr), next(&mut rr)), (Some((3, false)), Some((4, true))));
+        (2..=4).for_each(|p| rr.leave(unit(p)));
+        assert_eq!(next(&mut rr), None);
     }
 }

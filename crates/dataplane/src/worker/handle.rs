@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 
-use super::{Reply, Request};
+use super::{Doorbell, Reply, Request};
 use crate::classify::{FdbRecord, Snapshot};
 use crate::counters::{PortCounters, PortReading, WorkerCounters};
 use crate::port::{ControlMessage, PortQueue};
@@ -80,6 +80,7 @@ pub struct WorkerHandle {
     counters: Arc<WorkerCounters>,
     max_ports: usize,
     second: Arc<AtomicU32>,
+    doorbell: Arc<Doorbell>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -92,12 +93,14 @@ impl WorkerHandle {
         counters: Arc<WorkerCounters>,
         max_ports: usize,
         second: Arc<AtomicU32>,
+        doorbell: Arc<Doorbell>,
     ) -> (Self, Mailbox) {
         let (requests, receiver) = bounded(MAILBOX);
         let posted = Arc::new(AtomicU32::new(0));
         let mailbox = Mailbox { requests: receiver, posted: Arc::clone(&posted) };
         let thread = Arc::default();
-        (Self { id, requests, posted, counters, max_ports, second, thread }, mailbox)
+        let handle = Self { id, requests, posted, counters, max_ports, second, doorbell, thread };
+        (handle, mailbox)
     }
 
     pub(super) fn set_thread(&self, thread: JoinHandle<()>) {
@@ -232,6 +235,12 @@ impl WorkerHandle {
     #[must_use]
     pub fn counters(&self) -> &WorkerCounters {
         &self.counters
+    }
+
+    /// What wakes the worker's queue pairs at rest.
+    #[must_use]
+    pub fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 
     /// The worker's coarse clock, against which the MAC table's `last_seen` is to be read.

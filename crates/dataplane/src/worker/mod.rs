@@ -6,17 +6,21 @@
 //! No lock, no allocation, no system call but those a port type cannot avoid. The same
 //! [`Worker::turn`] runs under `sim` on a virtual counter.
 
+mod doorbell;
 mod handle;
 mod interrupter;
 mod request;
+mod resting;
 mod stolen;
 mod thread;
 
+pub use doorbell::Doorbell;
 pub use handle::{FdbChunk, WorkerError, WorkerHandle};
 pub(crate) use interrupter::{
     Interrupter, SIGNAL as INTERRUPT_SIGNAL, install as install_interrupt,
 };
 pub use request::{Reply, Request};
+pub use resting::{AWAKE_MIN, IDLE_AFTER, LOOK_EVERY, bell_of};
 pub use stolen::RunQueueWait;
 pub use thread::spawn;
 
@@ -32,6 +36,7 @@ use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
 use crate::schedule::{Schedule, ScheduleKind, Unit, build};
 use crate::tsc::{CycleCounter, Stage};
+use resting::{Resting, unit_of};
 use stolen::StolenTime;
 
 /// The inner stage edges are timed on every 64th batch.
@@ -86,6 +91,7 @@ pub struct Worker<C> {
     /// The ports' counters, apart from the ports so that a batch needs no reference count.
     port_counters: Vec<Option<Arc<PortCounters>>>,
     schedule: Box<dyn Schedule>,
+    resting: Resting,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
     batch: Box<Batch>,
@@ -172,6 +178,7 @@ impl<C: CycleCounter> Worker<C> {
             ports: core::iter::repeat_with(PortSlot::default).take(config.max_ports).collect(),
             port_counters: vec![None; config.max_ports],
             schedule: build(config.schedule, config.max_ports * QUEUES_MAX),
+            resting: Resting::new(config.max_ports, config.tsc),
             classifier: Classifier::new(&ClassifierConfig {
                 fdb_entries: config.fdb_entries,
                 seed: config.seed,
@@ -201,8 +208,29 @@ impl<C: CycleCounter> Worker<C> {
         Arc::clone(&self.counters)
     }
 
+    /// What wakes queue pairs at rest, shared with whoever hears their drivers' kicks.
+    #[must_use]
+    pub fn doorbell(&self) -> Arc<Doorbell> {
+        Arc::clone(self.resting.doorbell())
+    }
+
     /// One loop turn: the next queue pair with something waiting gets one batch.
     pub fn turn(&mut self) -> Turn {
+        if let Some(frames) = self.sweep() {
+            return Turn::Busy(frames);
+        }
+        if self.wake_some()
+            && let Some(frames) = self.sweep()
+        {
+            return Turn::Busy(frames);
+        }
+        self.idle_turn();
+        Turn::Idle
+    }
+
+    /// Polls each queue pair that is awake until one has a batch; `None`: none has.
+    #[inline]
+    fn sweep(&mut self) -> Option<usize> {
         for _ in 0..self.schedule.len() {
             let Some((unit, sweep_ends)) = self.schedule.next() else { break };
             let slot = &mut self.ports[unit.port.index()];
@@ -210,16 +238,76 @@ impl<C: CycleCounter> Worker<C> {
             if queue.pending(self.last) != Pending::No {
                 let frames = self.run_batch(unit);
                 if frames > 0 {
+                    self.resting.note_busy(unit, self.last);
                     self.finish_turn(sweep_ends);
-                    return Turn::Busy(frames);
+                    return Some(frames);
                 }
+            }
+            if self.schedule.len() > AWAKE_MIN && self.resting.is_idle(unit, self.last) {
+                self.put_to_rest(unit);
             }
             if sweep_ends && !self.touched.is_empty() {
                 self.notify();
             }
         }
-        self.idle_turn();
-        Turn::Idle
+        None
+    }
+
+    /// A queue pair from which nothing comes is no longer polled, if its port can tell when that
+    /// changes.
+    #[cold]
+    fn put_to_rest(&mut self, unit: Unit) {
+        let slot = &mut self.ports[unit.port.index()];
+        if slot.queues[unit.queue.index()].rest() {
+            self.schedule.leave(unit);
+            self.resting.add(unit);
+            self.counters.resting.set(self.resting.len() as u64);
+        } else {
+            self.resting.note_busy(unit, self.last);
+        }
+    }
+
+    /// Polls a queue pair again that was at rest.
+    fn wake(&mut self, unit: Unit) {
+        if !self.resting.remove(unit) {
+            return;
+        }
+        let slot = self.ports.get_mut(unit.port.index());
+        if let Some(queue) = slot.and_then(|slot| slot.queues.get_mut(unit.queue.index())) {
+            queue.wake();
+            self.resting.note_busy(unit, self.last);
+            self.schedule.add(unit);
+            self.counters.wakes.add(1);
+        }
+        self.counters.resting.set(self.resting.len() as u64);
+    }
+
+    /// Wakes those whose bell has rung, and looks at as many of the others as are due. Returns
+    /// whether one woke.
+    #[inline]
+    fn wake_some(&mut self) -> bool {
+        let looks = self.resting.looks_due(self.last);
+        (looks > 0 || self.resting.doorbell().has_rung()) && self.wake_waiting(looks)
+    }
+
+    #[inline(never)]
+    fn wake_waiting(&mut self, looks: u64) -> bool {
+        let resting = self.resting.len();
+        let doorbell = self.doorbell();
+        doorbell.answer(|bell| {
+            self.counters.kicks.add(1);
+            if let Some(unit) = unit_of(bell) {
+                self.wake(unit);
+            }
+        });
+        for _ in 0..looks {
+            let Some(unit) = self.resting.next_look() else { break };
+            let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
+            if queue.pending(self.last) != Pending::No {
+                self.wake(unit);
+            }
+        }
+        self.resting.len() < resting
     }
 
     /// Ingress → classification → egress → charge, for one queue pair. Returns the frames moved.
@@ -287,6 +375,7 @@ impl<C: CycleCounter> Worker<C> {
         self.until_notify -= 1;
         if sweep_ends || self.until_notify == 0 {
             self.notify();
+            let _ = self.wake_some();
         }
     }
 
@@ -339,7 +428,9 @@ impl<C: CycleCounter> Worker<C> {
         match self.ports.get_mut(port.index()) {
             Some(slot) if slot.queues.is_empty() && (1..=QUEUES_MAX).contains(&queues.len()) => {
                 for queue in (0_u16..).take(queues.len()) {
-                    self.schedule.add(Unit { port, queue: QueueId(queue) });
+                    let unit = Unit { port, queue: QueueId(queue) };
+                    self.resting.note_busy(unit, self.last);
+                    self.schedule.add(unit);
                 }
                 slot.queues = queues;
                 self.port_counters[port.index()] = Some(counters);
@@ -353,6 +444,8 @@ impl<C: CycleCounter> Worker<C> {
     pub fn detach(&mut self, port: PortId) -> Vec<Box<dyn PortQueue>> {
         self.notify();
         self.schedule.remove(port);
+        self.resting.remove_port(port);
+        self.counters.resting.set(self.resting.len() as u64);
         self.classifier.forget_port(port.0);
         match self.ports.get_mut(port.index()) {
             Some(slot) => {

@@ -8,6 +8,7 @@ use super::{Worker, WorkerError};
 use crate::classify::{FdbRecord, Snapshot};
 use crate::counters::{PortCounters, PortReading};
 use crate::port::{ControlMessage, PortQueue};
+use crate::schedule::Unit;
 use crate::tsc::CycleCounter;
 
 /// What control may ask of a worker. Whatever the worker lets go of travels back in the reply, so
@@ -109,7 +110,12 @@ impl<C: CycleCounter> Worker<C> {
             Request::Control(port, queue, message) => {
                 let slot = self.ports.get_mut(port.index());
                 match slot.and_then(|slot| slot.queues.get_mut(queue.index())) {
-                    Some(queue) => Reply::Control(queue.control(message)),
+                    Some(waiting) => {
+                        let answer = waiting.control(message);
+                        // Whatever it was, it may have brought frames that nobody kicks for.
+                        self.wake(Unit { port, queue });
+                        Reply::Control(answer)
+                    }
                     None => Reply::NoQueue(message),
                 }
             }

@@ -45,8 +45,9 @@ pub fn spawn(config: WorkerConfig) -> Result<WorkerHandle, WorkerError> {
             }
         };
         let worker = Worker::new(&config, Tsc, RunQueueWait::of_this_thread());
-        let (handle, mailbox) =
-            WorkerHandle::new(id, worker.counters(), config.max_ports, worker.coarse_clock());
+        let (counters, second) = (worker.counters(), worker.coarse_clock());
+        let doorbell = worker.doorbell();
+        let (handle, mailbox) = WorkerHandle::new(id, counters, config.max_ports, second, doorbell);
         if ready.send(Ok(handle)).is_ok() {
             let backoff = config.idle_backoff;
             Runner { worker, mailbox, backoff, served: 0, idle: 0 }.run();

@@ -291,6 +291,11 @@ impl TxQueue {
         kick
     }
 
+    /// Shows the device all pushed frames and forgets to kick it: a driver that breaks the rules.
+    pub fn publish_silently(&mut self) {
+        let _ = self.ring.publish();
+    }
+
     /// Kicks the device whether it asks for it or not.
     pub fn kick_now(&mut self) {
         // The only failure is a counter at its maximum, which is a kick that is still to be seen.

@@ -2,6 +2,7 @@
 //! guest's side, written apart) on the other.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod rest;
 mod rig;
 
 use penstock_dataplane::drop::DropReason;

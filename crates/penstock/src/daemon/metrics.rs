@@ -176,7 +176,7 @@ fn catalogue() -> Vec<Metric> {
         metrics.push(Metric {
             name: name("penstock_worker", field, unit),
             unit,
-            is_gauge: false,
+            is_gauge: *field == "resting",
             labels: "worker",
             help: (*help).to_owned(),
             source: Source::Worker(field),

@@ -230,6 +230,10 @@ impl Daemon {
         .ok()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, name: &str) {
         let status =
             Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();

@@ -3,7 +3,7 @@
 //! Both areas are four bytes: a place in the ring with its wrap counter, then flags. They are read
 //! and written in one piece, so a place never goes with another's flags.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::PackedRing;
 use super::position::distance;
@@ -20,8 +20,21 @@ impl PackedRing {
         unsafe { AtomicU32::from_ptr(area) }
     }
 
+    /// We stop polling: asks the driver to kick, then looks again. True if it may be left alone:
+    /// whatever it makes available from now on, it kicks for.
+    pub fn ask_for_kicks(&mut self) -> bool {
+        self.area(self.device_event).store(0, Ordering::Relaxed);
+        // Our wish must be visible before we look: the driver shows its chain before it looks.
+        fence(Ordering::SeqCst);
+        let alone = !self.has_waiting();
+        if !alone {
+            self.suppress_kicks();
+        }
+        alone
+    }
+
     /// We poll: the driver shall not kick.
-    pub(super) fn suppress_kicks(&self) {
+    pub fn suppress_kicks(&self) {
         self.area(self.device_event).store(u32::from(DISABLE) << 16, Ordering::Relaxed);
     }
 

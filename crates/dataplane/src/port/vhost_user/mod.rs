@@ -7,6 +7,7 @@
 //! either). *Client*: the VM listens, we connect and try again.
 
 mod early_enable;
+mod kicks;
 mod queue;
 mod serve;
 mod session;

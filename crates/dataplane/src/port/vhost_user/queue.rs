@@ -28,6 +28,8 @@ pub(super) struct SwapRing {
     pub(super) side: Side,
     pub(super) ring: Option<Box<Virtqueue>>,
     pub(super) caps: OffloadCaps,
+    /// The driver can kick for this ring.
+    pub(super) kicks: bool,
 }
 
 /// Changes the ring of one side where it is, between two batches: no frame finds it absent.
@@ -70,6 +72,8 @@ pub(super) struct VhostQueue {
     rx: Option<Box<Virtqueue>>,
     tx: Option<Box<Virtqueue>>,
     caps: OffloadCaps,
+    /// The driver can kick for `rx`.
+    kicks: bool,
 }
 
 impl PortQueue for VhostQueue {
@@ -127,10 +131,27 @@ impl PortQueue for VhostQueue {
         [&mut self.rx, &mut self.tx].into_iter().flatten().map(|ring| ring.notify()).sum()
     }
 
+    fn rest(&mut self) -> bool {
+        match &mut self.rx {
+            Some(ring) => self.kicks && ring.ask_for_kicks(),
+            // Nothing comes until the session puts a ring in place, which wakes the queue.
+            None => true,
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Some(ring) = &mut self.rx {
+            ring.suppress_kicks();
+        }
+    }
+
     fn control(&mut self, mut message: ControlMessage) -> ControlMessage {
         if let Some(swap) = message.downcast_mut::<SwapRing>() {
             let place = match swap.side {
-                Side::Rx => &mut self.rx,
+                Side::Rx => {
+                    self.kicks = swap.kicks;
+                    &mut self.rx
+                }
                 Side::Tx => {
                     self.caps = swap.caps;
                     &mut self.tx

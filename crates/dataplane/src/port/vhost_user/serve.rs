@@ -129,6 +129,9 @@ impl Server {
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let end = loop {
+            if let Ok(session) = backend.lock() {
+                super::kicks::serve_until_message(&early, &session, self.worker.doorbell());
+            }
             let served =
                 if is_early(&backend) { early_enable::serve(&early, &backend) } else { Ok(false) };
             let done = match served {

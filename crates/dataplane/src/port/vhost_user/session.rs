@@ -27,7 +27,8 @@ use crate::port::dirty_log::DirtyLog;
 use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
 use crate::port::inflight::InflightRegion;
 use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
-use crate::worker::WorkerHandle;
+use crate::schedule::Unit;
+use crate::worker::{WorkerHandle, bell_of};
 
 const F_CSUM: u64 = 1 << 0;
 const F_GUEST_CSUM: u64 = 1 << 1;
@@ -191,12 +192,36 @@ impl Session {
         self.inflight = None;
     }
 
+    /// A descriptor of the driver's that we may read or write without waiting: a full or an empty
+    /// eventfd must not hold the worker or this thread.
+    fn event(&self, fd: File, what: &'static str) -> Result<File> {
+        use nix::fcntl::{FcntlArg, OFlag, fcntl};
+        if !is_eventfd(&fd) {
+            tracing::warn!(port = %self.name, "the driver's {what} descriptor is no eventfd");
+            return Err(Error::InvalidParam);
+        }
+        fcntl(&fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(refuse)?;
+        Ok(fd)
+    }
+
     fn ring(&mut self, index: u32) -> Result<(usize, &mut Ring)> {
         let index = usize::try_from(index).map_err(|_| Error::InvalidParam)?;
         match self.rings.get_mut(index) {
             Some(ring) => Ok((index, ring)),
             None => Err(Error::InvalidParam),
         }
+    }
+
+    /// The descriptors by which the driver kicks for its transmit rings, and which bell of the
+    /// worker is to be rung for each.
+    pub(super) fn kicks(&self) -> impl Iterator<Item = (usize, &File)> {
+        self.rings.iter().enumerate().filter_map(|(index, ring)| {
+            let queue = QueueId(u16::try_from(index / 2).ok()?);
+            // The guest's receive rings have even numbers: they are looked at when there is a
+            // frame for them, a kick would tell nothing.
+            let kick = ring.kick.as_ref().filter(|_| ring.running && index % 2 == 1)?;
+            Some((bell_of(Unit { port: self.id, queue }), kick))
+        })
     }
 
     /// Whether the driver has acknowledged that it speaks protocol features.
@@ -222,7 +247,8 @@ impl Session {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
         self.spend(throttle::EXCHANGE);
-        let message = Box::new(SwapRing { side, ring, caps: self.caps() });
+        let kicks = self.rings[index].kick.is_some();
+        let message = Box::new(SwapRing { side, ring, caps: self.caps(), kicks });
         match self.worker.control_queue(self.id, queue, message) {
             Ok(answer) => answer.downcast::<SwapRing>().ok().and_then(|swap| swap.ring),
             Err(error) => {
@@ -418,10 +444,14 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = fd.map(|fd| self.event(fd, "kick")).transpose()?;
+        let queue = QueueId(u16::from(index) / 2);
+        let bell = bell_of(Unit { port: self.id, queue });
         let (_, ring) = self.ring(u32::from(index))?;
         if ring.running {
-            // We poll: another descriptor changes nothing.
             ring.kick = fd;
+            // A kick that was not heard yet went with the old descriptor.
+            self.worker.doorbell().ring(bell);
             return Ok(());
         }
         self.change(u32::from(index), |ring| {
@@ -431,15 +461,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        if let Some(call) = &fd {
-            if !is_eventfd(call) {
-                tracing::warn!(port = %self.name, "the driver's call descriptor is no eventfd");
-                return Err(Error::InvalidParam);
-            }
-            // A full eventfd must not block the worker.
-            use nix::fcntl::{FcntlArg, OFlag, fcntl};
-            fcntl(call, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(refuse)?;
-        }
+        let fd = fd.map(|fd| self.event(fd, "call")).transpose()?;
         let (index, ring) = self.ring(u32::from(index))?;
         ring.call = fd;
         self.set_call(index);

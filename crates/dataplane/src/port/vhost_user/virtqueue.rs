@@ -80,6 +80,14 @@ impl Virtqueue {
         either!(self, ring => ring.notify())
     }
 
+    pub(super) fn ask_for_kicks(&mut self) -> bool {
+        either!(self, ring => ring.ask_for_kicks())
+    }
+
+    pub(super) fn suppress_kicks(&mut self) {
+        either!(self, ring => ring.suppress_kicks());
+    }
+
     pub(super) fn is_call_blocked(&self) -> bool {
         either!(self, ring => ring.is_call_blocked())
     }

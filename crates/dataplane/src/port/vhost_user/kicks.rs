@@ -1,0 +1,53 @@
+//! Hears the driver's kicks between two messages of its session.
+//!
+//! A kick is asked for only while a queue pair is at rest, see [`crate::worker::Doorbell`]. The
+//! thread that hears it is the port's own, and hears at most one a millisecond: a driver that kicks
+//! without end costs the host a thousandth of a core or so, and nobody else's port anything.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::session::Session;
+use crate::worker::Doorbell;
+
+/// Milliseconds after a kick in which no other is heard. A queue pair that was just woken is polled
+/// for longer than this.
+const DEAF_MS: u8 = 1;
+
+/// Rings the bells of whoever is kicked until the connection has a message or its end.
+pub(super) fn serve_until_message(connection: &UnixStream, session: &Session, bells: &Doorbell) {
+    let kicks: Vec<(usize, &File)> = session.kicks().collect();
+    let mut fds = vec![PollFd::new(connection.as_fd(), PollFlags::POLLIN)];
+    fds.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick.as_fd(), PollFlags::POLLIN)));
+    let mut deaf = false;
+    loop {
+        let heard = if deaf { &mut fds[..1] } else { &mut fds[..] };
+        let timeout = if deaf { PollTimeout::from(DEAF_MS) } else { PollTimeout::NONE };
+        match poll(heard, timeout) {
+            Err(Errno::EINTR) => continue,
+            // The read that follows says what is wrong.
+            Err(_) => return,
+            Ok(_) if happened(&fds[0]) => return,
+            Ok(_) if deaf => deaf = false,
+            Ok(_) => {
+                for ((bell, kick), fd) in kicks.iter().zip(&fds[1..]) {
+                    if happened(fd) {
+                        // Empty or not: whoever touches the descriptor wants to be heard.
+                        let _ = (&mut &**kick).read(&mut [0; 8]);
+                        bells.ring(*bell);
+                    }
+                }
+                deaf = true;
+            }
+        }
+    }
+}
+
+fn happened(fd: &PollFd<'_>) -> bool {
+    fd.revents().is_none_or(|events| !events.is_empty())
+}

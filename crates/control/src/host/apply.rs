@@ -1,8 +1,9 @@
 //! From one configuration to the next, touching only what differs.
 //!
 //! **Rule.** In this order, so that no frame is ever judged by another port's policy: what goes or
-//! is attached anew is detached; the snapshot is swapped; what is new is attached; static
-//! addresses follow.
+//! is attached anew is detached; the snapshot is swapped; static addresses are put in place; what
+//! is new is attached. A guest whose rings are full when its port appears finds every address
+//! known that is configured: nothing of its first burst is flooded, or refused for flooding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -96,12 +97,12 @@ impl Core {
         let statics = (before.statics().to_vec(), compiler.statics().to_vec());
         let config = Arc::new(config);
         self.commit(&config, text, generation, &before, compiler, &plan);
+        self.pin(&statics.0, &statics.1, &plan, &mut outcome).map_err(worker_failed)?;
         for name in plan.reattached.iter().chain(&plan.added) {
             if let Err(error) = self.attach(name) {
                 outcome.failed.push((name.clone(), error));
             }
         }
-        self.pin(&statics.0, &statics.1, &plan, &mut outcome).map_err(worker_failed)?;
         Ok(outcome)
     }
 

@@ -15,7 +15,7 @@ use super::memory::{GuestMemory, Window};
 use super::raw::RawQueue;
 use super::ring::{MAX_RING_SIZE, SplitRing, ring_bytes};
 use super::rx::RxQueue;
-use super::session::{Door, RingInfo, Session};
+use super::session::{Door, Inflight, RingInfo, Session};
 use super::tx::{TxQueue, table_bytes};
 
 /// Who listens on the vhost-user socket.
@@ -66,6 +66,10 @@ pub struct DriverConfig {
     pub regions: usize,
     /// Whether 2 MiB pages are tried.
     pub hugepages: bool,
+    /// Whether to reconnect as a hypervisor does for a guest that notices nothing: rings stay as
+    /// they are, and the switch is handed the inflight region that it made in the first session.
+    /// Without, the driver itself makes available again what the old switch had not returned.
+    pub inflight: bool,
     /// Extra guest memory for hostile tests, see [`VirtioNet::scratch`].
     pub scratch_bytes: usize,
     /// How long to wait for the switch.
@@ -94,6 +98,7 @@ impl DriverConfig {
             rx_buffer_bytes: Self::BUFFER_BYTES,
             regions: 1,
             hugepages: true,
+            inflight: false,
             scratch_bytes: 0,
             wait: Duration::from_secs(5),
         }
@@ -161,6 +166,7 @@ pub struct VirtioNet {
     door: Door,
     session: Option<Session>,
     features: Features,
+    inflight: Option<Inflight>,
     pairs: Vec<QueuePair>,
     scratch: Option<Window>,
     memory: Arc<GuestMemory>,
@@ -212,11 +218,13 @@ impl VirtioNet {
         let scratch = Some(next()?).filter(|w| !w.is_empty());
         let door = Door::open(&config)?;
         let features = Features::NONE;
-        Ok(Self { config, door, session: None, features, pairs, scratch, memory })
+        let (session, inflight) = (None, None);
+        Ok(Self { config, door, session, features, inflight, pairs, scratch, memory })
     }
 
     /// Waits for the switch and attaches, anew after it went away: memory, rings and frames stay.
-    /// The device starts at the used index; what it had not returned is made available again.
+    /// The device starts at the used index; what it had not returned is made available again, by
+    /// us or, with [`DriverConfig::inflight`], by the switch itself.
     ///
     /// # Errors
     /// As [`connect`](Self::connect); also when a restarted switch offers less than before.
@@ -248,6 +256,15 @@ impl VirtioNet {
         let mut session = Session::negotiate(stream, wanted, required, self.config.queue_pairs)?;
         let features = session.features();
         session.set_memory(&self.memory)?;
+        let resume = self.inflight.is_some();
+        if self.config.inflight {
+            let region = match self.inflight.take() {
+                Some(region) => region,
+                None => session.get_inflight(2 * self.config.queue_pairs, self.config.ring_size)?,
+            };
+            session.set_inflight(&region)?;
+            self.inflight = Some(region);
+        }
         let mut moved = Resubmitted::default();
         for (i, pair) in self.pairs.iter_mut().enumerate() {
             let (event_idx, in_order) =
@@ -255,16 +272,14 @@ impl VirtioNet {
             pair.rx.set_mergeable(features.contains(Features::MRG_RXBUF));
             pair.rx.ring.set_features(event_idx, in_order);
             pair.tx.ring.set_features(event_idx, in_order);
-            // The ring starts anew where the old device stopped, so nothing used may be left.
-            moved.rx_dropped += pair.rx.drop_waiting();
-            pair.tx.reclaim(|_| ());
-            let (base, again) = pair.rx.ring.restart();
-            moved.rx_buffers += u64::from(again);
-            let rx = ring_info(&pair.rx.ring, base, &pair.rx.kick, &pair.rx.call);
+            let (rx, tx) = if resume {
+                (pair.rx.ring.resume(), pair.tx.ring.resume())
+            } else {
+                restart(pair, &mut moved)
+            };
+            let rx = ring_info(&pair.rx.ring, rx, &pair.rx.kick, &pair.rx.call);
             session.set_ring(2 * i, &rx)?;
-            let (base, again) = pair.tx.ring.restart();
-            moved.tx_frames += u64::from(again);
-            let tx = ring_info(&pair.tx.ring, base, &pair.tx.kick, &pair.tx.call);
+            let tx = ring_info(&pair.tx.ring, tx, &pair.tx.kick, &pair.tx.call);
             session.set_ring(2 * i + 1, &tx)?;
         }
         for ring in 0..2 * self.pairs.len() {
@@ -379,6 +394,18 @@ impl VirtioNet {
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
+}
+
+/// The rings start anew where the old device stopped, so nothing used may be left. Returns the
+/// bases of the receive and the transmit ring.
+fn restart(pair: &mut QueuePair, moved: &mut Resubmitted) -> (u16, u16) {
+    moved.rx_dropped += pair.rx.drop_waiting();
+    pair.tx.reclaim(|_| ());
+    let (rx, again) = pair.rx.ring.restart();
+    moved.rx_buffers += u64::from(again);
+    let (tx, again) = pair.tx.ring.restart();
+    moved.tx_frames += u64::from(again);
+    (rx, tx)
 }
 
 fn ring_info<'a>(

@@ -118,6 +118,8 @@ pub(crate) struct SplitRing {
     used_event: u16,
     /// Used entries that name no chain of ours.
     pub bad_used: u64,
+    /// Used entries that name another chain than the one made available at their place.
+    pub disorder: u64,
 }
 
 impl SplitRing {
@@ -143,6 +145,7 @@ impl SplitRing {
             suppressed: true,
             used_event: 0,
             bad_used: 0,
+            disorder: 0,
         };
         ring.suppress();
         ring
@@ -290,6 +293,8 @@ impl SplitRing {
     /// Pops exactly one entry that `used_waiting` has shown; `None` when it names no chain of ours.
     pub fn pop_entry(&mut self) -> Option<Used> {
         let used = self.peek_used(0);
+        let expected = self.shadow_avail[usize::from(self.last_used & self.mask)];
+        self.disorder += u64::from(expected != Some(used.head));
         self.last_used = self.last_used.wrapping_add(1);
         if self.plausible(used.head) {
             return Some(used);
@@ -380,6 +385,12 @@ impl SplitRing {
             self.suppress();
         }
         (base, self.avail_idx.wrapping_sub(base))
+    }
+
+    /// The ring base for a device that takes the ring up while its driver knows of nothing: what
+    /// a hypervisor reads from the used ring. Nothing is changed.
+    pub fn resume(&self) -> u16 {
+        self.used.u16_at(2).load(Ordering::Acquire)
     }
 
     #[cfg(test)]

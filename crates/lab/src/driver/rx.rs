@@ -74,6 +74,9 @@ pub struct RxCounters {
     pub kicks: u64,
     /// Used entries that named no buffer of ours.
     pub bad_used: u64,
+    /// Used entries in another order than the buffers were made available in: lost or doubled.
+    /// Not counted with IN_ORDER, where the entries' heads are not read.
+    pub disorder: u64,
 }
 
 /// The driver's receive queue.
@@ -272,6 +275,7 @@ impl RxQueue {
     /// What the queue has seen so far.
     #[must_use]
     pub fn counters(&self) -> RxCounters {
-        RxCounters { bad_used: self.ring.bad_used, ..self.counters }
+        let (bad_used, disorder) = (self.ring.bad_used, self.ring.disorder);
+        RxCounters { bad_used, disorder, ..self.counters }
     }
 }

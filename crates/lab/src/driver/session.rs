@@ -8,6 +8,7 @@
     reason = "the protocol crate's event type is only made from a raw descriptor"
 )]
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +18,9 @@ use std::time::Duration;
 use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{MsgFlags, recv};
 use vhost::VhostBackend;
-use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
+use vhost::vhost_user::message::{
+    VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
 
@@ -110,6 +113,18 @@ pub(crate) struct RingInfo<'a> {
     pub call: &'a EventFd,
 }
 
+/// An inflight region: made by the switch, kept by us, handed to its successor.
+pub(crate) struct Inflight {
+    region: VhostUserInflight,
+    file: File,
+}
+
+impl std::fmt::Debug for Inflight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inflight").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
 /// A live connection with the switch.
 pub(crate) struct Session {
     stream: UnixStream,
@@ -156,7 +171,11 @@ impl Session {
         let offered = frontend
             .get_protocol_features()
             .map_err(DriverError::protocol("GET_PROTOCOL_FEATURES"))?;
-        let wanted = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK;
+        let wanted = VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
         let agreed = offered & wanted;
         frontend
             .set_protocol_features(agreed)
@@ -178,6 +197,22 @@ impl Session {
 
     pub fn stream(&self) -> &UnixStream {
         &self.stream
+    }
+
+    /// Has the switch make an inflight region, for us to keep.
+    pub fn get_inflight(&mut self, queues: u16, size: u16) -> Result<Inflight, DriverError> {
+        let wanted = VhostUserInflight::new(0, 0, queues, size);
+        let (region, file) = self
+            .frontend
+            .get_inflight_fd(&wanted)
+            .map_err(DriverError::protocol("GET_INFLIGHT_FD"))?;
+        Ok(Inflight { region, file })
+    }
+
+    pub fn set_inflight(&mut self, inflight: &Inflight) -> Result<(), DriverError> {
+        self.frontend
+            .set_inflight_fd(&inflight.region, inflight.file.as_raw_fd())
+            .map_err(DriverError::protocol("SET_INFLIGHT_FD"))
     }
 
     pub fn set_memory(&self, memory: &GuestMemory) -> Result<(), DriverError> {

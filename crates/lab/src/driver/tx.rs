@@ -47,6 +47,9 @@ pub struct TxCounters {
     pub kicks: u64,
     /// Used entries that named no frame of ours.
     pub bad_used: u64,
+    /// Used entries in another order than the frames were made available in: lost or doubled.
+    /// Not counted with IN_ORDER, where the entries' heads are not read.
+    pub disorder: u64,
 }
 
 /// The driver's transmit queue.
@@ -345,6 +348,7 @@ impl TxQueue {
     /// What the queue has done so far.
     #[must_use]
     pub fn counters(&self) -> TxCounters {
-        TxCounters { bad_used: self.ring.bad_used, ..self.counters }
+        let (bad_used, disorder) = (self.ring.bad_used, self.ring.disorder);
+        TxCounters { bad_used, disorder, ..self.counters }
     }
 }

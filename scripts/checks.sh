@@ -24,6 +24,7 @@ lane_unit() {
         cargo test --locked --workspace --no-fail-fast
 }
 lane_guests() { "$REPO/scripts/test-guests.sh"; }
+lane_migration() { "$REPO/scripts/test-migration.sh"; }
 lane_testpmd() { "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-10}"; }
 lane_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
@@ -78,6 +79,7 @@ test)
     fi
     lane unit "unit, property, simulation and integration tests"
     lane guests "Linux guests and endpoints on a running switch"
+    lane migration "a Linux guest moves between two ports while traffic runs"
     lane testpmd "DPDK's virtio driver on a running switch"
     ;;
 *) for name in "$@"; do lane "$name" "as asked for"; done ;;

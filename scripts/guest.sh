@@ -2,15 +2,18 @@
 # Small Linux guests on vhost-user sockets.
 #
 #   guest.sh accel                              which accelerator boots a stock kernel: kvm or tcg
-#   guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB] [--mtu BYTES]
+#   guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB] [--mtu BYTES] [--incoming]
 #   guest.sh wait-ready NAME [SECONDS]
 #   guest.sh exec NAME 'command' [SECONDS]      runs it in the guest; its output and its status
+#   guest.sh migrate NAME OTHER [SECONDS]       moves a running guest into OTHER, started with
+#                                               --incoming and else alike; prints the downtime
+#   guest.sh qmp NAME '{"execute": ...}'        a command to its QEMU; prints the answer
 #   guest.sh kill NAME                          kill -9
 #   guest.sh stop NAME | stop-all
 #   guest.sh console NAME                       what the guest wrote on its console
 #
 # A guest lives in $PENSTOCK_GUESTS/NAME (pid, console.log, and a pair of pipes to its second serial
-# port, over which `exec` talks to the guest's init). --sock-server makes QEMU listen on SOCKET; else
+# port, over which `exec` talks to the guest's init, and another to QEMU's monitor). --sock-server makes QEMU listen on SOCKET; else
 # it connects, and connects again when the switch comes back. SOCKET - means no network card.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -45,11 +48,12 @@ boot() {
     { read -r kernel && read -r initrd; } <<<"$files"
     rm -rf "$dir"
     mkdir -p "$dir"
-    mkfifo "$dir/agent.in" "$dir/agent.out"
+    mkfifo "$dir/agent.in" "$dir/agent.out" "$dir/qmp.in" "$dir/qmp.out"
     [ "$accel" = kvm ] || accel=tcg,thread=multi
     # Not through a function: $! must be QEMU itself.
     taskset -c "$(others_cores)" setsid $QEMU -name "$name" -accel "$accel" -cpu max -m "$mem" \
         -nodefaults -no-user-config -display none -monitor none -no-reboot \
+        -chardev "pipe,id=qmp,path=$dir/qmp" -mon chardev=qmp,mode=control \
         -chardev "file,id=console,path=$dir/console.log" -serial chardev:console \
         -chardev "pipe,id=agent,path=$dir/agent" -serial chardev:agent \
         -kernel "$kernel" -initrd "$initrd" -append "$CMDLINE $more" \
@@ -92,13 +96,14 @@ accel() {
 start() {
     [ $# -ge 4 ] || die "usage: guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB]"
     local name=$1 socket=$2 mac=$3 ip=$4 server="reconnect=1" mem=128 mtu=1500 how device
-    local nic=()
+    local nic=() incoming=()
     shift 4
     while [ $# -gt 0 ]; do
         case $1 in
         --sock-server) server="server=on,wait=off" ;;
         --mem) mem=$2 && shift ;;
         --mtu) mtu=$2 && shift ;;
+        --incoming) incoming=(-incoming "unix:$GUESTS/$name/incoming") ;;
         *) die "guest.sh start: unknown option $1" ;;
         esac
         shift
@@ -111,7 +116,8 @@ start() {
     [ "$socket" = - ] || nic=(-object "memory-backend-memfd,id=mem0,size=${mem}M,share=on"
         -numa node,memdev=mem0 -chardev "socket,id=vhost0,path=$socket,$server"
         -netdev vhost-user,id=net0,chardev=vhost0,queues=1 -device "$device")
-    boot "$name" "$how" "$mem" "penstock.ip=$ip penstock.mtu=$mtu" "${nic[@]}"
+    boot "$name" "$how" "$mem" "penstock.ip=$ip penstock.mtu=$mtu" "${nic[@]}" \
+        "${incoming[@]}"
     say "guest $name: $how, $mac, $ip, socket $socket"
 }
 
@@ -148,6 +154,59 @@ run_inside() {
     return "$status"
 }
 
+# One command at a time to QEMU's monitor; its answer is the line that carries our id.
+qmp() {
+    local name=$1 command=$2 dir=$GUESTS/$1 id line end
+    guest_pid "$name" >/dev/null || die "guest $name: does not run"
+    exec 9>"$dir/qmp.lock"
+    flock 9
+    exec 6<>"$dir/qmp.out" 7<>"$dir/qmp.in"
+    if [ ! -e "$dir/qmp.ready" ]; then
+        printf '{"execute": "qmp_capabilities"}\n' >&7
+        : >"$dir/qmp.ready"
+    fi
+    id=$$-$RANDOM
+    printf '%s\n' "${command%\}}, \"id\": \"$id\"}" >&7
+    end=$((SECONDS + 10))
+    while [ "$SECONDS" -lt "$end" ]; do
+        IFS= read -r -t 2 line <&6 || continue
+        [[ $line == *"\"$id\""* ]] || continue
+        exec 9>&-
+        printf '%s\n' "$line"
+        [[ $line != *'"error"'* ]]
+        return
+    done
+    die "guest $name: no answer to: $command"
+}
+
+# A whole number out of a one-line answer: number NAME <<<JSON
+number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p"; }
+
+migrate() {
+    local name=$1 other=$2 seconds=${3:-60} end status answer
+    wait_until 10 test -S "$GUESTS/$other/incoming" || die "guest $other: does not wait for a guest"
+    # Bytes/s no limit here; the guest may stand still for as many milliseconds.
+    qmp "$name" '{"execute": "migrate-set-parameters", "arguments":
+        {"max-bandwidth": 10000000000, "downtime-limit": 300}}' >/dev/null
+    qmp "$name" "{\"execute\": \"migrate\", \"arguments\": {\"uri\": \"unix:$GUESTS/$other/incoming\"}}" \
+        >/dev/null
+    end=$((SECONDS + seconds))
+    while [ "$SECONDS" -lt "$end" ]; do
+        answer=$(qmp "$name" '{"execute": "query-migrate"}')
+        status=$(sed -n 's/.*"return": {.*"status": "\([a-z-]*\)".*/\1/p' <<<"$answer")
+        case $status in
+        completed)
+            say "guest $name -> $other: downtime $(number downtime <<<"$answer") ms," \
+                "$(number total-time <<<"$answer") ms in all"
+            return
+            ;;
+        failed | cancelled) die "guest $name: migration $status: $answer" ;;
+        esac
+        sleep 0.1
+    done
+    die "guest $name: not migrated after $seconds s: $answer"
+}
+
 end() {
     local pid
     pid=$(guest_pid "$1") || return 0
@@ -167,6 +226,8 @@ accel) accel ;;
 start) start "$@" ;;
 wait-ready) wait_ready "$@" ;;
 exec) run_inside "$@" ;;
+migrate) migrate "$@" ;;
+qmp) qmp "$@" ;;
 kill) end "$1" KILL ;;
 stop) end "$1" TERM ;;
 stop-all) stop_all ;;

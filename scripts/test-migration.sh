@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# A Linux guest moves from one QEMU to another, from one socket of the switch to another, while
+# iperf3 runs and two checked streams of numbers flow, one each way. Every byte must arrive, the
+# switch must follow the guest's address to its new port, and the guest must come back the same
+# way. Prints the downtime as QEMU measures it and the longest silence that a ping every 20 ms saw.
+# Prints PASS, FAIL and SKIP lines. Needs root. About a minute.
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+GUEST=$REPO/scripts/guest.sh
+TAG=psm$$
+LAST=9999999999
+MAC=52:54:00:00:02:01
+ADDRESS=10.0.0.21
+
+cleanup() {
+    trap '' INT TERM HUP
+    "$GUEST" stop-all
+    tidy_up
+    if [ "$FAILED" != 0 ] && [ -z "${KEEP:-}" ]; then
+        tail -n 15 "$WORK"/*.log "$WORK"/guests/*/qemu.log
+    fi
+    if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
+}
+
+# Neither port of the guest is bound to its address: it is learned where the guest is.
+write_config() {
+    switch_config test-migration
+    printf '\n[[tenant]]\nname = "blue"\n'
+    local port
+    for port in vm-a vm-b ep; do
+        printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\n' "$port"
+        printf 'socket = "%s"\n' "$WORK/$port.sock"
+    done
+}
+
+start_endpoint() {
+    own_netns "$TAG-ep"
+    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" lab endpoint --create-netns \
+        --nic "netns=$TAG-ep,socket=$WORK/ep.sock,mode=client,mac=52:54:00:00:01:01,ip=10.0.0.11/24"
+    wait_until 10 test -e "/run/netns/$TAG-ep" || return
+    quiet_ipv6 "$TAG-ep"
+    spawn_in "$TAG-ep" "$WORK/iperf3.log" iperf3 -s
+}
+
+inside() { "$GUEST" exec "$HERE" "$@"; }
+outside() { in_netns "$TAG-ep" "$@"; }
+pings() { outside busybox ping -c 1 -W 2 "$ADDRESS"; }
+knows() { ctl fdb list | awk -v mac="$MAC" '$0 ~ mac' | grep -qw "$1"; }
+
+# Streams of numbers, one a line: whichever byte is lost, doubled or changed, the sum differs.
+# They go on until their sources are ended; the far end keeps count and sum of what it got.
+# A sink's own input stays open: nc would hang up at its end.
+start_streams() {
+    SINK=$WORK/sink-$RANDOM
+    # To the guest.
+    quietly inside 'cd /tmp; rm -f in.*; mkfifo in.pipe' || return
+    quietly inside '(sha256sum </tmp/in.pipe >/tmp/in.sum; : >/tmp/in.done) 2>/dev/null &' || return
+    quietly inside \
+        '(sleep 9999 | nc -l -p 7000 | tee /tmp/in.pipe | wc -c >/tmp/in.count) 2>/dev/null &' || return
+    spawn_in "$TAG-ep" "$WORK/streams.log" sh -c "seq 1 $LAST | busybox nc $ADDRESS 7000"
+    TO_GUEST=$SPAWNED
+    # From the guest.
+    mkfifo "$SINK.pipe" "$SINK.open"
+    spawn "$SINK.sum" sha256sum "$SINK.pipe"
+    FROM_SUM=$SPAWNED
+    spawn_in "$TAG-ep" "$SINK.count" \
+        sh -c "busybox nc -l -p 7001 <>$SINK.open | tee $SINK.pipe | wc -c"
+    FROM_GUEST=$SPAWNED
+    wait_until 5 listens 7001 || return
+    quietly inside "(seq 1 $LAST | nc 10.0.0.11 7001) >/dev/null 2>&1 &"
+}
+quietly() { "$@" >/dev/null; }
+listens() { outside ss -ltn "sport = :$1" | grep -q LISTEN; }
+# The sum of the first so many bytes of the numbers.
+sum_of() { seq 1 $LAST 2>/dev/null | head -c "$1" | sha256sum | cut -d' ' -f1; }
+
+check_streams() {
+    local count sum
+    check "both streams still flow" streams_flow
+    # The sources end, the sinks see the end of the stream.
+    pkill -P "$TO_GUEST" -x seq
+    quietly inside 'killall seq'
+    wait_until 30 gone "$FROM_GUEST"
+    wait_until 5 gone "$FROM_SUM"
+    wait_until 30 inside 'test -e /tmp/in.done'
+    count=$(tr -dc 0-9 <"$SINK.count") sum=$(cut -d' ' -f1 "$SINK.sum")
+    say "     from the guest: ${count:-0} bytes"
+    check "no wrong byte from the guest" [ "${count:-0}" -gt 200000 -a "$sum" = "$(sum_of "${count:-0}")" ]
+    count=$(inside 'cat /tmp/in.count' | tr -dc 0-9) sum=$(inside 'cut -d" " -f1 /tmp/in.sum' | grep .)
+    say "     to the guest: ${count:-0} bytes"
+    check "no wrong byte to the guest" [ "${count:-0}" -gt 200000 -a "$sum" = "$(sum_of "${count:-0}")" ]
+}
+streams_flow() { ! gone "$TO_GUEST" && ! gone "$FROM_GUEST" && quietly inside 'pidof seq'; }
+
+# move FROM TO PORT: the guest moves from one QEMU to the other while everything runs.
+move() {
+    local from=$1 to=$2 port=$3 frames silence
+    HERE=$from
+    check "$to: a QEMU waits for the guest" \
+        "$GUEST" start "$to" "$WORK/$to.sock" "$MAC" "$ADDRESS/24" --incoming
+    check "$to: checked streams start both ways" start_streams
+    spawn_in "$TAG-ep" "$WORK/iperf-$to.log" iperf3 -c "$ADDRESS" -t 10 -i 1
+    local load=$SPAWNED
+    spawn_in "$TAG-ep" "$WORK/ping-$to.log" busybox ping -i 0.02 -W 5 "$ADDRESS"
+    local ping=$SPAWNED
+    wait_until 10 grep -q 'seq=50' "$WORK/ping-$to.log"
+    frames=$(port_counter "$port" rx_frames)
+    check "$to: the guest moves while iperf3 runs" "$GUEST" migrate "$from" "$to" 60
+    HERE=$to
+    check "$to: iperf3 ran all the while" not gone "$load"
+    check "$to: the switch finds the guest at its new port" wait_until 10 knows "$port"
+    check "$to: the guest answers there" wait_until 10 pings
+    check "$to: its frames come from there" \
+        [ "$(port_counter "$port" rx_frames)" -gt "$frames" ]
+    wait "$load"
+    say "     iperf3 over the move: $(iperf_rate "$(cat "$WORK/iperf-$to.log")")"
+    check "$to: iperf3 ends well" grep -q receiver "$WORK/iperf-$to.log"
+    kill -INT "$ping" 2>/dev/null
+    wait_until 5 gone "$ping"
+    silence=$(longest_silence "$WORK/ping-$to.log")
+    say "     longest silence of a ping every 20 ms: $silence ms"
+    check_streams
+    "$GUEST" stop "$from"
+    check "$to: counters add up" counters_settle
+}
+not() { ! "$@"; }
+# Answers missing in a row, times the 20 ms between two of them.
+longest_silence() {
+    sed -n 's/.*seq=\([0-9]*\) .*/\1/p' "$1" | sort -n |
+        awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print 20 * most }'
+}
+
+main() {
+    check "the switch starts" start_switch "$WORK/host.toml"
+    check "an endpoint starts" start_endpoint
+    say "     guests run under $("$GUEST" accel)"
+    HERE=vm-a
+    check "the guest boots on socket A" boot_guest
+    check "endpoint reaches the guest" wait_until 30 pings
+    move vm-a vm-b vm-b
+    move vm-b vm-a vm-a
+}
+boot_guest() {
+    "$GUEST" start vm-a "$WORK/vm-a.sock" "$MAC" "$ADDRESS/24" && "$GUEST" wait-ready vm-a 90
+}
+
+BIN=$(penstock_bin)
+if [ "$(id -u)" != 0 ] && [ -z "${PENSTOCK_IN_USERNS:-}" ]; then
+    skip "migration: needs root for a network namespace"
+elif [ ! -c /dev/net/tun ]; then
+    skip "migration: no /dev/net/tun"
+elif ! have qemu-system-x86_64; then
+    skip "migration: qemu-system-x86_64 is not installed"
+elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then
+    skip "migration: no guest image"
+elif [ ! -x "$BIN" ]; then
+    fail "$BIN is not built: run \`make build\`"
+else
+    own_switch_dir test-migration
+    trap cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    write_config >"$WORK/host.toml"
+    main
+fi
+verdict test-migration

@@ -295,6 +295,23 @@ impl VirtioNet {
         Ok(moved)
     }
 
+    /// Switches logging on or off: a feature bit, and each ring's addresses once more.
+    pub(super) fn set_logging(&mut self, on: bool) -> Result<(), DriverError> {
+        let session = self.session.as_ref().ok_or(DriverError::NotConnected)?;
+        let log = if on { Features::LOG_ALL } else { Features::NONE };
+        session.set_features(self.features | log)?;
+        for (i, pair) in self.pairs.iter_mut().enumerate() {
+            let used = |ring: &mut SplitRing| on.then(|| ring.used_window().guest(0));
+            let log = used(&mut pair.rx.ring);
+            let rx = ring_info(&pair.rx.ring, 0, &pair.rx.kick, &pair.rx.call);
+            session.set_addresses(2 * i, &rx, log)?;
+            let log = used(&mut pair.tx.ring);
+            let tx = ring_info(&pair.tx.ring, 0, &pair.tx.kick, &pair.tx.call);
+            session.set_addresses(2 * i + 1, &tx, log)?;
+        }
+        Ok(())
+    }
+
     /// The features agreed on; none before the first session.
     #[must_use]
     pub fn features(&self) -> Features {

@@ -31,6 +31,8 @@ impl Features {
     pub const GUEST_ANNOUNCE: Self = Self(1 << 21);
     /// More than one queue pair.
     pub const MQ: Self = Self(1 << 22);
+    /// vhost's own: the device logs what it writes.
+    pub const LOG_ALL: Self = Self(1 << 26);
     /// Any descriptor layout (legacy devices).
     pub const ANY_LAYOUT: Self = Self(1 << 27);
     /// Indirect descriptor tables.
@@ -97,6 +99,7 @@ const NAMES: &[(Features, &str)] = &[
     (Features::MRG_RXBUF, "mrg_rxbuf"),
     (Features::GUEST_ANNOUNCE, "guest_announce"),
     (Features::MQ, "mq"),
+    (Features::LOG_ALL, "log_all"),
     (Features::ANY_LAYOUT, "any_layout"),
     (Features::INDIRECT_DESC, "indirect_desc"),
     (Features::EVENT_IDX, "event_idx"),

@@ -26,6 +26,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use super::error::DriverError;
 
 const PAGE: usize = 4096;
+/// Spare regions are numbered behind all that a device is made with.
+const SPARE_FROM: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// One memfd, mapped; a contiguous range of guest addresses.
@@ -101,6 +103,18 @@ impl GuestMemory {
             .map(|(region, offset, len)| Window::new(&memory, region, offset, len))
             .collect();
         Ok((memory, windows))
+    }
+
+    /// One more region of `bytes`, for a guest whose memory grows; the `nth` such, at a guest
+    /// address of its own, and a window over all of it.
+    ///
+    /// # Errors
+    /// When memory cannot be had.
+    pub fn spare(nth: u16, bytes: usize) -> Result<(Arc<Self>, Window), DriverError> {
+        let region = Region::map_as(SPARE_FROM + usize::from(nth), bytes, false)?;
+        let memory = Arc::new(Self { regions: vec![region] });
+        let window = Window::new(&memory, 0, 0, bytes);
+        Ok((memory, window))
     }
 
     pub(crate) fn regions(&self) -> impl Iterator<Item = RegionInfo<'_>> {

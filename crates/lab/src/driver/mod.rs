@@ -24,6 +24,7 @@ mod device;
 mod error;
 mod features;
 mod header;
+mod live;
 mod memory;
 mod raw;
 mod ring;
@@ -35,6 +36,7 @@ pub use device::{DriverConfig, QueuePair, Resubmitted, SlotOrder, SocketMode, Vi
 pub use error::DriverError;
 pub use features::Features;
 pub use header::{VNET_HDR_LEN, VnetHdr};
+pub use live::DirtyPages;
 pub use memory::{GuestMemory, Window};
 pub use raw::RawQueue;
 pub use ring::{Descriptor, MAX_RING_SIZE};

@@ -112,6 +112,10 @@ impl RxQueue {
         queue
     }
 
+    pub(crate) fn buffers(&self) -> &Window {
+        &self.buffers
+    }
+
     pub(crate) fn set_mergeable(&mut self, mergeable: bool) {
         self.mergeable = mergeable;
     }

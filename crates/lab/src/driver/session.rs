@@ -18,15 +18,16 @@ use std::time::Duration;
 use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{MsgFlags, recv};
 use vhost::VhostBackend;
+use vhost::VringConfigData;
 use vhost::vhost_user::message::{
     VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
 
 use super::device::{DriverConfig, SocketMode};
 use super::error::DriverError;
 use super::features::Features;
+use super::live::region_info;
 use super::memory::GuestMemory;
 use crate::clock;
 
@@ -216,16 +217,7 @@ impl Session {
     }
 
     pub fn set_memory(&self, memory: &GuestMemory) -> Result<(), DriverError> {
-        let table: Vec<_> = memory
-            .regions()
-            .map(|r| VhostUserMemoryRegionInfo {
-                guest_phys_addr: r.guest,
-                memory_size: r.len as u64,
-                userspace_addr: r.host,
-                mmap_offset: 0,
-                mmap_handle: r.fd.as_raw_fd(),
-            })
-            .collect();
+        let table: Vec<_> = memory.regions().map(|r| region_info(&r)).collect();
         self.frontend.set_mem_table(&table).map_err(DriverError::protocol("SET_MEM_TABLE"))?;
         Ok(())
     }
@@ -234,23 +226,40 @@ impl Session {
         let front = &self.frontend;
         front.set_vring_num(index, ring.size).map_err(DriverError::protocol("SET_VRING_NUM"))?;
         front.set_vring_base(index, ring.base).map_err(DriverError::protocol("SET_VRING_BASE"))?;
-        let [desc, avail, used] = ring.addresses;
-        let addresses = VringConfigData {
-            queue_max_size: ring.size,
-            queue_size: ring.size,
-            flags: 0,
-            desc_table_addr: desc,
-            used_ring_addr: used,
-            avail_ring_addr: avail,
-            log_addr: None,
-        };
-        front.set_vring_addr(index, &addresses).map_err(DriverError::protocol("SET_VRING_ADDR"))?;
+        self.set_addresses(index, ring, None)?;
         front
             .set_vring_call(index, &event(ring.call)?)
             .map_err(DriverError::protocol("SET_VRING_CALL"))?;
         front
             .set_vring_kick(index, &event(ring.kick)?)
             .map_err(DriverError::protocol("SET_VRING_KICK"))
+    }
+
+    /// Says where a ring is; with a `log` address, that writes to its used ring are to be logged.
+    pub fn set_addresses(
+        &self,
+        index: usize,
+        ring: &RingInfo<'_>,
+        log: Option<u64>,
+    ) -> Result<(), DriverError> {
+        let [desc, avail, used] = ring.addresses;
+        let addresses = VringConfigData {
+            queue_max_size: ring.size,
+            queue_size: ring.size,
+            flags: u32::from(log.is_some()),
+            desc_table_addr: desc,
+            used_ring_addr: used,
+            avail_ring_addr: avail,
+            log_addr: log,
+        };
+        self.frontend
+            .set_vring_addr(index, &addresses)
+            .map_err(DriverError::protocol("SET_VRING_ADDR"))
+    }
+
+    /// Acknowledges features anew, of which only one may differ that does not concern rings.
+    pub fn set_features(&self, features: Features) -> Result<(), DriverError> {
+        self.frontend.set_features(features.0).map_err(DriverError::protocol("SET_FEATURES"))
     }
 
     pub fn enable(&mut self, index: usize, on: bool) -> Result<(), DriverError> {

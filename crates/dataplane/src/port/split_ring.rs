@@ -545,6 +545,7 @@ impl SplitRing {
         } else {
             self.word(self.used, 0).store(0, Ordering::Relaxed);
         }
+        self.log_wish();
         // Our wish must be visible before we look: the driver shows its chain before it looks.
         fence(Ordering::SeqCst);
         let alone = !self.has_waiting();
@@ -563,6 +564,7 @@ impl SplitRing {
         } else {
             self.word(self.used, 0).store(USED_NO_NOTIFY, Ordering::Relaxed);
         }
+        self.log_wish();
     }
 }
 

@@ -92,6 +92,15 @@ impl SplitRing {
         self.call.is_blocked()
     }
 
+    /// Marks what was just said to the driver about its kicks.
+    #[inline]
+    pub(super) fn log_wish(&self) {
+        if let (true, Some(log)) = (self.recording, &self.records.log) {
+            log.mark_used(0, 2);
+            log.mark_used(4 + 8 * u64::from(self.size), 2);
+        }
+    }
+
     /// Moves the ring to another map of the same guest; returns the one it leaves, of which it
     /// keeps nothing. Between two batches.
     ///

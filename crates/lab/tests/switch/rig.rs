@@ -235,7 +235,7 @@ pub fn flow_frame(from: MacAddr, to: MacAddr, len: usize, n: u32, port: u16) -> 
     f
 }
 
-fn headers(from: MacAddr, to: MacAddr, len: usize, proto: u8) -> Vec<u8> {
+pub fn headers(from: MacAddr, to: MacAddr, len: usize, proto: u8) -> Vec<u8> {
     let mut f = [to.0, from.0].concat();
     f.extend([8, 0, 0x45, 0]);
     f.extend(u16::try_from(len - 14).unwrap().to_be_bytes());

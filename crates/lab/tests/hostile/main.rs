@@ -1,0 +1,154 @@
+//! Hostile guests and frontends on a running switch: their neighbours do not notice.
+//!
+//! In every test run each act goes on beside two guests that exchange frames, and all of these
+//! arrive, whole and in order. How much of a paced rate the neighbours keep is measured by hand, on
+//! an idle machine, as its result is one:
+//!
+//! ```text
+//! cargo test -p penstock-lab --test hostile -- --ignored --nocapture
+//! ```
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "the rig serves another test too")]
+
+mod acts;
+mod neighbours;
+#[path = "../switch/rig.rs"]
+mod rig;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use acts::{ACCOMPLICE, ACTS, Act, EVIL, Stage};
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_lab::driver::{VirtioNet, VnetHdr};
+use rig::{Port, Rig, frame, mac, receive, send};
+
+/// Two neighbours, the hostile guest and an accomplice that takes no offloads.
+fn ports() -> [Port; 4] {
+    let plain = Port { offloads: OffloadCaps::NONE, ..Port::default() };
+    [Port::default(), Port::default(), Port::default(), plain]
+}
+
+fn stage(rig: &Rig) -> Stage {
+    let with_wait = |i| {
+        let mut config = rig.driver(i);
+        config.hugepages = false;
+        config
+    };
+    Stage {
+        evil: with_wait(EVIL),
+        accomplice: with_wait(ACCOMPLICE),
+        stop: AtomicBool::new(false),
+        rounds: AtomicU64::new(0),
+    }
+}
+
+/// Frames exchanged by the neighbours, each way.
+const FRAMES: u32 = 640;
+/// Rounds of its act that the hostile side gets at least.
+const ROUNDS: u64 = 50;
+
+/// A panic of an act is a failure of the test and must not hang it.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn neighbours_do_not_notice(act: Act) {
+    let (name, play) = act;
+    let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let rig = Rig::start(&ports());
+    let mut a = VirtioNet::connect(rig.driver(0)).unwrap();
+    let mut b = VirtioNet::connect(rig.driver(1)).unwrap();
+    rig.wait_up(2);
+    rig::announce(&mut a, mac(0), &mut b);
+    rig::announce(&mut b, mac(1), &mut a);
+    // What was flooded before the others had a driver does not count.
+    let before = [rig.counters(0).dropped(), rig.counters(1).dropped()];
+    let stage = stage(&rig);
+    std::thread::scope(|scope| {
+        let hostile = scope.spawn(|| play(&stage));
+        let mut n = 0;
+        while n < FRAMES || stage.rounds.load(Ordering::Relaxed) < ROUNDS {
+            assert!(!hostile.is_finished(), "{name}: the act broke off");
+            exchange(name, n, (0, &mut a), (1, &mut b));
+            exchange(name, n, (1, &mut b), (0, &mut a));
+            n += 16;
+        }
+        stage.stop.store(true, Ordering::Relaxed);
+    });
+    let after = [rig.counters(0).dropped(), rig.counters(1).dropped()];
+    assert_eq!(after, before, "{name}: dropped frames of the neighbours'");
+    rig.check();
+    assert!(rig.counters(0).forwarded >= u64::from(FRAMES), "{name}");
+}
+
+/// Sixteen frames from one neighbour to the other.
+fn exchange(name: &str, n: u32, from: (u8, &mut VirtioNet), to: (u8, &mut VirtioNet)) {
+    let sent: Vec<_> = (n..n + 16).map(|n| frame(mac(from.0), mac(to.0), 300, n)).collect();
+    sent.iter().for_each(|f| send(from.1, &VnetHdr::default(), f));
+    assert!(own(to.1, from.0, 16) == sent, "{name}: frames from {n} on differ");
+}
+
+/// The next `n` frames from `from`; floods of others are passed over.
+fn own(receiver: &mut VirtioNet, from: u8, n: usize) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    rig::wait("the neighbour's frames", || {
+        let from = mac(from).0;
+        let frames = rig::drain(receiver).into_iter().map(|(_, f)| f);
+        got.extend(frames.filter(|f| f[6..12] == from));
+        got.len() >= n
+    });
+    got
+}
+
+macro_rules! acts {
+    ($($test:ident = $number:literal),* $(,)?) => {
+        $(#[test] fn $test() { neighbours_do_not_notice(ACTS[$number]); })*
+    };
+}
+
+acts! {
+    a_guest_that_never_returns_buffers = 0,
+    a_guest_that_floods_flows = 1,
+    a_guest_that_floods_broadcasts = 2,
+    a_guest_that_kicks_without_end = 3,
+    a_guest_that_stops_and_starts_its_rings = 4,
+    a_frontend_that_connects_and_disconnects = 5,
+    a_frontend_that_floods_messages = 6,
+    a_frontend_that_sends_half_messages = 7,
+    a_frontend_that_maps_memory_again_and_again = 8,
+    a_guest_that_rewrites_ring_and_headers = 9,
+    a_guest_that_makes_indices_senseless = 10,
+    a_guest_that_sends_the_longest_chains = 11,
+    a_guest_whose_frames_are_cut_small = 12,
+    a_frontend_that_fills_its_call_descriptor = 13,
+}
+
+#[test]
+fn a_port_whose_session_is_held_can_be_deleted() {
+    use std::io::Write;
+    let mut rig = Rig::start(&[Port::default()]);
+    let mut stream = std::os::unix::net::UnixStream::connect(rig.driver(0).socket).unwrap();
+    stream.write_all(&[1, 0, 0]).unwrap();
+    rig.until("the half message is waited for", |rig| {
+        rig.state(0) == penstock_dataplane::port::AttachState::Connected
+    });
+    rig.remove(0);
+    rig.check();
+}
+
+#[test]
+fn a_flooder_pays_for_its_floods_itself() {
+    let rig = Rig::start(&ports());
+    let mut evil = VirtioNet::connect(rig.driver(EVIL)).unwrap();
+    rig.wait_up_of(&[EVIL]);
+    for n in 0..20_000_u32 {
+        let mut to = mac(200);
+        to.0[1..5].copy_from_slice(&n.to_be_bytes());
+        send(&mut evil, &VnetHdr::default(), &frame(mac(2), to, 60, n));
+    }
+    rig.until("all are taken", |rig| rig.counters(EVIL).rx_frames == 20_000);
+    let refused = rig.counters(EVIL).drops[DropReason::SlowPathLimit as usize];
+    assert!(refused > 10_000, "{refused} of 20000 unknown destinations were refused");
+    rig.check();
+    let _ = receive(&mut evil, 0);
+}

@@ -1,0 +1,145 @@
+//! How much of its rate a neighbour keeps: A B A B, without and with the act.
+//!
+//! **Rule.** Two neighbours send 200,000 frames a second each way, in a tick of one millisecond; a
+//! frame that the ring does not take in its tick counts as lost, as does one that does not arrive.
+//! Without the act as many threads burn the same core, so that the two differ in what the switch is
+//! asked for and not in who else uses the processor. The figure is the median of the runs with
+//! over that of the runs without.
+#![expect(clippy::disallowed_methods, reason = "measures rates against the clock")]
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use penstock_lab::driver::VirtioNet;
+
+use crate::acts::{ACTS, Act, Stage};
+use crate::rig::{Rig, announce, frame, mac};
+use crate::{ports, stage};
+
+const PER_TICK: u64 = 200;
+const TICK: Duration = Duration::from_millis(1);
+const PAIRS: usize = 3;
+
+fn seconds() -> f64 {
+    std::env::var("HOSTILE_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(2.0)
+}
+
+fn pin(core: usize) {
+    let mut set = CpuSet::new();
+    set.set(core).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &set).unwrap();
+}
+
+/// One guest that sends and counts.
+struct Neighbour {
+    device: VirtioNet,
+    bytes: Vec<u8>,
+    from: [u8; 6],
+}
+
+impl Neighbour {
+    fn tick(&mut self) -> (u64, u64) {
+        let tx = self.device.tx();
+        tx.reclaim(|_| ());
+        let mut sent = 0;
+        while sent < PER_TICK {
+            let Some(slot) = tx.take() else { break };
+            tx.slot_mut(slot)[..12].fill(0);
+            tx.slot_mut(slot)[12..12 + self.bytes.len()].copy_from_slice(&self.bytes);
+            tx.push_prepared(slot, self.bytes.len()).unwrap();
+            sent += 1;
+        }
+        tx.publish();
+        (sent, self.receive())
+    }
+
+    fn receive(&mut self) -> u64 {
+        let (mut own, from) = (0, self.from);
+        self.device.rx().recv(4096, |f| own += u64::from(f.first()[6..12] == from));
+        own
+    }
+}
+
+/// Delivered frames over frames due, in one run.
+fn kept(neighbours: &mut [Neighbour; 2]) -> f64 {
+    let start = Instant::now();
+    let (mut due, mut delivered) = (0_u64, 0);
+    while start.elapsed().as_secs_f64() < seconds() {
+        // Ticks that were slept through are made up for one by one.
+        let tick = start + TICK * u32::try_from(due / (2 * PER_TICK)).unwrap();
+        if let Some(early) = tick.checked_duration_since(Instant::now()) {
+            let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(1_u8));
+            if early > TICK {
+                continue;
+            }
+        }
+        for neighbour in neighbours.iter_mut() {
+            due += PER_TICK;
+            delivered += neighbour.tick().1;
+        }
+    }
+    let end = Instant::now();
+    while end.elapsed() < Duration::from_millis(50) {
+        delivered += neighbours.iter_mut().map(Neighbour::receive).sum::<u64>();
+    }
+    delivered as f64 / due as f64
+}
+
+/// The same load of the other core, without asking anything of the switch.
+fn burn(stage: &Stage) {
+    while !stage.stop.load(Ordering::Relaxed) {
+        std::hint::spin_loop();
+    }
+}
+
+fn run(act: fn(&Stage)) -> f64 {
+    let rig = Rig::on_core(&ports(), Some(1));
+    pin(0);
+    let connect = |i: usize, from: u8| {
+        let mut config = rig.driver(i);
+        config.ring_size = 1024;
+        let bytes = frame(mac(u8::try_from(i).unwrap()), mac(from), 60, 0);
+        Neighbour { device: VirtioNet::connect(config).unwrap(), bytes, from: mac(from).0 }
+    };
+    let mut both = [connect(0, 1), connect(1, 0)];
+    rig.wait_up(2);
+    let [a, b] = &mut both;
+    announce(&mut a.device, mac(0), &mut b.device);
+    announce(&mut b.device, mac(1), &mut a.device);
+    let stage = stage(&rig);
+    std::thread::scope(|scope| {
+        let hostile = scope.spawn(|| act(&stage));
+        let kept = kept(&mut both);
+        stage.stop.store(true, Ordering::Relaxed);
+        hostile.join().unwrap();
+        kept
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[test]
+#[ignore = "a measurement: wants an idle machine with two cores"]
+fn neighbours_keep_their_rate() {
+    let only = std::env::var("HOSTILE_ACT").unwrap_or_default();
+    let mut failed = Vec::new();
+    println!("{:<30} {:>9} {:>9} {:>9}", "act", "without", "with", "kept");
+    for (name, act) in ACTS.into_iter().filter(|(name, _): &Act| name.contains(&only)) {
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        for _ in 0..PAIRS {
+            without.push(run(burn));
+            with.push(run(act));
+        }
+        let (without, with) = (median(without), median(with));
+        println!("{name:<30} {without:>9.4} {with:>9.4} {:>9.4}", with / without);
+        if with / without < 0.99 {
+            failed.push(name);
+        }
+    }
+    assert!(failed.is_empty(), "below 99 %: {failed:?}");
+}

@@ -2,6 +2,7 @@
 //! guest's side, written apart) on the other.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod live;
 mod rest;
 mod rig;
 

@@ -13,6 +13,11 @@ use crate::offload::Offload;
 /// guest that asks for more (an MSS of one byte) would make one frame cost a thousand.
 pub const SEGMENTS_PER_FRAME_MAX: usize = 128;
 
+/// Most segments cut in one turn, for all its outputs: a batch ends with the frame that takes it
+/// over 64 KiB, so that at an MSS of 536 an honest one makes 245 and one more for each frame. Small
+/// frames with a smaller MSS would make one turn as long as a hundred of others.
+pub const CUTS_PER_TURN_MAX: usize = 288;
+
 /// Why a frame cannot be finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CannotFinish;

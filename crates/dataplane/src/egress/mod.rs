@@ -87,6 +87,8 @@ pub struct Egress {
     outputs: Vec<u16>,
     scratch: Box<Batch>,
     segmenter: finish::Segmenter,
+    /// Segments that may still be cut in this turn.
+    cuts_left: usize,
 }
 
 impl core::fmt::Debug for Egress {
@@ -115,6 +117,7 @@ impl Egress {
             outputs: Vec::with_capacity(ports),
             scratch: Batch::new(),
             segmenter: finish::Segmenter::new(),
+            cuts_left: 0,
         }
     }
 
@@ -128,6 +131,7 @@ impl Egress {
         snapshot: &Snapshot,
         touched: &mut Touched,
     ) {
+        self.cuts_left = finish::CUTS_PER_TURN_MAX;
         let Some(own) = counters[source.index()].as_deref() else { return };
         self.list(batch, source, snapshot, own);
         while let Some(output) = self.outputs.pop() {
@@ -321,10 +325,12 @@ impl Egress {
             }
             return;
         }
-        let Ok(segments) = self.segmenter.begin(batch, i) else {
+        let wanted = self.segmenter.begin(batch, i).ok();
+        let Some(segments) = wanted.filter(|segments| *segments <= self.cuts_left) else {
             delivery.outcome.too_big += 1;
             return;
         };
+        self.cuts_left -= segments;
         delivery.sw_tso += 1;
         delivery.replicated += segments as u64 - 1;
         loop {

@@ -13,10 +13,11 @@ use super::features::Features;
 use super::header::VNET_HDR_LEN;
 use super::memory::{GuestMemory, Window};
 use super::raw::RawQueue;
-use super::ring::{MAX_RING_SIZE, SplitRing, ring_bytes};
+use super::ring::{MAX_RING_SIZE, ring_bytes};
 use super::rx::RxQueue;
 use super::session::{Door, Inflight, RingInfo, Session};
 use super::tx::{TxQueue, table_bytes};
+use super::virtqueue::Virtqueue;
 
 /// Who listens on the vhost-user socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -46,7 +47,7 @@ pub struct DriverConfig {
     pub socket: PathBuf,
     /// Who listens.
     pub mode: SocketMode,
-    /// Features taken when the switch offers them.
+    /// Features taken when the switch offers them. RING_PACKED among them is required.
     pub wanted: Features,
     /// Features without which attaching fails. VERSION_1 is always one of them.
     pub required: Features,
@@ -128,12 +129,17 @@ impl DriverConfig {
 
     fn wanted(&self) -> Features {
         let mq = if self.queue_pairs > 1 { Features::MQ } else { Features::NONE };
-        // Packed rings are not driven yet, so they are never asked for.
-        (self.wanted | mq).without(Features::RING_PACKED)
+        self.wanted | mq
     }
 
     fn required(&self) -> Features {
-        self.required | Features::VERSION_1
+        // The rings are laid out before anybody is asked, so a format that is wanted is required.
+        let packed = if self.packed() { Features::RING_PACKED } else { Features::NONE };
+        self.required | Features::VERSION_1 | packed
+    }
+
+    fn packed(&self) -> bool {
+        (self.wanted | self.required).contains(Features::RING_PACKED)
     }
 }
 
@@ -207,9 +213,10 @@ impl VirtioNet {
         let mut next = || windows.next().ok_or(DriverError::NotConnected);
         let mut pairs = Vec::new();
         for _ in 0..config.queue_pairs {
-            let rx_ring = SplitRing::new(config.ring_size, next()?, next()?, next()?);
+            let (packed, size) = (config.packed(), config.ring_size);
+            let rx_ring = Virtqueue::new(packed, size, [next()?, next()?, next()?]);
             let rx = RxQueue::new(rx_ring, next()?, (event()?, event()?));
-            let tx_ring = SplitRing::new(config.ring_size, next()?, next()?, next()?);
+            let tx_ring = Virtqueue::new(packed, size, [next()?, next()?, next()?]);
             let (slots, tables, events) = (next()?, next()?, (event()?, event()?));
             let order = config.slot_order;
             let tx = TxQueue::new(tx_ring, slots, tables, config.slots(), order, events);
@@ -301,7 +308,7 @@ impl VirtioNet {
         let log = if on { Features::LOG_ALL } else { Features::NONE };
         session.set_features(self.features | log)?;
         for (i, pair) in self.pairs.iter_mut().enumerate() {
-            let used = |ring: &mut SplitRing| on.then(|| ring.used_window().guest(0));
+            let used = |ring: &mut Virtqueue| on.then(|| ring.used_window().guest(0));
             let log = used(&mut pair.rx.ring);
             let rx = ring_info(&pair.rx.ring, 0, &pair.rx.kick, &pair.rx.call);
             session.set_addresses(2 * i, &rx, log)?;
@@ -426,7 +433,7 @@ fn restart(pair: &mut QueuePair, moved: &mut Resubmitted) -> (u16, u16) {
 }
 
 fn ring_info<'a>(
-    ring: &SplitRing,
+    ring: &Virtqueue,
     base: u16,
     kick: &'a EventFd,
     call: &'a EventFd,

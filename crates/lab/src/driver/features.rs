@@ -43,7 +43,7 @@ impl Features {
     pub const PROTOCOL: Self = Self(1 << 30);
     /// Virtio 1.0 or later.
     pub const VERSION_1: Self = Self(1 << 32);
-    /// Packed rings (known by name, not driven yet).
+    /// Packed rings.
     pub const RING_PACKED: Self = Self(1 << 34);
     /// Buffers are used in the order they were made available.
     pub const IN_ORDER: Self = Self(1 << 35);

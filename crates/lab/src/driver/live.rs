@@ -83,14 +83,19 @@ impl VirtioNet {
         self.set_logging(false)
     }
 
-    /// The guest address ranges (first address, bytes) that the switch may write: used rings and
-    /// receive buffers.
+    /// The guest address ranges (first address, bytes) that the switch may write: used rings,
+    /// packed rings and receive buffers.
     #[must_use]
     pub fn written_by_switch(&mut self) -> Vec<(u64, usize)> {
         let range = |window: &Window| (window.guest(0), window.len());
         let parts = self.pairs_mut().iter_mut().flat_map(|pair| {
-            let used = [range(pair.rx.ring.used_window()), range(pair.tx.ring.used_window())];
-            used.into_iter().chain([range(pair.rx.buffers())])
+            let mut written = vec![range(pair.rx.buffers())];
+            for ring in [&mut pair.rx.ring, &mut pair.tx.ring] {
+                written.push(range(ring.used_window()));
+                // A packed ring's used descriptors stand where the available ones stood.
+                written.extend(ring.is_packed().then(|| range(ring.desc_window())));
+            }
+            written
         });
         parts.collect()
     }

@@ -3,7 +3,7 @@
 //! **Problem.** Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can
 //! choose every feature bit and ring size, and that can also be hostile on purpose.
 //!
-//! **Source.** Virtio 1.2 §2.7 (split virtqueues), §5.1 (network device); the vhost-user protocol
+//! **Source.** Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the vhost-user protocol
 //! as spoken by the `vhost` crate's frontend.
 //!
 //! **Quantities.** Ring sizes are powers of two up to [`MAX_RING_SIZE`]; a slot is one transmit
@@ -14,11 +14,12 @@
 //! anew ([`VirtioNet::reconnect`]) while memory and rings stay.
 //!
 //! **Departures.** No control queue and no configuration space: vhost-user carries neither for a
-//! data-path test. Packed rings are a later step; everything specific to split rings is in
-//! `ring.rs` behind the two queue types.
+//! data-path test. What is particular to a ring's format is in `ring.rs` (split) and `packed.rs`
+//! behind the two queue types; the format is chosen with [`Features::RING_PACKED`].
 //!
 //! **Cost.** Nothing is allocated after `connect`. In the steady state with in-order completion
-//! neither the descriptor table nor the available ring changes, so their lines stay shared.
+//! neither the descriptor table nor the available ring of a split queue changes, so their lines stay
+//! shared. A packed ring's descriptors change with every use.
 
 mod device;
 mod error;
@@ -26,11 +27,13 @@ mod features;
 mod header;
 mod live;
 mod memory;
+mod packed;
 mod raw;
 mod ring;
 mod rx;
 mod session;
 mod tx;
+mod virtqueue;
 
 pub use device::{DriverConfig, QueuePair, Resubmitted, SlotOrder, SocketMode, VirtioNet};
 pub use error::DriverError;

@@ -8,18 +8,19 @@ use std::sync::atomic::Ordering;
 use nix::sys::eventfd::EventFd;
 
 use super::memory::{GuestMemory, Window};
-use super::ring::{Descriptor, SplitRing};
+use super::ring::Descriptor;
+use super::virtqueue::Virtqueue;
 
 /// One ring without any check.
 #[derive(Debug)]
 pub struct RawQueue<'a> {
-    ring: &'a mut SplitRing,
+    ring: &'a mut Virtqueue,
     kick: &'a EventFd,
     memory: &'a GuestMemory,
 }
 
 impl<'a> RawQueue<'a> {
-    pub(crate) fn new(ring: &'a mut SplitRing, kick: &'a EventFd, memory: &'a GuestMemory) -> Self {
+    pub(crate) fn new(ring: &'a mut Virtqueue, kick: &'a EventFd, memory: &'a GuestMemory) -> Self {
         Self { ring, kick, memory }
     }
 

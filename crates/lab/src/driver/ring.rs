@@ -61,6 +61,15 @@ impl Descriptor {
         b
     }
 
+    /// The same in a packed ring or its tables, where `next` is an id and comes before the flags.
+    #[must_use]
+    pub fn to_packed_bytes(&self) -> [u8; Self::LEN] {
+        let mut b = self.to_bytes();
+        b[12..14].copy_from_slice(&self.next.to_le_bytes());
+        b[14..].copy_from_slice(&self.flags.to_le_bytes());
+        b
+    }
+
     /// The two words a descriptor consists of.
     fn words(&self) -> (u64, u64) {
         let second = u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;

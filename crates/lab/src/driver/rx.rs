@@ -8,7 +8,8 @@ use nix::sys::eventfd::EventFd;
 
 use super::header::{VNET_HDR_LEN, VnetHdr};
 use super::memory::Window;
-use super::ring::{Descriptor, SplitRing};
+use super::ring::Descriptor;
+use super::virtqueue::Virtqueue;
 
 /// Most buffers one frame may span; a frame with more is dropped and counted bad.
 pub const MAX_SEGMENTS: usize = 64;
@@ -82,7 +83,7 @@ pub struct RxCounters {
 /// The driver's receive queue.
 #[derive(Debug)]
 pub struct RxQueue {
-    pub(crate) ring: SplitRing,
+    pub(crate) ring: Virtqueue,
     buffers: Window,
     buffer_bytes: usize,
     mergeable: bool,
@@ -92,7 +93,7 @@ pub struct RxQueue {
 }
 
 impl RxQueue {
-    pub(crate) fn new(ring: SplitRing, buffers: Window, events: (EventFd, EventFd)) -> Self {
+    pub(crate) fn new(ring: Virtqueue, buffers: Window, events: (EventFd, EventFd)) -> Self {
         let buffer_bytes = buffers.len() / usize::from(ring.size());
         let mut queue = Self {
             ring,
@@ -279,7 +280,7 @@ impl RxQueue {
     /// What the queue has seen so far.
     #[must_use]
     pub fn counters(&self) -> RxCounters {
-        let (bad_used, disorder) = (self.ring.bad_used, self.ring.disorder);
+        let (bad_used, disorder) = (self.ring.bad_used(), self.ring.disorder());
         RxCounters { bad_used, disorder, ..self.counters }
     }
 }

@@ -13,7 +13,8 @@ use super::device::SlotOrder;
 use super::error::DriverError;
 use super::header::{VNET_HDR_LEN, VnetHdr};
 use super::memory::Window;
-use super::ring::{Descriptor, SplitRing};
+use super::ring::Descriptor;
+use super::virtqueue::Virtqueue;
 
 /// Most descriptors of one frame.
 const MAX_PARTS: usize = 16;
@@ -55,7 +56,7 @@ pub struct TxCounters {
 /// The driver's transmit queue.
 #[derive(Debug)]
 pub struct TxQueue {
-    pub(crate) ring: SplitRing,
+    pub(crate) ring: Virtqueue,
     slots: Window,
     tables: Window,
     slot_bytes: usize,
@@ -75,7 +76,7 @@ pub(crate) fn table_bytes(slots: usize) -> usize {
 
 impl TxQueue {
     pub(crate) fn new(
-        ring: SplitRing,
+        ring: Virtqueue,
         slots: Window,
         tables: Window,
         slot_count: u16,
@@ -216,9 +217,10 @@ impl TxQueue {
                 flags: if last { 0 } else { Descriptor::NEXT },
                 next: if last { 0 } else { u16::try_from(i + 1).unwrap_or(0) },
             };
+            let packed = self.ring.is_packed();
             self.tables
                 .bytes_mut(table + i * Descriptor::LEN, Descriptor::LEN)
-                .copy_from_slice(&desc.to_bytes());
+                .copy_from_slice(&if packed { desc.to_packed_bytes() } else { desc.to_bytes() });
         }
         let len = u32::try_from(used * Descriptor::LEN).unwrap_or(0);
         let addr = self.tables.guest(table);
@@ -348,7 +350,7 @@ impl TxQueue {
     /// What the queue has done so far.
     #[must_use]
     pub fn counters(&self) -> TxCounters {
-        let (bad_used, disorder) = (self.ring.bad_used, self.ring.disorder);
+        let (bad_used, disorder) = (self.ring.bad_used(), self.ring.disorder());
         TxCounters { bad_used, disorder, ..self.counters }
     }
 }

@@ -10,7 +10,7 @@ use crate::keys::{KeyError, Keys};
 #[derive(Debug, Clone, clap::Args)]
 pub struct EndpointArgs {
     /// A NIC: `socket=PATH[,netns=NAME][,mode=client|server][,mac=MAC][,ip=ADDR/LEN][,mtu=1500]`
-    /// `[,offloads=off][,queues=1][,if=eth0][,ring=256][,mrg=off]`
+    /// `[,offloads=off][,queues=1][,if=eth0][,ring=256][,mrg=off][,packed=on]`
     #[arg(long = "nic", required = true)]
     pub nics: Vec<NicSpec>,
     /// Make namespaces that do not exist, and remove them at the end
@@ -89,6 +89,7 @@ impl FromStr for NicSpec {
             queues: keys.optional("queues")?.unwrap_or(1),
             ring_size: keys.optional("ring")?.unwrap_or(256),
             mergeable: keys.optional::<Switch>("mrg")?.is_none_or(|s| s.0),
+            packed: keys.optional::<Switch>("packed")?.is_some_and(|s| s.0),
         };
         keys.finish()?;
         Ok(nic)
@@ -103,11 +104,12 @@ mod tests {
     fn a_whole_nic_is_read_and_errors_name_the_key() {
         let nic: NicSpec =
             "netns=red1,socket=/p/vm1.sock,mode=server,mac=52:54:00:00:00:01,ip=10.0.0.1/24,\
-             mtu=9000,offloads=off,queues=2"
+             mtu=9000,offloads=off,queues=2,packed=on"
                 .parse()
                 .unwrap();
         assert_eq!((nic.name().as_str(), nic.mtu, nic.offloads), ("red1/eth0", 9000, false));
         assert_eq!((nic.mode, nic.queues, nic.mergeable), (SocketMode::Server, 2, true));
+        assert!(nic.packed && !"socket=/a".parse::<NicSpec>().unwrap().packed);
         let error = |text: &str| text.parse::<NicSpec>().unwrap_err().to_string();
         assert_eq!(error("netns=a"), "`netns=a`: socket is missing");
         assert!(

@@ -204,6 +204,9 @@ fn config(spec: &NicSpec) -> DriverConfig {
     } else {
         config.wanted = config.wanted.without(Features::MRG_RXBUF);
     }
+    if spec.packed {
+        config.wanted = config.wanted | Features::RING_PACKED;
+    }
     // The slot used last is still in the cache; 256 big ones in turn would never be.
     config.slot_order = SlotOrder::Lifo;
     config

@@ -30,6 +30,8 @@ pub struct NicSpec {
     pub ring_size: u16,
     /// Whether frames may span several receive buffers.
     pub mergeable: bool,
+    /// Whether the rings are packed; the switch must offer that.
+    pub packed: bool,
 }
 
 impl NicSpec {

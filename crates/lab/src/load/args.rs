@@ -32,6 +32,9 @@ pub struct LoadArgs {
     /// Write and verify every byte of every frame
     #[arg(long)]
     pub touch: bool,
+    /// Packed rings for every VM; of one alone: `features=ring_packed`
+    #[arg(long)]
+    pub packed: bool,
     /// Frames a VM sends in a turn at most
     #[arg(long, default_value_t = 32)]
     pub burst: usize,
@@ -78,6 +81,9 @@ impl LoadArgs {
             vm.phases.push(change.phase.clone());
         }
         for vm in &mut vms {
+            if self.packed {
+                vm.wanted = vm.wanted | Features::RING_PACKED;
+            }
             vm.phases.sort_by(|a, b| a.at_secs.total_cmp(&b.at_secs));
         }
         let mut spec = LoadSpec::new(vms, self.secs);

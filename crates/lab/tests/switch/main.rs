@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod live;
+mod packed;
 mod rest;
 mod rig;
 

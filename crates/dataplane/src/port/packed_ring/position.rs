@@ -74,14 +74,15 @@ pub(super) fn checked_size(size: u32) -> Result<u16, RingError> {
 /// Where a ring begins whose base is `base`.
 ///
 /// What the device before us took and did not return lies between the used and the available
-/// position: it is taken again, so the used one counts. A driver that leaves the upper half 0
-/// (DPDK's does) means the available one.
+/// position: it is taken again, so the used one counts. An upper half of 0 was not given: DPDK's
+/// driver and the `vhost` crate's front end have 16 bits for a base.
 pub(super) fn start(base: u32, size: u16) -> Result<Position, RingError> {
     #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
     let (low, high) = (base as u16, (base >> 16) as u16);
     let available = Position::from_base(low, size).ok_or(RingError::Base(base))?;
+    let ahead = distance(high, available, size);
     Ok(match Position::from_base(high, size) {
-        Some(used) if (1..u32::from(size)).contains(&distance(high, available, size)) => used,
+        Some(used) if high != 0 && (1..u32::from(size)).contains(&ahead) => used,
         _ => available,
     })
 }
@@ -119,8 +120,10 @@ mod tests {
         // Three were taken and not returned, also over the ring's end.
         assert_eq!(start(0x8002_8005, 8), Ok(at(0x8002)));
         assert_eq!(start(0x8006_0001, 8), Ok(at(0x8006)));
-        // As DPDK's driver begins, with an empty upper half.
-        assert_eq!(start(0x8000, 8), Ok(at(0x8000)));
+        // An upper half that was not given.
+        for low in [0x8000, 3, 0x8003] {
+            assert_eq!(start(u32::from(low), 8), Ok(at(low)));
+        }
         // An upper half that cannot be.
         assert_eq!(start(0x8007_8005, 8), Ok(at(0x8005)));
         assert_eq!(start(0x800f_8005, 8), Ok(at(0x8005)));

@@ -1,0 +1,401 @@
+//! A packed virtqueue seen from the driver.
+//!
+//! **Source.** Virtio 1.2 §2.8; §2.8.9 (in order), §2.8.14 (event suppression).
+//!
+//! **Quantities.** `avail_idx`, `used_seen`, `last_used` count chains, free-running in 16 bits: made
+//! available, seen to be used, popped. Places in the ring count descriptors.
+//!
+//! **Rule.** The head of what was added first is written by [`PackedRing::publish`], all else at
+//! once: a device that reads in order sees nothing before. Used descriptors are read once, when
+//! they are seen, into a list of ours; in order, one that skips ahead stands for all before it,
+//! which are then taken for used to the full. A used descriptor that names no chain of ours leaves
+//! the place of the next unknown, so the ring is not read any further.
+//!
+//! **Example.** Of a ring of 8, after 10 descriptors: place 2, wrap counter 0.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{Ordering, fence};
+
+use super::memory::Window;
+use super::ring::{Descriptor, MAX_RING_SIZE, Used};
+
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+const WRAP: u16 = 1 << 15;
+const ENABLE: u16 = 0;
+const DISABLE: u16 = 1;
+const DESC: u16 = 2;
+
+/// A place in the ring with its wrap counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    index: u16,
+    wrap: bool,
+}
+
+impl Place {
+    fn advance(&mut self, by: u16, size: u16) {
+        self.index += by;
+        if self.index >= size {
+            self.index -= size;
+            self.wrap = !self.wrap;
+        }
+    }
+
+    fn word(self) -> u16 {
+        self.index | if self.wrap { WRAP } else { 0 }
+    }
+
+    fn available(self) -> u16 {
+        if self.wrap { AVAIL } else { USED }
+    }
+
+    fn used(self) -> u16 {
+        if self.wrap { AVAIL | USED } else { 0 }
+    }
+
+    /// Its number among those of two rounds, after which all repeats.
+    fn of_two_rounds(self, size: u16) -> u16 {
+        self.index + if self.wrap { 0 } else { size }
+    }
+}
+
+/// What the driver knows of a chain by its id.
+#[derive(Debug, Clone, Default)]
+struct Chain {
+    parts: Vec<(u64, u32)>,
+    flags: u16,
+    bytes: u32,
+    /// `avail_idx` at the time it was made available.
+    stamp: u16,
+    /// Returned and not freed.
+    used: bool,
+}
+
+/// The driver's end of one packed ring.
+#[derive(Debug)]
+pub(crate) struct PackedRing {
+    size: u16,
+    mask: u16,
+    ring: Window,
+    driver_event: Window,
+    device_event: Window,
+    chains: Vec<Chain>,
+    free_ids: VecDeque<u16>,
+    free: u16,
+    /// Ids in the order they were made available, by chain count.
+    order: Vec<u16>,
+    ready: Vec<Used>,
+    avail: Place,
+    used: Place,
+    avail_idx: u16,
+    used_seen: u16,
+    last_used: u16,
+    /// The first descriptor that is not published: where, its second word, and where it stands.
+    first: Option<(Place, u64)>,
+    event_idx: bool,
+    in_order: bool,
+    suppressed: bool,
+    broken: bool,
+    /// Used descriptors that name no chain of ours.
+    pub bad_used: u64,
+    /// Used descriptors that name another chain than the one made available in their turn.
+    pub disorder: u64,
+}
+
+impl PackedRing {
+    /// A ring over three zeroed windows; interrupts start suppressed.
+    pub fn new(size: u16, ring: Window, driver_event: Window, device_event: Window) -> Self {
+        assert!(size.is_power_of_two() && (2..=MAX_RING_SIZE).contains(&size));
+        let n = usize::from(size);
+        let fresh = Place { index: 0, wrap: true };
+        let ring = Self {
+            size,
+            mask: size - 1,
+            ring,
+            driver_event,
+            device_event,
+            chains: (0..n)
+                .map(|_| Chain { parts: Vec::with_capacity(16), ..Chain::default() })
+                .collect(),
+            free_ids: (0..size).collect(),
+            free: size,
+            order: vec![0; n],
+            ready: vec![Used { head: 0, len: 0 }; n],
+            avail: fresh,
+            used: fresh,
+            avail_idx: 0,
+            used_seen: 0,
+            last_used: 0,
+            first: None,
+            event_idx: false,
+            in_order: false,
+            suppressed: true,
+            broken: false,
+            bad_used: 0,
+            disorder: 0,
+        };
+        ring.wish(fresh, DISABLE);
+        ring
+    }
+
+    /// Takes over what was negotiated.
+    pub fn set_features(&mut self, event_idx: bool, in_order: bool) {
+        self.event_idx = event_idx;
+        self.in_order = in_order;
+    }
+
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    pub fn free_descriptors(&self) -> usize {
+        usize::from(self.free)
+    }
+
+    /// Chains made available and not popped.
+    pub fn outstanding(&self) -> u16 {
+        self.avail_idx.wrapping_sub(self.last_used)
+    }
+
+    /// Host addresses of the ring, the driver's and the device's event area.
+    pub fn addresses(&self) -> [u64; 3] {
+        [self.ring.host(), self.driver_event.host(), self.device_event.host()]
+    }
+
+    pub fn desc_window(&mut self) -> &mut Window {
+        &mut self.ring
+    }
+
+    pub fn avail_window(&mut self) -> &mut Window {
+        &mut self.driver_event
+    }
+
+    pub fn used_window(&mut self) -> &mut Window {
+        &mut self.device_event
+    }
+
+    /// Adds a chain of `parts` (address, bytes), to be seen after [`publish`](Self::publish);
+    /// `None` when descriptors are short.
+    pub fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16> {
+        if parts.is_empty() || parts.len() > usize::from(self.free) {
+            return None;
+        }
+        let id = self.free_ids.pop_front()?;
+        let chain = &mut self.chains[usize::from(id)];
+        chain.parts.clear();
+        chain.parts.extend_from_slice(parts);
+        chain.flags = flags;
+        chain.bytes = parts.iter().map(|part| part.1).sum();
+        self.free -= u16::try_from(parts.len()).ok()?;
+        self.make_available(id);
+        Some(id)
+    }
+
+    /// Makes a chain that the device returned, and that was not freed, available again.
+    pub fn repost(&mut self, id: u16) {
+        self.make_available(id);
+    }
+
+    fn make_available(&mut self, id: u16) {
+        let chain = &mut self.chains[usize::from(id)];
+        chain.used = false;
+        chain.stamp = self.avail_idx;
+        let last = chain.parts.len() - 1;
+        for (i, (addr, len)) in chain.parts.iter().enumerate() {
+            let next = if i == last { 0 } else { Descriptor::NEXT };
+            let flags = chain.flags | next | self.avail.available();
+            let word = u64::from(*len) | u64::from(id) << 32 | u64::from(flags) << 48;
+            let at = usize::from(self.avail.index) * Descriptor::LEN;
+            self.ring.u64_at(at).store(*addr, Ordering::Relaxed);
+            match self.first {
+                None => self.first = Some((self.avail, word)),
+                Some(_) => self.ring.u64_at(at + 8).store(word, Ordering::Relaxed),
+            }
+            self.avail.advance(1, self.size);
+        }
+        self.order[usize::from(self.avail_idx & self.mask)] = id;
+        self.avail_idx = self.avail_idx.wrapping_add(1);
+    }
+
+    /// Shows the device all that was added; true when it asks to be kicked.
+    pub fn publish(&mut self) -> bool {
+        let Some((from, word)) = self.first.take() else { return false };
+        let at = usize::from(from.index) * Descriptor::LEN;
+        self.ring.u64_at(at + 8).store(word, Ordering::Release);
+        // Virtio §2.8.21.3: what is available must be visible before the device's wish is read.
+        fence(Ordering::SeqCst);
+        let wish = self.device_event.u32_at(0).load(Ordering::Relaxed);
+        let [a, b, c, d] = wish.to_le_bytes();
+        let (event, flags) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]) & 3);
+        match flags {
+            DISABLE => false,
+            DESC if self.event_idx => {
+                let event = Place { index: event & !WRAP, wrap: event & WRAP != 0 };
+                self.published_since(event, from)
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether the descriptor at `event` is among those from `from` to the last one added.
+    fn published_since(&self, event: Place, from: Place) -> bool {
+        let rounds = 2 * self.size;
+        let number = |place: Place| place.of_two_rounds(self.size) % rounds;
+        let distance = |a: Place| (number(self.avail) + rounds - number(a)) % rounds;
+        (1..=distance(from)).contains(&distance(event))
+    }
+
+    /// Chains the device has returned and that were not popped yet, looking at the ring anew.
+    pub fn used_waiting(&mut self) -> u16 {
+        while self.used_seen != self.avail_idx && !self.broken {
+            let at = usize::from(self.used.index) * Descriptor::LEN + 8;
+            let word = self.ring.u64_at(at).load(Ordering::Acquire).to_le_bytes();
+            let flags = u16::from_le_bytes([word[6], word[7]]);
+            if flags & (AVAIL | USED) != self.used.used() {
+                break;
+            }
+            let head = u16::from_le_bytes([word[4], word[5]]);
+            let len = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            self.see(Used { head, len });
+        }
+        self.used_seen.wrapping_sub(self.last_used)
+    }
+
+    /// Enters a used descriptor in the list of what is ready.
+    fn see(&mut self, used: Used) {
+        let known = self.chains.get(usize::from(used.head));
+        if !known.is_some_and(|chain| !chain.parts.is_empty() && !chain.used) {
+            self.bad_used += 1;
+            self.broken = true;
+            return;
+        }
+        // In order, those before it were used with it and no descriptor of their own.
+        while self.in_order && self.used_seen != self.avail_idx {
+            let id = self.order[usize::from(self.used_seen & self.mask)];
+            if id == used.head {
+                break;
+            }
+            let len = self.chains[usize::from(id)].bytes;
+            self.push_ready(Used { head: id, len });
+        }
+        if self.used_seen != self.avail_idx {
+            let expected = self.order[usize::from(self.used_seen & self.mask)];
+            self.disorder += u64::from(expected != used.head);
+            self.push_ready(used);
+        }
+    }
+
+    fn push_ready(&mut self, used: Used) {
+        let chain = &mut self.chains[usize::from(used.head)];
+        chain.used = true;
+        let span = u16::try_from(chain.parts.len()).unwrap_or(self.size);
+        self.used.advance(span, self.size);
+        self.ready[usize::from(self.used_seen & self.mask)] = used;
+        self.used_seen = self.used_seen.wrapping_add(1);
+    }
+
+    /// The chain `ahead` places behind the next one to pop, which `used_waiting` must have shown.
+    pub fn peek_used(&self, ahead: u16) -> Used {
+        self.ready[usize::from(self.last_used.wrapping_add(ahead) & self.mask)]
+    }
+
+    /// Pops a chain that `used_waiting` has shown.
+    pub fn pop_entry(&mut self) -> Option<Used> {
+        if self.last_used == self.used_seen {
+            return None;
+        }
+        let used = self.peek_used(0);
+        self.last_used = self.last_used.wrapping_add(1);
+        Some(used)
+    }
+
+    /// Pops the next returned chain's id, looking at the ring anew if none is known.
+    pub fn pop_head(&mut self) -> Option<u16> {
+        if self.last_used == self.used_seen && self.used_waiting() == 0 {
+            return None;
+        }
+        self.pop_entry().map(|used| used.head)
+    }
+
+    /// Returns the descriptors and the id of a popped chain.
+    pub fn free(&mut self, id: u16) {
+        let chain = &mut self.chains[usize::from(id)];
+        self.free += u16::try_from(chain.parts.len()).unwrap_or(0);
+        chain.parts.clear();
+        self.free_ids.push_back(id);
+    }
+
+    fn wish(&self, event: Place, flags: u16) {
+        let wish = u32::from(event.word()) | u32::from(flags) << 16;
+        self.driver_event.u32_at(0).store(wish, Ordering::Relaxed);
+    }
+
+    /// Asks the device not to interrupt.
+    pub fn suppress(&mut self) {
+        self.suppressed = true;
+        self.wish(self.used, DISABLE);
+    }
+
+    /// Asks the device to interrupt at the next chain it returns. False when one has been returned
+    /// meanwhile: then poll again instead of sleeping.
+    pub fn arm(&mut self) -> bool {
+        self.suppressed = false;
+        self.wish(self.used, if self.event_idx { DESC } else { ENABLE });
+        fence(Ordering::SeqCst);
+        self.used_waiting() == 0
+    }
+
+    /// Prepares the ring for a device that starts anew: everything the device has not returned is
+    /// made available again, in its old order, from the used place on. Returns the ring base (the
+    /// place and, in bit 15, its wrap counter) and the number of chains resubmitted. Used chains
+    /// must have been popped before.
+    pub fn restart(&mut self) -> (u16, u16) {
+        let base = self.used.word();
+        let with_device = |id: &u16| {
+            let chain = &self.chains[usize::from(*id)];
+            !chain.parts.is_empty() && !chain.used
+        };
+        let mut ids: Vec<u16> = (0..self.size).filter(with_device).collect();
+        let age = |id: &u16| self.avail_idx.wrapping_sub(self.chains[usize::from(*id)].stamp);
+        ids.sort_by_key(|id| std::cmp::Reverse(age(id)));
+        let old = self.avail;
+        self.avail = self.used;
+        self.avail_idx = self.last_used;
+        self.used_seen = self.last_used;
+        self.first = None;
+        self.broken = false;
+        for id in &ids {
+            self.make_available(*id);
+        }
+        // What lies between here and where the ring had got to is not available any more.
+        let mut stale = self.avail;
+        while stale != old {
+            let at = usize::from(stale.index) * Descriptor::LEN + 8;
+            let flags = Place { wrap: !stale.wrap, ..stale }.used();
+            self.ring.u64_at(at).store(u64::from(flags) << 48, Ordering::Relaxed);
+            stale.advance(1, self.size);
+        }
+        if let Some((place, word)) = self.first.take() {
+            let at = usize::from(place.index) * Descriptor::LEN + 8;
+            self.ring.u64_at(at).store(word, Ordering::Release);
+        }
+        // A device that died while it wanted no kicks must not leave that behind.
+        self.device_event.u32_at(0).store(0, Ordering::Relaxed);
+        if self.suppressed {
+            self.suppress();
+        }
+        (base, self.avail_idx.wrapping_sub(self.last_used))
+    }
+
+    /// The ring base for a device that takes the ring up as it stands: behind the last used
+    /// descriptor that there is to see. Nothing is changed.
+    pub fn resume(&mut self) -> u16 {
+        self.used_waiting();
+        self.used.word()
+    }
+}
+
+#[cfg(test)]
+#[path = "packed_tests.rs"]
+mod tests;

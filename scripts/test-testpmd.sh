@@ -1,64 +1,184 @@
 #!/usr/bin/env bash
-# DPDK's own virtio driver against the switch: dpdk-testpmd with two virtio-user devices passes
-# frames round in io mode for SECONDS (default 10); each second both directions must have moved, and
-# the counters must add up. One socket is the switch's, the other testpmd's. Needs no root.
+# DPDK's own virtio driver against the switch: dpdk-testpmd with two virtio-user devices, over every
+# combination of split and packed rings, mergeable buffers, in-order, 1 and 2 queue pairs, rings of
+# 256 and 1024. In each it passes frames round in io mode for SECONDS (default 10), stops and starts
+# its ports, and sends flows in flowgen mode for as long. Each second both directions must have moved,
+# what testpmd counts must be what the switch counts, and the switch's counters must add up. One
+# socket is the switch's, the other testpmd's. Needs no root.
+#
+#   test-testpmd.sh [SECONDS [CELL]]     CELL: only combinations whose name has this in it
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 SECS=${1:-10}
-MAC0=52:54:00:00:03:00
-MAC1=52:54:00:00:03:01
+ONLY=${2:-}
+MACS=(52:54:00:00:03:00 52:54:00:00:03:01)
+# What testpmd's flowgen sends to, from either port; nobody has this address.
+FLOWS_TO=00:01:02:03:04:01
 
 cleanup() {
     trap '' INT TERM HUP
+    exec 7>&-
     tidy_up
-    [ "$FAILED" = 0 ] || tail -n 15 "$WORK"/*.log
+    [ "$FAILED" = 0 ] || tail -n 15 "$WORK"/host.log "$WORK"/failed-*.log
     if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
 }
 
 write_config() {
+    local port mode
     switch_config test-testpmd
     printf '\n[[tenant]]\nname = "blue"\n'
-    printf '\n[[port]]\nname = "p0"\ntype = "vhost-user"\ntenant = "blue"\nmode = "server"\n'
-    printf 'socket = "%s"\nmac = ["%s"]\n' "$WORK/p0.sock" $MAC0
-    printf '\n[[port]]\nname = "p1"\ntype = "vhost-user"\ntenant = "blue"\nmode = "client"\n'
-    printf 'socket = "%s"\nmac = ["%s"]\n' "$WORK/p1.sock" $MAC1
+    for port in 0 1; do
+        if [ $port = 0 ]; then mode=server; else mode=client; fi
+        printf '\n[[port]]\nname = "p%s"\ntype = "vhost-user"\ntenant = "blue"\nqueues = 2\n' $port
+        printf 'mode = "%s"\nsocket = "%s"\n' $mode "$WORK/p$port.sock"
+        # io mode goes by learned addresses, flowgen by these.
+        printf '\n[[rule]]\nname = "flows-of-p%s"\nport = "p%s"\n' $port $port
+        printf 'match = { dst_mac = "%s" }\nactions = ["output:p%s"]\n' $FLOWS_TO $((1 - port))
+    done
 }
 
 # Without hugepages DPDK takes its memory from a memfd, which a switch can map just as well.
 start_testpmd() {
-    local core
+    local core args
     core=$(others_cores)
     core=${core%%-*}
-    spawn "$WORK/testpmd.log" dpdk-testpmd --lcores "0@$core,1@$core" --no-huge -m 256 --no-pci \
+    args=queues=$QUEUES,queue_size=$SIZE,packed_vq=$PACKED,mrg_rxbuf=$MRG,in_order=$ORDER
+    # Of a testpmd that was killed; the next one would not listen on it.
+    rm -f "$WORK/p1.sock"
+    rm -f "$WORK/in" && mkfifo "$WORK/in" && exec 7<>"$WORK/in"
+    PMD_LOG=$WORK/$CELL.log
+    # A line at a time, so that what it says can be waited for.
+    stdbuf -oL dpdk-testpmd --lcores "0@$core,1@$core" --no-huge -m 256 --no-pci \
         --no-telemetry --no-shconf \
-        --vdev "net_virtio_user0,path=$WORK/p0.sock,queues=1,queue_size=1024,mac=$MAC0" \
-        --vdev "net_virtio_user1,path=$WORK/p1.sock,server=1,queues=1,queue_size=1024,mac=$MAC1" \
-        -- --nb-cores=1 --forward-mode=io --tx-first --stats-period=5 --no-lsc-interrupt \
-        --total-num-mbufs=16384 --txd=1024 --rxd=1024 \
-        --eth-peer=0,$MAC1 --eth-peer=1,$MAC0
-    TESTPMD=$SPAWNED
+        --vdev "net_virtio_user0,path=$WORK/p0.sock,$args,mac=${MACS[0]}" \
+        --vdev "net_virtio_user1,path=$WORK/p1.sock,server=1,$args,mac=${MACS[1]}" \
+        -- --interactive --nb-cores=1 --forward-mode=io --rxq="$QUEUES" --txq="$QUEUES" \
+        --no-lsc-interrupt --disable-link-check --total-num-mbufs=16384 --txd="$SIZE" \
+        --rxd="$SIZE" --eth-peer="0,${MACS[1]}" --eth-peer="1,${MACS[0]}" \
+        <&7 >"$PMD_LOG" 2>&1 &
+    TESTPMD=$!
+    OWN_PIDS+=("$TESTPMD")
 }
-moving() { [ "$(port_counter p0 rx_frames)" -gt 1000 ] && [ "$(port_counter p1 rx_frames)" -gt 1000 ]; }
+# pmd COMMAND...: types a command.
+pmd() { echo "$*" >&7; }
+# done_with N: testpmd has finished its N-th command that ends in a line "Done".
+done_with() { gone "$TESTPMD" || [ "$(grep -c '^Done' "$PMD_LOG")" -ge "$1" ]; }
+stopped() { gone "$TESTPMD" || [ "$(grep -c 'Accumulated forward statistics' "$PMD_LOG")" -ge "$1" ]; }
 
-# Every second both directions have moved on.
-no_stall() {
-    local second a b last_a=0 last_b=0
-    for ((second = 0; second < SECS; second++)); do
-        a=$(port_counter p0 rx_frames) b=$(port_counter p1 rx_frames)
-        if [ "$a" -le "$last_a" ] || [ "$b" -le "$last_b" ]; then
-            say "     stalled in second $second: p0 $last_a -> $a frames, p1 $last_b -> $b"
-            return 1
-        fi
-        if gone "$TESTPMD"; then
-            say "     testpmd ended in second $second"
-            return 1
-        fi
-        last_a=$a last_b=$b
-        sleep 1
+# Both ports are up with the rings and features that this cell asks for, and no others.
+attached() {
+    local port shown
+    for port in p0 p1; do
+        shown=$(ctl port show "$port") || return 1
+        grep -q "^queues *$QUEUES of 2 can pass" <<<"$shown" || return 1
+        grep -qE "^ring sizes +$SIZE( $SIZE){$((2 * QUEUES - 1))}\$" <<<"$shown" || return 1
+        shown=$(sed -n 's/^features *//p' <<<"$shown")
+        [ "$(has packed)$(has mrg-rxbuf)$(has in-order)" = "$PACKED$MRG$ORDER" ] || return 1
     done
-    say "     p0 $last_a frames, p1 $last_b frames in about $SECS s"
+}
+has() { case " $shown " in *" $1 "*) echo 1 ;; *) echo 0 ;; esac; }
+
+moved_on() {
+    local last_a=$A last_b=$B
+    counters rx_frames
+    [ "$A" -gt "$last_a" ] && [ "$B" -gt "$last_b" ]
+}
+counters() { A=$(port_counter p0 "$1") B=$(port_counter p1 "$1"); }
+# Every second both directions have moved on; the rate of both is in $RATE.
+no_stall() {
+    local second first last_a last_b
+    counters rx_frames
+    wait_until 10 moved_on || true
+    first=$((A + B)) last_a=$A last_b=$B
+    for ((second = 1; second <= $1; second++)); do
+        sleep 1
+        counters rx_frames
+        if [ "$A" -le "$last_a" ] || [ "$B" -le "$last_b" ] || gone "$TESTPMD"; then
+            say "     $CELL: stalled in second $second: p0 $last_a -> $A, p1 $last_b -> $B frames"
+            return 1
+        fi
+        last_a=$A last_b=$B
+    done
+    RATE=$(((A + B - first) / $1))
+}
+
+# pmd_stat PORT NAME: the last value that `show port stats` printed.
+pmd_stat() {
+    awk -v port="$1" -v name="$2:" '/NIC statistics for port/ { at = $6 }
+        at == port { for (i = 1; i < NF; i++) if ($i == name) n = $(i + 1) } END { print n + 0 }' "$PMD_LOG"
+}
+# All that testpmd says it sent has been received, and all that was delivered it has received, but
+# for what was still in its rings when it stopped reading, twice.
+same_counts() {
+    local port sent got rx tx
+    for port in 0 1; do
+        sent=$(pmd_stat $port TX-packets) got=$(pmd_stat $port RX-packets)
+        rx=$(($(port_counter p$port rx_frames) - RX0[port]))
+        tx=$(($(port_counter p$port tx_frames) - TX0[port]))
+        if [ "$rx" != "$sent" ] || [ "$got" -gt "$tx" ] ||
+            [ $((tx - got)) -gt $((3 * QUEUES * SIZE)) ]; then
+            say "     $CELL p$port: testpmd sent $sent, we took $rx; we gave $tx, it got $got"
+            return 1
+        fi
+    done
+}
+reported() { gone "$TESTPMD" || [ "$(grep -c 'NIC statistics for port 1' "$PMD_LOG")" -ge 1 ]; }
+
+# One combination; says what went wrong.
+run_cell() {
+    local io flows
+    counters rx_frames && RX0=("$A" "$B")
+    counters tx_frames && TX0=("$A" "$B")
+    start_testpmd
+    wait_until 30 attached || { say "     $CELL: not attached as asked for" && return 1; }
+    pmd start tx_first
+    no_stall "$SECS" || return 1
+    io=$RATE
+    pmd stop
+    wait_until 10 stopped 1 || { say "     $CELL: io mode does not stop" && return 1; }
+    pmd port stop all
+    pmd port start all
+    wait_until 20 done_with 3 || { say "     $CELL: its ports do not start again" && return 1; }
+    wait_until 10 attached || { say "     $CELL: not attached again" && return 1; }
+    pmd start tx_first
+    no_stall 1 || { say "     $CELL: not after the ports were restarted" && return 1; }
+    pmd stop
+    wait_until 10 stopped 2 || { say "     $CELL: does not stop after the restart" && return 1; }
+    pmd set fwd flowgen
+    pmd start
+    no_stall "$SECS" || return 1
+    flows=$RATE
+    pmd stop
+    wait_until 10 stopped 3 || { say "     $CELL: flowgen mode does not stop" && return 1; }
+    pmd show port stats all
+    wait_until 10 reported
+    wait_until 5 same_counts >/dev/null || same_counts || return 1
+    counters_settle 5 || { say "     $CELL: the switch's counters do not add up" && return 1; }
+    pmd quit
+    wait_until 10 gone "$TESTPMD" || { say "     $CELL: testpmd does not end" && return 1; }
+    say "     io $io, flowgen $flows frames/s, both directions together"
+}
+
+run_matrix() {
+    for PACKED in 0 1; do for MRG in 1 0; do for ORDER in 1 0; do
+        for QUEUES in 1 2; do for SIZE in 256 1024; do
+            if [ $PACKED = 1 ]; then CELL="packed"; else CELL="split"; fi
+            if [ $MRG = 1 ]; then CELL+=-merge; else CELL+=-nomerge; fi
+            if [ $ORDER = 1 ]; then CELL+=-inorder; else CELL+=-anyorder; fi
+            CELL+=-${QUEUES}q-$SIZE
+            case $CELL in *"$ONLY"*) ;; *) continue ;; esac
+            if run_cell; then
+                pass "$CELL: io, port restart, flowgen; no stall, counters agree"
+            else
+                fail "$CELL"
+                cp "$PMD_LOG" "$WORK/failed-$CELL.log"
+            fi
+            end_pid "$TESTPMD"
+            exec 7>&-
+        done; done
+    done; done; done
 }
 
 BIN=$(penstock_bin)
@@ -73,11 +193,7 @@ else
     trap 'exit 143' TERM HUP
     write_config >"$WORK/host.toml"
     check "the switch starts" start_switch "$WORK/host.toml"
-    start_testpmd
-    check "testpmd attaches and frames go round" wait_until 30 moving
-    check "no stall in $SECS s of io forwarding" no_stall
-    end_pid "$TESTPMD"
-    check "counters add up" counters_settle
+    run_matrix
     check "the switch still answers" ctl host show
 fi
 verdict test-testpmd

@@ -3,8 +3,8 @@
 //! **Problem.** Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can
 //! choose every feature bit and ring size, and that can also be hostile on purpose.
 //!
-//! **Source.** Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the vhost-user protocol
-//! as spoken by the `vhost` crate's frontend.
+//! **Source.** Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the
+//! vhost-user protocol as spoken by the `vhost` crate's frontend.
 //!
 //! **Quantities.** Ring sizes are powers of two up to [`MAX_RING_SIZE`]; a slot is one transmit
 //! buffer (bytes, header included); a buffer is one receive buffer.
@@ -18,8 +18,8 @@
 //! behind the two queue types; the format is chosen with [`Features::RING_PACKED`].
 //!
 //! **Cost.** Nothing is allocated after `connect`. In the steady state with in-order completion
-//! neither the descriptor table nor the available ring of a split queue changes, so their lines stay
-//! shared. A packed ring's descriptors change with every use.
+//! neither the descriptor table nor the available ring of a split queue changes, so their lines
+//! stay shared. A packed ring's descriptors change with every use.
 
 mod device;
 mod error;

@@ -2,8 +2,8 @@
 //!
 //! **Source.** Virtio 1.2 §2.8; §2.8.9 (in order), §2.8.14 (event suppression).
 //!
-//! **Quantities.** `avail_idx`, `used_seen`, `last_used` count chains, free-running in 16 bits: made
-//! available, seen to be used, popped. Places in the ring count descriptors.
+//! **Quantities.** `avail_idx`, `used_seen`, `last_used` count chains, free-running in 16 bits:
+//! made available, seen to be used, popped. Places in the ring count descriptors.
 //!
 //! **Rule.** The head of what was added first is written by [`PackedRing::publish`], all else at
 //! once: a device that reads in order sees nothing before. Used descriptors are read once, when

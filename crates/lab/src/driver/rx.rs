@@ -14,6 +14,15 @@ use super::virtqueue::Virtqueue;
 /// Most buffers one frame may span; a frame with more is dropped and counted bad.
 pub const MAX_SEGMENTS: usize = 64;
 
+/// A cache line.
+const LINE: usize = 64;
+/// A frame's first bytes: all of a small one, the headers of others.
+const HEAD_BYTES: usize = 2 * LINE;
+/// How many frames ahead heads are asked for.
+const HEAD_AHEAD: u16 = 8;
+/// How many frames ahead bodies are asked for.
+const BODY_AHEAD: u16 = 2;
+
 /// A received frame, in place.
 #[derive(Debug)]
 pub struct RxFrame<'a> {
@@ -139,11 +148,17 @@ impl RxQueue {
         let waiting = self.ring.used_waiting();
         let mut left = waiting;
         let mut frames = 0;
+        for first in 0..waiting.min(HEAD_AHEAD) {
+            self.prefetch(first, 0..HEAD_BYTES);
+        }
         while left > 0 && frames < max {
-            // The next frame's header line is on its way while this one is looked at.
-            if left > 2 {
-                let ahead = self.ring.peek_used(2).head;
-                self.buffers.prefetch(usize::from(ahead) * self.buffer_bytes);
+            // Lines of the frames that follow are on their way while this one is looked at: heads
+            // early, because each comes alone, bodies late, because there are many of them.
+            if left > HEAD_AHEAD {
+                self.prefetch(HEAD_AHEAD, 0..HEAD_BYTES);
+            }
+            if left > BODY_AHEAD {
+                self.prefetch(BODY_AHEAD, HEAD_BYTES..self.buffer_bytes);
             }
             let taken = self.deliver(left, &mut each);
             if taken == 0 {
@@ -156,6 +171,17 @@ impl RxQueue {
             self.publish();
         }
         frames
+    }
+
+    /// Asks for the lines that hold bytes `range` of the buffer that is `ahead` places away.
+    #[inline]
+    fn prefetch(&self, ahead: u16, range: std::ops::Range<usize>) {
+        let used = self.ring.peek_used(ahead);
+        let at = usize::from(used.head) * self.buffer_bytes;
+        let end = range.end.min(usize::try_from(used.len).unwrap_or(0));
+        for line in (range.start..end).step_by(LINE) {
+            self.buffers.prefetch(at + line);
+        }
     }
 
     /// Delivers the next frame; returns the number of buffers it took, 0 when its last buffers

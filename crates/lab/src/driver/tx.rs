@@ -136,6 +136,22 @@ impl TxQueue {
         .map(Slot)
     }
 
+    /// Asks for the lines of the slot that will be taken after `ahead` others, to be written.
+    #[inline]
+    pub fn prefetch(&self, ahead: usize, frame_len: usize) {
+        let slot = match self.order {
+            SlotOrder::Fifo => self.free.get(ahead),
+            SlotOrder::Lifo => {
+                self.free.len().checked_sub(ahead + 1).and_then(|i| self.free.get(i))
+            }
+        };
+        let Some(slot) = slot else { return };
+        let at = usize::from(*slot) * self.slot_bytes;
+        for line in (0..(VNET_HDR_LEN + frame_len).min(self.slot_bytes)).step_by(64) {
+            self.slots.prefetch_write(at + line);
+        }
+    }
+
     /// Gives a slot back unused.
     pub fn give_back(&mut self, slot: Slot) {
         match self.order {

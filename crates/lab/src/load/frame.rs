@@ -112,6 +112,11 @@ impl FrameMaker {
         self.next = 0;
     }
 
+    /// Whether all bytes of a frame are written.
+    pub fn touches(&self) -> bool {
+        self.touch
+    }
+
     pub fn set_flows(&mut self, flows: u32) {
         self.flows = flows.max(1);
         self.flow = 0;

@@ -24,6 +24,12 @@ pub enum BenchCommand {
 pub enum Benchmark {
     /// Frames from one VM to another: cycles per frame, frames per second
     V2v(V2vArgs),
+    /// TCP from one kernel's stack to another through the switch, by iperf3
+    Tcp(TcpArgs),
+    /// One frame at a time: latency
+    Rr(RrArgs),
+    /// The highest rates without loss and with 0.5 % of it, and a soak
+    Loss(LossArgs),
 }
 
 /// A switch to compare with.
@@ -48,6 +54,22 @@ pub struct Sizes {
     pub name: String,
     /// The sizes, FCS included.
     pub mix: SizeMix,
+}
+
+impl Sizes {
+    /// One size.
+    #[must_use]
+    pub fn fixed(size: u16) -> Self {
+        Self { name: size.to_string(), mix: SizeMix::fixed(size) }
+    }
+
+    /// The size as a number, a mix by its name.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        match self.name.parse::<u16>() {
+            Ok(size) => size.into(),
+            Err(_) => self.name.clone().into(),
+        }
+    }
 }
 
 impl FromStr for Sizes {
@@ -90,6 +112,112 @@ pub struct V2vArgs {
     /// Write only headers and leave what arrives unread; default: every line of every frame
     #[arg(long)]
     pub no_touch: bool,
+    /// Descriptors of each ring
+    #[arg(long, default_value_t = 256)]
+    pub ring: u16,
+    /// Cores and priorities.
+    #[command(flatten)]
+    pub bed: BedArgs,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `penstock bench tcp`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TcpArgs {
+    /// Measure this switch too, without and with `userspace-tso-enable`, in turns with ours; exit
+    /// status 1 if a bar does not hold
+    #[arg(long)]
+    pub peer: Option<Peer>,
+    /// Numbers of parallel streams
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,4,16",
+        value_parser = clap::value_parser!(u32).range(1..=128)
+    )]
+    pub streams: Vec<u32>,
+    /// Checksum and segmentation offload of the endpoints
+    #[arg(long, value_delimiter = ',', default_value = "on,off")]
+    pub offloads: Vec<OnOff>,
+    /// Runs of each switch
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+    /// Seconds of a run, whole ones
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub secs: u32,
+    /// Cores and priorities.
+    #[command(flatten)]
+    pub bed: BedArgs,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Whether something is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnOff {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
+/// `penstock bench rr`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RrArgs {
+    /// Measure this switch too, in turns with ours; exit status 1 if a bar does not hold
+    #[arg(long)]
+    pub peer: Option<Peer>,
+    /// Frame sizes, as of v2v
+    #[arg(long, value_delimiter = ',', default_value = "64")]
+    pub sizes: Vec<Sizes>,
+    /// Runs of each switch
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+    /// Seconds of a run
+    #[arg(long, default_value_t = 1.0, value_parser = seconds)]
+    pub secs: f64,
+    /// Descriptors of each ring
+    #[arg(long, default_value_t = 256)]
+    pub ring: u16,
+    /// Cores and priorities.
+    #[command(flatten)]
+    pub bed: BedArgs,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `penstock bench loss`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LossArgs {
+    /// Search this switch's rates too
+    #[arg(long)]
+    pub peer: Option<Peer>,
+    /// Frame sizes, as of v2v
+    #[arg(long, value_delimiter = ',', default_value = "64")]
+    pub sizes: Vec<Sizes>,
+    /// Flows
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub flows: u32,
+    /// Seconds of a trial on the way
+    #[arg(long, default_value_t = 1.0, value_parser = seconds)]
+    pub trial: f64,
+    /// Seconds of trials at the rate that was found, in all
+    #[arg(long, default_value_t = 21.0, value_parser = seconds)]
+    pub confirm: f64,
+    /// Leave the search out: only the soak
+    #[arg(long, requires = "soak")]
+    pub no_search: bool,
+    /// Then send for so many seconds; exit status 1 if a frame is lost
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    pub soak: Option<f64>,
+    /// At this share of the maximum, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 80)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub at: u32,
     /// Descriptors of each ring
     #[arg(long, default_value_t = 256)]
     pub ring: u16,

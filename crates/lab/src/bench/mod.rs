@@ -11,27 +11,35 @@
 //! | [`guard`] | takes everything down, whatever ends a benchmark |
 //! | `bed`, `process` | directory, cores, hugepages; daemons and commands |
 //! | `subject`, `ours`, `ovs` | a switch under test, Penstock, OVS-DPDK |
-//! | `pair` | the generator in windows |
-//! | `v2v` | the benchmark |
+//! | `pair`, `attached` | the generator in windows; a switch with it, stopped in between |
+//! | `v2v`, `tcp`, `rr`, `loss` | the benchmarks |
+//! | `mlr` | the search for the rates of `loss` |
 //! | `stats`, `report` | medians, ratios, bars; JSON and text |
 
 mod args;
+mod attached;
 mod bed;
 pub mod guard;
+mod loss;
+mod mlr;
 mod ours;
 mod ovs;
 mod pair;
 mod process;
 mod report;
+mod rr;
 mod stats;
 mod subject;
+mod tcp;
 mod v2v;
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-pub use args::{BenchCommand, Benchmark, OutputArgs, Peer, Sizes, V2vArgs};
+pub use args::{
+    BenchCommand, Benchmark, LossArgs, OnOff, OutputArgs, Peer, RrArgs, Sizes, TcpArgs, V2vArgs,
+};
 pub use bed::BedArgs;
 pub use guard::Guard;
 pub use report::{Ratio, Report, Row};
@@ -39,7 +47,7 @@ pub use subject::Case;
 
 /// Runs a benchmark to its end and prints what it found.
 ///
-/// Returns 0, or 1 if there is a peer and a bar does not hold.
+/// Returns 0, or 1 if a bar does not hold.
 ///
 /// # Errors
 /// With a context that names the object at fault. What was made is taken down by the caller's
@@ -47,6 +55,9 @@ pub use subject::Case;
 pub fn run(benchmark: &Benchmark, guard: &Guard) -> anyhow::Result<ExitCode> {
     let (report, output) = match benchmark {
         Benchmark::V2v(args) => (v2v::run(args, guard)?, &args.output),
+        Benchmark::Tcp(args) => (tcp::run(args, guard)?, &args.output),
+        Benchmark::Rr(args) => (rr::run(args, guard)?, &args.output),
+        Benchmark::Loss(args) => (loss::run(args, guard)?, &args.output),
     };
     print(&report, output)?;
     Ok(if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -168,6 +168,10 @@ impl Subject for Penstock {
         self.daemon.signal(Signal::SIGCONT)
     }
 
+    fn worker_waited_ns(&self) -> u64 {
+        self.worker.waited_ns()
+    }
+
     fn mark(&mut self) -> anyhow::Result<()> {
         self.before = self.totals()?;
         self.waited_before_ns = self.worker.waited_ns();

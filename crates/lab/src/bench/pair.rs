@@ -4,6 +4,11 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
+use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
+use penstock_dataplane::worker::RunQueueWait;
+
+use super::attached::{Timed, to_f64};
 use super::bed::{VM_A, VM_B};
 use crate::clock;
 use crate::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns};
@@ -16,6 +21,10 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(5);
 const CONNECT_SECS: f64 = 20.0;
 /// Turns between two looks at whether the switch is there.
 const WATCH_EVERY: u32 = 1 << 20;
+/// How long a single frame is waited for.
+const FRAME_LIMIT: Duration = Duration::from_millis(100);
+/// The longest latency that is told from longer ones.
+const LATENCY_MAX_NS: u64 = 1_000_000_000;
 
 /// How the generator attaches and what it writes.
 #[derive(Debug, Clone)]
@@ -55,6 +64,62 @@ impl Window {
     pub fn lost(&self) -> u64 {
         self.tx_frames.saturating_sub(self.rx_frames)
     }
+}
+
+impl Paced {
+    /// Frames that were due and did not arrive.
+    pub fn lost(&self) -> u64 {
+        self.refused + self.missing
+    }
+}
+
+impl Timed for Window {
+    fn secs(&self) -> f64 {
+        self.secs
+    }
+
+    fn waited_ns(&self) -> u64 {
+        self.waited_ns
+    }
+}
+
+/// How long frames took, one at a time.
+#[derive(Debug, Clone)]
+pub(crate) struct Latencies {
+    /// Seconds in all.
+    pub secs: f64,
+    /// Frames that did not come within [`FRAME_LIMIT`].
+    pub lost: u64,
+    /// Nanoseconds that the generator was runnable and did not run.
+    pub waited_ns: u64,
+    nanos: Histogram<u64>,
+}
+
+impl Latencies {
+    /// The latency in nanoseconds that `percentile` per cent of the frames do not exceed.
+    pub fn percentile(&self, percentile: f64) -> u64 {
+        self.nanos.value_at_percentile(percentile)
+    }
+
+    /// Frames that came.
+    pub fn frames(&self) -> u64 {
+        self.nanos.len()
+    }
+}
+
+/// Counters of a paced run at one moment, since its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Paced {
+    /// Frames that were due.
+    pub due: u64,
+    /// Of these, frames that the ring refused.
+    pub refused: u64,
+    /// Numbers missing at the receiver so far.
+    pub missing: u64,
+    /// The longest time between two turns of the loop since the last look.
+    pub gap_ns: u64,
+    /// Nanoseconds that the generator was runnable and did not run.
+    pub waited_ns: u64,
 }
 
 /// The two VMs.
@@ -148,6 +213,97 @@ impl Pair {
         })
     }
 
+    /// Sends one frame after the other for `time`, each when the one before has come.
+    pub fn one_at_a_time(&mut self, time: Duration, tsc_hz: f64) -> anyhow::Result<Latencies> {
+        let mut nanos = Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)?;
+        let (began, waited) = (clock::now(), run_queue_wait_ns());
+        let limit_cycles = FRAME_LIMIT.as_secs_f64() * tsc_hz;
+        let mut lost = 0;
+        while began.elapsed() < time {
+            // Made, published and stamped; the switch cannot have it before the publication, so
+            // the making of one frame is part of what is measured, of both switches alike.
+            let sent = Tsc.now().0;
+            anyhow::ensure!(self.a.turn(0, 1)? == 1, "the ring took no frame");
+            let cycles = loop {
+                let came = self.b.receive();
+                let cycles = to_f64(Tsc.now().0.saturating_sub(sent));
+                if came > 0 {
+                    break Some(cycles);
+                }
+                if cycles > limit_cycles {
+                    break None;
+                }
+            };
+            match cycles {
+                Some(cycles) => nanos.saturating_record(whole(cycles / tsc_hz * 1e9)),
+                None => {
+                    lost += 1;
+                    self.settle();
+                }
+            }
+        }
+        let waited_ns = run_queue_wait_ns() - waited;
+        Ok(Latencies { secs: began.elapsed().as_secs_f64(), lost, waited_ns, nanos })
+    }
+
+    /// Sends `rate` frames a second by the clock: a frame that is due and that the ring refuses is
+    /// lost and not sent later. `each` gets the counters about every `interval`.
+    pub fn paced(
+        &mut self,
+        rate: f64,
+        secs: f64,
+        interval: Duration,
+        mut each: impl FnMut(Paced) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Paced> {
+        let before = self.counters();
+        let missing = before.1.sink.lost;
+        // Opened once: to open it anew costs as much as the ring can hold.
+        let wait = RunQueueWait::of_this_thread();
+        let waited = || wait.as_ref().map_or(0, |w| w.read().0);
+        let waited_before = waited();
+        let began = self.now_ns();
+        let end = began + clock::nanos(Duration::try_from_secs_f64(secs)?);
+        let interval_ns = clock::nanos(interval);
+        let (mut paced, mut now, mut next_look) = (Paced::default(), began, began + interval_ns);
+        while now < end {
+            let due = whole(rate * Duration::from_nanos(now - began).as_secs_f64());
+            while paced.due < due {
+                let burst =
+                    usize::try_from(due - paced.due).map_or(self.burst, |n| n.min(self.burst));
+                let sent = self.a.turn(now, burst)?;
+                self.b.receive();
+                paced.due += sent as u64;
+                if sent < burst {
+                    paced.refused += due - paced.due;
+                    paced.due = due;
+                }
+            }
+            self.b.receive();
+            if now >= next_look {
+                next_look = now + interval_ns;
+                paced.missing = self.b.counters().sink.lost.saturating_sub(missing);
+                paced.waited_ns = waited() - waited_before;
+                each(paced)?;
+                paced.gap_ns = 0;
+            }
+            let then = self.now_ns();
+            paced.gap_ns = paced.gap_ns.max(then - now);
+            now = then;
+        }
+        paced.waited_ns = waited() - waited_before;
+        self.settle();
+        let after = self.counters();
+        // The last ones leave no gap behind them: those that never came are the difference.
+        let sent = after.0.tx_frames - before.0.tx_frames;
+        paced.missing = sent.saturating_sub(after.1.sink.frames - before.1.sink.frames);
+        anyhow::ensure!(
+            after.1.sink.bad == before.1.sink.bad,
+            "{} frames arrived with wrong bytes",
+            after.1.sink.bad - before.1.sink.bad
+        );
+        Ok(paced)
+    }
+
     fn counters(&mut self) -> (VmCounters, VmCounters) {
         (self.a.counters(), self.b.counters())
     }
@@ -162,4 +318,10 @@ impl Pair {
             }
         }
     }
+}
+
+/// A count that was computed as a fraction.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "far below 2^52")]
+fn whole(count: f64) -> u64 {
+    count as u64
 }

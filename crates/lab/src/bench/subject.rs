@@ -38,7 +38,7 @@ pub(crate) struct WorkerReading {
 }
 
 /// A switch with two vhost-user ports, on which the driver listens.
-pub(crate) trait Subject {
+pub(crate) trait Subject: std::fmt::Debug + Send + Sync {
     /// Its name in reports.
     fn name(&self) -> &'static str;
     /// The sockets that it connects to.
@@ -53,6 +53,8 @@ pub(crate) trait Subject {
     fn pause(&mut self) -> anyhow::Result<()>;
     /// Lets the process go on.
     fn resume(&mut self) -> anyhow::Result<()>;
+    /// How long the worker's thread was runnable and did not run, since its start.
+    fn worker_waited_ns(&self) -> u64;
     /// Starts counting. No frame may be under way.
     fn mark(&mut self) -> anyhow::Result<()>;
     /// What was done since the mark. No frame may be under way.

@@ -1,32 +1,25 @@
 //! `penstock bench v2v`: frames from one VM to another through one worker, one way.
 //!
-//! **Rule.** Both switches run, one of them stopped (SIGSTOP), with the same generator at the same
-//! kind of sockets. A run of ours is followed by a run of the peer's with the same load, and again:
-//! A B A B. Cycles per frame are the cycles of the worker's turns that moved frames over the frames
-//! they moved, read while nothing is under way. A window in which worker or generator waited for
-//! its core is taken again a few times, and the quietest one counts; its wait is in the row.
-
-use std::time::Duration;
+//! **Rule.** A run of ours is followed by a run of the peer's with the same load at the same kind of
+//! sockets, and again: A B A B. Cycles per frame are the cycles of the worker's turns that moved
+//! frames over the frames they moved, read while nothing is under way.
 
 use anyhow::ensure;
 
 use super::args::{Sizes, V2vArgs};
+use super::attached::{self, Attached, Link, to_f64};
 use super::bed::Bed;
 use super::guard::Guard;
 use super::ours::{Offloads, Penstock};
 use super::ovs::{self, OvsDpdk, Tso};
-use super::pair::{Pair, PairSettings, Window};
+use super::pair::{Pair, Window};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::{Spread, paired_ratio};
-use super::subject::{Case, Subject, WorkerReading};
-use crate::load::{Rate, SizeMix};
+use super::subject::Case;
+use crate::load::Rate;
 
 /// Seconds of load before the counting starts, so that caches and tables are warm.
 const WARM_UP_SECS: f64 = 0.2;
-/// A window with more wait for a core than this share is taken again.
-const QUIET: f64 = 0.01;
-/// How often.
-const TRIES: usize = 3;
 /// A worker busy for this share of a window is what limits it.
 const SATURATED_PERCENT: f64 = 95.0;
 /// The frequency at which the absolute bar is stated.
@@ -34,104 +27,36 @@ const BAR_HZ: f64 = 2.0e9;
 
 /// What is sent in a case.
 #[derive(Debug, Clone)]
-pub(crate) struct Load {
-    pub case: Case,
-    pub sizes: Sizes,
-    pub flows: u32,
-    pub rate: Rate,
+struct Load {
+    case: Case,
+    sizes: Sizes,
+    flows: u32,
+    rate: Rate,
 }
 
-/// A switch with the generator attached to it.
-#[derive(Debug)]
-pub(crate) struct Attached<S: ?Sized> {
-    pair: Pair,
-    subject: Box<S>,
+/// A window of a case.
+type Sample = attached::Sample<Window>;
+
+fn mpps(sample: &Sample) -> f64 {
+    to_f64(sample.window.rx_frames) / sample.window.secs / 1e6
+}
+
+fn gbps(sample: &Sample) -> f64 {
+    let bytes = sample.window.rx_bytes + 4 * sample.window.rx_frames;
+    to_f64(bytes) * 8.0 / sample.window.secs / 1e9
 }
 
 /// One window of one switch.
-#[derive(Debug, Clone)]
-pub(crate) struct Sample {
-    window: Window,
-    worker: WorkerReading,
-    tsc_hz: f64,
-}
-
-impl Sample {
-    fn cycles_per_frame(&self) -> f64 {
-        to_f64(self.worker.busy_cycles) / to_f64(self.worker.frames.max(1))
-    }
-
-    fn mpps(&self) -> f64 {
-        to_f64(self.window.rx_frames) / self.window.secs / 1e6
-    }
-
-    fn gbps(&self) -> f64 {
-        let bytes = self.window.rx_bytes + 4 * self.window.rx_frames;
-        to_f64(bytes) * 8.0 / self.window.secs / 1e9
-    }
-
-    fn worker_busy_percent(&self) -> f64 {
-        100.0 * to_f64(self.worker.busy_cycles) / (self.window.secs * self.tsc_hz)
-    }
-
-    fn wait_share(&self) -> f64 {
-        let waited = Duration::from_nanos(self.worker.waited_ns.max(self.window.waited_ns));
-        waited.as_secs_f64() / self.window.secs
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
-pub(crate) fn to_f64(count: u64) -> f64 {
-    count as f64
-}
-
-impl Attached<dyn Subject> {
-    /// Attaches the generator to a switch that has just started, and stops the switch.
-    pub fn new(bed: &Bed, mut subject: Box<dyn Subject>, args: &V2vArgs) -> anyhow::Result<Self> {
-        let settings = PairSettings {
-            sockets: subject.sockets(),
-            ring_size: args.ring,
-            touch: !args.no_touch,
-            largest: 1518,
-        };
-        let pair = bed.on_generator_core(|| Pair::connect(&settings))?;
-        subject.pause()?;
-        Ok(Self { pair, subject })
-    }
-
-    /// One window, the quietest of a few.
-    fn sample(&mut self, bed: &Bed, load: &Load, secs: f64) -> anyhow::Result<Sample> {
-        self.subject.resume()?;
-        let mut best: Option<Sample> = None;
-        for _ in 0..TRIES {
-            let sample = self.window(bed, load, secs)?;
-            if best.as_ref().is_none_or(|best| sample.wait_share() < best.wait_share()) {
-                best = Some(sample);
-            }
-            if best.as_ref().is_some_and(|best| best.wait_share() <= QUIET) {
-                break;
-            }
-        }
-        self.subject.pause()?;
-        best.ok_or_else(|| anyhow::anyhow!("no window was measured"))
-    }
-
-    fn window(&mut self, bed: &Bed, load: &Load, secs: f64) -> anyhow::Result<Sample> {
-        let pair = &mut self.pair;
+fn sample(bed: &Bed, switch: &mut Attached, load: &Load, secs: f64) -> anyhow::Result<Sample> {
+    let run = |pair: &mut Pair, secs| {
         pair.offer(&load.sizes.mix, load.flows, load.rate);
-        bed.on_generator_core(|| pair.run(WARM_UP_SECS))?;
-        self.subject.mark()?;
-        let pair = &mut self.pair;
-        let window = bed.on_generator_core(|| pair.run(secs))?;
-        let worker = self.subject.read()?;
-        ensure!(
-            window.bad == 0,
-            "{}: {} frames arrived with wrong bytes",
-            self.subject.name(),
-            window.bad
-        );
-        Ok(Sample { window, worker, tsc_hz: self.subject.tsc_hz() })
-    }
+        pair.run(secs)
+    };
+    let sample =
+        switch.sample(bed, |pair| run(pair, WARM_UP_SECS).map(drop), |pair| run(pair, secs))?;
+    let (name, bad) = (switch.subject.name(), sample.window.bad);
+    ensure!(bad == 0, "{name}: {bad} frames arrived with wrong bytes");
+    Ok(sample)
 }
 
 /// Runs the benchmark.
@@ -144,16 +69,13 @@ pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     }
     let bed = Bed::new(&args.bed, guard.clone())?;
     let mut platform = bed.describe();
-    let ours: Box<dyn Subject> = Box::new(Penstock::start(&bed, Offloads::Off)?);
-    let mut switches = vec![Attached::new(&bed, ours, args)?];
+    let link = Link { ring_size: args.ring, touch: !args.no_touch };
+    let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
     if args.peer.is_some() {
-        let peer: Box<dyn Subject> = Box::new(OvsDpdk::start(&bed, Tso::Off)?);
-        switches.push(Attached::new(&bed, peer, args)?);
+        switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);
     }
     for switch in &switches {
-        switch.subject.describe(&mut platform);
-        let name = format!("features_{}", switch.subject.name());
-        platform.insert(name, switch.pair.features().into());
+        switch.describe(&mut platform);
     }
     platform.insert("ring_size".into(), args.ring.into());
     platform.insert("touched".into(), (!args.no_touch).into());
@@ -190,19 +112,17 @@ fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
 /// A B A B: for each switch its runs, in order.
 fn pairs(
     bed: &Bed,
-    switches: &mut [Attached<dyn Subject>],
+    switches: &mut [Attached],
     load: &Load,
     args: &V2vArgs,
 ) -> anyhow::Result<Vec<Vec<Sample>>> {
     let mut samples = vec![Vec::new(); switches.len()];
     for switch in switches.iter_mut() {
-        switch.subject.resume()?;
-        switch.subject.set_case(load.case)?;
-        switch.subject.pause()?;
+        switch.set_case(load.case)?;
     }
     for run in 1..=args.runs {
         for (switch, samples) in switches.iter_mut().zip(&mut samples) {
-            let sample = switch.sample(bed, load, args.secs)?;
+            let sample = sample(bed, switch, load, args.secs)?;
             eprintln!(
                 "{} {} {} flows, run {run}/{}: {:<9} {:6.3} Mpps {:6.1} cycles per frame, \
                  worker busy {:.0} %, waited {:.2} %",
@@ -211,7 +131,7 @@ fn pairs(
                 load.flows,
                 args.runs,
                 switch.subject.name(),
-                sample.mpps(),
+                mpps(&sample),
                 sample.cycles_per_frame(),
                 sample.worker_busy_percent(),
                 100.0 * sample.wait_share(),
@@ -222,12 +142,7 @@ fn pairs(
     Ok(samples)
 }
 
-fn add_rows(
-    report: &mut Report,
-    load: &Load,
-    switches: &[Attached<dyn Subject>],
-    samples: &[Vec<Sample>],
-) {
+fn add_rows(report: &mut Report, load: &Load, switches: &[Attached], samples: &[Vec<Sample>]) {
     let mut rows = Vec::new();
     for (switch, samples) in switches.iter().zip(samples) {
         rows.extend(row(load, switch.subject.name(), samples));
@@ -244,8 +159,8 @@ fn add_rows(
         let saturated = ours.detail.get("worker_busy_percent").and_then(serde_json::Value::as_f64);
         let judged = saturated.is_some_and(|busy| busy >= SATURATED_PERCENT);
         let bar = if judged { bar } else { Bar::None };
-        let mpps = |i| values(i, Sample::mpps);
-        if let Some(ratio) = paired_ratio(&mpps(0), &mpps(1)) {
+        let rates = |i| values(i, mpps);
+        if let Some(ratio) = paired_ratio(&rates(0), &rates(1)) {
             report.ratios.push(Ratio::of(ours, &theirs.subject, "mpps", ratio, bar));
         }
         let hz = samples[0].first().map_or(BAR_HZ, |s| s.tsc_hz);
@@ -278,8 +193,8 @@ fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
     let (case, size) = (load.case.name(), load.sizes.to_json());
     let mut row = Row::new(case, size, load.flows, subject, "cycles_per_packet", cycles);
     row.cycles_per_packet = Some(row.median);
-    row.mpps = spread(&Sample::mpps).map(|s| super::report::round(s.median));
-    row.gbps = spread(&Sample::gbps).map(|s| super::report::round(s.median));
+    row.mpps = spread(&mpps).map(|s| super::report::round(s.median));
+    row.gbps = spread(&gbps).map(|s| super::report::round(s.median));
     let mut note = |name: &str, of: &dyn Fn(&Sample) -> f64| {
         if let Some(spread) = spread(of) {
             row.note(name, spread.median);
@@ -287,12 +202,8 @@ fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
     };
     note("ns_per_packet", &|s| s.cycles_per_frame() / s.tsc_hz * 1e9);
     note("worker_busy_percent", &Sample::worker_busy_percent);
-    note("worker_wait_percent", &|s| {
-        100.0 * Duration::from_nanos(s.worker.waited_ns).as_secs_f64() / s.window.secs
-    });
-    note("generator_wait_percent", &|s| {
-        100.0 * Duration::from_nanos(s.window.waited_ns).as_secs_f64() / s.window.secs
-    });
+    note("worker_wait_percent", &Sample::worker_wait_percent);
+    note("generator_wait_percent", &Sample::generator_wait_percent);
     // At 100 under full load the generator is the limit: its turns all moved something.
     note("generator_busy_percent", &|s| 100.0 * (1.0 - s.window.idle_secs / s.window.secs));
     note("lost_percent", &|s| 100.0 * to_f64(s.window.lost()) / to_f64(s.window.tx_frames.max(1)));
@@ -302,24 +213,10 @@ fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
     Some(row)
 }
 
-impl Sizes {
-    fn to_json(&self) -> serde_json::Value {
-        match self.name.parse::<u16>() {
-            Ok(size) => size.into(),
-            Err(_) => self.name.clone().into(),
-        }
-    }
-
-    /// One size.
-    #[must_use]
-    pub fn fixed(size: u16) -> Self {
-        Self { name: size.to_string(), mix: SizeMix::fixed(size) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::subject::WorkerReading;
 
     fn load(case: Case, size: u16, flows: u32) -> Load {
         Load { case, sizes: Sizes::fixed(size), flows, rate: Rate::Max }

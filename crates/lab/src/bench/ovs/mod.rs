@@ -268,6 +268,10 @@ impl Subject for OvsDpdk {
         self.switch.signal(Signal::SIGCONT)
     }
 
+    fn worker_waited_ns(&self) -> u64 {
+        self.pmd.waited_ns()
+    }
+
     fn mark(&mut self) -> anyhow::Result<()> {
         self.appctl(&["dpif-netdev/pmd-stats-clear"])?;
         self.waited_before_ns = self.pmd.waited_ns();

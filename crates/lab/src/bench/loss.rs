@@ -1,0 +1,335 @@
+//! `penstock bench loss`: the highest rates without loss and with 0.5 % of it, and a soak.
+//!
+//! **Rule.** Frames are due by the clock, from a time stamp of every turn of the generator. A frame
+//! that is due and that the ring refuses is lost, as is one that does not arrive; none is sent
+//! later instead. The soak is looked at in intervals: those in which the worker or the generator
+//! waited for its core, or the generator was away from its loop, for longer than half a ring lasts
+//! are *marked*, and the one after them; no switch could have helped it. What a hypervisor takes
+//! from the worker alone is not seen, and so not marked.
+//!
+//! **Source.** RFC 2544 §26.1, §26.3; [`super::mlr`].
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::args::{LossArgs, Sizes};
+use super::attached::{Attached, Link, to_f64};
+use super::bed::Bed;
+use super::guard::Guard;
+use super::mlr::{Search, Trial, search};
+use super::ours::{Offloads, Penstock};
+use super::ovs::{self, OvsDpdk, Tso};
+use super::pair::{Paced, Pair};
+use super::report::{Bar, Ratio, Report, Row};
+use super::stats::Spread;
+use super::subject::Case;
+use crate::load::Rate;
+
+/// Length of an interval of the soak.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// Seconds in which the maximum is measured, and of warm-up before it.
+const MAX_SECS: f64 = 1.0;
+/// A trial that loses while somebody waited for a core is made again, this often.
+const AGAIN: usize = 3;
+/// Relative width of a rate that was searched.
+const WIDTH: f64 = 0.005;
+/// The goals: loss ratio and name.
+const GOALS: [(f64, &str); 2] = [(0.0, "ndr"), (0.005, "pdr-0.5%")];
+/// Most marked intervals, in percent.
+const MARKED_MOST: f64 = 1.0;
+/// Most intervals that are listed one by one.
+const LISTED: usize = 1000;
+
+/// One interval of the soak.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Interval {
+    at_secs: f64,
+    lost: u64,
+    worker_wait_ns: u64,
+    generator_wait_ns: u64,
+    gap_ns: u64,
+}
+
+/// What the soak found.
+#[derive(Debug, Clone, Default)]
+struct Soak {
+    intervals: u64,
+    marked: u64,
+    lost: u64,
+    lost_unmarked: u64,
+    /// Marked ones and those with losses.
+    listed: Vec<(Interval, bool)>,
+}
+
+/// Tells marked intervals from others.
+#[derive(Debug)]
+struct Marker {
+    /// How long somebody may be away.
+    limit_ns: u64,
+    before: bool,
+    last: Paced,
+    last_worker_ns: u64,
+    soak: Soak,
+}
+
+impl Marker {
+    fn new(limit_ns: u64, worker_ns: u64) -> Self {
+        let (last, soak) = (Paced::default(), Soak::default());
+        Self { limit_ns, before: false, last, last_worker_ns: worker_ns, soak }
+    }
+
+    /// Takes in the counters at the end of an interval.
+    fn see(&mut self, at_secs: f64, now: Paced, worker_ns: u64) {
+        let interval = Interval {
+            at_secs,
+            // A late frame takes a loss back; it was counted in another interval.
+            lost: now.lost().saturating_sub(self.last.lost()),
+            worker_wait_ns: worker_ns - self.last_worker_ns,
+            generator_wait_ns: now.waited_ns - self.last.waited_ns,
+            gap_ns: now.gap_ns,
+        };
+        (self.last, self.last_worker_ns) = (now, worker_ns);
+        let away = [interval.worker_wait_ns, interval.generator_wait_ns, interval.gap_ns];
+        let own = away.iter().any(|ns| *ns > self.limit_ns);
+        let marked = own || self.before;
+        self.before = own;
+        self.soak.intervals += 1;
+        self.soak.marked += u64::from(marked);
+        self.soak.lost += interval.lost;
+        if !marked {
+            self.soak.lost_unmarked += interval.lost;
+        }
+        if (marked || interval.lost > 0) && self.soak.listed.len() < LISTED {
+            self.soak.listed.push((interval, marked));
+        }
+    }
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// When a switch cannot be started or fails; a missed bar is no error.
+pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
+    if args.peer.is_some() {
+        ovs::check()?;
+    }
+    let bed = Bed::new(&args.bed, guard.clone())?;
+    let mut platform = bed.describe();
+    platform.insert("ring_size".into(), args.ring.into());
+    platform.insert("interval_ms".into(), 10.into());
+    let link = Link { ring_size: args.ring, touch: true };
+    let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
+    if args.peer.is_some() {
+        switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);
+    }
+    let mut report = Report { bench: "loss", platform, rows: Vec::new(), ratios: Vec::new() };
+    for switch in &mut switches {
+        switch.describe(&mut report.platform);
+        switch.set_case(Case::L3)?;
+    }
+    for sizes in &args.sizes {
+        for switch in &mut switches {
+            switch.subject.resume()?;
+            one_switch(&bed, switch, sizes, args, &mut report)?;
+            switch.subject.pause()?;
+        }
+    }
+    Ok(report)
+}
+
+/// Maximum, searches and soak of one switch.
+fn one_switch(
+    bed: &Bed,
+    switch: &mut Attached,
+    sizes: &Sizes,
+    args: &LossArgs,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let name = switch.subject.name();
+    let row = |case: &str, metric: &'static str, value: f64| {
+        let spread = Spread { median: value, min: value, max: value, runs: 1 };
+        Row::new(case, sizes.to_json(), args.flows, name, metric, spread)
+    };
+    let pair = &mut switch.pair;
+    let max = bed.on_generator_core(|| {
+        pair.offer(&sizes.mix, args.flows, Rate::Max);
+        pair.run(MAX_SECS)?;
+        pair.run(MAX_SECS)
+    })?;
+    ensure!(max.rx_frames > 0, "{name}: no frame arrived");
+    let max = to_f64(max.rx_frames) / max.secs;
+    eprintln!("loss {}, {name}: maximum {:.3} Mpps", sizes.name, max / 1e6);
+    let mut max_row = row("max", "mpps", max / 1e6);
+    max_row.mpps = Some(max_row.median);
+    report.rows.push(max_row);
+    if !args.no_search {
+        for (goal, case) in GOALS {
+            let settings = Search {
+                max,
+                width: WIDTH,
+                short_secs: args.trial,
+                confirm_secs: args.confirm,
+                long_secs: (3.0 * args.trial).min(args.confirm),
+            };
+            let limit_ns = limit_ns(args.ring, max);
+            let found = search(&settings, goal, |rate, secs| {
+                let trial = quiet_trial(bed, switch, rate, secs, goal, limit_ns)?;
+                eprintln!(
+                    "loss {}, {name}, {case}: {:.3} Mpps for {secs} s: {} of {} lost",
+                    sizes.name,
+                    rate / 1e6,
+                    trial.lost,
+                    trial.offered
+                );
+                Ok(trial)
+            })?;
+            let mut found_row = row(case, "mpps", found.rate / 1e6);
+            found_row.mpps = Some(found_row.median);
+            found_row.note("percent_of_max", 100.0 * found.rate / max);
+            found_row.note("trials", f64::from(found.trials));
+            report.rows.push(found_row);
+        }
+    }
+    if let Some(secs) = args.soak {
+        let rate = max * f64::from(args.at) / 100.0;
+        let soak = soak(bed, switch, rate, secs, limit_ns(args.ring, rate))?;
+        add_soak(report, row("soak", "lost_frames", to_f64(soak.lost_unmarked)), rate, &soak);
+    }
+    Ok(())
+}
+
+/// How long half a ring lasts at `rate`.
+fn limit_ns(ring: u16, rate: f64) -> u64 {
+    let secs = f64::from(ring) / 2.0 / rate.max(1.0);
+    crate::clock::nanos(Duration::try_from_secs_f64(secs).unwrap_or(INTERVAL))
+}
+
+/// A trial, made again while what it lost may be the machine's fault.
+fn quiet_trial(
+    bed: &Bed,
+    switch: &mut Attached,
+    rate: f64,
+    secs: f64,
+    goal: f64,
+    limit_ns: u64,
+) -> anyhow::Result<Trial> {
+    let mut least: Option<Trial> = None;
+    for _ in 0..AGAIN {
+        let before = switch.subject.worker_waited_ns();
+        let pair = &mut switch.pair;
+        let paced = bed.on_generator_core(|| pair.paced(rate, secs, Duration::MAX, |_| Ok(())))?;
+        let waited = switch.subject.worker_waited_ns() - before;
+        let trial = Trial { offered: paced.due, lost: paced.lost() };
+        if least.is_none_or(|least| trial.lost < least.lost) {
+            least = Some(trial);
+        }
+        let met = to_f64(trial.lost) <= goal * to_f64(trial.offered);
+        if met || waited.max(paced.waited_ns).max(paced.gap_ns) <= limit_ns {
+            break;
+        }
+    }
+    least.ok_or_else(|| anyhow::anyhow!("no trial was made"))
+}
+
+fn soak(
+    bed: &Bed,
+    switch: &mut Attached,
+    rate: f64,
+    secs: f64,
+    limit_ns: u64,
+) -> anyhow::Result<Soak> {
+    let Attached { pair, subject } = switch;
+    let (subject, name) = (&*subject, subject.name());
+    let marker = bed.on_generator_core(|| {
+        let mut marker = Marker::new(limit_ns, subject.worker_waited_ns());
+        let began = crate::clock::now();
+        let mut next_word = 0.0;
+        let last = Pair::paced(pair, rate, secs, INTERVAL, |now| {
+            let at = began.elapsed().as_secs_f64();
+            marker.see(at, now, subject.worker_waited_ns());
+            if at >= next_word {
+                next_word += (secs / 20.0).max(1.0);
+                let soak = &marker.soak;
+                eprintln!(
+                    "loss soak, {name}: {at:.0} of {secs:.0} s at {:.3} Mpps, lost {} ({} in \
+                     unmarked intervals), marked {:.2} %",
+                    rate / 1e6,
+                    soak.lost,
+                    soak.lost_unmarked,
+                    soak.marked_percent()
+                );
+            }
+            Ok(())
+        })?;
+        // What was under way at the last look.
+        marker.see(secs, last, subject.worker_waited_ns());
+        Ok(marker)
+    })?;
+    Ok(marker.soak)
+}
+
+impl Soak {
+    fn marked_percent(&self) -> f64 {
+        100.0 * to_f64(self.marked) / to_f64(self.intervals.max(1))
+    }
+}
+
+fn add_soak(report: &mut Report, mut row: Row, rate: f64, soak: &Soak) {
+    row.mpps = Some(super::report::round(rate / 1e6));
+    row.note("lost_in_all", to_f64(soak.lost));
+    row.note("intervals", to_f64(soak.intervals));
+    row.note("marked_percent", soak.marked_percent());
+    let listed = soak.listed.iter().map(|(interval, marked)| {
+        serde_json::json!({
+            "at_secs": super::report::round(interval.at_secs),
+            "lost": interval.lost,
+            "marked": marked,
+            "worker_wait_us": interval.worker_wait_ns / 1000,
+            "generator_wait_us": interval.generator_wait_ns / 1000,
+            "generator_gap_us": interval.gap_ns / 1000,
+        })
+    });
+    row.detail.insert("marked_or_lossy".into(), listed.collect());
+    // Ours only: what the peer loses is its own affair.
+    if row.subject == "penstock" {
+        let lost = to_f64(soak.lost_unmarked);
+        report.ratios.push(Ratio::of(&row, "absolute", "lost_frames", lost, Bar::AtMost(0.0)));
+        let marked = soak.marked_percent();
+        let bar = Bar::AtMost(MARKED_MOST);
+        report.ratios.push(Ratio::of(&row, "absolute", "marked_percent", marked, bar));
+    }
+    report.rows.push(row);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paced(refused: u64, missing: u64, gap_ns: u64, waited_ns: u64) -> Paced {
+        Paced { due: 1_000_000, refused, missing, gap_ns, waited_ns }
+    }
+
+    #[test]
+    fn losses_count_unless_somebody_was_away_and_the_next_interval_is_forgiven_too() {
+        let mut marker = Marker::new(20_000, 500);
+        marker.see(0.01, paced(0, 0, 5_000, 0), 500);
+        // The worker waited 50 us: marked, and what spills over is as well.
+        marker.see(0.02, paced(3, 1, 5_000, 0), 50_500);
+        marker.see(0.03, paced(3, 2, 5_000, 0), 50_500);
+        // Nobody was away.
+        marker.see(0.04, paced(3, 4, 5_000, 0), 50_500);
+        // The generator was, as its gap says.
+        marker.see(0.05, paced(9, 4, 30_000, 0), 50_500);
+        let soak = marker.soak;
+        assert_eq!((soak.intervals, soak.marked), (5, 3));
+        assert_eq!((soak.lost, soak.lost_unmarked), (13, 2));
+        let listed: Vec<_> = soak.listed.iter().map(|(i, m)| (i.lost, *m)).collect();
+        assert_eq!(listed, [(4, true), (1, true), (2, false), (6, true)]);
+    }
+
+    #[test]
+    fn half_a_ring_of_256_lasts_20_us_at_6_4_million_a_second() {
+        assert_eq!(limit_ns(256, 6.4e6), 20_000);
+    }
+}

@@ -1,0 +1,181 @@
+//! Multiple-loss-ratio search: the highest rate whose loss is at most a goal, for several goals.
+//!
+//! **Source.** RFC 2544 §26.1 (throughput), and the IETF's MLRsearch (draft-ietf-bmwg-mlrsearch):
+//! short trials first, bounds shared between goals, long trials only at the end.
+//!
+//! **Quantities.** `lower`: the highest rate known to meet the goal; `upper`: the lowest known not
+//! to, or the maximum; `width`: `(upper - lower) / upper` at which the search is over.
+//!
+//! **Rule.** Bisect between the bounds with short trials until they are within `width`. Then
+//! confirm `lower` with trials that add up to `confirm_secs`: losses come in rare big bursts that
+//! a short trial misses. A trial at `lower` that does not meet the goal makes it the new `upper`,
+//! and the search goes on below, with a step that doubles.
+//!
+//! **Departures.** A trial of the final length that fails is not weighed against those that
+//! passed: one failure is enough. Trials are not repeated to find a conditional throughput.
+
+/// What a trial found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Trial {
+    /// Frames offered.
+    pub offered: u64,
+    /// Frames that did not arrive, those the ring refused among them.
+    pub lost: u64,
+}
+
+impl Trial {
+    fn ratio(self) -> f64 {
+        super::attached::to_f64(self.lost) / super::attached::to_f64(self.offered.max(1))
+    }
+}
+
+/// How to search.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Search {
+    /// The highest rate there is, in frames a second.
+    pub max: f64,
+    /// Relative width of the result.
+    pub width: f64,
+    /// Seconds of a trial on the way.
+    pub short_secs: f64,
+    /// Seconds of trials at the result.
+    pub confirm_secs: f64,
+    /// Seconds of one of those.
+    pub long_secs: f64,
+}
+
+/// Where the search ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Found {
+    /// The rate, in frames a second; 0: not even the lowest one tried met the goal.
+    pub rate: f64,
+    /// Trials made.
+    pub trials: u32,
+}
+
+/// Most trials of a goal; with the widths in use some 30 are enough.
+const TRIALS_MAX: u32 = 200;
+/// Below this share of the maximum the goal is given up.
+const LOWEST: f64 = 1e-3;
+
+/// Searches the highest rate with a loss ratio of at most `goal`.
+///
+/// # Errors
+/// Those of `trial`, which gets a rate and a duration in seconds.
+pub(crate) fn search(
+    settings: &Search,
+    goal: f64,
+    mut trial: impl FnMut(f64, f64) -> anyhow::Result<Trial>,
+) -> anyhow::Result<Found> {
+    let Search { max, width, short_secs, confirm_secs, long_secs } = *settings;
+    let (mut lower, mut upper, mut trials) = (0.0, max, 0);
+    // A goal that the maximum meets needs no search.
+    trials += 1;
+    if trial(max, short_secs)?.ratio() <= goal {
+        lower = max;
+    }
+    let mut step = width;
+    while trials < TRIALS_MAX && upper >= max * LOWEST {
+        if (upper - lower) / upper > width {
+            let middle = f64::midpoint(lower, upper);
+            trials += 1;
+            if trial(middle, short_secs)?.ratio() <= goal {
+                lower = middle;
+            } else {
+                upper = middle;
+            }
+            continue;
+        }
+        let mut confirmed = 0.0;
+        let mut met = true;
+        while met && confirmed < confirm_secs {
+            trials += 1;
+            met = trial(lower, long_secs)?.ratio() <= goal;
+            confirmed += long_secs;
+        }
+        if met {
+            return Ok(Found { rate: lower, trials });
+        }
+        upper = lower;
+        lower *= 1.0 - step;
+        step = (2.0 * step).min(0.5);
+        // Is the new lower bound one? If not, go down until there is one.
+        loop {
+            trials += 1;
+            if trial(lower, short_secs)?.ratio() <= goal {
+                break;
+            }
+            upper = lower;
+            lower *= 1.0 - step;
+            step = (2.0 * step).min(0.5);
+            if trials >= TRIALS_MAX || lower < max * LOWEST {
+                return Ok(Found { rate: 0.0, trials });
+            }
+        }
+    }
+    Ok(Found { rate: 0.0, trials })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTINGS: Search =
+        Search { max: 10e6, width: 0.005, short_secs: 1.0, confirm_secs: 21.0, long_secs: 3.0 };
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "frames")]
+    fn frames(count: f64) -> u64 {
+        count.round() as u64
+    }
+
+    /// A switch that forwards up to `capacity` and drops the rest.
+    fn switch(capacity: f64) -> impl FnMut(f64, f64) -> anyhow::Result<Trial> {
+        move |rate, secs| {
+            let offered = rate * secs;
+            let lost = (offered - capacity * secs).max(0.0);
+            Ok(Trial { offered: frames(offered), lost: frames(lost) })
+        }
+    }
+
+    #[test]
+    fn both_goals_are_found_within_their_width() {
+        for capacity in [9.9e6, 6.66e6, 1.0e6, 123_456.0] {
+            let ndr = search(&SETTINGS, 0.0, switch(capacity)).unwrap();
+            assert!(ndr.rate <= capacity * 1.000_001, "{capacity}: {ndr:?}");
+            assert!(ndr.rate >= capacity * 0.99, "{capacity}: {ndr:?}");
+            let pdr = search(&SETTINGS, 0.005, switch(capacity)).unwrap();
+            let edge = capacity / 0.995;
+            assert!(pdr.rate <= edge * 1.000_001 && pdr.rate >= edge * 0.99, "{pdr:?}");
+            assert!(ndr.trials < 40 && pdr.trials < 40, "{ndr:?} {pdr:?}");
+        }
+    }
+
+    #[test]
+    fn the_maximum_itself_may_be_the_answer() {
+        let found = search(&SETTINGS, 0.0, switch(11e6)).unwrap();
+        assert!((found.rate - 10e6).abs() < 1.0);
+        // The first one, and those that confirm it.
+        assert_eq!(found.trials, 1 + 7);
+    }
+
+    #[test]
+    fn a_loss_that_only_long_trials_show_lowers_the_answer() {
+        let mut clean = switch(8e6);
+        let found = search(&SETTINGS, 0.0, |rate, secs| {
+            let mut trial = clean(rate, secs)?;
+            if secs > 1.0 && rate > 6e6 {
+                trial.lost += 1;
+            }
+            Ok(trial)
+        })
+        .unwrap();
+        assert!((5.7e6..=6e6).contains(&found.rate), "{found:?}");
+    }
+
+    #[test]
+    fn a_switch_that_always_loses_ends_the_search() {
+        let lossy = |rate: f64, secs: f64| Ok(Trial { offered: frames(rate * secs), lost: 1 });
+        let found = search(&SETTINGS, 0.0, lossy).unwrap();
+        assert!(found.rate.abs() < 1e-9 && found.trials < TRIALS_MAX + 8, "{found:?}");
+    }
+}

@@ -1,0 +1,139 @@
+//! `penstock bench rr`: one frame at a time, and how long each takes.
+//!
+//! **Rule.** The generator shows the switch one frame, takes the time-stamp counter, and polls the
+//! other VM until the frame is there: one way through the switch, both stamps of one core. The next
+//! frame follows at once. Both workers poll without pause (`--idle-backoff-us` gives ours one).
+
+use std::time::Duration;
+
+use super::args::{RrArgs, Sizes};
+use super::attached::{Attached, Link, Sample, Timed};
+use super::bed::Bed;
+use super::guard::Guard;
+use super::ours::{Offloads, Penstock};
+use super::ovs::{self, OvsDpdk, Tso};
+use super::pair::{Latencies, Pair};
+use super::report::{Bar, Ratio, Report, Row};
+use super::stats::{Spread, paired_ratio};
+use super::subject::Case;
+use crate::load::Rate;
+
+/// Seconds before the counting starts.
+const WARM_UP_SECS: f64 = 0.1;
+/// What is reported of a distribution: the percentile, its name, whether it has a bar.
+const PERCENTILES: [(f64, &str, bool); 3] = [
+    (50.0, "latency_p50_ns", true),
+    (99.0, "latency_p99_ns", true),
+    (99.9, "latency_p99.9_ns", false),
+];
+
+impl Timed for Latencies {
+    fn secs(&self) -> f64 {
+        self.secs
+    }
+
+    fn waited_ns(&self) -> u64 {
+        self.waited_ns
+    }
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// When a switch cannot be started or fails; a missed bar is no error.
+pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
+    if args.peer.is_some() {
+        ovs::check()?;
+    }
+    let bed = Bed::new(&args.bed, guard.clone())?;
+    let mut platform = bed.describe();
+    let link = Link { ring_size: args.ring, touch: true };
+    let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
+    if args.peer.is_some() {
+        switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);
+    }
+    for switch in &mut switches {
+        switch.describe(&mut platform);
+        switch.set_case(Case::L3)?;
+    }
+    platform.insert("secs".into(), args.secs.into());
+    let mut report = Report { bench: "rr", platform, rows: Vec::new(), ratios: Vec::new() };
+    for sizes in &args.sizes {
+        let mut samples = vec![Vec::new(); switches.len()];
+        for run in 1..=args.runs {
+            for (switch, samples) in switches.iter_mut().zip(&mut samples) {
+                let sample = sample(&bed, switch, sizes, args.secs)?;
+                eprintln!(
+                    "rr {}, run {run}/{}: {:<9} p50 {} p99 {} p99.9 {} ns of {} frames, waited \
+                     {:.2} %",
+                    sizes.name,
+                    args.runs,
+                    switch.subject.name(),
+                    sample.window.percentile(50.0),
+                    sample.window.percentile(99.0),
+                    sample.window.percentile(99.9),
+                    sample.window.frames(),
+                    100.0 * sample.wait_share(),
+                );
+                samples.push(sample);
+            }
+        }
+        let names: Vec<_> = switches.iter().map(|s| s.subject.name()).collect();
+        add_rows(&mut report, sizes, &names, &samples);
+    }
+    Ok(report)
+}
+
+fn sample(
+    bed: &Bed,
+    switch: &mut Attached,
+    sizes: &Sizes,
+    secs: f64,
+) -> anyhow::Result<Sample<Latencies>> {
+    let tsc_hz = bed.tsc_hz();
+    let measure = |pair: &mut Pair, secs| {
+        pair.offer(&sizes.mix, 1, Rate::Max);
+        pair.one_at_a_time(Duration::try_from_secs_f64(secs)?, tsc_hz)
+    };
+    switch.sample(bed, |pair| measure(pair, WARM_UP_SECS).map(drop), |pair| measure(pair, secs))
+}
+
+fn add_rows(
+    report: &mut Report,
+    sizes: &Sizes,
+    names: &[&str],
+    samples: &[Vec<Sample<Latencies>>],
+) {
+    for (percentile, metric, has_bar) in PERCENTILES {
+        let values = |samples: &[Sample<Latencies>]| -> Vec<f64> {
+            samples
+                .iter()
+                .map(|s| super::attached::to_f64(s.window.percentile(percentile)))
+                .collect()
+        };
+        let mut rows = Vec::new();
+        for (name, samples) in names.iter().zip(samples) {
+            let Some(spread) = Spread::of(&values(samples)) else { continue };
+            let mut row = Row::new("rr", sizes.to_json(), 1, name, metric, spread);
+            let mut note = |name: &str, of: &dyn Fn(&Sample<Latencies>) -> f64| {
+                if let Some(spread) = Spread::of(&samples.iter().map(of).collect::<Vec<_>>()) {
+                    row.note(name, spread.median);
+                }
+            };
+            note("frames", &|s| super::attached::to_f64(s.window.frames()));
+            note("lost", &|s| super::attached::to_f64(s.window.lost));
+            note("max_ns", &|s| super::attached::to_f64(s.window.percentile(100.0)));
+            note("cycles_per_packet", &Sample::cycles_per_frame);
+            note("worker_wait_percent", &Sample::worker_wait_percent);
+            note("generator_wait_percent", &Sample::generator_wait_percent);
+            rows.push(row);
+        }
+        if let ([ours, theirs], [our_samples, their_samples]) = (&rows[..], samples) {
+            let bar = if has_bar { Bar::AtMost(1.0) } else { Bar::None };
+            if let Some(ratio) = paired_ratio(&values(our_samples), &values(their_samples)) {
+                report.ratios.push(Ratio::of(ours, &theirs.subject, metric, ratio, bar));
+            }
+        }
+        report.rows.append(&mut rows);
+    }
+}

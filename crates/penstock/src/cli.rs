@@ -335,6 +335,9 @@ mod tests {
             "penstock stats --check",
             "penstock top --interval 2",
             "penstock bench v2v --peer ovs-dpdk --sizes 64,imix --flows 1,1000 --json -",
+            "penstock bench tcp --peer ovs-dpdk --streams 1,4 --offloads on --secs 2",
+            "penstock bench rr --sizes 64,1518 --runs 3",
+            "penstock bench loss --soak 600 --at 80 --no-search",
             "penstock bench guard",
             "penstock completions bash",
             "penstock --socket /tmp/x port list",
@@ -355,6 +358,8 @@ mod tests {
             "penstock port frobnicate",
             "penstock bench v2v --sizes 63",
             "penstock bench v2v --flows 0",
+            "penstock bench loss --no-search",
+            "penstock bench loss --at 101",
         ] {
             let error = parse(line).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");

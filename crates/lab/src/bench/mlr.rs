@@ -9,7 +9,7 @@
 //! **Rule.** Bisect between the bounds with short trials until they are within `width`. Then
 //! confirm `lower` with trials that add up to `confirm_secs`: losses come in rare big bursts that
 //! a short trial misses. A trial at `lower` that does not meet the goal makes it the new `upper`,
-//! and the search goes on below, with a step that doubles.
+//! and the search goes on below, with a step that doubles and with long trials only.
 //!
 //! **Departures.** A trial of the final length that fails is not weighed against those that
 //! passed: one failure is enough. Trials are not repeated to find a conditional throughput.
@@ -74,12 +74,12 @@ pub(crate) fn search(
     if trial(max, short_secs)?.ratio() <= goal {
         lower = max;
     }
-    let mut step = width;
+    let (mut step, mut secs) = (width, short_secs);
     while trials < TRIALS_MAX && upper >= max * LOWEST {
         if (upper - lower) / upper > width {
             let middle = f64::midpoint(lower, upper);
             trials += 1;
-            if trial(middle, short_secs)?.ratio() <= goal {
+            if trial(middle, secs)?.ratio() <= goal {
                 lower = middle;
             } else {
                 upper = middle;
@@ -96,13 +96,14 @@ pub(crate) fn search(
         if met {
             return Ok(Found { rate: lower, trials });
         }
+        secs = long_secs;
         upper = lower;
         lower *= 1.0 - step;
         step = (2.0 * step).min(0.5);
         // Is the new lower bound one? If not, go down until there is one.
         loop {
             trials += 1;
-            if trial(lower, short_secs)?.ratio() <= goal {
+            if trial(lower, secs)?.ratio() <= goal {
                 break;
             }
             upper = lower;

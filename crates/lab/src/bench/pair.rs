@@ -285,6 +285,9 @@ impl Pair {
                 paced.waited_ns = waited() - waited_before;
                 each(paced)?;
                 paced.gap_ns = 0;
+                // The look's own time is no gap: it is the same every time and shorter than a
+                // ring lasts. What is lost by it counts.
+                now = self.now_ns();
             }
             let then = self.now_ns();
             paced.gap_ns = paced.gap_ns.max(then - now);

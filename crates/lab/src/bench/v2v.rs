@@ -1,7 +1,7 @@
 //! `penstock bench v2v`: frames from one VM to another through one worker, one way.
 //!
-//! **Rule.** A run of ours is followed by a run of the peer's with the same load at the same kind of
-//! sockets, and again: A B A B. Cycles per frame are the cycles of the worker's turns that moved
+//! **Rule.** A run of ours is followed by a run of the peer's, with the same load at the same kind
+//! of sockets, and again: A B A B. Cycles per frame are the cycles of the worker's turns that moved
 //! frames over the frames they moved, read while nothing is under way.
 
 use anyhow::ensure;

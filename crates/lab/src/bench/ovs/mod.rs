@@ -52,6 +52,7 @@ pub(crate) struct OvsDpdk {
     core: u32,
     tsc_hz: f64,
     pmd: ThreadClock,
+    before: PmdReading,
     waited_before_ns: u64,
 }
 
@@ -120,6 +121,7 @@ impl OvsDpdk {
             core,
             tsc_hz,
             pmd,
+            before: PmdReading::default(),
             waited_before_ns: 0,
         };
         ovs.set_case(Case::L3)?;
@@ -273,24 +275,23 @@ impl Subject for OvsDpdk {
     }
 
     fn mark(&mut self) -> anyhow::Result<()> {
-        self.appctl(&["dpif-netdev/pmd-stats-clear"])?;
+        self.before = self.pmd()?;
         self.waited_before_ns = self.pmd.waited_ns();
         Ok(())
     }
 
     fn read(&mut self) -> anyhow::Result<WorkerReading> {
         let waited_ns = self.pmd.waited_ns() - self.waited_before_ns;
-        let pmd = self.pmd()?;
+        let pmd = self.pmd()?.since(&self.before);
         ensure!(pmd.packets > 0, "OVS took no frame:\n{}", self.switch.last_words());
         let share = |hits: u64| percent(hits, pmd.packets);
         let notes = vec![
-            ("ovs_cycles_per_packet", pmd.cycles_per_packet),
             ("simple_match_percent", share(pmd.simple_match_hits)),
             ("emc_percent", share(pmd.emc_hits)),
             ("smc_percent", share(pmd.smc_hits)),
             ("megaflow_percent", share(pmd.megaflow_hits)),
             ("upcall_percent", share(pmd.upcalls)),
-            ("packets_per_batch", pmd.packets_per_batch),
+            ("packets_per_batch", percent(pmd.sent, pmd.batches) / 100.0),
         ];
         let (frames, busy_cycles) = (pmd.packets, pmd.busy_cycles);
         Ok(WorkerReading { frames, busy_cycles, waited_ns, notes })

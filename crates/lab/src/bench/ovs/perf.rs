@@ -2,20 +2,22 @@
 //!
 //! **Source.** `ovs-vswitchd(8)`, section PMD COMMANDS. The first rounds busy cycles to a whole
 //! cycle a packet, the second has them in full; packets and hits are the same numbers in both.
+//! **Rule.** Both are read before and after: a request to clear the counters is carried out by the
+//! PMD thread, some time later.
 
 use anyhow::Context as _;
 
-/// One PMD thread since its counters were cleared.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// One PMD thread's counters; they only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PmdReading {
     /// Packets received.
     pub packets: u64,
     /// Cycles of the iterations that received packets.
     pub busy_cycles: u64,
-    /// `busy_cycles / packets` as printed.
-    pub cycles_per_packet: f64,
-    /// Packets per batch that was sent.
-    pub packets_per_batch: f64,
+    /// Packets sent.
+    pub sent: u64,
+    /// Batches of them.
+    pub batches: u64,
     /// Packets decided by the port's only rule.
     pub simple_match_hits: u64,
     /// By the exact-match cache.
@@ -26,6 +28,24 @@ pub(crate) struct PmdReading {
     pub megaflow_hits: u64,
     /// Packets sent to the slow path.
     pub upcalls: u64,
+}
+
+impl PmdReading {
+    /// What was added since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let past = |now: u64, then: u64| now.saturating_sub(then);
+        Self {
+            packets: past(self.packets, before.packets),
+            busy_cycles: past(self.busy_cycles, before.busy_cycles),
+            sent: past(self.sent, before.sent),
+            batches: past(self.batches, before.batches),
+            simple_match_hits: past(self.simple_match_hits, before.simple_match_hits),
+            emc_hits: past(self.emc_hits, before.emc_hits),
+            smc_hits: past(self.smc_hits, before.smc_hits),
+            megaflow_hits: past(self.megaflow_hits, before.megaflow_hits),
+            upcalls: past(self.upcalls, before.upcalls),
+        }
+    }
 }
 
 /// The first number after `label`, which begins a line but for blanks and a dash.
@@ -54,12 +74,7 @@ pub(crate) fn parse(perf: &str, stats: &str) -> anyhow::Result<PmdReading> {
     let needed = |text: &str, label: &'static str| {
         field(text, label).with_context(|| format!("`{label}` is missing in:\n{text}"))
     };
-    let line = |label: &str| perf.lines().find(|line| line.contains(label)).unwrap_or_default();
     let packets = count(needed(perf, "Rx packets:")?);
-    // "Rx packets: N (K Kpps, C cycles/pkt)"; nothing in parentheses without packets.
-    let before = line("Rx packets:").split("cycles/pkt").next().unwrap_or_default();
-    let cycles_per_packet = before.rsplit(',').next().and_then(number).unwrap_or(0.0);
-    let batch = line("Tx batches:").split('(').nth(1).and_then(number).unwrap_or(0.0);
     let hits = |label| field(perf, label).map_or(0, count);
     // The hot iterations' cycles; absent before the first packet.
     let busy_cycles = match field(stats, "processing cycles:") {
@@ -70,8 +85,8 @@ pub(crate) fn parse(perf: &str, stats: &str) -> anyhow::Result<PmdReading> {
     Ok(PmdReading {
         packets,
         busy_cycles,
-        cycles_per_packet,
-        packets_per_batch: batch,
+        sent: hits("Tx packets:"),
+        batches: hits("Tx batches:"),
         simple_match_hits: hits("Simple Match hits:"),
         emc_hits: hits("EMC hits:"),
         smc_hits: hits("SMC hits:"),
@@ -116,10 +131,11 @@ pmd thread numa_id 0 core_id 1:
     fn both_answers_are_read() {
         let pmd = parse(PERF, STATS).unwrap();
         assert_eq!((pmd.packets, pmd.busy_cycles), (6_237_536, 3_006_492_352));
-        assert!((pmd.cycles_per_packet - 482.0).abs() < 1e-9);
-        assert!((pmd.packets_per_batch - 31.5).abs() < 1e-9);
+        assert_eq!((pmd.sent, pmd.batches), (6_237_536, 194_923));
         assert_eq!((pmd.simple_match_hits, pmd.emc_hits, pmd.smc_hits), (3, 6_237_000, 7));
         assert_eq!((pmd.megaflow_hits, pmd.upcalls), (525, 1));
+        assert_eq!(pmd.since(&pmd), PmdReading::default());
+        assert_eq!(pmd.since(&PmdReading::default()), pmd);
     }
 
     #[test]

@@ -230,6 +230,7 @@ impl Daemon {
         .ok()
     }
 
+    #[allow(dead_code, reason = "not every file of tests looks at the process")]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

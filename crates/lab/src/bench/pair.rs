@@ -264,7 +264,8 @@ impl Pair {
         let began = self.now_ns();
         let end = began + clock::nanos(Duration::try_from_secs_f64(secs)?);
         let interval_ns = clock::nanos(interval);
-        let (mut paced, mut now, mut next_look) = (Paced::default(), began, began + interval_ns);
+        let (mut paced, mut now, mut next_look) =
+            (Paced::default(), began, began.saturating_add(interval_ns));
         while now < end {
             let due = whole(rate * Duration::from_nanos(now - began).as_secs_f64());
             while paced.due < due {
@@ -280,7 +281,7 @@ impl Pair {
             }
             self.b.receive();
             if now >= next_look {
-                next_look = now + interval_ns;
+                next_look = now.saturating_add(interval_ns);
                 paced.missing = self.b.counters().sink.lost.saturating_sub(missing);
                 paced.waited_ns = waited() - waited_before;
                 each(paced)?;

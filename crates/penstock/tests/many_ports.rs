@@ -75,7 +75,7 @@ impl Bed {
             let mac = Mac([0x52, 0x54, 0, 0, 1, last]);
             let ip = Ipv4Addr::new(10, 0, 0, last);
             let mut vm = VmSpec::new(&format!("vm{n}"), self.port_socket(n), mac, ip);
-            vm.to = (n % 2 == 0).then(|| format!("vm{}", n + 1));
+            vm.to = n.is_multiple_of(2).then(|| format!("vm{}", n + 1));
             vm
         };
         let mut spec = LoadSpec::new((0..ACTIVE).map(vm).collect(), secs);

@@ -59,6 +59,7 @@ start_streams() {
     quietly inside '(sha256sum </tmp/in.pipe >/tmp/in.sum; : >/tmp/in.done) 2>/dev/null &' || return
     quietly inside \
         '(sleep 9999 | nc -l -p 7000 | tee /tmp/in.pipe | wc -c >/tmp/in.count) 2>/dev/null &' || return
+    wait_until 10 inside 'netstat -ltn | grep -q :7000' || return
     spawn_in "$TAG-ep" "$WORK/streams.log" sh -c "seq 1 $LAST | busybox nc $ADDRESS 7000"
     TO_GUEST=$SPAWNED
     # From the guest.

@@ -27,7 +27,12 @@
 //! cannot be true of the ring are dropped. **Cost.** A ring without a region asks once a burst
 //! whether it has anything to record; one with a region does one more store.
 //!
-//! A packed ring has no used index in the guest's memory; its queues have a layout of their own.
+//! **Packed rings** have no index in the guest's memory, and a used descriptor overwrites what the
+//! driver had said of its buffer. So two positions are kept in one word, where the ring stood
+//! before the burst and where it will stand, written before and after the one store that shows the
+//! driver the burst: whether that store was made, the first descriptor tells. Those of the burst
+//! that were overwritten before it are kept as they were, and put back if it was never made
+//! ([`PackedInflight`]).
 
 use core::sync::atomic::{Ordering, fence};
 use std::fs::File;
@@ -55,7 +60,15 @@ const SPLIT_ENTRY: usize = 16;
 const ENTRY_NEXT: usize = 6;
 const ENTRY_COUNTER: usize = 8;
 const PACKED_HEADER: usize = 32;
+/// `used_idx`, `old_used_idx`, their wrap counters and two bytes of padding, as one word.
+const PACKED_STATE: usize = 16;
 const PACKED_ENTRY: usize = 32;
+/// Id, flags and length of a descriptor as the driver wrote it.
+const PACKED_ENTRY_SAVED: usize = 16;
+/// In the padding: the positions are ours and not those of a region that was just made.
+const PACKED_KNOWN: u64 = 1 << 56;
+/// The wrap counter in a position as vhost-user writes it.
+const WRAP: u16 = 1 << 15;
 
 /// Which rings a region is for: their parts of it differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +186,9 @@ impl InflightRegion {
             VERSION => {}
             0 => {
                 self.store(at + AT_DESC_NUM, self.size);
+                if self.layout == RingLayout::Packed {
+                    self.store_state(at, WRAP, WRAP, 0);
+                }
                 self.store(at + AT_VERSION, VERSION);
             }
             version => return Err(InflightError::Version { queue, version }),
@@ -187,6 +203,24 @@ impl InflightRegion {
         let fits = self.layout == RingLayout::Split && index < self.queues && size <= self.size;
         let at = usize::from(index) * self.layout.stride(self.size);
         fits.then(|| SplitInflight { region: Arc::clone(self), at, size })
+    }
+
+    /// As [`Self::split`], for a packed ring.
+    #[must_use]
+    pub fn packed(self: &Arc<Self>, index: u16, size: u16) -> Option<PackedInflight> {
+        let fits = self.layout == RingLayout::Packed && index < self.queues && size <= self.size;
+        let at = usize::from(index) * self.layout.stride(self.size);
+        fits.then(|| PackedInflight { region: Arc::clone(self), at, size })
+    }
+
+    /// Writes both positions of the packed queue at `at` in one store.
+    fn store_state(&self, at: usize, used: u16, old: u16, known: u64) {
+        let index = |position: u16| u64::from(position & !WRAP);
+        let wrap = |position: u16| u64::from(position >> 15);
+        let state = index(used) | index(old) << 16 | wrap(used) << 32 | wrap(old) << 40 | known;
+        if let Some(word) = self.file.u64_at(at + PACKED_STATE) {
+            word.store(state, Ordering::Relaxed);
+        }
     }
 
     // Offsets are computed from what `map` checked the length for: a word that is missing all the
@@ -294,6 +328,63 @@ impl SplitInflight {
     fn counter(&self, head: u16) -> u64 {
         let counter = self.region.file.u64_at(self.entry(head) + ENTRY_COUNTER);
         counter.map_or(0, |counter| counter.load(Ordering::Relaxed))
+    }
+}
+
+/// One packed ring's part of a region. Positions are as vhost-user writes them: the index, and the
+/// wrap counter in bit 15.
+#[derive(Debug)]
+pub struct PackedInflight {
+    region: Arc<InflightRegion>,
+    at: usize,
+    size: u16,
+}
+
+impl PackedInflight {
+    /// Where the ring stood before and after its last burst, `None` if no ring has recorded here.
+    #[must_use]
+    pub fn positions(&self) -> Option<(u16, u16)> {
+        let word = self.region.file.u64_at(self.at + PACKED_STATE)?;
+        let state = word.load(Ordering::Relaxed);
+        let [a, b, c, d, used_wrap, old_wrap, ..] = state.to_le_bytes();
+        let position = |index: [u8; 2], wrap| {
+            u16::from_le_bytes(index) & !WRAP | if wrap == 1 { WRAP } else { 0 }
+        };
+        let (used, old) = (position([a, b], used_wrap), position([c, d], old_wrap));
+        let known = state & PACKED_KNOWN != 0 || (used, old) != (WRAP, WRAP);
+        let fits = (used & !WRAP) < self.size && (old & !WRAP) < self.size;
+        (known && fits).then_some((old, used))
+    }
+
+    /// Before the driver is shown a burst: it takes the ring from `old` to `used`.
+    pub fn begin(&self, old: u16, used: u16) {
+        self.region.store_state(self.at, used, old, PACKED_KNOWN);
+    }
+
+    /// The driver was shown it.
+    pub fn end(&self, used: u16) {
+        // x86 stores in order, and the compiler must: this one comes behind the ring's.
+        core::sync::atomic::compiler_fence(Ordering::Release);
+        self.region.store_state(self.at, used, used, PACKED_KNOWN);
+    }
+
+    /// Keeps the second half of the descriptor at `index`, which is about to be overwritten.
+    pub fn save(&self, index: u16, half: u64) {
+        if let Some(word) = self.saved_at(index) {
+            // Length, id and flags in the ring; id, flags and length here.
+            word.store(half.rotate_left(32), Ordering::Relaxed);
+        }
+    }
+
+    /// What [`Self::save`] kept.
+    #[must_use]
+    pub fn saved(&self, index: u16) -> u64 {
+        self.saved_at(index).map_or(0, |word| word.load(Ordering::Relaxed).rotate_left(32))
+    }
+
+    fn saved_at(&self, index: u16) -> Option<&core::sync::atomic::AtomicU64> {
+        let entry = self.at + PACKED_HEADER + PACKED_ENTRY * usize::from(index);
+        self.region.file.u64_at(entry + PACKED_ENTRY_SAVED).filter(|_| index < self.size)
     }
 }
 

@@ -7,6 +7,7 @@
 mod events;
 mod guest;
 mod hostile;
+mod inflight;
 mod live;
 mod model;
 

@@ -17,6 +17,7 @@ mod events;
 mod give;
 mod live;
 mod position;
+mod track;
 mod walk;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +32,7 @@ use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
 use crate::mem::prefetch;
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
+use crate::port::inflight::PackedInflight;
 use crate::port::split_ring::RingAddresses;
 use position::{F_AVAIL, F_USED, Position};
 
@@ -87,6 +89,7 @@ pub struct PackedRing {
     call: Call,
     memory: Arc<GuestMemory>,
     log: Option<RingLog>,
+    inflight: Option<PackedInflight>,
 }
 
 // SAFETY: the pointers lead into `memory`, which lives as long as the ring; exactly one thread
@@ -139,6 +142,7 @@ impl PackedRing {
             call: Call::new(spec.call),
             memory,
             log: None,
+            inflight: None,
         };
         ring.suppress_kicks();
         Ok(ring)
@@ -357,6 +361,9 @@ impl PackedRing {
         if self.returned == 0 {
             self.first = Some((self.used.index, word));
         } else {
+            if self.inflight.is_some() {
+                self.save_overwritten();
+            }
             self.half(self.used.index, 1).store(word, Ordering::Release);
         }
         self.returned += span;
@@ -367,7 +374,11 @@ impl PackedRing {
     #[inline]
     pub fn publish(&mut self) {
         if let Some((index, word)) = self.first.take() {
-            self.half(index, 1).store(word, Ordering::Release);
+            if self.inflight.is_some() {
+                self.publish_tracked(index, word);
+            } else {
+                self.half(index, 1).store(word, Ordering::Release);
+            }
             let returned = core::mem::take(&mut self.returned);
             self.held -= returned;
             self.unsignalled = self.unsignalled.saturating_add(u32::from(returned));

@@ -18,7 +18,7 @@ pub(super) struct Position {
 
 impl Position {
     /// Index and, in bit 15, wrap counter; `None` beyond the ring.
-    const fn from_base(half: u16, size: u16) -> Option<Self> {
+    pub(super) const fn from_base(half: u16, size: u16) -> Option<Self> {
         let ready = if half & WRAP == 0 { F_USED } else { F_AVAIL };
         let index = half & !WRAP;
         if index < size { Some(Self { index, ready }) } else { None }

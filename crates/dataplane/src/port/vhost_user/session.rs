@@ -110,6 +110,8 @@ struct Ring {
     at: RingAddresses,
     /// Where the used ring is for the dirty log, if its writes are to be logged.
     log_used: Option<u64>,
+    /// An inflight region was handed over, and the ring has not started since.
+    recover: bool,
     base: u32,
     addressed: bool,
     kick: Option<File>,
@@ -530,6 +532,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
         running.iter().for_each(|&index| self.halt(index));
         self.inflight = Some(Arc::new(region));
+        self.rings.iter_mut().for_each(|ring| ring.recover = true);
         running.into_iter().try_for_each(|index| self.start(index))
     }
 

@@ -7,6 +7,7 @@ use crate::batch::Batch;
 use crate::port::TxOutcome;
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
+use crate::port::inflight::InflightRegion;
 use crate::port::packed_ring::PackedRing;
 use crate::port::split_ring::{RingAddresses, RingError, RingSpec, SplitRing};
 
@@ -90,6 +91,24 @@ impl Virtqueue {
 
     pub(super) fn is_call_blocked(&self) -> bool {
         either!(self, ring => ring.is_call_blocked())
+    }
+
+    /// Records in queue `index` of `region`; false: that has no place for the ring. With `recover`
+    /// the region says where the ring stands, if its memory does not.
+    pub(super) fn track(
+        &mut self,
+        region: &Arc<InflightRegion>,
+        index: u16,
+        recover: bool,
+    ) -> bool {
+        match self {
+            Self::Split(ring) => {
+                region.split(index, ring.size()).map(|queue| ring.track(queue)).is_some()
+            }
+            Self::Packed(ring) => {
+                region.packed(index, ring.size()).map(|queue| ring.track(queue, recover)).is_some()
+            }
+        }
     }
 
     pub(super) fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {

@@ -21,16 +21,14 @@ impl Session {
     }
 
     /// Lets a ring that is about to start record what it does, where that is wanted.
-    pub(super) fn record(&self, index: usize, ring: &mut Virtqueue) {
+    pub(super) fn record(&mut self, index: usize, ring: &mut Virtqueue) {
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
-        if let (Some(inflight), Virtqueue::Split(ring)) = (&self.inflight, &mut *ring) {
-            match inflight.split(queue, ring.size()) {
-                Some(queue) => ring.track(queue),
-                None => {
-                    let what = "the inflight region has no place for the ring: not recorded";
-                    tracing::warn!(port = %self.name, ring = index, "{what}");
-                }
-            }
+        let recover = core::mem::take(&mut self.rings[index].recover);
+        if let Some(inflight) = &self.inflight
+            && !ring.track(inflight, queue, recover)
+        {
+            let what = "the inflight region has no place for the ring: not recorded";
+            tracing::warn!(port = %self.name, ring = index, "{what}");
         }
         ring.set_log(self.log_of(index));
     }

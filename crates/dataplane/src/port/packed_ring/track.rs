@@ -4,7 +4,7 @@
 //! driver all: a kill in between leaves some overwritten that the driver does not know of.
 //!
 //! **Rule.** A burst was either shown or it never was, see [`crate::port::inflight`]. The driver
-//! goes on while we are dead: a first descriptor that is no longer available in its round was shown.
+//! goes on while we are dead: a first descriptor no longer available in its round was shown.
 
 use core::sync::atomic::Ordering;
 

@@ -106,11 +106,12 @@ pub fn agree(frame: &[u8]) {
     match (mine, theirs(frame)) {
         (Ok(h), Some(want)) => {
             let mine = h.key.fields();
-            // SCTP is no transport to them, ICMP of the other IP version no ICMP to us. Of IPv6
+            // SCTP is no transport to them, ICMP of the other IP version no ICMP to us. They look
+            // behind an authentication header of IPv4, where to us it is the protocol. Of IPv6
             // fragments they do not say which. Behind a first fragment they read no ports.
             let v6 = mine.ethertype == 0x86dd;
-            let icmp = mine.proto == if v6 { 1 } else { 58 };
-            let other = mine.proto == 132 || icmp || v6 && mine.tos & 3 != 0;
+            let unread = if v6 { mine.proto == 1 } else { matches!(mine.proto, 51 | 58) };
+            let other = mine.proto == 132 || unread || v6 && mine.tos & 3 != 0;
             let mine = if mine.tos & 3 == 0 {
                 mine
             } else {

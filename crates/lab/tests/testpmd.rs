@@ -93,12 +93,17 @@ fn every_layout_and_feature_set_carries_every_byte() {
     let Some(pmd) = Testpmd::start("layouts", "") else { return };
     let layouts = [Layout::Direct, Layout::Chain(1), Layout::Chain(5), Layout::Indirect(3)];
     let base = Features::VERSION_1 | Features::INDIRECT_DESC;
+    let packed = Features::RING_PACKED;
     let (mrg, event, order) = (Features::MRG_RXBUF, Features::EVENT_IDX, Features::IN_ORDER);
     for (wanted, ring, regions) in [
         (base | mrg | event | order, 256, 1),
         (base | mrg, 1024, 3),
         (base | event, 64, 2),
         (base | order, 128, 1),
+        (base | packed | mrg | event | order, 256, 1),
+        (base | packed | mrg, 1024, 3),
+        (base | packed | event, 64, 2),
+        (base | packed | order, 128, 1),
     ] {
         let mut vms = pair(&pmd, |config| {
             config.wanted = wanted;

@@ -115,6 +115,9 @@ pub struct V2vArgs {
     /// Descriptors of each ring
     #[arg(long, default_value_t = 256)]
     pub ring: u16,
+    /// Packed rings instead of split ones
+    #[arg(long)]
+    pub packed: bool,
     /// Cores and priorities.
     #[command(flatten)]
     pub bed: BedArgs,

@@ -88,6 +88,7 @@ impl Attached {
         let settings = PairSettings {
             sockets: subject.sockets(),
             ring_size: link.ring_size,
+            packed: link.packed,
             touch: link.touch,
             largest: 1518,
         };
@@ -144,6 +145,8 @@ impl Attached {
 pub(crate) struct Link {
     /// Descriptors of each ring.
     pub ring_size: u16,
+    /// Whether the rings are packed.
+    pub packed: bool,
     /// Whether every byte is written and verified.
     pub touch: bool,
 }

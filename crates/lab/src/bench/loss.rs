@@ -118,7 +118,7 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     let mut platform = bed.describe();
     platform.insert("ring_size".into(), args.ring.into());
     platform.insert("interval_ms".into(), 10.into());
-    let link = Link { ring_size: args.ring, touch: true };
+    let link = Link { ring_size: args.ring, packed: false, touch: true };
     let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
     if args.peer.is_some() {
         switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);

@@ -33,6 +33,8 @@ pub(crate) struct PairSettings {
     pub sockets: [PathBuf; 2],
     /// Descriptors of each ring.
     pub ring_size: u16,
+    /// Whether the rings are packed.
+    pub packed: bool,
     /// Whether every byte is written and verified.
     pub touch: bool,
     /// The largest frame, FCS included.
@@ -143,6 +145,9 @@ impl Pair {
         for vm in &mut vms {
             vm.mode = crate::driver::SocketMode::Server;
             vm.ring_size = settings.ring_size;
+            if settings.packed {
+                vm.wanted = vm.wanted | crate::driver::Features::RING_PACKED;
+            }
             vm.sizes = SizeMix::fixed(settings.largest);
         }
         let mut spec = LoadSpec::new(vms, 0.0);

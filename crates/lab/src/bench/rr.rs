@@ -47,7 +47,7 @@ pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
     }
     let bed = Bed::new(&args.bed, guard.clone())?;
     let mut platform = bed.describe();
-    let link = Link { ring_size: args.ring, touch: true };
+    let link = Link { ring_size: args.ring, packed: false, touch: true };
     let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
     if args.peer.is_some() {
         switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);

@@ -69,7 +69,7 @@ pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     }
     let bed = Bed::new(&args.bed, guard.clone())?;
     let mut platform = bed.describe();
-    let link = Link { ring_size: args.ring, touch: !args.no_touch };
+    let link = Link { ring_size: args.ring, packed: args.packed, touch: !args.no_touch };
     let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
     if args.peer.is_some() {
         switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);

@@ -199,6 +199,7 @@ impl SplitRing {
         &mut self.used
     }
 
+    #[inline]
     fn write_desc(&mut self, index: u16, desc: Descriptor) {
         let shadow = &mut self.shadow[usize::from(index)];
         if shadow.written && shadow.desc == desc {
@@ -214,6 +215,7 @@ impl SplitRing {
 
     /// Makes a chain of `parts` (address, bytes) available; `None` when descriptors are short.
     /// Nothing is visible to the device before [`publish`](Self::publish).
+    #[inline]
     pub fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16> {
         if parts.is_empty() || parts.len() > self.free.len() {
             return None;
@@ -233,10 +235,12 @@ impl SplitRing {
     }
 
     /// Makes a chain that the device returned, and that was not freed, available again.
+    #[inline]
     pub fn repost(&mut self, head: u16) {
         self.make_available(head);
     }
 
+    #[inline]
     fn make_available(&mut self, head: u16) {
         let at = usize::from(self.avail_idx & self.mask);
         self.shadow[usize::from(head)].stamp = self.avail_idx;
@@ -248,6 +252,7 @@ impl SplitRing {
     }
 
     /// Shows the device all that was added; true when it asks to be kicked.
+    #[inline]
     pub fn publish(&mut self) -> bool {
         let (new, old) = (self.avail_idx, self.published);
         if new == old {
@@ -266,6 +271,7 @@ impl SplitRing {
     }
 
     /// Chains the device has returned and that were not popped yet, reading its index anew.
+    #[inline]
     pub fn used_waiting(&mut self) -> u16 {
         self.keep_suppressed();
         self.used_seen = self.used.u16_at(2).load(Ordering::Acquire);
@@ -273,6 +279,7 @@ impl SplitRing {
     }
 
     /// The entry `ahead` places behind the next one to pop, which `used_waiting` must have shown.
+    #[inline]
     pub fn peek_used(&self, ahead: u16) -> Used {
         let position = self.last_used.wrapping_add(ahead);
         let at = usize::from(position & self.mask);
@@ -300,6 +307,7 @@ impl SplitRing {
     }
 
     /// Pops exactly one entry that `used_waiting` has shown; `None` when it names no chain of ours.
+    #[inline]
     pub fn pop_entry(&mut self) -> Option<Used> {
         let used = self.peek_used(0);
         let expected = self.shadow_avail[usize::from(self.last_used & self.mask)];
@@ -313,6 +321,7 @@ impl SplitRing {
     }
 
     /// Pops the next chain of an in-order ring without reading the used entry.
+    #[inline]
     pub fn pop_head(&mut self) -> Option<u16> {
         if !self.in_order {
             return self.pop_used().map(|used| used.head);
@@ -325,11 +334,13 @@ impl SplitRing {
         Some(head)
     }
 
+    #[inline]
     fn plausible(&self, head: u16) -> bool {
         self.shadow.get(usize::from(head)).is_some_and(|s| s.chain != 0)
     }
 
     /// Returns the descriptors of a popped chain.
+    #[inline]
     pub fn free(&mut self, head: u16) {
         let mut index = head;
         for _ in 0..std::mem::take(&mut self.shadow[usize::from(head)].chain) {

@@ -11,7 +11,7 @@ use crate::driver::{DriverConfig, DriverError, VNET_HDR_LEN, VirtioNet, VnetHdr}
 use crate::mac::Mac;
 
 /// How many slots ahead lines are asked for; the switch's core has read them last.
-const SLOTS_AHEAD: usize = 4;
+const SLOTS_AHEAD: usize = 8;
 /// What is written of a frame that is not touched.
 const HEADERS: usize = 46;
 

@@ -39,7 +39,7 @@ for target in "${targets[@]}"; do
     status=0
     start=$SECONDS
     ASAN_OPTIONS=detect_leaks=0:handle_sigbus=0 "$program" "$work" "corpus/$target" \
-        -artifact_prefix="$artifacts/" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 \
+        -artifact_prefix="$artifacts/" -max_total_time="$seconds" -timeout=120 -rss_limit_mb=2048 \
         -max_len=4096 -print_final_stats=1 >"$log" 2>&1 || status=$?
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
     edges=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -1)

@@ -1,0 +1,141 @@
+//! Memory files that shrink under a running switch (datapath rule 11): several regions, small pages
+//! and huge ones; a SIGBUS that is nobody's region is not swallowed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::offload::Offload;
+use penstock_dataplane::port::TxOutcome;
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::sigbus::pages_replaced;
+use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+
+const USER: u64 = 0x7000_0000_0000;
+const HUGE: u64 = 2 << 20;
+/// Where the second region is in guest addresses.
+const SECOND: u64 = 1 << 30;
+
+fn memory_file(len: u64, huge: bool) -> File {
+    let flags = if huge { MFdFlags::MFD_HUGETLB } else { MFdFlags::empty() };
+    let file = File::from(memfd_create(c"guest", flags | MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(len).unwrap();
+    file
+}
+
+/// Writes a word where the guest would.
+fn put(file: &File, at: u64, bytes: &[u8], huge: bool) {
+    if huge {
+        // Files of huge pages cannot be written to; an empty ring is touched just as well.
+        return;
+    }
+    file.write_all_at(bytes, at).unwrap();
+}
+
+fn ring(memory: &Arc<GuestMemory>) -> SplitRing {
+    let spec = RingSpec {
+        size: 64,
+        descriptors: USER,
+        available: USER + 0x1000,
+        used: USER + 0x2000,
+        base: 0,
+        event_idx: false,
+        in_order: false,
+        mergeable: true,
+        header: 12,
+        call: None,
+    };
+    SplitRing::new(spec, Arc::clone(memory)).unwrap()
+}
+
+/// A ring in one region, its buffers in another; both files shrink while it runs.
+fn shrinks(len: u64, huge: bool) {
+    let (first, second) = (memory_file(len, huge), memory_file(len, huge));
+    let region = |guest: u64, file: &File| RegionSpec {
+        guest,
+        user: USER + guest,
+        len,
+        offset: 0,
+        file: file.try_clone().unwrap(),
+    };
+    let regions = vec![region(0, &first), region(SECOND, &second)];
+    let Ok(memory) = GuestMemory::map(regions) else {
+        assert!(huge, "ordinary memory can be mapped");
+        eprintln!("skipped: no huge pages are free");
+        return;
+    };
+    let memory = Arc::new(memory);
+    for i in 0..64_u16 {
+        let mut descriptor = (SECOND + 2048 * u64::from(i % 32)).to_le_bytes().to_vec();
+        descriptor.extend(1500_u32.to_le_bytes());
+        descriptor.extend([u8::from(i % 2 == 1) * 2, 0, 0, 0]);
+        put(&first, 16 * u64::from(i), &descriptor, huge);
+        put(&first, 0x1004 + 2 * u64::from(i), &i.to_le_bytes(), huge);
+    }
+    put(&first, 0x1002, &64_u16.to_le_bytes(), huge);
+    let mut ring = ring(&memory);
+    let (mut batch, mut out) = (Batch::new(), Batch::new());
+    out.push(&[7; 900], Offload::NONE).unwrap();
+    let before = pages_replaced();
+    // The buffers go first, then the ring itself.
+    for file in [&second, &first] {
+        file.set_len(0).unwrap();
+        for _ in 0..8 {
+            batch.clear();
+            ring.take(&mut batch);
+            ring.complete_taken();
+            ring.publish();
+            ring.give(&out, &[0], &mut TxOutcome::default());
+            ring.publish();
+            ring.notify();
+        }
+    }
+    assert!(pages_replaced() > before, "nothing was touched");
+}
+
+#[test]
+fn buffers_and_ring_in_several_regions_may_go() {
+    shrinks(1 << 20, false);
+}
+
+#[test]
+fn huge_pages_may_go() {
+    shrinks(HUGE, true);
+}
+
+/// The part of the next test that dies: runs only when asked to, in a process of its own.
+#[test]
+#[ignore = "ends its process; the test below runs it"]
+fn a_fault_outside_of_guests_memory() {
+    let file = memory_file(4096, false);
+    let guest = memory_file(4096, false);
+    let spec = RegionSpec { guest: 0, user: USER, len: 4096, offset: 0, file: guest };
+    let _memory = GuestMemory::map(vec![spec]).unwrap();
+    touch_beyond(&file);
+}
+
+/// Has the kernel fault for a map of `file` that is no guest's.
+#[allow(unsafe_code, reason = "a map of its own and a read of it that must fault")]
+fn touch_beyond(file: &File) {
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+    let len = core::num::NonZeroUsize::new(4096).unwrap();
+    // SAFETY: a fresh mapping. WHY: the test needs one that faults.
+    let at = unsafe { mmap(None, len, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0) };
+    file.set_len(0).unwrap();
+    // SAFETY: mapped; the file has no page there, which is what is tested. WHY: as above.
+    let byte = unsafe { at.unwrap().cast::<u8>().as_ptr().read_volatile() };
+    panic!("read {byte} where no file is");
+}
+
+#[test]
+fn a_fault_elsewhere_still_ends_the_process() {
+    let me = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(me);
+    command.args(["--ignored", "--exact", "a_fault_outside_of_guests_memory"]);
+    let status = command.output().unwrap().status;
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+}

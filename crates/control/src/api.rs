@@ -75,6 +75,8 @@ pub struct PortStatus {
     pub features: Vec<String>,
     /// Ring sizes as the driver set them, by queue; empty for other kinds.
     pub ring_sizes: Vec<u32>,
+    /// The worker that owns each queue pair; empty if the port is not attached.
+    pub workers: Vec<u16>,
 }
 
 /// A port's counters.

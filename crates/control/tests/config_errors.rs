@@ -94,7 +94,8 @@ name = "h2"
 "#,
         &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
-                 offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, egress"],
+                 worker, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, \
+                 egress"],
     ),
     (
         r#"[[port]]
@@ -539,10 +540,10 @@ fn keys_of_another_port_type() {
 const SECTIONS: &[Case] = &[
     (
         r#"[worker]
-cores = [0, 1]
+cores = [0, 1, 0]
 "#,
-        &["2:9: [worker]: 2 worker cores are configured, this release runs one worker; \
-                 name one core, as in cores = [1]"],
+        &["2:16: [worker]: core 0 is named twice, two workers would wait for it; name each core \
+                 once"],
     ),
     (
         r#"[worker]

@@ -86,3 +86,43 @@ fn a_host_runs_changes_and_ends() {
     host.shutdown().expect("an orderly end");
     assert!(host.stats(true).is_err());
 }
+
+#[test]
+fn ports_are_dealt_to_two_workers_and_move_when_they_are_told_to() {
+    let usable = penstock_control::config::Machine::here().cores.unwrap_or_default();
+    let [first, second] = usable.into_iter().take(2).collect::<Vec<_>>()[..] else {
+        eprintln!("SKIPPED: two workers want two CPUs");
+        return;
+    };
+    let directory = TempDir::new("two");
+    let path = write_config(&directory.0);
+    let text = std::fs::read_to_string(&path).expect("the file");
+    let cores = format!("[worker]\ncores = [{first}, {second}]\n");
+    let text =
+        text.replace("[worker]\n", &cores).replace("vlan = 100\n", "vlan = 100\nqueues = 2\n");
+    std::fs::write(&path, text).expect("a file");
+    let config = config::load(&path).expect("a right file");
+    let host = Host::start(config, Some(path.clone())).expect("two workers");
+    let workers = host.status().workers;
+    assert_eq!(
+        workers.iter().map(|w| (w.id, w.core)).collect::<Vec<_>>(),
+        [(0, first), (1, second)]
+    );
+    assert_eq!(host.ports()[0].workers, [0, 1], "a queue pair each");
+    let set = |value: &str| host.set_port("vm1", &[("worker".to_owned(), value.to_owned())], true);
+    let report = set("1").expect("there is a worker 1");
+    assert_eq!(report.changes, ["port vm1 changed"], "not attached anew");
+    assert_eq!(host.ports()[0].workers, [1, 1]);
+    set("0").expect("there is a worker 0");
+    assert_eq!(host.ports()[0].workers, [0, 0]);
+    let error = set("2").expect_err("there is no worker 2");
+    assert!(error.to_string().contains("write a number from 0 to 1"), "{error}");
+    assert_eq!(host.ports()[0].workers, [0, 0]);
+    set("").expect("back to the default");
+    assert_eq!(host.ports()[0].workers, [0, 1]);
+    let addresses = host.fdb(&FdbFilter::default()).expect("the addresses");
+    assert_eq!(addresses.len(), 1, "told once, though both workers know it: {addresses:?}");
+    let stats = host.stats(true).expect("an exact reading");
+    assert_eq!((stats.workers.len(), stats.violations.len()), (2, 0));
+    host.shutdown().expect("ends");
+}

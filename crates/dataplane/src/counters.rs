@@ -9,6 +9,9 @@
 //! ports: `sum(forwarded) = sum(tx)`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use penstock_units::WorkerId;
 
 use crate::drop::DropReason;
 
@@ -22,6 +25,12 @@ impl Counter {
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Takes away; with [`Self::add`] in another set of the same port, the sets' sum is a gauge.
+    #[inline]
+    pub fn sub(&self, n: u64) {
+        self.add(n.wrapping_neg());
     }
 
     /// Overwrites; for gauges.
@@ -140,6 +149,7 @@ counters! {
         stolen_batches: "batches", "batches during which the core was taken away";
         requests: "requests", "control requests served";
         sleeps: "sleeps", "times the idle worker gave up the core";
+        taken_over: "frames", "frames that other workers handed over to this one";
         resting: "queues", "queue pairs at rest now: not polled until their driver kicks";
         wakes: "wakes", "times a queue pair at rest was polled again";
         kicks: "kicks", "kicks of drivers that reached the worker";
@@ -148,7 +158,49 @@ counters! {
     arrays {}
 }
 
+/// A port's counters: one set a worker, so that each has one writer.
+#[derive(Clone, Debug)]
+pub struct PortCounterSets(Arc<[Arc<PortCounters>]>);
+
+impl PortCounterSets {
+    /// For this many workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Self {
+        Self((0..workers.max(1)).map(|_| Arc::default()).collect())
+    }
+
+    /// The set that a worker writes; the last one's for a number too large.
+    #[must_use]
+    pub fn of(&self, worker: WorkerId) -> &Arc<PortCounters> {
+        &self.0[worker.index().min(self.0.len() - 1)]
+    }
+
+    /// All sets added up.
+    #[must_use]
+    pub fn read(&self) -> PortReading {
+        let mut sum = PortReading::default();
+        self.0.iter().for_each(|set| sum.merge(&set.read()));
+        sum.settle()
+    }
+}
+
+impl From<Arc<PortCounters>> for PortCounterSets {
+    /// Of the only worker.
+    fn from(set: Arc<PortCounters>) -> Self {
+        Self(Arc::new([set]))
+    }
+}
+
 impl PortReading {
+    /// A sum of sets that were not read at one moment: what seems to be fewer than none is none.
+    #[must_use]
+    pub fn settle(mut self) -> Self {
+        if self.queued > u64::MAX / 2 {
+            self.queued = 0;
+        }
+        self
+    }
+
     /// Frames of this port dropped for any reason.
     #[must_use]
     pub fn dropped(&self) -> u64 {

@@ -49,6 +49,8 @@ reasons! {
     FdbLimit = "fdb-limit", "the tenant's table of MAC addresses is full";
     PortDown = "port-down", "the output port has no driver or no link";
     RingFull = "ring-full", "the output port had no buffer; the receiver is too slow";
+    HandoverFull =
+        "handover-full", "the ring to the output port's worker is full; that worker is too slow";
     TooBig = "too-big", "larger than the receiver's buffers and not to be segmented";
     TxError = "tx-error", "the output port refused the frame";
 }

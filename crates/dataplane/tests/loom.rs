@@ -3,17 +3,22 @@
 //! here, against `loom`'s primitives.
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 }
 
 #[path = "../src/worker/doorbell.rs"]
 mod doorbell;
+#[allow(dead_code, reason = "what an onlooker asks is not modelled")]
+#[path = "../src/worker/positions.rs"]
+mod positions;
 
 use std::sync::Arc;
 
 use doorbell::Doorbell;
+use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
+use positions::positions;
 
 /// Explores `model` with up to this many preemptions: three find all that is known to be there.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
@@ -82,5 +87,97 @@ fn numbers_out_of_range_ring_nobodys_bell() {
         assert_eq!(answers(&bell), Vec::<usize>::new());
         bell.ring(63);
         assert_eq!(answers(&bell), [63]);
+    });
+}
+
+/// Cells whose every access loom watches: two sides at once in one of them is a failure.
+struct Cells(Vec<UnsafeCell<usize>>);
+
+// SAFETY: the positions under test see to it that one side at a time touches a cell; loom reports
+// where they do not. WHY: that is the claim.
+#[allow(unsafe_code, reason = "what the test is about")]
+unsafe impl Sync for Cells {}
+// SAFETY: the cells hold numbers. WHY: as above.
+#[allow(unsafe_code, reason = "what the test is about")]
+unsafe impl Send for Cells {}
+
+impl Cells {
+    fn new(n: usize) -> Arc<Self> {
+        Arc::new(Self((0..n).map(|_| UnsafeCell::new(0)).collect()))
+    }
+
+    fn put(&self, at: usize, value: usize) {
+        self.0[at].with_mut(|cell| {
+            // SAFETY: loom fails the test if another side has the cell. WHY: a raw cell.
+            #[allow(unsafe_code, reason = "what the test is about")]
+            unsafe {
+                *cell = value;
+            }
+        });
+    }
+
+    fn get(&self, at: usize) -> usize {
+        self.0[at].with(|cell| {
+            // SAFETY: loom fails the test if another side writes it. WHY: a raw cell.
+            #[allow(unsafe_code, reason = "what the test is about")]
+            unsafe {
+                *cell
+            }
+        })
+    }
+}
+
+/// A piece is its length, then as many cells less one; a skip is `SKIP` and the cells skipped.
+const SKIP: usize = 100;
+
+#[test]
+fn pieces_cross_whole_and_in_order_over_the_ends_of_the_ring() {
+    explore(|| {
+        let cells = Cells::new(4);
+        let (mut giver, mut taker) = positions(4);
+        let other = Arc::clone(&cells);
+        let gives = thread::spawn(move || {
+            let mut refused = Vec::new();
+            // The second does not fit before the end once the first is taken.
+            for (n, len) in [(1, 3), (2, 2), (3, 1)] {
+                let Some(claim) = giver.claim(len) else {
+                    refused.push(n);
+                    continue;
+                };
+                if let Some((at, skipped)) = claim.skipped {
+                    other.put(at, SKIP + skipped);
+                }
+                other.put(claim.at, len);
+                (1..len).for_each(|i| other.put(claim.at + i, n));
+                giver.show();
+            }
+            refused
+        });
+        let mut seen = Vec::new();
+        // As many looks as there are pieces and skips, and one in vain; loom ends no endless wait.
+        let mut take = |seen: &mut Vec<usize>| {
+            for _ in 0..5 {
+                let Some(at) = taker.next() else { break };
+                match cells.get(at) {
+                    skip if skip > SKIP => taker.pass(skip - SKIP),
+                    len => {
+                        let body: Vec<usize> = (1..len).map(|i| cells.get(at + i)).collect();
+                        assert!(body.iter().all(|n| *n == body[0]), "torn: {body:?}");
+                        seen.push(len);
+                        taker.pass(len);
+                    }
+                }
+                taker.release();
+            }
+        };
+        take(&mut seen);
+        let refused = gives.join().unwrap();
+        take(&mut seen);
+        let lens: Vec<usize> = [(1, 3), (2, 2), (3, 1)]
+            .into_iter()
+            .filter(|(n, _)| !refused.contains(n))
+            .map(|(_, len)| len)
+            .collect();
+        assert_eq!(seen, lens, "refused: {refused:?}");
     });
 }

@@ -110,6 +110,7 @@ impl From<api::PortStatus> for v1::Port {
             queues_up: from.queues_up.into(),
             features: from.features,
             ring_sizes: from.ring_sizes,
+            workers: from.workers.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -130,6 +131,11 @@ impl TryFrom<v1::Port> for api::PortStatus {
             queues_up: narrow(from.queues_up, "queue count")?,
             features: from.features,
             ring_sizes: from.ring_sizes,
+            workers: from
+                .workers
+                .into_iter()
+                .map(|worker| narrow(worker, "worker"))
+                .collect::<Result<_, _>>()?,
         })
     }
 }

@@ -1,14 +1,17 @@
 //! A switch, its VMs and their traffic on one virtual clock.
+//!
+//! Each worker has a core, so a counter, of its own; the one that is furthest behind has the next
+//! turn. So what one hands another is there at the time at which it was done, up to one turn.
 
 use std::sync::Arc;
 
 use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
-use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
+use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::schedule::{ScheduleKind, Unit};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Turn, Worker, WorkerConfig, bell_of};
+use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig, bell_of};
 use penstock_units::{Cycles, MacAddr, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
 use crate::cost::{CostTable, SimCounter};
@@ -41,18 +44,26 @@ enum Event {
 struct Vm {
     mac: MacAddr,
     driver: MemoryDriver,
-    counters: Arc<PortCounters>,
+    counters: PortCounterSets,
     source: Option<(SourceSpec, SourceStats, Rng)>,
     sink: SinkSpec,
     received: SinkStats,
     last_sequence: Vec<u64>,
 }
 
+/// A worker on its core.
+#[derive(Debug)]
+struct Core {
+    worker: Worker<SimCounter>,
+    counter: SimCounter,
+    /// Nothing was there at its last turn, and nothing has happened since.
+    idle: bool,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct World {
-    worker: Worker<SimCounter>,
-    counter: SimCounter,
+    cores: Vec<Core>,
     rate: TscRate,
     events: EventQueue<Event>,
     vms: Vec<Vm>,
@@ -67,9 +78,20 @@ impl World {
     /// A core of `rate` cycles per second with the given costs, for up to `max_ports` ports.
     #[must_use]
     pub fn new(rate: TscRate, costs: CostTable, max_ports: usize, seed: u64) -> Self {
-        let counter = SimCounter::new(costs);
-        let config = WorkerConfig {
-            id: WorkerId(0),
+        Self::with_workers(1, rate, costs, max_ports, seed)
+    }
+
+    /// The same with several workers, a core each; VMs are dealt to them in turn.
+    #[must_use]
+    pub fn with_workers(
+        workers: u16,
+        rate: TscRate,
+        costs: CostTable,
+        max_ports: usize,
+        seed: u64,
+    ) -> Self {
+        let config = |id| WorkerConfig {
+            id,
             core: None,
             idle_backoff: Nanos::ZERO,
             schedule: ScheduleKind::RoundRobin,
@@ -78,9 +100,14 @@ impl World {
             tsc: rate,
             max_ports,
         };
+        let core = |(id, peers)| {
+            let counter = SimCounter::new(costs);
+            let worker = Worker::new(&config(WorkerId(id)), counter.clone(), None);
+            Core { worker: worker.with_peers(peers), counter, idle: false }
+        };
+        let mesh = Mesh::new(workers.max(1), max_ports);
         Self {
-            worker: Worker::new(&config, counter.clone(), None),
-            counter,
+            cores: (0..).zip(mesh.peers).map(core).collect(),
             rate,
             events: EventQueue::new(),
             vms: Vec::new(),
@@ -112,12 +139,24 @@ impl World {
     ) -> Result<PortHandle, WorldError> {
         let id = u16::try_from(self.vms.len()).unwrap_or(u16::MAX);
         let (queue, driver) = memory_queue(ring, OffloadCaps::ALL);
-        let counters = Arc::new(PortCounters::default());
+        let counters = PortCounterSets::new(self.cores.len());
         let port = PortId(id);
-        driver.connect_bell(self.worker.doorbell(), bell_of(Unit { port, queue: QueueId(0) }));
-        self.worker
-            .attach(port, vec![Box::new(queue)], Arc::clone(&counters))
-            .map_err(|_| WorldError::TooManyPorts(self.vms.len() + 1, self.max_ports))?;
+        let home = usize::from(id) % self.cores.len();
+        driver.connect_bell(
+            self.cores[home].worker.doorbell(),
+            bell_of(Unit { port, queue: QueueId(0) }),
+        );
+        let full = WorldError::TooManyPorts(self.vms.len() + 1, self.max_ports);
+        for (core, id) in self.cores.iter_mut().zip(0..) {
+            let (room, set) = (Vec::with_capacity(QUEUES_MAX), counters.of(WorkerId(id)));
+            if core.worker.join(port, room, Arc::clone(set)).is_err() {
+                return Err(full);
+            }
+        }
+        let arrival = Arrival { port, queue: QueueId(0), of: 1, pair: Box::new(queue) };
+        if self.cores[home].worker.adopt(arrival).is_err() {
+            return Err(full);
+        }
         let domain = self.domains.iter().position(|d| d.tenant == Some(tenant));
         let domain = domain.unwrap_or_else(|| {
             let tenant = Some(tenant);
@@ -152,13 +191,22 @@ impl World {
         self.generation += 1;
         let (policies, domains) = (self.policies.clone(), self.domains.clone());
         let snapshot = Snapshot::new(self.generation, policies, domains, Vec::new(), 300);
-        drop(self.worker.swap_snapshot(Arc::new(snapshot)));
+        let snapshot = Arc::new(snapshot);
+        for core in &mut self.cores {
+            drop(core.worker.swap_snapshot(Arc::clone(&snapshot)));
+        }
     }
 
-    /// Now.
+    /// Now, on the core that is furthest behind.
     #[must_use]
     pub fn now(&self) -> Nanos {
-        self.rate.to_nanos(self.counter.now())
+        self.rate.to_nanos(self.cores[self.behind()].counter.now())
+    }
+
+    /// The core whose turn it is; of several alike, the first.
+    fn behind(&self) -> usize {
+        let cores = self.cores.iter().enumerate();
+        cores.min_by_key(|(_, core)| core.counter.now()).map_or(0, |(at, _)| at)
     }
 
     /// Lets the world go on until `end`.
@@ -167,22 +215,37 @@ impl World {
             let now = self.now();
             while let Some((at, event)) = self.events.pop_due(now) {
                 self.act(at, event);
+                self.cores.iter_mut().for_each(|core| core.idle = false);
             }
             if now >= end {
                 return;
             }
-            let turn = self.worker.turn();
+            let at = self.behind();
+            let turn = self.cores[at].worker.turn();
             self.drain_fast_sinks();
             if turn == Turn::Idle {
-                // Nothing changes before the next event: jump there, or to the end.
-                let next = self.events.next_at().unwrap_or(end).min(end);
-                // The counter's rounding must not leave us a nanosecond short of it.
-                let cycles = self.rate.to_cycles(next);
-                self.counter.advance_to(Cycles(
-                    cycles.0.saturating_add(self.rate.hz() / 1_000_000_000 + 1),
-                ));
+                self.cores[at].idle = true;
+                self.skip_idle(at, end);
+            } else {
+                self.cores.iter_mut().for_each(|core| core.idle = false);
             }
         }
+    }
+
+    /// Core `at` found nothing: lets the time pass in which it would go on finding nothing.
+    fn skip_idle(&mut self, at: usize, end: Nanos) {
+        // One that is busy may hand something over at any moment: not beyond it.
+        let busy = self.cores.iter().filter(|core| !core.idle).map(|core| core.counter.now()).min();
+        if let Some(busy) = busy {
+            self.cores[at].counter.advance_to(Cycles(busy.0 + 1));
+            return;
+        }
+        // Nothing changes before the next event: jump there, or to the end.
+        let next = self.events.next_at().unwrap_or(end).min(end);
+        // The counter's rounding must not leave us a nanosecond short of it.
+        let cycles = self.rate.to_cycles(next).0;
+        let to = Cycles(cycles.saturating_add(self.rate.hz() / 1_000_000_000 + 1));
+        self.cores.iter().for_each(|core| core.counter.advance_to(to));
     }
 
     fn act(&mut self, at: Nanos, event: Event) {
@@ -269,9 +332,11 @@ impl World {
         self.vms[usize::from(vm.0)].counters.read()
     }
 
-    /// The worker's counters.
+    /// The worker's counters, those of all workers added up.
     #[must_use]
     pub fn worker(&self) -> WorkerReading {
-        self.worker.counters().read()
+        let mut sum = WorkerReading::default();
+        self.cores.iter().for_each(|core| sum.merge(&core.worker.counters().read()));
+        sum
     }
 }

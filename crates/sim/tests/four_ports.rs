@@ -127,3 +127,43 @@ fn who_rests_is_woken_by_its_bell_and_loses_nothing() {
     assert_eq!(resting, 12, "all but 8");
     assert_eq!((ports, wakes, resting), with_pauses(3), "a seed replays");
 }
+
+/// Six VMs dealt to `workers` workers, each sending to the next, which another worker has.
+fn ring_of_six(workers: u16, seed: u64) -> (Vec<(SourceStats, SinkStats, PortReading)>, u64) {
+    let rate = TscRate::from_hz(2_000_000_000);
+    let mut world = World::with_workers(workers, rate, CostTable::EXAMPLE, 6, seed);
+    let vms: Vec<PortHandle> =
+        (0..6).map(|_| world.add_vm(1, 256, SinkSpec::default()).expect("attaches")).collect();
+    for (from, &vm) in (0..6_u16).zip(&vms) {
+        let spec = SourceSpec {
+            target: World::mac_of((from + 1) % 6),
+            sizes: vec![(60, 7), (570, 4), (1514, 1)],
+            frames_per_second: 4_000_000,
+            flows: 5,
+            from: Nanos(0),
+            until: Nanos::from_millis(10),
+            loss_ppm: 0,
+        };
+        world.set_source(vm, spec);
+    }
+    world.run_until(Nanos::from_millis(15));
+    let all = vms.iter().map(|&v| (world.sent(v), world.received(v), world.port(v))).collect();
+    (all, world.worker().taken_over)
+}
+
+#[test]
+fn two_workers_replay_to_the_last_frame_and_carry_what_one_cannot() {
+    let (two, handed) = ring_of_six(2, 5);
+    for (n, (_, sink, port)) in two.iter().enumerate() {
+        assert_eq!((port.unaccounted(), port.queued), (0, 0), "VM {n}");
+        assert_eq!(sink.reordered, 0, "VM {n}");
+    }
+    assert!(handed > 50_000, "every frame crosses: {handed}");
+    assert!((two, handed) == ring_of_six(2, 5), "a seed replays");
+    let got = |vms: &[(SourceStats, SinkStats, PortReading)]| -> u64 {
+        vms.iter().map(|vm| vm.1.frames).sum()
+    };
+    let ((two, _), (one, none)) = (ring_of_six(2, 5), ring_of_six(1, 5));
+    assert_eq!(none, 0, "a worker that is alone hands nothing over");
+    assert!(got(&two) > got(&one), "{} with two, {} with one", got(&two), got(&one));
+}

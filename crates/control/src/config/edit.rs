@@ -125,8 +125,8 @@ enum Form {
 fn form(key: &str) -> Form {
     match key {
         "mac" | "ip" | "trunk" | "vlans" | "actions" => Form::List,
-        "vlan" | "native" | "queues" | "offloads" | "mtu" | "slow_path" | "fdb_limit"
-        | "priority" | "match" => Form::Literal,
+        "vlan" | "native" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
+        | "fdb_limit" | "priority" | "match" => Form::Literal,
         _ => Form::Text,
     }
 }

@@ -22,7 +22,7 @@ use super::vlan::{FileMode, Vlan, VlanList};
 pub struct HostConfig {
     /// The daemon itself.
     pub host: HostSection,
-    /// The polling thread.
+    /// The polling threads.
     #[serde(default)]
     pub worker: WorkerSection,
     /// MAC learning and the classifier.
@@ -83,11 +83,11 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// `[worker]`: the polling thread.
+/// `[worker]`: the polling threads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerSection {
-    /// The CPU the worker is pinned to: exactly one in this release. Default: the
+    /// The CPUs of the polling threads, one worker each, at most 16. Default: one worker, on the
     /// highest-numbered CPU that the daemon may use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cores: Vec<u32>,
@@ -96,7 +96,7 @@ pub struct WorkerSection {
     pub idle_backoff_us: u32,
     /// Whose turn it is. Default `round-robin`.
     pub schedule: Schedule,
-    /// CPUs for the daemon's other threads. Default: all but the worker's.
+    /// CPUs for the daemon's other threads. Default: all but the workers'.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub control_cores: Vec<u32>,
 }
@@ -320,6 +320,11 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 8))]
     pub queues: Option<u16>,
+    /// The worker that owns its queue pairs, 0 to 15, the place of its CPU in `cores`; may be set
+    /// while frames flow. Default: queue pairs are dealt to all workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 15))]
+    pub worker: Option<u16>,
     /// What the far side may be left to finish. Default `true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offloads: Option<Offloads>,
@@ -373,6 +378,7 @@ impl Port {
             interface: None,
             netns: None,
             queues: None,
+            worker: None,
             offloads: None,
             mtu: None,
             vlan: None,

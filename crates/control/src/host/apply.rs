@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use penstock_dataplane::counters::{PortCounters, PortReading};
+use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::worker::WorkerError;
 use penstock_units::PortId;
 
@@ -103,6 +103,7 @@ impl Core {
                 outcome.failed.push((name.clone(), error));
             }
         }
+        self.place(&live).map_err(worker_failed)?;
         Ok(outcome)
     }
 
@@ -130,12 +131,15 @@ impl Core {
             else {
                 continue;
             };
+            let worker = port.worker;
             if let Some(live) = shared.ports.get_mut(&port.name) {
                 live.attachment = attachment;
+                live.worker = worker;
                 continue;
             }
-            let counters = Arc::new(PortCounters::default());
-            let live = LivePort { id: PortId(id), attachment, counters, link: None, error: None };
+            let (id, counters) = (PortId(id), PortCounterSets::new(shared.watches.len()));
+            let (link, error) = (None, None);
+            let live = LivePort { id, attachment, counters, worker, link, error };
             shared.ports.insert(port.name.clone(), live);
         }
         for (rule, count) in before.hits_left_behind(&compiler) {
@@ -149,10 +153,22 @@ impl Core {
         shared.compiler = compiler;
     }
 
+    /// Moves attached ports whose configured worker is another than before; frames flow on.
+    fn place(&self, before: &BTreeMap<String, LivePort>) -> Result<(), WorkerError> {
+        let now = lock(&self.shared).ports.clone();
+        for (name, port) in now.iter().filter(|(_, port)| port.link.is_some()) {
+            if before.get(name).is_some_and(|before| before.worker != port.worker) {
+                self.switch.place(port.id, port.attachment.queues(), port.worker)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Attaches a port that has no link.
     pub(super) fn attach(&self, name: &str) -> Result<(), AttachError> {
         let Some(port) = lock(&self.shared).ports.get(name).cloned() else { return Ok(()) };
-        let attached = self.switch.attach(port.id, name, &port.attachment, port.counters);
+        let attached =
+            self.switch.attach(port.id, name, &port.attachment, port.worker, &port.counters);
         let mut shared = lock(&self.shared);
         let Some(port) = shared.ports.get_mut(name) else { return Ok(()) };
         match attached {

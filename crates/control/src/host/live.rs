@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataplane::classify::Snapshot;
-use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
+use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::packet::{Packet, PacketConfig};
 use penstock_dataplane::port::tap::{Tap, TapConfig};
@@ -15,28 +15,31 @@ use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
 use penstock_dataplane::port::{AttachStatus, PortQueue};
 use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::tsc;
-use penstock_dataplane::worker::{self, FdbChunk, WorkerConfig, WorkerError, WorkerHandle};
-use penstock_units::{MacAddr, Nanos, PortId, TscRate, WorkerId};
+use penstock_dataplane::worker::{FdbChunk, WorkerConfig, WorkerError, Workers};
+use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
-use super::switch::{AttachError, Link, Switch};
+use super::switch::{AttachError, Link, Switch, home};
 use crate::config::{Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, SocketMode};
 
 /// See the module's text.
 pub(super) struct LiveSwitch {
-    worker: WorkerHandle,
-    core: Option<u32>,
+    workers: Workers,
+    cores: Vec<Option<u32>>,
     tsc: TscRate,
     started: Nanos,
 }
 
 impl LiveSwitch {
-    /// Calibrates the time-stamp counter and starts the worker.
+    /// Calibrates the time-stamp counter and starts the workers.
     pub(super) fn start(config: &HostConfig, machine: &Machine) -> Result<Self, WorkerError> {
-        let core = config.worker.cores.first().copied().or_else(|| machine.default_core());
+        let mut cores: Vec<_> = config.worker.cores.iter().copied().map(Some).collect();
+        if cores.is_empty() {
+            cores.push(machine.default_core());
+        }
         let tsc = tsc::calibrate();
-        let worker = worker::spawn(WorkerConfig {
+        let settings = WorkerConfig {
             id: WorkerId(0),
-            core,
+            core: None,
             idle_backoff: Nanos::from_micros(config.worker.idle_backoff_us.into()),
             schedule: match config.worker.schedule {
                 Schedule::RoundRobin => ScheduleKind::RoundRobin,
@@ -46,17 +49,20 @@ impl LiveSwitch {
             seed: RandomState::new().build_hasher().finish(),
             tsc,
             max_ports: PORTS_MAX,
-        })?;
-        Ok(Self { worker, core, tsc, started: tsc::raw_clock() })
+        };
+        let workers = Workers::spawn(&settings, &cores)?;
+        Ok(Self { workers, cores, tsc, started: tsc::raw_clock() })
     }
 
     fn join(
         &self,
         id: PortId,
         queues: Vec<Box<dyn PortQueue>>,
-        counters: Arc<PortCounters>,
+        worker: Option<u16>,
+        counters: &PortCounterSets,
     ) -> Result<(), AttachError> {
-        self.worker.attach_port(id, queues, counters).map_err(|error| AttachError {
+        let home = |queue| home(id, queue, worker, self.cores.len());
+        self.workers.attach_port(id, queues, home, counters).map_err(|error| AttachError {
             problem: error.to_string(),
             remedy: "see the daemon's log".to_owned(),
         })
@@ -69,7 +75,8 @@ impl Switch for LiveSwitch {
         id: PortId,
         name: &str,
         attachment: &Attachment,
-        counters: Arc<PortCounters>,
+        worker: Option<u16>,
+        counters: &PortCounterSets,
     ) -> Result<Arc<dyn Link>, AttachError> {
         let link: Arc<dyn Link> = match attachment {
             Attachment::VhostUser { .. } => {
@@ -77,12 +84,12 @@ impl Switch for LiveSwitch {
                     unreachable!("the attachment is of this kind")
                 };
                 let (mut vhost, queues) =
-                    VhostUser::start(config, id, self.worker.clone()).map_err(refused)?;
-                self.join(id, queues, counters)?;
+                    VhostUser::start(config, id, self.workers.clone()).map_err(refused)?;
+                self.join(id, queues, worker, counters)?;
                 let served = vhost.serve().map_err(refused).and_then(|()| give_socket(attachment));
                 if let Err(error) = served {
                     vhost.stop();
-                    drop(self.worker.detach_port(id));
+                    drop(self.workers.detach_port(id));
                     return Err(error);
                 }
                 Arc::new(VhostLink(Mutex::new(vhost)))
@@ -96,7 +103,7 @@ impl Switch for LiveSwitch {
                     mtu: *mtu,
                 })
                 .map_err(refused)?;
-                self.join(id, queues, counters)?;
+                self.join(id, queues, worker, counters)?;
                 Arc::new(tap)
             }
             Attachment::Packet { interface, netns, offloads } => {
@@ -106,7 +113,7 @@ impl Switch for LiveSwitch {
                     offloads: caps(*offloads),
                 })
                 .map_err(refused)?;
-                self.join(id, queues, counters)?;
+                self.join(id, queues, worker, counters)?;
                 Arc::new(packet)
             }
         };
@@ -116,23 +123,32 @@ impl Switch for LiveSwitch {
     fn detach(&self, id: PortId, link: Arc<dyn Link>) -> Result<(), WorkerError> {
         // The session ends first: it has the worker let go of the guest's memory.
         link.close();
-        self.worker.detach_port(id).map(drop)
+        self.workers.detach_port(id).map(drop)
+    }
+
+    fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError> {
+        self.workers.move_port(id, queues, |queue| home(id, queue, worker, self.cores.len()))
+    }
+
+    fn owners(&self, id: PortId, queues: u16) -> Vec<u16> {
+        let owner = |queue| self.workers.owner(id, QueueId(queue)).map(|owner| owner.0);
+        (0..queues).filter_map(owner).collect()
     }
 
     fn swap_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerError> {
-        self.worker.swap_snapshot(snapshot).map(drop)
+        self.workers.swap_snapshot(&snapshot)
     }
 
     fn checkpoint(&self) -> Result<Vec<(PortId, PortReading)>, WorkerError> {
-        self.worker.checkpoint()
+        self.workers.checkpoint()
     }
 
     fn fdb_chunk(&self, from: usize, max: usize) -> Result<FdbChunk, WorkerError> {
-        self.worker.fdb_chunk(from, max)
+        self.workers.fdb_chunk(from, max)
     }
 
     fn fdb_flush(&self, port: Option<PortId>, domain: Option<u16>) -> Result<usize, WorkerError> {
-        self.worker.fdb_flush(port, domain)
+        self.workers.fdb_flush(port, domain)
     }
 
     fn fdb_static(
@@ -142,19 +158,12 @@ impl Switch for LiveSwitch {
         port: PortId,
         add: bool,
     ) -> Result<(), WorkerError> {
-        self.worker.fdb_static(domain, mac, port, add)
+        self.workers.fdb_static(domain, mac, port, add)
     }
 
-    fn worker(&self) -> WorkerReading {
-        self.worker.counters().read()
-    }
-
-    fn coarse_now_s(&self) -> u32 {
-        self.worker.coarse_now_s()
-    }
-
-    fn core(&self) -> Option<u32> {
-        self.core
+    fn workers(&self) -> Vec<(WorkerReading, Option<u32>)> {
+        let readings = self.workers.handles().iter().map(|handle| handle.counters().read());
+        readings.zip(self.cores.iter().copied()).collect()
     }
 
     fn tsc(&self) -> TscRate {
@@ -166,7 +175,7 @@ impl Switch for LiveSwitch {
     }
 
     fn stop(&self) -> Result<(), WorkerError> {
-        self.worker.stop()
+        self.workers.stop()
     }
 }
 

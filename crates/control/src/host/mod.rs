@@ -102,6 +102,7 @@ impl Host {
             return Err(ApiError::new(ErrorKind::Conflict, object, problem, remedy).into());
         }
         let switch = make(&config)?;
+        let workers = switch.workers().len();
         // The state before the first change: the same host with no objects.
         let empty = HostConfig {
             tenants: Vec::new(),
@@ -113,12 +114,12 @@ impl Host {
         let shared = Shared {
             config: Arc::new(empty),
             text: Arc::from(""),
-            compiler: Compiler::default(),
+            compiler: Compiler::for_workers(workers),
             ports: Default::default(),
             generation: 0,
             hits: Default::default(),
             deleted: None,
-            watch: Watch::default(),
+            watches: vec![Watch::default(); workers],
         };
         let changing =
             Changing { machine, file_text, file_host, next_retry: Nanos::ZERO, stopped: false };
@@ -397,15 +398,21 @@ impl Host {
         lock(&self.core.shared).text.to_string()
     }
 
-    /// To be called a few times a second with a monotonic time: watches the worker's heartbeat and
+    /// To be called a few times a second with a monotonic time: watches the workers' heartbeats and
     /// tries again to attach ports in state `error`.
     pub fn tick(&self, now: Nanos) {
-        let heartbeat = self.core.switch.worker().heartbeat;
-        let seen = lock(&self.core.shared).watch.look(heartbeat, now);
-        match seen {
-            Seen::Stalled => tracing::error!("worker 0 is stalled: no heartbeat for over 1 s"),
-            Seen::Recovered => tracing::info!("worker 0 runs again"),
-            Seen::Nothing => {}
+        for (id, (reading, _)) in self.core.switch.workers().iter().enumerate() {
+            let seen = match lock(&self.core.shared).watches.get_mut(id) {
+                Some(watch) => watch.look(reading.heartbeat, now),
+                None => Seen::Nothing,
+            };
+            match seen {
+                Seen::Stalled => {
+                    tracing::error!("worker {id} is stalled: no heartbeat for over 1 s");
+                }
+                Seen::Recovered => tracing::info!("worker {id} runs again"),
+                Seen::Nothing => {}
+            }
         }
         // A change in progress may wait for the worker; the watchdog must not.
         let mut changing = match self.changing.try_lock() {

@@ -24,10 +24,10 @@ const FDB_CHUNK: usize = 512;
 
 impl Core {
     pub(super) fn status(&self, config_path: String) -> HostStatus {
-        let (name, generation, watch, schedule) = {
+        let (name, generation, watches, schedule) = {
             let shared = lock(&self.shared);
             let schedule = shared.config.worker.schedule.to_string();
-            (shared.config.host.name.clone(), shared.generation, shared.watch, schedule)
+            (shared.config.host.name.clone(), shared.generation, shared.watches.clone(), schedule)
         };
         HostStatus {
             name,
@@ -36,13 +36,17 @@ impl Core {
             generation,
             uptime_s: self.switch.uptime().0 / 1_000_000_000,
             tsc_hz: self.switch.tsc().hz(),
-            workers: vec![worker_status(self.switch.as_ref(), watch, schedule)],
+            workers: worker_states(self.switch.as_ref(), &watches, &schedule),
         }
     }
 
     pub(super) fn port_states(&self) -> Vec<PortStatus> {
         let (config, live) = self.ports_now();
-        let known = |port: &Port| Some(port_status(port, live.get(&port.name)?));
+        let known = |port: &Port| {
+            let live = live.get(&port.name)?;
+            let workers = self.switch.owners(live.id, live.attachment.queues());
+            Some(port_status(port, live, workers))
+        };
         config.ports.iter().filter_map(known).collect()
     }
 
@@ -81,7 +85,6 @@ impl Core {
         let mut from = Some(0);
         while let Some(slot) = from {
             let chunk = self.switch.fdb_chunk(slot, FDB_CHUNK).map_err(worker_failed)?;
-            let now = self.switch.coarse_now_s();
             for record in chunk.entries {
                 let Some((tenant, vlan)) = domains.get(&record.domain) else { continue };
                 let port = names.get(&record.port).copied().unwrap_or_default();
@@ -93,13 +96,16 @@ impl Core {
                     vlan: *vlan,
                     mac: record.mac.to_string(),
                     port: port.to_owned(),
-                    age_s: now.saturating_sub(record.seen_s),
+                    age_s: chunk.now_s.saturating_sub(record.seen_s),
                     is_static: record.pinned,
                 });
             }
             from = chunk.next;
         }
-        entries.sort_by(|a, b| (&a.tenant, a.vlan, &a.mac).cmp(&(&b.tenant, b.vlan, &b.mac)));
+        // An address that moved may stand in the tables of two workers: the younger entry is right.
+        let key = |entry: &FdbEntry| (entry.tenant.clone(), entry.vlan, entry.mac.clone());
+        entries.sort_by_cached_key(|entry| (key(entry), entry.age_s));
+        entries.dedup_by_key(|entry| key(entry));
         Ok(entries)
     }
 
@@ -126,9 +132,9 @@ impl Core {
         };
         let time_ns = self.switch.uptime().0;
         let (config, live) = self.ports_now();
-        let (deleted, watch) = {
+        let (deleted, watches) = {
             let shared = lock(&self.shared);
-            (shared.deleted, shared.watch)
+            (shared.deleted, shared.watches.clone())
         };
         let reading = |port: &LivePort| {
             // A port that is not attached has nobody who counts: its counters stand still.
@@ -144,7 +150,7 @@ impl Core {
             exact,
             violations: if exact { violations(&readings) } else { Vec::new() },
             ports: readings.iter().map(|(name, reading)| port_stats(name, reading)).collect(),
-            workers: vec![worker_status(self.switch.as_ref(), watch, schedule)],
+            workers: worker_states(self.switch.as_ref(), &watches, &schedule),
         })
     }
 }
@@ -224,22 +230,27 @@ fn port_stats(name: &str, reading: &PortReading) -> PortStats {
     }
 }
 
-fn worker_status(switch: &dyn Switch, watch: Watch, schedule: String) -> WorkerStatus {
-    let reading = switch.worker();
-    let (busy, idle) = (u128::from(reading.cycles_busy), u128::from(reading.cycles_idle));
-    let share = busy * 10_000 / (busy + idle).max(1);
-    WorkerStatus {
-        id: 0,
-        core: switch.core().unwrap_or(u32::MAX),
-        stalled: watch.stalled,
-        heartbeat_age_ms: watch.age.0 / 1_000_000,
-        busy_share_e4: u32::try_from(share).unwrap_or(10_000),
-        schedule,
-        counters: fields(WorkerReading::FIELDS, reading.values()),
-    }
+fn worker_states(switch: &dyn Switch, watches: &[Watch], schedule: &str) -> Vec<WorkerStatus> {
+    let numbered = (0..).zip(switch.workers());
+    let watched = numbered.zip(watches);
+    watched
+        .map(|((id, (reading, core)), watch)| {
+            let (busy, idle) = (u128::from(reading.cycles_busy), u128::from(reading.cycles_idle));
+            let share = busy * 10_000 / (busy + idle).max(1);
+            WorkerStatus {
+                id,
+                core: core.unwrap_or(u32::MAX),
+                stalled: watch.stalled,
+                heartbeat_age_ms: watch.age.0 / 1_000_000,
+                busy_share_e4: u32::try_from(share).unwrap_or(10_000),
+                schedule: schedule.to_owned(),
+                counters: fields(WorkerReading::FIELDS, reading.values()),
+            }
+        })
+        .collect()
 }
 
-fn port_status(port: &Port, live: &LivePort) -> PortStatus {
+fn port_status(port: &Port, live: &LivePort, workers: Vec<u16>) -> PortStatus {
     let status = live.link.as_ref().map_or_else(
         || AttachStatus {
             state: AttachState::Error,
@@ -270,6 +281,7 @@ fn port_status(port: &Port, live: &LivePort) -> PortStatus {
         queues_up: status.queues_up,
         features: status.features.into_iter().map(str::to_owned).collect(),
         ring_sizes: status.ring_sizes,
+        workers,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use penstock_dataplane::counters::{PortCounters, PortReading};
+use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_units::{Nanos, PortId};
 
 use super::switch::{AttachError, Link};
@@ -16,7 +16,9 @@ pub(super) struct LivePort {
     pub(super) id: PortId,
     pub(super) attachment: Attachment,
     /// They outlive a new attachment.
-    pub(super) counters: Arc<PortCounters>,
+    pub(super) counters: PortCounterSets,
+    /// The configured worker.
+    pub(super) worker: Option<u16>,
     /// `None` in state `error`.
     pub(super) link: Option<Arc<dyn Link>>,
     pub(super) error: Option<AttachError>,
@@ -34,7 +36,8 @@ pub(super) struct Shared {
     pub(super) hits: HashMap<String, u64>,
     /// The last counters of all deleted ports.
     pub(super) deleted: Option<PortReading>,
-    pub(super) watch: Watch,
+    /// One for each worker.
+    pub(super) watches: Vec<Watch>,
 }
 
 /// What only changes need; its lock is held through a whole change.

@@ -4,10 +4,10 @@ use core::fmt;
 use std::sync::Arc;
 
 use penstock_dataplane::classify::Snapshot;
-use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
+use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::port::AttachStatus;
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
-use penstock_units::{MacAddr, Nanos, PortId, TscRate};
+use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
 use crate::config::Attachment;
 
@@ -32,7 +32,13 @@ pub(crate) trait Link: Send + Sync {
     fn close(&self) {}
 }
 
-/// The data path as the host sees it: one worker and its ports.
+/// Which worker gets a queue pair of a port: the configured one, else they are dealt out.
+pub(crate) fn home(id: PortId, queue: QueueId, worker: Option<u16>, workers: usize) -> WorkerId {
+    let place = worker.map_or_else(|| id.index() + queue.index(), usize::from);
+    WorkerId(u16::try_from(place % workers.max(1)).unwrap_or(0))
+}
+
+/// The data path as the host sees it: workers and their ports.
 pub(crate) trait Switch: Send + Sync {
     /// Attaches a port; it may pass frames as soon as the snapshot knows it.
     fn attach(
@@ -40,11 +46,17 @@ pub(crate) trait Switch: Send + Sync {
         id: PortId,
         name: &str,
         attachment: &Attachment,
-        counters: Arc<PortCounters>,
+        worker: Option<u16>,
+        counters: &PortCounterSets,
     ) -> Result<Arc<dyn Link>, AttachError>;
 
     /// Detaches a port; afterwards nobody counts in its counters.
     fn detach(&self, id: PortId, link: Arc<dyn Link>) -> Result<(), WorkerError>;
+
+    /// Gives the queue pairs of an attached port to other workers; returns how many moved.
+    fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError>;
+    /// The workers that own a port's queue pairs.
+    fn owners(&self, id: PortId, queues: u16) -> Vec<u16>;
 
     fn swap_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerError>;
     fn checkpoint(&self) -> Result<Vec<(PortId, PortReading)>, WorkerError>;
@@ -58,10 +70,8 @@ pub(crate) trait Switch: Send + Sync {
         add: bool,
     ) -> Result<(), WorkerError>;
 
-    fn worker(&self) -> WorkerReading;
-    fn coarse_now_s(&self) -> u32;
-    /// The CPU the worker is pinned to.
-    fn core(&self) -> Option<u32>;
+    /// Each worker's counters and the CPU it is pinned to.
+    fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
     /// Time since the switch started.
     fn uptime(&self) -> Nanos;

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use penstock_dataplane::classify::Snapshot;
-use penstock_dataplane::counters::{PortCounters, PortReading, WorkerReading};
+use penstock_dataplane::counters::{PortCounterSets, PortCounters, PortReading, WorkerReading};
 use penstock_dataplane::port::{AttachState, AttachStatus};
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
-use penstock_units::{MacAddr, PortId, TscRate};
+use penstock_units::{MacAddr, PortId, TscRate, WorkerId};
 
 use super::switch::{AttachError, Link, Switch};
 use super::*;
@@ -72,7 +72,8 @@ impl Switch for Fake {
         id: PortId,
         name: &str,
         attachment: &Attachment,
-        counters: Arc<PortCounters>,
+        _: Option<u16>,
+        counters: &PortCounterSets,
     ) -> Result<Arc<dyn Link>, AttachError> {
         let mut record = lock(&self.0);
         if record.busy.contains(&attachment.target()) {
@@ -81,6 +82,7 @@ impl Switch for Fake {
             return Err(AttachError { problem, remedy: "end the other".to_owned() });
         }
         record.calls.push(format!("attach {name} {id}"));
+        let counters = Arc::clone(counters.of(WorkerId(0)));
         assert!(record.attached.insert(id.0, counters).is_none(), "slot {id} is taken");
         Ok(Arc::new(FakeLink))
     }
@@ -135,16 +137,19 @@ impl Switch for Fake {
         Ok(())
     }
 
-    fn worker(&self) -> WorkerReading {
-        WorkerReading { heartbeat: lock(&self.0).heartbeat, ..WorkerReading::default() }
+    fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError> {
+        lock(&self.0).calls.push(format!("place {id} {queues} {worker:?}"));
+        Ok(queues.into())
     }
 
-    fn coarse_now_s(&self) -> u32 {
-        0
+    fn owners(&self, _: PortId, queues: u16) -> Vec<u16> {
+        vec![0; queues.into()]
     }
 
-    fn core(&self) -> Option<u32> {
-        Some(1)
+    fn workers(&self) -> Vec<(WorkerReading, Option<u32>)> {
+        let heartbeat = lock(&self.0).heartbeat;
+        let reading = WorkerReading { heartbeat, ..WorkerReading::default() };
+        vec![(reading, Some(1)), (reading, Some(2))]
     }
 
     fn tsc(&self) -> TscRate {
@@ -284,6 +289,11 @@ fn setting_a_vlan_swaps_and_setting_a_socket_attaches_anew() {
         |key: &str, value: &str| host.set_port("vm2", &[(key.to_owned(), value.to_owned())], true);
     set("vlan", "101").unwrap();
     assert_eq!(fake.calls(), ["swap"]);
+    set("worker", "0").unwrap();
+    assert_eq!(fake.calls(), ["swap", "place 1 1 Some(0)"], "moved, not attached anew");
+    set("worker", "").unwrap();
+    assert_eq!(fake.calls(), ["swap", "place 1 1 None"]);
+    assert_eq!(set("worker", "1").unwrap_err().kind, ErrorKind::Invalid, "there is one worker");
     let report = set("socket", "/run/new.sock").unwrap();
     assert_eq!(report.changes, ["port vm2 changed", "port vm2 attached anew"]);
     assert_eq!(fake.calls(), ["detach 1", "swap", "attach vm2 1"]);
@@ -437,6 +447,7 @@ fn a_stalled_worker_is_seen_while_a_change_waits() {
     host.tick(Nanos::from_secs(3));
     assert!(host.status().workers[0].stalled);
     assert_eq!(host.status().workers[0].heartbeat_age_ms, 2_000);
+    assert_eq!(host.status().workers[1].core, 2, "each worker has its line");
     drop(busy);
 }
 

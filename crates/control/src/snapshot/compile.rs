@@ -34,6 +34,8 @@ pub struct Compiler {
     /// Output sets by number; never shortened, so that tables that are kept stay right.
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
+    /// Workers that count hits; 0 is 1.
+    workers: usize,
 }
 
 impl Compiler {
@@ -51,7 +53,7 @@ impl Compiler {
         let mut sets = self.sets.clone();
         let port = |name: &str| ids.port(name);
         let mut targets = Targets { port: &port, sets: &mut sets };
-        let tables = tables(config, &mut targets, &self.tables)?;
+        let tables = tables(config, &mut targets, &self.tables, self.workers.max(1))?;
         let networks = Networks::new(config.tenants.iter().map(Some));
         let world = World { config, ids: &ids, tables: &tables, networks: &networks };
         let snapshot = world.snapshot(generation, &sets);
@@ -60,6 +62,12 @@ impl Compiler {
         self.tables = tables;
         self.sets = sets;
         Ok(Arc::new(snapshot))
+    }
+
+    /// A compiler for this many workers: each counts a rule's hits on its own.
+    #[must_use]
+    pub fn for_workers(workers: usize) -> Self {
+        Self { workers, ..Self::default() }
     }
 
     /// The numbers of the last configuration compiled.

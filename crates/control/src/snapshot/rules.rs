@@ -89,6 +89,7 @@ pub(super) fn tables(
     config: &HostConfig,
     targets: &mut Targets<'_>,
     old: &BTreeMap<Scope, Built>,
+    workers: usize,
 ) -> Result<BTreeMap<Scope, Built>, (usize, RuleTableError)> {
     let cap = usize::try_from(config.forwarding.subtables_per_port).unwrap_or(usize::MAX);
     let mut built = BTreeMap::new();
@@ -103,7 +104,7 @@ pub(super) fn tables(
         let entry = match kept {
             Some(kept) => kept.clone(),
             None => {
-                let table = RuleTable::build(&rules, cap)
+                let table = RuleTable::build_for(&rules, cap, workers)
                     .map_err(|error| (culprit(&error, &members), error))?;
                 Built { table: Arc::new(table), rules, cap, names }
             }
@@ -119,7 +120,7 @@ pub(crate) fn check_rules(config: &HostConfig) -> Vec<(usize, String)> {
         config.ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), id)).collect();
     let mut sets = Vec::new();
     let mut targets = Targets { port: &|name| numbers.get(name).copied(), sets: &mut sets };
-    match tables(config, &mut targets, &BTreeMap::new()) {
+    match tables(config, &mut targets, &BTreeMap::new(), 1) {
         Ok(_) => Vec::new(),
         Err((at, error)) => vec![(at, error.to_string().replace("; ", ": "))],
     }

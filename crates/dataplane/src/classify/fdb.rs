@@ -29,6 +29,10 @@ pub const NO_DOMAIN: u16 = u16::MAX;
 const WAYS: usize = 4;
 const USED: u16 = 1;
 const PINNED: u16 = 2;
+/// Heard of from another worker, and not by ours since.
+const REMOTE: u16 = 4;
+/// News kept until the worker passes them on; more are told at the next round of ageing.
+const NEWS_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
@@ -56,6 +60,21 @@ pub struct FdbRecord {
     pub seen_s: u32,
     /// Set by control: never moves, never ages.
     pub pinned: bool,
+    /// Known from another worker, whose record says more.
+    pub remote: bool,
+}
+
+/// An address that a worker learned, for the other workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct News {
+    /// The forwarding domain.
+    pub domain: u16,
+    /// The address.
+    pub mac: u64,
+    /// The port it lives behind.
+    pub port: u16,
+    /// Seconds since its last frame: workers' clocks do not begin at the same moment.
+    pub age_s: u32,
 }
 
 /// What came of learning an address.
@@ -99,6 +118,8 @@ pub struct Fdb {
     ageing_s: u32,
     cursor: usize,
     stats: FdbStats,
+    /// For the other workers; `None` if there are none.
+    news: Option<Vec<News>>,
 }
 
 impl core::fmt::Debug for Fdb {
@@ -145,6 +166,7 @@ impl Fdb {
             ageing_s: AGEING_DEFAULT_S,
             cursor: 0,
             stats: FdbStats::default(),
+            news: None,
         }
     }
 
@@ -188,6 +210,7 @@ impl Fdb {
         }
         if slot.seen_s != now_s {
             slot.seen_s = now_s;
+            slot.flags &= !REMOTE;
         }
         Some(slot_number(line, way))
     }
@@ -220,8 +243,10 @@ impl Fdb {
             }
             slot.port = port;
             slot.seen_s = now_s;
+            slot.flags &= !REMOTE;
             self.stats.moved += 1;
             self.bump(domain);
+            self.note(News { domain, mac, port, age_s: 0 });
             return Learned::Moved(number);
         }
         if self.counts[usize::from(domain)] >= limit {
@@ -232,12 +257,61 @@ impl Fdb {
         match self.place(slot, now_s) {
             Some(number) => {
                 self.stats.learned += 1;
+                self.note(News { domain, mac, port, age_s: 0 });
                 Learned::New(number)
             }
             None => {
                 self.stats.no_slot += 1;
                 Learned::Full
             }
+        }
+    }
+
+    /// Keeps what is learned for [`Self::take_news`] from now on.
+    pub fn share(&mut self) {
+        self.news = Some(Vec::with_capacity(NEWS_MAX));
+    }
+
+    fn note(&mut self, news: News) {
+        if let Some(all) = &mut self.news
+            && all.len() < NEWS_MAX
+        {
+            all.push(news);
+        }
+    }
+
+    /// The next thing that other workers should know.
+    #[inline]
+    pub fn take_news(&mut self) -> Option<News> {
+        self.news.as_mut()?.pop()
+    }
+
+    /// Learns what another worker did. An address that was heard of later here stays as it is:
+    /// whoever heard it last is right. `limit` is the domain's.
+    pub fn hear(&mut self, news: &News, now_s: u32, limit: u32) {
+        let News { domain, mac, port, age_s } = *news;
+        let seen_s = now_s.saturating_sub(age_s);
+        let key = key_of(domain, mac);
+        if let Some((line, way)) = self.position(key) {
+            let slot = &mut self.lines[line].0[way];
+            let older = seen_s < slot.seen_s || slot.port == port && seen_s == slot.seen_s;
+            if older || slot.flags & PINNED != 0 {
+                return;
+            }
+            slot.seen_s = seen_s;
+            slot.flags |= REMOTE;
+            if slot.port != port {
+                slot.port = port;
+                self.stats.moved += 1;
+                self.bump(domain);
+            }
+        } else if self.counts[usize::from(domain)] < limit {
+            let slot = Slot { key, seen_s, port, flags: USED | REMOTE };
+            if self.place(slot, now_s).is_none() {
+                self.stats.no_slot += 1;
+            }
+        } else {
+            self.stats.over_limit += 1;
         }
     }
 
@@ -295,6 +369,7 @@ impl Fdb {
             && slot.flags & USED != 0
         {
             slot.seen_s = now_s;
+            slot.flags &= !REMOTE;
         }
     }
 
@@ -365,15 +440,21 @@ impl Fdb {
         self.ageing_s = seconds;
     }
 
-    /// Looks at the next `slots` slots, rounded up to lines, and removes expired entries.
+    /// Looks at the next `slots` slots, rounded up to lines, and removes expired entries. Those
+    /// that are alive and ours are news again, lest other workers take them for dead.
     pub fn age(&mut self, now_s: u32, slots: usize) {
         for _ in 0..slots.div_ceil(WAYS).min(self.lines.len()) {
             let line = self.cursor;
             self.cursor = (line + 1) & (self.lines.len() - 1);
             for way in 0..WAYS {
-                if self.expired(&self.lines[line].0[way], now_s) {
+                let slot = self.lines[line].0[way];
+                if self.expired(&slot, now_s) {
                     self.remove(line, way);
                     self.stats.aged += 1;
+                } else if slot.flags & (USED | PINNED | REMOTE) == USED {
+                    let (domain, mac) = (domain_of(slot.key), slot.key & MAC_MASK);
+                    let age_s = now_s.saturating_sub(slot.seen_s);
+                    self.note(News { domain, mac, port: slot.port, age_s });
                 }
             }
         }
@@ -393,6 +474,7 @@ impl Fdb {
                     port: slot.port,
                     seen_s: slot.seen_s,
                     pinned: slot.flags & PINNED != 0,
+                    remote: slot.flags & REMOTE != 0,
                 });
             }
         }

@@ -41,7 +41,7 @@ use crate::offload::Offload;
 
 pub use binding::Binding;
 pub use cache::CACHE_ENTRIES;
-pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, NO_DOMAIN};
+pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, NO_DOMAIN, News};
 pub use key::{FlowKey, FlowMask, HashSeed};
 pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};
 pub use policy::{
@@ -387,19 +387,30 @@ impl Classifier {
         self.cache.flush(self.attached);
     }
 
-    /// Forgets addresses nobody heard of for long. Looks at a few lines a call and at a sixteenth
-    /// of the FDB a second, so it may be called at every turn.
+    /// Forgets addresses nobody heard of for long. Looks at a few lines a call and, as a rule,
+    /// at a sixteenth of the FDB a second, so it may be called at every turn.
     #[inline]
     pub fn age(&mut self, now_s: u32, snapshot: &Snapshot) {
         const SLOTS_A_CALL: usize = 32;
         if self.aged_s != now_s {
             self.aged_s = now_s;
-            self.to_age = self.fdb.capacity() / 16;
             self.fdb.set_ageing(snapshot.fdb_ageing_s);
+            // Once in 16 s, and a few times while an entry lives: that is also how often other
+            // workers hear that it does.
+            let round_s = usize::try_from(snapshot.fdb_ageing_s / 4).unwrap_or(16).clamp(1, 16);
+            self.to_age = self.fdb.capacity() / round_s;
         }
         if self.to_age > 0 {
             self.fdb.age(now_s, SLOTS_A_CALL);
             self.to_age = self.to_age.saturating_sub(SLOTS_A_CALL);
+        }
+    }
+
+    /// Learns what another worker did, unless `snapshot` says that it cannot be so (any more).
+    pub fn hear(&mut self, news: &News, now_s: u32, snapshot: &Snapshot) {
+        if snapshot.is_member(news.domain, news.port) {
+            let limit = snapshot.domain(news.domain).map_or(0, |d| d.fdb_limit);
+            self.fdb.hear(news, now_s, limit);
         }
     }
 

@@ -20,7 +20,7 @@ use crate::drop::DropReason;
 use crate::offload::OffloadCaps;
 use crate::port::TxOutcome;
 use crate::schedule::Unit;
-use crate::worker::PortSlot;
+use crate::worker::{Handed, Peers, PortSlot};
 
 /// The frames of a batch that go to one port.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +86,8 @@ pub struct Egress {
     lists: Box<[List]>,
     outputs: Vec<u16>,
     scratch: Box<Batch>,
+    /// Other workers, for ports that are theirs.
+    pub(crate) peers: Peers,
     segmenter: finish::Segmenter,
     /// Segments that may still be cut in this turn.
     cuts_left: usize,
@@ -106,6 +108,8 @@ struct Delivery {
     no_port: u64,
     sw_csum: u64,
     sw_tso: u64,
+    handed: u64,
+    handover_full: u64,
 }
 
 impl Egress {
@@ -116,6 +120,7 @@ impl Egress {
             lists: vec![List::EMPTY; ports].into_boxed_slice(),
             outputs: Vec::with_capacity(ports),
             scratch: Batch::new(),
+            peers: Peers::none(ports),
             segmenter: finish::Segmenter::new(),
             cuts_left: 0,
         }
@@ -136,7 +141,8 @@ impl Egress {
         self.list(batch, source, snapshot, own);
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
-            let delivery = self.send(batch, output, list.as_slice(), ports, snapshot, touched);
+            let list = list.as_slice();
+            let delivery = self.send(batch, source, output, list, ports, snapshot, touched);
             account(&delivery, own, counters[usize::from(output)].as_deref());
         }
     }
@@ -199,9 +205,11 @@ impl Egress {
     }
 
     /// Sends the listed frames to one output, in the output's form.
+    #[expect(clippy::too_many_arguments, reason = "one list from one port to another")]
     fn send(
         &mut self,
         batch: &mut Batch,
+        source: PortId,
         output: u16,
         frames: &[u8],
         ports: &mut [PortSlot],
@@ -209,13 +217,16 @@ impl Egress {
         touched: &mut Touched,
     ) -> Delivery {
         let mut delivery = Delivery::default();
-        let n = frames.len() as u64;
         let policy = snapshot.ports.get(usize::from(output)).and_then(Option::as_deref);
         let slot = &mut ports[usize::from(output)];
-        let Some(policy) = policy.filter(|_| !slot.queues.is_empty()) else {
-            delivery.no_port = n;
+        let Some(policy) = policy else {
+            delivery.no_port = frames.len() as u64;
             return delivery;
         };
+        if slot.queues.is_empty() {
+            self.elsewhere(batch, source, output, frames, &mut delivery);
+            return delivery;
+        }
         let mut formed = List::EMPTY;
         for &i in frames {
             if form(batch, usize::from(i), policy) {
@@ -227,15 +238,18 @@ impl Egress {
         if slot.queues.len() == 1 {
             self.send_to_queue(batch, slot, output, 0, formed.as_slice(), &mut delivery, touched);
         } else {
-            self.spread(batch, slot, output, formed.as_slice(), &mut delivery, touched);
+            let formed = formed.as_slice();
+            self.spread(batch, source, slot, output, formed, &mut delivery, touched);
         }
         delivery
     }
 
     /// Splits the frames over the queue pairs that are ready, each flow to one.
+    #[expect(clippy::too_many_arguments, reason = "as `send`, with the slot")]
     fn spread(
         &mut self,
         batch: &Batch,
+        source: PortId,
         slot: &mut PortSlot,
         output: u16,
         frames: &[u8],
@@ -259,8 +273,30 @@ impl Egress {
                 self.send_to_queue(batch, slot, output, queue, mine.as_slice(), delivery, touched);
             }
         }
-        if ready == 0 {
+        if ready == 0 && self.peers.is_empty() {
             delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
+        } else if ready == 0 {
+            self.elsewhere(batch, source, output, frames, delivery);
+        }
+    }
+
+    /// Frames for a port of which no queue pair is ready here: another worker may have one.
+    #[cold]
+    fn elsewhere(
+        &mut self,
+        batch: &Batch,
+        source: PortId,
+        output: u16,
+        frames: &[u8],
+        delivery: &mut Delivery,
+    ) {
+        for &i in frames {
+            match self.peers.hand_over(batch, usize::from(i), source, output) {
+                Handed::Over => delivery.handed += 1,
+                Handed::Full => delivery.handover_full += 1,
+                Handed::Down => delivery.outcome.down += 1,
+                Handed::NoPort => delivery.no_port += 1,
+            }
         }
     }
 
@@ -393,6 +429,9 @@ fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
     if d.replicated > 0 {
         source.replicated.add(d.replicated);
     }
+    if d.handed > 0 {
+        source.queued.add(d.handed);
+    }
     if let Some(target) = target {
         target.tx_frames.add(u64::from(o.frames));
         target.tx_bytes.add(o.bytes);
@@ -410,6 +449,7 @@ fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
         (DropReason::TxError, u64::from(o.error)),
         (DropReason::VlanEgress, d.vlan),
         (DropReason::NoPort, d.no_port),
+        (DropReason::HandoverFull, d.handover_full),
     ];
     for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
         source.drops[reason as usize].add(n);

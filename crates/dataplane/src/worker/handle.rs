@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 
-use super::{Doorbell, Reply, Request};
+use super::{Directory, Doorbell, Reply, Request, Worker};
 use crate::classify::{FdbRecord, Snapshot};
 use crate::counters::{PortCounters, PortReading, WorkerCounters};
 use crate::port::{ControlMessage, PortQueue};
+use crate::tsc::CycleCounter;
 
 /// A worker did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +56,8 @@ pub struct FdbChunk {
     pub entries: Vec<FdbRecord>,
     /// Where the next slice starts; `None` after the last.
     pub next: Option<usize>,
+    /// The clock that their `seen_s` is to be read against, in seconds.
+    pub now_s: u32,
 }
 
 /// A request and where its answer goes.
@@ -81,6 +84,7 @@ pub struct WorkerHandle {
     max_ports: usize,
     second: Arc<AtomicU32>,
     doorbell: Arc<Doorbell>,
+    directory: Arc<Directory>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -88,18 +92,19 @@ pub struct WorkerHandle {
 pub(super) const MAILBOX: usize = 64;
 
 impl WorkerHandle {
-    pub(super) fn new(
+    pub(super) fn new<C: CycleCounter>(
         id: WorkerId,
-        counters: Arc<WorkerCounters>,
         max_ports: usize,
-        second: Arc<AtomicU32>,
-        doorbell: Arc<Doorbell>,
+        worker: &Worker<C>,
     ) -> (Self, Mailbox) {
         let (requests, receiver) = bounded(MAILBOX);
         let posted = Arc::new(AtomicU32::new(0));
         let mailbox = Mailbox { requests: receiver, posted: Arc::clone(&posted) };
+        let (counters, second) = (worker.counters(), worker.coarse_clock());
+        let (doorbell, directory) = (worker.doorbell(), worker.directory());
         let thread = Arc::default();
-        let handle = Self { id, requests, posted, counters, max_ports, second, doorbell, thread };
+        let handle =
+            Self { id, requests, posted, counters, max_ports, second, doorbell, directory, thread };
         (handle, mailbox)
     }
 
@@ -109,7 +114,7 @@ impl WorkerHandle {
 
     /// Waits for the answer: what a request lends the worker must come back before it may be
     /// freed, so there is no time-out; the watchdog reports a worker that does not answer.
-    fn ask(&self, request: Request) -> Result<Reply, WorkerError> {
+    pub(super) fn ask(&self, request: Request) -> Result<Reply, WorkerError> {
         let gone = || WorkerError::Gone(self.id);
         let (reply, answer) = bounded(1);
         self.requests.send(Envelope { request, reply }).map_err(|_| gone())?;
@@ -197,7 +202,9 @@ impl WorkerHandle {
     /// [`WorkerError::Gone`].
     pub fn fdb_chunk(&self, from_slot: usize, max: usize) -> Result<FdbChunk, WorkerError> {
         match self.ask(Request::FdbChunk(from_slot, max, Vec::with_capacity(max)))? {
-            Reply::FdbChunk(entries, next) => Ok(FdbChunk { entries, next }),
+            Reply::FdbChunk(entries, next) => {
+                Ok(FdbChunk { entries, next, now_s: self.coarse_now_s() })
+            }
             _ => Err(WorkerError::Gone(self.id)),
         }
     }
@@ -235,6 +242,19 @@ impl WorkerHandle {
     #[must_use]
     pub fn counters(&self) -> &WorkerCounters {
         &self.counters
+    }
+
+    /// Who owns which queue pair.
+    pub(super) fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    /// Asks for something about a port that is done or not possible.
+    pub(super) fn done(&self, port: PortId, request: Request) -> Result<(), WorkerError> {
+        match self.ask(request)? {
+            Reply::Done => Ok(()),
+            _ => Err(WorkerError::Slot(port)),
+        }
     }
 
     /// What wakes the worker's queue pairs at rest.

@@ -6,23 +6,36 @@
 //! No lock, no allocation, no system call but those a port type cannot avoid. The same
 //! [`Worker::turn`] runs under `sim` on a virtual counter.
 
+mod absent;
+mod directory;
 mod doorbell;
 mod handle;
+mod handover;
 mod interrupter;
+mod membership;
+mod peers;
+mod positions;
 mod request;
 mod resting;
 mod stolen;
 mod thread;
+mod workers;
 
+pub use directory::{Directory, WORKERS_MAX};
 pub use doorbell::Doorbell;
 pub use handle::{FdbChunk, WorkerError, WorkerHandle};
 pub(crate) use interrupter::{
     Interrupter, SIGNAL as INTERRUPT_SIGNAL, install as install_interrupt,
 };
+pub use membership::Arrival;
+pub(crate) use peers::Handed;
+pub use peers::{Mesh, Peers};
+pub use positions::Positions;
 pub use request::{Reply, Request};
 pub use resting::{AWAKE_MIN, IDLE_AFTER, LOOK_EVERY, bell_of};
 pub use stolen::RunQueueWait;
 pub use thread::spawn;
+pub use workers::Workers;
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::Arc;
@@ -36,6 +49,7 @@ use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
 use crate::schedule::{Schedule, ScheduleKind, Unit, build};
 use crate::tsc::{CycleCounter, Stage};
+use handover::Found;
 use resting::{Resting, unit_of};
 use stolen::StolenTime;
 
@@ -74,6 +88,9 @@ pub struct PortSlot {
     pub queues: Vec<Box<dyn PortQueue>>,
     /// Which queue pairs wait for a notification.
     pub marked: [bool; QUEUES_MAX],
+    /// Which queue pairs are here, one bit each; in the places of the others stands nothing that
+    /// sends or takes.
+    pub owned: u8,
 }
 
 impl core::fmt::Debug for PortSlot {
@@ -102,6 +119,8 @@ pub struct Worker<C> {
     last: Cycles,
     until_sample: u32,
     until_notify: u32,
+    /// Whether the next turn begins with what other workers handed over.
+    takes_over: bool,
 }
 
 impl core::fmt::Debug for dyn Schedule {
@@ -193,7 +212,19 @@ impl<C: CycleCounter> Worker<C> {
             last: now,
             until_sample: SAMPLE_EVERY,
             until_notify: NOTIFY_EVERY,
+            takes_over: false,
         }
+    }
+
+    /// The same worker among others: these are its ends of what they share.
+    #[must_use]
+    pub fn with_peers(mut self, peers: Peers) -> Self {
+        if !peers.is_empty() {
+            self.classifier.fdb_mut().share();
+        }
+        self.classifier = self.classifier.for_worker(peers.id().index());
+        self.egress.peers = peers;
+        self
     }
 
     /// The coarse clock in seconds, shared with whoever reads the MAC table.
@@ -208,6 +239,11 @@ impl<C: CycleCounter> Worker<C> {
         Arc::clone(&self.counters)
     }
 
+    /// Who owns which queue pair, shared with all workers.
+    pub(super) fn directory(&self) -> Arc<Directory> {
+        Arc::clone(self.egress.peers.directory())
+    }
+
     /// What wakes queue pairs at rest, shared with whoever hears their drivers' kicks.
     #[must_use]
     pub fn doorbell(&self) -> Arc<Doorbell> {
@@ -216,7 +252,20 @@ impl<C: CycleCounter> Worker<C> {
 
     /// One loop turn: the next queue pair with something waiting gets one batch.
     pub fn turn(&mut self) -> Turn {
+        // Turn and turn about with its own ports, when there are other workers at all.
+        self.takes_over = !self.takes_over && !self.egress.peers.is_empty();
+        if self.takes_over
+            && let Some(frames) = self.take_over()
+        {
+            return Turn::Busy(frames);
+        }
         if let Some(frames) = self.sweep() {
+            return Turn::Busy(frames);
+        }
+        if !self.takes_over
+            && !self.egress.peers.is_empty()
+            && let Some(frames) = self.take_over()
+        {
             return Turn::Busy(frames);
         }
         if self.wake_some()
@@ -226,6 +275,72 @@ impl<C: CycleCounter> Worker<C> {
         }
         self.idle_turn();
         Turn::Idle
+    }
+
+    /// A turn that takes nothing from any port, while control holds all workers: what others
+    /// handed over is delivered until nothing is on its way.
+    pub fn held_turn(&mut self) -> Turn {
+        match self.take_over() {
+            Some(frames) => Turn::Busy(frames),
+            None => {
+                self.end_idle_turn();
+                Turn::Idle
+            }
+        }
+    }
+
+    /// Delivers one batch of what another worker handed over, all from one port, and charges it
+    /// to that port. `None`: nothing was there.
+    #[inline(never)]
+    fn take_over(&mut self) -> Option<usize> {
+        let second = self.clock.second(self.last);
+        loop {
+            self.batch.clear();
+            match self.egress.peers.fill(&mut self.batch) {
+                Found::Nothing => return None,
+                Found::News(news) => {
+                    self.classifier.hear(&news, second, &self.snapshot);
+                    self.egress.peers.release();
+                }
+                Found::Frames(source) => {
+                    self.deliver_for(source);
+                    return Some(self.batch.len());
+                }
+            }
+        }
+    }
+
+    fn deliver_for(&mut self, source: PortId) {
+        let (frames, bytes) = (self.batch.len(), self.batch.bytes());
+        // Of a port that left meanwhile there is nobody to charge; its frames go nowhere.
+        if let Some(counters) = self.port_counters[source.index()].as_deref() {
+            let (batch, ports) = (&mut self.batch, &mut self.ports);
+            let (all, snapshot) = (&self.port_counters, &*self.snapshot);
+            counters.queued.sub(frames as u64);
+            self.egress.deliver(batch, source, ports, all, snapshot, &mut self.touched);
+            self.counter.spent(Stage::Egress, frames, bytes);
+            let now = self.counter.now();
+            let passed = now.saturating_sub(self.last);
+            let cost = self.stolen.settle(passed, &self.counters, counters);
+            counters.cycles.add(cost.0);
+            self.counters.cycles_busy.add(cost.0);
+            self.schedule.charge(Unit { port: source, queue: QueueId(0) }, cost);
+            self.last = now;
+        }
+        self.counters.taken_over.add(frames as u64);
+        // Shown before the cells are given back: what is on its way is in one ring or another.
+        self.egress.peers.show();
+        self.egress.peers.release();
+        self.finish_turn(false);
+    }
+
+    /// What this batch left for the other workers.
+    #[inline(never)]
+    fn tell_peers(&mut self) {
+        while let Some(news) = self.classifier.fdb_mut().take_news() {
+            self.egress.peers.tell(news);
+        }
+        self.egress.peers.show();
     }
 
     /// Polls each queue pair that is awake until one has a batch; `None`: none has.
@@ -372,15 +487,27 @@ impl<C: CycleCounter> Worker<C> {
         self.counters.turns.add(1);
         self.counters.busy_turns.add(1);
         self.counters.heartbeat.set(self.last.0);
+        if !self.egress.peers.is_empty() {
+            self.tell_peers();
+        }
         self.until_notify -= 1;
         if sweep_ends || self.until_notify == 0 {
+            self.age();
             self.notify();
             let _ = self.wake_some();
         }
     }
 
     fn idle_turn(&mut self) {
+        self.age();
+        self.end_idle_turn();
+    }
+
+    fn end_idle_turn(&mut self) {
         self.notify();
+        if !self.egress.peers.is_empty() {
+            self.tell_peers();
+        }
         self.counter.spent(Stage::Idle, 0, 0);
         let now = self.counter.now();
         let idle = now.saturating_sub(self.last);
@@ -391,12 +518,15 @@ impl<C: CycleCounter> Worker<C> {
         self.last = now;
     }
 
+    fn age(&mut self) {
+        let second = self.clock.second(self.last);
+        self.classifier.age(second, &self.snapshot);
+    }
+
     /// One full fence for all rings touched, then one look at each driver's wish for interrupts
     /// (datapath rule 14).
     fn notify(&mut self) {
         self.until_notify = NOTIFY_EVERY;
-        let second = self.clock.second(self.last);
-        self.classifier.age(second, &self.snapshot);
         if self.touched.is_empty() {
             return;
         }
@@ -412,48 +542,6 @@ impl<C: CycleCounter> Worker<C> {
             {
                 counters.tx_kicks.add(u64::from(kicks));
             }
-        }
-    }
-
-    /// Lets `port` take part with its queue pairs.
-    ///
-    /// # Errors
-    /// The queues back, if the slot does not exist or is taken, or there are none or too many.
-    pub fn attach(
-        &mut self,
-        port: PortId,
-        queues: Vec<Box<dyn PortQueue>>,
-        counters: Arc<PortCounters>,
-    ) -> Result<(), Vec<Box<dyn PortQueue>>> {
-        match self.ports.get_mut(port.index()) {
-            Some(slot) if slot.queues.is_empty() && (1..=QUEUES_MAX).contains(&queues.len()) => {
-                for queue in (0_u16..).take(queues.len()) {
-                    let unit = Unit { port, queue: QueueId(queue) };
-                    self.resting.note_busy(unit, self.last);
-                    self.schedule.add(unit);
-                }
-                slot.queues = queues;
-                self.port_counters[port.index()] = Some(counters);
-                Ok(())
-            }
-            _ => Err(queues),
-        }
-    }
-
-    /// Takes `port` out; its queue pairs go back to the caller.
-    pub fn detach(&mut self, port: PortId) -> Vec<Box<dyn PortQueue>> {
-        self.notify();
-        self.schedule.remove(port);
-        self.resting.remove_port(port);
-        self.counters.resting.set(self.resting.len() as u64);
-        self.classifier.forget_port(port.0);
-        match self.ports.get_mut(port.index()) {
-            Some(slot) => {
-                // Whoever attached the port holds its counters too: nothing is freed here.
-                self.port_counters[port.index()] = None;
-                core::mem::take(&mut slot.queues)
-            }
-            None => Vec::new(),
         }
     }
 

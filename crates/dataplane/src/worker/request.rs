@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_units::{Cycles, MacAddr, PortId, QueueId};
 
-use super::{Worker, WorkerError};
+use super::{Arrival, Worker, WorkerError};
 use crate::classify::{FdbRecord, Snapshot};
 use crate::counters::{PortCounters, PortReading};
 use crate::port::{ControlMessage, PortQueue};
@@ -30,6 +30,14 @@ pub enum Request {
     FdbFlush(Option<PortId>, Option<u16>),
     /// Add (or remove) a static address.
     FdbStatic(u16, MacAddr, PortId, bool),
+    /// Know a port whose queue pairs are elsewhere; the vector has room for them.
+    Join(PortId, Vec<Box<dyn PortQueue>>, Arc<PortCounters>),
+    /// Own a queue pair of a port that joined.
+    Adopt(Arrival),
+    /// Let a queue pair go.
+    Release(PortId, QueueId),
+    /// Take nothing from the ports until told otherwise.
+    Hold(bool),
     /// End the thread.
     Stop,
 }
@@ -40,6 +48,8 @@ pub enum Reply {
     Done,
     /// The queue pairs of a detached port, or those that could not be attached.
     Queues(Vec<Box<dyn PortQueue>>),
+    /// A queue pair let go, or one that could not be adopted.
+    Queue(Option<Box<dyn PortQueue>>),
     /// The snapshot that was in place before.
     Snapshot(Arc<Snapshot>),
     /// The queue's answer.
@@ -67,6 +77,10 @@ impl core::fmt::Debug for Request {
             Self::FdbChunk(..) => "FdbChunk",
             Self::FdbFlush(..) => "FdbFlush",
             Self::FdbStatic(..) => "FdbStatic",
+            Self::Join(..) => "Join",
+            Self::Adopt(_) => "Adopt",
+            Self::Release(..) => "Release",
+            Self::Hold(_) => "Hold",
             Self::Stop => "Stop",
         })
     }
@@ -77,6 +91,7 @@ impl core::fmt::Debug for Reply {
         f.write_str(match self {
             Self::Done => "Done",
             Self::Queues(_) => "Queues",
+            Self::Queue(_) => "Queue",
             Self::Snapshot(_) => "Snapshot",
             Self::Control(_) => "Control",
             Self::NoQueue(_) => "NoQueue",
@@ -108,12 +123,14 @@ impl<C: CycleCounter> Worker<C> {
             Request::Detach(port) => Reply::Queues(self.detach(port)),
             Request::Swap(new) => Reply::Snapshot(self.swap_snapshot(new)),
             Request::Control(port, queue, message) => {
-                let slot = self.ports.get_mut(port.index());
+                let owned = self.owns(port, queue);
+                let slot = self.ports.get_mut(port.index()).filter(|_| owned);
                 match slot.and_then(|slot| slot.queues.get_mut(queue.index())) {
                     Some(waiting) => {
                         let answer = waiting.control(message);
                         // Whatever it was, it may have brought frames that nobody kicks for.
                         self.wake(Unit { port, queue });
+                        self.tell_ready(port, queue);
                         Reply::Control(answer)
                     }
                     None => Reply::NoQueue(message),
@@ -143,7 +160,17 @@ impl<C: CycleCounter> Worker<C> {
                     Reply::Refused(WorkerError::FdbFull { domain })
                 }
             }
-            Request::Stop => Reply::Done,
+            Request::Join(port, room, counters) => match self.join(port, room, counters) {
+                Ok(()) => Reply::Done,
+                Err(room) => Reply::Queues(room),
+            },
+            Request::Adopt(arrival) => match self.adopt(arrival) {
+                Ok(()) => Reply::Done,
+                Err(pair) => Reply::Queue(Some(pair)),
+            },
+            Request::Release(port, queue) => Reply::Queue(self.release(port, queue)),
+            // The thread's business too.
+            Request::Hold(_) | Request::Stop => Reply::Done,
         }
     }
 

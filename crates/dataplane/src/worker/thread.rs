@@ -10,7 +10,7 @@ use penstock_units::Nanos;
 
 use super::handle::{MAILBOX, Mailbox};
 use super::{
-    Interrupter, Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError,
+    Interrupter, Peers, Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError,
     WorkerHandle,
 };
 use crate::tsc::Tsc;
@@ -28,6 +28,14 @@ const PAUSES: u32 = 64;
 /// # Errors
 /// [`WorkerError::Start`]: no such core, or the thread could not be made.
 pub fn spawn(config: WorkerConfig) -> Result<WorkerHandle, WorkerError> {
+    spawn_one(config, None)
+}
+
+/// The same, with its ends of what it shares with others.
+pub(super) fn spawn_one(
+    config: WorkerConfig,
+    peers: Option<Peers>,
+) -> Result<WorkerHandle, WorkerError> {
     let id = config.id;
     let failed = move |call, problem: String| WorkerError::Start { worker: id, call, problem };
     let (ready, started) = crossbeam_channel::bounded(1);
@@ -44,13 +52,12 @@ pub fn spawn(config: WorkerConfig) -> Result<WorkerHandle, WorkerError> {
                 return;
             }
         };
-        let worker = Worker::new(&config, Tsc, RunQueueWait::of_this_thread());
-        let (counters, second) = (worker.counters(), worker.coarse_clock());
-        let doorbell = worker.doorbell();
-        let (handle, mailbox) = WorkerHandle::new(id, counters, config.max_ports, second, doorbell);
+        let peers = peers.unwrap_or_else(|| Peers::none(config.max_ports));
+        let worker = Worker::new(&config, Tsc, RunQueueWait::of_this_thread()).with_peers(peers);
+        let (handle, mailbox) = WorkerHandle::new(id, config.max_ports, &worker);
         if ready.send(Ok(handle)).is_ok() {
             let backoff = config.idle_backoff;
-            Runner { worker, mailbox, backoff, served: 0, idle: 0 }.run();
+            Runner { worker, mailbox, backoff, served: 0, idle: 0, held: false }.run();
         }
     });
     let thread = thread.map_err(|e| failed("start its thread", e.to_string()))?;
@@ -76,6 +83,8 @@ struct Runner {
     backoff: Nanos,
     served: u32,
     idle: u32,
+    /// Control holds all workers: nothing is taken from the ports.
+    held: bool,
 }
 
 impl Runner {
@@ -83,6 +92,13 @@ impl Runner {
         loop {
             if self.mailbox.posted.load(Ordering::Relaxed) != self.served && self.serve_all() {
                 return;
+            }
+            if self.held {
+                if self.worker.held_turn() == Turn::Idle {
+                    // Whoever is waited for may need this core.
+                    std::thread::yield_now();
+                }
+                continue;
             }
             match self.worker.turn() {
                 Turn::Busy(_) => self.idle = 0,
@@ -100,6 +116,9 @@ impl Runner {
             let Ok(envelope) = self.mailbox.requests.try_recv() else { break };
             self.served = self.served.wrapping_add(1);
             let stop = matches!(envelope.request, Request::Stop);
+            if let Request::Hold(held) = envelope.request {
+                self.held = held;
+            }
             let reply = self.worker.serve(envelope.request);
             // Whoever asked may have given up; then the reply is dropped here.
             let _: Result<(), crossbeam_channel::SendError<Reply>> = envelope.reply.send(reply);

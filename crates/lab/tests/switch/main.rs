@@ -6,6 +6,7 @@ mod live;
 mod packed;
 mod rest;
 mod rig;
+mod workers;
 
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;

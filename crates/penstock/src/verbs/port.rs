@@ -138,6 +138,7 @@ async fn show(socket: &Path, name: String, json: bool) -> Result<ExitCode> {
 /// One port for people.
 fn shown(port: &PortStatus, config: &str) -> String {
     let list = |items: &[String]| or_dash(&items.join(" "));
+    let workers: Vec<String> = port.workers.iter().map(u16::to_string).collect();
     let rings: Vec<String> = port.ring_sizes.iter().map(u32::to_string).collect();
     let lines = [
         ("name", port.name.clone()),
@@ -151,6 +152,7 @@ fn shown(port: &PortStatus, config: &str) -> String {
         ("queues", format!("{} of {} can pass frames", port.queues_up, port.queues)),
         ("features", list(&port.features)),
         ("ring sizes", list(&rings)),
+        ("workers", list(&workers)),
     ];
     let mut text = String::new();
     for (key, value) in lines {

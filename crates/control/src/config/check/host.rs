@@ -1,5 +1,7 @@
 //! The sections `[host]`, `[worker]`, `[forwarding]`.
 
+use penstock_dataplane::worker::WORKERS_MAX;
+
 use super::super::decode::{Draft, Object, Report};
 use super::super::machine::Machine;
 use super::super::model::{HostSection, WorkerSection};
@@ -59,12 +61,18 @@ fn check_worker(
     machine: &Machine,
     report: &mut Report<'_>,
 ) {
-    if worker.cores.len() > 1 {
+    if worker.cores.len() > WORKERS_MAX {
         let problem = format!(
-            "{} worker cores are configured, this release runs one worker",
+            "{} worker cores are configured, the limit is {WORKERS_MAX}",
             worker.cores.len()
         );
-        report.at(object, "cores", problem, "name one core, as in cores = [1]");
+        report.at(object, "cores", problem, "name fewer");
+    }
+    for (at, core) in worker.cores.iter().enumerate() {
+        if worker.cores[..at].contains(core) {
+            let problem = format!("core {core} is named twice, two workers would wait for it");
+            report.at(object, &format!("cores.{at}"), problem, "name each core once");
+        }
     }
     check_range(object, "idle_backoff_us", worker.idle_backoff_us, 0..=1_000, report);
     let lists = [("cores", &worker.cores), ("control_cores", &worker.control_cores)];

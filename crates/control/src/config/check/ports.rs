@@ -19,9 +19,26 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         check_keys(object, port, report);
         check_values(object, port, report);
         check_vlans(object, port, world, report);
+        check_worker(object, port, draft, report);
     }
     check_targets(draft, report);
     check_bindings(draft, world, report);
+}
+
+/// That its worker is there.
+fn check_worker(
+    object: &Object<'_, Port>,
+    port: &Port,
+    draft: &Draft<'_>,
+    report: &mut Report<'_>,
+) {
+    let Some(section) = &draft.worker.value else { return };
+    let workers = section.cores.len().max(1);
+    if let Some(worker) = port.worker.filter(|worker| usize::from(*worker) >= workers) {
+        let problem = format!("there is no worker {worker}, `cores` in [worker] has {workers}");
+        let remedy = format!("write a number from 0 to {}, or add a core", workers - 1);
+        report.at(object, "worker", problem, remedy);
+    }
 }
 
 /// That each key belongs to the port's type, and the type's own is there.

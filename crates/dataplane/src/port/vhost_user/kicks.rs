@@ -11,17 +11,17 @@ use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use penstock_units::QueueId;
 
 use super::session::Session;
-use crate::worker::Doorbell;
 
 /// Milliseconds after a kick in which no other is heard. A queue pair that was just woken is polled
 /// for longer than this.
 const DEAF_MS: u8 = 1;
 
 /// Rings the bells of whoever is kicked until the connection has a message or its end.
-pub(super) fn serve_until_message(connection: &UnixStream, session: &Session, bells: &Doorbell) {
-    let kicks: Vec<(usize, &File)> = session.kicks().collect();
+pub(super) fn serve_until_message(connection: &UnixStream, session: &Session) {
+    let kicks: Vec<(QueueId, &File)> = session.kicks().collect();
     let mut fds = vec![PollFd::new(connection.as_fd(), PollFlags::POLLIN)];
     fds.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick.as_fd(), PollFlags::POLLIN)));
     let mut deaf = false;
@@ -35,11 +35,11 @@ pub(super) fn serve_until_message(connection: &UnixStream, session: &Session, be
             Ok(_) if happened(&fds[0]) => return,
             Ok(_) if deaf => deaf = false,
             Ok(_) => {
-                for ((bell, kick), fd) in kicks.iter().zip(&fds[1..]) {
+                for ((queue, kick), fd) in kicks.iter().zip(&fds[1..]) {
                     if happened(fd) {
                         // Empty or not: whoever touches the descriptor wants to be heard.
                         let _ = (&mut &**kick).read(&mut [0; 8]);
-                        bells.ring(*bell);
+                        session.ring_bell(*queue);
                     }
                 }
                 deaf = true;

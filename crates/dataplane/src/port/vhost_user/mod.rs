@@ -28,7 +28,7 @@ use penstock_units::PortId;
 
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::offload::OffloadCaps;
-use crate::worker::{INTERRUPT_SIGNAL, QUEUES_MAX, WorkerHandle, install_interrupt};
+use crate::worker::{INTERRUPT_SIGNAL, QUEUES_MAX, Workers, install_interrupt};
 use queue::VhostQueue;
 
 /// Who listens on the socket.
@@ -79,7 +79,7 @@ fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
 pub struct VhostUser {
     config: VhostUserConfig,
     id: PortId,
-    worker: WorkerHandle,
+    workers: Workers,
     shared: SharedState,
     wake: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
@@ -93,7 +93,7 @@ impl VhostUser {
     pub fn start(
         config: VhostUserConfig,
         id: PortId,
-        worker: WorkerHandle,
+        workers: impl Into<Workers>,
     ) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let object = config.path.display().to_string();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queue_pairs)) {
@@ -106,7 +106,17 @@ impl VhostUser {
             .map(|_| Box::new(VhostQueue::default()) as Box<dyn PortQueue>)
             .collect();
         let shared = SharedState::default();
-        Ok((Self { config, id, worker, shared, wake: Arc::new(wake), thread: None }, queues))
+        Ok((
+            Self {
+                config,
+                id,
+                workers: workers.into(),
+                shared,
+                wake: Arc::new(wake),
+                thread: None,
+            },
+            queues,
+        ))
     }
 
     /// Binds the socket (server mode) and starts the session thread.
@@ -124,7 +134,7 @@ impl VhostUser {
         let server = serve::Server {
             config: self.config.clone(),
             id: self.id,
-            worker: self.worker.clone(),
+            workers: self.workers.clone(),
             shared: Arc::clone(&self.shared),
             wake: Arc::clone(&self.wake),
         };

@@ -13,7 +13,7 @@ use vhost::vhost_user::BackendReqHandler;
 use super::session::Session;
 use super::throttle::{self, Throttle};
 use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock, socket};
-use crate::worker::WorkerHandle;
+use crate::worker::Workers;
 
 /// Milliseconds between two attempts to connect.
 const RETRY_MS: u16 = 250;
@@ -22,7 +22,7 @@ const RETRY_MS: u16 = 250;
 pub(super) struct Server {
     pub(super) config: VhostUserConfig,
     pub(super) id: PortId,
-    pub(super) worker: WorkerHandle,
+    pub(super) workers: Workers,
     pub(super) shared: SharedState,
     pub(super) wake: Arc<EventFd>,
 }
@@ -125,12 +125,12 @@ impl Server {
         }
         tracing::info!(port = %name, socket = %self.config.path.display(), "driver connected");
         let session =
-            Session::new(&self.config, self.id, self.worker.clone(), Arc::clone(&self.shared));
+            Session::new(&self.config, self.id, self.workers.clone(), Arc::clone(&self.shared));
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let end = loop {
             if let Ok(session) = backend.lock() {
-                super::kicks::serve_until_message(&early, &session, self.worker.doorbell());
+                super::kicks::serve_until_message(&early, &session);
             }
             let served =
                 if is_early(&backend) { early_enable::serve(&early, &backend) } else { Ok(false) };

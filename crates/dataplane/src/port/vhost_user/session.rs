@@ -27,8 +27,7 @@ use crate::port::dirty_log::DirtyLog;
 use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
 use crate::port::inflight::InflightRegion;
 use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
-use crate::schedule::Unit;
-use crate::worker::{WorkerHandle, bell_of};
+use crate::worker::Workers;
 
 const F_CSUM: u64 = 1 << 0;
 const F_GUEST_CSUM: u64 = 1 << 1;
@@ -125,7 +124,7 @@ struct Ring {
 pub(super) struct Session {
     name: String,
     id: PortId,
-    worker: WorkerHandle,
+    workers: Workers,
     shared: SharedState,
     offered: u64,
     features: u64,
@@ -154,14 +153,14 @@ impl Session {
     pub(super) fn new(
         config: &VhostUserConfig,
         id: PortId,
-        worker: WorkerHandle,
+        workers: Workers,
         shared: SharedState,
     ) -> Self {
         let rings = 2 * usize::from(config.queue_pairs);
         Self {
             name: config.name.clone(),
             id,
-            worker,
+            workers,
             shared,
             offered: offered(config),
             features: 0,
@@ -214,16 +213,20 @@ impl Session {
         }
     }
 
-    /// The descriptors by which the driver kicks for its transmit rings, and which bell of the
-    /// worker is to be rung for each.
-    pub(super) fn kicks(&self) -> impl Iterator<Item = (usize, &File)> {
+    /// The descriptors by which the driver kicks for its transmit rings, with their queue pairs.
+    pub(super) fn kicks(&self) -> impl Iterator<Item = (QueueId, &File)> {
         self.rings.iter().enumerate().filter_map(|(index, ring)| {
             let queue = QueueId(u16::try_from(index / 2).ok()?);
             // The guest's receive rings have even numbers: they are looked at when there is a
             // frame for them, a kick would tell nothing.
             let kick = ring.kick.as_ref().filter(|_| ring.running && index % 2 == 1)?;
-            Some((bell_of(Unit { port: self.id, queue }), kick))
+            Some((queue, kick))
         })
+    }
+
+    /// Has a queue pair polled again that its worker left alone.
+    pub(super) fn ring_bell(&self, queue: QueueId) {
+        self.workers.ring(self.id, queue);
     }
 
     /// Whether the driver has acknowledged that it speaks protocol features.
@@ -251,7 +254,7 @@ impl Session {
         self.spend(throttle::EXCHANGE);
         let kicks = self.rings[index].kick.is_some();
         let message = Box::new(SwapRing { side, ring, caps: self.caps(), kicks });
-        match self.worker.control_queue(self.id, queue, message) {
+        match self.workers.control_queue(self.id, queue, message) {
             Ok(answer) => answer.downcast::<SwapRing>().ok().and_then(|swap| swap.ring),
             Err(error) => {
                 // The port is being deleted: its queues have left the worker, rings and all.
@@ -448,12 +451,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let fd = fd.map(|fd| self.event(fd, "kick")).transpose()?;
         let queue = QueueId(u16::from(index) / 2);
-        let bell = bell_of(Unit { port: self.id, queue });
         let (_, ring) = self.ring(u32::from(index))?;
         if ring.running {
             ring.kick = fd;
             // A kick that was not heard yet went with the old descriptor.
-            self.worker.doorbell().ring(bell);
+            self.ring_bell(queue);
             return Ok(());
         }
         self.change(u32::from(index), |ring| {

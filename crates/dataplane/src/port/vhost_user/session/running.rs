@@ -100,7 +100,7 @@ impl Session {
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
         self.spend(throttle::EXCHANGE);
         let message = Box::new(ChangeRing { side, change });
-        match self.worker.control_queue(self.id, queue, message) {
+        match self.workers.control_queue(self.id, queue, message) {
             Ok(answer) => answer.downcast::<ChangeRing>().ok().map(|answer| answer.change),
             Err(error) => {
                 // The port is being deleted: its queues have left the worker, rings and all.

@@ -1,0 +1,128 @@
+//! Which worker owns which queue pair: written by control, read by workers that have a frame for
+//! another's port.
+//!
+//! A hint and no lock: a frame that goes to the wrong worker is handed on or counted as dropped.
+//! Control moves queue pairs only while all workers are held ([`super::Workers`]), so that does
+//! not happen.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use penstock_units::{PortId, QueueId, WorkerId};
+
+use super::QUEUES_MAX;
+
+/// Most workers.
+pub const WORKERS_MAX: usize = 16;
+/// Nobody's.
+const NONE: u8 = 0xff;
+
+const _: () = assert!(QUEUES_MAX == size_of::<u64>() && WORKERS_MAX < NONE as usize);
+
+/// One port: a byte a queue pair.
+#[derive(Debug)]
+struct Entry {
+    owners: AtomicU64,
+    /// Not zero: frames can be delivered there, as far as the owner said last.
+    ready: AtomicU64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Directory(Box<[Entry]>);
+
+/// Where a frame for a port can be delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// By this worker.
+    At(WorkerId),
+    /// Nowhere now: no queue pair is ready.
+    Down,
+    /// Nowhere: the port is not attached.
+    Nowhere,
+}
+
+impl Directory {
+    pub(super) fn new(ports: usize) -> Self {
+        let entry = |_| Entry { owners: AtomicU64::new(u64::MAX), ready: AtomicU64::new(0) };
+        Self((0..ports).map(entry).collect())
+    }
+
+    /// Makes `owner` the owner of a queue pair, or nobody.
+    pub(super) fn set_owner(&self, port: PortId, queue: QueueId, owner: Option<WorkerId>) {
+        let Some(entry) = self.0.get(port.index()) else { return };
+        let mut owners = entry.owners.load(Ordering::Relaxed).to_le_bytes();
+        let owner = owner.and_then(|id| u8::try_from(id.0).ok()).unwrap_or(NONE);
+        if let Some(place) = owners.get_mut(queue.index()) {
+            *place = owner;
+        }
+        entry.owners.store(u64::from_le_bytes(owners), Ordering::Release);
+    }
+
+    /// The owner of a queue pair.
+    #[must_use]
+    pub fn owner(&self, port: PortId, queue: QueueId) -> Option<WorkerId> {
+        let owners = self.0.get(port.index())?.owners.load(Ordering::Acquire).to_le_bytes();
+        let owner = *owners.get(queue.index())?;
+        (owner != NONE).then_some(WorkerId(owner.into()))
+    }
+
+    /// Notes whether a queue pair can deliver; for its owner.
+    pub(super) fn set_ready(&self, port: PortId, queue: QueueId, ready: bool) {
+        let Some(entry) = self.0.get(port.index()) else { return };
+        let bits = 0xff_u64 << (8 * (queue.index() % QUEUES_MAX));
+        // Two queue pairs of a port may have two owners: a read-modify-write, off the hot path.
+        if ready {
+            entry.ready.fetch_or(bits, Ordering::Release);
+        } else {
+            entry.ready.fetch_and(!bits, Ordering::Release);
+        }
+    }
+
+    /// Where to hand a frame with this flow hash; `own` is the worker that asks.
+    pub(crate) fn home(&self, port: u16, hash: u32, own: WorkerId) -> Home {
+        let Some(entry) = self.0.get(usize::from(port)) else { return Home::Nowhere };
+        let owners = entry.owners.load(Ordering::Acquire);
+        if owners == u64::MAX {
+            return Home::Nowhere;
+        }
+        let ready = entry.ready.load(Ordering::Acquire).to_le_bytes();
+        let others = owners.to_le_bytes().into_iter().zip(ready);
+        let others = others
+            .filter(|&(owner, ready)| ready != 0 && owner != NONE && u16::from(owner) != own.0);
+        let count = others.clone().count();
+        if count == 0 {
+            return Home::Down;
+        }
+        let mut others = others;
+        let pick = others.nth(hash as usize % count);
+        pick.map_or(Home::Down, |(owner, _)| Home::At(WorkerId(owner.into())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_goes_to_a_ready_queue_of_another_worker() {
+        let directory = Directory::new(2);
+        let (port, own) = (PortId(1), WorkerId(0));
+        assert_eq!(directory.home(1, 0, own), Home::Nowhere);
+        assert_eq!(directory.home(9, 0, own), Home::Nowhere, "no such port");
+        for (queue, owner) in [(0, 0), (1, 1), (2, 2)] {
+            directory.set_owner(port, QueueId(queue), Some(WorkerId(owner)));
+        }
+        assert_eq!(directory.home(1, 0, own), Home::Down);
+        directory.set_ready(port, QueueId(0), true);
+        assert_eq!(directory.home(1, 0, own), Home::Down, "its own is no help");
+        assert_eq!(directory.home(1, 5, WorkerId(1)), Home::At(WorkerId(0)));
+        directory.set_ready(port, QueueId(2), true);
+        directory.set_ready(port, QueueId(1), true);
+        assert_eq!(directory.home(1, 4, own), Home::At(WorkerId(1)));
+        assert_eq!(directory.home(1, 5, own), Home::At(WorkerId(2)));
+        directory.set_owner(port, QueueId(1), None);
+        assert_eq!(directory.owner(port, QueueId(1)), None);
+        assert_eq!(directory.owner(port, QueueId(2)), Some(WorkerId(2)));
+        assert_eq!(directory.home(1, 4, own), Home::At(WorkerId(2)));
+    }
+}

@@ -86,6 +86,11 @@ impl SplitRing {
         self.call.replace(call)
     }
 
+    /// Interrupts the driver, whatever it wished.
+    pub fn interrupt(&mut self) {
+        self.call.interrupt();
+    }
+
     /// Whether the driver made an interrupt wait: it gets none any more.
     #[must_use]
     pub const fn is_call_blocked(&self) -> bool {

@@ -56,7 +56,12 @@ impl RingChange {
     fn apply(self, ring: &mut Virtqueue) -> Self {
         match self {
             Self::Log(log) => Self::Log(ring.set_log(log)),
-            Self::Call(call) => Self::Call(ring.set_call(call)),
+            Self::Call(call) => {
+                let before = ring.set_call(call);
+                // The interrupt that was due may have gone to the descriptor before.
+                ring.interrupt();
+                Self::Call(before)
+            }
             Self::Move(memory, at) => match ring.move_to(memory, at) {
                 Ok(old) => Self::Move(old, at),
                 Err(error) => Self::Refused(error),
@@ -158,6 +163,10 @@ impl PortQueue for VhostQueue {
                 }
             };
             core::mem::swap(place, &mut swap.ring);
+            if let Some(ring) = place {
+                // A switch before us may have returned chains and died before it said so.
+                ring.interrupt();
+            }
         } else if let Some(message) = message.downcast_mut::<ChangeRing>() {
             let ring = match message.side {
                 Side::Rx => &mut self.rx,

@@ -314,7 +314,6 @@ impl Session {
         ring.running = true;
         self.record(index, &mut virtqueue);
         self.swap(index, Some(Box::new(virtqueue)));
-        self.interrupt(index);
         self.report();
         Ok(())
     }

@@ -119,6 +119,12 @@ impl Virtqueue {
         either!(self, ring => ring.set_call(call))
     }
 
+    /// Interrupts the driver, wanted or not. In the worker's thread alone, which cannot be held by
+    /// a call descriptor that waits.
+    pub(super) fn interrupt(&mut self) {
+        either!(self, ring => ring.interrupt());
+    }
+
     pub(super) fn move_to(
         &mut self,
         memory: Arc<GuestMemory>,

@@ -1,6 +1,5 @@
 //! Changes to rings that run: made where they are, so that no frame finds a ring absent.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use penstock_units::QueueId;
@@ -61,16 +60,6 @@ impl Session {
         if self.rings[index].running {
             let call = self.rings[index].call.as_ref().and_then(|call| call.try_clone().ok());
             let _ = self.change_running(index, RingChange::Call(call));
-            self.interrupt(index);
-        }
-    }
-
-    /// Interrupts the driver, wanted or not: an interrupt may have been due on the descriptor
-    /// before, or have died with a switch that had returned chains and not said so.
-    pub(super) fn interrupt(&mut self, index: usize) {
-        if let Some(call) = &mut self.rings[index].call {
-            // One that would block has an interrupt pending.
-            let _ = call.write(&1_u64.to_ne_bytes());
         }
     }
 

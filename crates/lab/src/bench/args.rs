@@ -221,8 +221,8 @@ pub struct LossArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 80)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub at: u32,
-    /// Descriptors of each ring
-    #[arg(long, default_value_t = 256)]
+    /// Descriptors of each ring: enough to bridge a timer tick at the rates in question
+    #[arg(long, default_value_t = 1024)]
     pub ring: u16,
     /// Cores and priorities.
     #[command(flatten)]

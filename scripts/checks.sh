@@ -23,6 +23,19 @@ lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \
         cargo test --locked --workspace --no-fail-fast
 }
+# The modules without files and rings, under an interpreter that knows what Rust leaves undefined.
+lane_miri() {
+    if ! cargo +nightly miri --version >/dev/null 2>&1; then
+        say "SKIP Miri: no nightly toolchain with miri (rustup component add --toolchain nightly miri rust-src)"
+        return
+    fi
+    # shellcheck disable=SC2086 # the variable is a list
+    MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/miri" \
+        cargo +nightly miri test --locked -p penstock-dataplane --lib -- ${MIRI_TESTS:-$miri_tests}
+}
+miri_tests="a_tag_comes_off mem:: offload:: classify::key classify::parse classify::binding"
+# Coverage-guided, beyond what \`unit\` runs of the same targets.
+lane_fuzz() { "$REPO/scripts/fuzz.sh"; }
 lane_guests() { "$REPO/scripts/test-guests.sh"; }
 lane_migration() { "$REPO/scripts/test-migration.sh"; }
 # Each of 32 combinations runs twice this long: a second in every test run, ten by hand.
@@ -79,6 +92,7 @@ test)
         ignored=1
     fi
     lane unit "unit, property, simulation and integration tests"
+    lane miri "undefined behaviour in what needs no files"
     lane guests "Linux guests and endpoints on a running switch"
     lane migration "a Linux guest moves between two ports while traffic runs"
     lane testpmd "DPDK's virtio driver on a running switch"

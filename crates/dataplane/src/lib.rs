@@ -4,6 +4,11 @@
 //! [`worker::Worker::turn`]. Time is an argument everywhere but in [`tsc`].
 //! The rules that comments cite ("datapath rule 7") are in `docs/datapath-rules.md`.
 #![deny(unsafe_code)]
+// Nothing a guest or a user sends may end the process; tests fail by panicking.
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented)
+)]
 
 pub mod batch;
 pub mod classify;

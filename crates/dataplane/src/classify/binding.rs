@@ -12,6 +12,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use penstock_units::MacAddr;
 
 use super::ipv6::NEIGHBOUR_ADVERTISEMENT;
+use super::key::{FlowMask, KeyFields, MAC_MASK};
 use super::parse::{HeaderFlags, Headers, ICMPV6, UDP, be64};
 use crate::batch::HEAD_COPY;
 use crate::drop::DropReason;
@@ -57,6 +58,19 @@ impl Binding {
             ipv4: ipv4.map(|list| sorted(list.iter().map(|a| a.to_bits()))),
             ipv6: ipv6.map(|list| sorted(list.iter().map(|a| a.to_bits()).chain(own))),
         }
+    }
+
+    /// The bits of a key that the answer depends on, given that an IPv4 frame without a source
+    /// address keeps all of its bits (DHCP).
+    pub(super) fn mask(&self) -> FlowMask {
+        FlowMask::new(&KeyFields {
+            ethertype: u16::MAX,
+            proto: u8::MAX,
+            src_mac: if self.macs.is_some() { MAC_MASK } else { 0 },
+            ipv4_src: if self.ipv4.is_some() { u32::MAX } else { 0 },
+            ipv6_src: if self.ipv6.is_some() { u128::MAX } else { 0 },
+            ..KeyFields::default()
+        })
     }
 
     /// Whether a frame with these headers may come from the port; `w` is its head.

@@ -83,6 +83,23 @@ const fn bits16(word: u64, shift: u32) -> u16 {
 }
 
 impl KeyFields {
+    /// All bits of all fields.
+    pub const ALL: Self = Self {
+        in_port: u16::MAX,
+        vid: u16::MAX,
+        ethertype: u16::MAX,
+        proto: u8::MAX,
+        tos: u8::MAX,
+        dst_mac: MAC_MASK,
+        src_mac: MAC_MASK,
+        src_port: u16::MAX,
+        dst_port: u16::MAX,
+        ipv4_src: u32::MAX,
+        ipv4_dst: u32::MAX,
+        ipv6_src: u128::MAX,
+        ipv6_dst: u128::MAX,
+    };
+
     pub(super) const fn words(&self) -> [u64; WORDS] {
         [
             (self.in_port as u64) << 48
@@ -238,6 +255,23 @@ impl FlowKey {
         Self([first & m, b & n, c & o, d & p, 0, 0, 0, 0])
     }
 
+    /// The bits that `mask` keeps, of a key that is not wide. An IPv4 frame without a source
+    /// address keeps all: what its sender may do depends on the ports too (DHCP).
+    #[inline(always)]
+    pub(super) fn relevant_narrow(&self, mask: &FlowMask) -> Self {
+        let ([a, b, c, d, ..], [m, n, o, p, ..]) = (&self.0, &mask.0);
+        if d >> 32 == 0 {
+            return *self;
+        }
+        Self([a & m, b & n, c & o, d & p, 0, 0, 0, 0])
+    }
+
+    /// The same for any key.
+    #[inline]
+    pub(super) fn relevant(&self, mask: &FlowMask) -> Self {
+        if self.is_wide() { self.masked(mask) } else { self.relevant_narrow(mask) }
+    }
+
     /// Equality, word by word.
     #[inline]
     pub(super) fn is(&self, other: &Self) -> bool {
@@ -273,6 +307,12 @@ impl FlowMask {
     #[must_use]
     pub const fn new(fields: &KeyFields) -> Self {
         Self(fields.words())
+    }
+
+    /// The bits that matter to either.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        Self(core::array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
     /// Whether no bit matters.
@@ -355,6 +395,16 @@ impl HashSeed {
     #[must_use]
     pub fn hash(&self, k: &FlowKey) -> u64 {
         if k.is_wide() { self.hash_wide(k) } else { self.hash_narrow(k) }
+    }
+
+    /// A number that is the same for all frames of a flow, to spread flows by: one multiplication
+    /// for all but IPv6.
+    #[inline]
+    #[must_use]
+    pub fn flow(&self, k: &FlowKey) -> u64 {
+        let s = &self.0;
+        let narrow = fold(k.0[3] ^ s[2], k.0[1].rotate_left(17) ^ k.0[2] ^ s[3]);
+        if k.is_wide() { self.hash_upper(narrow, k) } else { narrow }
     }
 
     /// The hash of one word (a domain and a MAC address).

@@ -6,7 +6,9 @@
 //! memory is asked for one stage before it is needed: parse and hash all (and ask for the cache's
 //! buckets); compare signatures (and ask for the entries); verify and apply; then the frames that
 //! missed, one by one, through `forward`. A port whose every frame goes to one place skips all of
-//! it ([`PortPolicy::is_patch`]). **Cost.** Measured by `benches/classify.rs`. No allocation, lock,
+//! it ([`PortPolicy::is_patch`]). Of a flow's key only the bits count that a decision about the
+//! port's frames can depend on, so flows that differ in others share an entry; and a frame whose
+//! bits are those of the frame before shares its decision without a look at the cache. **Cost.** Measured by `benches/classify.rs`. No allocation, lock,
 //! clock or system call; every loop is bounded by a constant, by the rule table's limits or by a
 //! domain's members.
 //!
@@ -53,7 +55,7 @@ pub use tables::RuleTables;
 use cache::{Cache, Decision, KEEP_DSCP};
 use forward::{Path, Recent, Tally, is_no_source, is_reserved};
 use key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN};
-use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_and_hash};
+use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_any, parse_plain};
 use policy::Patch;
 use port_state::PortState;
 use signature::Candidates;
@@ -96,6 +98,17 @@ struct Scratch {
     headers: [Headers; BATCH_FRAMES],
     hashes: [u64; BATCH_FRAMES],
     ways: [Candidates; BATCH_FRAMES],
+}
+
+/// What stage 1 makes of a batch's frames.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parsed {
+    /// To be looked for in the cache.
+    cacheable: FrameSet,
+    /// Like the cacheable frame before them: theirs is its decision.
+    followers: FrameSet,
+    /// To be decided one by one.
+    apart: FrameSet,
 }
 
 /// Some of a batch's frames, one bit each.
@@ -202,10 +215,10 @@ impl Classifier {
             return;
         }
         let mut tally = Tally::default();
-        let (cacheable, apart) = self.parse_and_hash(batch, port, all);
-        self.compare(cacheable);
-        let missed = self.verify(batch, &turn, &mut tally, cacheable);
-        let rest = FrameSet(missed.0 | apart.0);
+        let parsed = self.parse_and_hash(batch, policy, all);
+        self.compare(parsed.cacheable);
+        let missed = self.verify(batch, &turn, &mut tally, parsed);
+        let rest = FrameSet(missed.0 | parsed.apart.0);
         if rest.0 != 0 {
             self.decide(batch, &turn, &mut tally, rest);
         }
@@ -251,38 +264,59 @@ impl Classifier {
         rest
     }
 
-    /// Stage 1. Frames that cannot be read get their verdict here. Returns those to be looked for
-    /// in the cache, and those to be decided one by one.
+    /// Stage 1. Frames that cannot be read get their verdict here.
     // The stages are functions of their own, not inlined, so that each keeps its values in
     // registers: together they spilled most of them.
     #[inline(never)]
     fn parse_and_hash(
         &mut self,
         batch: &mut Batch,
-        port: u16,
+        policy: &PortPolicy,
         frames: FrameSet,
-    ) -> (FrameSet, FrameSet) {
+    ) -> Parsed {
         let Scratch { headers, hashes, .. } = &mut *self.scratch;
-        let seed = self.seed;
-        let (mut cacheable, mut apart) = (FrameSet::default(), FrameSet::default());
+        let (seed, relevant) = (&self.seed, &policy.relevant);
+        let mut parsed = Parsed::default();
+        // No key: its input port has 16 bits, but the rest is not all ones.
+        let mut before = [u64::MAX; 4];
         for i in frames {
             let h = &mut headers[i];
-            let hash = match parse_and_hash(batch, i, port, &seed, h) {
-                Ok(hash) => hash,
-                Err(reason) => {
-                    batch.frame_mut(i).verdict = Verdict::Drop(reason);
+            if let Some(plain) = parse_plain(batch, i, policy.id) {
+                let plain = match plain {
+                    Ok(plain) => plain,
+                    Err(reason) => {
+                        batch.at_mut(i).verdict = Verdict::Drop(reason);
+                        continue;
+                    }
+                };
+                batch.at_mut(i).hash = flow_hash(seed.flow(&plain.key));
+                let key = plain.key.relevant_narrow(relevant);
+                if key.narrow_is(&before) {
+                    parsed.followers.insert(i);
                     continue;
                 }
-            };
-            hashes[i] = hash;
-            self.cache.prefetch_bucket(hash);
-            if h.flags.uncacheable() {
-                apart.insert(i);
+                before = key.narrow();
+                hashes[i] = seed.hash_narrow(&key);
+                *h = Headers { key, ..plain };
             } else {
-                cacheable.insert(i);
+                if let Err(reason) = parse_any(batch, i, policy.id, h) {
+                    batch.at_mut(i).verdict = Verdict::Drop(reason);
+                    continue;
+                }
+                batch.at_mut(i).hash = flow_hash(seed.flow(&h.key));
+                before = [u64::MAX; 4];
+                if h.flags.uncacheable() {
+                    hashes[i] = seed.hash(&h.key);
+                    parsed.apart.insert(i);
+                    continue;
+                }
+                h.key = h.key.relevant(relevant);
+                hashes[i] = seed.hash(&h.key);
             }
+            self.cache.prefetch_bucket(hashes[i]);
+            parsed.cacheable.insert(i);
         }
-        (cacheable, apart)
+        parsed
     }
 
     /// Stage 2.
@@ -294,30 +328,44 @@ impl Classifier {
         }
     }
 
-    /// Stage 3. Frames in the cache get their verdict; the others are returned.
+    /// Stage 3. Frames in the cache and their followers get their verdict; the others are returned.
     #[inline(never)]
     fn verify(
         &mut self,
         batch: &mut Batch,
         turn: &Turn<'_>,
         tally: &mut Tally,
-        frames: FrameSet,
+        parsed: Parsed,
     ) -> FrameSet {
-        let Scratch { headers, hashes, ways } = &*self.scratch;
         let mut missed = FrameSet::default();
-        for i in frames {
+        let mut rest = parsed.cacheable;
+        while let Some(i) = rest.next() {
+            // Followers lie between this frame and the next that has a key of its own.
+            let before_next = FrameSet::first(rest.0.trailing_zeros() as usize);
+            let behind = (u32::MAX << 1) << i;
+            let followers = FrameSet(parsed.followers.0 & before_next.0 & behind);
+            let Scratch { headers, hashes, ways } = &mut *self.scratch;
             let (h, hash) = (&headers[i], hashes[i]);
             let found = self.cache.find(ways[i], hash, &h.key, &mut self.fdb, turn.now_s);
             let Some(decision) = found else {
                 missed.insert(i);
+                for f in followers {
+                    (headers[f], hashes[f], ways[f]) = (headers[i], hash, ways[i]);
+                }
+                missed.0 |= followers.0;
                 continue;
             };
-            apply(batch, i, decision, h.flags, hash);
+            let flags = h.flags;
+            apply(batch, i, decision, flags);
+            for f in followers {
+                apply(batch, f, decision, flags);
+            }
+            let frames = 1 + u64::from(followers.0.count_ones());
+            tally.cache_hits += frames;
             if decision.rule.is_some() {
-                turn.policy.rules.hit(decision.rule, self.worker, 1);
+                turn.policy.rules.hit(decision.rule, self.worker, frames);
             }
         }
-        tally.cache_hits = u64::from(frames.0.count_ones() - missed.0.count_ones());
         missed
     }
 
@@ -356,7 +404,7 @@ impl Classifier {
                 self.cache.insert(hash, &h.key, &decision, path.fdb, turn.now_s);
                 kept = true;
             }
-            apply(batch, i, &decision, h.flags, hash);
+            apply(batch, i, &decision, h.flags);
             if decision.rule.is_some() {
                 policy.rules.hit(decision.rule, self.worker, 1);
             }
@@ -475,11 +523,10 @@ const fn flow_hash(hash: u64) -> u32 {
 }
 
 #[inline(always)]
-fn apply(batch: &mut Batch, i: usize, decision: &Decision, flags: HeaderFlags, hash: u64) {
-    let frame = batch.frame_mut(i);
+fn apply(batch: &mut Batch, i: usize, decision: &Decision, flags: HeaderFlags) {
+    let frame = batch.at_mut(i);
     frame.verdict = decision.verdict;
     frame.tci = frame.tci & 0xf000 | decision.vid;
-    frame.hash = flow_hash(hash);
     if decision.dscp != KEEP_DSCP {
         edit::set_dscp(batch.head_mut(i), flags, decision.dscp);
     }

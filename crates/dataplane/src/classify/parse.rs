@@ -10,9 +10,7 @@
 //! eight extension headers and eight ND options for IPv6.
 
 use super::ipv6;
-use super::key::{
-    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey, HashSeed,
-};
+use super::key::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey};
 use crate::batch::{Batch, HEAD_COPY};
 use crate::drop::DropReason;
 use crate::offload::Offload;
@@ -158,36 +156,37 @@ pub(super) fn transport(
 /// [`DropReason::BadOffload`].
 pub fn parse(batch: &mut Batch, i: usize, in_port: u16) -> Result<Headers, DropReason> {
     let mut headers = Headers::default();
-    parse_and_hash(batch, i, in_port, &HashSeed::new(0), &mut headers)?;
+    match parse_plain(batch, i, in_port) {
+        Some(plain) => headers = plain?,
+        None => parse_any(batch, i, in_port, &mut headers)?,
+    }
     Ok(headers)
 }
 
-/// [`parse`] without the copy; returns the key's hash, worked out while the key is in registers.
+/// [`parse`] for what most frames are: its answer, or `None` if this frame is another.
 #[inline(always)]
-pub(super) fn parse_and_hash(
+pub(super) fn parse_plain(
     batch: &mut Batch,
     i: usize,
     in_port: u16,
-    seed: &HashSeed,
-    h: &mut Headers,
-) -> Result<u64, DropReason> {
-    let frame = batch.frame_mut(i);
-    if frame.offload.is_none() {
-        let len = frame.len as usize;
-        frame.offload = Offload::NONE;
-        if let Some(plain) = plain_ipv4(batch.head_window(i), len, u64::from(in_port) << 48) {
-            let hash = seed.hash_narrow(&plain.key);
-            *h = plain;
-            return Ok(hash);
-        }
+) -> Option<Result<Headers, DropReason>> {
+    let (len, asks) = (batch.at(i).len, !batch.at(i).offload.is_none());
+    let h = plain_ipv4(batch.head_window(i), len as usize, u64::from(in_port) << 48)?;
+    if asks {
+        return Some(check_offload(batch, i, &h).map(|()| h));
     }
-    parse_any(batch, i, in_port, h)?;
-    Ok(seed.hash(&h.key))
+    batch.at_mut(i).offload = Offload::NONE;
+    Some(Ok(h))
 }
 
 /// Reads any frame.
 #[inline(never)]
-fn parse_any(batch: &mut Batch, i: usize, in_port: u16, h: &mut Headers) -> Result<(), DropReason> {
+pub(super) fn parse_any(
+    batch: &mut Batch,
+    i: usize,
+    in_port: u16,
+    h: &mut Headers,
+) -> Result<(), DropReason> {
     let mut len = batch.frame(i).len as usize;
     if len < L3 {
         return Err(DropReason::Runt);

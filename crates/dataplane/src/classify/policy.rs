@@ -10,6 +10,7 @@ use penstock_units::Vid;
 
 use super::binding::Binding;
 use super::fdb::{AGEING_DEFAULT_S, NO_DOMAIN};
+use super::key::{FlowMask, KeyFields, MAC_MASK};
 use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
 
@@ -133,6 +134,9 @@ pub struct PortPolicy {
     pub up: bool,
     /// Worked out by [`Self::finish`].
     pub(super) patch: Option<Patch>,
+    /// The bits of a flow key that any decision about this port's frames depends on; worked out by
+    /// [`Self::finish`].
+    pub(super) relevant: FlowMask,
 }
 
 impl PortPolicy {
@@ -166,6 +170,7 @@ impl PortPolicy {
             isolated: false,
             up: true,
             patch: None,
+            relevant: FlowMask::new(&KeyFields::ALL),
         }
     }
 
@@ -173,7 +178,24 @@ impl PortPolicy {
     #[must_use]
     pub fn finish(mut self) -> Self {
         self.patch = self.find_patch();
+        self.relevant = self.find_relevant();
         self
+    }
+
+    /// Ports, VLAN, protocol and addresses of Ethernet always matter; of the rest what a rule or
+    /// the binding looks at. Flows that differ in other bits share a decision.
+    fn find_relevant(&self) -> FlowMask {
+        let always = FlowMask::new(&KeyFields {
+            in_port: u16::MAX,
+            vid: u16::MAX,
+            ethertype: u16::MAX,
+            proto: u8::MAX,
+            dst_mac: MAC_MASK,
+            src_mac: MAC_MASK,
+            ..KeyFields::default()
+        });
+        let bound = self.binding.as_ref().map_or(FlowMask::default(), Binding::mask);
+        always.union(&bound).union(&self.rules.mask())
     }
 
     /// The one output of an access port without binding whose best rule of all matches every

@@ -304,6 +304,14 @@ impl RuleTable {
         (best != NONE).then_some(best)
     }
 
+    /// The bits of a key that any of the rules looks at.
+    #[must_use]
+    pub fn mask(&self) -> FlowMask {
+        let linear = self.linear.iter().map(|entry| &entry.mask);
+        let masks = self.subtables.iter().map(|table| &table.mask).chain(linear);
+        masks.fold(FlowMask::default(), |all, mask| all.union(mask))
+    }
+
     /// Rule `index`; indices run from the best rule to the worst.
     #[inline]
     #[must_use]

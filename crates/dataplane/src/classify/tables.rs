@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::key::FlowKey;
+use super::key::{FlowKey, FlowMask};
 use super::matching::{Actions, Rule};
 use super::rules::RuleTable;
 
@@ -69,6 +69,12 @@ impl RuleTables {
     #[inline]
     pub(super) fn lookup(&self, key: &FlowKey, vid: u16) -> Option<(RuleRef, &Actions)> {
         self.pick(|table| table.lookup_in(vid, key)).map(|(at, rule)| (at, &rule.actions))
+    }
+
+    /// The bits of a key that any rule looks at.
+    pub(super) fn mask(&self) -> FlowMask {
+        let tables = self.all().into_iter().flatten();
+        tables.fold(FlowMask::default(), |all, table| all.union(&table.mask()))
     }
 
     /// The best rule of all, whether it matches a frame or not.

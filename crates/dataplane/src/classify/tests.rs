@@ -93,6 +93,10 @@ fn with_rules(policy: PortPolicy, rules: &[Rule]) -> PortPolicy {
     PortPolicy { rules: RuleTables { own, ..RuleTables::default() }, ..policy }
 }
 
+fn ipv4() -> Match {
+    Match { ethertype: Some(0x0800), ..Match::default() }
+}
+
 fn rule(id: u32, priority: u16, matching: Match, actions: Actions) -> Rule {
     Rule { priority, matching, actions, id }
 }
@@ -188,7 +192,13 @@ fn a_flood_of_addresses_stays_in_its_domain_and_its_allowance() {
 
 #[test]
 fn many_flows_of_one_port_leave_the_others_in_the_cache() {
-    let mut b = two_tenants();
+    let port = |id, tenant, domain| {
+        with_rules(PortPolicy::access(id, Some(tenant), vid(10), domain), &[looks_at_ports()])
+    };
+    let mut b = Bench::new(
+        vec![port(0, 1, 0), port(1, 1, 0), port(2, 2, 1), port(3, 2, 1)],
+        vec![domain(1, 10, &[0, 1]), domain(2, 10, &[2, 3])],
+    );
     for (port, own, other) in [(0, A, B), (1, B, A), (2, A, B), (3, B, A)] {
         b.send(port, &udp4(own, BROADCAST, ME, YOU, 1, 2));
         b.send(port, &udp4(own, other, ME, YOU, 1, 2));
@@ -207,6 +217,63 @@ fn many_flows_of_one_port_leave_the_others_in_the_cache() {
     let before = b.count(0).cache_hits;
     b.send_all(0, &mine);
     assert_eq!(b.count(0).cache_hits, before + 32);
+}
+
+/// A rule that no test frame matches: it makes the ports matter.
+fn looks_at_ports() -> Rule {
+    let ports = Some((1, u16::MAX));
+    let tcp = Match { proto: Some(6), src_port: ports, dst_port: ports, ..ipv4() };
+    rule(99, 1, tcp, Actions::only(Then::Drop))
+}
+
+#[test]
+fn flows_that_no_decision_tells_apart_share_one() {
+    let mut b = two_tenants();
+    b.send(1, &udp4(B, BROADCAST, YOU, ME, 1, 2));
+    let flows: Vec<Vec<u8>> = (0..1000).map(|n| udp4(A, B, ME, [10, 1, 2, 3], n, 9)).collect();
+    for burst in flows.chunks(32) {
+        let verdicts = b.send_all(0, burst);
+        assert!(verdicts.iter().all(|v| *v == Verdict::Output(1)), "{verdicts:?}");
+    }
+    assert!(b.classifier.cached(0) <= 1);
+    let spread: std::collections::BTreeSet<u32> = b.batch.frames().iter().map(|f| f.hash).collect();
+    assert!(spread.len() >= flows.len() % 32, "flows are told apart where queues are picked");
+}
+
+#[test]
+fn what_a_rule_looks_at_is_looked_at_in_the_middle_of_a_burst() {
+    let drop_port = Match { proto: Some(17), dst_port: Some((9, u16::MAX)), ..ipv4() };
+    let dropping = [rule(1, 5, drop_port, Actions::only(Then::Drop))];
+    let bound = Binding::new(None, Some(&[Ipv4Addr::from(ME)]), None);
+    let first = PortPolicy {
+        binding: Some(bound),
+        ..with_rules(PortPolicy::access(0, Some(1), vid(10), 0), &dropping)
+    };
+    let second = PortPolicy::access(1, Some(1), vid(10), 0);
+    let mut b = Bench::new(vec![first, second], vec![domain(1, 10, &[0, 1])]);
+    b.send(1, &udp4(B, BROADCAST, YOU, ME, 1, 2));
+    let (passes, dropped) = (udp4(A, B, ME, YOU, 1, 8), udp4(A, B, ME, YOU, 1, 9));
+    let (spoofed, elsewhere) = (udp4(A, B, YOU, ME, 1, 8), udp4(A, B, ME, ME, 7, 8));
+    let dhcp = udp4(A, B, [0; 4], [255; 4], 68, 67);
+    let no_dhcp = udp4(A, B, [0; 4], [255; 4], 68, 68);
+    let (out, no) = (Verdict::Output(1), Verdict::Drop(DropReason::SpoofedIp));
+    let rule = Verdict::Drop(DropReason::Rule);
+    for _ in 0..4 {
+        let burst = [
+            (&passes, out),
+            (&elsewhere, out),
+            (&dropped, rule),
+            (&passes, out),
+            (&spoofed, no),
+            (&passes, out),
+            (&dhcp, out),
+            (&no_dhcp, no),
+            (&dhcp, out),
+        ];
+        let verdicts = b.send_all(0, burst.iter().map(|(frame, _)| *frame));
+        assert_eq!(verdicts, burst.map(|(_, verdict)| verdict));
+    }
+    assert!(b.count(0).cache_hits > 0);
 }
 
 #[test]

@@ -69,6 +69,7 @@ want demo qemu-system-x86 qemu-system-x86_64 "Linux guests"
 want demo cpio cpio "packs the guests' file system"
 want demo xz-utils xz "unpacks kernel modules"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
+want test valgrind valgrind "counts the data path's instructions"
 # Its service is not used and need not run: the benchmark starts an OVS of its own.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
     "the switch to compare with"

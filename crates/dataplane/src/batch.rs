@@ -54,40 +54,58 @@ pub enum Verdict {
     Flood(u16),
 }
 
-/// A frame of the batch, without its bytes.
+/// A frame of the batch, without its bytes: half a cache line. What is alike in most new frames
+/// lies together, so that it is written in two or three stores.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct Frame {
     /// Bytes of the frame in its present form, without FCS.
     pub len: u32,
-    start: u16,
-    head: u16,
-    seg_first: u16,
-    seg_count: u16,
+    /// The hash of the flow; picks the output queue.
+    pub hash: u32,
+    /// What is to happen to it.
+    pub verdict: Verdict,
     /// Offload metadata; offsets count from the frame's present start.
     pub offload: Offload,
     /// Priority and VLAN (802.1Q TCI) that the frame belongs to; 0 is the untagged network.
     pub tci: u16,
     /// Whether the bytes carry the tag at present (else it is only in `tci`).
     pub tagged: bool,
-    /// The classifier's hash of the flow; picks the output queue.
-    pub hash: u32,
-    /// What is to happen to it.
-    pub verdict: Verdict,
+    start: u8,
+    head: u8,
+    seg_first: u16,
+    seg_count: u16,
 }
+
+const _: () = assert!(size_of::<Frame>() == 32);
+const _: () =
+    assert!(SLOT_HEADROOM + 4 + HEAD_COPY < 256 && SLOT_HEADROOM + 4 + HEAD_COPY <= SLOT_BYTES);
 
 impl Frame {
     const EMPTY: Self = Self {
         len: 0,
+        hash: 0,
+        verdict: Verdict::Drop(DropReason::Runt),
+        offload: Offload::NONE,
+        tci: 0,
+        tagged: false,
         start: 0,
         head: 0,
         seg_first: 0,
         seg_count: 0,
-        offload: Offload::NONE,
-        tci: 0,
-        tagged: false,
-        hash: 0,
-        verdict: Verdict::Drop(DropReason::Runt),
     };
+
+    /// Bytes in the private slot: the first [`HEAD_COPY`], or all if it is shorter.
+    #[inline]
+    pub(crate) const fn head_len(&self) -> usize {
+        self.head as usize
+    }
+
+    /// Whether there are bytes behind the head.
+    #[inline]
+    pub(crate) const fn has_segments(&self) -> bool {
+        self.seg_count != 0
+    }
 }
 
 /// The batch is full: the frame stays where it is.
@@ -188,13 +206,36 @@ impl Batch {
     #[inline]
     #[must_use]
     pub fn frame(&self, i: usize) -> &Frame {
-        &self.frames[..self.len][i]
+        assert!(i < self.len);
+        self.at(i)
+    }
+
+    /// Frame `i` for the loops over a whole batch, whose `i` is one of its frames.
+    #[inline(always)]
+    pub(crate) fn at(&self, i: usize) -> &Frame {
+        debug_assert!(i < self.len);
+        &self.frames[i % BATCH_FRAMES]
+    }
+
+    /// The same, to be marked or rewritten.
+    #[inline(always)]
+    pub(crate) fn at_mut(&mut self, i: usize) -> &mut Frame {
+        debug_assert!(i < self.len);
+        &mut self.frames[i % BATCH_FRAMES]
+    }
+
+    /// Where the private bytes of frame `i` begin; [`Frame::head_len`] many lie there.
+    #[inline(always)]
+    pub(crate) fn head_at(&self, i: usize) -> *const u8 {
+        let start = self.at(i).start;
+        self.slots[i % BATCH_FRAMES].0.as_ptr().wrapping_add(start as usize)
     }
 
     /// Frame `i`, to be marked or rewritten.
     #[inline]
     pub fn frame_mut(&mut self, i: usize) -> &mut Frame {
-        &mut self.frames[..self.len][i]
+        assert!(i < self.len);
+        self.at_mut(i)
     }
 
     /// The private bytes of frame `i`: its first [`HEAD_COPY`] bytes, or all if it is shorter.
@@ -202,14 +243,14 @@ impl Batch {
     #[must_use]
     pub fn head(&self, i: usize) -> &[u8] {
         let f = &self.frames[i];
-        &self.slots[i].0[f.start as usize..(f.start + f.head) as usize]
+        &self.slots[i].0[f.start as usize..f.start as usize + f.head as usize]
     }
 
     /// The private bytes of frame `i`, to be rewritten in place.
     #[inline]
     pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
         let f = &self.frames[i];
-        &mut self.slots[i].0[f.start as usize..(f.start + f.head) as usize]
+        &mut self.slots[i].0[f.start as usize..f.start as usize + f.head as usize]
     }
 
     /// A fixed window of the slot from the frame's first byte; bytes past the frame's own are
@@ -217,11 +258,11 @@ impl Batch {
     #[inline]
     #[must_use]
     pub fn head_window(&self, i: usize) -> &[u8; HEAD_COPY] {
-        let start = self.frames[i].start as usize;
-        // start <= SLOT_HEADROOM + 4, so the window always lies inside the slot.
-        match self.slots[i].0[start..start + HEAD_COPY].try_into() {
-            Ok(window) => window,
-            Err(_) => unreachable!("a slice of HEAD_COPY bytes"),
+        // Never more than SLOT_HEADROOM + 4: stripping a tag is the only move forward.
+        let start = (self.at(i).start as usize).min(SLOT_BYTES - HEAD_COPY);
+        match self.slots[i % BATCH_FRAMES].0[start..].first_chunk() {
+            Some(window) => window,
+            None => unreachable!("HEAD_COPY bytes fit behind that start"),
         }
     }
 
@@ -321,7 +362,7 @@ impl Batch {
     /// The slot of the frame being built: [`HEAD_COPY`] bytes.
     #[inline]
     pub(crate) fn next_slot(&mut self) -> *mut u8 {
-        self.slots[self.len].0[SLOT_HEADROOM..].as_mut_ptr()
+        self.slots[self.len % BATCH_FRAMES].0[SLOT_HEADROOM..].as_mut_ptr()
     }
 
     /// Adds a segment to the frame being built. [`Self::has_room`] leaves room for a chain.
@@ -336,14 +377,15 @@ impl Batch {
         #[expect(clippy::cast_possible_truncation, reason = "bounded by FRAME_MAX, SEGMENTS_MAX")]
         let frame = Frame {
             len: len as u32,
-            start: SLOT_HEADROOM as u16,
-            head: head as u16,
+            start: SLOT_HEADROOM as u8,
+            head: head as u8,
             seg_first: self.segment_count as u16,
             seg_count: segments as u16,
             offload,
             ..Frame::EMPTY
         };
-        self.frames[self.len] = frame;
+        debug_assert!(self.len < BATCH_FRAMES && head <= HEAD_COPY);
+        self.frames[self.len % BATCH_FRAMES] = frame;
         self.segment_count += segments;
         self.bytes += len;
         self.len += 1;
@@ -352,8 +394,8 @@ impl Batch {
     /// The pieces of frame `i` behind its head.
     #[inline]
     pub(crate) fn segments(&self, i: usize) -> &[Segment] {
-        let f = &self.frames[i];
-        &self.segments[f.seg_first as usize..(f.seg_first + f.seg_count) as usize]
+        let f = self.at(i);
+        &self.segments[f.seg_first as usize..f.seg_first as usize + f.seg_count as usize]
     }
 
     /// Copies frame `i` in its present form to the end of `out`.

@@ -68,6 +68,33 @@ impl Offload {
         offload
     }
 
+    /// The same for a header read as a word of eight bytes and one of two. Metadata that asks for
+    /// nothing is dropped here: nobody needs to look at it again.
+    #[inline]
+    #[must_use]
+    pub(crate) const fn from_guest_words(first: u64, last: u16) -> Self {
+        let [flags, gso_type, h0, h1, g0, g1, c0, c1] = u64::from_le(first).to_le_bytes();
+        if flags & F_NEEDS_CSUM == 0 && gso_type == GSO_NONE {
+            return Self::NONE;
+        }
+        Self {
+            flags: flags & F_NEEDS_CSUM,
+            gso_type,
+            hdr_len: u16::from_le_bytes([h0, h1]),
+            gso_size: u16::from_le_bytes([g0, g1]),
+            csum_start: u16::from_le_bytes([c0, c1]),
+            csum_offset: u16::from_le(last),
+        }
+    }
+
+    /// The header's last four bytes, in memory order; the others are the structure's own first
+    /// eight.
+    #[inline]
+    #[must_use]
+    pub(crate) const fn last_word(self, num_buffers: u16) -> u32 {
+        self.csum_offset as u32 | (num_buffers as u32) << 16
+    }
+
     /// The header with `num_buffers` in its last two bytes.
     #[inline]
     #[must_use]
@@ -206,6 +233,23 @@ mod tests {
         assert_eq!(o.check(34, 6, 66, false, 60_000), Ok(()));
         assert_eq!(o.hdr_len, 66);
         assert_eq!(Offload::from_wire(&o.to_wire(3)), o);
+    }
+
+    #[test]
+    fn words_say_what_bytes_say() {
+        let wire = tso().to_wire(3);
+        assert_eq!(tso().last_word(3).to_ne_bytes(), wire[8..]);
+        let words = |o: Offload| {
+            let wire = o.to_wire(0);
+            let first = u64::from_ne_bytes(*wire.first_chunk().unwrap());
+            (first, u16::from_ne_bytes([wire[8], wire[9]]))
+        };
+        let (first, last) = words(tso());
+        assert_eq!(Offload::from_guest_words(first, last), tso());
+        // What asks for nothing is nothing, and a guest vouches for no checksum.
+        let idle = Offload { flags: F_DATA_VALID, hdr_len: 7, csum_start: 9, ..Offload::NONE };
+        let (first, last) = words(idle);
+        assert_eq!(Offload::from_guest_words(first, last), Offload::NONE);
     }
 
     #[test]

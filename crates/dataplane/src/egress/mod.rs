@@ -48,6 +48,19 @@ impl List {
     }
 }
 
+/// A whole batch's frames, as a list.
+const ALL: [u8; BATCH_FRAMES] = {
+    let mut all = [0; BATCH_FRAMES];
+    let mut i = 0;
+    while i < BATCH_FRAMES {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+        let number = i as u8;
+        all[i] = number;
+        i += 1;
+    }
+    all
+};
+
 /// Queue pairs that were written to and whose drivers are to be notified.
 #[derive(Debug)]
 pub struct Touched {
@@ -138,6 +151,16 @@ impl Egress {
     ) {
         self.cuts_left = finish::CUTS_PER_TURN_MAX;
         let Some(own) = counters[source.index()].as_deref() else { return };
+        if let Some(output) = common_output(batch) {
+            let frames = &ALL[..batch.len()];
+            let Some(target) = counters.get(usize::from(output)) else {
+                own.drops[DropReason::NoPort as usize].add(frames.len() as u64);
+                return;
+            };
+            let delivery = self.send(batch, source, output, frames, ports, snapshot, touched);
+            account(&delivery, own, target.as_deref());
+            return;
+        }
         self.list(batch, source, snapshot, own);
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
@@ -228,18 +251,24 @@ impl Egress {
             return delivery;
         }
         let mut formed = List::EMPTY;
-        for &i in frames {
-            if form(batch, usize::from(i), policy) {
-                formed.push(i);
+        let frames =
+            if !policy.is_trunk() && frames.iter().all(|&i| !batch.at(usize::from(i)).tagged) {
+                // What an access port wants, as nearly all frames are.
+                frames
             } else {
-                delivery.vlan += 1;
-            }
-        }
+                for &i in frames {
+                    if form(batch, usize::from(i), policy) {
+                        formed.push(i);
+                    } else {
+                        delivery.vlan += 1;
+                    }
+                }
+                formed.as_slice()
+            };
         if slot.queues.len() == 1 {
-            self.send_to_queue(batch, slot, output, 0, formed.as_slice(), &mut delivery, touched);
+            self.send_to_queue(batch, slot, output, 0, frames, &mut delivery, touched);
         } else {
-            let formed = formed.as_slice();
-            self.spread(batch, source, slot, output, formed, &mut delivery, touched);
+            self.spread(batch, source, slot, output, frames, &mut delivery, touched);
         }
         delivery
     }
@@ -350,12 +379,11 @@ impl Egress {
     ) {
         let scratch = &mut *self.scratch;
         scratch.clear();
-        let all: [u8; BATCH_FRAMES] = core::array::from_fn(|i| u8::try_from(i).unwrap_or(0));
         if !batch.frame(i).offload.is_gso() {
             match finish::finish_checksum(batch, i, scratch) {
                 Ok(()) => {
                     delivery.sw_csum += 1;
-                    merge(&mut delivery.outcome, port.tx_burst(scratch, &all[..1]));
+                    merge(&mut delivery.outcome, port.tx_burst(scratch, &ALL[..1]));
                 }
                 Err(finish::CannotFinish) => delivery.outcome.error += 1,
             }
@@ -372,12 +400,20 @@ impl Egress {
         loop {
             scratch.clear();
             let done = self.segmenter.fill(scratch);
-            merge(&mut delivery.outcome, port.tx_burst(scratch, &all[..scratch.len()]));
+            merge(&mut delivery.outcome, port.tx_burst(scratch, &ALL[..scratch.len()]));
             if done {
                 return;
             }
         }
     }
+}
+
+/// The port that every frame of the batch goes to, if it is one.
+#[inline(always)]
+fn common_output(batch: &Batch) -> Option<u16> {
+    let (first, rest) = batch.frames().split_first()?;
+    let Verdict::Output(port) = first.verdict else { return None };
+    rest.iter().all(|f| f.verdict == first.verdict).then_some(port)
 }
 
 /// Brings a frame into the output's VLAN form; false if the output does not carry its VLAN, or

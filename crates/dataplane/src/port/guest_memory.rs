@@ -179,6 +179,34 @@ impl GuestMemory {
         self.translate_cold(guest, u64::from(len), hint)
     }
 
+    /// The region of the last hit by value, for a loop that keeps it in registers.
+    #[inline(always)]
+    pub(crate) fn window(&self, hint: usize) -> Window {
+        let empty = Window { guest: 0, len: 0, host: core::ptr::null_mut() };
+        self.regions.get(hint).map_or(empty, |r| Window {
+            guest: r.guest,
+            len: r.len,
+            host: r.host,
+        })
+    }
+
+    /// [`Self::translate`] for a loop that holds the window of `hint`.
+    #[inline(always)]
+    pub(crate) fn translate_in(
+        &self,
+        window: &mut Window,
+        guest: u64,
+        len: u32,
+        hint: &mut usize,
+    ) -> Option<*mut u8> {
+        if let Some(at) = window.at(guest, u64::from(len)) {
+            return Some(at);
+        }
+        let at = self.translate_cold(guest, u64::from(len), hint);
+        *window = self.window(*hint);
+        at
+    }
+
     #[cold]
     fn translate_cold(&self, guest: u64, len: u64, hint: &mut usize) -> Option<*mut u8> {
         for (i, region) in self.regions.iter().enumerate() {
@@ -216,7 +244,22 @@ impl GuestMemory {
     }
 }
 
+/// A region as translation needs it. Valid as long as the map it came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    guest: u64,
+    len: u64,
+    host: *mut u8,
+}
+
 impl Region {
+    #[inline(always)]
+    fn at(&self, guest: u64, len: u64) -> Option<*mut u8> {
+        Window { guest: self.guest, len: self.len, host: self.host }.at(guest, len)
+    }
+}
+
+impl Window {
     #[inline(always)]
     fn at(&self, guest: u64, len: u64) -> Option<*mut u8> {
         let offset = guest.wrapping_sub(self.guest);

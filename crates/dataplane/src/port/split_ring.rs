@@ -8,15 +8,15 @@
 //! and nothing else. **Order.** Everything completes in order, so `IN_ORDER` may be offered.
 #![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
 
+mod burst;
+mod give;
 mod live;
 
 use core::sync::atomic::{AtomicU16, Ordering, fence};
 use std::sync::Arc;
 
 use super::ring::call::Call;
-use super::ring::frames::{
-    count_sent, prefetch_body, take_pieces, take_plain, write_pieces, write_plain,
-};
+use super::ring::frames::{prefetch_source, take_pieces, take_plain};
 use super::ring::pieces::{Piece, add_pieces, indirect_table};
 use super::ring::{
     BAD_CHAINS_MAX, BODY_PREFETCH_AHEAD, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX,
@@ -24,9 +24,10 @@ use super::ring::{
 };
 pub use super::ring::{RING_SIZE_MAX, RingError, RingSpec};
 use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
-use crate::mem::{prefetch, prefetch_write};
+use crate::mem::prefetch_write;
 use crate::port::TxOutcome;
 use crate::port::guest_memory::GuestMemory;
+use burst::{AHEAD, Burst};
 use live::Records;
 pub use live::RingAddresses;
 
@@ -64,8 +65,11 @@ pub struct SplitRing {
     stopped: bool,
     bad_chains: u32,
     hint: usize,
+    in_order: bool,
+    /// Chains of the last burst taken, and their heads.
     taken: usize,
     heads: [u16; BATCH_FRAMES],
+    burst: Burst,
     call: Call,
     memory: Arc<GuestMemory>,
     /// Where heads are read: the driver's available ring, or a predecessor's chains before it.
@@ -120,8 +124,10 @@ impl SplitRing {
             stopped: false,
             bad_chains: 0,
             hint: 0,
+            in_order: spec.in_order,
             taken: 0,
             heads: [0; BATCH_FRAMES],
+            burst: Burst::NONE,
             call: Call::new(spec.call),
             memory,
             heads_at: available.wrapping_add(2),
@@ -223,14 +229,6 @@ impl SplitRing {
         self.word(self.heads_at, usize::from(index & self.mask)).load(Ordering::Relaxed)
     }
 
-    /// Reads a descriptor of the ring's own table once.
-    #[inline(always)]
-    fn descriptor(&self, index: u16) -> Descriptor {
-        // SAFETY: index < size, so the entry lies in the checked table. It is read exactly once.
-        // WHY: volatile keeps the compiler from reading the guest's memory a second time.
-        unsafe { self.descriptors.add(usize::from(index & self.mask)).read_volatile() }
-    }
-
     /// Takes frames into `batch` until the ring or the batch is exhausted.
     pub fn take(&mut self, batch: &mut Batch) {
         self.taken = 0;
@@ -239,52 +237,34 @@ impl SplitRing {
         }
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let room = (BATCH_FRAMES - batch.len()) as u16;
-        let n = usize::from(self.credits(room).min(room));
-        let mut plain = [Piece::NONE; BATCH_FRAMES];
-        self.prefetch_heads(n);
-        for (k, piece) in plain[..n].iter_mut().enumerate() {
-            let head = self.heads[k];
-            if head < self.size {
-                let d = self.descriptor(head);
-                if d.flags == 0
-                    && let Some(at) = self.memory.translate(d.guest, d.len, &mut self.hint)
-                {
-                    *piece = Piece { at, len: d.len };
-                    prefetch(at);
-                    prefetch(at.wrapping_add(64));
-                }
-            }
-        }
-        while self.taken < n && batch.has_room() {
-            let piece = plain[self.taken];
+        let n = usize::from(self.credits(room).min(room)).min(BATCH_FRAMES);
+        self.read_heads(n);
+        let mut window = self.memory.window(self.hint);
+        let (mut taken, header) = (0, self.header);
+        while taken < n && batch.has_room() {
+            self.make_ready((taken + AHEAD).min(n), 0, &mut window, prefetch_source);
+            let piece = self.burst.plain[taken % BATCH_FRAMES];
             let ok = if piece.at.is_null() {
-                self.take_chain(batch, self.heads[self.taken])
+                self.take_chain(batch, self.burst.heads[taken % BATCH_FRAMES])
             } else {
                 // SAFETY: the piece was translated in `memory`, which outlives the turn.
                 // WHY: no slice over guest memory may exist.
-                unsafe { take_plain(batch, piece, self.header) }
+                unsafe { take_plain(batch, piece, header) }
             };
+            taken += 1;
             if ok.is_err() {
                 batch.errors += 1;
                 self.count_bad_chain();
-            } else {
+            } else if self.bad_chains != 0 {
                 self.bad_chains = 0;
             }
-            self.taken += 1;
         }
+        self.taken = taken;
+        self.heads = self.burst.heads;
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
-        let taken = self.taken as u16;
+        let taken = taken as u16;
         self.next_available = self.next_available.wrapping_add(taken);
-    }
-
-    #[inline]
-    fn prefetch_heads(&mut self, n: usize) {
-        for k in 0..n {
-            #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
-            let head = self.head_at(self.next_available.wrapping_add(k as u16));
-            self.heads[k] = head;
-            prefetch(self.descriptors.wrapping_add(usize::from(head & self.mask)).cast());
-        }
+        self.prefetch_used(usize::from(if self.in_order { taken.min(1) } else { taken }));
     }
 
     #[cold]
@@ -296,6 +276,8 @@ impl SplitRing {
     }
 
     /// A frame in any lawful chain: several descriptors, indirect, split at region edges.
+    // Not inlined: its pieces would be room on the stack that every burst pays for.
+    #[inline(never)]
     fn take_chain(&mut self, batch: &mut Batch, head: u16) -> Result<(), BadChain> {
         let mut pieces = [Piece::NONE; PIECES_MAX];
         let count = self.walk(head, 0, &mut pieces, &mut { CHAIN_MAX })?;
@@ -353,156 +335,47 @@ impl SplitRing {
     /// Returns the chains of the last [`Self::take`] to the driver; visible after `publish`.
     #[inline]
     pub fn complete_taken(&mut self) {
-        for k in 0..self.taken {
-            self.push_used(self.heads[k], 0);
+        let (n, first) = (self.taken.min(BATCH_FRAMES), self.next_used);
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+        let past = first.wrapping_add(n as u16);
+        if self.in_order && n > 0 && !self.recording {
+            // virtio 1.2 §2.7.9: one entry, naming the last chain, stands for all; three lines
+            // fewer that would have to come from the driver's core.
+            self.write_used(first, self.heads[n - 1], 0);
+        } else {
+            for (index, &head) in (0..).zip(&self.heads[..n]) {
+                self.write_used(first.wrapping_add(index), head, 0);
+            }
         }
+        self.next_used = past;
         self.taken = 0;
     }
 
     #[inline(always)]
     fn push_used(&mut self, id: u16, len: u32) {
-        let entry = u64::from(id) | u64::from(len) << 32;
-        let at = 2 + 4 * usize::from(self.next_used & self.mask);
-        // SAFETY: the entry lies in the checked used ring, which is 4-aligned; `u64` needs 8, so
-        // the write is unaligned. WHY: one store for id and length.
-        unsafe { self.used.add(at).cast::<u64>().write_unaligned(entry) };
+        self.write_used(self.next_used, id, len);
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
-    pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
-        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
-        let want = frames.len() as u16;
-        let n = usize::from(self.credits(want).min(want));
-        let mut plain = [Piece::NONE; BATCH_FRAMES];
-        self.prefetch_heads(n);
-        for (k, piece) in plain[..n].iter_mut().enumerate() {
-            let d = self.descriptor(self.heads[k]);
-            if d.flags == F_WRITE
-                && self.heads[k] < self.size
-                && let Some(at) = self.memory.translate(d.guest, d.len, &mut self.hint)
-            {
-                *piece = Piece { at, len: d.len };
-                prefetch_write(at);
-                prefetch_write(at.wrapping_add(64));
-            }
-        }
-        let (mut cursor, mut steps) = (0, SEARCH_MAX);
-        for (j, &i) in frames.iter().enumerate() {
-            let i = usize::from(i);
-            if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD) {
-                let to = plain[..n].get(cursor + BODY_PREFETCH_AHEAD);
-                prefetch_body(batch, usize::from(ahead), to.copied());
-            }
-            let frame = batch.frame(i);
-            let need = self.header + frame.len as usize;
-            match plain[..n].get(cursor) {
-                Some(piece) if piece.len as usize >= need => {
-                    // SAFETY: the piece has room for header and frame, all in one region.
-                    // WHY: raw copies are the only lawful way into guest memory.
-                    unsafe { write_plain(batch, i, piece.at, self.header) };
-                    #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
-                    self.push_used(self.heads[cursor], need as u32);
-                    cursor += 1;
-                    self.next_available = self.next_available.wrapping_add(1);
-                    count_sent(out, frame.len, frame.offload);
-                }
-                _ => cursor += self.give_scattered(batch, i, &mut steps, out),
-            }
-        }
+    /// Writes used entry `index`.
+    #[inline(always)]
+    fn write_used(&self, index: u16, id: u16, len: u32) {
+        let entry = u64::from(id) | u64::from(len) << 32;
+        let at = 2 + 4 * usize::from(index & self.mask);
+        // SAFETY: the entry lies in the checked used ring, which is 4-aligned; `u64` needs 8, so
+        // the write is unaligned. WHY: one store for id and length.
+        unsafe { self.used.add(at).cast::<u64>().write_unaligned(entry) };
     }
 
-    /// The general case: chained, indirect or merged buffers. Returns the chains consumed.
-    fn give_scattered(
-        &mut self,
-        batch: &Batch,
-        i: usize,
-        steps: &mut usize,
-        out: &mut TxOutcome,
-    ) -> usize {
-        let frame = batch.frame(i);
-        let need = self.header + frame.len as usize;
-        let mut pieces = [Piece::NONE; PIECES_MAX];
-        let mut chains = [(0_u16, 0_usize); CHAIN_MAX];
-        let (mut count, mut used, mut space) = (0, 0, 0);
-        while space < need {
-            if count > 0 && (count == CHAIN_MAX || *steps == 0 || used == PIECES_MAX) {
-                return self.refuse_crumbs(out);
-            }
-            if *steps == 0 || (count > 0 && !self.mergeable) {
-                out.too_big += 1;
-                return 0;
-            }
-            #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
-            let ahead = count as u16;
-            if self.credits(ahead + 1) <= ahead {
-                out.ring_full += u32::from(!self.stopped);
-                out.down += u32::from(self.stopped);
-                return 0;
-            }
-            let head = self.head_at(self.next_available.wrapping_add(ahead));
-            let n = match self.walk(head, F_WRITE, &mut pieces[used..], steps) {
-                Ok(n) if n > 0 => n,
-                // The search ended inside a chain that may be lawful.
-                Err(BadChain) if *steps == 0 => return self.refuse_crumbs(out),
-                _ => return self.refuse_buffer(head, count, out),
-            };
-            space += pieces[used..used + n].iter().map(|p| p.len as usize).sum::<usize>();
-            chains[count] = (head, n);
-            used += n;
-            count += 1;
+    /// Asks for the lines of the next `n` used entries, and of the used index.
+    #[inline(always)]
+    fn prefetch_used(&self, n: usize) {
+        const A_LINE: usize = 8;
+        prefetch_write(self.used.cast());
+        for k in (0..n).step_by(A_LINE) {
+            let at = usize::from(self.next_used & self.mask) + k;
+            prefetch_write(self.used.wrapping_add(2 + 4 * (at & usize::from(self.mask))).cast());
         }
-        self.bad_chains = 0;
-        self.scatter(batch, i, &pieces[..used], &chains[..count]);
-        count_sent(out, frame.len, frame.offload);
-        count
-    }
-
-    /// Buffers so small that a frame would need more than are looked at: no driver's, so they
-    /// count like bad chains.
-    #[cold]
-    fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
-        out.too_big += 1;
-        self.count_bad_chain();
-        0
-    }
-
-    /// A bad receive buffer: the first of a frame is handed back empty; further ones wait for
-    /// their turn to be first.
-    #[cold]
-    fn refuse_buffer(&mut self, head: u16, before: usize, out: &mut TxOutcome) -> usize {
-        out.error += 1;
-        self.count_bad_chain();
-        if before > 0 || self.stopped {
-            return 0;
-        }
-        if head >= self.size {
-            self.stop("its available ring names a descriptor that does not exist");
-            return 0;
-        }
-        self.push_used(head, 0);
-        self.next_available = self.next_available.wrapping_add(1);
-        1
-    }
-
-    /// Writes a frame over the pieces of `chains` (head and number of pieces each).
-    fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[(u16, usize)]) {
-        #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
-        let buffers = chains.len() as u16;
-        // SAFETY: the pieces together have room for header and frame (the caller summed them up).
-        // WHY: as for a plain frame.
-        unsafe { write_pieces(batch, i, pieces, buffers, self.header) };
-        let mut left = self.header + batch.frame(i).len as usize;
-        let mut first = 0;
-        for &(head, n) in chains {
-            let room: usize = pieces[first..first + n].iter().map(|p| p.len as usize).sum();
-            let here = left.min(room);
-            #[expect(clippy::cast_possible_truncation, reason = "at most 12 + FRAME_MAX")]
-            self.push_used(head, here as u32);
-            left -= here;
-            first += n;
-        }
-        self.next_available = self.next_available.wrapping_add(buffers);
     }
 
     /// Makes the used entries visible to the driver.

@@ -33,7 +33,7 @@ impl PackedRing {
             }
             if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD) {
                 let to = singles.pieces[..singles.len].get(cursor + BODY_PREFETCH_AHEAD);
-                prefetch_body(batch, usize::from(ahead), to.copied());
+                prefetch_body(batch, usize::from(ahead), to.copied(), self.header);
             }
             let frame = batch.frame(i);
             let need = self.header + frame.len as usize;

@@ -1,0 +1,164 @@
+//! Frames into a split ring's buffers.
+#![allow(unsafe_code, reason = "buffers in guest memory; invariants stated per block")]
+
+use super::burst::AHEAD;
+use super::{
+    BATCH_FRAMES, BODY_PREFETCH_AHEAD, BadChain, Batch, CHAIN_MAX, F_WRITE, PIECES_MAX, Piece,
+    SEARCH_MAX, SplitRing, TxOutcome,
+};
+use crate::port::ring::frames::{
+    count_sent, prefetch_body, prefetch_head, write_pieces, write_plain,
+};
+
+impl SplitRing {
+    /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
+    pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+        let want = frames.len() as u16;
+        let n = usize::from(self.credits(want).min(want)).min(BATCH_FRAMES);
+        let (header, long) = (self.header, batch.bytes() > 64 * batch.len());
+        self.read_heads(n);
+        self.prefetch_used(n);
+        let mut window = self.memory.window(self.hint);
+        // A used entry and an available one for each chain: both indices follow from `chains`.
+        let (available, used) = (self.next_available, self.next_used);
+        let (mut chains, mut steps) = (0_u16, SEARCH_MAX);
+        let (mut bytes, mut others) = (0, 0);
+        for (j, &i) in frames.iter().enumerate() {
+            let i = usize::from(i);
+            let cursor = usize::from(chains);
+            self.make_ready((cursor + AHEAD).min(n), F_WRITE, &mut window, |at| {
+                prefetch_head(at, header, long);
+            });
+            if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD)
+                && batch.at(usize::from(ahead)).has_segments()
+            {
+                let to = self.burst.plain[..n].get(cursor + BODY_PREFETCH_AHEAD);
+                prefetch_body(batch, usize::from(ahead), to.copied(), header);
+            }
+            let frame = batch.at(i);
+            let need = header + frame.len as usize;
+            match self.burst.plain[..n].get(cursor) {
+                Some(piece) if piece.len as usize >= need => {
+                    // SAFETY: the piece has room for header and frame, all in one region.
+                    // WHY: raw copies are the only lawful way into guest memory.
+                    unsafe { write_plain(batch, i, piece.at, header) };
+                    let head = self.burst.heads[cursor % BATCH_FRAMES];
+                    #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
+                    self.write_used(used.wrapping_add(chains), head, need as u32);
+                    chains += 1;
+                    bytes += u64::from(frame.len);
+                    if frame.offload.is_gso() {
+                        out.tso += 1;
+                    }
+                }
+                _ => {
+                    self.next_available = available.wrapping_add(chains);
+                    self.next_used = used.wrapping_add(chains);
+                    #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
+                    let more = self.give_scattered(batch, i, &mut steps, out) as u16;
+                    chains += more;
+                    others += u32::from(more);
+                }
+            }
+        }
+        self.next_available = available.wrapping_add(chains);
+        self.next_used = used.wrapping_add(chains);
+        out.frames += u32::from(chains) - others;
+        out.bytes += bytes;
+    }
+
+    /// The general case: chained, indirect or merged buffers. Returns the chains consumed.
+    #[inline(never)]
+    fn give_scattered(
+        &mut self,
+        batch: &Batch,
+        i: usize,
+        steps: &mut usize,
+        out: &mut TxOutcome,
+    ) -> usize {
+        let frame = batch.frame(i);
+        let need = self.header + frame.len as usize;
+        let mut pieces = [Piece::NONE; PIECES_MAX];
+        let mut chains = [(0_u16, 0_usize); CHAIN_MAX];
+        let (mut count, mut used, mut space) = (0, 0, 0);
+        while space < need {
+            if count > 0 && (count == CHAIN_MAX || *steps == 0 || used == PIECES_MAX) {
+                return self.refuse_crumbs(out);
+            }
+            if *steps == 0 || (count > 0 && !self.mergeable) {
+                out.too_big += 1;
+                return 0;
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
+            let ahead = count as u16;
+            if self.credits(ahead + 1) <= ahead {
+                out.ring_full += u32::from(!self.stopped);
+                out.down += u32::from(self.stopped);
+                return 0;
+            }
+            let head = self.head_at(self.next_available.wrapping_add(ahead));
+            let n = match self.walk(head, F_WRITE, &mut pieces[used..], steps) {
+                Ok(n) if n > 0 => n,
+                // The search ended inside a chain that may be lawful.
+                Err(BadChain) if *steps == 0 => return self.refuse_crumbs(out),
+                _ => return self.refuse_buffer(head, count, out),
+            };
+            space += pieces[used..used + n].iter().map(|p| p.len as usize).sum::<usize>();
+            chains[count] = (head, n);
+            used += n;
+            count += 1;
+        }
+        self.bad_chains = 0;
+        self.scatter(batch, i, &pieces[..used], &chains[..count]);
+        count_sent(out, frame.len, frame.offload);
+        count
+    }
+
+    /// Buffers so small that a frame would need more than are looked at: no driver's, so they
+    /// count like bad chains.
+    #[cold]
+    fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
+        out.too_big += 1;
+        self.count_bad_chain();
+        0
+    }
+
+    /// A bad receive buffer: the first of a frame is handed back empty; further ones wait for
+    /// their turn to be first.
+    #[cold]
+    fn refuse_buffer(&mut self, head: u16, before: usize, out: &mut TxOutcome) -> usize {
+        out.error += 1;
+        self.count_bad_chain();
+        if before > 0 || self.stopped {
+            return 0;
+        }
+        if head >= self.size {
+            self.stop("its available ring names a descriptor that does not exist");
+            return 0;
+        }
+        self.push_used(head, 0);
+        self.next_available = self.next_available.wrapping_add(1);
+        1
+    }
+
+    /// Writes a frame over the pieces of `chains` (head and number of pieces each).
+    fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[(u16, usize)]) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
+        let buffers = chains.len() as u16;
+        // SAFETY: the pieces together have room for header and frame (the caller summed them up).
+        // WHY: as for a plain frame.
+        unsafe { write_pieces(batch, i, pieces, buffers, self.header) };
+        let mut left = self.header + batch.frame(i).len as usize;
+        let mut first = 0;
+        for &(head, n) in chains {
+            let room: usize = pieces[first..first + n].iter().map(|p| p.len as usize).sum();
+            let here = left.min(room);
+            #[expect(clippy::cast_possible_truncation, reason = "at most 12 + FRAME_MAX")]
+            self.push_used(head, here as u32);
+            left -= here;
+            first += n;
+        }
+        self.next_available = self.next_available.wrapping_add(buffers);
+    }
+}

@@ -172,6 +172,7 @@ fn rewrite(shared: &Shared, packed: bool, stop: &AtomicBool, seed: u64) {
 }
 
 /// The two kinds of rings behind the calls of a worker.
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
 enum Ring {
     Split(SplitRing),
     Packed(PackedRing),

@@ -8,7 +8,8 @@
 //! missed, one by one, through `forward`. A port whose every frame goes to one place skips all of
 //! it ([`PortPolicy::is_patch`]). Of a flow's key only the bits count that a decision about the
 //! port's frames can depend on, so flows that differ in others share an entry; and a frame whose
-//! bits are those of the frame before shares its decision without a look at the cache. **Cost.** Measured by `benches/classify.rs`. No allocation, lock,
+//! bits are those of the frame before shares its decision without a look at the cache.
+//! **Cost.** Measured by `benches/classify.rs`. No allocation, lock,
 //! clock or system call; every loop is bounded by a constant, by the rule table's limits or by a
 //! domain's members.
 //!

@@ -3,7 +3,7 @@
 //!
 //! **Rule.** The guest has three regions with holes between them in the file; the holes' bytes must
 //! never change. After each `take` and `give` the frames, the used entries and the index are what
-//! [`crate::model`] says. A ring that the guest made overlap itself is run but not compared.
+//! `model` says. A ring that the guest made overlap itself is run but not compared.
 
 use std::cell::RefCell;
 use std::fs::File;

@@ -59,17 +59,17 @@ impl Offload {
     }
 
     /// The same for a header that a guest wrote: it may ask for a checksum to be finished, never
-    /// vouch for one (virtio 1.2 §5.1.6.2.1), or its receiver would not look.
+    /// vouch for one (virtio 1.2 §5.1.6.2.1), or its receiver would not look. Metadata that asks
+    /// for nothing is dropped here: nobody needs to look at it again.
     #[inline]
     #[must_use]
     pub fn from_guest(b: &[u8; VNET_HDR_LEN]) -> Self {
-        let mut offload = Self::from_wire(b);
-        offload.flags &= F_NEEDS_CSUM;
-        offload
+        let [b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, ..] = *b;
+        let first = u64::from_ne_bytes([b0, b1, b2, b3, b4, b5, b6, b7]);
+        Self::from_guest_words(first, u16::from_ne_bytes([b8, b9]))
     }
 
-    /// The same for a header read as a word of eight bytes and one of two. Metadata that asks for
-    /// nothing is dropped here: nobody needs to look at it again.
+    /// The same for a header read as a word of eight bytes and one of two.
     #[inline]
     #[must_use]
     pub(crate) const fn from_guest_words(first: u64, last: u16) -> Self {

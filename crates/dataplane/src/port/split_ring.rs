@@ -33,6 +33,8 @@ pub use live::RingAddresses;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
+/// Instead of [`AHEAD`] after a burst that was cut short by its bytes.
+const FEW_AHEAD: usize = 2;
 
 /// A descriptor as read once from guest memory.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +68,8 @@ pub struct SplitRing {
     bad_chains: u32,
     hint: usize,
     in_order: bool,
+    /// The last burst ended because the batch was full of bytes.
+    cut_short: bool,
     /// Chains of the last burst taken, and their heads.
     taken: usize,
     heads: [u16; BATCH_FRAMES],
@@ -125,6 +129,7 @@ impl SplitRing {
             bad_chains: 0,
             hint: 0,
             in_order: spec.in_order,
+            cut_short: false,
             taken: 0,
             heads: [0; BATCH_FRAMES],
             burst: Burst::NONE,
@@ -238,11 +243,13 @@ impl SplitRing {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let room = (BATCH_FRAMES - batch.len()) as u16;
         let n = usize::from(self.credits(room).min(room)).min(BATCH_FRAMES);
+        // Bursts of large segments are over after one or two: lines of others would come in vain.
+        let ahead = if self.cut_short { FEW_AHEAD } else { AHEAD };
         self.read_heads(n);
         let mut window = self.memory.window(self.hint);
         let (mut taken, header) = (0, self.header);
         while taken < n && batch.has_room() {
-            self.make_ready((taken + AHEAD).min(n), 0, &mut window, prefetch_source);
+            self.make_ready((taken + ahead).min(n), 0, &mut window, prefetch_source);
             let piece = self.burst.plain[taken % BATCH_FRAMES];
             let ok = if piece.at.is_null() {
                 self.take_chain(batch, self.burst.heads[taken % BATCH_FRAMES])
@@ -259,6 +266,7 @@ impl SplitRing {
                 self.bad_chains = 0;
             }
         }
+        self.cut_short = taken < n;
         self.taken = taken;
         self.heads = self.burst.heads;
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]

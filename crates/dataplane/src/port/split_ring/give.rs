@@ -64,7 +64,12 @@ impl SplitRing {
         }
         self.next_available = available.wrapping_add(chains);
         self.next_used = used.wrapping_add(chains);
-        out.frames += u32::from(chains) - others;
+        let plain = u32::from(chains) - others;
+        if plain > 0 {
+            // Bad buffers count only in a row.
+            self.bad_chains = 0;
+        }
+        out.frames += plain;
         out.bytes += bytes;
     }
 

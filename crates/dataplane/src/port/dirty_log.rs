@@ -32,7 +32,7 @@ impl DirtyLog {
     /// Maps `len` bytes of `file` from `offset` on.
     ///
     /// # Errors
-    /// [`SharedFileError`]: the stretch is not in the file, or longer than [`LOG_BYTES_MAX`].
+    /// `SharedFileError`: the stretch is not in the file, or longer than [`LOG_BYTES_MAX`].
     pub fn map(file: &File, offset: u64, len: u64) -> Result<Self, SharedFileError> {
         let bits = SharedFile::map("dirty log", file, offset, len, LOG_BYTES_MAX)?;
         Ok(Self { bits, len })

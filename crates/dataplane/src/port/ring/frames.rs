@@ -118,11 +118,15 @@ pub(in crate::port) unsafe fn write_pieces(
     }
 }
 
-/// Asks for the lines of a header at `at` and the first bytes behind it, to be read.
+/// Asks for the lines of a header at `at` and the head behind it, to be read, of a buffer of `len`
+/// bytes.
 #[inline(always)]
-pub(in crate::port) fn prefetch_source(at: *mut u8) {
+pub(in crate::port) fn prefetch_source(at: *mut u8, len: u32) {
     prefetch(at);
     prefetch(at.wrapping_add(64));
+    if len > 128 {
+        prefetch(at.wrapping_add(128));
+    }
 }
 
 /// Asks for the lines that a header at `at` and a frame's first bytes behind it go to, one line or

@@ -52,7 +52,7 @@ impl SplitRing {
         n: usize,
         flags: u16,
         window: &mut Window,
-        found: impl Fn(*mut u8),
+        found: impl Fn(*mut u8, u32),
     ) {
         while self.burst.ready < n.min(BATCH_FRAMES) {
             let k = self.burst.ready % BATCH_FRAMES;
@@ -64,7 +64,7 @@ impl SplitRing {
                 && head < self.size
                 && let Some(at) = self.memory.translate_in(window, d.guest, d.len, &mut self.hint)
             {
-                found(at);
+                found(at, d.len);
                 Piece { at, len: d.len }
             } else {
                 Piece::NONE

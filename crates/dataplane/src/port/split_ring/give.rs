@@ -27,7 +27,7 @@ impl SplitRing {
         for (j, &i) in frames.iter().enumerate() {
             let i = usize::from(i);
             let cursor = usize::from(chains);
-            self.make_ready((cursor + AHEAD).min(n), F_WRITE, &mut window, |at| {
+            self.make_ready((cursor + AHEAD).min(n), F_WRITE, &mut window, |at, _| {
                 prefetch_head(at, header, long);
             });
             if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD)

@@ -78,7 +78,9 @@ impl Daemon {
         let mut daemon = Self { child, log };
         match Ward::process(daemon.child.id()) {
             Ok(ward) => guard.take(&ward)?,
-            Err(_) => daemon.check()?,
+            // One that has ended already needs no guard; whoever asks after it is told.
+            Err(_) if daemon.child.try_wait().context("waiting for a child")?.is_some() => {}
+            Err(error) => return Err(error),
         }
         Ok(daemon)
     }

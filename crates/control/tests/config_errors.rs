@@ -95,7 +95,7 @@ name = "h2"
         &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
                  worker, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, \
-                 egress"],
+                 cycles, weight, priority, contract, police, link, egress"],
     ),
     (
         r#"[[port]]
@@ -207,8 +207,8 @@ tenant = "red"
 vlan = 100
 ingress_policy = "fast"
 "#,
-        &["7:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown; write \"none\", the \
-                 only one in release 0.1.0"],
+        &["7:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown in release \
+                 0.1.0; write \"none\", the only one now"],
     ),
     (
         r#"[[port]]

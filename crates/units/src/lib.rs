@@ -9,10 +9,12 @@ mod id;
 mod mac;
 mod quantity;
 mod rate;
+mod share;
 mod vlan;
 
 pub use id::{PortId, QueueId, TenantId, WorkerId};
 pub use mac::{MacAddr, ParseMacError};
 pub use quantity::{Bytes, Cycles, Nanos, Packets};
-pub use rate::{BitsPerSecond, PacketsPerSecond, ParseRateError, TscRate};
+pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, ParseRateError, TscRate};
+pub use share::{Priority, ShareRangeError, Weight};
 pub use vlan::{Vid, VidRangeError};

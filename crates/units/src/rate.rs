@@ -13,6 +13,10 @@ pub struct BitsPerSecond(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PacketsPerSecond(pub u64);
 
+/// Cycles of the time-stamp counter per second: what a VM is entitled to (C2QoS §IV-A).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CyclesPerSecond(pub u64);
+
 /// The text is not a number with an optional decimal suffix `k`, `M`, `G` or `T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseRateError;
@@ -69,6 +73,40 @@ impl FromStr for PacketsPerSecond {
     }
 }
 
+impl FromStr for CyclesPerSecond {
+    type Err = ParseRateError;
+    fn from_str(text: &str) -> Result<Self, ParseRateError> {
+        parse_scaled(text).map(Self)
+    }
+}
+
+/// Writes with the largest suffix that keeps it exact: 2 500 000 000 is `2500M`.
+fn write_scaled(value: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let scales = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
+    match scales.iter().find(|(scale, _)| value != 0 && value.is_multiple_of(*scale)) {
+        Some((scale, suffix)) => write!(f, "{}{suffix}", value / scale),
+        None => write!(f, "{value}"),
+    }
+}
+
+impl fmt::Display for BitsPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_scaled(self.0, f)
+    }
+}
+
+impl fmt::Display for PacketsPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_scaled(self.0, f)
+    }
+}
+
+impl fmt::Display for CyclesPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_scaled(self.0, f)
+    }
+}
+
 /// Cycles of the time-stamp counter per second, calibrated once at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TscRate {
@@ -117,6 +155,15 @@ mod tests {
         for bad in ["", "G", ".5G", "1.5", "1.2345k", "-1", "1e9", "99999999999T"] {
             assert_eq!(bad.parse::<BitsPerSecond>(), Err(ParseRateError), "{bad}");
         }
+    }
+
+    #[test]
+    fn rates_are_written_as_they_may_be_read() {
+        for value in [0, 7, 1_000, 1_500, 200_000_000, 2_500_000_000, 3_000_000_000_000, u64::MAX] {
+            let text = CyclesPerSecond(value).to_string();
+            assert_eq!(text.parse(), Ok(CyclesPerSecond(value)), "{text}");
+        }
+        assert_eq!(BitsPerSecond(2_500_000_000).to_string(), "2500M");
     }
 
     #[test]

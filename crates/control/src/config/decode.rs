@@ -17,10 +17,12 @@ use super::error::{ConfigError, ConfigErrors};
 use super::machine::Machine;
 use super::model::{FdbStatic, ForwardingSection, HostSection, Port, Tenant, WorkerSection};
 use super::rule::Rule;
+use super::share::ModelSection;
 use super::source::{Source, span_of};
 use super::{FILE_BYTES_MAX, HostConfig};
 
-const SECTIONS: [&str; 7] = ["host", "worker", "forwarding", "tenant", "port", "rule", "fdb"];
+const SECTIONS: [&str; 8] =
+    ["host", "worker", "forwarding", "model", "tenant", "port", "rule", "fdb"];
 
 /// A table of the text and what was read from it.
 #[derive(Debug)]
@@ -41,6 +43,7 @@ pub(super) struct Draft<'a> {
     pub(super) host: Object<'a, HostSection>,
     pub(super) worker: Object<'a, WorkerSection>,
     pub(super) forwarding: Object<'a, ForwardingSection>,
+    pub(super) model: Object<'a, ModelSection>,
     pub(super) tenants: Vec<Object<'a, Tenant>>,
     pub(super) ports: Vec<Object<'a, Port>>,
     pub(super) rules: Vec<Object<'a, Rule>>,
@@ -118,6 +121,7 @@ impl Draft<'_> {
             host: self.host.value.clone()?,
             worker: self.worker.value.clone()?,
             forwarding: self.forwarding.value.clone()?,
+            model: self.model.value.clone()?,
             tenants: all(&self.tenants)?,
             ports: all(&self.ports)?,
             rules: all(&self.rules)?,
@@ -144,6 +148,7 @@ fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
         host,
         worker: section(root, "worker", report).unwrap_or_else(|| absent("[worker]")),
         forwarding: section(root, "forwarding", report).unwrap_or_else(|| absent("[forwarding]")),
+        model: section(root, "model", report).unwrap_or_else(|| absent("[model]")),
         tenants: list(root, "tenant", report),
         ports: list(root, "port", report),
         rules: list(root, "rule", report),

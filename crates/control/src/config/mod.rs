@@ -21,6 +21,7 @@ mod release;
 mod rule;
 mod save;
 mod schema;
+mod share;
 mod source;
 mod text;
 mod vlan;
@@ -37,10 +38,14 @@ pub use model::{
     SocketMode, Tenant, WorkerSection,
 };
 pub(crate) use network::{Network, Networks, port_vlans};
-pub use release::{Egress, IngressPolicy, Schedule};
+pub use release::{Egress, IngressPolicy, Readiness, Schedule};
 pub use rule::{Action, Match, Rule};
 pub(crate) use save::save;
 pub use schema::schema;
+pub use share::{
+    BitsPerSecond, Contract, ContractRate, CyclesPerSecond, Flows, ModelSection, PacketsPerSecond,
+    Police, Priority, Weight,
+};
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};
 
 /// Most `[[port]]` tables.

@@ -12,8 +12,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::matching::StationMac;
-use super::release::{Egress, IngressPolicy, Schedule};
+use super::release::{Egress, IngressPolicy, Readiness, Schedule};
 use super::rule::Rule;
+use super::share::{
+    BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
+};
 use super::vlan::{FileMode, Vlan, VlanList};
 
 /// A host: everything `penstock host run` needs to know.
@@ -28,6 +31,9 @@ pub struct HostConfig {
     /// MAC learning and the classifier.
     #[serde(default)]
     pub forwarding: ForwardingSection,
+    /// What a frame costs.
+    #[serde(default)]
+    pub model: ModelSection,
     /// Tenants: at most 1024.
     #[serde(default, rename = "tenant", skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<Tenant>,
@@ -96,6 +102,15 @@ pub struct WorkerSection {
     pub idle_backoff_us: u32,
     /// Whose turn it is. Default `round-robin`.
     pub schedule: Schedule,
+    /// How `hbs` treats a port from which nothing comes. Default `pending`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub readiness: Readiness,
+    /// Microseconds between two refills of the cycle buckets, 10 to 1000. Default 50.
+    #[schemars(range(min = 10, max = 1000))]
+    pub refill_us: u32,
+    /// Cycles per second that each worker may spend on frames. Default: its whole core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<CyclesPerSecond>,
     /// CPUs for the daemon's other threads. Default: all but the workers'.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub control_cores: Vec<u32>,
@@ -107,6 +122,9 @@ impl Default for WorkerSection {
             cores: Vec::new(),
             idle_backoff_us: 50,
             schedule: Schedule::RoundRobin,
+            readiness: Readiness::Pending,
+            refill_us: 50,
+            capacity: None,
             control_cores: Vec::new(),
         }
     }
@@ -357,6 +375,25 @@ pub struct Port {
     /// What bounds the frames it sends. Default `none`, the only one in this release.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ingress_policy: IngressPolicy,
+    /// Cycles per second it bought, guaranteed by the policies `cycles-strict` and
+    /// `cycles-minmax`. Default: worked out from `contract` by the cost model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cycles: Option<CyclesPerSecond>,
+    /// Its part of what others leave, 1 to 10000. Default 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weight: Weight,
+    /// Its latency class, 1 first to 8. Default 8.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub priority: Priority,
+    /// What was bought, and the traffic it was bought for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contract: Option<Contract>,
+    /// The limits of the policies `bps` and `pps`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub police: Option<Police>,
+    /// Uplink: bits per second that its link carries. Default: it is not watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<BitsPerSecond>,
     /// How frames towards it are ordered. Default `fifo`, the only one in this release.
     #[serde(default, skip_serializing_if = "is_default")]
     pub egress: Egress,
@@ -388,6 +425,12 @@ impl Port {
             ip: Vec::new(),
             slow_path: None,
             ingress_policy: IngressPolicy::None,
+            cycles: None,
+            weight: Weight::default(),
+            priority: Priority::default(),
+            contract: None,
+            police: None,
+            link: None,
             egress: Egress::Fifo,
         }
     }

@@ -10,12 +10,41 @@ use super::text::text_value;
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Words the refusal of a value.
-fn refuse(value: &str, later: &[&str], now: &str) -> String {
-    if later.contains(&value) {
-        format!("\"{value}\" is not in release {RELEASE}; write \"{now}\", the only one now")
-    } else {
-        format!("\"{value}\" is unknown; write \"{now}\", the only one in release {RELEASE}")
+fn refuse(value: &str, later: &[&str], now: &[&str]) -> String {
+    let what = if later.contains(&value) { "is not in release" } else { "is unknown in release" };
+    match now {
+        [only] => format!("\"{value}\" {what} {RELEASE}; write \"{only}\", the only one now"),
+        all => format!("\"{value}\" {what} {RELEASE}; write one of {}", all.join(", ")),
     }
+}
+
+/// Names of a choice: those of this release, and those that are known to come.
+macro_rules! choice {
+    ($name:ident, $text:literal, now [$($now:literal => $variant:ident),*], later $later:expr) => {
+        impl $name {
+            /// The names of this release.
+            const NOW: &[(&'static str, Self)] = &[$(($now, Self::$variant)),*];
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let name = Self::NOW.iter().find(|(_, value)| value == self);
+                f.write_str(name.map_or("", |(name, _)| name))
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                let found = Self::NOW.iter().find(|(name, _)| *name == text);
+                let names: Vec<&str> = Self::NOW.iter().map(|(name, _)| *name).collect();
+                found.map(|(_, value)| *value).ok_or_else(|| refuse(text, &$later, &names))
+            }
+        }
+
+        text_value!($name, $text, "one of the names in the documentation", { "enum": [$($now),*] });
+    };
 }
 
 /// Whose turn it is on the worker.
@@ -26,24 +55,17 @@ pub enum Schedule {
     RoundRobin,
 }
 
-impl fmt::Display for Schedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("round-robin")
-    }
+choice!(Schedule, "Schedule", now ["round-robin" => RoundRobin], later ["hbs"]);
+
+/// How the batch scheduler treats a port from which nothing comes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Readiness {
+    /// It is passed over; a look at its ring is enough.
+    #[default]
+    Pending,
 }
 
-impl FromStr for Schedule {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "round-robin" => Ok(Self::RoundRobin),
-            other => Err(refuse(other, &["hbs"], "round-robin")),
-        }
-    }
-}
-
-text_value!(Schedule, "Schedule", "\"round-robin\"", { "enum": ["round-robin"] });
+choice!(Readiness, "Readiness", now ["pending" => Pending], later ["demotion"]);
 
 /// What bounds the frames a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,25 +75,12 @@ pub enum IngressPolicy {
     None,
 }
 
-impl fmt::Display for IngressPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("none")
-    }
-}
-
-impl FromStr for IngressPolicy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        const LATER: [&str; 4] = ["cycles-strict", "cycles-minmax", "bps", "pps"];
-        match text {
-            "none" => Ok(Self::None),
-            other => Err(refuse(other, &LATER, "none")),
-        }
-    }
-}
-
-text_value!(IngressPolicy, "IngressPolicy", "\"none\"", { "enum": ["none"] });
+choice!(
+    IngressPolicy,
+    "IngressPolicy",
+    now ["none" => None],
+    later ["cycles-strict", "cycles-minmax", "bps", "pps"]
+);
 
 /// How frames towards a port are ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -81,21 +90,4 @@ pub enum Egress {
     Fifo,
 }
 
-impl fmt::Display for Egress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("fifo")
-    }
-}
-
-impl FromStr for Egress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "fifo" => Ok(Self::Fifo),
-            other => Err(refuse(other, &["fair-share", "wfq"], "fifo")),
-        }
-    }
-}
-
-text_value!(Egress, "Egress", "\"fifo\"", { "enum": ["fifo"] });
+choice!(Egress, "Egress", now ["fifo" => Fifo], later ["fair-share", "wfq"]);

@@ -9,11 +9,12 @@ use penstock_dataplane::classify::{
     Binding, Domain, DomainMap, PortPolicy, RuleTableError, RuleTables, SlowPathLimit, Snapshot,
     VidSet,
 };
-use penstock_units::{MacAddr, Vid};
+use penstock_dataplane::schedule::{self, PortQos};
+use penstock_units::{CyclesPerSecond, MacAddr, Vid};
 
 use super::ids::IdTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
-use crate::config::{HostConfig, Network, Networks, Port, port_vlans};
+use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, port_vlans};
 
 /// A configured address, in the data path's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -192,6 +193,14 @@ impl World<'_> {
                 let limit = limit.unwrap_or_default();
                 SlowPathLimit { per_second: limit.per_second, burst: limit.burst }
             }
+        };
+        policy.qos = PortQos {
+            ingress: match port.ingress_policy {
+                IngressPolicy::None => schedule::IngressPolicy::None,
+            },
+            entitlement: port.cycles.map_or_else(CyclesPerSecond::default, |cycles| cycles.0),
+            weight: port.weight.0,
+            priority: port.priority.0,
         };
         policy.finish()
     }

@@ -13,6 +13,7 @@ use super::fdb::{AGEING_DEFAULT_S, NO_DOMAIN};
 use super::key::{FlowMask, KeyFields, MAC_MASK};
 use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
+use crate::schedule::PortQos;
 
 /// VLAN ids a trunk carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +133,8 @@ pub struct PortPolicy {
     pub isolated: bool,
     /// Administratively up.
     pub up: bool,
+    /// What it bought, and its class.
+    pub qos: PortQos,
     /// Worked out by [`Self::finish`].
     pub(super) patch: Option<Patch>,
     /// The bits of a flow key that any decision about this port's frames depends on; worked out by
@@ -169,6 +172,7 @@ impl PortPolicy {
             slow_path: SlowPathLimit::DEFAULT,
             isolated: false,
             up: true,
+            qos: PortQos::default(),
             patch: None,
             relevant: FlowMask::new(&KeyFields::ALL),
         }

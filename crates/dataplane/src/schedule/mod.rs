@@ -3,8 +3,10 @@
 //! The seam for the batch scheduler (HBS): a discipline names the next queue pair to poll and is
 //! told what the batch cost. `round-robin` is the baseline that OVS-DPDK's polling is too.
 
+mod port_qos;
 mod round_robin;
 
+pub use port_qos::{IngressPolicy, PortQos};
 pub use round_robin::RoundRobin;
 
 use penstock_units::{Cycles, PortId, QueueId};

@@ -1,0 +1,223 @@
+//! What a port bought and how it is bounded: `contract`, `cycles`, `weight`, `priority`, `police`,
+//! and `[model]`, by which a contract becomes cycles.
+
+use core::fmt;
+use core::str::FromStr;
+use std::path::PathBuf;
+
+use penstock_units as units;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::text::text_value;
+
+/// A rate of cycles, bits or frames as people write it: `200M`, `2.5G`, `600k`.
+macro_rules! rate {
+    ($(#[$doc:meta])* $name:ident, $text:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name(pub units::$name);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = units::ParseRateError;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                text.parse().map(Self)
+            }
+        }
+
+        text_value!($name, $text, "a rate such as \"2.5G\"", {
+            "type": ["string", "integer"],
+            "pattern": "^[0-9]+(\\.[0-9]+)?[kKMGT]?$"
+        });
+    };
+}
+
+rate! {
+    /// Cycles of the time-stamp counter per second.
+    CyclesPerSecond, "CyclesPerSecond"
+}
+rate! {
+    /// Bits per second of frame bytes, without FCS.
+    BitsPerSecond, "BitsPerSecond"
+}
+rate! {
+    /// Frames per second.
+    PacketsPerSecond, "PacketsPerSecond"
+}
+
+/// A whole number with a range of its own.
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $low:literal, $high:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name(pub units::$name);
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self(units::$name::default())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let value = u64::deserialize(d)?;
+                units::$name::new(value).map(Self).map_err(serde::de::Error::custom)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_u64(self.0.get().into())
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                $text.into()
+            }
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({ "type": "integer", "minimum": $low, "maximum": $high })
+            }
+        }
+    };
+}
+
+number! {
+    /// A part of what is left over, 1 to 10000.
+    Weight, "Weight", 1, 10_000
+}
+number! {
+    /// A latency class, 1 first to 8.
+    Priority, "Priority", 1, 8
+}
+
+/// What was bought: bits or frames per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ContractRate {
+    /// `4G`, `4Gbps`: bits per second of frame bytes.
+    Bits(units::BitsPerSecond),
+    /// `600kpps`: frames per second.
+    Packets(units::PacketsPerSecond),
+}
+
+impl fmt::Display for ContractRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bits(rate) => rate.fmt(f),
+            Self::Packets(rate) => write!(f, "{rate}pps"),
+        }
+    }
+}
+
+impl FromStr for ContractRate {
+    type Err = units::ParseRateError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some(rate) = text.strip_suffix("pps") {
+            return rate.parse().map(Self::Packets);
+        }
+        text.strip_suffix("bps").unwrap_or(text).parse().map(Self::Bits)
+    }
+}
+
+text_value!(ContractRate, "ContractRate", "a rate such as \"4G\" or \"600kpps\"", {
+    "type": ["string", "integer"],
+    "pattern": "^[0-9]+(\\.[0-9]+)?[kKMGT]?(bps|pps)?$"
+});
+
+/// How many flows a contract's traffic has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Flows {
+    /// Few enough that the exact-match cache holds them.
+    #[default]
+    Single,
+    /// So many that most frames miss it.
+    Multiple,
+}
+
+/// `contract = { rate = "4G", size = 1024, flows = "single" }`: what was bought, and the traffic it
+/// was bought for (C2QoS §III-D).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Contract {
+    /// Bits per second, or frames per second with the suffix `pps`.
+    pub rate: ContractRate,
+    /// Bytes of a frame with FCS, 64 to 9000. Default: the mix of RFC 6985 that is called IMIX.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 64, max = 9000))]
+    pub size: Option<u32>,
+    /// Default `single`.
+    #[serde(default)]
+    pub flows: Flows,
+}
+
+/// `police = { cir = "2G", cbs = 65536, ebs = 65536 }` (RFC 2697), with `pir` and `pbs` in place of
+/// `ebs` (RFC 2698), or `{ pps = "600k", burst = 256 }`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Police {
+    /// Committed information rate in bits per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cir: Option<BitsPerSecond>,
+    /// Committed burst size in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cbs: Option<u32>,
+    /// Excess burst size in bytes (RFC 2697).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ebs: Option<u32>,
+    /// Peak information rate in bits per second (RFC 2698).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pir: Option<BitsPerSecond>,
+    /// Peak burst size in bytes (RFC 2698).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pbs: Option<u32>,
+    /// Frames per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pps: Option<PacketsPerSecond>,
+    /// Frames at once, with `pps`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u32>,
+}
+
+/// `[model]`: what a frame costs here, by which contracts become cycles.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelSection {
+    /// The file that `penstock calibrate` wrote. Default: none, then contracts need `cycles`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// Whether the model goes on learning while frames flow. Default `true`.
+    pub learn: bool,
+}
+
+impl Default for ModelSection {
+    fn default() -> Self {
+        Self { file: None, learn: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contracts_rate_says_what_it_counts() {
+        for (text, want) in [
+            ("4G", ContractRate::Bits(units::BitsPerSecond(4_000_000_000))),
+            ("4Gbps", ContractRate::Bits(units::BitsPerSecond(4_000_000_000))),
+            ("600kpps", ContractRate::Packets(units::PacketsPerSecond(600_000))),
+        ] {
+            assert_eq!(text.parse(), Ok(want), "{text}");
+            assert_eq!(want.to_string().parse(), Ok(want), "{text}");
+        }
+        assert!("4 Gpps".parse::<ContractRate>().is_err());
+    }
+}

@@ -6,3 +6,6 @@
 //!
 //! Source: C2QoS (J. Syst. Archit. 116, 2021).
 #![forbid(unsafe_code)]
+
+pub mod bottleneck;
+pub mod policer;

@@ -1,0 +1,410 @@
+//! The NIC-bottleneck handler: says while a link, and not the processor, is what VMs compete for.
+//!
+//! **Problem.** Cycle buckets divide the core. A VM that sends cheaper frames than its profile says
+//! (few flows, large frames) gets more bits out of the cycles it bought, and may fill the uplink;
+//! then its neighbours lose bandwidth on the link that no cycle bucket sees. **Source.** C2QoS §VII,
+//! Fig. 13: a handler watches the forwarding rate and has limits in bits per second assist while it
+//! is at the link's. **Quantities.** Load: bits per second that the uplink sent, with what Ethernet
+//! adds to each frame ([`FRAME_OVERHEAD`]), and the bits that the limits held back; in thousandths
+//! of the link's capacity. **Rule.** At or above [`Hysteresis::enter_permille`] for
+//! [`Hysteresis::enter_after`]: limits in. Below [`Hysteresis::leave_permille`] for as long as the
+//! hold says: limits out. What the limits hold back counts as load, so a VM that goes on flooding
+//! keeps the limits in although the link has room again. A VM that was slowed down (TCP) shows no
+//! such load and will fill the link again: who has to enter again within
+//! [`Hysteresis::calm`] of leaving doubles the hold, up to [`Hysteresis::hold_max`]; after a calm
+//! time it is as before.
+//!
+//! **Why these numbers.** A link that is the bottleneck runs at 100 % with overhead counted; 97 %
+//! leaves room for what a driver counts differently, and two intervals of 100 ms tell a burst that
+//! a queue absorbs from competition, and leave 0.7 s of the second in which a victim must have its
+//! rate again. The limits add up to 99 % of the link ([`limits`]), so that the queue which
+//! the overload left drains; with all VMs at their limits the load is then far above 85 %, and a VM
+//! that stops sending takes it below.
+//! **Example.** 10 Gbit/s, two VMs that bought 2 and 6: the first sends 4 Gbit/s because its frames
+//! grew. At 300 ms the limits are in: 2.475 and 7.425 Gbit/s; the second is back at 6.
+//! **Departures.** The paper says neither when the handler lets go nor what the limits are.
+//! **Cost.** A few words a link, looked at ten times a second; nothing in the worker while out.
+
+use penstock_units::{BitsPerSecond, Nanos};
+
+/// What Ethernet adds to each frame on the link: FCS, preamble, start delimiter and gap, in bytes.
+pub const FRAME_OVERHEAD: u8 = 24;
+/// How often to look; a look that comes sooner than a tenth of it is passed over.
+pub const INTERVAL: Nanos = Nanos::from_millis(100);
+/// Part of the link that the limits add up to, in thousandths.
+pub const LIMITS_PERMILLE: u64 = 990;
+/// Part of the link that a VM without a purchase is left at least, in thousandths.
+pub const UNSOLD_PERMILLE: u64 = 10;
+
+/// When limits go in and out; see the module's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hysteresis {
+    /// Load from which the link counts as the bottleneck, in thousandths of its capacity.
+    pub enter_permille: u64,
+    /// For how long.
+    pub enter_after: Nanos,
+    /// Load below which it no longer does.
+    pub leave_permille: u64,
+    /// For how long, at first.
+    pub hold: Nanos,
+    /// And at last, when it comes back again and again.
+    pub hold_max: Nanos,
+    /// Who stays out for so long has the first hold again.
+    pub calm: Nanos,
+}
+
+impl Default for Hysteresis {
+    fn default() -> Self {
+        Self {
+            enter_permille: 970,
+            enter_after: Nanos::from_millis(200),
+            leave_permille: 850,
+            hold: Nanos::from_secs(1),
+            hold_max: Nanos::from_secs(64),
+            calm: Nanos::from_secs(10),
+        }
+    }
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The link has become the bottleneck: limits in.
+    Enter,
+    /// It no longer is: limits out.
+    Leave,
+}
+
+/// A reading of the uplink; counts only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Bytes that went out on the link, as [`on_link`] counts them.
+    pub bytes: u64,
+    /// Bytes that the limits of this handler held back, counted the same way.
+    pub held_back: u64,
+}
+
+/// Bytes that frames of so many bytes in all, without FCS, take on a link.
+#[must_use]
+pub const fn on_link(bytes: u64, frames: u64) -> u64 {
+    bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD as u64))
+}
+
+/// Watches one link.
+#[derive(Clone, Debug)]
+pub struct Bottleneck {
+    capacity: BitsPerSecond,
+    hysteresis: Hysteresis,
+    last: Option<(Nanos, Sent)>,
+    /// Since when the load has been on the far side of the threshold that matters now.
+    since: Option<Nanos>,
+    limited: bool,
+    left_at: Option<Nanos>,
+    hold: Nanos,
+    load_permille: u64,
+    sent_permille: u64,
+    entered: u64,
+}
+
+impl Bottleneck {
+    /// Of a link of this capacity; limits are out.
+    #[must_use]
+    pub fn new(capacity: BitsPerSecond) -> Self {
+        Self::with(capacity, Hysteresis::default())
+    }
+
+    /// The same with other thresholds.
+    #[must_use]
+    pub const fn with(capacity: BitsPerSecond, hysteresis: Hysteresis) -> Self {
+        Self {
+            capacity,
+            hysteresis,
+            last: None,
+            since: None,
+            limited: false,
+            left_at: None,
+            hold: hysteresis.hold,
+            load_permille: 0,
+            sent_permille: 0,
+            entered: 0,
+        }
+    }
+
+    /// Takes a reading made at `now`; says if the limits are to change. A reading that comes too
+    /// soon is passed over, one whose counts are below the last's (the port is new) begins anew.
+    pub fn observe(&mut self, now: Nanos, sent: Sent) -> Option<Change> {
+        let Some((then, before)) = self.last else {
+            self.last = Some((now, sent));
+            return None;
+        };
+        let passed = now.saturating_sub(then);
+        if passed.0 < INTERVAL.0 / 10 {
+            return None;
+        }
+        self.last = Some((now, sent));
+        let went = sent.bytes.checked_sub(before.bytes);
+        let held = sent.held_back.checked_sub(before.held_back);
+        let (Some(went), Some(held)) = (went, held) else {
+            self.since = None;
+            return None;
+        };
+        self.sent_permille = self.permille(went, passed);
+        self.load_permille = self.permille(went.saturating_add(held), passed);
+        if self.limited { self.look_out(then, now) } else { self.look_in(then, now) }
+    }
+
+    fn permille(&self, bytes: u64, passed: Nanos) -> u64 {
+        // bytes * 8 bit * 1e9 ns/s * 1000 / (ns * bit/s)
+        let bits = u128::from(bytes) * 8_000_000_000_000;
+        let worth = (u128::from(passed.0) * u128::from(self.capacity.0)).max(1);
+        u64::try_from(bits / worth).unwrap_or(u64::MAX)
+    }
+
+    fn look_in(&mut self, then: Nanos, now: Nanos) -> Option<Change> {
+        let Hysteresis { enter_permille, enter_after, hold, hold_max, calm, .. } = self.hysteresis;
+        if self.load_permille < enter_permille {
+            self.since = None;
+            return None;
+        }
+        let since = *self.since.get_or_insert(then);
+        if now.saturating_sub(since) < enter_after {
+            return None;
+        }
+        self.since = None;
+        self.limited = true;
+        self.entered += 1;
+        let back = self.left_at.is_some_and(|left| now.saturating_sub(left) < calm);
+        self.hold = if back { Nanos(self.hold.0.saturating_mul(2)).min(hold_max) } else { hold };
+        Some(Change::Enter)
+    }
+
+    fn look_out(&mut self, then: Nanos, now: Nanos) -> Option<Change> {
+        if self.load_permille >= self.hysteresis.leave_permille {
+            self.since = None;
+            return None;
+        }
+        let since = *self.since.get_or_insert(then);
+        if now.saturating_sub(since) < self.hold {
+            return None;
+        }
+        self.since = None;
+        self.limited = false;
+        self.left_at = Some(now);
+        Some(Change::Leave)
+    }
+
+    /// Whether the limits are in.
+    #[must_use]
+    pub const fn is_limited(&self) -> bool {
+        self.limited
+    }
+
+    /// Load in the last interval, in thousandths of the capacity; above 1000 if the limits hold
+    /// back more than the link could carry.
+    #[must_use]
+    pub const fn load_permille(&self) -> u64 {
+        self.load_permille
+    }
+
+    /// What the link sent in the last interval, in thousandths of the capacity.
+    #[must_use]
+    pub const fn sent_permille(&self) -> u64 {
+        self.sent_permille
+    }
+
+    /// How often the limits went in.
+    #[must_use]
+    pub const fn entered(&self) -> u64 {
+        self.entered
+    }
+
+    /// For how long the load must be low before the limits go out.
+    #[must_use]
+    pub const fn hold(&self) -> Nanos {
+        self.hold
+    }
+
+    /// The link's capacity.
+    #[must_use]
+    pub const fn capacity(&self) -> BitsPerSecond {
+        self.capacity
+    }
+}
+
+/// Divides a link among the VMs that may send to it, each with the rate that it bought if it
+/// bought one: the limits to switch in, in bits per second with [`FRAME_OVERHEAD`] counted.
+///
+/// What is not sold goes to those that bought nothing, in equal parts; if there are none, to the
+/// buyers in proportion. Those that bought nothing have [`UNSOLD_PERMILLE`] each in any case, taken
+/// from the buyers in proportion; more of them than a quarter of the link could bear share a
+/// quarter.
+#[must_use]
+pub fn limits(capacity: BitsPerSecond, bought: &[Option<BitsPerSecond>]) -> Vec<BitsPerSecond> {
+    let link = u128::from(capacity.0) * u128::from(LIMITS_PERMILLE) / 1_000;
+    let sold: u128 = bought.iter().flatten().map(|rate| u128::from(rate.0)).sum();
+    let unsold = bought.iter().filter(|rate| rate.is_none()).count() as u128;
+    let floor =
+        (u128::from(capacity.0) * u128::from(UNSOLD_PERMILLE) / 1_000 * unsold).min(link / 4);
+    let rest = match (sold, unsold) {
+        (_, 0) => 0,
+        (0, _) => link,
+        _ => link.saturating_sub(sold).max(floor),
+    };
+    let to_buyers = link - rest;
+    let rate = |part: u128| BitsPerSecond(u64::try_from(part).unwrap_or(u64::MAX));
+    let one = |bought: &Option<BitsPerSecond>| match bought {
+        Some(bought) => rate(to_buyers * u128::from(bought.0) / sold.max(1)),
+        None => rate(rest / unsold.max(1)),
+    };
+    bought.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
+
+    /// A link read every 100 ms.
+    struct Bed {
+        handler: Bottleneck,
+        now: u64,
+        sent: Sent,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let mut bed = Self { handler: Bottleneck::new(LINK), now: 0, sent: Sent::default() };
+            assert_eq!(bed.handler.observe(Nanos(0), bed.sent), None);
+            bed.now = 0;
+            bed
+        }
+
+        /// An interval with so many thousandths of the link sent and held back.
+        fn step(&mut self, sent: u64, held: u64) -> Option<Change> {
+            // 100 ms of 10 Gbit/s are 125 MB.
+            self.sent.bytes += sent * 125_000;
+            self.sent.held_back += held * 125_000;
+            self.now += 100;
+            self.handler.observe(Nanos::from_millis(self.now), self.sent)
+        }
+
+        fn steps(&mut self, n: usize, sent: u64, held: u64) -> Vec<(u64, Change)> {
+            (0..n).filter_map(|_| self.step(sent, held).map(|change| (self.now, change))).collect()
+        }
+    }
+
+    #[test]
+    fn limits_go_in_after_two_full_intervals_and_out_after_a_second_of_room() {
+        let mut bed = Bed::new();
+        assert_eq!(bed.steps(50, 969, 0), []);
+        assert_eq!(bed.steps(3, 980, 0), [(5_200, Change::Enter)]);
+        assert_eq!(bed.steps(20, 850, 0), [], "85 % is not below 85 %");
+        assert_eq!(bed.steps(11, 849, 0), [(8_300, Change::Leave)]);
+        assert_eq!((bed.handler.entered(), bed.handler.is_limited()), (1, false));
+    }
+
+    #[test]
+    fn a_burst_of_one_interval_is_no_bottleneck() {
+        let mut bed = Bed::new();
+        for _ in 0..20 {
+            assert_eq!(bed.step(1_000, 0), None);
+            assert_eq!(bed.step(900, 0), None);
+        }
+    }
+
+    #[test]
+    fn what_the_limits_hold_back_keeps_them_in() {
+        let mut bed = Bed::new();
+        assert_eq!(bed.steps(2, 1_000, 0).len(), 1);
+        assert_eq!(bed.steps(100, 800, 200), [], "a flood that goes on");
+        assert_eq!(bed.handler.load_permille(), 1_000);
+        assert_eq!(bed.steps(12, 800, 0).len(), 1, "and ends");
+    }
+
+    #[test]
+    fn who_comes_back_at_once_is_held_longer_and_a_calm_time_is_forgiven() {
+        let mut bed = Bed::new();
+        let mut held = Vec::new();
+        for _ in 0..9 {
+            assert_eq!(bed.steps(2, 1_000, 0).len(), 1);
+            let entered = bed.now;
+            while bed.step(800, 0).is_none() {}
+            held.push((bed.now - entered) / 1_000);
+        }
+        assert_eq!(held, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+        assert_eq!(bed.steps(100, 500, 0), []);
+        assert_eq!(bed.steps(2, 1_000, 0).len(), 1);
+        assert_eq!(bed.handler.hold(), Nanos::from_secs(1));
+    }
+
+    #[test]
+    fn frames_on_the_wire_are_longer_than_their_bytes() {
+        let mut handler = Bottleneck::new(LINK);
+        handler.observe(Nanos(0), Sent::default());
+        // 10 Gbit/s of shortest frames: 14.88 million a second of 60 bytes.
+        let sent = Sent { bytes: on_link(1_488_095 * 60, 1_488_095), held_back: 0 };
+        handler.observe(Nanos::from_millis(100), sent);
+        assert_eq!(handler.sent_permille(), 999);
+    }
+
+    #[test]
+    fn a_port_that_is_new_begins_anew() {
+        let mut bed = Bed::new();
+        assert_eq!(bed.step(1_000, 0), None);
+        bed.sent = Sent::default();
+        bed.now += 100;
+        assert_eq!(bed.handler.observe(Nanos::from_millis(bed.now), bed.sent), None);
+        assert_eq!(bed.step(1_000, 0), None, "one interval since");
+        assert_eq!(bed.step(1_000, 0), Some(Change::Enter));
+    }
+
+    /// C2QoS Fig. 13 as a fluid: VM 1 bought 2 of 10 Gbit/s, VM 2 bought 6; at 1 s the frames of
+    /// VM 1 grow and it sends 5. The link divides in proportion to what comes.
+    #[test]
+    fn a_victim_has_its_rate_again_within_a_second() {
+        let mut bed = Bed::new();
+        let bought = [Some(BitsPerSecond(2_000_000_000)), Some(BitsPerSecond(6_000_000_000))];
+        let cap: Vec<u64> = limits(LINK, &bought).iter().map(|rate| rate.0 / 10_000_000).collect();
+        assert_eq!(cap, [247, 742]);
+        let (mut hurt_from, mut hurt_to) = (None, 0);
+        for _ in 0..300 {
+            let wants = [if bed.now < 1_000 { 200 } else { 500 }, 600];
+            let limited = bed.handler.is_limited();
+            let to_link: Vec<u64> =
+                wants.iter().zip(&cap).map(|(w, c)| if limited { *w.min(c) } else { *w }).collect();
+            let sum: u64 = to_link.iter().sum();
+            let victim = to_link[1] * 1_000 / sum.max(1_000);
+            if victim < 594 {
+                hurt_from.get_or_insert(bed.now);
+                hurt_to = bed.now + 100;
+            }
+            bed.step(sum.min(1_000), wants.iter().sum::<u64>() - sum);
+        }
+        assert_eq!(hurt_from, Some(1_000));
+        assert!(hurt_to <= 1_300, "until {hurt_to} ms");
+        assert_eq!(bed.handler.entered(), 1);
+    }
+
+    #[test]
+    fn a_link_is_divided_whole_and_nobody_is_left_out() {
+        let rates = |bought: &[u64]| -> Vec<u64> {
+            let one = |rate: &u64| (*rate > 0).then_some(BitsPerSecond(*rate * 1_000_000));
+            let bought: Vec<_> = bought.iter().map(one).collect();
+            limits(LINK, &bought).iter().map(|rate| rate.0 / 1_000_000).collect()
+        };
+        assert_eq!(rates(&[4_000, 4_000]), [4_950, 4_950], "in proportion");
+        assert_eq!(
+            rates(&[4_000, 4_000, 0, 0]),
+            [4_000, 4_000, 950, 950],
+            "the rest to the others"
+        );
+        assert_eq!(rates(&[6_000, 4_000, 0]), [5_880, 3_920, 100], "one hundredth at least");
+        assert_eq!(rates(&[9_000, 9_000]), [4_950, 4_950], "oversold");
+        assert_eq!(rates(&[0, 0]), [4_950, 4_950]);
+        assert_eq!(rates(&[]), []);
+        let crowd = vec![0; 300];
+        let many = rates(&[&[10_000], &crowd[..]].concat());
+        assert_eq!((many[0], many[1]), (7_425, 8), "a crowd has a quarter");
+    }
+}

@@ -1,0 +1,198 @@
+use super::*;
+use Colour::{Green, Red, Yellow};
+
+fn single(cir: u64, cbs: u32, ebs: u32) -> Policer {
+    Policer::new(Spec::new(Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs }).unwrap())
+}
+
+fn two(cir: u64, cbs: u32, pir: u64, pbs: u32) -> Policer {
+    let (cir, pir) = (BitsPerSecond(cir), BitsPerSecond(pir));
+    Policer::new(Spec::new(Limit::TwoRate { cir, cbs, pir, pbs }).unwrap())
+}
+
+fn packets(rate: u64, burst: u32) -> Policer {
+    Policer::new(Spec::new(Limit::Packets { rate: PacketsPerSecond(rate), burst }).unwrap())
+}
+
+const fn bytes(bytes: u32) -> Size {
+    Size { bytes, frames: 1 }
+}
+
+const US: u64 = 1_000;
+/// A byte a microsecond.
+const BYTE_A_US: u64 = 8_000_000;
+
+/// RFC 2697, section 3, worked through: both buckets begin full; the committed one is filled
+/// first, what it cannot hold goes to the excess one.
+#[test]
+fn single_rate_goes_by_rfc_2697() {
+    let p = single(BYTE_A_US, 2_000, 1_000);
+    assert_eq!([(); 4].map(|()| p.mark(bytes(1_000))), [Green, Green, Yellow, Red]);
+    p.refill(Nanos(500 * US));
+    assert_eq!(p.levels(), (500, 0), "the committed bucket first");
+    assert_eq!((p.mark(bytes(500)), p.mark(bytes(1))), (Green, Red));
+    p.refill(Nanos(2_500 * US));
+    assert_eq!(p.levels(), (2_000, 0), "full to the byte");
+    p.refill(Nanos(2_900 * US));
+    assert_eq!(p.levels(), (2_000, 400), "and the overflow to the excess bucket");
+    p.refill(Nanos(9_000 * US));
+    assert_eq!(p.levels(), (2_000, 1_000), "both full: no more");
+}
+
+/// RFC 2697, section 3, colour-aware mode.
+#[test]
+fn single_rate_makes_no_frame_better() {
+    let p = single(BYTE_A_US, 2_000, 1_000);
+    assert_eq!(p.mark_aware(bytes(400), Yellow), Yellow);
+    assert_eq!(p.levels(), (2_000, 600), "yellow is paid from the excess bucket");
+    assert_eq!(p.mark_aware(bytes(400), Red), Red);
+    assert_eq!(p.levels(), (2_000, 600), "red pays nothing");
+    assert_eq!(p.mark_aware(bytes(601), Yellow), Red, "and yellow is not paid by the other");
+    assert_eq!(p.mark_aware(bytes(2_000), Green), Green);
+    assert_eq!(p.mark_aware(bytes(600), Green), Yellow);
+}
+
+/// RFC 2698, section 3.
+#[test]
+fn two_rates_go_by_rfc_2698() {
+    let p = two(BYTE_A_US, 1_000, 3 * BYTE_A_US, 3_000);
+    assert_eq!([(); 4].map(|()| p.mark(bytes(1_000))), [Green, Yellow, Yellow, Red]);
+    assert_eq!(p.levels(), (0, 0), "green took from both, red from none");
+    p.refill(Nanos(100 * US));
+    assert_eq!(p.levels(), (100, 300));
+    assert_eq!(p.mark(bytes(200)), Yellow, "a frame above CIR and below PIR");
+    assert_eq!(p.mark(bytes(100)), Green);
+    assert_eq!(p.mark(bytes(1)), Red);
+    p.refill(Nanos(100_000 * US));
+    assert_eq!(p.levels(), (1_000, 3_000));
+}
+
+#[test]
+fn two_rates_make_no_frame_better() {
+    let p = two(BYTE_A_US, 1_000, 3 * BYTE_A_US, 3_000);
+    assert_eq!(p.mark_aware(bytes(500), Yellow), Yellow);
+    assert_eq!(p.levels(), (1_000, 2_500), "yellow is paid from the peak bucket alone");
+    assert_eq!(p.mark_aware(bytes(500), Red), Red);
+    assert_eq!(p.levels(), (1_000, 2_500));
+    assert_eq!(p.mark_aware(bytes(500), Green), Green);
+    assert_eq!(p.levels(), (500, 2_000));
+}
+
+#[test]
+fn frames_per_second_do_not_look_at_their_length() {
+    let p = packets(1_000, 4);
+    let large = Size { bytes: 60_000, frames: 1 };
+    let passed = (0..9).filter(|_| p.mark(large) == Green).count();
+    assert_eq!(passed, 4);
+    p.refill(Nanos(999_999));
+    assert_eq!(p.mark(bytes(60)), Red, "a nanosecond early");
+    p.refill(Nanos(1_000_000));
+    assert_eq!(p.mark(bytes(60)), Green);
+}
+
+#[test]
+fn a_large_segment_counts_as_the_frames_it_becomes() {
+    let p = packets(1_000, 64);
+    assert_eq!(p.mark(Size { bytes: 66_000, frames: 45 }), Green);
+    assert_eq!(p.levels().0, 19);
+    let p = Policer::new(*single(BYTE_A_US, 10_000, 0).spec());
+    p.mark(Size { bytes: 3_000, frames: 2 });
+    assert_eq!(p.levels().0, 7_000);
+    let p = Policer::new(p.spec().per_frame(24));
+    p.mark(Size { bytes: 3_000, frames: 2 });
+    assert_eq!(p.levels().0, 6_952);
+}
+
+#[test]
+fn a_full_bucket_lets_a_frame_pass_that_is_longer_and_owes_the_rest() {
+    let p = single(BYTE_A_US, 1_000, 0);
+    assert_eq!(p.mark(bytes(60_000)), Green);
+    assert_eq!(p.levels(), (-59_000, 0));
+    p.refill(Nanos(59_999 * US));
+    assert_eq!(p.mark(bytes(60_000)), Red);
+    assert_eq!(p.mark(bytes(999)), Green, "what the level covers passes as ever");
+    p.refill(Nanos(61_000 * US));
+    assert_eq!(p.mark(bytes(60_000)), Green);
+}
+
+#[test]
+fn a_bucket_of_no_depth_lets_nothing_pass() {
+    let p = single(BYTE_A_US, 1_000, 0);
+    assert_eq!((p.mark(bytes(1_000)), p.mark(bytes(1))), (Green, Red));
+    let p = single(BYTE_A_US, 0, 1_000);
+    assert_eq!((p.mark(bytes(1_000)), p.mark(bytes(1))), (Yellow, Red));
+}
+
+#[test]
+fn hours_of_rest_bank_no_more_than_the_depth() {
+    for rate in [RATE_MIN.0, 2_000_000_000, RATE_MAX.0] {
+        for (cbs, ebs) in [(1_500, 0), (65_536, 65_536), (DEPTH_MAX, DEPTH_MAX)] {
+            let p = single(rate, cbs, ebs);
+            while p.mark(bytes(1_500)) != Red {
+                p.all_green(bytes(1 << 20));
+            }
+            p.refill(Nanos::from_secs(1_000_000));
+            p.refill(Nanos(u64::MAX - 1));
+            assert_eq!(p.levels(), (i64::from(cbs), i64::from(ebs)), "{rate} {cbs} {ebs}");
+        }
+        let p = two(rate, 1_500, RATE_MAX.0, DEPTH_MAX);
+        p.mark(bytes(1_000));
+        p.refill(Nanos(u64::MAX));
+        assert_eq!(p.levels(), (1_500, i64::from(DEPTH_MAX)));
+    }
+}
+
+#[test]
+fn no_fraction_is_lost_however_often_it_is_refilled() {
+    // 8001 bit/s: a byte every 999,875.0156... ns. An hour in steps of 7 ns would lose everything
+    // if a step rounded; a second in steps of 977 ns stands for it.
+    let p = single(8_001, DEPTH_MAX, 0);
+    p.all_green(bytes(DEPTH_MAX));
+    assert_eq!(p.levels().0, 0);
+    (1..=8_000_000_000 / 977).for_each(|n| p.refill(Nanos(n * 977)));
+    p.refill(Nanos::from_secs(8));
+    assert_eq!(p.levels().0, 8_001);
+}
+
+#[test]
+fn a_clock_that_goes_back_brings_nothing() {
+    let p = single(BYTE_A_US, 1_000, 0);
+    p.refill(Nanos(5_000 * US));
+    p.mark(bytes(1_000));
+    p.refill(Nanos(4_000 * US));
+    assert_eq!(p.levels().0, 0);
+    p.refill(Nanos(5_001 * US));
+    assert_eq!(p.levels().0, 1);
+}
+
+#[test]
+fn a_batch_is_green_at_once_only_if_each_frame_would_be() {
+    let p = two(BYTE_A_US, 1_000, 3 * BYTE_A_US, 3_000);
+    assert!(!p.all_green(Size { bytes: 1_001, frames: 2 }));
+    assert_eq!(p.levels(), (1_000, 3_000), "nothing is paid for");
+    assert!(p.all_green(Size { bytes: 1_000, frames: 2 }));
+    assert_eq!(p.levels(), (0, 2_000));
+    let p = single(BYTE_A_US, 1_000, 1_000);
+    assert!(!p.all_green(bytes(1_001)), "yellow is not green, and a batch is never owed");
+}
+
+#[test]
+fn a_limit_that_is_impossible_is_refused_with_what_is_possible() {
+    let rate = |cir, cbs, ebs| Spec::new(Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs });
+    let text = |error: Result<Spec, SpecError>| error.unwrap_err().to_string();
+    assert_eq!(text(rate(7_999, 1, 1)), "rate 7999 is out of range; write 8k to 400G");
+    assert_eq!(text(rate(8_000, 0, 0)), "a burst of 0 lets no frame pass; write at least 1514");
+    assert!(text(rate(8_000, 1 << 30, 0)).starts_with("burst 1073741824 is too large"));
+    let (cir, pir) = (BitsPerSecond(2_000_000), BitsPerSecond(1_000_000));
+    let peak = Spec::new(Limit::TwoRate { cir, cbs: 1, pir, pbs: 1 });
+    assert_eq!(text(peak), "peak rate 1M is below the committed rate 2M; write at least that");
+    let none = Spec::new(Limit::Packets { rate: PacketsPerSecond(0), burst: 1 });
+    assert_eq!(text(none), "0 frames per second is out of range; write 1 to 1G");
+}
+
+#[test]
+fn a_default_depth_holds_a_large_segment_and_a_millisecond() {
+    assert_eq!(default_depth(BitsPerSecond(1_000_000)), 128 * 1024);
+    assert_eq!(default_depth(BitsPerSecond(10_000_000_000)), 1_250_000);
+    assert_eq!(default_depth(RATE_MAX), 50_000_000);
+}

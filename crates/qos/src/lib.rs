@@ -1,11 +1,15 @@
 //! Quality of service as pure algorithms: who may have how much, and whose turn it is.
 //!
-//! **Rule.** Nothing here reads a clock or allocates after it is set up; time is an argument, so
-//! the same code runs on a core, in the simulator and under property tests. Its user is the worker
-//! of `penstock-dataplane`.
+//! **Rule.** Nothing here reads a clock, and what a worker calls does not allocate after it is set
+//! up; time is an argument, so the same code runs on a core, in the simulator and under property
+//! tests. Its users are the worker of `penstock-dataplane` and, for what is decided once or every
+//! second (`cost_model`, `admission`, `learner`), control.
 //!
 //! Source: C2QoS (J. Syst. Archit. 116, 2021).
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod bottleneck;
+pub mod cost_model;
+pub mod learner;
 pub mod policer;

@@ -1,0 +1,397 @@
+//! Admission: whether what is sold is there.
+//!
+//! **Problem.** A guarantee that the host cannot keep is none; an operator who is told "no" wants
+//! to know by how much, and what would do.
+//!
+//! **Source.** C2QoS §IV: "the sum of all VMs' purchased bandwidth should not be more than the NIC
+//! bandwidth; and the sum of CPU resources … should not exceed the IO-dedicated CPU cores".
+//!
+//! **Quantities.** `C_alloc` → [`Claim::cycles`], cycles per second; the cores → `capacity`,
+//! cycles per second of each worker; NIC bandwidth → `link`, bits per second.
+//!
+//! **Rule.** First: purchased bandwidth ≤ link. Second, because queue pairs have a place: a port
+//! spends its cycles on the workers that have its queue pairs and on no other. That fits exactly
+//! if for every set of workers the claims that can go nowhere else are at most their capacity
+//! (Hall's condition); with one worker this is the paper's sum. What does not fit is told by its
+//! smallest sets, each with the nearest things that would fit.
+//!
+//! **Example.** Two workers of 1.0 G; ports a 0.7 G and b 0.5 G on worker 0, c 0.3 G on both. All
+//! three together fit (1.5 ≤ 2.0), but worker 0 alone is sold 1.2 G: 0.2 G too much. Moving b to
+//! worker 1 would do, or a at 0.5 G.
+//!
+//! **Departures.** The paper's sum is over all cores at once.
+//!
+//! **Cost.** O(2^workers × different placements), at most 16 workers: milliseconds, for control
+//! only.
+
+use penstock_units::{BitsPerSecond, CyclesPerSecond};
+
+/// Most workers.
+pub const WORKERS_MAX: usize = 16;
+/// Excesses that are reported at most.
+const EXCESSES_MAX: usize = 16;
+
+/// Workers by number, one bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerSet(u16);
+
+impl WorkerSet {
+    /// None.
+    pub const NONE: Self = Self(0);
+
+    /// One worker; none for a number of 16 or more.
+    #[must_use]
+    pub const fn one(worker: usize) -> Self {
+        if worker < WORKERS_MAX { Self(1 << worker) } else { Self::NONE }
+    }
+
+    /// The workers below `count`.
+    #[must_use]
+    pub const fn first(count: usize) -> Self {
+        if count >= WORKERS_MAX { Self(u16::MAX) } else { Self((1 << count) - 1) }
+    }
+
+    /// Those of both.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are in it.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// How many.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Their numbers, rising.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..WORKERS_MAX).filter(move |worker| self.contains(Self::one(*worker)))
+    }
+}
+
+impl FromIterator<usize> for WorkerSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(workers: I) -> Self {
+        workers.into_iter().fold(Self::NONE, |all, worker| all.with(Self::one(worker)))
+    }
+}
+
+/// What workers can give, and what of it is taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    capacity: Vec<u64>,
+    /// What is claimed by whom may go to exactly these workers.
+    claimed: Vec<(WorkerSet, u64)>,
+}
+
+impl Ledger {
+    /// Nothing is claimed of workers with these capacities; those beyond 16 are left out.
+    #[must_use]
+    pub fn new(capacity: &[CyclesPerSecond]) -> Self {
+        let capacity = capacity.iter().take(WORKERS_MAX).map(|cycles| cycles.0).collect();
+        Self { capacity, claimed: Vec::new() }
+    }
+
+    /// Claims cycles on some of `workers`, whether they are there or not.
+    pub fn claim(&mut self, workers: WorkerSet, cycles: u64) {
+        match self.claimed.iter_mut().find(|(set, _)| *set == workers) {
+            Some((_, sum)) => *sum = sum.saturating_add(cycles),
+            None => self.claimed.push((workers, cycles)),
+        }
+    }
+
+    fn all(&self) -> u16 {
+        WorkerSet::first(self.capacity.len()).0
+    }
+
+    fn capacity_of(&self, set: WorkerSet) -> u64 {
+        let of = |worker: usize| self.capacity.get(worker).copied().unwrap_or(0);
+        set.iter().map(of).fold(0, u64::saturating_add)
+    }
+
+    /// What can go nowhere but to these workers.
+    fn bound_to(&self, set: WorkerSet) -> u64 {
+        let within = self.claimed.iter().filter(|(workers, _)| set.contains(*workers));
+        within.map(|(_, cycles)| *cycles).fold(0, u64::saturating_add)
+    }
+
+    /// How much more may be claimed on `workers` so that everything still fits. What does not fit
+    /// now counts as taken wherever it could go.
+    #[must_use]
+    pub fn room(&self, workers: WorkerSet) -> CyclesPerSecond {
+        let supersets = (0..=self.all()).map(WorkerSet).filter(|set| set.contains(workers));
+        let of = |set| self.capacity_of(set).saturating_sub(self.bound_to(set));
+        CyclesPerSecond(supersets.map(of).min().unwrap_or(0))
+    }
+
+    /// Whether everything that is claimed is there.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.excesses().is_empty()
+    }
+
+    /// The smallest sets of workers to which more is bound than they have, the fewest first.
+    fn excesses(&self) -> Vec<(WorkerSet, u64)> {
+        let mut sets: Vec<WorkerSet> = (1..=self.all()).map(WorkerSet).collect();
+        sets.sort_by_key(|set| set.len());
+        let mut found: Vec<(WorkerSet, u64)> = Vec::new();
+        for set in sets {
+            let (bound, capacity) = (self.bound_to(set), self.capacity_of(set));
+            let smaller = found.iter().any(|(smaller, _)| set.contains(*smaller));
+            if bound > capacity && !smaller && found.len() < EXCESSES_MAX {
+                found.push((set, bound - capacity));
+            }
+        }
+        found
+    }
+}
+
+/// A port that wants a guarantee.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Cycles per second.
+    pub cycles: CyclesPerSecond,
+    /// Bits per second that it bought, if it bought any.
+    pub bandwidth: BitsPerSecond,
+    /// The workers that have its queue pairs.
+    pub workers: WorkerSet,
+}
+
+/// Something that would fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// The claim at this place elsewhere: all its queue pairs on this worker.
+    Move {
+        /// Its place in the list.
+        claim: usize,
+        /// The worker.
+        worker: usize,
+    },
+    /// The claim at this place reduced to so much.
+    Reduce {
+        /// Its place in the list.
+        claim: usize,
+        /// What is left of it, in ten thousandths, rounded down.
+        left_e4: u32,
+    },
+    /// All claims that are concerned reduced to so much.
+    ReduceAll {
+        /// What is left of each, in ten thousandths, rounded down.
+        left_e4: u32,
+    },
+}
+
+/// More is sold than there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess<T> {
+    /// Sold.
+    pub sold: T,
+    /// There.
+    pub there: T,
+    /// Which workers; none for the link.
+    pub workers: WorkerSet,
+    /// What would fit, the least change first; none if nothing would.
+    pub remedies: Vec<Remedy>,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// The first rule, if it is broken.
+    pub link: Option<Excess<BitsPerSecond>>,
+    /// The second rule, where it is broken.
+    pub cycles: Vec<Excess<CyclesPerSecond>>,
+    /// What may still be claimed on each worker alone.
+    pub room: Vec<CyclesPerSecond>,
+}
+
+impl Admission {
+    /// Whether everything fits.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.link.is_none() && self.cycles.is_empty()
+    }
+}
+
+/// Both rules. Without a `link` the first is not asked.
+#[must_use]
+pub fn admit(
+    capacity: &[CyclesPerSecond],
+    link: Option<BitsPerSecond>,
+    claims: &[Claim],
+) -> Admission {
+    let mut ledger = Ledger::new(capacity);
+    for claim in claims {
+        ledger.claim(claim.workers, claim.cycles.0);
+    }
+    let excesses = ledger.excesses();
+    let cycles = excesses.iter().map(|(set, excess)| Excess {
+        sold: CyclesPerSecond(ledger.bound_to(*set)),
+        there: CyclesPerSecond(ledger.capacity_of(*set)),
+        workers: *set,
+        remedies: cycle_remedies(capacity, claims, *set, *excess),
+    });
+    let sold = claims.iter().map(|claim| claim.bandwidth.0).fold(0, u64::saturating_add);
+    let link = link.filter(|link| sold > link.0).map(|link| {
+        let all = claims.iter().enumerate().map(|(at, claim)| (at, claim.bandwidth.0));
+        Excess {
+            sold: BitsPerSecond(sold),
+            there: link,
+            workers: WorkerSet::NONE,
+            remedies: reductions(all, sold - link.0).collect(),
+        }
+    });
+    let workers = (0..ledger.capacity.len()).map(WorkerSet::one);
+    Admission { link, cycles: cycles.collect(), room: workers.map(|w| ledger.room(w)).collect() }
+}
+
+fn cycle_remedies(
+    capacity: &[CyclesPerSecond],
+    claims: &[Claim],
+    set: WorkerSet,
+    excess: u64,
+) -> Vec<Remedy> {
+    let bound = |claim: &Claim| set.contains(claim.workers);
+    let concerned = claims.iter().enumerate().filter(|(_, claim)| bound(claim));
+    let mut movable: Vec<(usize, u64)> =
+        concerned.clone().map(|(at, claim)| (at, claim.cycles.0)).collect();
+    movable.retain(|(_, cycles)| *cycles >= excess);
+    movable.sort_by_key(|(_, cycles)| *cycles);
+    let moved = movable.iter().find_map(|(at, cycles)| {
+        let mut without = Ledger::new(capacity);
+        let others = claims.iter().enumerate().filter(|(other, _)| other != at);
+        others.for_each(|(_, claim)| without.claim(claim.workers, claim.cycles.0));
+        let elsewhere = |worker: &usize| !set.contains(WorkerSet::one(*worker));
+        let mut workers = (0..without.capacity.len()).filter(elsewhere);
+        let worker = workers.find(|worker| without.room(WorkerSet::one(*worker)).0 >= *cycles)?;
+        Some(Remedy::Move { claim: *at, worker })
+    });
+    let sizes = concerned.map(|(at, claim)| (at, claim.cycles.0));
+    moved.into_iter().chain(reductions(sizes, excess)).collect()
+}
+
+/// The largest one reduced, if that is enough, and all of them alike.
+fn reductions(
+    claims: impl Iterator<Item = (usize, u64)>,
+    excess: u64,
+) -> impl Iterator<Item = Remedy> {
+    let claims: Vec<(usize, u64)> = claims.collect();
+    let left = |of: u64| {
+        let left = u128::from(of.saturating_sub(excess)) * 10_000 / u128::from(of.max(1));
+        u32::try_from(left).unwrap_or(10_000)
+    };
+    let largest = claims.iter().max_by_key(|(_, size)| *size).copied();
+    let one = largest.filter(|(_, size)| *size > excess);
+    let sum = claims.iter().map(|(_, size)| *size).fold(0, u64::saturating_add);
+    let all = (claims.len() > 1 && sum > excess).then(|| left(sum));
+    let one = one.map(|(claim, size)| Remedy::Reduce { claim, left_e4: left(size) });
+    one.into_iter().chain(all.map(|left_e4| Remedy::ReduceAll { left_e4 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: u64 = 1_000_000_000;
+
+    fn claim(cycles: u64, workers: &[usize]) -> Claim {
+        Claim {
+            cycles: CyclesPerSecond(cycles),
+            bandwidth: BitsPerSecond(0),
+            workers: workers.iter().copied().collect(),
+        }
+    }
+
+    fn cores(cycles: &[u64]) -> Vec<CyclesPerSecond> {
+        cycles.iter().map(|c| CyclesPerSecond(*c)).collect()
+    }
+
+    #[test]
+    fn one_worker_is_the_papers_sum() {
+        let claims = [claim(6 * G / 10, &[0]), claim(4 * G / 10, &[0])];
+        assert!(admit(&cores(&[G]), None, &claims).fits());
+        let answer = admit(&cores(&[G - 1]), None, &claims);
+        let [excess] = answer.cycles.as_slice() else { panic!("{answer:?}") };
+        assert_eq!((excess.sold.0, excess.there.0), (G, G - 1));
+        assert_eq!(
+            excess.remedies,
+            [Remedy::Reduce { claim: 0, left_e4: 9_999 }, Remedy::ReduceAll { left_e4: 9_999 }]
+        );
+        assert_eq!(answer.room, [CyclesPerSecond(0)]);
+    }
+
+    #[test]
+    fn a_ports_place_is_respected_though_the_sum_would_fit() {
+        // The example of the module's text.
+        let claims = [claim(7 * G / 10, &[0]), claim(5 * G / 10, &[0]), claim(3 * G / 10, &[0, 1])];
+        let answer = admit(&cores(&[G, G]), None, &claims);
+        let [excess] = answer.cycles.as_slice() else { panic!("{answer:?}") };
+        assert_eq!((excess.workers, excess.sold.0 - excess.there.0), (WorkerSet::one(0), G / 5));
+        assert_eq!(excess.remedies[0], Remedy::Move { claim: 1, worker: 1 });
+        assert_eq!(excess.remedies[1], Remedy::Reduce { claim: 0, left_e4: 7_142 });
+        let mut moved = claims;
+        moved[1].workers = WorkerSet::one(1);
+        assert!(admit(&cores(&[G, G]), None, &moved).fits());
+    }
+
+    #[test]
+    fn sets_of_workers_are_asked_together() {
+        // Each worker alone has room; both together have not.
+        let claims = [claim(G, &[0, 1]), claim(G / 2, &[0]), claim(6 * G / 10, &[1])];
+        let answer = admit(&cores(&[G, G, G]), None, &claims);
+        let [excess] = answer.cycles.as_slice() else { panic!("{answer:?}") };
+        assert_eq!((excess.workers.len(), excess.sold.0 - excess.there.0), (2, G / 10));
+        assert_eq!(excess.remedies[0], Remedy::Move { claim: 1, worker: 2 });
+        assert_eq!(
+            answer.room[2],
+            CyclesPerSecond(9 * G / 10),
+            "what is too much has to go somewhere"
+        );
+    }
+
+    #[test]
+    fn room_is_what_may_still_be_claimed() {
+        let mut ledger = Ledger::new(&cores(&[G, G]));
+        ledger.claim(WorkerSet::one(0), 3 * G / 10);
+        ledger.claim(WorkerSet::first(2), G);
+        assert_eq!(ledger.room(WorkerSet::one(0)).0, 7 * G / 10);
+        assert_eq!(ledger.room(WorkerSet::one(1)).0, 7 * G / 10);
+        assert_eq!(ledger.room(WorkerSet::first(2)).0, 7 * G / 10);
+        ledger.claim(WorkerSet::one(1), 7 * G / 10);
+        assert_eq!(ledger.room(WorkerSet::one(0)).0, 0);
+    }
+
+    #[test]
+    fn bandwidth_beyond_the_link_is_refused_and_an_unknown_link_is_not_asked() {
+        let claims = [4, 4, 3].map(|gigabits| Claim {
+            bandwidth: BitsPerSecond(gigabits * G),
+            ..claim(G / 100, &[0])
+        });
+        let answer = admit(&cores(&[G]), Some(BitsPerSecond(10 * G)), &claims);
+        let link = answer.link.clone().unwrap();
+        assert_eq!((link.sold.0, link.there.0), (11 * G, 10 * G));
+        assert_eq!(link.remedies[1], Remedy::ReduceAll { left_e4: 9_090 });
+        assert!(!answer.fits() && answer.cycles.is_empty());
+        assert!(admit(&cores(&[G]), None, &claims).fits());
+    }
+
+    #[test]
+    fn nothing_is_sold_where_no_worker_is() {
+        let answer = admit(&[], None, &[claim(0, &[])]);
+        assert!(answer.fits() && answer.room.is_empty());
+        assert_eq!(WorkerSet::one(16), WorkerSet::NONE);
+        assert_eq!(WorkerSet::first(16).len(), 16);
+        assert_eq!([3, 1].into_iter().collect::<WorkerSet>().iter().collect::<Vec<_>>(), [1, 3]);
+    }
+}

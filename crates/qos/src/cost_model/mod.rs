@@ -1,0 +1,398 @@
+//! The cost model: how many cycles a VM's frames take, and so how many it must be given.
+//!
+//! **Problem.** A tenant buys bits or packets per second; the switch meters cycles. What a frame
+//! costs depends on what it is and on where its VM lives.
+//!
+//! **Source.** C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology"; RFC 6985 for the mix
+//! that a contract means which names no size.
+//!
+//! **Quantities.** `C_ingress`, `C_classification`, `C_egress` → [`Stages`], cycles per frame;
+//! `C_single` → [`CostModel::single`]; `R_i` → [`Coefficient`], a factor; `∏ R_i · C_single` →
+//! [`CostModel::per_frame`]; `C_alloc` → [`CostModel::entitlement`], cycles per second. Sizes are
+//! those on a wire, FCS included.
+//!
+//! **Rule.** A table of cells, measured on full batches, on the grid of sizes {64 … 1500}, flows
+//! {single, multiple}, rules {1, 1k, 10k} and ring {split, packed}; linear between sizes, linear
+//! in the logarithm of the rules; a mix costs what its parts cost. To that, terms of the actions.
+//! All of it times the coefficients for the number of VMs, the number of I/O cores and the NUMA
+//! node. Every figure carries its spread, and whether this host measured it or a paper states it.
+//!
+//! **Example** (C2QoS §III-C). Four VMs on NUMA node 1 and two I/O cores: a frame that costs 1,000
+//! cycles for one VM costs 1.4 × 1.14 × 1.47 × 1,000 = 2,346.12.
+//!
+//! **Departures.** The paper's cell is cycles per second at 10⁵ packets per second; here it is
+//! cycles per frame. The paper has no term for a batch: a batch that is not full costs more per
+//! frame ([`BatchTerm`]), so entitlements are those of full batches, which is what a VM that is
+//! held back sends.
+//!
+//! **Cost.** Floats, and allocation: for control only. A worker gets whole numbers
+//! ([`BatchPrice`]).
+
+mod cell;
+mod price;
+mod profile;
+mod published;
+mod spread;
+
+use core::fmt;
+use std::collections::BTreeMap;
+
+use penstock_units::{CyclesPerSecond, TscRate};
+
+use cell::{Grid, GridError, place};
+
+pub use cell::{Cell, CellKey, Stages};
+pub use price::BatchPrice;
+pub use profile::{
+    Action, Contract, FCS, Flows, MIX_MAX, Profile, Rate, RingKind, SIZE_MAX, SIZE_MIN, SizeMix,
+    SizeMixError,
+};
+pub(crate) use profile::{to_f64, whole_up};
+pub use published::{CORES_PUBLISHED, NUMA_PUBLISHED, VMS_PUBLISHED};
+pub use spread::{Source, Spread};
+
+/// The sizes of the grid (C2QoS §III-D).
+pub const SIZES: [u16; 6] = [64, 128, 256, 512, 1024, 1500];
+/// The numbers of rules of the grid.
+pub const RULES: [u32; 3] = [1, 1_000, 10_000];
+/// Version of the model's form; a file of another version is refused.
+pub const VERSION: u32 = 1;
+/// Most VMs and cores that a coefficient may be for.
+const COUNT_MAX: u32 = 65_536;
+
+/// How much more a frame costs under some condition than without it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Coefficient {
+    /// The factor.
+    pub factor: Spread,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+impl Coefficient {
+    /// One that a paper states.
+    #[must_use]
+    pub const fn published(factor: f64) -> Self {
+        Self { factor: Spread::exact(factor), source: Source::Published }
+    }
+}
+
+/// What an action adds to a frame.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ActionTerm {
+    /// Cycles a frame.
+    pub per_frame: Spread,
+    /// Cycles a byte of the frame.
+    pub per_byte: f64,
+    /// Where they come from.
+    pub source: Source,
+}
+
+/// What a batch costs for being one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchTerm {
+    /// Cycles a batch.
+    pub per_batch: Spread,
+    /// Frames in the batches of which the cells were measured; at least 1.
+    pub frames: u32,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// Where and when a model was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// The host's name.
+    pub host: String,
+    /// Date and time, UTC.
+    pub date: String,
+    /// The processor.
+    pub cpu: String,
+    /// The program's version, and how it was called.
+    pub made_by: String,
+    /// Cycles per second of its counter: all figures are in these.
+    pub tsc: TscRate,
+}
+
+/// All that a model consists of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parts {
+    /// Where and when.
+    pub about: About,
+    /// The table: a full grid.
+    pub cells: BTreeMap<CellKey, Cell>,
+    /// The batch.
+    pub batch: BatchTerm,
+    /// Actions; one that is missing costs nothing.
+    pub actions: BTreeMap<Action, ActionTerm>,
+    /// By number of VMs; one for 1.
+    pub vms: BTreeMap<u32, Coefficient>,
+    /// By number of I/O cores; one for 1.
+    pub cores: BTreeMap<u32, Coefficient>,
+    /// For a VM whose memory is on another NUMA node than the core.
+    pub numa_remote: Coefficient,
+}
+
+/// What is wrong with a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelError {
+    /// A combination without a cell.
+    Missing(CellKey),
+    /// A cell that cannot be: not finite, below zero, or a median outside of its range.
+    Cell(CellKey),
+    /// Fewer than two sizes.
+    Sizes,
+    /// The batch's term cannot be.
+    Batch,
+    /// An action's term cannot be.
+    Action(Action),
+    /// A coefficient for so many VMs cannot be, or the one for 1 is missing.
+    Vms(u32),
+    /// A coefficient for so many cores cannot be, or the one for 1 is missing.
+    Cores(u32),
+    /// The coefficient of a remote node cannot be.
+    Numa,
+}
+
+impl fmt::Display for ModelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const COST: &str = "a cost is finite, not negative, and its median within its range";
+        const FACTOR: &str = "a factor is from 0.1 to 100, and its median within its range";
+        match self {
+            Self::Missing(key) => write!(
+                f,
+                "the cell for {key} is missing; every combination of sizes, flows, rules and rings \
+                 that occurs needs one"
+            ),
+            Self::Cell(key) => write!(f, "the cell for {key} makes no sense; {COST}"),
+            Self::Sizes => f.write_str("there are cells of fewer than two sizes; measure again"),
+            Self::Batch => write!(f, "the batch's term makes no sense; {COST}"),
+            Self::Action(action) => write!(f, "the action {action} makes no sense; {COST}"),
+            Self::Vms(n) => write!(f, "the coefficient for {n} VMs is missing or wrong; {FACTOR}"),
+            Self::Cores(n) => {
+                write!(f, "the coefficient for {n} cores is missing or wrong; {FACTOR}")
+            }
+            Self::Numa => write!(f, "the coefficient of a remote NUMA node is wrong; {FACTOR}"),
+        }
+    }
+}
+
+impl core::error::Error for ModelError {}
+
+/// Where a VM lives, as far as it changes the cost of its frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deployment {
+    /// VMs on the host.
+    pub vms: u32,
+    /// I/O cores of the host.
+    pub cores: u32,
+    /// Whether the VM's memory is on another NUMA node than the core.
+    pub numa_remote: bool,
+}
+
+impl Deployment {
+    /// One VM, one core, one node.
+    pub const SINGLE: Self = Self { vms: 1, cores: 1, numa_remote: false };
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostModel {
+    parts: Parts,
+    grid: Grid,
+}
+
+impl CostModel {
+    /// A model that is right as a whole.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn new(parts: Parts) -> Result<Self, ModelError> {
+        let grid = Grid::new(parts.cells.clone()).map_err(|error| match error {
+            GridError::Missing(key) => ModelError::Missing(key),
+            GridError::Unsound(key) => ModelError::Cell(key),
+            GridError::Sizes => ModelError::Sizes,
+        })?;
+        if !parts.batch.per_batch.is_sound() || parts.batch.frames == 0 {
+            return Err(ModelError::Batch);
+        }
+        for (action, term) in &parts.actions {
+            if !term.per_frame.is_sound() || !term.per_byte.is_finite() || term.per_byte < 0.0 {
+                return Err(ModelError::Action(*action));
+            }
+        }
+        check_factors(&parts.vms).map_err(ModelError::Vms)?;
+        check_factors(&parts.cores).map_err(ModelError::Cores)?;
+        if !is_factor(&parts.numa_remote) {
+            return Err(ModelError::Numa);
+        }
+        Ok(Self { parts, grid })
+    }
+
+    /// What it consists of.
+    #[must_use]
+    pub const fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// The sizes and the numbers of rules of its cells, rising.
+    #[must_use]
+    pub fn axes(&self) -> (&[u16], &[u32]) {
+        (self.grid.sizes(), self.grid.rules())
+    }
+
+    /// The same model with each cell changed; for simulations that give it errors.
+    ///
+    /// # Errors
+    /// A cell that `change` made makes no sense.
+    pub fn with_cells(
+        &self,
+        mut change: impl FnMut(CellKey, Cell) -> Cell,
+    ) -> Result<Self, ModelError> {
+        let mut parts = self.parts.clone();
+        for (key, cell) in &mut parts.cells {
+            *cell = change(*key, *cell);
+        }
+        Self::new(parts)
+    }
+
+    /// `C_single` of one size, without actions: full batches, one VM.
+    #[must_use]
+    pub fn at(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> Stages {
+        self.grid.at(ring, flows, rules, size)
+    }
+
+    /// `C_single`: cycles per frame of a profile, by stage. What checksums and segmentation cost
+    /// stands under egress, where it is done; rewriting under classification.
+    #[must_use]
+    pub fn single(&self, profile: &Profile) -> Stages {
+        let Profile { sizes, flows, rules, ring, actions } = profile;
+        let of_size = |size: f64| {
+            let mut stages = self.grid.at(*ring, *flows, *rules, size);
+            for action in actions {
+                let Some(term) = self.parts.actions.get(action) else { continue };
+                let cost = term.per_frame.median + term.per_byte * size;
+                match action {
+                    Action::Checksum | Action::Segmentation => stages.egress += cost,
+                    Action::VlanPush | Action::VlanPop | Action::Dscp => {
+                        stages.classification += cost;
+                    }
+                }
+            }
+            stages
+        };
+        sizes
+            .parts()
+            .map(|(size, part)| of_size(size).scaled(part))
+            .fold(Stages::default(), Stages::plus)
+    }
+
+    /// `∏ R_i`.
+    #[must_use]
+    pub fn factor(&self, at: Deployment) -> f64 {
+        let numa = if at.numa_remote { self.parts.numa_remote.factor.median } else { 1.0 };
+        between(&self.parts.vms, at.vms) * between(&self.parts.cores, at.cores) * numa
+    }
+
+    /// `∏ R_i · C_single`: cycles per frame.
+    #[must_use]
+    pub fn per_frame(&self, profile: &Profile, at: Deployment) -> f64 {
+        self.single(profile).total() * self.factor(at)
+    }
+
+    /// `C_alloc`: what a VM must be given so that it gets what it bought, rounded up.
+    #[must_use]
+    pub fn entitlement(
+        &self,
+        contract: &Contract,
+        profile: &Profile,
+        at: Deployment,
+    ) -> CyclesPerSecond {
+        let cost = self.per_frame(profile, at);
+        CyclesPerSecond(whole_up(contract.frames_per_second() * cost))
+    }
+
+    /// How far the measurements behind a profile's cost spread, as a part of it.
+    #[must_use]
+    pub fn uncertainty(&self, profile: &Profile) -> f64 {
+        let of = |size| self.grid.uncertainty(profile.ring, profile.flows, profile.rules, size);
+        profile.sizes.parts().map(|(size, part)| of(size) * part).sum()
+    }
+
+    /// What a batch should cost: `frames` of `bytes` in all (without FCS), whatever their mix.
+    #[must_use]
+    pub fn batch(&self, profile: &Profile, at: Deployment, frames: u32, bytes: u64) -> f64 {
+        if frames == 0 {
+            return 0.0;
+        }
+        let n = f64::from(frames);
+        let mean = to_f64(bytes) / n + to_f64(FCS);
+        let (batch, cells) =
+            (self.parts.batch.per_batch.median, f64::from(self.parts.batch.frames));
+        let full = self.grid.at(profile.ring, profile.flows, profile.rules, mean).total();
+        let actions: f64 = profile.actions.iter().map(|action| self.action(*action, mean)).sum();
+        (batch + n * (full - batch / cells + actions).max(0.0)) * self.factor(at)
+    }
+
+    fn action(&self, action: Action, size: f64) -> f64 {
+        let term = self.parts.actions.get(&action);
+        term.map_or(0.0, |term| term.per_frame.median + term.per_byte * size)
+    }
+
+    /// The same in whole numbers: the straight line through the profile's cells.
+    #[must_use]
+    pub fn price(&self, profile: &Profile, at: Deployment) -> BatchPrice {
+        let points: Vec<(f64, f64)> = (self.grid.sizes().iter().map(|size| f64::from(*size)))
+            .map(|size| {
+                let actions: f64 = profile.actions.iter().map(|a| self.action(*a, size)).sum();
+                let cell = self.grid.at(profile.ring, profile.flows, profile.rules, size);
+                (size, cell.total() + actions)
+            })
+            .collect();
+        let (frame, byte) = line(&points);
+        let (batch, cells) =
+            (self.parts.batch.per_batch.median, f64::from(self.parts.batch.frames));
+        let factor = self.factor(at);
+        let frame = frame + byte * to_f64(FCS) - batch / cells;
+        BatchPrice::new(batch * factor, frame * factor, byte * factor)
+    }
+}
+
+/// Least squares: (value at 0, slope), the slope not below zero.
+fn line(points: &[(f64, f64)]) -> (f64, f64) {
+    let n = f64::from(u32::try_from(points.len()).unwrap_or(u32::MAX)).max(1.0);
+    let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / n;
+    let mean_y = points.iter().map(|(_, y)| y).sum::<f64>() / n;
+    let above: f64 = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+    let below: f64 = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
+    let slope = if below > 0.0 { (above / below).max(0.0) } else { 0.0 };
+    (mean_y - slope * mean_x, slope)
+}
+
+fn is_factor(coefficient: &Coefficient) -> bool {
+    let factor = coefficient.factor;
+    factor.is_sound() && (0.1..=100.0).contains(&factor.median)
+}
+
+fn check_factors(factors: &BTreeMap<u32, Coefficient>) -> Result<(), u32> {
+    if !factors.contains_key(&1) {
+        return Err(1);
+    }
+    let wrong = factors.iter().find(|(n, c)| !(1..=COUNT_MAX).contains(*n) || !is_factor(c));
+    wrong.map_or(Ok(()), |(n, _)| Err(*n))
+}
+
+/// Linear between counts, flat beyond them.
+fn between(factors: &BTreeMap<u32, Coefficient>, count: u32) -> f64 {
+    let counts: Vec<f64> = factors.keys().map(|n| f64::from(*n)).collect();
+    let values: Vec<f64> = factors.values().map(|c| c.factor.median).collect();
+    if let [only] = values.as_slice() {
+        return *only;
+    }
+    let (low, part) = place(&counts, f64::from(count.max(1)));
+    let part = part.clamp(0.0, 1.0);
+    values[low] * (1.0 - part) + values[low + 1] * part
+}
+
+#[cfg(test)]
+mod tests;

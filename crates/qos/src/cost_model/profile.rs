@@ -1,0 +1,420 @@
+//! What a VM declares to send and what it bought: sizes, flows, rate.
+//!
+//! **Quantities.** A size is that of the frame on a wire, FCS included (RFC 2544): 64 is 60 bytes
+//! in a ring. Bit rates count sizes, without preamble and gap.
+
+use core::fmt;
+use core::str::FromStr;
+
+use penstock_units::{BitsPerSecond, PacketsPerSecond};
+
+/// Least size of a frame.
+pub const SIZE_MIN: u16 = 64;
+/// Greatest size of a frame; a segmentation request counts as the frames it becomes.
+pub const SIZE_MAX: u16 = 9018;
+/// Most entries of a mix.
+pub const MIX_MAX: usize = 32;
+/// Bytes of the FCS, which counters of bytes leave out.
+pub const FCS: u64 = 4;
+
+/// Frame sizes and their weights; at least one, none of weight 0.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SizeMix(Vec<(u16, u32)>);
+
+/// A mix that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeMixError {
+    /// Without an entry, or with more than [`MIX_MAX`].
+    Entries(usize),
+    /// A size outside of what a frame can have.
+    Size(u32),
+    /// A weight of 0 or above 65535.
+    Weight(u32),
+    /// No mix at all.
+    Text,
+}
+
+impl fmt::Display for SizeMixError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Entries(n) => write!(f, "{n} sizes make no mix; write 1 to {MIX_MAX}"),
+            Self::Size(size) => {
+                write!(
+                    f,
+                    "size {size} is out of range; write {SIZE_MIN} to {SIZE_MAX}, FCS included"
+                )
+            }
+            Self::Weight(weight) => {
+                write!(f, "weight {weight} is out of range; write 1 to 65535")
+            }
+            Self::Text => f.write_str(
+                "not a size; a number, \"imix\" or sizes with weights as in \"64:7+1518:1\" are \
+                 wanted",
+            ),
+        }
+    }
+}
+
+impl core::error::Error for SizeMixError {}
+
+impl SizeMix {
+    /// From (size, weight).
+    ///
+    /// # Errors
+    /// No entries or too many; a size or weight out of range.
+    pub fn new(entries: Vec<(u16, u32)>) -> Result<Self, SizeMixError> {
+        if entries.is_empty() || entries.len() > MIX_MAX {
+            return Err(SizeMixError::Entries(entries.len()));
+        }
+        for (size, weight) in &entries {
+            if !(SIZE_MIN..=SIZE_MAX).contains(size) {
+                return Err(SizeMixError::Size((*size).into()));
+            }
+            if *weight == 0 || *weight > 65_535 {
+                return Err(SizeMixError::Weight(*weight));
+            }
+        }
+        Ok(Self(entries))
+    }
+
+    /// One size.
+    ///
+    /// # Errors
+    /// Out of range.
+    pub fn fixed(size: u16) -> Result<Self, SizeMixError> {
+        Self::new(vec![(size, 1)])
+    }
+
+    /// The simple Internet mix, 7 of 64, 4 of 594, 1 of 1518 bytes: as a genome of RFC 6985 with
+    /// custom sizes. What a contract means that names no size (C2QoS §III-D).
+    #[must_use]
+    pub fn imix() -> Self {
+        Self(vec![(64, 7), (594, 4), (1518, 1)])
+    }
+
+    /// (size, weight).
+    #[must_use]
+    pub fn entries(&self) -> &[(u16, u32)] {
+        &self.0
+    }
+
+    /// (size, part of all frames).
+    pub fn parts(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        let total: f64 = self.0.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        self.0.iter().map(move |(size, weight)| (f64::from(*size), f64::from(*weight) / total))
+    }
+
+    /// The mean size.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.parts().map(|(size, part)| size * part).sum()
+    }
+}
+
+impl Default for SizeMix {
+    fn default() -> Self {
+        Self::imix()
+    }
+}
+
+impl fmt::Display for SizeMix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::imix() {
+            return f.write_str("imix");
+        }
+        if let [(size, _)] = self.0.as_slice() {
+            return write!(f, "{size}");
+        }
+        for (at, (size, weight)) in self.0.iter().enumerate() {
+            write!(f, "{}{size}:{weight}", if at > 0 { "+" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for SizeMix {
+    type Err = SizeMixError;
+
+    /// `1024`, `imix`, `64:7+1518:1`.
+    fn from_str(text: &str) -> Result<Self, SizeMixError> {
+        if text == "imix" {
+            return Ok(Self::imix());
+        }
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| SizeMixError::Text);
+        let entry = |part: &str| {
+            let (size, weight) = part.split_once(':').unwrap_or((part, "1"));
+            let (size, weight) = (number(size)?, number(weight)?);
+            Ok((u16::try_from(size).map_err(|_| SizeMixError::Size(size))?, weight))
+        };
+        Self::new(text.split('+').map(entry).collect::<Result<_, _>>()?)
+    }
+}
+
+/// How a VM's frames spread over flows: what the exact-match cache makes of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Flows {
+    /// Few: the cache knows them.
+    #[default]
+    Single,
+    /// More than the cache holds.
+    Multiple,
+}
+
+impl Flows {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Single, Self::Multiple];
+
+    /// As in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Multiple => "multiple",
+        }
+    }
+}
+
+impl fmt::Display for Flows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Flows {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "single" => Ok(Self::Single),
+            "multiple" => Ok(Self::Multiple),
+            _ => Err("flows are \"single\" or \"multiple\""),
+        }
+    }
+}
+
+/// The layout of a port's rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RingKind {
+    /// Descriptor table, available ring, used ring.
+    #[default]
+    Split,
+    /// One ring.
+    Packed,
+}
+
+impl RingKind {
+    /// As in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Split => "split",
+            Self::Packed => "packed",
+        }
+    }
+}
+
+impl fmt::Display for RingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for RingKind {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "split" => Ok(Self::Split),
+            "packed" => Ok(Self::Packed),
+            _ => Err("a ring is \"split\" or \"packed\""),
+        }
+    }
+}
+
+/// Work on a frame beyond moving it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Action {
+    /// A VLAN tag is put in.
+    VlanPush,
+    /// A VLAN tag is taken out.
+    VlanPop,
+    /// The code point is rewritten.
+    Dscp,
+    /// The checksum that the sender left is finished.
+    Checksum,
+    /// A segmentation request is cut; counted for each frame it becomes.
+    Segmentation,
+}
+
+impl Action {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::VlanPush, Self::VlanPop, Self::Dscp, Self::Checksum, Self::Segmentation];
+
+    /// As in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VlanPush => "vlan-push",
+            Self::VlanPop => "vlan-pop",
+            Self::Dscp => "dscp",
+            Self::Checksum => "checksum",
+            Self::Segmentation => "segmentation",
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Action {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|action| action.name() == text).ok_or(
+            "an action is \"vlan-push\", \"vlan-pop\", \"dscp\", \"checksum\" or \"segmentation\"",
+        )
+    }
+}
+
+/// All that decides what a VM's frame costs, save where the VM is deployed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Profile {
+    /// Sizes.
+    pub sizes: SizeMix,
+    /// Flows.
+    pub flows: Flows,
+    /// Rules that its frames are looked up in.
+    pub rules: u32,
+    /// Its rings.
+    pub ring: RingKind,
+    /// What is done to every frame.
+    pub actions: Vec<Action>,
+}
+
+/// A rate that is sold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rate {
+    /// Bits of frames, FCS included.
+    Bits(BitsPerSecond),
+    /// Frames.
+    Packets(PacketsPerSecond),
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bits(rate) => write!(f, "{rate}"),
+            Self::Packets(rate) => write!(f, "{rate}pps"),
+        }
+    }
+}
+
+/// What a VM bought: a rate of frames like these.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Contract {
+    /// The rate.
+    pub rate: Rate,
+    /// Sizes.
+    pub sizes: SizeMix,
+    /// Flows.
+    pub flows: Flows,
+}
+
+impl Contract {
+    /// Frames per second, at the declared mean size.
+    #[must_use]
+    pub fn frames_per_second(&self) -> f64 {
+        match self.rate {
+            Rate::Bits(BitsPerSecond(bits)) => to_f64(bits) / 8.0 / self.sizes.mean(),
+            Rate::Packets(PacketsPerSecond(frames)) => to_f64(frames),
+        }
+    }
+
+    /// Bits per second, at the declared mean size, rounded up.
+    #[must_use]
+    pub fn bandwidth(&self) -> BitsPerSecond {
+        match self.rate {
+            Rate::Bits(rate) => rate,
+            Rate::Packets(_) => {
+                BitsPerSecond(whole_up(self.frames_per_second() * 8.0 * self.sizes.mean()))
+            }
+        }
+    }
+
+    /// The profile of its frames: what the tenant declares and what the host adds.
+    #[must_use]
+    pub fn profile(&self, rules: u32, ring: RingKind) -> Profile {
+        Profile { sizes: self.sizes.clone(), flows: self.flows, rules, ring, actions: Vec::new() }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates and counts are far below 2^52")]
+pub(crate) fn to_f64(count: u64) -> f64 {
+    count as f64
+}
+
+/// Rounded up; 0 below zero, saturating.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+pub(crate) fn whole_up(value: f64) -> u64 {
+    // What only rounding in the arithmetic lifted above a whole number is that number.
+    (value - value.abs() * 1e-12).ceil() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixes_are_read_and_written_the_same() {
+        for text in ["imix", "1024", "64:7+1518:1"] {
+            assert_eq!(text.parse::<SizeMix>().unwrap().to_string(), text);
+        }
+        let imix = SizeMix::imix();
+        assert!((imix.mean() - (7.0 * 64.0 + 4.0 * 594.0 + 1518.0) / 12.0).abs() < 1e-9);
+        assert!((imix.parts().map(|(_, part)| part).sum::<f64>() - 1.0).abs() < 1e-12);
+        for (bad, why) in [
+            ("", SizeMixError::Text),
+            ("63", SizeMixError::Size(63)),
+            ("70000", SizeMixError::Size(70_000)),
+            ("64:0", SizeMixError::Weight(0)),
+            ("64+", SizeMixError::Text),
+        ] {
+            assert_eq!(bad.parse::<SizeMix>(), Err(why), "{bad:?}");
+        }
+        assert_eq!(SizeMix::new(vec![]), Err(SizeMixError::Entries(0)));
+    }
+
+    #[test]
+    fn a_contract_is_a_rate_of_frames_and_of_bits() {
+        let sizes = SizeMix::fixed(1024).unwrap();
+        let bits = Contract {
+            rate: Rate::Bits(BitsPerSecond(4_000_000_000)),
+            sizes: sizes.clone(),
+            flows: Flows::Single,
+        };
+        assert!((bits.frames_per_second() - 488_281.25).abs() < 1e-6);
+        let frames = Contract { rate: Rate::Packets(PacketsPerSecond(488_281)), ..bits.clone() };
+        assert_eq!(frames.bandwidth(), BitsPerSecond(488_281 * 8 * 1024));
+        assert_eq!(
+            (bits.rate.to_string(), frames.rate.to_string().as_str()),
+            ("4G".into(), "488281pps")
+        );
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for action in Action::ALL {
+            assert_eq!(action.name().parse(), Ok(action));
+        }
+        for flows in Flows::ALL {
+            assert_eq!(flows.name().parse(), Ok(flows));
+        }
+        for ring in [RingKind::Split, RingKind::Packed] {
+            assert_eq!(ring.name().parse(), Ok(ring));
+        }
+    }
+}

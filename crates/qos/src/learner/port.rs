@@ -1,0 +1,237 @@
+//! One port's part of the learner.
+
+use penstock_units::{CyclesPerSecond, PortId};
+
+use super::{Breach, Event, LearnConfig, Observation, PortLearning, Terms, bought, breach};
+use crate::cost_model::{FCS, Rate, to_f64, whole_up};
+
+/// Costs whose median is taken.
+const WINDOW: usize = 3;
+
+/// A mean that one outlier does not move.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RobustMean {
+    last: [f64; WINDOW],
+    seen: usize,
+    mean: f64,
+}
+
+impl RobustMean {
+    fn add(&mut self, value: f64, gain: f64) {
+        self.last[self.seen % WINDOW] = value;
+        self.seen += 1;
+        let mut sorted = self.last;
+        let known = &mut sorted[..self.seen.min(WINDOW)];
+        known.sort_by(f64::total_cmp);
+        // Of two values the lower: a core that was taken away makes costs larger, never smaller.
+        let middle = known[(known.len() - 1) / 2];
+        self.mean = if self.seen == 1 { middle } else { self.mean + gain * (middle - self.mean) };
+    }
+
+    /// `None` before there were two values.
+    fn settled(&self) -> Option<f64> {
+        (self.seen >= 2).then_some(self.mean)
+    }
+
+    fn value(&self) -> Option<f64> {
+        (self.seen >= 1).then_some(self.mean)
+    }
+}
+
+/// A port.
+#[derive(Clone, Debug)]
+pub(super) struct Port {
+    pub(super) terms: Terms,
+    /// `E`.
+    pub(super) entitlement: CyclesPerSecond,
+    /// What it needs and did not get.
+    pub(super) short: CyclesPerSecond,
+    /// `c` of full batches: while it was held back.
+    full: RobustMean,
+    /// `c` of any batches.
+    any: RobustMean,
+    /// `t`.
+    trim: f64,
+    /// `d`.
+    delivered: Option<f64>,
+    breach: Option<Breach>,
+    /// Intervals in a row inside the profile since it was left.
+    inside: u32,
+    drifts: bool,
+}
+
+impl Port {
+    pub(super) fn new(terms: Terms) -> Self {
+        Self {
+            entitlement: terms.base,
+            terms,
+            short: CyclesPerSecond(0),
+            full: RobustMean::default(),
+            any: RobustMean::default(),
+            trim: 1.0,
+            delivered: None,
+            breach: None,
+            inside: 0,
+            drifts: false,
+        }
+    }
+
+    /// The same port under new terms.
+    pub(super) fn with_terms(self, terms: Terms) -> Self {
+        if terms == self.terms {
+            return self;
+        }
+        if terms.contract != self.terms.contract || terms.contract.is_none() {
+            return Self::new(terms);
+        }
+        // The correction is kept as a part of the base: what was learned of this VM's frames holds.
+        let part = to_f64(self.entitlement.0) / to_f64(self.terms.base.0.max(1));
+        let entitlement = CyclesPerSecond(whole_up(to_f64(terms.base.0) * part));
+        Self { terms, entitlement, ..self }
+    }
+
+    /// What nobody else may have of the workers' capacity: a port that needs less now may need
+    /// what it bought again.
+    pub(super) fn reserved(&self) -> u64 {
+        self.entitlement.0.max(self.terms.base.0)
+    }
+
+    pub(super) fn state(&self) -> PortLearning {
+        let cost = self.full.settled().or_else(|| self.any.value());
+        PortLearning {
+            entitlement: self.entitlement,
+            base: self.terms.base,
+            model_error: cost
+                .filter(|_| self.terms.model_cost > 0.0)
+                .map(|cost| cost / self.terms.model_cost - 1.0),
+            delivered: self.delivered,
+            breach: self.breach,
+            short: self.short,
+        }
+    }
+
+    /// Notes what is missing; whether it is new that something is.
+    pub(super) fn set_short(&mut self, short: u64) -> bool {
+        let new = self.short.0 == 0 && short > 0;
+        self.short = CyclesPerSecond(short);
+        new
+    }
+
+    /// An interval. Returns what the port should have if that is more than is reserved for it;
+    /// what is less it has at once.
+    pub(super) fn see(
+        &mut self,
+        config: &LearnConfig,
+        seen: &Observation,
+        mut tell: impl FnMut(&dyn Fn(PortId) -> Event),
+    ) -> Option<u64> {
+        let contract = self.terms.contract.clone()?;
+        if seen.frames < config.frames_min.max(1) || seen.elapsed.0 == 0 {
+            return None;
+        }
+        let frames = to_f64(seen.frames);
+        let mean = to_f64(seen.bytes) / frames + to_f64(FCS);
+        let hit_share = to_f64(seen.cache_hits) / frames;
+        let seconds = to_f64(seen.elapsed.0) / 1e9;
+        let (rate, promised) = bought(&contract);
+        let passed = match contract.rate {
+            Rate::Bits(_) => frames * mean * 8.0 / seconds,
+            Rate::Packets(_) => frames / seconds,
+        };
+        self.delivered = (promised > 0.0).then(|| passed / promised);
+        if !self.keeps_profile(config, breach(config, &contract, mean, hit_share), &mut tell) {
+            return None;
+        }
+        let cost = to_f64(seen.cycles) / frames;
+        self.any.add(cost, config.gain);
+        if seen.throttled {
+            self.full.add(cost, config.gain);
+        }
+        self.watch_drift(config, &mut tell);
+        if !seen.throttled {
+            self.short = CyclesPerSecond(0);
+            return None;
+        }
+        self.correct(config, rate)
+    }
+
+    /// Takes note of a breach or of its end; whether the port is taken for compliant.
+    fn keeps_profile(
+        &mut self,
+        config: &LearnConfig,
+        breach: Option<Breach>,
+        tell: &mut impl FnMut(&dyn Fn(PortId) -> Event),
+    ) -> bool {
+        match (breach, self.breach) {
+            (Some(breach), before) => {
+                if before.is_none() {
+                    tell(&|id| Event::Left(id, breach));
+                }
+                self.breach = Some(breach);
+                self.inside = 0;
+                self.trim = 1.0;
+                self.short = CyclesPerSecond(0);
+                self.entitlement = self.entitlement.min(self.terms.base);
+                false
+            }
+            (None, None) => true,
+            (None, Some(_)) => {
+                self.inside += 1;
+                if self.inside < config.return_intervals {
+                    return false;
+                }
+                self.breach = None;
+                tell(&Event::Returned);
+                true
+            }
+        }
+    }
+
+    fn watch_drift(
+        &mut self,
+        config: &LearnConfig,
+        tell: &mut impl FnMut(&dyn Fn(PortId) -> Event),
+    ) {
+        let Some(error) = self.state().model_error else { return };
+        let limit = if self.drifts { config.drift_limit / 2.0 } else { config.drift_limit };
+        let beyond = error.abs() > limit;
+        if beyond != self.drifts {
+            self.drifts = beyond;
+            if beyond {
+                tell(&|id| Event::Drift(id, error));
+            } else {
+                tell(&|id| Event::Settled(id, error));
+            }
+        }
+    }
+
+    /// Rule 3 of [`super`]: `rate` is `r`.
+    fn correct(&mut self, config: &LearnConfig, rate: f64) -> Option<u64> {
+        let (cost, delivered) = (self.full.settled()?, self.delivered?);
+        let base = to_f64(self.terms.base.0);
+        let need = |trim: f64| {
+            let need = rate * cost * trim;
+            whole_up(need.clamp(base * config.factor.0, base * config.factor.1))
+        };
+        let missing = 1.0 - delivered;
+        if missing > config.dead_band {
+            // Enough by its cost, and yet too little arrives: something is lost beside the bucket.
+            if self.entitlement.0 >= need(self.trim) {
+                self.trim = (self.trim + config.gain * missing).min(1.0 + config.trim_max);
+            }
+            let wanted = need(self.trim).max(self.entitlement.0);
+            if wanted > self.reserved() {
+                return Some(wanted);
+            }
+            self.entitlement = CyclesPerSecond(wanted);
+            self.short = CyclesPerSecond(0);
+        } else {
+            self.short = CyclesPerSecond(0);
+            if -missing > config.dead_band {
+                self.trim = (self.trim + config.gain * missing).max(1.0);
+                self.entitlement = CyclesPerSecond(self.entitlement.0.min(need(self.trim)));
+            }
+        }
+        None
+    }
+}

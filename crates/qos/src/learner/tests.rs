@@ -1,0 +1,232 @@
+use super::*;
+use penstock_units::BitsPerSecond;
+
+const INTERVAL: Nanos = Nanos::from_millis(100);
+const SIZE: u64 = 1_024;
+const A: PortId = PortId(1);
+const B: PortId = PortId(2);
+
+fn contract(bits: u64) -> Contract {
+    Contract {
+        rate: Rate::Bits(BitsPerSecond(bits)),
+        sizes: SIZE.to_string().parse().unwrap(),
+        flows: Flows::Single,
+    }
+}
+
+/// Sold 819.2 Mbit/s in frames of 1,024 bytes: 100,000 frames a second.
+fn terms(model_cost: f64) -> Terms {
+    let contract = contract(819_200_000);
+    let base =
+        CyclesPerSecond(crate::cost_model::whole_up(contract.frames_per_second() * model_cost));
+    Terms { contract: Some(contract), model_cost, base, workers: WorkerSet::one(0) }
+}
+
+/// What a strict bucket of `entitlement` lets through of a flood of such frames.
+fn flood(entitlement: CyclesPerSecond, cost: u64, size: u64) -> Observation {
+    let cycles = entitlement.0 / 10;
+    let frames = cycles / cost;
+    Observation {
+        elapsed: INTERVAL,
+        frames,
+        bytes: frames * (size - 4),
+        cycles,
+        cache_hits: frames,
+        throttled: true,
+    }
+}
+
+fn learner(capacity: u64, ports: &[(PortId, Terms)]) -> Learner {
+    let mut learner = Learner::new(LearnConfig::default(), &[CyclesPerSecond(capacity)]);
+    learner.set_ports(ports.iter().cloned());
+    learner
+}
+
+fn entitlement(learner: &Learner, id: PortId) -> CyclesPerSecond {
+    learner.port(id).unwrap().entitlement
+}
+
+fn deviation(learner: &Learner, id: PortId) -> f64 {
+    learner.port(id).unwrap().delivered.unwrap() - 1.0
+}
+
+#[test]
+fn a_model_ten_per_cent_wrong_either_way_is_corrected_in_a_few_intervals() {
+    for cost in [1_100, 900] {
+        let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+        for _ in 0..4 {
+            let seen = flood(entitlement(&learner, A), cost, SIZE);
+            learner.step([(A, seen)]);
+        }
+        let seen = flood(entitlement(&learner, A), cost, SIZE);
+        learner.step([(A, seen)]);
+        let state = learner.port(A).unwrap();
+        assert!(deviation(&learner, A).abs() < 0.01, "{state:?}");
+        let error = state.model_error.unwrap() - (to_f64(cost) / 1_000.0 - 1.0);
+        assert!(error.abs() < 1e-3, "{state:?}");
+    }
+}
+
+#[test]
+fn the_example_of_the_modules_text() {
+    let mut learner = learner(110_000_000, &[(A, terms(1_000.0))]);
+    let before = learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);
+    assert_eq!(before.changes, []);
+    let step = learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);
+    let [(A, got)] = step.changes.as_slice() else { panic!("{step:?}") };
+    assert!(got.0.abs_diff(110_000_000) < 100_000, "{got}");
+}
+
+#[test]
+fn a_vm_outside_its_profile_gains_nothing_and_loses_what_it_had_gained() {
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    for _ in 0..4 {
+        learner.step([(A, flood(entitlement(&learner, A), 1_100, SIZE))]);
+    }
+    assert!(entitlement(&learner, A).0 > 109_000_000);
+    let step = learner.step([(A, flood(entitlement(&learner, A), 800, 64))]);
+    assert_eq!(step.changes, [(A, CyclesPerSecond(100_000_000))]);
+    assert!(matches!(step.events.as_slice(), [Event::Left(A, Breach::Size { .. })]), "{step:?}");
+    for _ in 0..20 {
+        assert_eq!(
+            learner.step([(A, flood(CyclesPerSecond(100_000_000), 800, 64))]),
+            Step::default()
+        );
+    }
+    // Back inside, it is believed after three intervals.
+    for n in 1..=3 {
+        let step = learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);
+        assert_eq!(step.events.contains(&Event::Returned(A)), n == 3);
+    }
+    assert!(entitlement(&learner, A).0 > 109_000_000);
+}
+
+#[test]
+fn many_flows_where_one_was_declared_are_a_breach_and_one_where_many_were_is_none() {
+    let mut many = flood(CyclesPerSecond(100_000_000), 1_500, SIZE);
+    many.cache_hits = many.frames / 2;
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    let step = learner.step([(A, many)]);
+    assert!(matches!(step.events.as_slice(), [Event::Left(A, Breach::Flows { .. })]), "{step:?}");
+    let mut declared = terms(1_000.0);
+    declared.contract = declared.contract.map(|c| Contract { flows: Flows::Multiple, ..c });
+    learner.set_ports([(A, declared)]);
+    learner.step([(A, many)]);
+    assert_eq!(learner.port(A).unwrap().breach, None);
+}
+
+#[test]
+fn who_is_not_held_back_keeps_what_it_has() {
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    let mut calm = flood(CyclesPerSecond(50_000_000), 1_200, SIZE);
+    calm.throttled = false;
+    for _ in 0..10 {
+        let step = learner.step([(A, calm)]);
+        assert_eq!(step.changes, []);
+    }
+    assert!((learner.port(A).unwrap().model_error.unwrap() - 0.2).abs() < 1e-3);
+}
+
+#[test]
+fn one_interval_without_its_core_changes_nothing() {
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    for n in 0..20 {
+        let mut seen = flood(entitlement(&learner, A), 1_000, SIZE);
+        if n == 10 {
+            seen.cycles *= 50;
+        }
+        learner.step([(A, seen)]);
+        assert!(entitlement(&learner, A).0.abs_diff(100_000_000) < 500_000);
+    }
+}
+
+#[test]
+fn what_is_lost_beside_the_bucket_is_made_up_within_bounds() {
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    for _ in 0..40 {
+        // Two per cent of the time somebody else had the core.
+        let effective = CyclesPerSecond(entitlement(&learner, A).0 / 100 * 98);
+        learner.step([(A, flood(effective, 1_000, SIZE))]);
+    }
+    assert!(deviation(&learner, A).abs() < 0.005, "{:?}", learner.port(A));
+    for _ in 0..40 {
+        let effective = CyclesPerSecond(entitlement(&learner, A).0 / 2);
+        learner.step([(A, flood(effective, 1_000, SIZE))]);
+    }
+    assert!(entitlement(&learner, A).0 <= 105_100_000, "{:?}", learner.port(A));
+}
+
+#[test]
+fn head_room_is_divided_and_what_is_missing_is_told_once() {
+    let ports = [(A, terms(1_000.0)), (B, terms(1_000.0))];
+    let mut learner = learner(210_000_000, &ports);
+    let mut told = 0;
+    for _ in 0..10 {
+        let seen = [A, B].map(|id| (id, flood(entitlement(&learner, id), 1_100, SIZE)));
+        told += learner.step(seen).events.len();
+    }
+    let (a, b) = (entitlement(&learner, A).0, entitlement(&learner, B).0);
+    assert!(a + b <= 210_000_000 && a + b > 209_999_000, "{a} {b}");
+    assert!(a.abs_diff(b) < 200_000, "{a} {b}");
+    assert_eq!(told, 2);
+    assert!(learner.port(A).unwrap().short.0 > 4_000_000);
+}
+
+#[test]
+fn a_port_that_needs_less_keeps_its_claim() {
+    let ports = [(A, terms(1_000.0)), (B, terms(1_000.0))];
+    let mut learner = learner(200_000_000, &ports);
+    for _ in 0..10 {
+        let a = (A, flood(entitlement(&learner, A), 900, SIZE));
+        let b = (B, flood(entitlement(&learner, B), 1_100, SIZE));
+        learner.step([a, b]);
+    }
+    assert!(entitlement(&learner, A).0 < 91_000_000);
+    assert_eq!(entitlement(&learner, B).0, 100_000_000, "what A does not need is still A's");
+}
+
+#[test]
+fn cycles_set_by_hand_are_left_alone_and_count() {
+    let hand = Terms { contract: None, base: CyclesPerSecond(60_000_000), ..terms(1_000.0) };
+    let mut learner = learner(170_000_000, &[(A, terms(1_000.0)), (B, hand)]);
+    for _ in 0..6 {
+        let a = (A, flood(entitlement(&learner, A), 1_200, SIZE));
+        let b = (B, flood(entitlement(&learner, B), 2_000, SIZE));
+        learner.step([a, b]);
+    }
+    assert_eq!(entitlement(&learner, B).0, 60_000_000);
+    assert_eq!(entitlement(&learner, A).0, 110_000_000);
+}
+
+#[test]
+fn drift_is_told_when_it_begins_and_when_it_ends() {
+    let mut learner = learner(500_000_000, &[(A, terms(1_000.0))]);
+    let mut events = Vec::new();
+    for n in 0..30 {
+        let cost = if n < 10 { 1_250 } else { 1_020 };
+        events.extend(learner.step([(A, flood(CyclesPerSecond(100_000_000), cost, SIZE))]).events);
+    }
+    let [Event::Drift(A, from), Event::Settled(A, to)] = events.as_slice() else {
+        panic!("{events:?}")
+    };
+    assert!((from - 0.25).abs() < 0.01 && *to < 0.075);
+}
+
+#[test]
+fn new_terms_keep_what_holds_and_new_ports_take_head_room_back() {
+    let mut learner = learner(220_000_000, &[(A, terms(1_000.0))]);
+    for _ in 0..5 {
+        learner.step([(A, flood(entitlement(&learner, A), 1_100, SIZE))]);
+    }
+    let high = entitlement(&learner, A);
+    learner.set_ports([(A, terms(1_000.0))]);
+    assert_eq!(entitlement(&learner, A), high);
+    // Another VM came, so that the coefficient and the base grew by 4 %.
+    learner.set_ports([(A, terms(1_040.0)), (B, terms(1_040.0))]);
+    assert!(entitlement(&learner, A).0 > 110_000_000);
+    assert!(entitlement(&learner, A).0 + entitlement(&learner, B).0 <= 220_000_000);
+    // Another contract is another VM.
+    let other = Terms { contract: Some(contract(409_600_000)), ..terms(1_000.0) };
+    learner.set_ports([(A, Terms { base: CyclesPerSecond(50_000_000), ..other })]);
+    assert_eq!(entitlement(&learner, A).0, 50_000_000);
+}

@@ -10,6 +10,8 @@
 
 pub mod admission;
 pub mod bottleneck;
+pub mod c2tb;
 pub mod cost_model;
+pub mod hbs;
 pub mod learner;
 pub mod policer;

@@ -330,6 +330,30 @@ impl Batch {
         Ok(())
     }
 
+    /// Adds a frame of `len` bytes of which only the first matter: `head`, at most [`HEAD_COPY`],
+    /// and zeros behind it. For synthetic ports, which copy no more than that.
+    ///
+    /// # Errors
+    /// [`BatchFull`] when there is no room; nothing is added.
+    pub fn push_head(&mut self, head: &[u8], len: usize) -> Result<(), BatchFull> {
+        static ZEROS: [u8; FRAME_MAX] = [0; FRAME_MAX];
+        if !self.has_room() {
+            return Err(BatchFull);
+        }
+        let head = &head[..head.len().min(HEAD_COPY)];
+        let len = len.clamp(head.len().max(FRAME_MIN), FRAME_MAX);
+        let copied = len.min(HEAD_COPY);
+        let slot = &mut self.slots[self.len].0[SLOT_HEADROOM..SLOT_HEADROOM + copied];
+        let (first, rest) = slot.split_at_mut(head.len());
+        first.copy_from_slice(head);
+        rest.fill(0);
+        if len > copied {
+            self.segments[self.segment_count] = segment(ZEROS.as_ptr(), len - copied);
+        }
+        self.commit(len, copied, usize::from(len > copied), Offload::NONE);
+        Ok(())
+    }
+
     /// `len` unused bytes of the arena for a port to read a frame into; follow with
     /// [`Self::push_arena`].
     #[inline]
@@ -449,6 +473,22 @@ mod tests {
             batch.copy_out(0, &mut out);
             assert_eq!(out, frame(len));
             assert_eq!(batch.frame(0).len as usize, len);
+        }
+    }
+
+    #[test]
+    fn a_synthetic_frame_is_its_head_and_zeros() {
+        let mut batch = Batch::new();
+        for (head, len) in [(54, 60), (60, 1514), (128, 9_000), (20, 128), (300, 100)] {
+            batch.clear();
+            batch.push_head(&frame(head), len).unwrap();
+            let mut out = Vec::new();
+            batch.copy_out(0, &mut out);
+            let head = head.min(HEAD_COPY);
+            let mut whole = frame(head);
+            whole.resize(len.max(head), 0);
+            assert_eq!(out, whole);
+            assert_eq!(batch.bytes(), whole.len());
         }
     }
 

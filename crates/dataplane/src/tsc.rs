@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use nix::time::{ClockId, clock_gettime};
-use penstock_units::{Cycles, Nanos, TscRate};
+use penstock_units::{Cycles, Nanos, PortId, TscRate};
 
 /// Where the worker's time comes from: the TSC on a core, a virtual clock under `sim`.
 pub trait CycleCounter {
@@ -15,7 +15,25 @@ pub trait CycleCounter {
     /// Told after each stage of a batch what it handled. On a real core the cycles are spent
     /// already; a simulation lets them pass here, from its cost table.
     #[inline(always)]
-    fn spent(&self, _stage: Stage, _frames: usize, _bytes: usize) {}
+    fn spent(&self, _stage: Stage, _work: &Work) {}
+}
+
+/// What a stage handled of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The port that the batch came from.
+    pub port: PortId,
+    /// Frames.
+    pub frames: usize,
+    /// Their bytes, without FCS.
+    pub bytes: usize,
+    /// Frames of the batch that were not in the exact-match cache; none before classification.
+    pub misses: usize,
+}
+
+impl Work {
+    /// Of an idle turn.
+    pub const NONE: Self = Self { port: PortId(0), frames: 0, bytes: 0, misses: 0 };
 }
 
 /// The stages of a batch (C2QoS §III: ingress, classification, egress), and the idle turn.

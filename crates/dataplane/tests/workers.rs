@@ -11,7 +11,7 @@ use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::schedule::ScheduleKind;
-use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter};
+use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::worker::{
     Arrival, Mesh, QUEUES_MAX, Reply, Request, Turn, Worker, WorkerConfig,
 };
@@ -26,7 +26,7 @@ impl CycleCounter for Ticking {
         self.0.now()
     }
 
-    fn spent(&self, _: Stage, _: usize, _: usize) {
+    fn spent(&self, _: Stage, _: &Work) {
         self.0.advance(Cycles(100));
     }
 }

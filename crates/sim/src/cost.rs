@@ -1,6 +1,6 @@
 //! What a stage costs on the simulated core.
 
-use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter};
+use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::Cycles;
 
 /// Cycles of one stage: so many a batch, a frame and 1,000 bytes.
@@ -72,7 +72,8 @@ impl CycleCounter for SimCounter {
         self.counter.now()
     }
 
-    fn spent(&self, stage: Stage, frames: usize, bytes: usize) {
+    fn spent(&self, stage: Stage, work: &Work) {
+        let Work { frames, bytes, .. } = *work;
         self.counter.advance(match stage {
             Stage::Ingress => self.costs.ingress.of(frames, bytes),
             Stage::Classification => self.costs.classification.of(frames, bytes),

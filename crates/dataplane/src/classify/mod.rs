@@ -185,7 +185,8 @@ impl Classifier {
 
     /// Sets `verdict`, `tci` and `hash` of every frame of `batch`, which came from `port`.
     /// `now_s` and `now_ns` are the same moment on the worker's clock. A snapshot other than the
-    /// last is taken over first, as by [`Self::on_snapshot`].
+    /// last is taken over first, as by [`Self::on_snapshot`]. Returns how many frames were not in
+    /// the cache.
     #[expect(clippy::too_many_arguments, reason = "the worker has these at hand, apart")]
     pub fn classify(
         &mut self,
@@ -196,7 +197,7 @@ impl Classifier {
         now_s: u32,
         now_ns: u64,
         counters: &PortCounters,
-    ) {
+    ) -> usize {
         debug_assert_eq!(port, policy.id);
         if self.generation != Some(snapshot.generation) {
             self.on_snapshot(snapshot);
@@ -206,14 +207,14 @@ impl Classifier {
             for i in 0..batch.len() {
                 batch.frame_mut(i).verdict = Verdict::Drop(DropReason::PortDown);
             }
-            return;
+            return 0;
         }
         let all = match policy.patch {
             Some(patch) => self.by_patch(batch, policy, patch),
             None => FrameSet::first(batch.len()),
         };
         if all.0 == 0 {
-            return;
+            return 0;
         }
         let mut tally = Tally::default();
         let parsed = self.parse_and_hash(batch, policy, all);
@@ -230,6 +231,7 @@ impl Classifier {
             counters.learned.add(tally.learned);
             self.unlearned += tally.unlearned;
         }
+        rest.0.count_ones() as usize
     }
 
     /// Level 0: one output for all frames. What a look at the Ethernet header cannot vouch for

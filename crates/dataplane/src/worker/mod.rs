@@ -48,7 +48,7 @@ use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
 use crate::schedule::{Schedule, ScheduleKind, Unit, build};
-use crate::tsc::{CycleCounter, Stage};
+use crate::tsc::{CycleCounter, Stage, Work};
 use handover::Found;
 use resting::{Resting, unit_of};
 use stolen::StolenTime;
@@ -318,7 +318,7 @@ impl<C: CycleCounter> Worker<C> {
             let (all, snapshot) = (&self.port_counters, &*self.snapshot);
             counters.queued.sub(frames as u64);
             self.egress.deliver(batch, source, ports, all, snapshot, &mut self.touched);
-            self.counter.spent(Stage::Egress, frames, bytes);
+            self.counter.spent(Stage::Egress, &Work { port: source, frames, bytes, misses: 0 });
             let now = self.counter.now();
             let passed = now.saturating_sub(self.last);
             let cost = self.stolen.settle(passed, &self.counters, counters);
@@ -443,15 +443,16 @@ impl<C: CycleCounter> Worker<C> {
             self.until_sample += 1;
             return 0;
         }
-        let bytes = self.batch.bytes();
-        self.counter.spent(Stage::Ingress, frames, bytes);
+        let mut work = Work { port: unit.port, frames, bytes: self.batch.bytes(), misses: 0 };
+        self.counter.spent(Stage::Ingress, &work);
         let taken = if sample { self.counter.now() } else { Cycles::ZERO };
 
         count_taken(counters, &mut self.batch);
         let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(self.last));
         let port = unit.port.0;
-        self.classifier.classify(&mut self.batch, port, policy, snapshot, second, nanos, counters);
-        self.counter.spent(Stage::Classification, frames, bytes);
+        let (batch, classifier) = (&mut self.batch, &mut self.classifier);
+        work.misses = classifier.classify(batch, port, policy, snapshot, second, nanos, counters);
+        self.counter.spent(Stage::Classification, &work);
         let classified = if sample { self.counter.now() } else { Cycles::ZERO };
 
         let (batch, ports) = (&mut self.batch, &mut self.ports);
@@ -463,7 +464,7 @@ impl<C: CycleCounter> Worker<C> {
         queue.publish();
         self.touched.add(unit, &mut slot.marked[unit.queue.index()]);
 
-        self.counter.spent(Stage::Egress, frames, bytes);
+        self.counter.spent(Stage::Egress, &work);
         let now = self.counter.now();
         let passed = now.saturating_sub(self.last);
         let cost = self.stolen.settle(passed, &self.counters, counters);
@@ -508,7 +509,7 @@ impl<C: CycleCounter> Worker<C> {
         if !self.egress.peers.is_empty() {
             self.tell_peers();
         }
-        self.counter.spent(Stage::Idle, 0, 0);
+        self.counter.spent(Stage::Idle, &Work::NONE);
         let now = self.counter.now();
         let idle = now.saturating_sub(self.last);
         let idle = self.stolen.settle_idle(idle, &self.counters);

@@ -10,6 +10,7 @@
 //! | Target | Input | Must hold |
 //! |---|---|---|
 //! | [`split_ring`] | calls of both sides of a ring, any order | what a slow model of virtio says |
+//! | [`packed_ring`] | the same of a packed ring | the same |
 //! | [`headers`] | a virtio-net header and a frame | what `etherparse` and slow sums say |
 //! | [`rules`] | a set of rules and keys | the answer of a list searched from the top |
 //! | [`config`] | a TOML file | refused with reasons, or right, also written and read again |
@@ -19,9 +20,11 @@
 pub mod api;
 pub mod bounded;
 pub mod config;
+mod guest;
 pub mod headers;
 mod input;
 mod model;
+pub mod packed_ring;
 pub mod rules;
 pub mod split_ring;
 
@@ -29,8 +32,9 @@ pub mod split_ring;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     ("split_ring", split_ring::run),
+    ("packed_ring", packed_ring::run),
     ("headers", headers::run),
     ("rules", rules::run),
     ("config", config::run),

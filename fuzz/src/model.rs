@@ -1,7 +1,7 @@
-//! Virtio 1.2 §2.7 read slowly: chains of a copy of a guest's memory, byte by byte.
+//! Virtio 1.2 §2.7 and §2.8 read slowly: chains of a copy of a guest's memory, byte by byte.
 //!
 //! **Rule.** Written from the specification and from datapath rules 7 and 8, not from
-//! `split_ring`: no cache of regions, no fast way, no shared code.
+//! the rings' code: no cache of regions, no fast way, no shared code.
 
 use penstock_dataplane::batch::{CHAIN_MAX, FRAME_MAX, FRAME_MIN};
 
@@ -11,6 +11,22 @@ const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 /// `VIRTQ_DESC_F_INDIRECT`.
 const INDIRECT: u16 = 4;
+
+/// `VIRTQ_DESC_F_AVAIL`.
+pub(crate) const AVAIL: u16 = 1 << 7;
+/// `VIRTQ_DESC_F_USED`.
+pub(crate) const USED: u16 = 1 << 15;
+
+/// What a device finds at a place of a packed ring.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Packed {
+    /// Nothing is available.
+    Nothing,
+    /// A chain of which nobody can say where it ends.
+    Endless,
+    /// A chain of `span` descriptors; `None`: unlawful.
+    Chain { id: u16, span: u16, chain: Option<Chain> },
+}
 
 /// Guest addresses `guest..guest + len` lie at `file` of the memory's file.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +134,69 @@ impl Memory<'_> {
         None
     }
 
+    /// The chain that begins at `index` of a packed ring whose available descriptors carry the
+    /// flags `ready`; buffers must have the write flag `wanted`.
+    pub(crate) fn packed_chain(&self, index: u16, ready: u16, wanted: u16) -> Packed {
+        let mut chain = Some(Chain::default());
+        let (mut at, mut ready) = (index, ready);
+        for span in 1..=self.table.1 {
+            let place = self.table.0 + 16 * usize::from(at);
+            let (id, flags) = (self.u16(place + 12), self.u16(place + 14));
+            if flags & (AVAIL | USED) != ready {
+                return if span == 1 { Packed::Nothing } else { Packed::Endless };
+            }
+            let alone = span == 1 && flags & NEXT == 0;
+            chain = chain.and_then(|chain| self.packed_part(place, alone, wanted, chain));
+            if flags & NEXT == 0 {
+                let chain = chain.filter(|_| id < self.table.1);
+                return Packed::Chain { id, span, chain };
+            }
+            at += 1;
+            if at == self.table.1 {
+                (at, ready) = (0, ready ^ (AVAIL | USED));
+            }
+        }
+        Packed::Endless
+    }
+
+    /// `chain` with what the descriptor at `place` stands for; `None`: unlawful.
+    fn packed_part(
+        &self,
+        place: usize,
+        alone: bool,
+        wanted: u16,
+        mut chain: Chain,
+    ) -> Option<Chain> {
+        let (guest, len) = (self.u64(place), self.u32(place + 8));
+        let flags = self.u16(place + 14);
+        if flags & INDIRECT == 0 {
+            if flags & WRITE != wanted {
+                return None;
+            }
+            chain.buffers.extend(self.pieces(guest, len)?);
+            return Some(chain).filter(|chain| chain.buffers.len() <= 2 * CHAIN_MAX);
+        }
+        let entries = usize::try_from(len / 16).ok().filter(|n| (1..CHAIN_MAX).contains(n))?;
+        let pieces = self.pieces(guest, len)?;
+        let aligned = pieces.first().is_some_and(|p| p.0.is_multiple_of(8));
+        if !alone || pieces.len() != 1 || !len.is_multiple_of(16) || !aligned {
+            return None;
+        }
+        let table = *pieces.first()?;
+        for at in (table.0..).step_by(16).take(entries) {
+            let flags = self.u16(at + 14);
+            if flags & INDIRECT != 0 || flags & WRITE != wanted {
+                return None;
+            }
+            chain.buffers.extend(self.pieces(self.u64(at), self.u32(at + 8))?);
+            if chain.buffers.len() > 2 * CHAIN_MAX {
+                return None;
+            }
+        }
+        chain.table = Some(table);
+        Some(chain)
+    }
+
     /// What lies in a chain's buffers.
     pub(crate) fn gather(&self, chain: &Chain) -> Vec<u8> {
         chain.buffers.iter().flat_map(|&(at, len)| &self.bytes[at..at + len]).copied().collect()
@@ -125,12 +204,16 @@ impl Memory<'_> {
 
     /// The header and frame at `head` of a transmit ring; `None`: a bad chain.
     pub(crate) fn frame(&self, head: u16, header: usize) -> Option<(Vec<u8>, Vec<u8>)> {
-        let chain = self.chain(head, 0)?;
+        self.frame_in(&self.chain(head, 0)?, header)
+    }
+
+    /// The header and frame in a chain; `None`: too short or too long for one.
+    pub(crate) fn frame_in(&self, chain: &Chain, header: usize) -> Option<(Vec<u8>, Vec<u8>)> {
         let len = chain.len().checked_sub(header)?;
         if !(FRAME_MIN..=FRAME_MAX).contains(&len) {
             return None;
         }
-        let mut bytes = self.gather(&chain);
+        let mut bytes = self.gather(chain);
         let frame = bytes.split_off(header);
         Some((bytes, frame))
     }

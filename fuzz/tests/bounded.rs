@@ -22,6 +22,11 @@ fn split_rings() {
 }
 
 #[test]
+fn packed_rings() {
+    run("packed_ring", 4000);
+}
+
+#[test]
 fn headers() {
     run("headers", 20_000);
 }

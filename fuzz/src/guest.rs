@@ -1,0 +1,125 @@
+//! A guest's memory for the ring targets: three regions of a file with holes between them.
+//!
+//! **Rule.** The holes' bytes must never change: [`Guest::check_holes`].
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+
+use crate::input::Input;
+use crate::model::{Range, Region};
+
+pub(crate) const USER: u64 = 0x7000_0000_0000;
+const FILE: usize = 0xe000;
+/// The first two adjoin in guest addresses, not in the file; the third begins at an odd place.
+pub(crate) const REGIONS: [Region; 3] = [
+    Region { guest: 0, len: 0x8000, file: 0 },
+    Region { guest: 0x8000, len: 0x2000, file: 0x9000 },
+    Region { guest: 0x4000_0000, len: 0x1000, file: 0xc004 },
+];
+/// What of the file belongs to no region.
+const HOLES: [Range; 4] = [(0x8000, 0x1000), (0xb000, 0x1000), (0xc000, 4), (0xd004, 0xffc)];
+const HOLE_BYTE: u8 = 0xc5;
+
+/// Where indirect tables and small buffers usually are.
+pub(crate) const TABLES: u64 = 0xa00;
+
+#[derive(Debug)]
+pub(crate) struct Guest {
+    file: File,
+    pub(crate) memory: Arc<GuestMemory>,
+    blank: Vec<u8>,
+}
+
+impl Guest {
+    pub(crate) fn new() -> Self {
+        let file = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("a memory file");
+        let file = File::from(file);
+        file.set_len(FILE as u64).expect("a size");
+        let spec = |r: &Region| RegionSpec {
+            guest: r.guest,
+            user: USER + r.guest,
+            len: r.len,
+            offset: r.file,
+            file: file.try_clone().expect("a descriptor"),
+        };
+        let memory = GuestMemory::map(REGIONS.iter().map(spec).collect()).expect("a lawful map");
+        let mut blank = vec![0; FILE];
+        for (at, len) in HOLES {
+            blank[at..at + len].fill(HOLE_BYTE);
+        }
+        Self { file, memory: Arc::new(memory), blank }
+    }
+
+    /// Writes where the guest can; what is outside its regions is left out.
+    pub(crate) fn write(&self, guest: u64, bytes: &[u8]) {
+        for (at, byte) in (0..).map(|i| guest.wrapping_add(i)).zip(bytes) {
+            if let Some(r) = REGIONS.iter().find(|r| at.wrapping_sub(r.guest) < r.len) {
+                let place = r.file + (at - r.guest);
+                self.file.write_all_at(&[*byte], place).expect("a write in the file");
+            }
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; FILE];
+        self.file.read_exact_at(&mut bytes, 0).expect("the file");
+        bytes
+    }
+
+    /// As if nothing had been written yet.
+    pub(crate) fn reset(&self) {
+        self.file.write_all_at(&self.blank, 0).expect("the file");
+    }
+
+    /// Panics if a byte outside the regions was written.
+    pub(crate) fn check_holes(&self) {
+        let bytes = self.bytes();
+        for (at, len) in HOLES {
+            let whole = bytes[at..at + len].iter().all(|b| *b == HOLE_BYTE);
+            assert!(whole, "a byte outside the guest's regions was written, near {at:#x}");
+        }
+    }
+}
+
+/// The frame that is number `i` of a burst: says so in its first byte.
+pub(crate) fn frame_of(i: usize, len: usize) -> Vec<u8> {
+    let mut frame: Vec<u8> = (1..=251_u8).cycle().skip(i).take(len).collect();
+    frame[0] = u8::try_from(i).unwrap_or(u8::MAX);
+    frame
+}
+
+/// Where in the file an address of the first region is.
+pub(crate) fn place(guest: u64) -> usize {
+    usize::try_from(guest).unwrap_or(usize::MAX)
+}
+
+/// An address: mostly somewhere in a region or near an edge.
+pub(crate) fn address(input: &mut Input<'_>) -> u64 {
+    let (kind, fine) = (input.u8(), u64::from(input.u8()));
+    match kind % 8 {
+        0 | 1 => 0x1000 + 0x100 * u64::from(kind / 8) + fine,
+        2 => TABLES + 16 * (fine % 64),
+        3 => 0x8000 - 128 + fine,
+        4 => 0xa000 - 128 + fine,
+        5 => 0x4000_0000 + 0x80 * u64::from(kind / 8) + fine % 16,
+        6 => fine * 8,
+        _ => input.u64(),
+    }
+}
+
+/// A buffer's length: mostly small, or the length of a table.
+pub(crate) fn length(input: &mut Input<'_>) -> u32 {
+    let kind = input.u8();
+    match kind % 8 {
+        0..=2 => u32::from(input.u8()),
+        3 => 12 + u32::from(kind / 8),
+        4 => 16 * u32::from(kind / 8),
+        5 => u32::from(input.u16()),
+        6 => 0,
+        _ => input.u32(),
+    }
+}

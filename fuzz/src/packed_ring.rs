@@ -1,0 +1,369 @@
+//! Both sides of a packed ring, in any order: the input is the guest's writes and the switch's
+//! calls between them.
+//!
+//! **Rule.** No byte outside the guest's regions changes. What `take` took are the chains that
+//! `model` finds from where the ring stood to where it stands, and each is given back under its id;
+//! what `give` says was delivered lies in the buffers it used. A ring that the guest made overlap
+//! itself is run but not compared.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
+use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
+use penstock_dataplane::port::TxOutcome;
+use penstock_dataplane::port::packed_ring::{PackedRing, RingSpec};
+
+use crate::guest::{Guest, REGIONS, TABLES, USER, address, frame_of, length, place};
+use crate::input::Input;
+use crate::model::{AVAIL, Chain, Memory, Packed, Range, USED, WRITE, overlap};
+
+const RING: u64 = 0;
+const DRIVER_EVENT: u64 = 0x400;
+const DEVICE_EVENT: u64 = 0x404;
+const SIZE_MAX: usize = 64;
+/// The first round's wrap counter, for both positions.
+const FRESH: u32 = 0x8000_8000;
+
+thread_local! {
+    static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
+}
+
+/// Runs one input.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn run(data: &[u8]) {
+    GUEST.with_borrow_mut(|(guest, batch)| {
+        guest.reset();
+        let mut input = Input::new(data);
+        let Some(mut game) = Game::new(&mut input, guest) else { return };
+        while !input.is_empty() {
+            batch.clear();
+            batch.errors = 0;
+            game.step(&mut input, batch);
+        }
+        guest.check_holes();
+    });
+}
+
+/// A place in the ring with what an available descriptor there looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct At {
+    index: u16,
+    ready: u16,
+}
+
+impl At {
+    fn of_base(half: u16) -> Self {
+        Self { index: half & 0x7fff, ready: if half & 0x8000 == 0 { USED } else { AVAIL } }
+    }
+
+    const fn advance(&mut self, size: u16) {
+        self.index += 1;
+        if self.index == size {
+            *self = Self { index: 0, ready: self.ready ^ (AVAIL | USED) };
+        }
+    }
+
+    const fn forward(mut self, by: u16, size: u16) -> Self {
+        let mut i = 0;
+        while i < by {
+            self.advance(size);
+            i += 1;
+        }
+        self
+    }
+}
+
+/// A chain that the ring consumed: where it began, its id, its descriptors and its buffers.
+struct Consumed {
+    at: At,
+    id: u16,
+    chain: Option<Chain>,
+}
+
+/// One ring and what must be true of it.
+struct Game<'a> {
+    guest: &'a Guest,
+    ring: PackedRing,
+    size: u16,
+    mergeable: bool,
+    in_order: bool,
+    /// Where the guest makes the next descriptor available.
+    offered: At,
+}
+
+impl<'a> Game<'a> {
+    /// A ring as the input wants it; `None`: refused.
+    fn new(input: &mut Input<'_>, guest: &'a Guest) -> Option<Self> {
+        let (shape, size) = (input.u8(), 1 + input.below(SIZE_MAX));
+        let size = u16::try_from(size).ok()?;
+        let (mergeable, in_order) = (shape & 1 != 0, shape & 2 != 0);
+        let spec = RingSpec {
+            size: u32::from(size),
+            descriptors: USER + RING,
+            available: USER + DRIVER_EVENT,
+            used: USER + DEVICE_EVENT,
+            base: FRESH,
+            event_idx: shape & 4 != 0,
+            in_order,
+            mergeable,
+            header: VNET_HDR_LEN,
+            call: None,
+        };
+        let ring = PackedRing::new(spec, Arc::clone(&guest.memory)).ok()?;
+        let offered = At { index: 0, ready: AVAIL };
+        Some(Self { guest, ring, size, mergeable, in_order, offered })
+    }
+
+    fn step(&mut self, input: &mut Input<'_>, batch: &mut Batch) {
+        match input.below(10) {
+            0 => {
+                let at = RING + 16 * (u64::from(input.u8()) % u64::from(self.size));
+                let flags = self.any_flags(input);
+                self.guest.write(at, &descriptor(input, flags));
+            }
+            1 => {
+                let at = TABLES + 16 * u64::from(input.u8() % 64);
+                let flags = u16::from(input.u8() & 7);
+                self.guest.write(at, &descriptor(input, flags));
+            }
+            2 | 3 => self.offer(input),
+            4 => self.guest.write(DRIVER_EVENT, &input.u32().to_le_bytes()),
+            5 => {
+                let at = address(input);
+                let len = input.below(32);
+                let bytes = input.slice(len);
+                self.guest.write(at, bytes);
+            }
+            6 | 7 => self.take(batch),
+            8 => self.give(input, batch),
+            _ => {
+                self.ring.notify();
+                let _ = self.ring.has_waiting();
+            }
+        }
+    }
+
+    /// Flags as an attacker may write them, those of availability too.
+    fn any_flags(&self, input: &mut Input<'_>) -> u16 {
+        let (kind, flags) = (input.u8(), u16::from(input.u8() & 7));
+        match kind % 4 {
+            0 => flags | AVAIL,
+            1 => flags | USED,
+            2 => flags | AVAIL | USED,
+            _ => input.u16(),
+        }
+    }
+
+    /// Makes a chain of some descriptors available, the first one last.
+    fn offer(&mut self, input: &mut Input<'_>) {
+        let parts = 1 + input.below(4);
+        let mut words = Vec::new();
+        let mut at = self.offered;
+        for part in 0..parts {
+            let more = u16::from(part + 1 < parts);
+            let flags = u16::from(input.u8() & 6) | more;
+            words.push((at.index, descriptor(input, flags | at.ready)));
+            at.advance(self.size);
+        }
+        for (index, bytes) in words.iter().rev() {
+            self.guest.write(RING + 16 * u64::from(*index), bytes);
+        }
+        self.offered = at;
+    }
+
+    fn memory<'m>(&self, bytes: &'m [u8]) -> Memory<'m> {
+        Memory { bytes, regions: &REGIONS, table: (place(RING), self.size) }
+    }
+
+    /// Where the ring stands: available and used position.
+    fn stands(&self) -> (At, At) {
+        let base = self.ring.base();
+        let half = |n: u32| At::of_base(u16::try_from(n & 0xffff).unwrap_or(0));
+        (half(base), half(base >> 16))
+    }
+
+    /// The chains from `from` to where the ring stands now, and what it would find next. At most
+    /// one round: a call consumes no more.
+    fn consumed(
+        &self,
+        memory: &Memory<'_>,
+        from: At,
+        all: bool,
+        wanted: u16,
+    ) -> (Vec<Consumed>, Packed) {
+        let (to, _) = self.stands();
+        let (mut at, mut chains, mut spans) = (from, Vec::new(), 0);
+        while (at != to || (all && spans == 0)) && spans < self.size {
+            let Packed::Chain { id, span, chain } = memory.packed_chain(at.index, at.ready, wanted)
+            else {
+                panic!("something was consumed at {at:?} where there is no chain")
+            };
+            chains.push(Consumed { at, id, chain });
+            spans += span;
+            at = at.forward(span, self.size);
+        }
+        assert_eq!(at, to, "the ring stands amid a chain");
+        (chains, memory.packed_chain(to.index, to.ready, wanted))
+    }
+
+    fn take(&mut self, batch: &mut Batch) {
+        let before = self.guest.bytes();
+        let memory = self.memory(&before);
+        let (from, used) = self.stands();
+        self.ring.take(batch);
+        let some = batch.len() + batch.errors as usize > 0;
+        let (chains, next) = self.consumed(&memory, from, some, 0);
+        let wanted: Vec<_> = chains
+            .iter()
+            .map(|c| c.chain.as_ref().and_then(|chain| memory.frame_in(chain, VNET_HDR_LEN)))
+            .collect();
+        let good: Vec<_> = wanted.iter().flatten().collect();
+        assert_eq!(batch.len(), good.len(), "frames");
+        assert_eq!(batch.errors as usize, wanted.len() - good.len(), "bad chains");
+        for (i, (header, frame)) in good.into_iter().enumerate() {
+            let mut got = Vec::new();
+            batch.copy_out(i, &mut got);
+            assert_eq!(&got, frame, "frame {i}");
+            let mut wire = [0; VNET_HDR_LEN];
+            wire.copy_from_slice(header);
+            assert_eq!(batch.frame(i).offload, Offload::from_guest(&wire), "header {i}");
+        }
+        // A round taken whole leaves nothing to take until it is given back.
+        let spans: usize = chains.len();
+        if !self.ring.is_stopped() && spans < BATCH_FRAMES && batch.has_room() && !some {
+            assert!(matches!(next, Packed::Nothing), "{next:?} was left");
+        }
+        self.ring.complete_taken();
+        self.ring.publish();
+        if chains.is_empty() {
+            return;
+        }
+        let after = self.guest.bytes();
+        self.compare_used(&self.memory(&after), used, &chains, from);
+        assert_eq!(self.stands().0, self.stands().1, "all that was taken is given back");
+    }
+
+    /// Each chain that was taken is given back under its id, with nothing written.
+    fn compare_used(&self, after: &Memory<'_>, used: At, chains: &[Consumed], from: At) {
+        assert_eq!(used, from, "everything before was given back");
+        if self.in_order {
+            let last = chains.last().map(|c| c.id);
+            assert_eq!(Some(self.used_at(after, used)), last.map(|id| (id, 0)), "one for all");
+            return;
+        }
+        for c in chains {
+            assert_eq!(self.used_at(after, c.at), (c.id, 0), "used at {:?}", c.at);
+        }
+    }
+
+    /// Id and length of the used descriptor at a place.
+    fn used_at(&self, memory: &Memory<'_>, at: At) -> (u16, u32) {
+        let place = place(RING) + 16 * usize::from(at.index);
+        let flags = memory.u16(place + 14) & (AVAIL | USED);
+        let want = if at.ready == AVAIL { AVAIL | USED } else { 0 };
+        assert_eq!(flags, want, "the descriptor at {at:?} is not used");
+        (memory.u16(place + 12), memory.u32(place + 8))
+    }
+
+    fn give(&mut self, input: &mut Input<'_>, batch: &mut Batch) {
+        let count = 1 + input.below(BATCH_FRAMES);
+        let mut frames = Vec::new();
+        for i in 0..count {
+            let len = 14 + usize::from(input.u8()) * if i % 4 == 3 { 37 } else { 1 };
+            let frame = frame_of(i, len);
+            if batch.push(&frame, Offload::NONE).is_err() {
+                break;
+            }
+            frames.push(frame);
+        }
+        let order: Vec<u8> = (0..).take(frames.len()).collect();
+        let before = self.guest.bytes();
+        let (from, used) = self.stands();
+        let mut out = TxOutcome::default();
+        self.ring.give(batch, &order, &mut out);
+        self.ring.publish();
+        let told = out.frames + out.ring_full + out.too_big + out.down + out.error;
+        assert_eq!(told as usize, frames.len(), "{out:?}");
+        let memory = self.memory(&before);
+        let (chains, _) = self.consumed(&memory, from, out.frames > 0, WRITE);
+        let after = self.guest.bytes();
+        if !self.in_order && used == from && self.apart(&chains) {
+            self.compare_given(&frames, &chains, &self.memory(&after), &out);
+        }
+    }
+
+    /// Whether no two of the ring's parts and the chains' buffers share a byte.
+    fn apart(&self, chains: &[Consumed]) -> bool {
+        let mut all: Vec<Range> = vec![
+            (place(RING), 16 * usize::from(self.size)),
+            (place(DRIVER_EVENT), 4),
+            (place(DEVICE_EVENT), 4),
+        ];
+        for chain in chains.iter().filter_map(|c| c.chain.as_ref()) {
+            all.extend(&chain.buffers);
+            all.extend(chain.table);
+        }
+        !overlap(&mut all)
+    }
+
+    /// What the driver finds in its used buffers are the frames that were said to be delivered.
+    fn compare_given(
+        &self,
+        frames: &[Vec<u8>],
+        chains: &[Consumed],
+        after: &Memory<'_>,
+        out: &TxOutcome,
+    ) {
+        let (mut at, mut found, mut last) = (0, 0, None);
+        while let Some(first) = chains.get(at) {
+            let (id, len) = self.used_at(after, first.at);
+            assert_eq!(id, first.id, "used at {:?}", first.at);
+            if len == 0 {
+                at += 1;
+                continue;
+            }
+            let mut bytes = Vec::new();
+            let (mut buffers, mut i) = (1, 0);
+            while i < buffers {
+                let c = chains.get(at + i).expect("as many buffers as the header says");
+                let (id, len) = self.used_at(after, c.at);
+                assert_eq!(id, c.id, "used at {:?}", c.at);
+                let chain = c.chain.as_ref().expect("only lawful chains are filled");
+                let mut part = after.gather(chain);
+                assert!(len as usize <= part.len(), "more used than there is");
+                part.truncate(len as usize);
+                bytes.extend(part);
+                i += 1;
+                if self.mergeable {
+                    // The header may be spread over buffers; then its last field says how many.
+                    let said = bytes.get(10..12).map(|b| u16::from_le_bytes([b[0], b[1]]));
+                    buffers = said.map_or(i + 1, usize::from).min(chains.len() - at);
+                }
+            }
+            let frame = bytes.split_off(VNET_HDR_LEN.min(bytes.len()));
+            let index = frame.first().map(|b| usize::from(*b));
+            assert!(index > last, "frames out of order");
+            assert_eq!(Some(&frame), index.and_then(|i| frames.get(i)), "a frame's bytes");
+            last = index;
+            found += 1;
+            at += buffers;
+        }
+        assert_eq!(found, out.frames, "{out:?}");
+    }
+}
+
+/// A descriptor with these flags.
+fn descriptor(input: &mut Input<'_>, flags: u16) -> [u8; 16] {
+    let (guest, len) = (address(input), length(input));
+    // An id beyond the ring now and then.
+    let id = u16::from(input.u8() % 72);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&guest.to_le_bytes());
+    bytes[8..12].copy_from_slice(&len.to_le_bytes());
+    bytes[12..14].copy_from_slice(&id.to_le_bytes());
+    bytes[14..].copy_from_slice(&flags.to_le_bytes());
+    bytes
+}

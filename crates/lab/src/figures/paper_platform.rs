@@ -1,0 +1,315 @@
+//! What a frame costs on the platform of the C2QoS paper.
+//!
+//! **Problem.** Figures that are simulated at the paper's scale need the cycles of its switch
+//! (OVS-DPDK 2.9 on one core of 2.2 GHz). The paper prints no table, only a handful of numbers.
+//! **Source.** C2QoS §III, §V and §VI-A; of §II-C only the limits that fitted the core, never the
+//! losses, which the figures are compared with. **Rule.** Every cell follows from stated numbers;
+//! where they leave a range, from its middle.
+//!
+//! **Quantities.** Cycles of one frame, one VM, one I/O core, memory on the core's own node.
+//! `s`: bytes of a frame as the paper names them ("1024 byte").
+//!
+//! | Cell | Value | Follows from |
+//! |---|---|---|
+//! | C(1024), one flow | 1016 | 4 Gbit/s of 1024 B, 4 VMs on node 1: 0.792 G cycles/s (§VI-A), so 1622 a frame; 1 / (1.4 × 1.14) of it (§III-C) |
+//! | C(64), one flow | 632 | at least 565: two VMs with 64 B take 20 % of the core each and no more batches than VM1, which has at most its 488,281 frames/s (§VI-A). At most 701: the 3.0 M frames/s of Fig. 1 (c) fit the core, and no frame is shorter. The middle |
+//! | per byte | 0.4, ingress only | (C(1024) - C(64)) / 960; bytes are copied in ingress only (§III-B) |
+//! | ingress(64) | 383 | ingress(1500) is "more than twice" that, so 2 to 3 times; the middle, 2.5 |
+//! | classification, one flow | 171 | classification and egress are what is left, 250. How they divide it the paper does not say; of OVS-DPDK 3.1, measured beside our switch, look-up of one flow is 27 % of a 64 B frame (343 cycles against 250 with rules that need none) |
+//! | classification, many flows | 457 | "1.67 times more than that in the best case" (§III-B), see below |
+//! | egress | 79 | what is left: descriptors are written, nothing is copied |
+//! | × memory on another node | 1.4 | §III-C |
+//! | × 4 VMs | 1.14 on one node, 1.07 on several | §III-C, Fig. 6 (b); between and beyond see [`vms_factor`] |
+//! | × 2 I/O cores | 1.47 | §III-C, Fig. 6 (c) |
+//!
+//! **"1.67 times more".** Where the paper prints a coefficient beside this phrase (1.14, 1.47) it
+//! means the factor; in plain English it means 2.67 times. No coefficient stands beside the 1.67.
+//! With a factor of 1.67, VM1's 0.6 M frames/s of many flows can take at most 0.4 M frames' worth
+//! of look-up from VM2's 2.4 M: even if look-up were half of all cycles, VM2 would lose 8 %, where
+//! Fig. 1 (c) has 16. So the table reads 2.67 ([`CLASSIFICATION_MULTIPLE`]), and
+//! [`CLASSIFICATION_MULTIPLE_IF_A_FACTOR`] is the other reading's cell. §III-B itself says that the
+//! ratio depends on the rules.
+//!
+//! **Checked against** what was not used: 64 B at 512 Mbit/s cost more than 1518 B at 2.4 Gbit/s
+//! (§I); 2 + 8 Gbit/s of 512 B fit one core (Fig. 1 (a)); 1 Gbit/s costs 0.198 G cycles/s
+//! (§VI-A); a batch that leaves a VM 41,000 tokens poorer (§IV-B) is one of 32 frames of a common
+//! size. [`statements`] computes all of them, and `c2qos-fig5` claims them.
+//!
+//! **Departures.** Cycles that a batch costs however many frames it has are not stated: the cells
+//! are those of full batches. **Cost.** None worth mentioning.
+
+/// Cycles a second of the paper's core (Intel Xeon E5-4603 v2).
+pub const HZ: u64 = 2_200_000_000;
+/// The sizes of §III-D, in bytes.
+pub const SIZES: [u32; 6] = [64, 128, 256, 512, 1024, 1500];
+
+/// Ingress: cycles a frame.
+pub const INGRESS_FRAME: f64 = 357.0;
+/// Ingress: cycles a byte.
+pub const INGRESS_BYTE: f64 = 0.4;
+/// Classification: cycles a frame of one flow.
+pub const CLASSIFICATION_SINGLE: f64 = 171.0;
+/// Classification: cycles a frame where flows are many: 2.67 times one flow's.
+pub const CLASSIFICATION_MULTIPLE: f64 = 457.0;
+/// The same if "1.67 times more" is the factor.
+pub const CLASSIFICATION_MULTIPLE_IF_A_FACTOR: f64 = 286.0;
+/// Egress: cycles a frame.
+pub const EGRESS_FRAME: f64 = 79.0;
+
+/// All stages, memory on another NUMA node than the I/O core.
+pub const REMOTE_NODE: f64 = 1.4;
+/// All stages, two I/O cores instead of one.
+pub const TWO_CORES: f64 = 1.47;
+
+/// How many flows a VM sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flows {
+    /// One, or so few that the exact-match cache holds them.
+    Single,
+    /// More than the cache holds.
+    Multiple,
+}
+
+/// Where the VMs' memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// All on one node.
+    OneNode,
+    /// Dealt out over the nodes.
+    SeveralNodes,
+}
+
+/// Cycles of one frame by stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stages {
+    /// C_ingress.
+    pub ingress: f64,
+    /// C_classification.
+    pub classification: f64,
+    /// C_egress.
+    pub egress: f64,
+}
+
+impl Stages {
+    /// C = C_ingress + C_classification + C_egress (Eq. 1).
+    #[must_use]
+    pub fn total(self) -> f64 {
+        self.ingress + self.classification + self.egress
+    }
+}
+
+/// The cell of a frame of `size` bytes.
+#[must_use]
+pub fn cost(size: u32, flows: Flows) -> Stages {
+    let classification = match flows {
+        Flows::Single => CLASSIFICATION_SINGLE,
+        Flows::Multiple => CLASSIFICATION_MULTIPLE,
+    };
+    let ingress = INGRESS_FRAME + INGRESS_BYTE * f64::from(size);
+    Stages { ingress, classification, egress: EGRESS_FRAME }
+}
+
+/// The factor of `vms` VMs. Stated are 1 and 4 VMs, that it grows much below 8 and stays from 10
+/// on: it is drawn straight through the stated ones up to 8, at half the slope to 10, and level.
+#[must_use]
+pub fn vms_factor(vms: u32, placement: Placement) -> f64 {
+    let slope = match placement {
+        Placement::OneNode => 0.14 / 3.0,
+        Placement::SeveralNodes => 0.07 / 3.0,
+    };
+    let steep = vms.clamp(1, 8) - 1;
+    let flat = vms.clamp(8, 10) - 8;
+    1.0 + slope * (f64::from(steep) + 0.5 * f64::from(flat))
+}
+
+/// The factor of one or two I/O cores; of more the paper says nothing.
+#[must_use]
+pub fn cores_factor(cores: u32) -> f64 {
+    if cores > 1 { TWO_CORES } else { 1.0 }
+}
+
+/// Frames a second of `bits_per_second` in frames of `size` bytes.
+#[must_use]
+pub fn frames_per_second(bits_per_second: f64, size: u32) -> f64 {
+    bits_per_second / (8.0 * f64::from(size))
+}
+
+/// The factor of §VI-A: four VMs on node 1, one I/O core.
+#[must_use]
+pub fn section_6a_factor() -> f64 {
+    REMOTE_NODE * vms_factor(4, Placement::OneNode)
+}
+
+/// Something that the paper states, what the table makes of it, and the band in which it agrees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Statement {
+    /// Its name as a claim.
+    pub id: &'static str,
+    /// What is stated, and where.
+    pub what: &'static str,
+    /// The printed number, if one is printed.
+    pub published: Option<f64>,
+    /// What the table gives.
+    pub table: f64,
+    /// Its unit.
+    pub unit: &'static str,
+    /// The lowest value that agrees.
+    pub low: Option<f64>,
+    /// The highest value that agrees.
+    pub high: Option<f64>,
+}
+
+/// All numbers of the paper that the table can be held against.
+#[must_use]
+pub fn statements() -> Vec<Statement> {
+    #[expect(clippy::cast_precision_loss, reason = "a frequency")]
+    let hz = HZ as f64;
+    let single = |size| cost(size, Flows::Single);
+    let gcps = |gbps: f64| {
+        frames_per_second(gbps * 1e9, 1024) * single(1024).total() * section_6a_factor() / 1e9
+    };
+    let two_vms = vms_factor(2, Placement::OneNode);
+    let fig1_bps = frames_per_second(10e9, 512) * single(512).total() * two_vms / hz;
+    let google = frames_per_second(512e6, 64) * single(64).total()
+        / (frames_per_second(2.4e9, 1518) * single(1518).total());
+    let multiple = cost(64, Flows::Multiple).classification / single(64).classification;
+    let batch = |factor: f64| 32.0 * single(1024).total() * factor;
+    let row = |id, what, published, table, unit, low, high| Statement {
+        id,
+        what,
+        published,
+        table,
+        unit,
+        low,
+        high,
+    };
+    vec![
+        row(
+            "cycles_4g_1024_gcps",
+            "4 Gbit/s of 1024 B, one flow, 4 VMs on node 1 (§VI-A)",
+            Some(0.792),
+            gcps(4.0),
+            "Gcycles/s",
+            Some(0.7915),
+            Some(0.7925),
+        ),
+        row(
+            "cycles_1g_1024_gcps",
+            "1 Gbit/s of the same (§VI-A)",
+            Some(0.198),
+            gcps(1.0),
+            "Gcycles/s",
+            Some(0.1975),
+            Some(0.1985),
+        ),
+        row(
+            "ingress_1500_over_64",
+            "ingress of 1500 B is more than twice that of 64 B (§III-B)",
+            Some(2.0),
+            single(1500).ingress / single(64).ingress,
+            "ratio",
+            Some(2.0),
+            Some(3.0),
+        ),
+        row(
+            "classification_multiple_over_single",
+            "classification of many flows costs 1.67 times more than of one (§III-B)",
+            Some(1.67),
+            multiple,
+            "ratio",
+            Some(1.66),
+            Some(2.68),
+        ),
+        row(
+            "fig1_bps_core_share",
+            "2 + 8 Gbit/s of 512 B fit one core (Fig. 1 (a))",
+            None,
+            fig1_bps,
+            "of the core",
+            None,
+            Some(1.0),
+        ),
+        row(
+            "fig1_pps_core_share",
+            "0.6 + 2.4 M frames/s of 64 B or more fit one core (Fig. 1 (c))",
+            None,
+            3.0e6 * single(64).total() * two_vms / hz,
+            "of the core",
+            None,
+            Some(1.0),
+        ),
+        row(
+            "fig10_64b_frame_share",
+            "64 B frames, as many as VM1 may send, take at least 20 % of the core (§VI-A)",
+            Some(0.2),
+            frames_per_second(4e9, 1024) * single(64).total() * section_6a_factor() / hz,
+            "of the core",
+            Some(0.2),
+            None,
+        ),
+        row(
+            "google_64b_over_1518b",
+            "64 B at 512 Mbit/s cost more than 1518 B at 2.4 Gbit/s (§I)",
+            Some(1.0),
+            google,
+            "ratio",
+            Some(1.0),
+            None,
+        ),
+        row(
+            "batch_of_1024_kcycles",
+            "a batch costs a VM 41,000 tokens (§IV-B); here 32 frames of 1024 B",
+            Some(41.0),
+            f64::midpoint(batch(1.0), batch(section_6a_factor())) / 1e3,
+            "kcycles",
+            Some(batch(1.0) / 1e3),
+            Some(batch(section_6a_factor()) / 1e3),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_agrees_with_all_that_the_paper_states() {
+        for s in statements() {
+            let low = s.low.is_none_or(|low| s.table >= low);
+            let high = s.high.is_none_or(|high| s.table <= high);
+            assert!(low && high, "{}: {} is not in its band ({})", s.id, s.table, s.what);
+        }
+    }
+
+    #[test]
+    fn the_middles_are_those_of_the_module_doc() {
+        let per_frame = 0.792e9 / frames_per_second(4e9, 1024);
+        assert!((per_frame - 1622.0).abs() < 0.1, "{per_frame}");
+        let alone = per_frame / section_6a_factor();
+        assert!((alone - cost(1024, Flows::Single).total()).abs() < 1.0, "{alone}");
+        let least = 0.2 * 2.2e9 / frames_per_second(4e9, 1024) / section_6a_factor();
+        let most = 2.2e9 / 3.0e6 / vms_factor(2, Placement::OneNode);
+        let middle = f64::midpoint(least, most);
+        assert!((middle - cost(64, Flows::Single).total()).abs() < 1.0, "{middle}");
+    }
+
+    #[test]
+    fn the_coefficients_are_the_printed_ones() {
+        assert!((vms_factor(1, Placement::OneNode) - 1.0).abs() < 1e-12);
+        assert!((vms_factor(4, Placement::OneNode) - 1.14).abs() < 1e-12);
+        assert!((vms_factor(4, Placement::SeveralNodes) - 1.07).abs() < 1e-12);
+        let ten = vms_factor(10, Placement::OneNode);
+        assert!((vms_factor(28, Placement::OneNode) - ten).abs() < 1e-12);
+        // §III-C: 4 VMs on node 1 and two I/O cores.
+        let product = REMOTE_NODE * vms_factor(4, Placement::OneNode) * cores_factor(2);
+        assert!((product - 1.4 * 1.14 * 1.47).abs() < 1e-12);
+    }
+
+    #[test]
+    fn only_ingress_knows_a_frames_size() {
+        let (short, long) = (cost(64, Flows::Single), cost(1500, Flows::Single));
+        assert!(long.ingress > 2.0 * short.ingress);
+        assert!((long.classification - short.classification).abs() < 1e-12);
+        assert!((long.egress - short.egress).abs() < 1e-12);
+    }
+}

@@ -14,5 +14,5 @@ struct Cli {
 
 fn main() -> anyhow::Result<ExitCode> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    run(Cli::parse().command)
+    run(Cli::parse().command, None)
 }

@@ -4,7 +4,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
+use crate::bench::Guard;
 use crate::endpoint::{EndpointArgs, EndpointReport};
+use crate::figures::plot::PlotArgs;
+use crate::figures::report::ReportArgs;
+use crate::figures::{self, Mode, RunArgs};
 use crate::load::{IntervalReport, LoadArgs};
 
 /// A subcommand of `penstock lab`.
@@ -16,19 +20,48 @@ pub enum LabCommand {
     /// Drive VMs on vhost-user ports: rates, sizes, flows, verification
     Load(LoadArgs),
     /// List the lab's experiments
-    List,
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Replay published figures, simulated or live, and say which claims hold
+    ///
+    /// Exit status 1: a claim does not hold; 2: a run failed.
+    Run(Box<RunArgs>),
+    /// Make one HTML page of the results of `run --out`
+    Report(ReportArgs),
+    /// Draw runs of `load --json` over time, and compare them
+    Plot(PlotArgs),
 }
 
-/// Runs a subcommand to its end.
+impl LabCommand {
+    /// Whether it makes things that a [`Guard`] has to take down.
+    #[must_use]
+    pub fn needs_guard(&self) -> bool {
+        matches!(self, Self::Run(args) if args.mode == Mode::Live)
+    }
+}
+
+/// Runs a subcommand to its end; `guard` for those that need one.
 ///
 /// # Errors
 /// With a context that names the object at fault.
-pub fn run(cmd: LabCommand) -> anyhow::Result<ExitCode> {
+pub fn run(cmd: LabCommand, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
     match cmd {
         LabCommand::Endpoint(args) => endpoint(&args),
         LabCommand::Load(args) => load(&args),
-        LabCommand::List => {
-            println!("no experiments yet; `load` and `endpoint` are here");
+        LabCommand::List { json } => {
+            print!("{}", figures::run::list(json)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Run(args) => figures::run::run(&args, guard),
+        LabCommand::Report(args) => {
+            println!("{}", figures::report::run(&args)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Plot(args) => {
+            print!("{}", figures::plot::run(&args)?);
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -11,6 +11,7 @@
 //! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |
 //! | [`endpoint`] | a namespace's TAP joined to a virtio driver, offloads kept |
 //! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
+//! | [`figures`] | published figures, replayed: simulated and live; their report |
 //! | [`cli`] | the `penstock lab` subcommands |
 //!
 //! **Unsafe code** lives in `driver::memory` (the mapping), `driver::session` (file descriptors
@@ -22,6 +23,7 @@ pub mod cli;
 mod clock;
 pub mod driver;
 pub mod endpoint;
+pub mod figures;
 mod keys;
 pub mod load;
 pub mod mac;

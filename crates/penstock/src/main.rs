@@ -49,7 +49,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let socket = cli.socket.as_deref();
     match cli.command {
         Command::Completions { shell } => completions(shell),
-        Command::Lab(command) => penstock_lab::cli::run(command),
+        Command::Lab(command) if command.needs_guard() => {
+            bench::guarded("lab", move |guard| penstock_lab::cli::run(command, Some(guard)))
+        }
+        Command::Lab(command) => penstock_lab::cli::run(command, None),
         Command::Bench(command) => bench::run(command),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => {

@@ -13,6 +13,7 @@
 //! | `subject`, `ours`, `ovs` | a switch under test, Penstock, OVS-DPDK |
 //! | `pair`, `attached` | the generator in windows; a switch with it, stopped in between |
 //! | `v2v`, `tcp`, `rr`, `loss` | the benchmarks |
+//! | `live_pair` | two VMs and the stages' cycles, for figures |
 //! | `mlr` | the search for the rates of `loss` |
 //! | `stats`, `report` | medians, ratios, bars; JSON and text |
 
@@ -20,6 +21,7 @@ mod args;
 mod attached;
 mod bed;
 pub mod guard;
+pub(crate) mod live_pair;
 mod loss;
 mod mlr;
 mod ours;
@@ -37,6 +39,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
+pub(crate) use args::seconds;
 pub use args::{
     BenchCommand, Benchmark, LossArgs, OnOff, OutputArgs, Peer, RrArgs, Sizes, TcpArgs, V2vArgs,
 };

@@ -1,0 +1,97 @@
+//! Two VMs behind a switch of ours, and what its stages cost them.
+
+use serde_json::{Map, Value};
+
+use super::attached::{Attached, Link, Sample, to_f64};
+use super::bed::{Bed, BedArgs};
+use super::guard::Guard;
+use super::ours::{Offloads, Penstock};
+use super::pair::{Pair, Window};
+use super::stats::Spread;
+use crate::load::{Rate, SizeMix};
+
+/// Seconds of load before the counting starts.
+const WARM_UP_SECS: f64 = 0.2;
+
+/// What a window cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Stages {
+    /// Frames a second that the worker took.
+    pub frames_per_sec: f64,
+    /// Cycles a second of its turns that moved frames.
+    pub busy_per_sec: f64,
+    /// Cycles of a frame in ingress, classification and egress, from the sampled batches.
+    pub of_frame: [f64; 3],
+}
+
+impl Stages {
+    fn of(sample: &Sample<Window>) -> Self {
+        let note = |name: &str| {
+            let note = sample.worker.notes.iter().find(|n| n.0 == name);
+            note.map_or(f64::NAN, |n| n.1)
+        };
+        let secs = sample.window.secs;
+        Self {
+            frames_per_sec: to_f64(sample.worker.frames) / secs,
+            busy_per_sec: to_f64(sample.worker.busy_cycles) / secs,
+            of_frame: ["cycles_ingress", "cycles_classification", "cycles_egress"].map(note),
+        }
+    }
+}
+
+/// A sender and a receiver with our switch between them, on their own cores.
+#[derive(Debug)]
+pub(crate) struct LivePair {
+    bed: Bed,
+    switch: Attached,
+}
+
+impl LivePair {
+    /// Starts the switch and attaches the VMs; bytes are written and verified.
+    pub fn start(args: &BedArgs, guard: &Guard) -> anyhow::Result<Self> {
+        let bed = Bed::new(args, guard.clone())?;
+        let link = Link { ring_size: 256, packed: false, touch: true };
+        let switch = Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?;
+        Ok(Self { bed, switch })
+    }
+
+    /// The machine and the settings.
+    pub fn describe(&self) -> Map<String, Value> {
+        let mut platform = self.bed.describe();
+        self.switch.describe(&mut platform);
+        platform
+    }
+
+    /// The median of each number over `runs` windows of `secs`.
+    pub fn median(
+        &mut self,
+        sizes: &SizeMix,
+        flows: u32,
+        rate: Rate,
+        secs: f64,
+        runs: u32,
+    ) -> anyhow::Result<Stages> {
+        let send = |pair: &mut Pair, secs| {
+            pair.offer(sizes, flows, rate);
+            pair.run(secs)
+        };
+        let mut all = Vec::new();
+        for _ in 0..runs {
+            let sample = self.switch.sample(
+                &self.bed,
+                |pair| send(pair, WARM_UP_SECS).map(drop),
+                |pair| send(pair, secs),
+            )?;
+            anyhow::ensure!(sample.window.bad == 0, "{} frames came damaged", sample.window.bad);
+            all.push(Stages::of(&sample));
+        }
+        let median = |of: &dyn Fn(&Stages) -> f64| {
+            Spread::of(&all.iter().map(of).collect::<Vec<_>>()).map_or(f64::NAN, |s| s.median)
+        };
+        Ok(Stages {
+            frames_per_sec: median(&|s| s.frames_per_sec),
+            busy_per_sec: median(&|s| s.busy_per_sec),
+            of_frame: [0, 1, 2].map(|i| median(&|s| s.of_frame[i])),
+        })
+    }
+}

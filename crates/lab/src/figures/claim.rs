@@ -1,0 +1,212 @@
+//! Claims: what a figure says, the published value, and the band that it must fall in.
+//!
+//! **Rule.** A claim holds when its measured value is a number and lies in the band, its ends
+//! included unless it was made with [`Claim::above`]. One that was not measured never holds. Bands
+//! are set where the figure is asked for and are no business of whoever measures.
+
+use serde::{Deserialize, Serialize};
+
+/// One statement about an outcome.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Its name, unique within its experiment.
+    pub id: String,
+    /// What is claimed, in a sentence.
+    pub statement: String,
+    /// The value that was published, where there is one.
+    pub published: Option<f64>,
+    /// The value found here; `None`: not measured.
+    pub measured: Option<f64>,
+    /// Unit of all its numbers.
+    pub unit: String,
+    /// The lowest value that holds; `None`: any.
+    pub low: Option<f64>,
+    /// The highest value that holds; `None`: any.
+    pub high: Option<f64>,
+    /// Whether it holds.
+    pub holds: bool,
+    /// Whether the band's ends are outside of it.
+    #[serde(skip)]
+    open: bool,
+}
+
+impl Claim {
+    /// A claim without a band, not measured yet.
+    #[must_use]
+    pub fn new(id: &str, statement: impl Into<String>, unit: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            statement: statement.into(),
+            published: None,
+            measured: None,
+            unit: unit.to_owned(),
+            low: None,
+            high: None,
+            holds: false,
+            open: false,
+        }
+    }
+
+    /// Something that is so or is not: 1 or 0, and 1 holds.
+    #[must_use]
+    pub fn truth(id: &str, statement: impl Into<String>, is_so: bool) -> Self {
+        let measured = if is_so { 1.0 } else { 0.0 };
+        Self::new(id, statement, "1 = yes").published(1.0).at_least(1.0).measured(measured)
+    }
+
+    /// The published value.
+    #[must_use]
+    pub fn published(mut self, value: f64) -> Self {
+        self.published = Some(value);
+        self
+    }
+
+    /// It holds from `low` to `high`.
+    #[must_use]
+    pub fn within(mut self, low: f64, high: f64) -> Self {
+        (self.low, self.high) = (Some(low), Some(high));
+        self.judged()
+    }
+
+    /// It holds from `low` on.
+    #[must_use]
+    pub fn at_least(mut self, low: f64) -> Self {
+        self.low = Some(low);
+        self.judged()
+    }
+
+    /// It holds above `low`.
+    #[must_use]
+    pub fn above(mut self, low: f64) -> Self {
+        (self.low, self.open) = (Some(low), true);
+        self.judged()
+    }
+
+    /// It holds up to `high`.
+    #[must_use]
+    pub fn at_most(mut self, high: f64) -> Self {
+        self.high = Some(high);
+        self.judged()
+    }
+
+    /// It holds below `high`.
+    #[must_use]
+    pub fn below(mut self, high: f64) -> Self {
+        (self.high, self.open) = (Some(high), true);
+        self.judged()
+    }
+
+    /// The measured value; one that is no number counts as not measured.
+    #[must_use]
+    pub fn measured(mut self, value: f64) -> Self {
+        self.measured = Some(value).filter(|v| v.is_finite());
+        self.judged()
+    }
+
+    fn judged(mut self) -> Self {
+        self.holds = self.measured.is_some_and(|value| self.covers(value));
+        self
+    }
+
+    fn covers(&self, value: f64) -> bool {
+        let above = |low| if self.open { value > low } else { value >= low };
+        let below = |high| if self.open { value < high } else { value <= high };
+        self.low.is_none_or(above) && self.high.is_none_or(below)
+    }
+
+    /// The band as text.
+    #[must_use]
+    pub fn band(&self) -> String {
+        band(self.low, self.high, self.open)
+    }
+}
+
+/// A band as text; `open`: without its ends.
+pub(super) fn band(low: Option<f64>, high: Option<f64>, open: bool) -> String {
+    match (low, high) {
+        (Some(low), Some(high)) if (low - high).abs() < f64::EPSILON => number(low),
+        (Some(low), Some(high)) => format!("{} to {}", number(low), number(high)),
+        (Some(low), None) => format!("{} {}", if open { ">" } else { ">=" }, number(low)),
+        (None, Some(high)) => format!("{} {}", if open { "<" } else { "<=" }, number(high)),
+        (None, None) => "shown".to_owned(),
+    }
+}
+
+/// A number with four digits that count, without zeros behind them.
+#[must_use]
+pub fn number(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    let magnitude = value.abs().log10().floor();
+    if !magnitude.is_finite() {
+        return "-".to_owned();
+    }
+    if !(-5.0..9.0).contains(&magnitude) {
+        return format!("{value:.3e}");
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 8")]
+    let digits = (3.0 - magnitude).clamp(0.0, 8.0) as usize;
+    let text = format!("{value:.digits$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+/// [`number`], or a dash for none.
+#[must_use]
+pub fn number_or_dash(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim() -> Claim {
+        Claim::new("c", "a claim", "%")
+    }
+
+    #[test]
+    fn a_band_holds_its_ends_and_an_open_one_does_not() {
+        assert!(claim().within(-1.0, 1.0).measured(1.0).holds);
+        assert!(!claim().within(-1.0, 1.0).measured(1.000_001).holds);
+        assert!(claim().measured(2.0).at_least(2.0).holds);
+        assert!(!claim().above(1.0).measured(1.0).holds);
+        assert!(claim().above(1.0).measured(1.1).holds);
+        assert!(!claim().below(0.5).measured(0.5).holds);
+        assert!(claim().at_most(0.5).measured(0.5).holds);
+    }
+
+    #[test]
+    fn what_was_not_measured_never_holds() {
+        assert!(!claim().at_least(0.0).holds);
+        assert!(!claim().at_least(0.0).measured(f64::NAN).holds);
+        assert!(!claim().measured(f64::INFINITY).holds);
+        // Without a band a number is shown, and nothing more.
+        assert!(claim().measured(3.0).holds);
+    }
+
+    #[test]
+    fn numbers_have_four_digits_that_count() {
+        assert_eq!(number(0.36), "0.36");
+        assert_eq!(number(-12.3456), "-12.35");
+        assert_eq!(number(488_281.25), "488281");
+        assert_eq!(number(0.000_12), "0.00012");
+        assert_eq!(number_or_dash(None), "-");
+        assert_eq!(claim().within(-30.0, -10.0).band(), "-30 to -10");
+        assert_eq!(claim().at_least(5.0).band(), ">= 5");
+        assert_eq!(claim().above(1.0).band(), "> 1");
+    }
+
+    #[test]
+    fn the_json_has_the_keys_that_readers_rely_on() {
+        let json = serde_json::to_value(claim().published(-20.0).measured(f64::NAN)).unwrap();
+        let keys: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        let wanted = ["id", "statement", "published", "measured", "unit", "low", "high", "holds"];
+        assert!(wanted.iter().all(|key| keys.contains(key)) && keys.len() == wanted.len());
+        assert!(json["measured"].is_null() && json["low"].is_null());
+    }
+}

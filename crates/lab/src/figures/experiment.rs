@@ -1,0 +1,165 @@
+//! What an experiment is, and what it is given.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use super::outcome::{Outcome, Record};
+use super::picture::Picture;
+use crate::bench::{BedArgs, Guard, Peer};
+use crate::clock;
+
+/// Where an experiment happens.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// The production worker on virtual time, at the paper's scale.
+    Sim,
+    /// This machine: real ports and real programs.
+    Live,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Sim => "sim",
+            Self::Live => "live",
+        })
+    }
+}
+
+/// What an experiment does in a mode.
+pub type Run = fn(&Context<'_>) -> anyhow::Result<Outcome>;
+
+/// A published figure or table, replayed.
+///
+/// Its picture is drawn from its record and nothing else, so that it shows what the JSON holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Experiment {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The paper's name and place in it.
+    pub source: &'static str,
+    /// What it shows, in a line.
+    pub about: &'static str,
+    /// Simulated, where it can be.
+    pub sim: Option<Run>,
+    /// On this machine, where it can be.
+    pub live: Option<Run>,
+    /// Its picture.
+    pub picture: fn(&Record) -> Picture,
+}
+
+impl Experiment {
+    /// What it does in `mode`.
+    #[must_use]
+    pub fn run_of(&self, mode: Mode) -> Option<Run> {
+        match mode {
+            Mode::Sim => self.sim,
+            Mode::Live => self.live,
+        }
+    }
+
+    /// The modes that it has.
+    #[must_use]
+    pub fn modes(&self) -> Vec<Mode> {
+        [Mode::Sim, Mode::Live].into_iter().filter(|m| self.run_of(*m).is_some()).collect()
+    }
+}
+
+/// Settings of live runs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LiveArgs {
+    /// Seconds of one measurement; default: the experiment's
+    #[arg(long, value_name = "SECS", value_parser = crate::bench::seconds)]
+    pub secs: Option<f64>,
+    /// Measurements of each thing; default: the experiment's
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: Option<u32>,
+    /// Measure this switch beside ours, where the experiment can; needs root
+    #[arg(long)]
+    pub peer: Option<Peer>,
+    /// Cores and priorities.
+    #[command(flatten)]
+    pub bed: BedArgs,
+}
+
+/// What a run is given.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The experiment's name.
+    pub experiment: &'static str,
+    /// Simulated or live.
+    pub mode: Mode,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// Settings of live runs.
+    pub live: &'a LiveArgs,
+    /// Where results go, for what does not fit into JSON, picture and CSV.
+    pub out: Option<&'a Path>,
+    guard: Option<&'a Guard>,
+    started: Instant,
+    said: Cell<Option<Instant>>,
+}
+
+/// Runs that are over sooner say nothing on the way.
+const SILENT_FOR: Duration = Duration::from_secs(2);
+
+impl<'a> Context<'a> {
+    /// What `experiment` is given for one run.
+    #[must_use]
+    pub fn new(
+        experiment: &'static str,
+        (mode, seed): (Mode, u64),
+        live: &'a LiveArgs,
+        out: Option<&'a Path>,
+        guard: Option<&'a Guard>,
+    ) -> Self {
+        let started = clock::now();
+        Self { experiment, mode, seed, live, out, guard, started, said: Cell::new(None) }
+    }
+
+    /// Who takes everything down that a live run makes.
+    ///
+    /// # Errors
+    /// When the run was started without one.
+    pub fn guard(&self) -> anyhow::Result<&'a Guard> {
+        self.guard.context("a live run needs its guard: start it by `penstock lab run`")
+    }
+
+    /// Says on standard error how far the run is: `done` of 1, and what it is at. Short runs say
+    /// nothing, long ones not more than once in half a second (on a terminal) or five.
+    pub fn progress(&self, done: f64, at: impl fmt::Display) {
+        let now = clock::now();
+        let terminal = std::io::stderr().is_terminal();
+        let gap = Duration::from_millis(if terminal { 500 } else { 5000 });
+        let recently = self.said.get().is_some_and(|then| now.duration_since(then) < gap);
+        if now.duration_since(self.started) < SILENT_FOR || recently {
+            return;
+        }
+        self.said.set(Some(now));
+        let percent = 100.0 * done.clamp(0.0, 1.0);
+        let line = format!("{} ({}) {percent:3.0} %  {at}", self.experiment, self.mode);
+        // Who cannot hear of progress can still have the result.
+        let _ = if terminal {
+            write!(std::io::stderr(), "\r\x1b[2K{line}")
+        } else {
+            writeln!(std::io::stderr(), "{line}")
+        };
+    }
+}
+
+impl Drop for Context<'_> {
+    fn drop(&mut self) {
+        if self.said.get().is_some() && std::io::stderr().is_terminal() {
+            let _ = write!(std::io::stderr(), "\r\x1b[2K");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What runs leave behind: JSON, a picture, and the series as CSV.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use super::experiment::Experiment;
+use super::outcome::Record;
+use super::seeds::Summary;
+
+/// A file of results: one record, or several with what they come to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Results {
+    /// One run.
+    One(Box<Record>),
+    /// Several.
+    Many {
+        /// Each of them.
+        runs: Vec<Record>,
+        /// Their claims, by experiment and mode.
+        summaries: Vec<Summary>,
+    },
+}
+
+impl Results {
+    /// The results of `groups`, each the runs of one experiment and mode.
+    #[must_use]
+    pub fn of(groups: &[Vec<Record>]) -> Self {
+        if let [group] = groups
+            && let [record] = &group[..]
+        {
+            return Self::One(Box::new(record.clone()));
+        }
+        let summaries = groups.iter().filter_map(|group| Summary::of(group)).collect();
+        Self::Many { runs: groups.concat(), summaries }
+    }
+
+    /// The records.
+    #[must_use]
+    pub fn into_records(self) -> Vec<Record> {
+        match self {
+            Self::One(record) => vec![*record],
+            Self::Many { runs, .. } => runs,
+        }
+    }
+
+    /// As JSON text with a line's end.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON, which is a fault of the program.
+    pub fn json(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string_pretty(self).context("writing the results")? + "\n")
+    }
+}
+
+/// Writes the runs of one experiment and mode into `dir`: NAME-MODE.json, the first run's picture
+/// and its series as CSV. Returns the files.
+///
+/// # Errors
+/// When the directory or a file cannot be written.
+pub fn write(dir: &Path, experiment: &Experiment, runs: &[Record]) -> anyhow::Result<Vec<PathBuf>> {
+    let Some(first) = runs.first() else { return Ok(Vec::new()) };
+    std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    let name = format!("{}-{}", first.experiment, first.mode);
+    let texts = [
+        ("json", Results::of(&[runs.to_vec()]).json()?),
+        ("svg", (experiment.picture)(first).svg()),
+        ("csv", csv(first)),
+    ];
+    let mut files = Vec::new();
+    for (ending, text) in texts {
+        let file = dir.join(format!("{name}.{ending}"));
+        std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+        files.push(file);
+    }
+    Ok(files)
+}
+
+/// The series, a line for each value.
+#[must_use]
+pub fn csv(record: &Record) -> String {
+    let mut text = String::from("series,unit,x,y\n");
+    for series in &record.series {
+        let (name, unit) = (field(&series.name), field(&series.unit));
+        for (x, y) in series.x.iter().zip(&series.y) {
+            // Writing to a string does not fail.
+            let _ = match y.is_finite() {
+                true => writeln!(text, "{name},{unit},{x},{y}"),
+                false => writeln!(text, "{name},{unit},{x},"),
+            };
+        }
+    }
+    text
+}
+
+/// RFC 4180, §2.
+fn field(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::picture::Axis;
+    use super::super::{Claim, Experiment, Mode, Outcome, Panel, Picture};
+    use super::*;
+
+    fn experiment() -> Experiment {
+        Experiment {
+            name: "test",
+            source: "nowhere",
+            about: "for tests",
+            sim: None,
+            live: None,
+            picture: |record| {
+                let panel = Panel::new("a", Axis::linear("x"), Axis::linear("y"));
+                Picture::new(record.experiment.clone()).panel(panel)
+            },
+        }
+    }
+
+    fn record(seed: u64) -> Record {
+        let mut outcome = Outcome::new();
+        outcome.series("vm \"1\", bps", "Gbit/s", [(0.0, 1.5), (1.0, f64::NAN)]);
+        outcome.claim(Claim::new("a", "A.", "%").measured(1.0));
+        Record::new(&experiment(), Mode::Sim, seed, outcome)
+    }
+
+    #[test]
+    fn a_single_run_is_exactly_its_object_and_several_have_a_summary() {
+        let one = Results::of(&[vec![record(1)]]);
+        let json: serde_json::Value = serde_json::from_str(&one.json().unwrap()).unwrap();
+        assert_eq!(json["experiment"], "test");
+        let many = Results::of(&[vec![record(1), record(2)]]);
+        let json: serde_json::Value = serde_json::from_str(&many.json().unwrap()).unwrap();
+        assert_eq!(json["runs"].as_array().unwrap().len(), 2);
+        assert_eq!(json["summaries"][0]["seeds"], serde_json::json!([1, 2]));
+        let back: Results = serde_json::from_str(&many.json().unwrap()).unwrap();
+        assert_eq!(back.into_records().len(), 2);
+    }
+
+    #[test]
+    fn json_picture_and_csv_are_written_side_by_side() {
+        let dir = std::env::temp_dir().join(format!("penstock-figures-{}", std::process::id()));
+        let files = write(&dir, &experiment(), &[record(1)]).unwrap();
+        let names: Vec<_> = files.iter().filter_map(|f| f.file_name()?.to_str()).collect();
+        assert_eq!(names, ["test-sim.json", "test-sim.svg", "test-sim.csv"]);
+        let csv = std::fs::read_to_string(&files[2]).unwrap();
+        assert!(csv.contains("\"vm \"\"1\"\", bps\",Gbit/s,0,1.5\n"), "{csv}");
+        assert!(csv.ends_with("Gbit/s,1,\n"), "{csv}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! Published figures and tables, replayed: simulated at the paper's scale, and live.
+//!
+//! **Problem.** A promise about bandwidth and latency is worth what can be repeated. **Rule.** One
+//! module for each figure; it says what the paper did, what is compared, and where its numbers come
+//! from. A run yields an [`Outcome`]: series and [`Claim`]s; the picture is drawn from the record
+//! alone. Bands are those set where the figure was asked for; a claim that does not hold is shown
+//! as such, and the exit status says so.
+//!
+//! **To write one:** a module with `pub const EXPERIMENT: Experiment`, named in [`EXPERIMENTS`].
+//! Its functions for `sim` and `live` get a [`Context`] (seed, progress, settings) and fill an
+//! `Outcome`:
+//!
+//! ```ignore
+//! pub const EXPERIMENT: Experiment = Experiment {
+//!     name: "c2qos-fig7",
+//!     source: "C2QoS, Fig. 7",
+//!     about: "idle cycles are handed out by weight",
+//!     sim: Some(sim),
+//!     live: None,
+//!     picture,
+//! };
+//!
+//! fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+//!     let mut outcome = Outcome::new();
+//!     outcome.note("hz", 2.2e9);
+//!     outcome.series("vm1", "Gcycles/s", [(0.0, 0.36)]);
+//!     outcome.claim(
+//!         Claim::new("vm1_max_gcps", "VM1's most", "Gcycles/s")
+//!             .published(0.36)
+//!             .within(0.359, 0.361)
+//!             .measured(0.36),
+//!     );
+//!     Ok(outcome)
+//! }
+//!
+//! fn picture(record: &Record) -> Picture {
+//!     let panel = Panel::new("(a)", Axis::linear("time, s"), Axis::linear("Gcycles/s"));
+//!     let vm1 = record.series("vm1").map(points).into_iter().flatten();
+//!     Picture::new("C2QoS, Fig. 7").panel(panel.line("VM1", vm1))
+//! }
+//! ```
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | [`experiment`], [`outcome`], [`claim`] | what a figure is, is given, and yields |
+//! | [`picture`], [`stats`] | SVG; percentiles, distributions, fits |
+//! | [`run`], [`files`], [`seeds`] | the command line, what is written, many seeds |
+//! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
+//! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
+//! | `c2qos_*` | the figures |
+
+pub mod claim;
+pub mod experiment;
+pub mod files;
+pub mod outcome;
+pub mod paper_platform;
+pub mod picture;
+pub mod plot;
+pub mod report;
+pub mod run;
+pub mod seeds;
+pub mod stats;
+
+mod c2qos_fig5;
+mod c2qos_fig6;
+
+pub use claim::Claim;
+pub use experiment::{Context, Experiment, LiveArgs, Mode};
+pub use outcome::{OVS_DPDK, Outcome, Record, Series};
+pub use picture::{Axis, Panel, Picture};
+pub use run::RunArgs;
+
+/// All of them, in the order in which they are listed.
+pub const EXPERIMENTS: &[Experiment] = &[c2qos_fig5::EXPERIMENT, c2qos_fig6::EXPERIMENT];
+
+/// The experiment called `name`.
+///
+/// # Errors
+/// When there is none; the text names those that there are.
+pub fn find(name: &str) -> anyhow::Result<&'static Experiment> {
+    EXPERIMENTS.iter().find(|e| e.name == name).ok_or_else(|| {
+        let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();
+        anyhow::anyhow!("no experiment is called `{name}`; there are {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_experiment_can_be_run() {
+        for (i, e) in EXPERIMENTS.iter().enumerate() {
+            assert!(!e.modes().is_empty(), "{} has no mode", e.name);
+            assert!(EXPERIMENTS[..i].iter().all(|other| other.name != e.name), "{}", e.name);
+        }
+        assert!(find("c2qos-fig99").unwrap_err().to_string().contains("c2qos-fig5"));
+    }
+}

@@ -1,0 +1,277 @@
+//! `penstock lab plot`: runs of `penstock lab load --json`, drawn over time and compared.
+//!
+//! **Rule.** What a VM received is what its sender got through. A run is told apart in phases by
+//! the moments that the caller names; the table has each VM's mean bandwidth in each phase, and how
+//! much the last differs from the first.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context as _, ensure};
+
+use super::picture::{Axis, Panel, Picture};
+use super::stats::count;
+use crate::load::IntervalReport;
+
+/// Draws runs of `lab load --json` over time, side by side.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PlotArgs {
+    /// A run: its title and the lines that `lab load --json --interval` printed
+    #[arg(required = true, value_name = "TITLE=FILE")]
+    pub runs: Vec<Named<PathBuf>>,
+    /// Something that happens in every run, such as `10=flood begins`
+    #[arg(long = "event", value_name = "SECONDS=WHAT")]
+    pub events: Vec<Event>,
+    /// Only these VMs, in this order; default: all that received something
+    #[arg(long, value_delimiter = ',', value_name = "VM")]
+    pub vms: Vec<String>,
+    /// What a VM bought, in Gbit/s: drawn as a level
+    #[arg(long, value_name = "VM=GBITS")]
+    pub bought: Vec<Named<f64>>,
+    /// Title of the picture
+    #[arg(long, default_value = "Bandwidth over time")]
+    pub title: String,
+    /// Write the picture here
+    #[arg(long, value_name = "FILE.svg")]
+    pub out: Option<PathBuf>,
+}
+
+/// A value with a name: `NAME=VALUE`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Named<T> {
+    name: String,
+    value: T,
+}
+
+impl<T: FromStr> FromStr for Named<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not NAME=VALUE");
+        let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+        let value = value.parse().map_err(|_| wrong())?;
+        Ok(Self { name: name.to_owned(), value })
+    }
+}
+
+/// Something that happens at a moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    at: f64,
+    what: String,
+}
+
+impl FromStr for Event {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not SECONDS=WHAT");
+        let (at, what) = text.split_once('=').ok_or_else(wrong)?;
+        let at = at.parse::<f64>().ok().filter(|at| at.is_finite()).ok_or_else(wrong)?;
+        Ok(Self { at, what: what.to_owned() })
+    }
+}
+
+/// One VM over a run: seconds, Gbit/s.
+type Curve = Vec<(f64, f64)>;
+
+/// A run's curves by VM.
+#[derive(Debug)]
+struct Run {
+    title: String,
+    curves: Vec<(String, Curve)>,
+}
+
+/// Draws, and returns the table.
+///
+/// # Errors
+/// When a file cannot be read or written, or holds no interval.
+pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
+    let mut runs = Vec::new();
+    for Named { name, value: file } in &args.runs {
+        let text = std::fs::read_to_string(file);
+        let text = text.with_context(|| format!("reading {}", file.display()))?;
+        let curves = curves(&text, &args.vms);
+        ensure!(
+            !curves.is_empty(),
+            "{}: no VM received anything; was it `lab load --json --interval`?",
+            file.display()
+        );
+        runs.push(Run { title: name.clone(), curves });
+    }
+    if let Some(out) = &args.out {
+        let picture = picture(args, &runs).svg();
+        std::fs::write(out, picture).with_context(|| format!("writing {}", out.display()))?;
+    }
+    Ok(table(args, &runs))
+}
+
+fn curves(text: &str, wanted: &[String]) -> Vec<(String, Curve)> {
+    // The last line is the report of the whole run, which has no time.
+    let intervals: Vec<IntervalReport> =
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let mut names: Vec<String> = wanted.to_vec();
+    if names.is_empty() {
+        for vm in intervals.iter().flat_map(|i| &i.vms) {
+            if vm.rx_frames > 0 && !names.contains(&vm.name) {
+                names.push(vm.name.clone());
+            }
+        }
+    }
+    let of = |name: &String| {
+        let at = |i: &IntervalReport| {
+            let vm = i.vms.iter().find(|vm| vm.name == *name)?;
+            Some((i.at_secs, vm.rx_bits_per_sec / 1e9))
+        };
+        (name.clone(), intervals.iter().filter_map(at).collect::<Curve>())
+    };
+    names.iter().map(of).filter(|(_, curve)| !curve.is_empty()).collect()
+}
+
+fn picture(args: &PlotArgs, runs: &[Run]) -> Picture {
+    let all = || runs.iter().flat_map(|r| r.curves.iter().flat_map(|c| c.1.iter()));
+    let highest = all().map(|p| p.1).fold(0.0, f64::max);
+    let mut picture = Picture::new(args.title.clone());
+    for run in runs {
+        // The same height for all, so that they can be compared at a glance.
+        let y = Axis::linear("bandwidth, Gbit/s").to(highest * 1.1);
+        let mut panel = Panel::new(run.title.clone(), Axis::linear("time, s"), y);
+        for (vm, curve) in &run.curves {
+            panel = panel.line(vm.clone(), curve.iter().copied());
+        }
+        for Named { name, value } in &args.bought {
+            panel = panel.published(format!("{name} bought"), *value);
+        }
+        for event in &args.events {
+            panel = panel.event(event.what.clone(), event.at);
+        }
+        picture = picture.panel(panel);
+    }
+    picture
+}
+
+/// Phases as (from, to); the interval in which something changes belongs to none.
+fn phases(args: &PlotArgs) -> Vec<(f64, f64)> {
+    let mut cuts: Vec<f64> = args.events.iter().map(|e| e.at).collect();
+    cuts.sort_by(f64::total_cmp);
+    let starts = std::iter::once(0.0).chain(cuts.iter().copied());
+    let ends = cuts.iter().copied().chain(std::iter::once(f64::INFINITY));
+    starts.zip(ends).collect()
+}
+
+/// The mean of what was reported well inside of a phase.
+fn mean(curve: &Curve, (from, to): (f64, f64)) -> f64 {
+    let step = curve.get(1).map_or(0.0, |second| second.0 - curve[0].0);
+    // A report tells of the time before it; the first after a change may be mixed.
+    let within = |at: f64| at > from + step * 1.5 && at <= to + step * 0.1;
+    let values: Vec<f64> = curve.iter().filter(|p| within(p.0)).map(|p| p.1).collect();
+    values.iter().sum::<f64>() / count(values.len())
+}
+
+fn table(args: &PlotArgs, runs: &[Run]) -> String {
+    let phases = phases(args);
+    let wide = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0);
+    let title = wide(&mut runs.iter().map(|r| r.title.chars().count()));
+    let vm = wide(&mut runs.iter().flat_map(|r| r.curves.iter().map(|c| c.0.chars().count())));
+    let highest = runs.iter().flat_map(|r| r.curves.iter().flat_map(|c| c.1.iter()));
+    let highest = highest.map(|p| p.1).fold(0.0, f64::max);
+    let mut text = String::new();
+    for run in runs {
+        for (name, curve) in &run.curves {
+            let means: Vec<f64> = phases.iter().map(|phase| mean(curve, *phase)).collect();
+            let shown: Vec<_> = means.iter().map(|m| format!("{m:6.2}")).collect();
+            let change = match (means.first(), means.last()) {
+                (Some(first), Some(last)) if phases.len() > 1 => {
+                    format!("  {:+6.1} %", 100.0 * (last / first - 1.0))
+                }
+                _ => String::new(),
+            };
+            text += &format!(
+                "{:<title$}  {name:<vm$}  {}  {} Gbit/s{change}\n",
+                run.title,
+                sparkline(curve, highest, 40),
+                shown.join(" -> "),
+            );
+        }
+    }
+    text
+}
+
+/// The curve in at most `columns` characters, from nothing to `highest`.
+fn sparkline(curve: &Curve, highest: f64, columns: usize) -> String {
+    const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let stride = curve.len().div_ceil(columns).max(1);
+    let mean =
+        |points: &[(f64, f64)]| points.iter().map(|p| p.1).sum::<f64>() / count(points.len());
+    let step = |value: f64| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 7")]
+        let step = (value / highest.max(f64::MIN_POSITIVE) * 7.99).clamp(0.0, 7.0) as usize;
+        STEPS[step]
+    };
+    curve.chunks(stride).map(|points| step(mean(points))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::VmReport;
+
+    fn lines(after: f64) -> String {
+        let report = |n: u32| IntervalReport {
+            at_secs: f64::from(n) * 0.5,
+            vms: vec![
+                VmReport { name: "sender".to_owned(), ..VmReport::default() },
+                VmReport {
+                    name: "victim".to_owned(),
+                    rx_frames: 1,
+                    rx_bits_per_sec: if n <= 10 { 8e9 } else { after },
+                    ..VmReport::default()
+                },
+            ],
+            ..IntervalReport::default()
+        };
+        let lines: Vec<_> = (1..=20).map(|n| serde_json::to_string(&report(n)).unwrap()).collect();
+        lines.join("\n") + "\n{\"secs\":10.0,\"vms\":[]}\n"
+    }
+
+    fn args(files: &[(&str, PathBuf)], out: Option<PathBuf>) -> PlotArgs {
+        let named = |(name, value): &(&str, PathBuf)| Named {
+            name: (*name).to_owned(),
+            value: value.clone(),
+        };
+        PlotArgs {
+            runs: files.iter().map(named).collect(),
+            events: vec!["5=flood".parse().unwrap()],
+            vms: Vec::new(),
+            bought: vec!["victim=8".parse().unwrap()],
+            title: "t".to_owned(),
+            out,
+        }
+    }
+
+    #[test]
+    fn two_runs_become_a_table_of_phases_and_a_picture() {
+        let dir = std::env::temp_dir().join(format!("penstock-plot-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (bps, c2qos) = (dir.join("bps"), dir.join("c2qos"));
+        std::fs::write(&bps, lines(4e9)).unwrap();
+        std::fs::write(&c2qos, lines(8e9)).unwrap();
+        let svg = dir.join("x.svg");
+        let text = run(&args(&[("bps", bps), ("C2QoS", c2qos)], Some(svg.clone()))).unwrap();
+        assert!(text.contains("8.00 ->   4.00 Gbit/s   -50.0 %"), "{text}");
+        assert!(text.contains("+0.0 %") && text.contains('█') && !text.contains("sender"));
+        assert!(std::fs::read_to_string(svg).unwrap().contains("flood"));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_run_without_intervals_is_refused_by_name() {
+        let file = std::env::temp_dir().join(format!("penstock-plot-empty-{}", std::process::id()));
+        std::fs::write(&file, "{}\n").unwrap();
+        let error = run(&args(&[("x", file.clone())], None)).unwrap_err().to_string();
+        assert!(error.contains("--interval"), "{error}");
+        std::fs::remove_file(file).unwrap();
+        assert!("x".parse::<Event>().is_err());
+        assert!("x".parse::<Named<f64>>().is_err());
+    }
+}

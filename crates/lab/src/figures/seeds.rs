@@ -1,0 +1,146 @@
+//! A run with several seeds: each seed's record, and what became of every claim over all.
+
+use serde::{Deserialize, Serialize};
+
+use super::claim::{Claim, number, number_or_dash};
+use super::experiment::Mode;
+use super::outcome::Record;
+use super::stats::five_numbers;
+
+/// A claim over several seeds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClaimSummary {
+    /// As in [`Claim`].
+    pub id: String,
+    /// As in [`Claim`].
+    pub statement: String,
+    /// As in [`Claim`].
+    pub published: Option<f64>,
+    /// As in [`Claim`].
+    pub unit: String,
+    /// As in [`Claim`].
+    pub low: Option<f64>,
+    /// As in [`Claim`].
+    pub high: Option<f64>,
+    /// The band as text.
+    pub band: String,
+    /// The smallest value measured; `None`: not measured.
+    pub min: Option<f64>,
+    /// The median of the measured values.
+    pub median: Option<f64>,
+    /// The largest.
+    pub max: Option<f64>,
+    /// With how many seeds it held.
+    pub held: usize,
+    /// Of how many.
+    pub of: usize,
+    /// Whether it held with all.
+    pub holds: bool,
+}
+
+/// An experiment over several seeds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The experiment's name.
+    pub experiment: String,
+    /// Simulated or live.
+    pub mode: Mode,
+    /// The seeds.
+    pub seeds: Vec<u64>,
+    /// Its claims.
+    pub claims: Vec<ClaimSummary>,
+}
+
+impl Summary {
+    /// The summary of `records`, all of one experiment and mode; `None` of none.
+    #[must_use]
+    pub fn of(records: &[Record]) -> Option<Self> {
+        let first = records.first()?;
+        let mut ids: Vec<&Claim> = Vec::new();
+        for claim in records.iter().flat_map(|r| &r.claims) {
+            if ids.iter().all(|known| known.id != claim.id) {
+                ids.push(claim);
+            }
+        }
+        Some(Self {
+            experiment: first.experiment.clone(),
+            mode: first.mode,
+            seeds: records.iter().map(|r| r.seed).collect(),
+            claims: ids.into_iter().map(|claim| ClaimSummary::of(claim, records)).collect(),
+        })
+    }
+}
+
+impl ClaimSummary {
+    fn of(claim: &Claim, records: &[Record]) -> Self {
+        let claims = || records.iter().filter_map(|r| r.claim(&claim.id));
+        let values: Vec<f64> = claims().filter_map(|c| c.measured).collect();
+        let [min, _, median, _, max] =
+            five_numbers(&values).map(|v| Some(v).filter(|v| v.is_finite()));
+        let held = claims().filter(|c| c.holds).count();
+        Self {
+            id: claim.id.clone(),
+            statement: claim.statement.clone(),
+            published: claim.published,
+            unit: claim.unit.clone(),
+            low: claim.low,
+            high: claim.high,
+            band: claim.band(),
+            min,
+            median,
+            max,
+            held,
+            of: records.len(),
+            holds: held == records.len(),
+        }
+    }
+
+    /// What was measured, as text: the median, and from where to where.
+    #[must_use]
+    pub fn measured(&self) -> String {
+        match (self.min, self.median, self.max) {
+            (Some(min), Some(median), Some(max)) if self.of > 1 => {
+                format!("{} [{}..{}]", number(median), number(min), number(max))
+            }
+            (_, median, _) => number_or_dash(median),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Map;
+
+    fn record(seed: u64, value: f64) -> Record {
+        let claim = Claim::new("a", "A.", "%").within(0.0, 2.0).measured(value);
+        Record {
+            experiment: "x".to_owned(),
+            source: "y".to_owned(),
+            mode: Mode::Sim,
+            seed,
+            platform: Map::new(),
+            series: Vec::new(),
+            claims: vec![claim],
+        }
+    }
+
+    #[test]
+    fn a_claim_holds_over_seeds_when_it_holds_with_each() {
+        let all = [record(1, 1.0), record(2, 2.0), record(3, 1.5)];
+        let summary = Summary::of(&all).unwrap();
+        let claim = &summary.claims[0];
+        assert_eq!((claim.min, claim.median, claim.max), (Some(1.0), Some(1.5), Some(2.0)));
+        assert!(claim.holds && claim.measured() == "1.5 [1..2]");
+        let summary = Summary::of(&[record(1, 1.0), record(2, 3.0)]).unwrap();
+        assert_eq!((summary.claims[0].held, summary.claims[0].holds), (1, false));
+        assert!(Summary::of(&[]).is_none());
+    }
+
+    #[test]
+    fn a_seed_without_a_measurement_counts_against_the_claim() {
+        let summary = Summary::of(&[record(1, 1.0), record(2, f64::NAN)]).unwrap();
+        assert!(!summary.claims[0].holds);
+        assert_eq!(summary.claims[0].median, Some(1.0));
+    }
+}

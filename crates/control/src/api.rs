@@ -92,6 +92,36 @@ pub struct PortStats {
     pub tx_drops: Named,
 }
 
+/// A VM's part of a link, which holds while the link is the bottleneck.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LinkPart {
+    /// The VM's port.
+    pub port: String,
+    /// Bits per second, with what Ethernet adds to each frame.
+    pub bps: u64,
+}
+
+/// A link that is watched.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LinkStatus {
+    /// The uplink's port.
+    pub port: String,
+    /// What it carries, in bits per second.
+    pub capacity_bps: u64,
+    /// What it sent in the last interval, in thousandths of that.
+    pub sent_permille: u64,
+    /// The same and what the limits held back.
+    pub load_permille: u64,
+    /// Whether VMs are held to their parts now.
+    pub limited: bool,
+    /// Milliseconds since that last changed; 0 if it never did.
+    pub since_ms: u64,
+    /// How often the limits went in.
+    pub entered: u64,
+    /// Each VM's part.
+    pub parts: Vec<LinkPart>,
+}
+
 /// A reading of all counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
@@ -103,6 +133,8 @@ pub struct Stats {
     pub ports: Vec<PortStats>,
     /// All workers.
     pub workers: Vec<WorkerStatus>,
+    /// The links that are watched.
+    pub links: Vec<LinkStatus>,
     /// Only in exact readings: every identity that does not hold, in words. Empty is good.
     pub violations: Vec<String>,
 }

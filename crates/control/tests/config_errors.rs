@@ -189,14 +189,39 @@ socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "wfq"
+"#,
+        &["7:10: port \"vm3\": `egress`: \"wfq\" is not in release 0.1.0; write \"fifo\", \
+                 the only one now"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
 ingress_policy = "bps"
+police = { pps = "600k" }
+link = "10G"
 "#,
         &[
-            "7:10: port \"vm3\": `egress`: \"wfq\" is not in release 0.1.0; write \"fifo\", \
-                 the only one now",
-            "8:18: port \"vm3\": `ingress_policy`: \"bps\" is not in release 0.1.0; write \
-                 \"none\", the only one now",
+            "8:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or say \
+                 ingress_policy = \"pps\"",
+            "9:8: port \"vm3\": `link` belongs to a shared port; remove it; a VM's rate is \
+                 `contract` or `police`",
         ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+ingress_policy = "pps"
+"#,
+        &["7:18: port \"vm3\": policy `pps` has no rate to go by; add police = \
+                 { pps = \"600k\" } or such a contract"],
     ),
     (
         r#"[[port]]
@@ -208,7 +233,7 @@ vlan = 100
 ingress_policy = "fast"
 "#,
         &["7:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown in release \
-                 0.1.0; write \"none\", the only one now"],
+                 0.1.0; write one of none, bps, pps"],
     ),
     (
         r#"[[port]]

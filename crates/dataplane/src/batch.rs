@@ -195,6 +195,23 @@ impl Batch {
             && self.segment_count + 2 * CHAIN_MAX <= SEGMENTS_MAX
     }
 
+    /// Forgets the frames whose bit is not set in `keep`; the others move up, in their order.
+    pub(crate) fn retain(&mut self, keep: u32) {
+        let mut to = 0;
+        for from in 0..self.len {
+            if keep >> (from % BATCH_FRAMES) & 1 == 0 {
+                self.bytes -= self.frames[from].len as usize;
+                continue;
+            }
+            if to != from {
+                self.frames[to] = self.frames[from];
+                self.slots[to] = self.slots[from];
+            }
+            to += 1;
+        }
+        self.len = to;
+    }
+
     /// All frames.
     #[inline]
     #[must_use]
@@ -500,6 +517,23 @@ mod tests {
         batch.clear();
         let pushed = (0..40).filter(|_| batch.push(&frame(40_000), Offload::NONE).is_ok()).count();
         assert_eq!(pushed, 2);
+    }
+
+    #[test]
+    fn frames_that_are_kept_stay_whole_and_in_order() {
+        let mut batch = Batch::new();
+        let lens = [60, 300, 61, 1_514, 62];
+        lens.iter().for_each(|&len| batch.push(&frame(len), Offload::NONE).unwrap());
+        batch.retain(0b11010);
+        let kept: Vec<u32> = batch.frames().iter().map(|f| f.len).collect();
+        assert_eq!((kept, batch.bytes()), (vec![300, 1_514, 62], 1_876));
+        for (i, len) in [300, 1_514, 62].into_iter().enumerate() {
+            let mut out = Vec::new();
+            batch.copy_out(i, &mut out);
+            assert_eq!(out, frame(len));
+        }
+        batch.retain(0);
+        assert!(batch.is_empty() && batch.bytes() == 0 && batch.has_room());
     }
 
     #[test]

@@ -107,6 +107,7 @@ counters! {
         rx_bytes: "bytes", "bytes of those frames, without FCS";
         rx_errors: "chains", "descriptor chains or reads that held no usable frame";
         rx_batches: "batches", "batches taken from the port";
+        rx_full: "batches", "batches that ended because they were full: more frames may wait";
         rx_empty: "polls", "polls that found no frame";
         rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
         rx_csum: "frames", "frames taken whose checksum is still to be finished";
@@ -123,6 +124,11 @@ counters! {
         rule_lookups: "frames", "frames that went through the rules' tuple-space search";
         slow_path: "frames", "frames that took the slow path: learning or flooding";
         learned: "addresses", "MAC addresses learned or moved to this port";
+        police_green: "frames", "frames from this port that its policer found within what is committed";
+        police_yellow: "frames", "frames above that, within the excess or the peak: they pass";
+        police_red: "frames", "frames above all, dropped as `policed`";
+        link_held: "bytes", "bytes on the link of its frames that were dropped as `link-limit`";
+        tx_link: "bytes", "bytes that frames delivered to a port with `link` take on it, with what Ethernet adds to each";
         cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
         stolen: "cycles", "TSC cycles of its batches during which the core was taken away";
         sampled_frames: "frames", "frames in the batches whose inner edges were timed";

@@ -40,6 +40,9 @@ reasons! {
     SpoofedMac = "spoofed-mac", "the source MAC is not one bound to the port";
     SpoofedIp = "spoofed-ip", "the source IP, ARP or ND address is not one bound to the port";
     ReservedMac = "reserved-mac", "link-local group address (802.1D): never forwarded by a bridge";
+    Policed = "policed", "above the port's rate (`police`); buy more or send less";
+    LinkLimit =
+        "link-limit", "above the port's part of an uplink that is full; it ends when the link has room";
     Rule = "rule", "a rule says drop";
     NoDestination = "no-destination", "nobody else is in the tenant's network";
     SamePort = "same-port", "the destination lives behind the port the frame came from";

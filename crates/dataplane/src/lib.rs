@@ -1,6 +1,6 @@
 //! The data path: ports, scheduling, classification, egress, and the worker that runs them.
 //!
-//! The tree shows a frame's way: [`port`] → [`schedule`] → [`classify`] → [`egress`]. The loop is
+//! The tree shows a frame's way: [`port`] → [`schedule`] → [`police`] → [`classify`] → [`egress`]. The loop is
 //! [`worker::Worker::turn`]. Time is an argument everywhere but in [`tsc`].
 //! The rules that comments cite ("datapath rule 7") are in `docs/datapath-rules.md`.
 #![deny(unsafe_code)]
@@ -17,6 +17,7 @@ pub mod drop;
 pub mod egress;
 mod mem;
 pub mod offload;
+pub mod police;
 pub mod port;
 pub mod schedule;
 mod sync;

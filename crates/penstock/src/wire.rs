@@ -162,6 +162,38 @@ impl From<v1::PortStats> for api::PortStats {
     }
 }
 
+impl From<api::LinkStatus> for v1::Link {
+    fn from(from: api::LinkStatus) -> Self {
+        let part = |part: api::LinkPart| v1::LinkPart { port: part.port, bps: part.bps };
+        Self {
+            port: from.port,
+            capacity_bps: from.capacity_bps,
+            sent_permille: from.sent_permille,
+            load_permille: from.load_permille,
+            limited: from.limited,
+            since_ms: from.since_ms,
+            entered: from.entered,
+            parts: from.parts.into_iter().map(part).collect(),
+        }
+    }
+}
+
+impl From<v1::Link> for api::LinkStatus {
+    fn from(from: v1::Link) -> Self {
+        let part = |part: v1::LinkPart| api::LinkPart { port: part.port, bps: part.bps };
+        Self {
+            port: from.port,
+            capacity_bps: from.capacity_bps,
+            sent_permille: from.sent_permille,
+            load_permille: from.load_permille,
+            limited: from.limited,
+            since_ms: from.since_ms,
+            entered: from.entered,
+            parts: from.parts.into_iter().map(part).collect(),
+        }
+    }
+}
+
 impl From<api::Stats> for v1::Stats {
     fn from(from: api::Stats) -> Self {
         Self {
@@ -169,6 +201,7 @@ impl From<api::Stats> for v1::Stats {
             exact: from.exact,
             ports: from.ports.into_iter().map(Into::into).collect(),
             workers: from.workers.into_iter().map(Into::into).collect(),
+            links: from.links.into_iter().map(Into::into).collect(),
             violations: from.violations,
         }
     }
@@ -182,6 +215,7 @@ impl TryFrom<v1::Stats> for api::Stats {
             exact: from.exact,
             ports: from.ports.into_iter().map(Into::into).collect(),
             workers: each(from.workers, TryInto::try_into)?,
+            links: from.links.into_iter().map(Into::into).collect(),
             violations: from.violations,
         })
     }
@@ -269,6 +303,13 @@ mod tests {
                 tx_drops: vec![("ring-full".into(), 2)],
             }],
             workers: vec![api::WorkerStatus { id: 1, core: 3, ..Default::default() }],
+            links: vec![api::LinkStatus {
+                port: "up".into(),
+                capacity_bps: 10,
+                limited: true,
+                parts: vec![api::LinkPart { port: "vm1".into(), bps: 7 }],
+                ..Default::default()
+            }],
             violations: vec!["port vm1: 1 frame missing".into()],
         };
         assert_eq!(api::Stats::try_from(v1::Stats::from(stats.clone())).unwrap(), stats);

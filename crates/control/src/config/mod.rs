@@ -17,6 +17,7 @@ mod machine;
 mod matching;
 mod model;
 mod network;
+mod police;
 mod release;
 mod rule;
 mod save;

@@ -372,7 +372,7 @@ pub struct Port {
     /// tenant's port, none for a shared one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_path: Option<SlowPath>,
-    /// What bounds the frames it sends. Default `none`, the only one in this release.
+    /// What bounds the frames it sends. Default `none`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ingress_policy: IngressPolicy,
     /// Cycles per second it bought, guaranteed by the policies `cycles-strict` and

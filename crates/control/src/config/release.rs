@@ -73,13 +73,17 @@ pub enum IngressPolicy {
     /// Nothing but its turn.
     #[default]
     None,
+    /// Bits per second (RFC 2697, RFC 2698); what is above is dropped.
+    Bps,
+    /// Frames per second; what is above is dropped.
+    Pps,
 }
 
 choice!(
     IngressPolicy,
     "IngressPolicy",
-    now ["none" => None],
-    later ["cycles-strict", "cycles-minmax", "bps", "pps"]
+    now ["none" => None, "bps" => Bps, "pps" => Pps],
+    later ["cycles-strict", "cycles-minmax"]
 );
 
 /// How frames towards a port are ordered.

@@ -161,7 +161,7 @@ pub struct Contract {
 
 /// `police = { cir = "2G", cbs = 65536, ebs = 65536 }` (RFC 2697), with `pir` and `pbs` in place of
 /// `ebs` (RFC 2698), or `{ pps = "600k", burst = 256 }`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Police {
     /// Committed information rate in bits per second.

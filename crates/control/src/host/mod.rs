@@ -12,6 +12,7 @@
 
 mod apply;
 mod error;
+mod links;
 mod live;
 mod readings;
 mod state;
@@ -30,6 +31,7 @@ use crate::config::{
 };
 use crate::snapshot::Compiler;
 use apply::{Core, Outcome, lock, worker_failed};
+use links::Handlers;
 use live::LiveSwitch;
 use state::{Changing, Seen, Shared, Watch};
 use switch::Switch;
@@ -55,6 +57,7 @@ pub struct FdbFilter {
 pub struct Host {
     core: Core,
     changing: Mutex<Changing>,
+    links: Handlers,
     path: Option<PathBuf>,
 }
 
@@ -124,7 +127,8 @@ impl Host {
         let changing =
             Changing { machine, file_text, file_host, next_retry: Nanos::ZERO, stopped: false };
         let core = Core { switch, shared: Mutex::new(shared) };
-        let host = Self { core, changing: Mutex::new(changing), path };
+        let links = Handlers::default();
+        let host = Self { core, changing: Mutex::new(changing), links, path };
         let outcome = host.core.apply(config, text.into())?;
         for warning in warnings(outcome) {
             tracing::warn!("{warning}");
@@ -198,7 +202,15 @@ impl Host {
     pub fn stats(&self, exact: bool) -> Result<Stats, ApiError> {
         // A port on its way in or out would be counted twice or not at all.
         let _no_changes = exact.then(|| lock(&self.changing));
-        self.core.counters(exact)
+        let mut stats = self.core.counters(exact)?;
+        stats.links = self.links.status(&self.core);
+        Ok(stats)
+    }
+
+    /// To be called every [`penstock_qos::bottleneck::INTERVAL`] with a monotonic time: has VMs
+    /// held to their parts of a link while it is the bottleneck. Never waits for a change.
+    pub fn watch_links(&self, now: Nanos) {
+        self.links.look(&self.core, now);
     }
 
     /// Adds a port. `save` writes it into the configuration file, here and in the calls below;

@@ -151,6 +151,7 @@ impl Core {
             violations: if exact { violations(&readings) } else { Vec::new() },
             ports: readings.iter().map(|(name, reading)| port_stats(name, reading)).collect(),
             workers: worker_states(self.switch.as_ref(), &watches, &schedule),
+            links: Vec::new(),
         })
     }
 }

@@ -13,6 +13,7 @@ use penstock_dataplane::schedule::{self, PortQos};
 use penstock_units::{CyclesPerSecond, MacAddr, Vid};
 
 use super::ids::IdTable;
+use super::limits::{LimitTable, WatchedLink};
 use super::rules::{Built, Scope, Targets, place_of, tables};
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, port_vlans};
 
@@ -35,6 +36,7 @@ pub struct Compiler {
     /// Output sets by number; never shortened, so that tables that are kept stay right.
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
+    limits: LimitTable,
     /// Workers that count hits; 0 is 1.
     workers: usize,
 }
@@ -56,11 +58,14 @@ impl Compiler {
         let mut targets = Targets { port: &port, sets: &mut sets };
         let tables = tables(config, &mut targets, &self.tables, self.workers.max(1))?;
         let networks = Networks::new(config.tenants.iter().map(Some));
-        let world = World { config, ids: &ids, tables: &tables, networks: &networks };
+        let limits = self.limits.next(config);
+        let world =
+            World { config, ids: &ids, tables: &tables, networks: &networks, limits: &limits };
         let snapshot = world.snapshot(generation, &sets);
         self.statics = world.statics();
         self.ids = ids;
         self.tables = tables;
+        self.limits = limits;
         self.sets = sets;
         Ok(Arc::new(snapshot))
     }
@@ -81,6 +86,12 @@ impl Compiler {
     #[must_use]
     pub fn statics(&self) -> &[StaticAddress] {
         &self.statics
+    }
+
+    /// The links of the last configuration compiled that are watched, by port.
+    #[must_use]
+    pub fn links(&self) -> &BTreeMap<String, WatchedLink> {
+        &self.limits.links
     }
 
     /// What each rule has decided since its table was built, by its name.
@@ -121,6 +132,7 @@ struct World<'a> {
     ids: &'a IdTable,
     tables: &'a BTreeMap<Scope, Built>,
     networks: &'a Networks,
+    limits: &'a LimitTable,
 }
 
 impl World<'_> {
@@ -197,11 +209,15 @@ impl World<'_> {
         policy.qos = PortQos {
             ingress: match port.ingress_policy {
                 IngressPolicy::None => schedule::IngressPolicy::None,
+                IngressPolicy::Bps => schedule::IngressPolicy::Bps,
+                IngressPolicy::Pps => schedule::IngressPolicy::Pps,
             },
             entitlement: port.cycles.map_or_else(CyclesPerSecond::default, |cycles| cycles.0),
             weight: port.weight.0,
             priority: port.priority.0,
         };
+        policy.limits = self.limits.of(&port.name);
+        policy.watched = port.link.is_some();
         policy.finish()
     }
 

@@ -8,8 +8,10 @@
 
 mod compile;
 mod ids;
+mod limits;
 mod rules;
 
 pub use compile::{Compiler, StaticAddress};
 pub use ids::IdTable;
+pub use limits::WatchedLink;
 pub(crate) use rules::check_rules;

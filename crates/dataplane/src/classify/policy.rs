@@ -13,6 +13,7 @@ use super::fdb::{AGEING_DEFAULT_S, NO_DOMAIN};
 use super::key::{FlowMask, KeyFields, MAC_MASK};
 use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
+use crate::police::Limits;
 use crate::schedule::PortQos;
 
 /// VLAN ids a trunk carries.
@@ -135,6 +136,10 @@ pub struct PortPolicy {
     pub up: bool,
     /// What it bought, and its class.
     pub qos: PortQos,
+    /// The rates it is held to, if there are any.
+    pub limits: Option<Arc<Limits>>,
+    /// Whether its link's load is watched, so that what goes there is counted as it is on the link.
+    pub watched: bool,
     /// Worked out by [`Self::finish`].
     pub(super) patch: Option<Patch>,
     /// The bits of a flow key that any decision about this port's frames depends on; worked out by
@@ -173,6 +178,8 @@ impl PortPolicy {
             isolated: false,
             up: true,
             qos: PortQos::default(),
+            limits: None,
+            watched: false,
             patch: None,
             relevant: FlowMask::new(&KeyFields::ALL),
         }

@@ -11,6 +11,7 @@ pub mod finish;
 
 use std::sync::Arc;
 
+use penstock_qos::bottleneck::on_link;
 use penstock_units::{PortId, QueueId};
 
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
@@ -18,6 +19,7 @@ use crate::classify::{PortPolicy, Snapshot};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::offload::OffloadCaps;
+use crate::police::on_wire;
 use crate::port::TxOutcome;
 use crate::schedule::Unit;
 use crate::worker::{Handed, Peers, PortSlot};
@@ -123,6 +125,8 @@ struct Delivery {
     sw_tso: u64,
     handed: u64,
     handover_full: u64,
+    /// Bytes on the output's link, if that is watched.
+    link: u64,
 }
 
 impl Egress {
@@ -269,6 +273,9 @@ impl Egress {
             self.send_to_queue(batch, slot, output, 0, frames, &mut delivery, touched);
         } else {
             self.spread(batch, source, slot, output, frames, &mut delivery, touched);
+        }
+        if policy.watched {
+            delivery.link = link_bytes(batch, frames, &delivery.outcome);
         }
         delivery
     }
@@ -458,6 +465,21 @@ fn merge(into: &mut TxOutcome, o: TxOutcome) {
     into.error += o.error;
 }
 
+/// Bytes that a delivery takes on the output's link. The segments of large frames are those of the
+/// whole list: where a ring was full, a link's load is overestimated.
+#[inline(never)]
+fn link_bytes(batch: &Batch, frames: &[u8], outcome: &TxOutcome) -> u64 {
+    let mut bytes = on_link(outcome.bytes, outcome.frames.into());
+    if outcome.tso > 0 {
+        for &i in frames {
+            let whole = batch.at(usize::from(i)).len;
+            let size = on_wire(batch, usize::from(i));
+            bytes += on_link((size.bytes - whole).into(), (size.frames - 1).into());
+        }
+    }
+    bytes
+}
+
 /// Counts a delivery at its source and at its destination.
 fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
     let o = &d.outcome;
@@ -473,6 +495,9 @@ fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
         target.tx_bytes.add(o.bytes);
         target.tx_batches.add(1);
         target.tx_tso.add(u64::from(o.tso));
+        if d.link > 0 {
+            target.tx_link.add(d.link);
+        }
         if d.sw_csum + d.sw_tso > 0 {
             target.sw_csum.add(d.sw_csum);
             target.sw_tso.add(d.sw_tso);

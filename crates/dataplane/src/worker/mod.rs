@@ -129,10 +129,9 @@ impl core::fmt::Debug for dyn Schedule {
     }
 }
 
-/// Cycle counter readings as time since the worker's start, without a division per batch.
+/// Cycle counter readings as time, without a division per batch.
 #[derive(Clone, Debug)]
 struct Clock {
-    start: u64,
     /// Nanoseconds per cycle, times 2^32.
     scale: u64,
     /// Count at which the coarse second ends.
@@ -149,12 +148,13 @@ impl Clock {
         let scale = u64::try_from((1_000_000_000_u128 << 32) / u128::from(hz)).unwrap_or(u64::MAX);
         let next_second = start.0.saturating_add(hz);
         let shared = Arc::new(AtomicU32::new(1));
-        Self { start: start.0, scale, next_second, hz, second: 1, shared }
+        Self { scale, next_second, hz, second: 1, shared }
     }
 
+    /// Since the counter's zero: the same for all workers, as their counters are.
     #[inline]
     fn nanos(&self, now: Cycles) -> u64 {
-        let wide = u128::from(now.0.wrapping_sub(self.start)) * u128::from(self.scale);
+        let wide = u128::from(now.0) * u128::from(self.scale);
         #[expect(clippy::cast_possible_truncation, reason = "centuries of nanoseconds")]
         let nanos = (wide >> 32) as u64;
         nanos
@@ -449,6 +449,10 @@ impl<C: CycleCounter> Worker<C> {
 
         count_taken(counters, &mut self.batch);
         let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(self.last));
+        if let Some(limits) = &policy.limits {
+            limits.police(&mut self.batch, Nanos(nanos), counters);
+            (work.frames, work.bytes) = (self.batch.len(), self.batch.bytes());
+        }
         let port = unit.port.0;
         let (batch, classifier) = (&mut self.batch, &mut self.classifier);
         work.misses = classifier.classify(batch, port, policy, snapshot, second, nanos, counters);
@@ -559,6 +563,9 @@ fn count_taken(counters: &PortCounters, batch: &mut Batch) {
     counters.rx_batches.add(1);
     counters.rx_frames.add(batch.len() as u64);
     counters.rx_bytes.add(batch.bytes() as u64);
+    if !batch.has_room() {
+        counters.rx_full.add(1);
+    }
     if batch.errors > 0 {
         counters.rx_errors.add(u64::from(batch.errors));
         batch.errors = 0;

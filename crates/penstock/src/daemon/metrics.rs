@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use penstock_control::api::{HostStatus, Named, PortStatus, Stats};
+use penstock_control::api::{HostStatus, LinkStatus, Named, PortStatus, Stats};
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
@@ -46,6 +46,9 @@ enum Source {
     WorkerStalled,
     HeartbeatAge,
     Worker(&'static str),
+    Link(fn(&LinkStatus) -> f64),
+    LinkEntered,
+    LinkPart,
 }
 
 /// A metric.
@@ -182,7 +185,45 @@ fn catalogue() -> Vec<Metric> {
             source: Source::Worker(field),
         });
     }
+    metrics.extend(link_metrics());
     metrics
+}
+
+/// What is said of watched links.
+fn link_metrics() -> Vec<Metric> {
+    let metric = |name: &str, unit, is_gauge, labels, help: &str, source| Metric {
+        name: format!("penstock_link{name}"),
+        unit,
+        is_gauge,
+        labels,
+        help: help.to_owned(),
+        source,
+    };
+    let capacity: fn(&LinkStatus) -> f64 = |link| to_f64(link.capacity_bps);
+    let sent: fn(&LinkStatus) -> f64 = |link| to_f64(link.sent_permille) / 1e3;
+    let load: fn(&LinkStatus) -> f64 = |link| to_f64(link.load_permille) / 1e3;
+    let limited: fn(&LinkStatus) -> f64 = |link| f64::from(u8::from(link.limited));
+    let of_link = [
+        ("_capacity", "bits_per_second", "what the link of an uplink carries", capacity),
+        ("_sent", "ratio", "part of its capacity that the link sent in the last interval", sent),
+        ("_load", "ratio", "the same with what the limits held back", load),
+        (
+            "_limited",
+            "",
+            "1 while the link is the bottleneck and VMs are held to their parts",
+            limited,
+        ),
+    ];
+    let gauges = of_link.map(|(name, unit, help, value)| {
+        metric(name, unit, true, "port", help, Source::Link(value))
+    });
+    let entered = "times the link became the bottleneck";
+    let part = "a VM's part of a link, held while the link is the bottleneck";
+    let rest = [
+        metric("_bottleneck", "times", false, "port", entered, Source::LinkEntered),
+        metric("_part", "bits_per_second", true, "port, vm", part, Source::LinkPart),
+    ];
+    gauges.into_iter().chain(rest).collect()
 }
 
 impl Reading {
@@ -208,7 +249,16 @@ impl Reading {
                 .collect(),
             Source::WorkerStalled => self.workers(|worker| f64::from(u8::from(worker.stalled))),
             Source::HeartbeatAge => self.workers(|worker| to_f64(worker.heartbeat_age_ms) / 1e3),
-            Source::Port(_) | Source::Drops | Source::TxDrops | Source::Worker(_) => Vec::new(),
+            Source::Link(value) => {
+                let links = self.stats.links.iter();
+                links.map(|link| (vec![("port", link.port.clone())], value(link))).collect()
+            }
+            Source::LinkPart => self.stats.links.iter().flat_map(link_parts).collect(),
+            Source::Port(_)
+            | Source::Drops
+            | Source::TxDrops
+            | Source::Worker(_)
+            | Source::LinkEntered => Vec::new(),
         }
     }
 
@@ -243,9 +293,18 @@ impl Reading {
                     (vec![("worker", worker.id.to_string())], counter(&worker.counters, field))
                 })
                 .collect(),
+            Source::LinkEntered => {
+                let links = self.stats.links.iter();
+                links.map(|link| (vec![("port", link.port.clone())], link.entered)).collect()
+            }
             _ => Vec::new(),
         }
     }
+}
+
+fn link_parts(link: &LinkStatus) -> Vec<(Labels, f64)> {
+    let labels = |vm: &str| vec![("port", link.port.clone()), ("vm", vm.to_owned())];
+    link.parts.iter().map(|part| (labels(&part.port), to_f64(part.bps))).collect()
 }
 
 fn port_up(port: &PortStatus) -> (Labels, f64) {

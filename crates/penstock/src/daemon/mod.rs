@@ -25,6 +25,7 @@ use anyhow::{Context as _, Result, bail};
 use penstock_control::api::ChangeReport;
 use penstock_control::config::{self, HostConfig};
 use penstock_control::host::Host;
+use penstock_qos::bottleneck::INTERVAL;
 use penstock_units::Nanos;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -120,6 +121,7 @@ async fn serve(
     if let Some(pages) = pages {
         tasks.spawn(metrics_pages(Arc::clone(&host), pages, stopping.clone()));
     }
+    tasks.spawn(links(Arc::clone(&host), stopping.clone()));
     tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), stopping));
     let status = host.status();
     notifier.send(&format!("READY=1\nSTATUS={} ports", host.ports().len()));
@@ -229,6 +231,24 @@ async fn metrics_pages(
         })
         .await
         .context("metrics address")
+}
+
+/// Looks at the watched links.
+async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<()> {
+    let start = tokio::time::Instant::now();
+    let mut looks = tokio::time::interval(Duration::from_nanos(INTERVAL.0));
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let now = tokio::select! {
+            now = looks.tick() => now,
+            _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+        };
+        let since_start = u64::try_from((now - start).as_nanos()).unwrap_or(u64::MAX);
+        let host = Arc::clone(&host);
+        tokio::task::spawn_blocking(move || host.watch_links(Nanos(since_start)))
+            .await
+            .context("daemon: the watch over links broke")?;
+    }
 }
 
 /// Ticks the host, and tells the service manager that all is well as long as it is.

@@ -1,6 +1,6 @@
 //! Readings as JSON: counters by name, `{"rx_frames": 7}`, in the daemon's order.
 
-use penstock_control::api::{HostStatus, Named, PortStats, Stats, WorkerStatus};
+use penstock_control::api::{HostStatus, LinkStatus, Named, PortStats, Stats, WorkerStatus};
 use serde::{Serialize, Serializer};
 
 /// Counters as an object.
@@ -92,6 +92,7 @@ pub struct Reading<'a> {
     exact: bool,
     ports: Vec<Port<'a>>,
     workers: Vec<Worker<'a>>,
+    links: &'a [LinkStatus],
     violations: &'a [String],
 }
 
@@ -102,6 +103,7 @@ impl<'a> From<&'a Stats> for Reading<'a> {
             exact: from.exact,
             ports: from.ports.iter().map(Into::into).collect(),
             workers: from.workers.iter().map(Into::into).collect(),
+            links: &from.links,
             violations: &from.violations,
         }
     }

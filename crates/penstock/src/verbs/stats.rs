@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use penstock_control::api::{PortStats, Stats};
+use penstock_control::api::{LinkStatus, PortStats, Stats};
 use penstock_dataplane::drop::DropReason;
 
 use super::{json, print, print_json};
@@ -12,7 +12,7 @@ use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::rates::{Rates, counter};
 use crate::table::{
-    Align, Table, bits_per_second, bytes, count, frames_per_second, percent, printable,
+    Align, Table, bits_per_second, bytes, count, frames_per_second, percent, printable, to_f64,
 };
 use crate::wire::v1;
 
@@ -34,6 +34,7 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
         print(&drops_table(&stats.ports))?;
     } else {
         print(&counters_table(&stats.ports))?;
+        print(&links_text(&stats.links))?;
     }
     if !args.check {
         return Ok(ExitCode::SUCCESS);
@@ -87,7 +88,8 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
         if args.json {
             print(&format!("{}\n", serde_json::to_string(&json::Reading::from(&now))?))?;
         } else if let Some(before) = &before {
-            print(&format!("{}\n", rates_table(&Rates::between(before, &now, hz))))?;
+            let rates = rates_table(&Rates::between(before, &now, hz));
+            print(&format!("{rates}{}\n", links_text(&now.links)))?;
         }
         before = Some(now);
     }
@@ -125,6 +127,31 @@ fn counters_table(ports: &[PortStats]) -> String {
         ]);
     }
     table.render()
+}
+
+/// A line for each watched link.
+pub(crate) fn links_text(links: &[LinkStatus]) -> String {
+    let line = |link: &LinkStatus| {
+        let percent = |permille: u64| format!("{}.{} %", permille / 10, permille % 10);
+        let capacity = bits_per_second(to_f64(link.capacity_bps));
+        let mut line = format!(
+            "link {}: sends {} of {capacity}",
+            printable(&link.port),
+            percent(link.sent_permille)
+        );
+        if link.limited {
+            line.push_str(&format!(
+                ", the bottleneck for {:.1} s: VMs are held to their parts, load {}",
+                to_f64(link.since_ms) / 1e3,
+                percent(link.load_permille)
+            ));
+        }
+        if link.entered > 0 {
+            line.push_str(&format!(", {} times so far", link.entered));
+        }
+        line + "\n"
+    };
+    links.iter().map(line).collect()
 }
 
 /// Drops by reason, with what the reason means.
@@ -240,6 +267,24 @@ PORT         RX     RX RATE     TX  TX RATE   DROPS  MOST FOR     CORE  CYCLES/F
 vm1   1.00 Mpps  512 Mbit/s  0 pps  0 bit/s  10 pps  ring-full  13.0 %           130
 worker 0 on core 3: busy 25.0 %, taken away 0.0 %
 "
+        );
+    }
+
+    #[test]
+    fn a_watched_link_has_a_line() {
+        let mut link = LinkStatus {
+            port: "up".into(),
+            capacity_bps: 10_000_000_000,
+            sent_permille: 985,
+            ..LinkStatus::default()
+        };
+        let text = links_text(core::slice::from_ref(&link));
+        assert_eq!(text, "link up: sends 98.5 % of 10.0 Gbit/s\n");
+        (link.limited, link.load_permille, link.since_ms, link.entered) = (true, 1_200, 2_500, 3);
+        assert_eq!(
+            links_text(&[link]),
+            "link up: sends 98.5 % of 10.0 Gbit/s, the bottleneck for 2.5 s: VMs are held to their \
+             parts, load 120.0 %, 3 times so far\n"
         );
     }
 

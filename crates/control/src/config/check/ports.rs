@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 
+use penstock_qos::policer::RATE_MAX;
+use penstock_units::BitsPerSecond;
+
 use super::super::decode::{Draft, Object, Report};
 use super::super::model::{Port, PortKind, Tenant};
 use super::super::network::port_vlans;
@@ -10,6 +13,9 @@ use super::{World, check_count, check_names, check_range, check_socket};
 
 /// Longest interface name: `IFNAMSIZ` has 16 bytes, the last one 0.
 const INTERFACE_BYTES_MAX: usize = 15;
+
+/// The slowest link that is watched.
+const LINK_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_names(&draft.ports, report);
@@ -20,6 +26,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         check_values(object, port, report);
         check_vlans(object, port, world, report);
         check_worker(object, port, draft, report);
+        check_rates(object, port, report);
     }
     check_targets(draft, report);
     check_bindings(draft, world, report);
@@ -38,6 +45,22 @@ fn check_worker(
         let problem = format!("there is no worker {worker}, `cores` in [worker] has {workers}");
         let remedy = format!("write a number from 0 to {}, or add a core", workers - 1);
         report.at(object, "worker", problem, remedy);
+    }
+}
+
+/// That what it is held to is possible, and that only a shared port has a link.
+fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    if let Err(error) = port.checked_police() {
+        report.at(object, error.key, error.problem, error.remedy);
+    }
+    let Some(link) = port.link.map(|link| link.0) else { return };
+    if port.tenant.is_some() {
+        let remedy = "remove it; a VM's rate is `contract` or `police`";
+        report.at(object, "link", "`link` belongs to a shared port", remedy);
+    }
+    if !(LINK_MIN..=RATE_MAX).contains(&link) {
+        let problem = format!("link {link} is out of range");
+        report.at(object, "link", problem, format!("write {LINK_MIN} to {RATE_MAX}"));
     }
 }
 

@@ -1,0 +1,200 @@
+//! From `police`, `contract` and `link` to what the data path polices by.
+
+use penstock_qos::policer::{Limit, Spec, SpecError, default_depth};
+use penstock_units::{BitsPerSecond, PacketsPerSecond};
+
+use super::model::Port;
+use super::release::IngressPolicy;
+use super::share::{ContractRate, Police};
+
+/// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
+const IMIX_BYTES: u64 = 362;
+/// FCS, which no rate of ours counts.
+const FCS_BYTES: u64 = 4;
+/// Frames at once where `burst` is not given.
+const BURST_DEFAULT: u32 = 256;
+
+/// Why a port's limits make no sense: the key, what is wrong, what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PoliceError {
+    pub(super) key: &'static str,
+    pub(super) problem: String,
+    pub(super) remedy: String,
+}
+
+impl PoliceError {
+    fn new(key: &'static str, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { key, problem: problem.into(), remedy: remedy.into() }
+    }
+}
+
+impl From<SpecError> for PoliceError {
+    fn from(error: SpecError) -> Self {
+        let text = error.to_string();
+        let (problem, remedy) = text.split_once("; ").unwrap_or((&text, "correct it"));
+        Self::new("police", problem, remedy)
+    }
+}
+
+/// Three forms and no mixture of them.
+fn limit(police: &Police) -> Result<Limit, PoliceError> {
+    let Police { cir, cbs, ebs, pir, pbs, pps, burst } = police;
+    let odd = |problem: &str, remedy: &str| Err(PoliceError::new("police", problem, remedy));
+    let (cir, pir) = (cir.map(|rate| rate.0), pir.map(|rate| rate.0));
+    match (cir, pps) {
+        (Some(_), Some(_)) => odd("`cir` and `pps` exclude each other", "keep one of them"),
+        (None, None) => odd("neither `cir` nor `pps` is there", "add one, as in cir = \"2G\""),
+        (None, Some(rate)) => {
+            if cbs.or(*ebs).or(*pbs).is_some() || pir.is_some() {
+                return odd("`pps` goes with `burst` alone", "remove the other keys");
+            }
+            Ok(Limit::Packets { rate: rate.0, burst: burst.unwrap_or(BURST_DEFAULT) })
+        }
+        (Some(_), None) if burst.is_some() => odd("`burst` goes with `pps`", "write `cbs`"),
+        (Some(cir), None) => {
+            let cbs = cbs.unwrap_or_else(|| default_depth(cir));
+            match (pir, pbs, ebs) {
+                (None, None, ebs) => Ok(Limit::SingleRate { cir, cbs, ebs: ebs.unwrap_or(0) }),
+                (None, Some(_), _) => odd("`pbs` goes with `pir`", "add `pir`, or write `ebs`"),
+                (Some(_), _, Some(_)) => {
+                    odd("`pir` (RFC 2698) and `ebs` (RFC 2697) exclude each other", "keep one")
+                }
+                (Some(pir), pbs, None) => {
+                    let pbs = pbs.unwrap_or_else(|| default_depth(pir));
+                    Ok(Limit::TwoRate { cir, cbs, pir, pbs })
+                }
+            }
+        }
+    }
+}
+
+impl Port {
+    /// What the port is policed by: `police`, or the contract's rate, if its policy is `bps` or
+    /// `pps`.
+    ///
+    /// # Errors
+    /// There is nothing to police by, or it is impossible.
+    pub(super) fn checked_police(&self) -> Result<Option<Spec>, PoliceError> {
+        let given = self.police.as_ref().map(limit).transpose()?;
+        // A `police` that waits for its policy is looked at all the same.
+        let given = given.map(|limit| Spec::new(limit).map(|_| limit)).transpose()?;
+        let rate = self.contract.as_ref().map(|contract| contract.rate);
+        let limit = match (self.ingress_policy, given, rate) {
+            (IngressPolicy::Bps, Some(Limit::Packets { .. }), _) => {
+                let remedy = "write cir = \"...\", or say ingress_policy = \"pps\"";
+                return Err(PoliceError::new("police", "policy `bps` is given `pps`", remedy));
+            }
+            (IngressPolicy::Pps, Some(Limit::SingleRate { .. } | Limit::TwoRate { .. }), _) => {
+                let remedy = "write pps = \"...\", or say ingress_policy = \"bps\"";
+                return Err(PoliceError::new("police", "policy `pps` is given `cir`", remedy));
+            }
+            (IngressPolicy::Bps | IngressPolicy::Pps, Some(limit), _) => limit,
+            (IngressPolicy::Bps, None, Some(ContractRate::Bits(cir))) => {
+                Limit::SingleRate { cir, cbs: default_depth(cir), ebs: 0 }
+            }
+            (IngressPolicy::Pps, None, Some(ContractRate::Packets(rate))) => {
+                Limit::Packets { rate, burst: BURST_DEFAULT }
+            }
+            (policy @ (IngressPolicy::Bps | IngressPolicy::Pps), None, _) => {
+                let problem = format!("policy `{policy}` has no rate to go by");
+                let remedy = match policy {
+                    IngressPolicy::Pps => "add police = { pps = \"600k\" } or such a contract",
+                    _ => "add police = { cir = \"2G\" } or such a contract",
+                };
+                return Err(PoliceError::new("ingress_policy", problem, remedy));
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Spec::new(limit)?))
+    }
+
+    /// The same for a configuration that was checked.
+    #[must_use]
+    pub fn policed(&self) -> Option<Spec> {
+        self.checked_police().ok().flatten()
+    }
+
+    /// The rate that the port bought, in bits per second of frame bytes: the contract's, else that
+    /// of `police`. Frames per second count by the contract's size.
+    #[must_use]
+    pub fn bought(&self) -> Option<BitsPerSecond> {
+        let of_frames = |rate: PacketsPerSecond, size: Option<u32>| {
+            let bytes = size.map_or(IMIX_BYTES, u64::from).saturating_sub(FCS_BYTES);
+            BitsPerSecond(rate.0.saturating_mul(8 * bytes))
+        };
+        match (&self.contract, &self.police) {
+            (Some(contract), _) => Some(match contract.rate {
+                ContractRate::Bits(rate) => rate,
+                ContractRate::Packets(rate) => of_frames(rate, contract.size),
+            }),
+            (None, Some(Police { cir: Some(rate), .. })) => Some(rate.0),
+            (None, Some(Police { pps: Some(rate), .. })) => Some(of_frames(rate.0, None)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::PortKind;
+    use super::*;
+
+    fn port(toml: &str) -> Port {
+        let text = format!("name = \"vm1\"\ntype = \"tap\"\ninterface = \"t\"\n{toml}");
+        toml_edit::de::from_str(&text).unwrap()
+    }
+
+    fn spec(toml: &str) -> Result<Option<Limit>, String> {
+        let error = |error: PoliceError| format!("{}: {}", error.problem, error.remedy);
+        port(toml).checked_police().map(|spec| spec.map(|spec| spec.limit())).map_err(error)
+    }
+
+    const G: u64 = 1_000_000_000;
+
+    #[test]
+    fn depths_that_are_left_out_are_filled_in() {
+        let cir = BitsPerSecond(2 * G);
+        let got = spec("ingress_policy = \"bps\"\npolice = { cir = \"2G\" }");
+        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 250_000, ebs: 0 })));
+        let got = spec("ingress_policy = \"bps\"\ncontract = { rate = \"2G\" }");
+        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 250_000, ebs: 0 })));
+        let got =
+            spec("ingress_policy = \"bps\"\npolice = { cir = \"2G\", cbs = 9, pir = \"4G\" }");
+        let pir = BitsPerSecond(4 * G);
+        assert_eq!(got, Ok(Some(Limit::TwoRate { cir, cbs: 9, pir, pbs: 500_000 })));
+        let got = spec("ingress_policy = \"pps\"\npolice = { pps = \"600k\" }");
+        let rate = PacketsPerSecond(600_000);
+        assert_eq!(got, Ok(Some(Limit::Packets { rate, burst: 256 })));
+        assert_eq!(spec("police = { cir = \"2G\" }"), Ok(None), "another policy");
+    }
+
+    #[test]
+    fn mixtures_are_refused_with_a_remedy() {
+        for (police, error) in [
+            ("{ cir = \"1G\", pps = \"1k\" }", "`cir` and `pps` exclude each other"),
+            ("{ cbs = 1 }", "neither `cir` nor `pps` is there"),
+            ("{ pps = \"1k\", cbs = 5 }", "`pps` goes with `burst` alone"),
+            ("{ cir = \"1G\", burst = 5 }", "`burst` goes with `pps`"),
+            ("{ cir = \"1G\", pbs = 5 }", "`pbs` goes with `pir`"),
+            ("{ cir = \"1G\", ebs = 5, pir = \"1G\" }", "`pir` (RFC 2698) and `ebs`"),
+            ("{ cir = \"1G\", pir = \"1M\" }", "peak rate 1M is below the committed rate 1G"),
+            ("{ cir = \"1k\" }", "rate 1k is out of range"),
+            ("{ pps = \"1k\" }", "policy `bps` is given `pps`"),
+        ] {
+            let got = spec(&format!("ingress_policy = \"bps\"\npolice = {police}")).unwrap_err();
+            assert!(got.starts_with(error), "{police}: {got}");
+        }
+        let got = spec("ingress_policy = \"pps\"\ncontract = { rate = \"1G\" }").unwrap_err();
+        assert!(got.starts_with("policy `pps` has no rate to go by"), "{got}");
+    }
+
+    #[test]
+    fn what_was_bought_is_the_contract_or_the_police() {
+        let bought = |toml| port(toml).bought().map(|rate| rate.0);
+        assert_eq!(bought("contract = { rate = \"4G\" }\npolice = { cir = \"1G\" }"), Some(4 * G));
+        assert_eq!(bought("police = { cir = \"1G\" }"), Some(G));
+        assert_eq!(bought("contract = { rate = \"1Mpps\", size = 1004 }"), Some(8 * G));
+        assert_eq!(bought(""), None);
+        assert_eq!(Port::new("vm1", PortKind::Tap).bought(), None);
+    }
+}

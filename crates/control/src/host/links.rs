@@ -1,0 +1,119 @@
+//! The NIC-bottleneck handler at work: watched links, ten looks a second.
+//!
+//! **Source.** C2QoS §VII; the rules are in [`penstock_qos::bottleneck`]. **Rule.** Here the
+//! counters are read, the handler asked, and what it says told to the workers by one flag that they
+//! look at before a batch: no snapshot, no request, nothing held. The parts themselves are in the
+//! snapshot all the time ([`crate::snapshot::WatchedLink`]).
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use penstock_dataplane::counters::PortCounterSets;
+use penstock_qos::bottleneck::{Bottleneck, Change, Sent};
+use penstock_units::Nanos;
+
+use super::apply::{Core, lock};
+use crate::api::{LinkPart, LinkStatus};
+use crate::snapshot::WatchedLink;
+
+/// A handler for each watched link.
+#[derive(Debug, Default)]
+pub(super) struct Handlers(Mutex<BTreeMap<String, Handler>>);
+
+#[derive(Debug)]
+struct Handler {
+    bottleneck: Bottleneck,
+    /// When the limits last went in or out.
+    since: Option<Nanos>,
+    looked: Nanos,
+}
+
+impl Handlers {
+    /// Looks at every watched link; `now` is any monotonic time.
+    pub(super) fn look(&self, core: &Core, now: Nanos) {
+        let (links, counters) = {
+            let shared = lock(&core.shared);
+            let links = shared.compiler.links().clone();
+            if links.is_empty() && lock(&self.0).is_empty() {
+                return;
+            }
+            let counters: BTreeMap<String, PortCounterSets> =
+                shared.ports.iter().map(|(name, p)| (name.clone(), p.counters.clone())).collect();
+            (links, counters)
+        };
+        let held_back = counters.values().map(|sets| sets.read().link_held).sum();
+        let mut handlers = lock(&self.0);
+        handlers.retain(|name, _| links.contains_key(name));
+        for (name, link) in &links {
+            let Some(sets) = counters.get(name) else { continue };
+            let sent = Sent { bytes: sets.read().tx_link, held_back };
+            let handler = handlers.entry(name.clone()).or_insert_with(|| Handler::new(link));
+            if handler.bottleneck.capacity() != link.capacity {
+                *handler = Handler::new(link);
+            }
+            handler.look(name, link, sent, now);
+        }
+    }
+
+    /// What is known of each watched link.
+    pub(super) fn status(&self, core: &Core) -> Vec<LinkStatus> {
+        let links = lock(&core.shared).compiler.links().clone();
+        let handlers = lock(&self.0);
+        links.iter().map(|(name, link)| status(name, link, handlers.get(name))).collect()
+    }
+}
+
+impl Handler {
+    fn new(link: &WatchedLink) -> Self {
+        // A flag of a former handler's would stay for ever.
+        link.active.store(false, Ordering::Relaxed);
+        let bottleneck = Bottleneck::new(link.capacity);
+        Self { bottleneck, since: None, looked: Nanos::ZERO }
+    }
+
+    fn look(&mut self, name: &str, link: &WatchedLink, sent: Sent, now: Nanos) {
+        self.looked = now;
+        let Some(change) = self.bottleneck.observe(now, sent) else { return };
+        let limited = change == Change::Enter;
+        link.active.store(limited, Ordering::Relaxed);
+        self.since = Some(now);
+        let load = self.bottleneck.load_permille();
+        let percent = format!("{}.{} %", load / 10, load % 10);
+        let (capacity, vms) = (link.capacity.to_string(), link.parts().count());
+        match change {
+            Change::Enter => tracing::warn!(
+                port = name,
+                capacity,
+                load = percent,
+                vms,
+                "the link is the bottleneck: each VM is held to its part of it"
+            ),
+            Change::Leave => tracing::info!(
+                port = name,
+                capacity,
+                load = percent,
+                vms,
+                "the link has room again: VMs are no longer held to their parts"
+            ),
+        }
+    }
+}
+
+fn status(name: &str, link: &WatchedLink, handler: Option<&Handler>) -> LinkStatus {
+    let parts = link.parts().map(|(port, rate)| LinkPart { port: port.to_owned(), bps: rate.0 });
+    let mut status = LinkStatus {
+        port: name.to_owned(),
+        capacity_bps: link.capacity.0,
+        parts: parts.collect(),
+        ..LinkStatus::default()
+    };
+    if let Some(Handler { bottleneck, since, looked }) = handler {
+        status.limited = bottleneck.is_limited();
+        status.sent_permille = bottleneck.sent_permille();
+        status.load_permille = bottleneck.load_permille();
+        status.entered = bottleneck.entered();
+        status.since_ms = since.map_or(0, |since| looked.saturating_sub(since).0 / 1_000_000);
+    }
+    status
+}

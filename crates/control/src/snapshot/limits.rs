@@ -1,0 +1,139 @@
+//! Who is held to which rate: the policers, which outlive a snapshot.
+//!
+//! **Rule.** A policer stays as long as its numbers do, so that a change elsewhere fills no bucket.
+//! Every VM's port has its part of every link that is watched; the parts are the ports' business
+//! and the link's, so all of a link change together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use penstock_dataplane::police::{Limits, LinkLimit};
+use penstock_qos::bottleneck::{FRAME_OVERHEAD, limits};
+use penstock_qos::policer::{Limit, Policer, RATE_MAX, RATE_MIN, Spec, default_depth};
+use penstock_units::BitsPerSecond;
+
+use crate::config::{HostConfig, Port};
+
+/// A watched link.
+#[derive(Clone, Debug)]
+pub struct WatchedLink {
+    /// What it carries.
+    pub capacity: BitsPerSecond,
+    /// Whether the limits are in; the workers read it.
+    pub active: Arc<AtomicBool>,
+    /// Each VM's part, by port.
+    parts: BTreeMap<String, Arc<Policer>>,
+}
+
+impl WatchedLink {
+    /// Each VM's part, by port: bits per second with what Ethernet adds to each frame.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, BitsPerSecond)> {
+        self.parts.iter().filter_map(|(port, policer)| match policer.spec().limit() {
+            Limit::SingleRate { cir, .. } => Some((port.as_str(), cir)),
+            _ => None,
+        })
+    }
+}
+
+/// All policers of a configuration.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LimitTable {
+    own: BTreeMap<String, Arc<Policer>>,
+    pub(super) links: BTreeMap<String, WatchedLink>,
+}
+
+impl LimitTable {
+    /// The table for `config`; what did not change is taken over.
+    pub(super) fn next(&self, config: &HostConfig) -> Self {
+        let own = config.ports.iter().filter_map(|port| {
+            let policer = kept(self.own.get(&port.name), port.policed()?);
+            Some((port.name.clone(), policer))
+        });
+        let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
+        let links = config.ports.iter().filter_map(|port| {
+            let old = self.links.get(&port.name);
+            Some((port.name.clone(), link(old, port.link?.0, &vms)))
+        });
+        Self { own: own.collect(), links: links.collect() }
+    }
+
+    /// What a port is held to.
+    pub(super) fn of(&self, port: &str) -> Option<Arc<Limits>> {
+        let part = |link: &WatchedLink| {
+            let policer = Arc::clone(link.parts.get(port)?);
+            Some(LinkLimit { active: Arc::clone(&link.active), policer })
+        };
+        let own = self.own.get(port).cloned();
+        let limits = Limits { own, links: self.links.values().filter_map(part).collect() };
+        (!limits.is_none()).then(|| Arc::new(limits))
+    }
+}
+
+fn kept(old: Option<&Arc<Policer>>, spec: Spec) -> Arc<Policer> {
+    let same = old.filter(|old| *old.spec() == spec);
+    same.cloned().unwrap_or_else(|| Arc::new(Policer::new(spec)))
+}
+
+fn link(old: Option<&WatchedLink>, capacity: BitsPerSecond, vms: &[&Port]) -> WatchedLink {
+    let bought: Vec<_> = vms.iter().map(|port| port.bought()).collect();
+    let parts = vms.iter().zip(limits(capacity, &bought)).filter_map(|(port, rate)| {
+        let cir = rate.clamp(RATE_MIN, RATE_MAX);
+        let spec = Spec::new(Limit::SingleRate { cir, cbs: default_depth(cir), ebs: 0 }).ok()?;
+        let old = old.and_then(|old| old.parts.get(&port.name));
+        Some((port.name.clone(), kept(old, spec.per_frame(FRAME_OVERHEAD))))
+    });
+    let active = old.map_or_else(Arc::default, |old| Arc::clone(&old.active));
+    WatchedLink { capacity, active, parts: parts.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{BitsPerSecond as Rate, IngressPolicy, Police, PortKind};
+
+    fn config() -> HostConfig {
+        let vm = |name: &str, cir: u64| Port {
+            tenant: Some("red".into()),
+            police: Some(Police { cir: Some(Rate(BitsPerSecond(cir))), ..Police::default() }),
+            ..Port::new(name, PortKind::Tap)
+        };
+        let link = Some(Rate(BitsPerSecond(1_000_000_000)));
+        let mut config: HostConfig = toml_edit::de::from_str("[host]\nname = \"h\"\n").unwrap();
+        config.ports = vec![
+            Port { link, ..Port::new("up", PortKind::Packet) },
+            vm("vm1", 200_000_000),
+            Port { ingress_policy: IngressPolicy::Bps, ..vm("vm2", 600_000_000) },
+        ];
+        config
+    }
+
+    #[test]
+    fn vms_have_parts_of_the_link_and_the_uplink_has_none() {
+        let table = LimitTable::default().next(&config());
+        let parts: Vec<_> = table.links["up"].parts().map(|(p, rate)| (p, rate.0)).collect();
+        assert_eq!(parts, [("vm1", 247_500_000), ("vm2", 742_500_000)]);
+        assert!(table.of("up").is_none());
+        let limits = |port: &str| table.of(port).map(|l| (l.own.is_some(), l.links.len()));
+        assert_eq!((limits("vm1"), limits("vm2")), (Some((false, 1)), Some((true, 1))));
+    }
+
+    #[test]
+    fn what_did_not_change_is_taken_over_with_its_level() {
+        let (before, mut config) = (LimitTable::default().next(&config()), config());
+        config.ports[2].priority = crate::config::Priority::default();
+        let after = before.next(&config);
+        let of = |table: &LimitTable, port: &str| table.of(port).unwrap();
+        let (old, new) = (of(&before, "vm2"), of(&after, "vm2"));
+        assert!(Arc::ptr_eq(old.own.as_ref().unwrap(), new.own.as_ref().unwrap()));
+        assert!(Arc::ptr_eq(&old.links[0].policer, &new.links[0].policer));
+        let cir = Some(Rate(BitsPerSecond(300_000_000)));
+        config.ports[2].police = Some(Police { cir, ..Police::default() });
+        let changed = of(&after.next(&config), "vm2");
+        assert!(!Arc::ptr_eq(new.own.as_ref().unwrap(), changed.own.as_ref().unwrap()));
+        assert!(
+            Arc::ptr_eq(&new.links[0].active, &changed.links[0].active),
+            "the link is the same"
+        );
+    }
+}

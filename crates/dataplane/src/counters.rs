@@ -124,11 +124,11 @@ counters! {
         rule_lookups: "frames", "frames that went through the rules' tuple-space search";
         slow_path: "frames", "frames that took the slow path: learning or flooding";
         learned: "addresses", "MAC addresses learned or moved to this port";
-        police_green: "frames", "frames from this port that its policer found within what is committed";
+        police_green: "frames", "frames that the port's policer found within what is committed";
         police_yellow: "frames", "frames above that, within the excess or the peak: they pass";
         police_red: "frames", "frames above all, dropped as `policed`";
         link_held: "bytes", "bytes on the link of its frames that were dropped as `link-limit`";
-        tx_link: "bytes", "bytes that frames delivered to a port with `link` take on it, with what Ethernet adds to each";
+        tx_link: "bytes", "bytes of frames delivered as they are on a watched link";
         cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
         stolen: "cycles", "TSC cycles of its batches during which the core was taken away";
         sampled_frames: "frames", "frames in the batches whose inner edges were timed";

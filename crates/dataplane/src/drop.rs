@@ -42,7 +42,7 @@ reasons! {
     ReservedMac = "reserved-mac", "link-local group address (802.1D): never forwarded by a bridge";
     Policed = "policed", "above the port's rate (`police`); buy more or send less";
     LinkLimit =
-        "link-limit", "above the port's part of an uplink that is full; it ends when the link has room";
+        "link-limit", "above the port's part of an uplink that is full; until it has room again";
     Rule = "rule", "a rule says drop";
     NoDestination = "no-destination", "nobody else is in the tenant's network";
     SamePort = "same-port", "the destination lives behind the port the frame came from";

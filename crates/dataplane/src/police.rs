@@ -182,12 +182,12 @@ mod tests {
         let own = policer(Limit::SingleRate { cir: CIR, cbs: 2_000, ebs: 300 });
         let limits = Limits { own: Some(own), links: Vec::new() };
         let counters = PortCounters::default();
-        let mut frames = batch(&[1_500, 600, 300, 200, 100]);
+        let mut frames = batch(&[1_500, 250, 300, 600, 200, 100]);
         limits.police(&mut frames, Nanos(0), &counters);
-        assert_eq!(lens(&frames), [1_500, 300, 200, 100], "600 is in neither bucket");
+        assert_eq!(lens(&frames), [1_500, 250, 300, 200], "neither bucket pays for 600 and 100");
         let read = counters.read();
-        assert_eq!((read.police_green, read.police_yellow, read.police_red), (3, 1, 1));
-        assert_eq!((read.drops[DropReason::Policed as usize], read.link_held), (1, 0));
+        assert_eq!((read.police_green, read.police_yellow, read.police_red), (3, 1, 2));
+        assert_eq!((read.drops[DropReason::Policed as usize], read.link_held), (2, 0));
         let mut frames = batch(&[1_000]);
         limits.police(&mut frames, Nanos(2_000_000), &counters);
         assert_eq!((lens(&frames), counters.read().police_green), (vec![1_000], 4));

@@ -36,7 +36,7 @@ fn run(policer: &Policer, stream: &[(u64, Size)]) -> Vec<Arrival> {
     stream.iter().map(&mut mark).collect()
 }
 
-/// In units of 1/8e9 byte: no window passes more than the depth (or one frame) and the rate's worth.
+/// In 1/8e9 byte: no window passes more than the depth (or one frame) and the rate's worth.
 fn within(
     arrivals: &[Arrival],
     rate: u64,

@@ -145,6 +145,19 @@ fn an_idle_port_costs_little_memory_and_is_not_polled() {
     bed.daemon.ask("stats --check").ok();
 }
 
+/// What guests share with it is `RssShmem`; all else is the daemon's own, its program included.
+#[test]
+fn a_daemon_with_four_connected_ports_is_small() {
+    let Some(bed) = Bed::start(ACTIVE + 4) else { return };
+    let drivers = bed.idle_drivers();
+    bed.await_rest(drivers.len());
+    let report = bed.load(0.3);
+    assert!(report.vms.iter().all(|vm| vm.rx_bad == 0), "{report:?}");
+    let own = bed.memory("RssAnon") + bed.memory("RssFile");
+    assert!(own <= DAEMON_BYTES_MAX, "{} KiB with {} ports in use", own / KIB, ACTIVE + 4);
+    println!("{} KiB of its own with {} connected ports", own / KIB, ACTIVE + 4);
+}
+
 #[test]
 #[ignore = "takes a minute and an idle machine"]
 fn active_ports_among_a_thousand() {

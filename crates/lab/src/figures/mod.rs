@@ -63,6 +63,8 @@ pub mod stats;
 
 mod c2qos_fig5;
 mod c2qos_fig6;
+mod c2qos_fig7;
+mod core_loop;
 
 pub use claim::Claim;
 pub use experiment::{Context, Experiment, LiveArgs, Mode};
@@ -71,7 +73,8 @@ pub use picture::{Axis, Panel, Picture};
 pub use run::RunArgs;
 
 /// All of them, in the order in which they are listed.
-pub const EXPERIMENTS: &[Experiment] = &[c2qos_fig5::EXPERIMENT, c2qos_fig6::EXPERIMENT];
+pub const EXPERIMENTS: &[Experiment] =
+    &[c2qos_fig5::EXPERIMENT, c2qos_fig6::EXPERIMENT, c2qos_fig7::EXPERIMENT];
 
 /// The experiment called `name`.
 ///

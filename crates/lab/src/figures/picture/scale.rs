@@ -33,9 +33,9 @@ impl Scale {
             low = low.min(0.0);
             // A step of air above, to the next half tick.
             let step = nice_step(high - low) / 2.0;
-            high = (high / step * 0.999_999).ceil() * step;
+            high = (high / step * 0.999).ceil() * step;
             if low < 0.0 {
-                low = (low / step * 0.999_999).floor() * step;
+                low = (low / step * 0.999).floor() * step;
             }
         }
         let from = axis.from.unwrap_or(low);

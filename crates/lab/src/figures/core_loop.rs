@@ -1,0 +1,139 @@
+//! One I/O core with C2TB and HBS on it, and batches that cost cycles instead of moving frames.
+//!
+//! **Problem.** What the buckets hand out, and what they cost, is a matter of batches; frames only
+//! make it slower to find out. **Rule.** Buckets and schedule are those of the data path
+//! ([`penstock_qos`]), called in the order in which the worker calls them: refill when the
+//! interval has passed, release who has tokens again, pick, run, charge, hold who is in debt. Time
+//! is the core's cycles, and passes by what batches cost; a core on which nobody may run waits for the
+//! next refill.
+
+use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth};
+use penstock_qos::hbs::{BatchScheduler, Readiness};
+use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
+
+/// What a VM bought.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bought {
+    pub entitlement: CyclesPerSecond,
+    pub weight: Weight,
+    pub mode: Mode,
+    pub class: Priority,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct CoreLoop {
+    core: TscRate,
+    interval: u64,
+    buckets: BucketSet,
+    schedule: BatchScheduler,
+    vms: Vec<Vm>,
+    now: u64,
+    refilled: u64,
+    refills: u64,
+    batches: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Vm {
+    /// Frames are always waiting.
+    awake: bool,
+    charged: u64,
+}
+
+impl CoreLoop {
+    /// A core of which `capacity` may be spent, refilled every `refill_us`.
+    pub fn new(core: TscRate, capacity: CyclesPerSecond, refill_us: u64, vms: usize) -> Self {
+        Self {
+            core,
+            interval: core.hz() * refill_us / 1_000_000,
+            buckets: BucketSet::new(vms, core, capacity),
+            schedule: BatchScheduler::new(vms, Readiness::Pending),
+            vms: Vec::with_capacity(vms),
+            now: 0,
+            refilled: 0,
+            refills: 0,
+            batches: 0,
+        }
+    }
+
+    /// Adds a VM, in the next slot.
+    pub fn add(&mut self, bought: &Bought, awake: bool) {
+        let slot = self.vms.len();
+        let depth = default_depth(bought.entitlement, self.core);
+        let (entitlement, weight, mode) = (bought.entitlement, bought.weight, bought.mode);
+        self.buckets.join(slot, &Terms { entitlement, weight, mode, depth }, 0);
+        self.schedule.add(slot, bought.class);
+        self.vms.push(Vm { awake, charged: 0 });
+    }
+
+    /// Whether frames wait at `slot` from here on.
+    pub fn wake(&mut self, slot: usize, awake: bool) {
+        self.vms[slot].awake = awake;
+    }
+
+    /// Cycles that passed.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Batches that ran.
+    pub fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// Refills so far.
+    pub fn refills(&self) -> u64 {
+        self.refills
+    }
+
+    /// What `slot` was charged so far.
+    pub fn charged(&self, slot: usize) -> u64 {
+        self.vms[slot].charged
+    }
+
+    /// Where all cycles went.
+    pub fn ledger(&self) -> Ledger {
+        self.buckets.ledger()
+    }
+
+    /// One turn of the worker; a batch of `slot` costs `cost(slot)`.
+    #[inline]
+    pub fn turn(&mut self, mut cost: impl FnMut(usize) -> u64) {
+        if self.now - self.refilled >= self.interval {
+            self.refill();
+        }
+        self.schedule.begin();
+        while let Some(candidate) = self.schedule.next_look() {
+            let slot = candidate.slot;
+            if !self.buckets.may_run(slot) {
+                self.schedule.hold(slot);
+                continue;
+            }
+            if !self.vms[slot].awake {
+                self.buckets.note_waiting(slot, false);
+                continue;
+            }
+            let cost = cost(slot);
+            self.now += cost;
+            self.batches += 1;
+            self.vms[slot].charged += cost;
+            self.schedule.ran(slot);
+            if !self.buckets.charge(slot, Cycles(cost), true) {
+                self.schedule.hold(slot);
+            }
+            return;
+        }
+        self.now = self.now.max(self.refilled + self.interval);
+    }
+
+    fn refill(&mut self) {
+        self.buckets.refill(Cycles(self.now - self.refilled));
+        self.refilled = self.now;
+        self.refills += 1;
+        if self.schedule.waiting() > 0 {
+            let buckets = &self.buckets;
+            self.schedule.release(|slot| buckets.may_run(slot));
+        }
+    }
+}

@@ -233,7 +233,7 @@ vlan = 100
 ingress_policy = "fast"
 "#,
         &["7:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown in release \
-                 0.1.0; write one of none, bps, pps"],
+                 0.1.0; write one of none, cycles-strict, cycles-minmax, bps, pps"],
     ),
     (
         r#"[[port]]
@@ -585,10 +585,10 @@ control_cores = [0, 9]
     (
         r#"[worker]
 idle_backoff_us = 5000
-schedule = "hbs"
+schedule = "lottery"
 "#,
-        &["3:12: [worker]: `schedule`: \"hbs\" is not in release 0.1.0; write \
-                 \"round-robin\", the only one now"],
+        &["3:12: [worker]: `schedule`: \"lottery\" is unknown in release 0.1.0; write one of \
+                 round-robin, hbs"],
     ),
     (
         r#"[worker]

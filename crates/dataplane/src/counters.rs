@@ -159,6 +159,9 @@ counters! {
         resting: "queues", "queue pairs at rest now: not polled until their driver kicks";
         wakes: "wakes", "times a queue pair at rest was polled again";
         kicks: "kicks", "kicks of drivers that reached the worker";
+        refills: "refills", "refills of the cycle buckets";
+        cycles_generated: "cycles", "TSC cycles generated for ports with a cycle bucket";
+        cycles_discarded: "cycles", "TSC cycles of these that found every min-max bucket full";
         heartbeat: "cycles", "TSC value at the last loop turn";
     }
     arrays {}

@@ -10,7 +10,6 @@ use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::worker::{
     Arrival, Mesh, QUEUES_MAX, Reply, Request, Turn, Worker, WorkerConfig,
@@ -48,11 +47,11 @@ impl Bed {
                 id: WorkerId(id),
                 core: None,
                 idle_backoff: Nanos::ZERO,
-                schedule: ScheduleKind::RoundRobin,
                 fdb_entries: 256,
                 seed: 1,
                 tsc: TscRate::from_hz(1_000_000_000),
                 max_ports: 8,
+                ..WorkerConfig::default()
             };
             Worker::new(&config, Ticking::default(), None).with_peers(peers)
         };

@@ -104,6 +104,8 @@ pub struct BatchScheduler {
     nodes: Box<[Node]>,
     queues: [Queue; CLASSES + 1],
     readiness: Readiness,
+    /// Units there.
+    len: u32,
     /// Classes with a ready unit, bit 0 for class 1.
     occupied: u8,
     /// Of the decision under way: the class, and units of it still to look at.
@@ -135,6 +137,7 @@ impl BatchScheduler {
             nodes: vec![node; slots].into_boxed_slice(),
             queues: [Queue { head: NIL, tail: NIL, len: 0 }; CLASSES + 1],
             readiness,
+            len: 0,
             occupied: 0,
             class: 0,
             left: 0,
@@ -315,7 +318,7 @@ impl BatchScheduler {
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ready() as usize + self.waiting()
+        self.len as usize
     }
 
     /// Whether there is none.
@@ -332,7 +335,7 @@ impl BatchScheduler {
     }
 
     fn ready(&self) -> u32 {
-        self.queues[..CLASSES].iter().map(|queue| queue.len).sum()
+        self.len - self.queues[usize::from(WAITING)].len
     }
 
     /// The class that a unit runs in now, and whether it is ready; `None`: it is not there.
@@ -373,6 +376,7 @@ impl BatchScheduler {
         let queue = &mut self.queues[usize::from(number)];
         let tail = core::mem::replace(&mut queue.tail, at);
         queue.len += 1;
+        self.len += 1;
         match self.nodes.get_mut(tail as usize) {
             Some(last) => last.next = at,
             None => queue.head = at,
@@ -388,6 +392,7 @@ impl BatchScheduler {
         let Node { next, previous, queue: number, .. } = self.nodes[slot];
         let queue = &mut self.queues[usize::from(number)];
         queue.len -= 1;
+        self.len -= 1;
         if number < WAITING && queue.len == 0 {
             self.occupied &= !(1 << number);
         }

@@ -21,4 +21,4 @@ pub use frames::udp_frame;
 pub use rng::Rng;
 pub use sink::{SinkSpec, SinkStats};
 pub use source::{SourceSpec, SourceStats};
-pub use world::{PortHandle, World, WorldError};
+pub use world::{PortHandle, World, WorldConfig, WorldError};

@@ -9,10 +9,12 @@ use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use penstock_dataplane::schedule::{ScheduleKind, Unit};
+use penstock_dataplane::schedule::{PortQos, Readiness, ScheduleKind, Unit};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig, bell_of};
-use penstock_units::{Cycles, MacAddr, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_units::{
+    Cycles, CyclesPerSecond, MacAddr, Nanos, PortId, QueueId, TscRate, Vid, WorkerId,
+};
 
 use crate::cost::{CostTable, SimCounter};
 use crate::events::EventQueue;
@@ -24,6 +26,33 @@ use crate::source::{SourceSpec, SourceStats};
 /// A VM of the world, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortHandle(u16);
+
+/// How a world's workers are set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorldConfig {
+    /// How many; at least one.
+    pub workers: u16,
+    /// Whose turn it is.
+    pub schedule: ScheduleKind,
+    /// How `hbs` treats VMs without frames.
+    pub readiness: Readiness,
+    /// Between two refills of the cycle buckets.
+    pub refill: Nanos,
+    /// Cycles per second that each may spend on VMs with a bucket; `None`: the whole core.
+    pub capacity: Option<CyclesPerSecond>,
+}
+
+impl Default for WorldConfig {
+    fn default() -> Self {
+        Self {
+            workers: 1,
+            schedule: ScheduleKind::RoundRobin,
+            readiness: Readiness::Pending,
+            refill: Nanos::from_micros(50),
+            capacity: None,
+        }
+    }
+}
 
 /// The world cannot be built so.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,15 +119,38 @@ impl World {
         max_ports: usize,
         seed: u64,
     ) -> Self {
+        Self::with_config(
+            &WorldConfig { workers, ..WorldConfig::default() },
+            rate,
+            costs,
+            max_ports,
+            seed,
+        )
+    }
+
+    /// The same with workers that are set up as `config` says.
+    #[must_use]
+    pub fn with_config(
+        config: &WorldConfig,
+        rate: TscRate,
+        costs: CostTable,
+        max_ports: usize,
+        seed: u64,
+    ) -> Self {
+        let workers = config.workers;
         let config = |id| WorkerConfig {
+            schedule: config.schedule,
+            readiness: config.readiness,
+            refill: config.refill,
+            capacity: config.capacity,
             id,
             core: None,
             idle_backoff: Nanos::ZERO,
-            schedule: ScheduleKind::RoundRobin,
             fdb_entries: 8192,
             seed,
             tsc: rate,
             max_ports,
+            ..WorkerConfig::default()
         };
         let core = |(id, peers)| {
             let counter = SimCounter::new(costs);
@@ -187,6 +239,21 @@ impl World {
         self.vms[usize::from(vm.0)].source = Some((spec, SourceStats::default(), rng));
     }
 
+    /// What a VM buys, from now on.
+    pub fn set_qos(&mut self, vm: PortHandle, qos: PortQos) {
+        if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
+            let policy = Arc::make_mut(policy);
+            policy.qos = qos;
+        }
+        self.swap();
+    }
+
+    /// A VM's tokens, on all workers together.
+    #[must_use]
+    pub fn tokens(&self, vm: PortHandle) -> i64 {
+        self.cores.iter().map(|core| core.worker.tokens(PortId(vm.0))).sum()
+    }
+
     fn swap(&mut self) {
         self.generation += 1;
         let (policies, domains) = (self.policies.clone(), self.domains.clone());
@@ -245,6 +312,9 @@ impl World {
         // The counter's rounding must not leave us a nanosecond short of it.
         let cycles = self.rate.to_cycles(next).0;
         let to = Cycles(cycles.saturating_add(self.rate.hz() / 1_000_000_000 + 1));
+        // A refill may let somebody go on.
+        let refill = self.cores.iter().filter_map(|core| core.worker.next_due()).min();
+        let to = refill.map_or(to, |refill| refill.min(to));
         self.cores.iter().for_each(|core| core.counter.advance_to(to));
     }
 

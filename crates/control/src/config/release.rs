@@ -20,7 +20,12 @@ fn refuse(value: &str, later: &[&str], now: &[&str]) -> String {
 
 /// Names of a choice: those of this release, and those that are known to come.
 macro_rules! choice {
-    ($name:ident, $text:literal, now [$($now:literal => $variant:ident),*], later $later:expr) => {
+    (
+        $name:ident,
+        $text:literal,
+        now [$($now:literal => $variant:ident),*],
+        later [$($later:literal),*]
+    ) => {
         impl $name {
             /// The names of this release.
             const NOW: &[(&'static str, Self)] = &[$(($now, Self::$variant)),*];
@@ -39,7 +44,7 @@ macro_rules! choice {
             fn from_str(text: &str) -> Result<Self, String> {
                 let found = Self::NOW.iter().find(|(name, _)| *name == text);
                 let names: Vec<&str> = Self::NOW.iter().map(|(name, _)| *name).collect();
-                found.map(|(_, value)| *value).ok_or_else(|| refuse(text, &$later, &names))
+                found.map(|(_, value)| *value).ok_or_else(|| refuse(text, &[$($later),*], &names))
             }
         }
 
@@ -53,9 +58,11 @@ pub enum Schedule {
     /// One batch each in turn.
     #[default]
     RoundRobin,
+    /// By class, strictly; within a class in turn.
+    Hbs,
 }
 
-choice!(Schedule, "Schedule", now ["round-robin" => RoundRobin], later ["hbs"]);
+choice!(Schedule, "Schedule", now ["round-robin" => RoundRobin, "hbs" => Hbs], later []);
 
 /// How the batch scheduler treats a port from which nothing comes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,9 +70,16 @@ pub enum Readiness {
     /// It is passed over; a look at its ring is enough.
     #[default]
     Pending,
+    /// It falls class by class, and is back in its own when it sends.
+    Demotion,
 }
 
-choice!(Readiness, "Readiness", now ["pending" => Pending], later ["demotion"]);
+choice!(
+    Readiness,
+    "Readiness",
+    now ["pending" => Pending, "demotion" => Demotion],
+    later []
+);
 
 /// What bounds the frames a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -77,13 +91,18 @@ pub enum IngressPolicy {
     Bps,
     /// Frames per second; what is above is dropped.
     Pps,
+    /// The cycles it bought.
+    CyclesStrict,
+    /// The cycles it bought, and by weight what others leave.
+    CyclesMinmax,
 }
 
 choice!(
     IngressPolicy,
     "IngressPolicy",
-    now ["none" => None, "bps" => Bps, "pps" => Pps],
-    later ["cycles-strict", "cycles-minmax"]
+    now ["none" => None, "cycles-strict" => CyclesStrict, "cycles-minmax" => CyclesMinmax,
+         "bps" => Bps, "pps" => Pps],
+    later []
 );
 
 /// How frames towards a port are ordered.

@@ -13,13 +13,15 @@ use penstock_dataplane::port::packet::{Packet, PacketConfig};
 use penstock_dataplane::port::tap::{Tap, TapConfig};
 use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
 use penstock_dataplane::port::{AttachStatus, PortQueue};
-use penstock_dataplane::schedule::ScheduleKind;
+use penstock_dataplane::schedule::{self, ScheduleKind};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{FdbChunk, WorkerConfig, WorkerError, Workers};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
 use super::switch::{AttachError, Link, Switch, home};
-use crate::config::{Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, SocketMode};
+use crate::config::{
+    self, Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, SocketMode,
+};
 
 /// See the module's text.
 pub(super) struct LiveSwitch {
@@ -43,7 +45,14 @@ impl LiveSwitch {
             idle_backoff: Nanos::from_micros(config.worker.idle_backoff_us.into()),
             schedule: match config.worker.schedule {
                 Schedule::RoundRobin => ScheduleKind::RoundRobin,
+                Schedule::Hbs => ScheduleKind::Hbs,
             },
+            readiness: match config.worker.readiness {
+                config::Readiness::Pending => schedule::Readiness::Pending,
+                config::Readiness::Demotion => schedule::Readiness::Demotion,
+            },
+            refill: Nanos::from_micros(config.worker.refill_us.into()),
+            capacity: config.worker.capacity.map(|capacity| capacity.0),
             fdb_entries: usize::try_from(config.forwarding.fdb_entries).unwrap_or(usize::MAX),
             // Std seeds this from the kernel's random numbers, once a process.
             seed: RandomState::new().build_hasher().finish(),

@@ -211,10 +211,13 @@ impl World<'_> {
                 IngressPolicy::None => schedule::IngressPolicy::None,
                 IngressPolicy::Bps => schedule::IngressPolicy::Bps,
                 IngressPolicy::Pps => schedule::IngressPolicy::Pps,
+                IngressPolicy::CyclesStrict => schedule::IngressPolicy::CyclesStrict,
+                IngressPolicy::CyclesMinmax => schedule::IngressPolicy::CyclesMinmax,
             },
             entitlement: port.cycles.map_or_else(CyclesPerSecond::default, |cycles| cycles.0),
             weight: port.weight.0,
             priority: port.priority.0,
+            depth: None,
         };
         policy.limits = self.limits.of(&port.name);
         policy.watched = port.link.is_some();

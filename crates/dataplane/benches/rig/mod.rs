@@ -20,7 +20,6 @@ use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
-use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::tsc::{CycleCounter, Tsc, VirtualCounter};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, Nanos, PortId, TscRate, Vid, WorkerId};
@@ -240,11 +239,11 @@ impl Switch {
             id: WorkerId(0),
             core: None,
             idle_backoff: Nanos::ZERO,
-            schedule: ScheduleKind::RoundRobin,
             fdb_entries: 1024,
             seed: 7,
             tsc: TscRate::from_hz(2_000_000_000),
             max_ports: 2,
+            ..WorkerConfig::default()
         };
         let mut worker = Worker::new(&config, VirtualCounter::default(), None);
         let ipv4 = Match { ethertype: Some(0x0800), ..Match::default() };

@@ -1,6 +1,6 @@
 //! What a port bought and in which class it runs: the part of the snapshot that scheduling reads.
 
-use penstock_units::{CyclesPerSecond, Priority, Weight};
+use penstock_units::{Cycles, CyclesPerSecond, Priority, Weight};
 
 /// What bounds the frames a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,4 +49,6 @@ pub struct PortQos {
     pub weight: Weight,
     /// Its latency class.
     pub priority: Priority,
+    /// Most cycles its bucket keeps; `None`: [`penstock_qos::c2tb::default_depth`].
+    pub depth: Option<Cycles>,
 }

@@ -4,7 +4,7 @@
 //! (C2QoS §II). **Rule.** Units in the order they joined; one batch each; cost is ignored.
 //! **Cost.** O(1) a decision.
 
-use penstock_units::{Cycles, PortId};
+use penstock_units::{PortId, Priority};
 
 use super::{Schedule, Unit};
 
@@ -24,7 +24,7 @@ impl RoundRobin {
 }
 
 impl Schedule for RoundRobin {
-    fn add(&mut self, unit: Unit) {
+    fn add(&mut self, unit: Unit, _class: Priority) {
         self.units.push(unit);
     }
 
@@ -56,11 +56,10 @@ impl Schedule for RoundRobin {
         Some((unit, wraps))
     }
 
+    #[inline]
     fn len(&self) -> usize {
         self.units.len()
     }
-
-    fn charge(&mut self, _unit: Unit, _cost: Cycles) {}
 }
 
 #[cfg(test)]
@@ -73,7 +72,7 @@ mod tests {
         let unit = |port| Unit { port: PortId(port), queue: QueueId(0) };
         let mut rr = RoundRobin::with_capacity(4);
         assert_eq!(rr.next(), None);
-        (1..=3).for_each(|p| rr.add(unit(p)));
+        (1..=3).for_each(|p| rr.add(unit(p), Priority::LAST));
         let seen = |rr: &mut RoundRobin, n: usize| -> Vec<(u16, bool)> {
             (0..n).filter_map(|_| rr.next()).map(|(u, end)| (u.port.0, end)).collect()
         };
@@ -86,14 +85,14 @@ mod tests {
     fn who_leaves_for_a_while_costs_nobody_a_turn() {
         let unit = |port| Unit { port: PortId(port), queue: QueueId(0) };
         let mut rr = RoundRobin::with_capacity(4);
-        (1..=4).for_each(|p| rr.add(unit(p)));
+        (1..=4).for_each(|p| rr.add(unit(p), Priority::LAST));
         let next = |rr: &mut RoundRobin| rr.next().map(|(u, end)| (u.port.0, end));
         assert_eq!((next(&mut rr), next(&mut rr)), (Some((1, false)), Some((2, false))));
         rr.leave(unit(1));
         assert_eq!(next(&mut rr), Some((3, false)), "an earlier one left");
         rr.leave(unit(4));
         assert_eq!(next(&mut rr), Some((2, false)), "the one whose turn it was left");
-        rr.add(unit(4));
+        rr.add(unit(4), Priority::LAST);
         rr.leave(unit(9));
         assert_eq!((next(&mut rr), next(&mut rr)), (Some((3, false)), Some((4, true))));
         (2..=4).for_each(|p| rr.leave(unit(p)));

@@ -8,7 +8,7 @@ use super::absent::Absent;
 use super::{QUEUES_MAX, Worker};
 use crate::counters::PortCounters;
 use crate::port::PortQueue;
-use crate::schedule::Unit;
+use crate::schedule::{Schedule, Unit};
 use crate::tsc::CycleCounter;
 
 /// A queue pair on its way to a worker.
@@ -108,6 +108,7 @@ impl<C: CycleCounter> Worker<C> {
         let pair = core::mem::replace(&mut slot.queues[queue.index()], Box::new(Absent));
         if slot.owned == 0 {
             slot.queues.clear();
+            self.meter.leave(port);
         }
         Some(pair)
     }
@@ -116,6 +117,7 @@ impl<C: CycleCounter> Worker<C> {
     pub fn detach(&mut self, port: PortId) -> Vec<Box<dyn PortQueue>> {
         self.notify();
         self.schedule.remove(port);
+        self.meter.leave(port);
         self.resting.remove_port(port);
         self.counters.resting.set(self.resting.len() as u64);
         self.classifier.forget_port(port.0);
@@ -142,7 +144,9 @@ impl<C: CycleCounter> Worker<C> {
         let unit = Unit { port, queue };
         self.ports[port.index()].owned |= 1 << queue.index();
         self.resting.note_busy(unit, self.last);
-        self.schedule.add(unit);
+        let class = self.class(port);
+        self.schedule.add(unit, class);
+        self.schedule_port(port, 0);
         let peers = &self.egress.peers;
         peers.directory().set_owner(port, queue, Some(peers.id()));
         self.tell_ready(port, queue);

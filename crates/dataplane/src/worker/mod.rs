@@ -13,6 +13,7 @@ mod handle;
 mod handover;
 mod interrupter;
 mod membership;
+mod meter;
 mod peers;
 mod positions;
 mod request;
@@ -40,16 +41,17 @@ pub use workers::Workers;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::Arc;
 
-use penstock_units::{Cycles, Nanos, PortId, QueueId, TscRate, WorkerId};
+use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority, TscRate, WorkerId};
 
 use crate::batch::Batch;
 use crate::classify::{Classifier, ClassifierConfig, Snapshot};
 use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
-use crate::schedule::{Schedule, ScheduleKind, Unit, build};
+use crate::schedule::{Discipline, PortQos, Readiness, Schedule, ScheduleKind, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
 use handover::Found;
+use meter::Meter;
 use resting::{Resting, unit_of};
 use stolen::StolenTime;
 
@@ -59,6 +61,8 @@ pub const SAMPLE_EVERY: u32 = 64;
 pub const QUEUES_MAX: usize = 8;
 /// Batches after which notifications go out even if the sweep is not over.
 const NOTIFY_EVERY: u32 = 8;
+/// Looks a refill at those who had no turn.
+const GLANCES: u32 = 4;
 
 /// What a worker is started with.
 #[derive(Clone, Debug)]
@@ -71,6 +75,12 @@ pub struct WorkerConfig {
     pub idle_backoff: Nanos,
     /// Scheduling discipline.
     pub schedule: ScheduleKind,
+    /// How `hbs` treats queue pairs without frames.
+    pub readiness: Readiness,
+    /// Between two refills of the cycle buckets.
+    pub refill: Nanos,
+    /// Cycles per second that may be spent on ports with a bucket; `None`: the whole core.
+    pub capacity: Option<CyclesPerSecond>,
     /// Entries of the MAC table.
     pub fdb_entries: usize,
     /// Seed of the hashes that tenants' packets are put through; random per start.
@@ -79,6 +89,25 @@ pub struct WorkerConfig {
     pub tsc: TscRate,
     /// Most ports.
     pub max_ports: usize,
+}
+
+impl Default for WorkerConfig {
+    /// Worker 0 of a core of 1 GHz, for 64 ports.
+    fn default() -> Self {
+        Self {
+            id: WorkerId(0),
+            core: None,
+            idle_backoff: Nanos::ZERO,
+            schedule: ScheduleKind::RoundRobin,
+            readiness: Readiness::Pending,
+            refill: Nanos::from_micros(50),
+            capacity: None,
+            fdb_entries: 8192,
+            seed: 0,
+            tsc: TscRate::from_hz(1_000_000_000),
+            max_ports: 64,
+        }
+    }
 }
 
 /// A port as the worker holds it.
@@ -107,7 +136,8 @@ pub struct Worker<C> {
     ports: Vec<PortSlot>,
     /// The ports' counters, apart from the ports so that a batch needs no reference count.
     port_counters: Vec<Option<Arc<PortCounters>>>,
-    schedule: Box<dyn Schedule>,
+    schedule: Discipline,
+    meter: Meter,
     resting: Resting,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
@@ -121,12 +151,6 @@ pub struct Worker<C> {
     until_notify: u32,
     /// Whether the next turn begins with what other workers handed over.
     takes_over: bool,
-}
-
-impl core::fmt::Debug for dyn Schedule {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Schedule").field("units", &self.len()).finish()
-    }
 }
 
 /// Cycle counter readings as time, without a division per batch.
@@ -196,7 +220,12 @@ impl<C: CycleCounter> Worker<C> {
             clock: Clock::new(now, config.tsc),
             ports: core::iter::repeat_with(PortSlot::default).take(config.max_ports).collect(),
             port_counters: vec![None; config.max_ports],
-            schedule: build(config.schedule, config.max_ports * QUEUES_MAX),
+            schedule: Discipline::new(
+                config.schedule,
+                config.readiness,
+                config.max_ports * QUEUES_MAX,
+            ),
+            meter: Meter::new(config.max_ports, config.tsc, config.capacity, config.refill),
             resting: Resting::new(config.max_ports, config.tsc),
             classifier: Classifier::new(&ClassifierConfig {
                 fdb_entries: config.fdb_entries,
@@ -273,6 +302,12 @@ impl<C: CycleCounter> Worker<C> {
         {
             return Turn::Busy(frames);
         }
+        if self.meter.is_due_early(self.last, self.schedule.held() > 0) {
+            self.refill();
+            if let Some(frames) = self.sweep() {
+                return Turn::Busy(frames);
+            }
+        }
         self.idle_turn();
         Turn::Idle
     }
@@ -324,7 +359,8 @@ impl<C: CycleCounter> Worker<C> {
             let cost = self.stolen.settle(passed, &self.counters, counters);
             counters.cycles.add(cost.0);
             self.counters.cycles_busy.add(cost.0);
-            self.schedule.charge(Unit { port: source, queue: QueueId(0) }, cost);
+            self.meter.lose(passed.saturating_sub(cost));
+            self.meter.charge(source, cost, false);
             self.last = now;
         }
         self.counters.taken_over.add(frames as u64);
@@ -346,8 +382,17 @@ impl<C: CycleCounter> Worker<C> {
     /// Polls each queue pair that is awake until one has a batch; `None`: none has.
     #[inline]
     fn sweep(&mut self) -> Option<usize> {
-        for _ in 0..self.schedule.len() {
+        self.schedule.begin();
+        for _ in 0..self.schedule.looks_max() {
             let Some((unit, sweep_ends)) = self.schedule.next() else { break };
+            if !self.meter.may_run(unit.port) {
+                self.meter.note_throttled();
+                self.schedule.hold(unit);
+                if sweep_ends && !self.touched.is_empty() {
+                    self.notify();
+                }
+                continue;
+            }
             let slot = &mut self.ports[unit.port.index()];
             let queue = &mut slot.queues[unit.queue.index()];
             if queue.pending(self.last) != Pending::No {
@@ -358,6 +403,7 @@ impl<C: CycleCounter> Worker<C> {
                     return Some(frames);
                 }
             }
+            self.meter.note_waiting(unit.port, false);
             if self.schedule.len() > AWAKE_MIN && self.resting.is_idle(unit, self.last) {
                 self.put_to_rest(unit);
             }
@@ -365,7 +411,63 @@ impl<C: CycleCounter> Worker<C> {
                 self.notify();
             }
         }
+        self.meter.note_passed();
         None
+    }
+
+    /// Generates cycles for those who bought some, and lets those go on that waited for them.
+    #[inline(never)]
+    fn refill(&mut self) {
+        let passed = self.meter.refill(self.last);
+        let meter = &self.meter;
+        self.schedule.release(&|port| meter.may_run(port));
+        self.counters.refills.add(1);
+        let ledger = self.meter.ledger();
+        self.counters.cycles_generated.set(ledger.generated);
+        self.counters.cycles_discarded.set(ledger.discarded);
+        // Others may fill the core for long: whoever has no turn meanwhile, though it has tokens,
+        // must not be taken for idle.
+        for _ in 0..if passed { 0 } else { GLANCES } {
+            let Some(unit) = self.schedule.glance() else { break };
+            let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
+            let waiting = queue.pending(self.last) == Pending::Yes;
+            self.meter.note_waiting(unit.port, waiting);
+        }
+    }
+
+    /// What a port bought, by the snapshot.
+    pub(super) fn qos(&self, port: PortId) -> PortQos {
+        let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
+        policy.map_or_else(PortQos::default, |policy| policy.qos)
+    }
+
+    /// Its class.
+    pub(super) fn class(&self, port: PortId) -> Priority {
+        self.qos(port).priority
+    }
+
+    /// A port that has queue pairs here is scheduled by what the snapshot says from now on, with
+    /// `tokens` that it brings along.
+    pub(super) fn schedule_port(&mut self, port: PortId, tokens: i64) {
+        let qos = self.qos(port);
+        self.schedule.set_class(port, qos.priority);
+        self.meter.set(port, &qos, tokens, self.last);
+        // Who is held may have become free to run.
+        let meter = &self.meter;
+        self.schedule.release(&|port| meter.may_run(port));
+    }
+
+    /// The count at which a worker that found nothing would find something although nothing
+    /// happened outside: a simulation must not skip beyond it.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Cycles> {
+        self.meter.next_due(self.schedule.held() > 0)
+    }
+
+    /// A port's tokens here.
+    #[must_use]
+    pub fn tokens(&self, port: PortId) -> i64 {
+        self.meter.tokens(port)
     }
 
     /// A queue pair from which nothing comes is no longer polled, if its port can tell when that
@@ -391,7 +493,8 @@ impl<C: CycleCounter> Worker<C> {
         if let Some(queue) = slot.and_then(|slot| slot.queues.get_mut(unit.queue.index())) {
             queue.wake();
             self.resting.note_busy(unit, self.last);
-            self.schedule.add(unit);
+            let class = self.class(unit.port);
+            self.schedule.add(unit, class);
             self.counters.wakes.add(1);
         }
         self.counters.resting.set(self.resting.len() as u64);
@@ -474,7 +577,12 @@ impl<C: CycleCounter> Worker<C> {
         let cost = self.stolen.settle(passed, &self.counters, counters);
         counters.cycles.add(cost.0);
         self.counters.cycles_busy.add(cost.0);
-        self.schedule.charge(unit, cost);
+        self.meter.lose(passed.saturating_sub(cost));
+        let left = self.meter.charge(unit.port, cost, !self.batch.has_room());
+        self.schedule.ran(unit);
+        if !left {
+            self.schedule.hold(unit);
+        }
         if sample {
             self.until_sample = SAMPLE_EVERY;
         }
@@ -494,6 +602,9 @@ impl<C: CycleCounter> Worker<C> {
         self.counters.heartbeat.set(self.last.0);
         if !self.egress.peers.is_empty() {
             self.tell_peers();
+        }
+        if self.meter.is_due(self.last) {
+            self.refill();
         }
         self.until_notify -= 1;
         if sweep_ends || self.until_notify == 0 {
@@ -515,12 +626,16 @@ impl<C: CycleCounter> Worker<C> {
         }
         self.counter.spent(Stage::Idle, &Work::NONE);
         let now = self.counter.now();
-        let idle = now.saturating_sub(self.last);
-        let idle = self.stolen.settle_idle(idle, &self.counters);
+        let passed = now.saturating_sub(self.last);
+        let idle = self.stolen.settle_idle(passed, &self.counters);
+        self.meter.lose(passed.saturating_sub(idle));
         self.counters.turns.add(1);
         self.counters.cycles_idle.add(idle.0);
         self.counters.heartbeat.set(now.0);
         self.last = now;
+        if self.meter.is_due(now) {
+            self.refill();
+        }
     }
 
     fn age(&mut self) {
@@ -553,7 +668,13 @@ impl<C: CycleCounter> Worker<C> {
     /// Puts a new snapshot in place of the old one, which goes back to the caller.
     pub fn swap_snapshot(&mut self, new: Arc<Snapshot>) -> Arc<Snapshot> {
         self.classifier.on_snapshot(&new);
-        core::mem::replace(&mut self.snapshot, new)
+        let old = core::mem::replace(&mut self.snapshot, new);
+        for port in (0..self.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
+            if self.ports[port.index()].owned != 0 {
+                self.schedule_port(port, 0);
+            }
+        }
+        old
     }
 }
 

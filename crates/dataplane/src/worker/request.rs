@@ -109,7 +109,9 @@ impl<C: CycleCounter> Worker<C> {
         let reply = self.execute(request);
         let now = self.counter.now();
         self.counters.requests.add(1);
-        self.counters.cycles_control.add(now.saturating_sub(self.last).0);
+        let spent = now.saturating_sub(self.last);
+        self.counters.cycles_control.add(spent.0);
+        self.meter.lose(spent);
         self.last = self.last.max(now);
         reply
     }

@@ -11,7 +11,6 @@ use penstock_dataplane::counters::{PortCounters, PortReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::vhost_user::{SocketMode, VhostUser, VhostUserConfig};
 use penstock_dataplane::port::{AttachState, AttachStatus};
-use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, WorkerHandle, spawn};
 use penstock_lab::driver::{self, DriverConfig, VirtioNet, VnetHdr};
@@ -70,11 +69,11 @@ impl Rig {
             id: WorkerId(0),
             core,
             idle_backoff: if core.is_some() { Nanos::ZERO } else { Nanos::from_micros(50) },
-            schedule: ScheduleKind::RoundRobin,
             fdb_entries: 1024,
             seed: 1,
             tsc: tsc::calibrate(),
             max_ports: 16,
+            ..WorkerConfig::default()
         })
         .unwrap();
         let mut rig =

@@ -9,7 +9,6 @@ use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::vhost_user::{SocketMode, VhostUser, VhostUserConfig};
-use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, Workers};
 use penstock_lab::driver::{DriverConfig, VirtioNet, VnetHdr};
@@ -36,11 +35,11 @@ impl Bed {
             id: WorkerId(0),
             core: None,
             idle_backoff: Nanos::from_micros(50),
-            schedule: ScheduleKind::RoundRobin,
             fdb_entries: 256,
             seed: 1,
             tsc: rate,
             max_ports: 8,
+            ..WorkerConfig::default()
         };
         let workers = Workers::spawn(&config, &[None, None]).unwrap();
         let mut bed = Self { dir, workers, ports: Vec::new(), counters: Vec::new() };

@@ -96,6 +96,7 @@ pub struct RxQueue {
     buffers: Window,
     buffer_bytes: usize,
     mergeable: bool,
+    reads_bodies: bool,
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
     counters: RxCounters,
@@ -109,6 +110,7 @@ impl RxQueue {
             buffers,
             buffer_bytes,
             mergeable: false,
+            reads_bodies: true,
             kick: events.0,
             call: events.1,
             counters: RxCounters::default(),
@@ -128,6 +130,11 @@ impl RxQueue {
 
     pub(crate) fn set_mergeable(&mut self, mergeable: bool) {
         self.mergeable = mergeable;
+    }
+
+    /// Whether more than headers of a frame will be read, so that it is asked for ahead.
+    pub fn set_reads_bodies(&mut self, reads: bool) {
+        self.reads_bodies = reads;
     }
 
     /// Bytes of one buffer, header included.
@@ -157,7 +164,7 @@ impl RxQueue {
             if left > HEAD_AHEAD {
                 self.prefetch(HEAD_AHEAD, 0..HEAD_BYTES);
             }
-            if left > BODY_AHEAD {
+            if self.reads_bodies && left > BODY_AHEAD {
                 self.prefetch(BODY_AHEAD, HEAD_BYTES..self.buffer_bytes);
             }
             let taken = self.deliver(left, &mut each);

@@ -17,6 +17,8 @@ const HEADERS: usize = ETH + IP + UDP;
 const HEADERS_TAGGED: usize = HEADERS + 4;
 /// Sender and sequence number in front of the pattern.
 const STAMP: usize = 10;
+/// The time at which a frame was sent, in place of stamp and pattern.
+const TIME: usize = 8;
 /// The discard port (RFC 863).
 const PORT: u16 = 9;
 const FIRST_FLOW_PORT: u32 = 1024;
@@ -84,6 +86,8 @@ pub(crate) struct FrameMaker {
     flow: u32,
     /// Frames made.
     pub seq: u64,
+    /// What the next frames carry as the time at which they were sent; `None`: no time.
+    pub stamp: Option<u64>,
 }
 
 impl FrameMaker {
@@ -100,6 +104,7 @@ impl FrameMaker {
             flows: vm.flows.max(1),
             flow: 0,
             seq: 0,
+            stamp: None,
         };
         maker.set_sizes(vm, to, &vm.sizes);
         maker
@@ -162,10 +167,15 @@ impl FrameMaker {
             let payload = &mut frame[self.headers..len];
             udp_sum += write_payload(payload, self.sender, self.seq);
         }
-        let checksum = match fold(udp_sum) {
-            // RFC 768: a sum of zero is sent as all ones.
-            [0, 0] => [0xff, 0xff],
-            other => other,
+        let checksum = match (self.stamp, fold(udp_sum)) {
+            // RFC 768: zero is for a sender that made no checksum.
+            (Some(stamp), _) => {
+                frame[self.headers..self.headers + TIME].copy_from_slice(&stamp.to_le_bytes());
+                [0, 0]
+            }
+            // And a sum of zero is sent as all ones.
+            (None, [0, 0]) => [0xff, 0xff],
+            (None, other) => other,
         };
         headers[udp + 6..udp + 8].copy_from_slice(&checksum);
         // Known lengths are a few moves, an unknown one is a call.
@@ -294,6 +304,14 @@ fn verify_payload(payload: &[u8]) -> Seen {
     if differ == 0 && tail_is_right { Seen::Verified { sender, seq } } else { Seen::Bad }
 }
 
+/// The time that a frame of a stamping sender carries.
+#[inline]
+pub(crate) fn time_sent(frame: &[u8]) -> Option<u64> {
+    let tagged = frame.get(12..14)? == [0x81, 0x00];
+    let at = if tagged { HEADERS_TAGGED } else { HEADERS };
+    frame.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
 /// A gratuitous ARP request (RFC 5227 §3), so that the switch learns where a VM is.
 pub(crate) fn announcement(vm: &VmSpec) -> Vec<u8> {
     let mut f = vec![0xff; 6];
@@ -350,6 +368,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_stamp_takes_the_checksums_place_and_is_found_again() {
+        let to = ("52:54:00:00:00:02".parse().unwrap(), Ipv4Addr::new(10, 0, 0, 2));
+        for vlan in [None, Some(5)] {
+            let mut maker = FrameMaker::new(&vm(vlan), to, 3, false);
+            let mut frame = vec![0; 1514];
+            maker.stamp = Some(0x0123_4567_89ab_cdef);
+            let len = maker.write(&mut frame);
+            let udp = if vlan.is_some() { 38 } else { 34 };
+            assert_eq!((len, &frame[udp + 6..udp + 8]), (60, &[0, 0][..]));
+            assert_eq!(time_sent(&frame[..len]), Some(0x0123_4567_89ab_cdef));
+        }
+        assert_eq!(time_sent(&[0; 44]), None);
     }
 
     #[test]

@@ -31,5 +31,6 @@ pub use args::{LoadArgs, SpecError};
 pub use report::{IntervalReport, LoadReport, VmReport};
 pub use runner::LoadError;
 pub(crate) use runner::run_queue_wait_ns;
+pub(crate) use sink::Arrived;
 pub use spec::{LoadSpec, Phase, Rate, SizeMix, VmSpec};
 pub(crate) use vm::{LoadVm, VmCounters};

@@ -1,6 +1,6 @@
 //! Counts what arrives: frames, bytes, bad ones, gaps and late ones.
 
-use super::frame::{Seen, inspect};
+use super::frame::{Seen, inspect, time_sent};
 use crate::driver::RxFrame;
 
 /// The numbers of one sender as one sink saw them.
@@ -9,6 +9,41 @@ struct Track {
     next: u64,
     lost: u64,
     reordered: u64,
+    arrived: Arrived,
+}
+
+/// What came from one sender.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    pub frames: u64,
+    pub bytes: u64,
+}
+
+/// How long stamped frames took, kept until somebody asks.
+#[derive(Debug, Default)]
+struct Times {
+    /// By number of the sender.
+    stamped: Vec<bool>,
+    now: u64,
+    since: u64,
+    taken: Vec<(u16, u64)>,
+}
+
+/// Times kept at most; what comes beyond is not told.
+const TIMES: usize = 1 << 16;
+
+impl Times {
+    #[inline]
+    fn see(&mut self, sender: usize, frame: &[u8]) {
+        if self.taken.len() < TIMES
+            && self.stamped.get(sender) == Some(&true)
+            && let Some(sent) = time_sent(frame)
+            && sent >= self.since
+            && let Ok(sender) = u16::try_from(sender)
+        {
+            self.taken.push((sender, self.now.saturating_sub(sent)));
+        }
+    }
 }
 
 impl Track {
@@ -52,6 +87,7 @@ pub(crate) struct Sink {
     senders: Vec<[u8; 6]>,
     last: usize,
     tracks: Vec<Track>,
+    times: Option<Times>,
     joined: Vec<u8>,
     counters: SinkCounters,
 }
@@ -61,7 +97,41 @@ impl Sink {
     pub fn new(senders: Vec<[u8; 6]>, touch: bool) -> Self {
         let tracks = vec![Track::default(); senders.len()];
         let counters = SinkCounters::default();
-        Self { touch, senders, last: 0, tracks, joined: Vec::new(), counters }
+        Self { touch, senders, last: 0, tracks, times: None, joined: Vec::new(), counters }
+    }
+
+    /// The senders of these numbers stamp their frames.
+    pub fn expect_times(&mut self, stamped: Vec<bool>) {
+        if stamped.contains(&true) {
+            let taken = Vec::with_capacity(TIMES);
+            self.times = Some(Times { stamped, taken, ..Times::default() });
+        }
+    }
+
+    /// The frames seen from here on arrived at `cycles` of the time-stamp counter.
+    #[inline]
+    pub fn look(&mut self, cycles: u64) {
+        if let Some(times) = &mut self.times {
+            times.now = cycles;
+        }
+    }
+
+    /// What came from each sender, by its number.
+    pub fn arrived(&self) -> impl Iterator<Item = Arrived> + '_ {
+        self.tracks.iter().map(|track| track.arrived)
+    }
+
+    /// Hands over the times taken since the last call.
+    pub fn drain_times(&mut self, mut each: impl FnMut(usize, u64)) {
+        let taken = self.times.iter_mut().flat_map(|times| times.taken.drain(..));
+        taken.for_each(|(sender, cycles)| each(usize::from(sender), cycles));
+    }
+
+    /// Frames sent before `cycles` tell no time: somebody held them up.
+    pub fn forget_times_before(&mut self, cycles: u64) {
+        if let Some(times) = &mut self.times {
+            times.since = cycles;
+        }
     }
 
     #[inline]
@@ -95,6 +165,11 @@ impl Sink {
             return;
         };
         self.tracks[track].see(seq);
+        self.tracks[track].arrived.frames += 1;
+        self.tracks[track].arrived.bytes += frame.len() as u64;
+        if let Some(times) = &mut self.times {
+            times.see(track, frame);
+        }
         self.counters.frames += 1;
         self.counters.bytes += frame.len() as u64;
     }
@@ -127,6 +202,32 @@ mod tests {
             track.see(seq);
         }
         assert_eq!((track.next, track.lost, track.reordered), (7, 1, 1));
+    }
+
+    #[test]
+    fn times_are_told_of_stamped_senders_and_of_frames_nobody_held_up() {
+        let macs = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+        let mut sink = Sink::new(macs.to_vec(), false);
+        sink.expect_times(vec![false, true]);
+        let mut frame = [0; 60];
+        (frame[12], frame[14], frame[23], frame[37]) = (8, 0x45, 17, 9);
+        let mut send = |sink: &mut Sink, from: usize, sent: u64, came: u64| {
+            frame[6..12].copy_from_slice(&macs[from]);
+            frame[42..50].copy_from_slice(&sent.to_le_bytes());
+            sink.look(came);
+            sink.see_bytes(&frame);
+        };
+        send(&mut sink, 0, 100, 150);
+        send(&mut sink, 1, 200, 260);
+        sink.forget_times_before(300);
+        send(&mut sink, 1, 250, 900);
+        send(&mut sink, 1, 300, 307);
+        let mut told = Vec::new();
+        sink.drain_times(|sender, cycles| told.push((sender, cycles)));
+        assert_eq!(told, [(1, 60), (1, 7)]);
+        sink.drain_times(|_, _| panic!("told already"));
+        let frames: Vec<_> = sink.arrived().map(|a| (a.frames, a.bytes)).collect();
+        assert_eq!(frames, [(1, 60), (3, 180)]);
     }
 
     #[test]

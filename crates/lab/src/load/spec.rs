@@ -113,6 +113,9 @@ pub struct VmSpec {
     pub wanted: Features,
     /// Changes, in order of time.
     pub phases: Vec<Phase>,
+    /// Whether each frame carries the time at which it was sent; without `touch` only.
+    #[serde(default)]
+    pub stamped: bool,
 }
 
 impl VmSpec {
@@ -135,6 +138,7 @@ impl VmSpec {
             ring_size: driver.ring_size,
             wanted: driver.wanted,
             phases: Vec::new(),
+            stamped: false,
         }
     }
 

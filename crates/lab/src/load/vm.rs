@@ -3,9 +3,11 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
+
 use super::frame::{FrameMaker, announcement};
 use super::pacer::Pacer;
-use super::sink::{Sink, SinkCounters};
+use super::sink::{Arrived, Sink, SinkCounters};
 use super::spec::{LoadSpec, Phase, VmSpec};
 use crate::driver::{DriverConfig, DriverError, VNET_HDR_LEN, VirtioNet, VnetHdr};
 use crate::mac::Mac;
@@ -69,13 +71,17 @@ impl LoadVm {
                 phases,
             }
         });
+        device.rx().set_reads_bodies(spec.touch);
         let tx = device.tx();
         for i in 0..tx.slot_count() {
             let slot = tx.prepare(i);
             slot[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::default().to_bytes());
             FrameMaker::prepare(&mut slot[VNET_HDR_LEN..]);
         }
-        let sink = Sink::new(spec.vms.iter().map(|v| v.mac.0).collect(), spec.touch);
+        let mut sink = Sink::new(spec.vms.iter().map(|v| v.mac.0).collect(), spec.touch);
+        if !spec.touch {
+            sink.expect_times(spec.vms.iter().map(|v| v.stamped).collect());
+        }
         Ok(Self { spec: vm, device, sender, sink, counters: VmCounters::default() })
     }
 
@@ -131,17 +137,42 @@ impl LoadVm {
 
     /// One turn: a burst out, a burst in. Returns the frames moved.
     pub fn turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
-        let sent = match &mut self.sender {
-            None => 0,
-            Some(_) => self.send(now_ns, burst)?,
-        };
-        Ok(sent + self.receive())
+        Ok(self.send_turn(now_ns, burst)? + self.receive())
+    }
+
+    /// A turn's burst out; what has arrived stays where it is. Returns the frames sent.
+    pub fn send_turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
+        match &mut self.sender {
+            None => Ok(0),
+            Some(_) => self.send(now_ns, burst),
+        }
     }
 
     /// Takes what has arrived.
     pub fn receive(&mut self) -> usize {
+        self.receive_up_to(64)
+    }
+
+    /// Takes so many of the frames that have arrived.
+    pub fn receive_up_to(&mut self, most: usize) -> usize {
         let sink = &mut self.sink;
-        self.device.rx().recv(64, |frame| sink.see(frame))
+        sink.look(Tsc.now().0);
+        self.device.rx().recv(most, |frame| sink.see(frame))
+    }
+
+    /// What came from each VM of the run, by its number.
+    pub fn arrived(&self) -> impl Iterator<Item = Arrived> + '_ {
+        self.sink.arrived()
+    }
+
+    /// Cycles that stamped frames took since the last call, with the numbers of their senders.
+    pub fn drain_times(&mut self, each: impl FnMut(usize, u64)) {
+        self.sink.drain_times(each);
+    }
+
+    /// Frames that were sent before `cycles` of the time-stamp counter tell no time from here on.
+    pub fn forget_times_before(&mut self, cycles: u64) {
+        self.sink.forget_times_before(cycles);
     }
 
     fn send(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
@@ -151,6 +182,9 @@ impl LoadVm {
             sender.next = sender.phases.next();
         }
         sender.pacer.advance(now_ns, burst);
+        if self.spec.stamped {
+            sender.maker.stamp = Some(Tsc.now().0);
+        }
         let tx = self.device.tx();
         if tx.free_slots() < burst {
             tx.reclaim(|_| ());

@@ -23,7 +23,7 @@ pub enum BenchCommand {
 #[non_exhaustive]
 pub enum Benchmark {
     /// Frames from one VM to another: cycles per frame, frames per second
-    V2v(V2vArgs),
+    V2v(Box<V2vArgs>),
     /// TCP from one kernel's stack to another through the switch, by iperf3
     Tcp(TcpArgs),
     /// One frame at a time: latency
@@ -118,6 +118,16 @@ pub struct V2vArgs {
     /// Packed rings instead of split ones
     #[arg(long)]
     pub packed: bool,
+    /// Penstock's schedule: `round-robin`, `hbs`
+    #[arg(long, default_value = "round-robin")]
+    pub schedule: String,
+    /// Ingress policy of Penstock's ports: `none`, `cycles-minmax`, `cycles-strict`
+    #[arg(long, default_value = "none")]
+    pub policy: String,
+    /// Measure Penstock with `round-robin` and `none` too, in turns; exit status 1 if what was asked
+    /// for costs more than was promised
+    #[arg(long, conflicts_with = "peer")]
+    pub against_plain: bool,
     /// Cores and priorities.
     #[command(flatten)]
     pub bed: BedArgs,

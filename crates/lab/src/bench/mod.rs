@@ -19,19 +19,19 @@
 
 mod args;
 mod attached;
-mod bed;
+pub(crate) mod bed;
 pub mod guard;
 pub(crate) mod live_pair;
 mod loss;
 mod mlr;
-mod ours;
-mod ovs;
+pub(crate) mod ours;
+pub(crate) mod ovs;
 mod pair;
-mod process;
+pub(crate) mod process;
 mod report;
 mod rr;
-mod stats;
-mod subject;
+pub(crate) mod stats;
+pub(crate) mod subject;
 mod tcp;
 mod v2v;
 

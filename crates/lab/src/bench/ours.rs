@@ -25,9 +25,26 @@ pub(crate) enum Offloads {
     On,
 }
 
+/// What bounds and orders the two ports, in the words of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Qos {
+    /// `schedule` of the worker.
+    pub schedule: String,
+    /// `ingress_policy` of both ports.
+    pub policy: String,
+}
+
+impl Default for Qos {
+    fn default() -> Self {
+        Self { schedule: "round-robin".to_owned(), policy: "none".to_owned() }
+    }
+}
+
 /// The daemon.
 #[derive(Debug)]
 pub(crate) struct Penstock {
+    name: &'static str,
+    qos: Qos,
     daemon: Daemon,
     dir: PathBuf,
     tsc_hz: f64,
@@ -54,26 +71,36 @@ struct Totals {
 impl Penstock {
     /// Starts the daemon with two vhost-user ports, `a` and `b`, and rules between them.
     pub fn start(bed: &Bed, offloads: Offloads) -> anyhow::Result<Self> {
-        let dir = bed.dir().join("penstock");
+        Self::start_as(bed, "penstock", offloads, Qos::default())
+    }
+
+    /// The same under a name of its own in reports, its ports bounded and ordered by `qos`.
+    pub fn start_as(
+        bed: &Bed,
+        name: &'static str,
+        offloads: Offloads,
+        qos: Qos,
+    ) -> anyhow::Result<Self> {
+        let dir = bed.dir().join(name);
         std::fs::create_dir(&dir).context("making a directory")?;
         let file = dir.join("host.toml");
-        let text = configuration(&dir, bed, offloads);
+        let text = configuration(&dir, bed, offloads, &qos);
         std::fs::write(&file, text).context("writing the configuration")?;
-        let mut command = Command::new(THIS_PROGRAM);
-        command.args(["host", "run", "--config"]).arg(&file).env_remove("PENSTOCK_SOCKET");
-        let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;
-        let socket = dir.join("host.sock");
-        let status = await_some("answer of penstock", START_LIMIT, || {
-            daemon.check()?;
-            Ok(ctl(&socket, &["host", "show", "--json"]).ok())
-        });
-        let status = status.with_context(|| daemon.last_words())?;
-        let status: Value = serde_json::from_str(&status).context("reading the status")?;
-        let tsc_hz = status["tsc_hz"].as_f64().context("the status has no tsc_hz")?;
-        let worker = ThreadClock::find(daemon.id(), "penstock-w")?;
+        let (daemon, tsc_hz) = start_daemon(bed, &dir)?;
+        let worker = ThreadClock::find(daemon.id(), WORKER)?;
         let idle_backoff_us = bed.idle_backoff_us();
         let before = Totals::default();
-        Ok(Self { daemon, dir, tsc_hz, worker, idle_backoff_us, before, waited_before_ns: 0 })
+        Ok(Self {
+            name,
+            qos,
+            daemon,
+            dir,
+            tsc_hz,
+            worker,
+            idle_backoff_us,
+            before,
+            waited_before_ns: 0,
+        })
     }
 
     fn totals(&self) -> anyhow::Result<Totals> {
@@ -82,7 +109,29 @@ impl Penstock {
     }
 }
 
-fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
+/// How the name of a worker's thread begins.
+pub(crate) const WORKER: &str = "penstock-w";
+
+/// Runs the daemon by the file `host.toml` in `dir`, which names `host.sock` there, and waits until
+/// it answers; with the frequency of its cycles.
+pub(crate) fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
+    let mut command = Command::new(THIS_PROGRAM);
+    command.args(["host", "run", "--config"]).arg(dir.join("host.toml"));
+    command.env_remove("PENSTOCK_SOCKET");
+    let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;
+    let socket = dir.join("host.sock");
+    let status = await_some("answer of penstock", START_LIMIT, || {
+        daemon.check()?;
+        Ok(ctl(&socket, &["host", "show", "--json"]).ok())
+    });
+    let status = status.with_context(|| daemon.last_words())?;
+    let status: Value = serde_json::from_str(&status).context("reading the status")?;
+    let tsc_hz = status["tsc_hz"].as_f64().context("the status has no tsc_hz")?;
+    Ok((daemon, tsc_hz))
+}
+
+/// Asks the daemon.
+pub(crate) fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
     ask(Command::new(THIS_PROGRAM).arg("--socket").arg(socket).args(words))
 }
 
@@ -135,7 +184,7 @@ fn ratio(above: u64, below: u64) -> f64 {
 
 impl Subject for Penstock {
     fn name(&self) -> &'static str {
-        "penstock"
+        self.name
     }
 
     fn sockets(&self) -> [PathBuf; 2] {
@@ -152,6 +201,8 @@ impl Subject for Penstock {
         platform.insert("penstock_profile".into(), profile.into());
         platform.insert("penstock_idle_backoff_us".into(), self.idle_backoff_us.into());
         platform.insert("tsc_hz".into(), self.tsc_hz.into());
+        let qos = format!("{}, {}", self.qos.schedule, self.qos.policy);
+        platform.insert(format!("{}_qos", self.name).replace('-', "_"), qos.into());
     }
 
     fn set_case(&mut self, _: Case) -> anyhow::Result<()> {
@@ -187,21 +238,27 @@ impl Subject for Penstock {
 }
 
 /// The daemon's configuration file.
-fn configuration(dir: &Path, bed: &Bed, offloads: Offloads) -> String {
+fn configuration(dir: &Path, bed: &Bed, offloads: Offloads, qos: &Qos) -> String {
     let at = dir.display();
     let (worker, control) = (bed.worker_core(), bed.generator_core());
     let mut text = format!(
         "[host]\nname = \"bench\"\nsocket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\n\
-         [worker]\ncores = [{worker}]\ncontrol_cores = [{control}]\nidle_backoff_us = {}\n\n\
-         [[tenant]]\nname = \"bench\"\n",
-        bed.idle_backoff_us()
+         [worker]\ncores = [{worker}]\ncontrol_cores = [{control}]\nidle_backoff_us = {}\n\
+         schedule = \"{}\"\n\n[[tenant]]\nname = \"bench\"\n",
+        bed.idle_backoff_us(),
+        qos.schedule
     );
+    let mut policy = format!("ingress_policy = \"{}\"\n", qos.policy);
+    if qos.policy.starts_with("cycles") {
+        // Each bought so much that both fit; what one leaves the other may have.
+        policy += &format!("cycles = {:.0}\n", 0.45 * bed.tsc_hz());
+    }
     let on = offloads == Offloads::On;
     for port in ["a", "b"] {
         text += &format!(
             "\n[[port]]\nname = \"{port}\"\ntype = \"vhost-user\"\ntenant = \"bench\"\n\
              mode = \"client\"\nsocket = \"{at}/{port}.sock\"\n\
-             offloads = {{ csum = {on}, tso = {on} }}\n"
+             offloads = {{ csum = {on}, tso = {on} }}\n{policy}"
         );
     }
     for (from, to, vm) in [("a", "b", VM_B), ("b", "a", VM_A)] {

@@ -40,7 +40,7 @@ pub(crate) enum Tso {
     On,
 }
 
-/// A running OVS with a bridge of two vhost-user ports.
+/// A running OVS with a bridge of vhost-user ports.
 #[derive(Debug)]
 pub(crate) struct OvsDpdk {
     // The switch ends before its database.
@@ -78,9 +78,16 @@ pub(crate) fn check() -> anyhow::Result<()> {
 impl OvsDpdk {
     /// Starts database and switch, and adds the bridge and its ports.
     pub fn start(bed: &Bed, tso: Tso) -> anyhow::Result<Self> {
+        let name = if tso == Tso::On { "ovs-tso" } else { "ovs" };
+        let mut ovs = Self::start_ports(bed, name, tso, &["a", "b"])?;
+        ovs.set_case(Case::L3)?;
+        Ok(ovs)
+    }
+
+    /// The same in directory `name` with these ports, numbered from 1, and no flow.
+    pub fn start_ports(bed: &Bed, name: &str, tso: Tso, ports: &[&str]) -> anyhow::Result<Self> {
         check()?;
         bed.need_hugepages(SOCKET_MEM / 2 + GUEST_PAGES)?;
-        let name = if tso == Tso::On { "ovs-tso" } else { "ovs" };
         let dir = bed.dir().join(name);
         std::fs::create_dir(&dir).context("making a directory")?;
         ask(in_dir(&mut Command::new("ovsdb-tool"), &dir)
@@ -103,7 +110,7 @@ impl OvsDpdk {
             .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()));
         let mut switch = Daemon::start(&mut command, dir.join("vswitchd.log"), bed.guard())?;
         switch.await_file(&dir.join("vswitchd.ctl"), START_LIMIT)?;
-        let made = add_ports(&dir);
+        let made = add_ports(&dir, ports);
         if made.is_err() {
             switch.check()?;
         }
@@ -112,7 +119,7 @@ impl OvsDpdk {
         let version = ask(Command::new(VSWITCHD).arg("--version"))?;
         let version = version.lines().map(str::trim).collect::<Vec<_>>().join(", ");
         let (core, tsc_hz) = (bed.worker_core(), bed.tsc_hz());
-        let mut ovs = Self {
+        Ok(Self {
             switch,
             _database: database,
             dir,
@@ -123,9 +130,31 @@ impl OvsDpdk {
             pmd,
             before: PmdReading::default(),
             waited_before_ns: 0,
-        };
-        ovs.set_case(Case::L3)?;
-        Ok(ovs)
+        })
+    }
+
+    /// The socket of one of its ports.
+    pub fn socket(&self, port: &str) -> PathBuf {
+        self.dir.join(format!("{port}.sock"))
+    }
+
+    /// Replaces all flows.
+    pub fn set_rules(&mut self, rules: &[String]) -> anyhow::Result<()> {
+        ask(Command::new("ovs-ofctl").arg("del-flows").arg(self.bridge()))?;
+        for rule in rules {
+            ask(Command::new("ovs-ofctl").arg("add-flow").arg(self.bridge()).arg(rule))?;
+        }
+        // Flows made for the former table go when OVS next looks over them; this makes it look.
+        self.appctl(&["revalidator/purge"])?;
+        Ok(())
+    }
+
+    /// `ingress_policing_rate` and `_burst` of a port, in kbit/s and kbit; 0 is no limit.
+    pub fn police(&self, port: &str, rate: u64, burst: u64) -> anyhow::Result<()> {
+        let limits = format!(
+            "set Interface {port} ingress_policing_rate={rate} ingress_policing_burst={burst}"
+        );
+        vsctl(&self.dir, &words(&limits)).map(drop)
     }
 
     fn bridge(&self) -> String {
@@ -188,14 +217,14 @@ fn configure(dir: &Path, bed: &Bed, tso: Tso) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the bridge and its two ports.
-fn add_ports(dir: &Path) -> anyhow::Result<()> {
+/// Makes the bridge and its ports.
+fn add_ports(dir: &Path, ports: &[&str]) -> anyhow::Result<()> {
     vsctl(dir, &words("add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure"))?;
     let ready = vsctl(dir, &words("get Open_vSwitch . dpdk_initialized"))?;
     if ready.trim() != "true" {
         bail!("DPDK did not start; are {SOCKET_MEM} MiB of 2 MiB hugepages free?");
     }
-    for (number, port) in [(1, "a"), (2, "b")] {
+    for (number, port) in (1..).zip(ports) {
         let mut add = words(&format!(
             "add-port br0 {port} -- set Interface {port} type=dpdkvhostuserclient \
              ofport_request={number}"
@@ -240,7 +269,7 @@ impl Subject for OvsDpdk {
     }
 
     fn sockets(&self) -> [PathBuf; 2] {
-        ["a", "b"].map(|port| self.dir.join(format!("{port}.sock")))
+        ["a", "b"].map(|port| self.socket(port))
     }
 
     fn tsc_hz(&self) -> f64 {
@@ -252,13 +281,7 @@ impl Subject for OvsDpdk {
     }
 
     fn set_case(&mut self, case: Case) -> anyhow::Result<()> {
-        ask(Command::new("ovs-ofctl").arg("del-flows").arg(self.bridge()))?;
-        for rule in rules(case) {
-            ask(Command::new("ovs-ofctl").arg("add-flow").arg(self.bridge()).arg(rule))?;
-        }
-        // Flows made for the former table go when OVS next looks over them; this makes it look.
-        self.appctl(&["revalidator/purge"])?;
-        Ok(())
+        self.set_rules(&rules(case))
     }
 
     fn pause(&mut self) -> anyhow::Result<()> {

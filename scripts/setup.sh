@@ -5,7 +5,8 @@
 #   setup.sh build     compiler and linker
 #   setup.sh demo      and what `make demo` uses
 #   setup.sh test      and what `make test` uses          (the default)
-#   setup.sh bench     what `make demo` uses, and the switch that `make bench` compares with
+#   setup.sh bench     what `make demo` uses, the switch that `make bench` compares with, and the
+#                      programs of live figures
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -73,6 +74,12 @@ want test valgrind valgrind "counts the data path's instructions"
 # Its service is not used and need not run: the benchmark starts an OVS of its own.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
     "the switch to compare with"
+# Neither are the services of these: live figures start programs of their own in namespaces.
+want bench qperf qperf "measures latency in live figures"
+want bench wrk wrk "puts web servers under pressure in live figures"
+want bench nginx-light nginx "a web server of live figures"
+want bench vsftpd vsftpd "an FTP server of live figures"
+want bench curl curl "an FTP client of live figures"
 find_rust
 install
 if ! have cargo; then

@@ -10,6 +10,7 @@
 //! | [`driver`] | guest memory, split rings, vhost-user session: one virtio-net device driven |
 //! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |
 //! | [`endpoint`] | a namespace's TAP joined to a virtio driver, offloads kept |
+//! | `live` | live runs of the figures: switches by a plan, VMs in one loop, real programs |
 //! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
 //! | [`figures`] | published figures, replayed: simulated and live; their report |
 //! | [`cli`] | the `penstock lab` subcommands |
@@ -25,5 +26,6 @@ pub mod driver;
 pub mod endpoint;
 pub mod figures;
 mod keys;
+mod live;
 pub mod load;
 pub mod mac;

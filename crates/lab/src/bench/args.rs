@@ -124,8 +124,8 @@ pub struct V2vArgs {
     /// Ingress policy of Penstock's ports: `none`, `cycles-minmax`, `cycles-strict`
     #[arg(long, default_value = "none")]
     pub policy: String,
-    /// Measure Penstock with `round-robin` and `none` too, in turns; exit status 1 if what was asked
-    /// for costs more than was promised
+    /// Measure Penstock with `round-robin` and `none` too, in turns; exit status 1 if what was
+    /// asked for costs more than was promised
     #[arg(long, conflicts_with = "peer")]
     pub against_plain: bool,
     /// Cores and priorities.

@@ -65,6 +65,7 @@ mod c2qos_fig5;
 mod c2qos_fig6;
 mod c2qos_fig7;
 mod core_loop;
+mod live_only;
 
 pub use claim::Claim;
 pub use experiment::{Context, Experiment, LiveArgs, Mode};
@@ -73,8 +74,17 @@ pub use picture::{Axis, Panel, Picture};
 pub use run::RunArgs;
 
 /// All of them, in the order in which they are listed.
-pub const EXPERIMENTS: &[Experiment] =
-    &[c2qos_fig5::EXPERIMENT, c2qos_fig6::EXPERIMENT, c2qos_fig7::EXPERIMENT];
+pub const EXPERIMENTS: &[Experiment] = &[
+    live_only::FIG1,
+    live_only::FIG3,
+    c2qos_fig5::EXPERIMENT,
+    c2qos_fig6::EXPERIMENT,
+    c2qos_fig7::EXPERIMENT,
+    live_only::FIG10,
+    live_only::FIG11,
+    live_only::FIG12,
+    live_only::FIG13,
+];
 
 /// The experiment called `name`.
 ///

@@ -1,0 +1,348 @@
+//! C2QoS Fig. 12, live: FTP servers and web servers behind one worker core.
+//!
+//! **Problem.** Two FTP servers (vsftpd; sold four parts each) send as fast as they are taken. Two
+//! web servers (nginx; one part each) come under pressure (wrk) for a while: many small frames.
+//!
+//! **Source.** C2QoS §VI-C and Fig. 12.
+//!
+//! **Rule.** Namespaces and their programs have one core, see [`super::stage`]: the worker is
+//! capped to a 25th of its own, for every policy alike. Clients of all servers are behind one port,
+//! the stand-in of an uplink. What was sold comes from a calibration with FTP alone and no limits:
+//! 90 % of the bits, or of the cycles, that FTP had. The clients' port (acknowledgements, requests)
+//! is never limited under `bps`; metered, it bought what it was measured to need, and goes first.
+//! *Native* is the web servers without FTP and without limits.
+//!
+//! **Departures.** The paper's FTP servers sold 4 Gbit/s on a whole core, its web servers ran in
+//! VMs. **Cost.** About a minute.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use super::plan::{Bound, Plan, Policy, Vm};
+use super::rig::platform;
+use super::stage::{Reading, Stage, mean_bps};
+use crate::bench::bed::Bed;
+use crate::figures::{Claim, Context, Outcome};
+
+/// The worker's part of its core.
+const CORE_PART: f64 = 1.0 / 25.0;
+/// Sold of what was measured.
+const SOLD: f64 = 0.9;
+/// Parts of an FTP server, of a web server, of all four.
+const PARTS: [f64; 3] = [4.0, 1.0, 10.0];
+/// Between two readings.
+const STEP: Duration = Duration::from_millis(250);
+/// Connections of each wrk.
+const CONNECTIONS: &str = "4";
+const FTP: [&str; 2] = ["ftp1", "ftp2"];
+const WEB: [&str; 2] = ["web1", "web2"];
+/// The clients' port.
+const NET: &str = "net";
+
+/// What was measured of FTP alone.
+#[derive(Debug, Clone, Copy)]
+struct Sale {
+    capacity: f64,
+    /// Bits a second of both FTP servers.
+    ftp_bps: f64,
+    /// Their share of the cycles; the rest is the clients'.
+    ftp_share: f64,
+}
+
+/// A way to run the switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Free,
+    Bps,
+    Cycles,
+    C2qos,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Free => "native",
+            Self::Bps => "bps",
+            Self::Cycles => "cycles",
+            Self::C2qos => "cycles-hbs",
+        }
+    }
+
+    fn plan(self, sale: Sale) -> Plan {
+        let schedule = if self == Self::C2qos { "hbs" } else { "round-robin" };
+        let bound = |name: &str| match self {
+            Self::Free => Bound::default(),
+            Self::Bps if name == NET => Bound::default(),
+            Self::Bps => {
+                let bits = SOLD * sale.ftp_bps * part(name);
+                Bound { policy: Policy::Bps, bits, ..Bound::default() }
+            }
+            Self::Cycles | Self::C2qos => {
+                let cycles = SOLD * sale.capacity * cycles_part(name, sale.ftp_share);
+                // FTP takes what it is given: it is held to what it bought, as in the paper.
+                let ftp = FTP.contains(&name);
+                let policy = if ftp { Policy::Strict } else { Policy::Minmax };
+                let priority = match self {
+                    Self::C2qos if ftp => 3,
+                    Self::C2qos => 1,
+                    _ => 0,
+                };
+                Bound { policy, cycles, priority, weight: 1, ..Bound::default() }
+            }
+        };
+        let vm = |name: &&str| Vm { name: (*name).to_owned(), bound: bound(name), ..Vm::default() };
+        let vms = FTP.iter().chain(&WEB).chain(&[NET]).map(vm).collect();
+        let mut plan = Plan::new(schedule, vms);
+        plan.worker = format!("capacity = {:.0}\n", sale.capacity);
+        plan
+    }
+}
+
+/// A server's part of what all servers bought.
+fn part(name: &str) -> f64 {
+    if FTP.contains(&name) { PARTS[0] / PARTS[2] } else { PARTS[1] / PARTS[2] }
+}
+
+/// A port's part of all cycles that were sold.
+fn cycles_part(name: &str, ftp_share: f64) -> f64 {
+    if name == NET { 1.0 - ftp_share } else { ftp_share * part(name) }
+}
+
+/// What a run of one way found.
+#[derive(Debug, Clone, Default)]
+struct Found {
+    /// FTP without and under pressure, bits a second.
+    ftp_bps: [f64; 2],
+    /// Responses: their percentiles in microseconds, 50, 99.
+    us: [f64; 2],
+    /// Requests a second.
+    requests: f64,
+    ftp_over_time: Vec<(f64, f64)>,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When a program is missing or fails.
+pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
+    for (program, package) in
+        [("vsftpd", "vsftpd"), ("nginx", "nginx-light"), ("wrk", "wrk"), ("curl", "curl")]
+    {
+        super::needs(program, package)?;
+    }
+    let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
+    let secs = context.live.secs.unwrap_or(4.0);
+    let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
+    let capacity = (CORE_PART * bed.tsc_hz()).round();
+    let sale = sell(&bed, capacity, secs)?;
+    outcome.note(
+        "sold",
+        json!({ "capacity_mcycles_per_s": capacity / 1e6, "ftp_mbps": sale.ftp_bps / 1e6,
+            "ftp_share_of_cycles": sale.ftp_share }),
+    );
+    let mut all = Vec::new();
+    for (i, way) in [Way::Free, Way::Bps, Way::Cycles, Way::C2qos].into_iter().enumerate() {
+        context.progress(super::fleet::to_f64(i as u64) / 4.0, way.name());
+        let found = under(&bed, way, sale, secs)?;
+        outcome.note(
+            way.name(),
+            json!({
+                "ftp_mbps": found.ftp_bps[0] / 1e6,
+                "ftp_mbps_under_pressure": found.ftp_bps[1] / 1e6,
+                "p50_us": found.us[0],
+                "p99_us": found.us[1],
+                "requests_per_s": found.requests,
+            }),
+        );
+        if way != Way::Free {
+            let name = format!("ftp {}", way.name());
+            outcome.series(&name, "Mbit/s", found.ftp_over_time.iter().copied());
+        }
+        let points = [(50.0, found.us[0]), (99.0, found.us[1])];
+        outcome.series(&format!("response {}", way.name()), "us", points);
+        all.push(found);
+    }
+    conclude(&mut outcome, &all);
+    Ok(outcome)
+}
+
+/// FTP alone, without limits.
+fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
+    let free = Sale { capacity, ftp_bps: 0.0, ftp_share: 0.0 };
+    let mut stage = Stage::start(bed, "sale", &Way::Free.plan(free))?;
+    serve(bed, &mut stage)?;
+    download(bed, &mut stage)?;
+    let readings = stage.watch(secs, STEP)?;
+    // TCP finds its rate in the first half.
+    let late = &readings[readings.len() / 2..];
+    let cycles = |port: &str| match late {
+        [first, .., last] => last.per_second(first, port, "cycles"),
+        _ => f64::NAN,
+    };
+    let ftp: f64 = FTP.iter().map(|port| cycles(port)).sum();
+    let ftp_bps = FTP.iter().map(|port| mean_bps(late, port)).sum();
+    Ok(Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + cycles(NET)) })
+}
+
+/// One way: FTP, then FTP under pressure; native: pressure alone.
+fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
+    let mut stage = Stage::start(bed, way.name(), &way.plan(sale))?;
+    serve(bed, &mut stage)?;
+    let mut readings = Vec::new();
+    if way != Way::Free {
+        download(bed, &mut stage)?;
+        stage.watch(secs / 2.0, STEP)?;
+        readings = stage.watch(secs, STEP)?;
+    }
+    let calm = readings.len();
+    let duration = format!("{:.0}s", secs.max(1.0));
+    let mut running = Vec::new();
+    for (web, number) in WEB.into_iter().zip(FTP.len()..) {
+        let url = format!("http://{}/", Plan::ip(number));
+        let _ = web;
+        let words = ["-t1", "-c", CONNECTIONS, "-d", &duration, "--latency", url.as_str()];
+        running.push(stage.start_program(bed, NET, "wrk", &words)?);
+    }
+    readings.extend(stage.watch(secs, STEP)?);
+    let mut found = Found::default();
+    let share = 1.0 / f64::from(2_u8);
+    for program in running {
+        let said = stage.await_program(program, Duration::from_secs(20))?;
+        let (us, requests) = response_times(&said).with_context(|| format!("wrk said:\n{said}"))?;
+        (0..2).for_each(|i| found.us[i] += share * us[i]);
+        found.requests += requests;
+    }
+    let both = |readings: &[Reading]| FTP.iter().map(|port| mean_bps(readings, port)).sum();
+    if way != Way::Free {
+        found.ftp_bps = [both(&readings[..calm]), both(&readings[calm..])];
+        let step = STEP.as_secs_f64();
+        found.ftp_over_time = readings
+            .windows(2)
+            .zip(1_u32..)
+            .map(|(pair, i)| (f64::from(i) * step, both(pair) / 1e6))
+            .collect();
+    }
+    Ok(found)
+}
+
+/// Starts all servers and waits until they answer.
+fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
+    let dir = stage.dir().to_owned();
+    let files = dir.join("files");
+    std::fs::create_dir_all(&files).context("making a directory")?;
+    let big = std::fs::File::create(files.join("big")).context("making a file")?;
+    big.set_len(1 << 36).context("making a large file of holes")?;
+    std::fs::write(files.join("index.html"), "x".repeat(64)).context("writing a page")?;
+    for (number, ftp) in FTP.into_iter().enumerate() {
+        let conf = dir.join(format!("{ftp}.conf"));
+        std::fs::write(&conf, ftp_configuration(&files.display().to_string()))?;
+        stage.start_program(bed, ftp, "vsftpd", &[&conf.display().to_string()])?;
+        stage.await_tcp(NET, number, 21)?;
+    }
+    for (web, number) in WEB.into_iter().zip(FTP.len()..) {
+        let conf = dir.join(format!("{web}.conf"));
+        let at = dir.display().to_string();
+        std::fs::write(&conf, web_configuration(&at, &files.display().to_string(), web))?;
+        let conf = conf.display().to_string();
+        stage.start_program(bed, web, "nginx", &["-p", &at, "-c", &conf, "-e", "stderr"])?;
+        stage.await_tcp(NET, number, 80)?;
+    }
+    Ok(())
+}
+
+fn ftp_configuration(files: &str) -> String {
+    format!(
+        "listen=YES\nbackground=NO\nanonymous_enable=YES\nlocal_enable=NO\nanon_root={files}\n\
+         no_anon_password=YES\nseccomp_sandbox=NO\nisolate=NO\nisolate_network=NO\n\
+         xferlog_enable=NO\nuse_sendfile=YES\n"
+    )
+}
+
+fn web_configuration(dir: &str, files: &str, name: &str) -> String {
+    format!(
+        "daemon off;\nuser root;\nworker_processes 1;\npid {dir}/{name}.pid;\nerror_log stderr;\n\
+         events {{ worker_connections 256; }}\n\
+         http {{\n  access_log off;\n  keepalive_requests 1000000;\n\
+         \x20 client_body_temp_path {dir}/{name}-body;\n  proxy_temp_path {dir}/{name}-proxy;\n\
+         \x20 fastcgi_temp_path {dir}/{name}-fastcgi;\n  uwsgi_temp_path {dir}/{name}-uwsgi;\n\
+         \x20 scgi_temp_path {dir}/{name}-scgi;\n\
+         \x20 server {{ listen 80; root {files}; }}\n}}\n"
+    )
+}
+
+/// A download from each FTP server that outlasts the run.
+fn download(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
+    for number in 0..FTP.len() {
+        let url = format!("ftp://{}/big", Plan::ip(number));
+        stage.start_program(bed, NET, "curl", &["-s", "-o", "/dev/null", &url])?;
+    }
+    Ok(())
+}
+
+/// 50th and 99th percentile in microseconds, and requests a second, of what wrk says.
+fn response_times(said: &str) -> Option<([f64; 2], f64)> {
+    let after = |label: &str| {
+        let line = said.lines().find_map(|line| line.trim_start().strip_prefix(label))?;
+        Some(line.trim().to_owned())
+    };
+    let micros = |text: String| {
+        let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
+        let (text, factor) =
+            units.iter().find_map(|(unit, f)| Some((text.strip_suffix(unit)?, *f)))?;
+        Some(text.parse::<f64>().ok()? * factor)
+    };
+    let requests = after("Requests/sec:")?.parse().ok()?;
+    Some(([micros(after("50%")?)?, micros(after("99%")?)?], requests))
+}
+
+fn conclude(outcome: &mut Outcome, all: &[Found]) {
+    let [native, bps, cycles, c2qos] = all else { return };
+    let delta = |found: &Found| 100.0 * (found.ftp_bps[1] / found.ftp_bps[0] - 1.0);
+    let left =
+        |found: &Found, i: usize| 100.0 * (found.us[i] - native.us[i]) / (bps.us[i] - native.us[i]);
+    let claims = [
+        ("bps_ftp_delta_pct", "FTP under the web servers' pressure, `bps`.", delta(bps)),
+        ("c2tb_ftp_delta_pct", "The same, cycles and classes.", delta(c2qos)),
+        ("c2tb_only_ftp_delta_pct", "The same, cycles only.", delta(cycles)),
+        (
+            "added_latency_left_cycles_pct",
+            "Of the median response time that `bps` adds to native, left with cycles only.",
+            left(cycles, 0),
+        ),
+        (
+            "added_latency_left_pct",
+            "Of the median response time that `bps` adds to native, left with cycles and classes.",
+            left(c2qos, 0),
+        ),
+        ("added_p99_left_pct", "The same of the 99th percentile.", left(c2qos, 1)),
+    ];
+    for (id, statement, value) in claims {
+        outcome.claim(Claim::new(id, statement, "%").measured(value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrk_is_understood() {
+        let said = "  Latency Distribution\n     50%  635.00us\n     75%    1.10ms\n     \
+                    90%    2.00ms\n     99%    1.20s\n  9 requests in 2s\n\
+                    Requests/sec:   4521.17\n";
+        assert_eq!(response_times(said), Some(([635.0, 1_200_000.0], 4521.17)));
+        assert_eq!(response_times("nothing"), None);
+    }
+
+    #[test]
+    fn what_is_sold_is_ninety_percent_of_the_cycles() {
+        let sale = Sale { capacity: 1e8, ftp_bps: 1e9, ftp_share: 0.8 };
+        let plan = Way::C2qos.plan(sale);
+        let sold: f64 = plan.vms.iter().map(|vm| vm.bound.cycles).sum();
+        assert!((sold - 0.9e8).abs() < 1.0, "{sold}");
+        let bits: f64 = Way::Bps.plan(sale).vms.iter().map(|vm| vm.bound.bits).sum();
+        assert!((bits - 0.9e9).abs() < 1.0, "{bits}");
+    }
+}

@@ -1,0 +1,497 @@
+//! The load of live experiments: all VMs of a plan in one polling loop on the generator's core.
+//!
+//! **Rule.** The loop never stops while a switch is measured: what is sent changes between windows
+//! and the next window begins after a moment of the new load. A rate is that of a sender's frames
+//! as its sink got them. Latency is one way, from before a burst is published to the turn in which
+//! the sink finds the frame, both stamps of one core; sinks of stamped senders are looked at after
+//! every single sender.
+//!
+//! **What is left out, and listed.** When the loop itself stood still for longer than
+//! [`STANDSTILL`], frames sent before it went on tell no time. Times that were taken while the
+//! worker waited for its core are kept apart: [`Times::quiet`] has none of them, [`Times::all`]
+//! has.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use hdrhistogram::Histogram;
+use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
+
+use super::plan::Plan;
+use super::switch::Switch;
+use crate::clock;
+use crate::driver::SocketMode;
+use crate::load::{
+    Arrived, LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns,
+};
+
+/// A loop that takes longer for a turn was held up.
+const STANDSTILL: Duration = Duration::from_micros(60);
+/// How often times are sorted into quiet ones and others.
+const SLICE: Duration = Duration::from_millis(5);
+/// A worker that waited longer for its core within a slice was held up.
+const HELD_UP_NS: u64 = 10_000;
+/// How long the switch may take to connect.
+const CONNECT_SECS: f64 = 20.0;
+/// The longest latency, in cycles, that is told from longer ones: about a second.
+const LONGEST: u64 = 1 << 32;
+/// Descriptors of a sender's rings.
+const RING: u16 = 256;
+/// Descriptors of a sink's rings: they bridge the generator's short absences.
+const SINK_RING: u16 = 1024;
+/// The largest frame, FCS included.
+const LARGEST: u16 = 1518;
+/// Frames of one VM in a turn.
+const BURST: usize = 32;
+
+/// What a sender offers.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Offer {
+    /// Size of its frames, FCS included.
+    pub size: u16,
+    /// Flows.
+    pub flows: u32,
+    /// Rate.
+    pub rate: Rate,
+}
+
+impl Offer {
+    /// Nothing.
+    pub fn silence() -> Self {
+        Self { size: 64, flows: 1, rate: Rate::Stop }
+    }
+}
+
+/// How long stamped frames of one sender took, in cycles.
+#[derive(Debug, Clone)]
+pub(crate) struct Times {
+    /// Those of moments in which the worker had its core.
+    pub quiet: Histogram<u64>,
+    /// All.
+    pub all: Histogram<u64>,
+}
+
+impl Times {
+    fn new() -> anyhow::Result<Self> {
+        let new = || Histogram::new_with_bounds(1, LONGEST, 3).context("making a histogram");
+        Ok(Self { quiet: new()?, all: new()? })
+    }
+
+    /// Adds another sender's.
+    pub fn add(&mut self, other: &Self) {
+        // Both have the same bounds.
+        let _ = self.quiet.add(&other.quiet);
+        let _ = self.all.add(&other.all);
+    }
+
+    /// Microseconds that `percentile` per cent do not exceed, the worker having its core.
+    pub fn us(&self, percentile: f64, tsc_hz: f64) -> f64 {
+        micros(&self.quiet, percentile, tsc_hz)
+    }
+
+    /// The same over all times.
+    pub fn us_of_all(&self, percentile: f64, tsc_hz: f64) -> f64 {
+        micros(&self.all, percentile, tsc_hz)
+    }
+}
+
+fn micros(of: &Histogram<u64>, percentile: f64, tsc_hz: f64) -> f64 {
+    if of.is_empty() {
+        return f64::NAN;
+    }
+    to_f64(of.value_at_percentile(percentile)) / tsc_hz * 1e6
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+pub(crate) fn to_f64(count: u64) -> f64 {
+    count as f64
+}
+
+/// One sender in a window.
+#[derive(Debug, Clone)]
+pub(crate) struct Sent {
+    /// Its name.
+    pub name: String,
+    /// Frames a second that arrived; of the window's parts, the one in the middle.
+    pub pps: f64,
+    /// Share of the loop's turns in which a frame was due and its ring was full.
+    pub full: f64,
+    /// Frames that it published, a second.
+    pub offered_pps: f64,
+    /// Bits a second of each part of the window.
+    pub parts: Vec<f64>,
+    /// Its stamped frames.
+    pub times: Option<Times>,
+}
+
+/// What was measured in a window.
+#[derive(Debug, Clone)]
+pub(crate) struct Window {
+    /// The senders, in the plan's order.
+    pub senders: Vec<Sent>,
+    /// Share of the time that the worker waited for its core.
+    pub worker_wait: f64,
+    /// Share of the time that the generator waited for its core.
+    pub generator_wait: f64,
+    /// Share of the time in turns that moved nothing.
+    pub idle: f64,
+    /// Share of the time in which the loop stood still.
+    pub standstill: f64,
+}
+
+impl Window {
+    /// The sender called `name`.
+    pub fn sender(&self, name: &str) -> anyhow::Result<&Sent> {
+        self.senders.iter().find(|s| s.name == name).with_context(|| format!("no sender {name}"))
+    }
+
+    /// Frames a second of all senders.
+    pub fn pps(&self) -> f64 {
+        self.senders.iter().map(|s| s.pps).sum()
+    }
+
+    /// The times of all senders whose names begin with `prefix`.
+    pub fn times(&self, prefix: &str) -> anyhow::Result<Times> {
+        let mut sum = Times::new()?;
+        for sender in self.senders.iter().filter(|s| s.name.starts_with(prefix)) {
+            if let Some(times) = &sender.times {
+                sum.add(times);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The greater share of the time in which worker or generator waited for its core.
+    pub fn wait(&self) -> f64 {
+        self.worker_wait.max(self.generator_wait)
+    }
+}
+
+/// A sender, its place among the VMs and that of its sink.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    from: usize,
+    to: usize,
+    stamped: bool,
+}
+
+/// A sink that empties its ring no faster than a link would.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    sink: usize,
+    bits: f64,
+    credit: f64,
+    last_ns: u64,
+    seen_bytes: u64,
+}
+
+/// The VMs of a plan at their switch.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    vms: Vec<LoadVm>,
+    names: Vec<String>,
+    ways: Vec<Way>,
+    /// Sinks that are emptied at once, and whether stamped frames come to them.
+    sinks: Vec<(usize, bool)>,
+    links: Vec<Link>,
+    start: Instant,
+}
+
+/// Counters of all senders at one moment.
+#[derive(Debug, Clone)]
+struct Mark {
+    at_ns: u64,
+    of: Vec<(VmCounters, Arrived)>,
+}
+
+impl Fleet {
+    /// Attaches all VMs of `plan` to `switch`, all at once: a switch may try once a second.
+    pub fn connect(switch: &dyn Switch, plan: &Plan) -> anyhow::Result<Self> {
+        let spec = spec(switch, plan);
+        let spec = &spec;
+        let vms = std::thread::scope(|scope| {
+            let connect = |number| scope.spawn(move || LoadVm::connect(spec, number));
+            let threads: Vec<_> = (0..spec.vms.len()).map(connect).collect();
+            threads
+                .into_iter()
+                .zip(&spec.vms)
+                .map(|(thread, vm)| {
+                    let vm_name = || format!("attaching {}", vm.name);
+                    thread.join().ok().context("a thread panicked")?.with_context(vm_name)
+                })
+                .collect::<anyhow::Result<Vec<_>>>()
+        })?;
+        let names = plan.vms.iter().map(|vm| vm.name.clone()).collect();
+        let place = |name: &str| plan.number(name);
+        let ways: Vec<Way> = plan
+            .vms
+            .iter()
+            .enumerate()
+            .filter_map(|(from, vm)| {
+                Some(Way { from, to: place(vm.to.as_deref()?)?, stamped: vm.stamped })
+            })
+            .collect();
+        let (mut sinks, mut links) = (Vec::new(), Vec::new());
+        for (sink, vm) in plan.vms.iter().enumerate() {
+            if vm.drains > 0.0 {
+                let (credit, last_ns, seen_bytes) = (0.0, 0, 0);
+                links.push(Link { sink, bits: vm.drains, credit, last_ns, seen_bytes });
+            } else if vm.to.is_none() {
+                sinks.push((sink, ways.iter().any(|way| way.stamped && way.to == sink)));
+            }
+        }
+        let mut fleet = Self { vms, names, ways, sinks, links, start: clock::now() };
+        for vm in &mut fleet.vms {
+            vm.announce()?;
+            vm.change(&phase(&Offer::silence()));
+        }
+        Ok(fleet)
+    }
+
+    /// Changes what `name` sends.
+    pub fn offer(&mut self, name: &str, offer: &Offer) {
+        if let Some(number) = self.names.iter().position(|n| n == name) {
+            self.vms[number].change(&phase(offer));
+        }
+    }
+
+    /// Has all senders send nothing.
+    pub fn hush(&mut self) {
+        self.vms.iter_mut().for_each(|vm| vm.change(&phase(&Offer::silence())));
+    }
+
+    /// Sends for `warm` seconds, then for `secs` in `parts` parts that are measured.
+    pub fn run(
+        &mut self,
+        switch: &dyn Switch,
+        warm: f64,
+        secs: f64,
+        parts: u32,
+    ) -> anyhow::Result<Window> {
+        let mut times = self
+            .ways
+            .iter()
+            .map(|way| way.stamped.then(Times::new).transpose())
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let began = self.now_ns();
+        self.vms.iter_mut().for_each(|vm| vm.restart_pacing(began));
+        let mut lap = Lap::new(switch.waited_ns());
+        self.turns(switch, began + nanos(warm), &mut lap, &mut [])?;
+        let waited = (switch.waited_ns(), run_queue_wait_ns());
+        let (first, mut lap) = (self.now_ns(), Lap::new(waited.0));
+        let mut marks = vec![self.mark()];
+        for part in 1..=parts {
+            let end = first + nanos(secs * f64::from(part) / f64::from(parts));
+            self.turns(switch, end, &mut lap, &mut times)?;
+            marks.push(self.mark());
+        }
+        let waited = (switch.waited_ns() - waited.0, run_queue_wait_ns() - waited.1);
+        let took = self.now_ns() - first;
+        let share = |ns: u64| to_f64(ns) / to_f64(took.max(1));
+        Ok(Window {
+            senders: self.sent(&marks, times, lap.turns),
+            worker_wait: share(waited.0),
+            generator_wait: share(waited.1),
+            idle: share(lap.idle_ns),
+            standstill: share(lap.standstill_ns),
+        })
+    }
+
+    fn now_ns(&self) -> u64 {
+        clock::nanos(self.start.elapsed())
+    }
+
+    fn mark(&mut self) -> Mark {
+        let at_ns = self.now_ns();
+        let of = self.ways.iter().map(|way| {
+            let arrived = self.vms[way.to].arrived().nth(way.from).unwrap_or_default();
+            (self.vms[way.from].counters(), arrived)
+        });
+        Mark { at_ns, of: of.collect() }
+    }
+
+    fn sent(&self, marks: &[Mark], times: Vec<Option<Times>>, turns: u64) -> Vec<Sent> {
+        let (Some(first), Some(last)) = (marks.first(), marks.last()) else { return Vec::new() };
+        let secs = seconds(last.at_ns - first.at_ns).max(1e-9);
+        let all = self.ways.iter().zip(times).enumerate();
+        all.map(|(i, (way, times))| {
+            let part = |pair: &[Mark]| {
+                let secs = seconds(pair[1].at_ns - pair[0].at_ns).max(1e-9);
+                let (then, now) = (pair[0].of[i].1, pair[1].of[i].1);
+                let frames = to_f64(now.frames - then.frames);
+                (frames / secs, (to_f64(now.bytes - then.bytes) + 4.0 * frames) * 8.0 / secs)
+            };
+            let (pps, bps): (Vec<f64>, Vec<f64>) = marks.windows(2).map(part).unzip();
+            let (then, now) = (first.of[i].0, last.of[i].0);
+            Sent {
+                name: self.names[way.from].clone(),
+                pps: middle(&pps),
+                full: to_f64(now.tx_ring_full - then.tx_ring_full) / to_f64(turns.max(1)),
+                offered_pps: to_f64(now.tx_frames - then.tx_frames) / secs,
+                parts: bps,
+                times,
+            }
+        })
+        .collect()
+    }
+
+    /// Turns of the loop until `end`.
+    fn turns(
+        &mut self,
+        switch: &dyn Switch,
+        end: u64,
+        lap: &mut Lap,
+        times: &mut [Option<Times>],
+    ) -> anyhow::Result<()> {
+        let (slice, standstill) = (clock::nanos(SLICE), clock::nanos(STANDSTILL));
+        let mut now = self.now_ns();
+        let mut next_slice = now + slice;
+        while now < end {
+            let moved = self.turn(now)?;
+            lap.turns += 1;
+            let then = self.now_ns();
+            if moved == 0 {
+                lap.idle_ns += then - now;
+            }
+            if then - now > standstill {
+                lap.standstill_ns += then - now;
+                self.forget();
+            }
+            now = then;
+            if now >= next_slice {
+                next_slice = now + slice;
+                self.sort_times(switch, lap, times);
+                // The sorting is no standstill of the switch's, and frames waited meanwhile.
+                self.forget();
+                now = self.now_ns();
+            }
+        }
+        self.sort_times(switch, lap, times);
+        Ok(())
+    }
+
+    fn turn(&mut self, now: u64) -> anyhow::Result<usize> {
+        let mut moved = 0;
+        for i in 0..self.ways.len() {
+            moved += self.vms[self.ways[i].from].send_turn(now, BURST)?;
+            for &(sink, prompt) in &self.sinks {
+                if prompt {
+                    moved += self.vms[sink].receive();
+                }
+            }
+        }
+        for &(sink, prompt) in &self.sinks {
+            if !prompt {
+                moved += self.vms[sink].receive();
+            }
+        }
+        for i in 0..self.links.len() {
+            moved += self.drain(i, now);
+        }
+        Ok(moved)
+    }
+
+    /// Takes as much from a ring as its link would have carried since the last turn.
+    fn drain(&mut self, link: usize, now: u64) -> usize {
+        let Link { sink, bits, .. } = self.links[link];
+        let vm = &mut self.vms[sink];
+        let link = &mut self.links[link];
+        let most = bits * 1e-4;
+        link.credit = (link.credit + bits * seconds(now - link.last_ns)).min(most);
+        link.last_ns = now;
+        let mut moved = 0;
+        while link.credit > 0.0 {
+            if vm.receive_up_to(1) == 0 {
+                // An idle link earns nothing.
+                link.credit = link.credit.min(f64::from(LARGEST) * 8.0);
+                break;
+            }
+            moved += 1;
+            // With preamble, gap and FCS.
+            let bytes: u64 = vm.arrived().map(|a| a.bytes + 24 * a.frames).sum();
+            link.credit -= to_f64(bytes - link.seen_bytes) * 8.0;
+            link.seen_bytes = bytes;
+        }
+        moved
+    }
+
+    fn forget(&mut self) {
+        let now = Tsc.now().0;
+        for &(sink, prompt) in &self.sinks {
+            if prompt {
+                self.vms[sink].forget_times_before(now);
+            }
+        }
+    }
+
+    fn sort_times(&mut self, switch: &dyn Switch, lap: &mut Lap, times: &mut [Option<Times>]) {
+        let waited = switch.waited_ns();
+        let quiet = waited - lap.waited_ns <= HELD_UP_NS;
+        lap.waited_ns = waited;
+        for &(sink, _) in self.sinks.iter().filter(|(_, prompt)| *prompt) {
+            let ways = &self.ways;
+            self.vms[sink].drain_times(|from, cycles| {
+                let Some(way) = ways.iter().position(|way| way.from == from) else { return };
+                let Some(Some(times)) = times.get_mut(way) else { return };
+                times.all.saturating_record(cycles.max(1));
+                if quiet {
+                    times.quiet.saturating_record(cycles.max(1));
+                }
+            });
+        }
+    }
+}
+
+/// What the loop knows of itself.
+#[derive(Debug)]
+struct Lap {
+    turns: u64,
+    idle_ns: u64,
+    standstill_ns: u64,
+    waited_ns: u64,
+}
+
+impl Lap {
+    fn new(waited_ns: u64) -> Self {
+        Self { turns: 0, idle_ns: 0, standstill_ns: 0, waited_ns }
+    }
+}
+
+fn spec(switch: &dyn Switch, plan: &Plan) -> LoadSpec {
+    let vms = plan.vms.iter().enumerate().map(|(number, vm)| {
+        let socket = switch.socket(&vm.name);
+        let mut spec = VmSpec::new(&vm.name, socket, Plan::mac(number), Plan::ip(number));
+        spec.mode = if switch.listens() { SocketMode::Client } else { SocketMode::Server };
+        spec.to.clone_from(&vm.to);
+        spec.stamped = vm.stamped;
+        spec.ring_size = if vm.to.is_some() { RING } else { SINK_RING };
+        spec.sizes = SizeMix::fixed(LARGEST);
+        spec.rate = Rate::Stop;
+        spec
+    });
+    let mut spec = LoadSpec::new(vms.collect(), 0.0);
+    spec.wait_secs = CONNECT_SECS;
+    spec
+}
+
+fn phase(offer: &Offer) -> Phase {
+    Phase {
+        at_secs: 0.0,
+        rate: Some(offer.rate),
+        sizes: Some(SizeMix::fixed(offer.size)),
+        flows: Some(offer.flows),
+    }
+}
+
+/// The value in the middle.
+pub(crate) fn middle(values: &[f64]) -> f64 {
+    crate::bench::stats::Spread::of(values).map_or(f64::NAN, |spread| spread.median)
+}
+
+fn nanos(secs: f64) -> u64 {
+    clock::nanos(Duration::try_from_secs_f64(secs).unwrap_or_default())
+}
+
+fn seconds(ns: u64) -> f64 {
+    Duration::from_nanos(ns).as_secs_f64()
+}

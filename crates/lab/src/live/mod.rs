@@ -1,0 +1,57 @@
+//! Live runs of the C2QoS figures: our switch, OVS-DPDK and real load on this machine.
+//!
+//! **Problem.** What a simulation shows, real rings, caches and neighbours may contradict.
+//! **Rule.** One process starts the switches, plays all VMs from one loop on one core, stops the
+//! switches by turns, and has a guard take everything down. A figure is bounded in time (three
+//! minutes). Beside each number stand what would make it wrong: waits for a core, rings that were
+//! never full.
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | `plan` | VMs, what each bought, whom it sends to: as our configuration and as OVS's flows |
+//! | `switch` | our daemon or OVS-DPDK by a plan |
+//! | `fleet` | the polling loop that plays the VMs; rates and latencies in windows |
+//! | `rig` | a switch with its VMs, stopped while others run |
+//! | `uplink` | Fig. 13: the link is full |
+//! | `stage` | namespaces with real programs behind our switch |
+//! | `noisy` | Fig. 1: a victim and aggressors |
+//! | `classes` | Fig. 3 and Fig. 11: latency on a full core |
+//! | `bandwidth` | Fig. 10: iperf3 and qperf |
+//! | `applications` | Fig. 12: FTP servers and web servers |
+
+mod applications;
+mod bandwidth;
+mod classes;
+mod fleet;
+mod noisy;
+mod picture;
+mod plan;
+mod rig;
+mod stage;
+mod switch;
+mod uplink;
+
+pub(crate) use applications::run as fig12;
+pub(crate) use bandwidth::run as fig10;
+pub(crate) use classes::{fig3, fig11};
+pub(crate) use noisy::run as fig1;
+pub(crate) use picture::by_unit as picture;
+pub(crate) use uplink::run as fig13;
+
+/// Whether a program can be run here.
+fn needs(program: &str, package: &str) -> anyhow::Result<()> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|dir| dir.join(program).exists());
+    anyhow::ensure!(
+        found,
+        "{program} is not there; install Debian's package {package}, or run \
+         `scripts/setup.sh bench`"
+    );
+    Ok(())
+}
+
+/// The bound in what `penstock explain VM --json` answers, in microseconds.
+fn explained_bound_us(answer: &str) -> Option<f64> {
+    let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
+    answer["latency_bound_us"].as_f64()
+}

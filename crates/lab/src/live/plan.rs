@@ -1,0 +1,255 @@
+//! Who takes part in a live experiment: VMs, what each bought, whom each sends to.
+//!
+//! **Rule.** Ours and the peer get the same network from one plan: for each sender a rule of higher
+//! priority that looks at its frames' UDP ports (a security group; it hits nothing), and two rules
+//! that look at the destination. Without the first no decision depends on ports, and the switches
+//! may tell flows apart or not as they like: then "many flows" would cost one of them nothing.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use crate::mac::Mac;
+
+/// What bounds what a VM sends, in the words of the configuration.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Bound {
+    /// `ingress_policy`.
+    pub policy: Policy,
+    /// Cycles a second that it bought.
+    pub cycles: f64,
+    /// Bits a second that it bought, frames without FCS; for `bps`.
+    pub bits: f64,
+    /// Its part of what others leave.
+    pub weight: u16,
+    /// Its latency class, 1 first; 0 leaves it out.
+    pub priority: u8,
+}
+
+/// Ingress policies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// Nothing but its turn.
+    #[default]
+    None,
+    /// Bits per second.
+    Bps,
+    /// Cycles, no more than bought.
+    Strict,
+    /// Cycles, and a share of what is left.
+    Minmax,
+}
+
+/// One VM.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Vm {
+    /// Its name, and its port's.
+    pub name: String,
+    /// Whom it sends to; a VM that sends to nobody is a sink.
+    pub to: Option<String>,
+    /// Whether its frames carry the time at which they were sent.
+    pub stamped: bool,
+    /// What bounds it.
+    pub bound: Bound,
+    /// More lines of its port's table.
+    pub more: String,
+    /// Whether its port is nobody's, as an uplink is; the tenant then has a VLAN.
+    pub shared: bool,
+    /// What it takes from its ring in bits a second; 0: all at once.
+    pub drains: f64,
+}
+
+impl Vm {
+    /// A VM that sends to `to`.
+    pub fn sender(name: impl Into<String>, to: &str, bound: Bound) -> Self {
+        Self { name: name.into(), to: Some(to.to_owned()), bound, ..Self::default() }
+    }
+
+    /// A VM that only receives.
+    pub fn sink(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// The same VM, its frames stamped.
+    pub fn stamped(mut self) -> Self {
+        self.stamped = true;
+        self
+    }
+}
+
+/// All VMs, and what the worker does with them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Plan {
+    /// `schedule` of the worker; empty: the default.
+    pub schedule: String,
+    /// More lines of the worker's table.
+    pub worker: String,
+    /// The VMs.
+    pub vms: Vec<Vm>,
+    /// Whether ports offer checksum and segmentation offload.
+    pub offloads: bool,
+    /// Whether the ports listen on their sockets; else they connect.
+    pub listens: bool,
+}
+
+impl Plan {
+    /// A plan for the load generator: ports listen, no offloads.
+    pub fn new(schedule: &str, vms: Vec<Vm>) -> Self {
+        Self { schedule: schedule.to_owned(), vms, listens: true, ..Self::default() }
+    }
+
+    /// The address of VM `number`.
+    pub fn mac(number: usize) -> Mac {
+        Mac([0x52, 0x54, 0, 0, 5, u8::try_from(number + 1).unwrap_or(u8::MAX)])
+    }
+
+    /// The IP address of VM `number`.
+    pub fn ip(number: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 0, u8::try_from(number + 1).unwrap_or(u8::MAX), 1)
+    }
+
+    /// The place of the VM called `name`.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        self.vms.iter().position(|vm| vm.name == name)
+    }
+
+    fn has_vlan(&self) -> bool {
+        self.vms.iter().any(|vm| vm.shared)
+    }
+
+    /// Senders with their places and those of their destinations.
+    fn ways(&self) -> impl Iterator<Item = (usize, &Vm, usize)> {
+        self.vms.iter().enumerate().filter_map(|(number, vm)| {
+            let to = vm.to.as_deref().and_then(|to| self.number(to))?;
+            Some((number, vm, to))
+        })
+    }
+
+    /// The configuration file of our daemon in `dir`; cores as given.
+    pub fn configuration(&self, dir: &Path, (worker, control): (u32, u32)) -> String {
+        let at = dir.display();
+        let schedule = if self.schedule.is_empty() { "round-robin" } else { &self.schedule };
+        let mut text = format!(
+            "[host]\nname = \"lab\"\nsocket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\n\
+             [worker]\ncores = [{worker}]\ncontrol_cores = [{control}]\nidle_backoff_us = 0\n\
+             schedule = \"{schedule}\"\n{}\n[[tenant]]\nname = \"lab\"\n{}",
+            self.worker,
+            if self.has_vlan() { "vlans = [100]\n" } else { "" },
+        );
+        for vm in &self.vms {
+            self.port(&mut text, vm, dir);
+        }
+        for (_, vm, to) in self.ways() {
+            self.rules(&mut text, vm, to);
+        }
+        text
+    }
+
+    fn port(&self, text: &mut String, vm: &Vm, dir: &Path) {
+        let (name, on) = (&vm.name, self.offloads);
+        let mode = if self.listens { "server" } else { "client" };
+        let tenant = if vm.shared { "" } else { "tenant = \"lab\"\n" };
+        let vlan = if self.has_vlan() { "vlan = 100\n" } else { "" };
+        // Writing into a String cannot fail.
+        let _ = write!(
+            text,
+            "\n[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\n{tenant}{vlan}\
+             mode = \"{mode}\"\nsocket = \"{}/{name}.sock\"\n\
+             offloads = {{ csum = {on}, tso = {on} }}\n{}",
+            dir.display(),
+            vm.more
+        );
+        let bound = &vm.bound;
+        let policy = match bound.policy {
+            Policy::None => String::new(),
+            Policy::Bps => {
+                // A burst of 10 ms, as the peer has it, and at least one of 64 KiB.
+                let burst = (bound.bits / 8.0 / 100.0).max(65_536.0);
+                format!(
+                    "ingress_policy = \"bps\"\n\
+                     police = {{ cir = {:.0}, cbs = {burst:.0}, ebs = 0 }}\n",
+                    bound.bits
+                )
+            }
+            Policy::Strict => {
+                format!("ingress_policy = \"cycles-strict\"\ncycles = {:.0}\n", bound.cycles)
+            }
+            Policy::Minmax => format!(
+                "ingress_policy = \"cycles-minmax\"\ncycles = {:.0}\nweight = {}\n",
+                bound.cycles,
+                bound.weight.max(1)
+            ),
+        };
+        text.push_str(&policy);
+        if bound.priority > 0 {
+            let _ = writeln!(text, "priority = {}", bound.priority);
+        }
+    }
+
+    fn rules(&self, text: &mut String, vm: &Vm, to: usize) {
+        let (from, dst, mac) = (&vm.name, &self.vms[to].name, Self::mac(to));
+        let _ = write!(
+            text,
+            "\n[[rule]]\nname = \"{from}-group\"\npriority = 20\nport = \"{from}\"\n\
+             match = {{ proto = \"udp\", src_port = \"1-1023\" }}\nactions = [\"drop\"]\n"
+        );
+        for (half, net) in [("low", "0.0.0.0/1"), ("high", "128.0.0.0/1")] {
+            let _ = write!(
+                text,
+                "\n[[rule]]\nname = \"{from}-{half}\"\npriority = 10\nport = \"{from}\"\n\
+                 match = {{ dst_mac = \"{mac}\", dst = \"{net}\" }}\n\
+                 actions = [\"output:{dst}\"]\n"
+            );
+        }
+    }
+
+    /// The flow table of OVS; ports are numbered from 1 in the order of the VMs.
+    pub fn flows(&self) -> Vec<String> {
+        let mut flows = Vec::new();
+        for (from, _, to) in self.ways() {
+            let (from, out, mac) = (from + 1, to + 1, Self::mac(to));
+            flows.push(format!("priority=20,udp,in_port={from},tp_src=0x0000/0xfc00,actions=drop"));
+            for net in ["0.0.0.0/1", "128.0.0.0/1"] {
+                flows.push(format!(
+                    "priority=10,ip,in_port={from},dl_dst={mac},nw_dst={net},actions=output:{out}"
+                ));
+            }
+        }
+        flows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        let bound = Bound { policy: Policy::Minmax, cycles: 2e8, weight: 4, ..Bound::default() };
+        let capped = Bound { policy: Policy::Bps, bits: 1e9, priority: 2, ..Bound::default() };
+        let vms =
+            vec![Vm::sender("vm1", "s", bound), Vm::sender("vm2", "s", capped), Vm::sink("s")];
+        Plan::new("hbs", vms)
+    }
+
+    #[test]
+    fn a_plan_says_who_bought_what() {
+        let text = plan().configuration(Path::new("/d"), (1, 0));
+        for part in [
+            "schedule = \"hbs\"",
+            "ingress_policy = \"cycles-minmax\"\ncycles = 200000000\nweight = 4\n",
+            "police = { cir = 1000000000, cbs = 1250000, ebs = 0 }\npriority = 2\n",
+            "socket = \"/d/s.sock\"",
+            "dst_mac = \"52:54:00:00:05:03\"",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn both_switches_get_the_same_rules() {
+        let plan = plan();
+        let text = plan.configuration(Path::new("/d"), (1, 0));
+        assert_eq!(text.matches("[[rule]]").count(), plan.flows().len());
+        assert!(plan.flows()[1].contains("in_port=1,dl_dst=52:54:00:00:05:03"));
+    }
+}

@@ -1,0 +1,180 @@
+//! Real programs behind our switch: a namespace for each VM of a plan, its NIC an endpoint.
+//!
+//! **Rule.** The switch's worker has its core; endpoints, kernel stacks and all programs share the
+//! generator's. So the worker's `capacity` is capped, for every policy alike, until the switch and
+//! not the programs' core is what is short. Namespaces, daemons and files are the guard's to take
+//! down. Rates come from the switch's counters of what each port sent.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use super::fleet::to_f64;
+use super::plan::Plan;
+use super::switch::{Ours, Switch as _, count};
+use crate::bench::bed::Bed;
+use crate::bench::guard::{THIS_PROGRAM, Ward};
+use crate::bench::process::{Daemon, ask, await_some};
+use crate::clock;
+
+/// How long until namespaces are there and packets pass.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A switch with a namespace behind each of its ports.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    // What is behind the ports ends before the switch.
+    programs: Vec<Option<Daemon>>,
+    _endpoint: Daemon,
+    ours: Ours,
+    dir: PathBuf,
+    core: String,
+    namespaces: Vec<(String, String)>,
+}
+
+/// What ports sent at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Reading {
+    at: std::time::Instant,
+    stats: Value,
+}
+
+impl Reading {
+    /// Bits a second, without FCS, that `port` sent since `before`.
+    pub fn bps(&self, before: &Self, port: &str) -> f64 {
+        8.0 * self.per_second(before, port, "rx_bytes")
+    }
+
+    /// A counter's growth a second.
+    pub fn per_second(&self, before: &Self, port: &str, name: &str) -> f64 {
+        let grown = count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name));
+        to_f64(grown) / self.at.duration_since(before.at).as_secs_f64()
+    }
+}
+
+impl Stage {
+    /// Starts the switch and puts namespaces behind its ports.
+    pub fn start(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
+        let ours = Ours::start(bed, name, plan)?;
+        let dir = bed.dir().join(format!("{name}-programs"));
+        if !dir.exists() {
+            std::fs::create_dir(&dir).context("making a directory")?;
+        }
+        let core = bed.generator_core().to_string();
+        let mut command = Command::new(THIS_PROGRAM);
+        command.args(["lab", "endpoint", "--create-netns", "--core", &core]);
+        let mut namespaces = Vec::new();
+        for (number, vm) in plan.vms.iter().enumerate() {
+            let netns = format!("pl{}-{name}-{number}", std::process::id());
+            bed.guard().take(&Ward::Netns(netns.clone()))?;
+            let offloads = if plan.offloads { "on" } else { "off" };
+            command.arg("--nic").arg(format!(
+                "socket={},mode=client,netns={netns},mac={},ip={}/8,offloads={offloads}",
+                ours.socket(&vm.name).display(),
+                Plan::mac(number),
+                Plan::ip(number),
+            ));
+            namespaces.push((vm.name.clone(), netns));
+        }
+        let mut endpoint = Daemon::start(&mut command, dir.join("endpoint.log"), bed.guard())?;
+        let log = dir.join("endpoint.log");
+        await_some("endpoints", START_LIMIT, || {
+            endpoint.check()?;
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            Ok(said.lines().any(|line| line == "ready").then_some(()))
+        })?;
+        Ok(Self { programs: Vec::new(), _endpoint: endpoint, ours, dir, core, namespaces })
+    }
+
+    /// Where its files are.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A command in the namespace of `vm`, on the generator's core.
+    pub fn inside(&self, vm: &str, program: &str, words: &[&str]) -> anyhow::Result<Command> {
+        let netns = self.namespaces.iter().find(|(name, _)| name == vm);
+        let (_, netns) = netns.with_context(|| format!("no vm is called {vm}"))?;
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{netns}"));
+        command.args(["--", "taskset", "-c", &self.core, program]).args(words);
+        Ok(command)
+    }
+
+    /// Starts a program in the namespace of `vm`; it ends with the stage, if not sooner.
+    pub fn start_program(
+        &mut self,
+        bed: &Bed,
+        vm: &str,
+        program: &str,
+        words: &[&str],
+    ) -> anyhow::Result<usize> {
+        let number = self.programs.len();
+        let log = self.log(number);
+        let mut command = self.inside(vm, program, words)?;
+        self.programs.push(Some(Daemon::start(&mut command, log, bed.guard())?));
+        Ok(number)
+    }
+
+    fn log(&self, program: usize) -> PathBuf {
+        self.dir.join(format!("program-{program}.log"))
+    }
+
+    /// Waits for the end of a program and returns what it said.
+    pub fn await_program(&mut self, program: usize, limit: Duration) -> anyhow::Result<String> {
+        let running = self.programs.get_mut(program).and_then(Option::as_mut);
+        running.context("no such program")?.await_end(limit)?;
+        std::fs::read_to_string(self.log(program)).context("reading what a program said")
+    }
+
+    /// How many programs were started.
+    pub fn programs(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// Ends some of them.
+    pub fn end_programs(&mut self, which: std::ops::Range<usize>) {
+        for program in self.programs.get_mut(which).into_iter().flatten() {
+            drop(program.take());
+        }
+    }
+
+    /// Waits until `vm` reaches `port` of the VM numbered `to`.
+    pub fn await_tcp(&self, vm: &str, to: usize, port: u16) -> anyhow::Result<()> {
+        let what = format!("port {port} of {}", Plan::ip(to));
+        await_some(&what, START_LIMIT, || {
+            let address = format!("/dev/tcp/{}/{port}", Plan::ip(to));
+            let probe = format!("exec 3<>{address}");
+            let mut command = self.inside(vm, "timeout", &["1", "bash", "-c", &probe])?;
+            Ok(ask(&mut command).ok().map(drop))
+        })
+    }
+
+    /// What the ports have sent so far.
+    pub fn read(&self) -> anyhow::Result<Reading> {
+        let stats = self.ours.stats()?;
+        Ok(Reading { at: clock::now(), stats })
+    }
+
+    /// Readings every `step` for `secs`, the first at once.
+    pub fn watch(&self, secs: f64, step: Duration) -> anyhow::Result<Vec<Reading>> {
+        let began = clock::now();
+        let mut readings = vec![self.read()?];
+        while began.elapsed().as_secs_f64() < secs {
+            clock::wait_readable(None, step);
+            readings.push(self.read()?);
+        }
+        Ok(readings)
+    }
+}
+
+/// The mean rate of `port` over readings.
+pub(crate) fn mean_bps(readings: &[Reading], port: &str) -> f64 {
+    match readings {
+        [first, .., last] => last.bps(first, port),
+        _ => f64::NAN,
+    }
+}

@@ -83,7 +83,8 @@ pub(in crate::port) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, 
     unsafe {
         write_header(at, frame.offload, 1, header);
         let mut to = at.add(header);
-        copy_head(to, batch.head_at(i), head);
+        // Not `copy_head`: with a tag put in the head is four bytes longer than it was taken.
+        copy(to, batch.head_at(i), head);
         if frame.has_segments() {
             to = to.add(head);
             for s in batch.segments(i) {
@@ -202,6 +203,30 @@ pub(in crate::port) unsafe fn write_header(
             }
         } else {
             copy_head(tail, last.to_ne_bytes().as_ptr(), 2);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::Offload;
+
+    #[test]
+    fn a_frame_of_any_length_is_written_whole_with_a_tag_put_in() {
+        for len in [60, 123, 124, 127, 128, 129, 300, 1514] {
+            let frame: Vec<u8> = (0..251_u8).cycle().take(len).collect();
+            let mut batch = Batch::new();
+            batch.push(&frame, Offload::NONE).unwrap();
+            batch.frame_mut(0).tci = 100;
+            batch.set_tagged(0, true);
+            let mut want = frame[..12].to_vec();
+            want.extend([0x81, 0, 0, 100]);
+            want.extend(&frame[12..]);
+            let mut out = vec![0xee; 12 + want.len()];
+            // SAFETY: `out` has room for the header and the frame, which lies in the batch.
+            unsafe { write_plain(&batch, 0, out.as_mut_ptr(), 12) };
+            assert!(out[12..] == want, "{len} bytes");
         }
     }
 }

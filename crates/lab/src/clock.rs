@@ -35,3 +35,36 @@ pub(crate) fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool
         }
     }
 }
+
+/// Date and time, UTC, to the second: `2026-11-21T14:00:00Z`.
+pub(crate) fn utc() -> String {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
+    date_text(now.map_or(0, |now| now.tv_sec()))
+}
+
+/// Seconds since 1970 as a date (H. Hinnant, "chrono-compatible low-level date algorithms").
+fn date_text(seconds: i64) -> String {
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let shifted = days + 719_468;
+    let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date_text(0), "1970-01-01T00:00:00Z");
+        assert_eq!(date_text(951_827_696), "2000-02-29T12:34:56Z");
+        assert_eq!(date_text(1_795_269_600), "2026-11-21T14:00:00Z");
+    }
+}

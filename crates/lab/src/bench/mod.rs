@@ -14,12 +14,14 @@
 //! | `pair`, `attached` | the generator in windows; a switch with it, stopped in between |
 //! | `v2v`, `tcp`, `rr`, `loss` | the benchmarks |
 //! | `live_pair` | two VMs and the stages' cycles, for figures |
+//! | [`calibrate`] | what a frame costs, for the cost model |
 //! | `mlr` | the search for the rates of `loss` |
 //! | `stats`, `report` | medians, ratios, bars; JSON and text |
 
 mod args;
 mod attached;
 pub(crate) mod bed;
+pub mod calibrate;
 pub mod guard;
 pub(crate) mod live_pair;
 mod loss;

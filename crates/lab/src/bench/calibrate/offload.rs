@@ -1,0 +1,162 @@
+//! Frames whose checksum or segmentation is left to the switch, to a VM that cannot take them.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::rig::Setting;
+use crate::clock;
+use crate::driver::{DriverConfig, Features, SocketMode, VNET_HDR_LEN, VirtioNet, VnetHdr};
+use crate::load::run_queue_wait_ns;
+use penstock_qos::cost_model::RingKind;
+
+const ETH: usize = 14;
+const IP: usize = 20;
+const TCP: usize = 20;
+/// Payload of a segment in a full-size frame.
+const MSS: usize = 1446;
+/// Frames that one segmentation request becomes.
+pub(super) const SEGMENTS: usize = 8;
+/// Frames published at once.
+const BURST: usize = 32;
+/// Turns between two looks at the clock.
+const TURNS: u32 = 8;
+
+/// What is sent: always the same frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// So many bytes with FCS, finished.
+    Plain(usize),
+    /// The same with the checksum left to the switch.
+    Checksum(usize),
+    /// [`SEGMENTS`] full-size frames in one.
+    Segments,
+}
+
+/// The setting: offloads at the sender's port, a receiver that asks for none.
+pub(super) fn setting() -> Setting {
+    let mut setting = Setting::plain("offload", RingKind::Split, String::new());
+    setting.keys = ["offloads = true", "offloads = true\nmac = [\"52:54:00:00:05:01\"]", ""];
+    setting
+}
+
+/// Sender and receiver.
+#[derive(Debug)]
+pub(super) struct Pair {
+    tx: VirtioNet,
+    rx: VirtioNet,
+    frame: usize,
+}
+
+impl Pair {
+    /// Waits for the switch at the sockets in `dir`.
+    pub fn connect(dir: &Path) -> anyhow::Result<Self> {
+        let device = |name: &str, offloads: bool| {
+            let mut config = DriverConfig::new(dir.join(name));
+            config.mode = SocketMode::Server;
+            config.wait = Duration::from_secs(20);
+            if offloads {
+                config.wanted = config.wanted | Features::CSUM | Features::HOST_TSO4;
+                config.tx_slot_bytes = 16 * 1024;
+            } else {
+                config.wanted = config.wanted.without(Features::OFFLOADS);
+            }
+            VirtioNet::connect(config)
+        };
+        // The switch connects to one after the other, in any order.
+        let rx = device("v0.sock", false)?;
+        let tx = device("v1.sock", true)?;
+        Ok(Self { tx, rx, frame: 0 })
+    }
+
+    /// Prepares every slot; nothing may be under way.
+    pub fn offer(&mut self, kind: Kind) {
+        let (frame, header) = make(kind);
+        let tx = self.tx.tx();
+        for slot in 0..tx.slot_count() {
+            let bytes = tx.prepare(slot);
+            bytes[..VNET_HDR_LEN].copy_from_slice(&header.to_bytes());
+            bytes[VNET_HDR_LEN..VNET_HDR_LEN + frame.len()].copy_from_slice(&frame);
+        }
+        self.frame = frame.len();
+    }
+
+    /// Sends for `secs`, until nothing is under way; returns nanoseconds waited for the core.
+    pub fn drive(&mut self, secs: f64) -> anyhow::Result<u64> {
+        let (began, waited) = (clock::now(), run_queue_wait_ns());
+        while began.elapsed().as_secs_f64() < secs {
+            for _ in 0..TURNS {
+                self.turn()?;
+            }
+        }
+        let waited = run_queue_wait_ns() - waited;
+        let began = clock::now();
+        let mut quiet = began;
+        while quiet.elapsed() < Duration::from_millis(4) && began.elapsed().as_secs() < 2 {
+            let moved = self.rx.rx().recv(64, |_| ());
+            let tx = self.tx.tx();
+            tx.reclaim(|_| ());
+            if moved + tx.outstanding() > 0 {
+                quiet = clock::now();
+            }
+        }
+        Ok(waited)
+    }
+
+    fn turn(&mut self) -> anyhow::Result<()> {
+        let tx = self.tx.tx();
+        if tx.free_slots() < BURST {
+            tx.reclaim(|_| ());
+        }
+        if tx.free_slots() >= BURST {
+            for _ in 0..BURST {
+                let Some(slot) = tx.take() else { break };
+                tx.push_prepared(slot, self.frame)?;
+            }
+            tx.publish();
+        }
+        self.rx.rx().recv(64, |_| ());
+        self.rx.rx().recv(64, |_| ());
+        Ok(())
+    }
+}
+
+/// A TCP frame, broadcast so that no address need be learned, and its header.
+fn make(kind: Kind) -> (Vec<u8>, VnetHdr) {
+    let headers = ETH + IP + TCP;
+    let len = match kind {
+        Kind::Plain(size) | Kind::Checksum(size) => (size - 4).max(headers),
+        Kind::Segments => headers + SEGMENTS * MSS,
+    };
+    let mut frame = vec![0x5a; len];
+    frame[..6].copy_from_slice(&[0x52, 0x54, 0, 0, 5, 1]);
+    frame[6..12].copy_from_slice(&[0x52, 0x54, 0, 0, 5, 2]);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    let total = u16::try_from(len - ETH).unwrap_or(u16::MAX).to_be_bytes();
+    let ip = [0x45, 0, total[0], total[1], 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1];
+    frame[ETH..ETH + IP].copy_from_slice(&ip);
+    let sum: u32 = ip.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap_or(0);
+    frame[ETH + 10..ETH + 12].copy_from_slice(&sum.to_be_bytes());
+    let tcp = &mut frame[ETH + IP..headers];
+    tcp.fill(0);
+    tcp[..4].copy_from_slice(&[4, 0, 0, 9]);
+    tcp[12..14].copy_from_slice(&[0x50, 0x10]);
+    let checksum = VnetHdr {
+        flags: VnetHdr::NEEDS_CSUM,
+        csum_start: 34,
+        csum_offset: 16,
+        ..VnetHdr::default()
+    };
+    let header = match kind {
+        Kind::Plain(_) => VnetHdr::default(),
+        Kind::Checksum(_) => checksum,
+        Kind::Segments => VnetHdr {
+            gso_type: VnetHdr::GSO_TCPV4,
+            hdr_len: 54,
+            gso_size: u16::try_from(MSS).unwrap_or(0),
+            ..checksum
+        },
+    };
+    (frame, header)
+}

@@ -1,0 +1,358 @@
+//! One switch in one setting, with its VMs: measured in windows, stopped in between.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use penstock_qos::cost_model::{RingKind, Stages};
+use serde_json::Value;
+
+use super::super::attached::to_f64;
+use super::super::bed::Bed;
+use super::super::guard::THIS_PROGRAM;
+use super::super::process::{Daemon, ThreadClock, ask, await_some};
+use crate::clock;
+use crate::driver::{Features, SocketMode};
+use crate::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns};
+use crate::mac::Mac;
+
+/// How long the daemon may take to answer.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// How long the rings may be silent before nothing is taken to be under way.
+const SILENCE: Duration = Duration::from_millis(4);
+/// The longest wait for silence.
+const SILENCE_LIMIT: Duration = Duration::from_secs(2);
+/// Descriptors of each ring.
+const RING: u16 = 256;
+/// A window with more wait for a core than this share of it is taken again.
+const QUIET: f64 = 0.01;
+/// Turns between two looks at the clock.
+const TURNS: u32 = 8;
+
+/// What a switch is configured for.
+#[derive(Debug, Clone)]
+pub(super) struct Setting {
+    /// Names its directory.
+    pub name: String,
+    /// The rings of all VMs.
+    pub ring: RingKind,
+    /// VMs that send, all to one more.
+    pub senders: usize,
+    /// Keys of the senders' ports, of the receiver's, and of the tenant.
+    pub keys: [&'static str; 3],
+    /// The senders' tag.
+    pub vlan: Option<u16>,
+    /// `[[rule]]` tables.
+    pub rules: String,
+}
+
+impl Setting {
+    /// One VM sends to another, without tags.
+    pub fn plain(name: impl Into<String>, ring: RingKind, rules: String) -> Self {
+        Self { name: name.into(), ring, senders: 1, keys: [""; 3], vlan: None, rules }
+    }
+
+    fn configuration(&self, dir: &std::path::Path, bed: &Bed) -> String {
+        let at = dir.display();
+        let (worker, control) = (bed.worker_core(), bed.generator_core());
+        let [senders, receiver, tenant] = self.keys;
+        let mut text = format!(
+            "[host]\nname = \"calibrate\"\nsocket = \"{at}/host.sock\"\n\
+             state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\n\
+             control_cores = [{control}]\nidle_backoff_us = 0\n\n\
+             [[tenant]]\nname = \"t\"\n{tenant}\n"
+        );
+        for at_port in 0..=self.senders {
+            let (name, keys) = (vm_name(at_port), if at_port == 0 { receiver } else { senders });
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                "\n[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\ntenant = \"t\"\n\
+                 mode = \"client\"\nsocket = \"{at}/{name}.sock\"\n{keys}\n"
+            );
+        }
+        text + &self.rules
+    }
+
+    fn load(&self, dir: &std::path::Path) -> LoadSpec {
+        let vms = (0..=self.senders).map(|number| {
+            let name = vm_name(number);
+            let last = u8::try_from(number + 1).unwrap_or(u8::MAX);
+            let socket = dir.join(format!("{name}.sock"));
+            let mac = Mac([0x52, 0x54, 0, 0, 5, last]);
+            let mut vm = VmSpec::new(&name, socket, mac, Ipv4Addr::new(10, 0, 0, last));
+            vm.mode = SocketMode::Server;
+            vm.ring_size = RING;
+            vm.sizes = SizeMix::fixed(1518);
+            if self.ring == RingKind::Packed {
+                vm.wanted = vm.wanted | Features::RING_PACKED;
+            }
+            if number > 0 {
+                vm.to = Some(vm_name(0));
+                vm.vlan = self.vlan;
+                vm.rate = Rate::Stop;
+            }
+            vm
+        });
+        let mut spec = LoadSpec::new(vms.collect(), 0.0);
+        spec.touch = true;
+        spec.wait_secs = START_LIMIT.as_secs_f64();
+        spec
+    }
+}
+
+/// The receiver is number 0.
+fn vm_name(number: usize) -> String {
+    format!("v{number}")
+}
+
+/// What is sent.
+#[derive(Debug, Clone)]
+pub(super) struct Load {
+    pub sizes: SizeMix,
+    pub flows: u32,
+    /// Of each sender.
+    pub rate: Rate,
+    /// Frames that are published at once.
+    pub burst: usize,
+}
+
+/// How long it is sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    pub warm_secs: f64,
+    pub window_secs: f64,
+    /// How often a window that was disturbed is taken.
+    pub tries: usize,
+}
+
+/// What a window of a switch came to, all senders together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reading {
+    /// Cycles per frame as charged, by stage.
+    pub stages: Stages,
+    /// Frames in a batch, in the mean.
+    pub batch: f64,
+    /// Share of the window that the worker moved frames.
+    pub busy: f64,
+    /// The greater of the shares that worker and generator waited for their cores.
+    pub waited: f64,
+}
+
+/// Counters that grow.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Totals {
+    frames: u64,
+    batches: u64,
+    cycles: u64,
+    stages: [u64; 3],
+    dropped: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Rig {
+    daemon: Daemon,
+    socket: PathBuf,
+    worker: ThreadClock,
+    name: String,
+    /// Empty while somebody else drives the sockets.
+    vms: Vec<LoadVm>,
+}
+
+impl Rig {
+    /// Starts the switch, attaches the VMs, and stops it.
+    pub fn start(bed: &Bed, setting: &Setting) -> anyhow::Result<Self> {
+        let (mut rig, dir) = Self::daemon(bed, setting)?;
+        let spec = setting.load(&dir);
+        let vms = bed.on_generator_core(|| {
+            let connect = |number| Ok(LoadVm::connect(&spec, number)?);
+            let vms: anyhow::Result<Vec<LoadVm>> = (0..spec.vms.len()).map(connect).collect();
+            let mut vms = vms?;
+            vms.iter_mut().try_for_each(LoadVm::announce)?;
+            settle(&mut vms);
+            Ok(vms)
+        });
+        rig.vms = vms.with_context(|| format!("{}: {}", rig.name, rig.daemon.last_words()))?;
+        rig.daemon.signal(Signal::SIGSTOP)?;
+        Ok(rig)
+    }
+
+    /// Starts the switch alone; returns the directory of its sockets.
+    pub fn daemon(bed: &Bed, setting: &Setting) -> anyhow::Result<(Self, PathBuf)> {
+        let name = setting.name.clone();
+        let dir = bed.dir().join(&name);
+        std::fs::create_dir(&dir).context("making a directory")?;
+        let file = dir.join("host.toml");
+        std::fs::write(&file, setting.configuration(&dir, bed)).context("writing a file")?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.args(["host", "run", "--config"]).arg(&file).env_remove("PENSTOCK_SOCKET");
+        let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;
+        let socket = dir.join("host.sock");
+        let up = await_some("answer of penstock", START_LIMIT, || {
+            daemon.check()?;
+            let mut show = Command::new(THIS_PROGRAM);
+            let show = show.arg("--socket").arg(&socket).args(["host", "show", "--json"]);
+            Ok(ask(show).ok())
+        });
+        up.with_context(|| daemon.last_words())?;
+        let worker = ThreadClock::find(daemon.id(), "penstock-w")?;
+        Ok((Self { daemon, socket, worker, name, vms: Vec::new() }, dir))
+    }
+
+    /// Stops the process: its core is for others.
+    pub fn pause(&self) -> anyhow::Result<()> {
+        self.daemon.signal(Signal::SIGSTOP)
+    }
+
+    /// The quietest of a few windows of this load.
+    pub fn sample(&mut self, bed: &Bed, load: &Load, times: Times) -> anyhow::Result<Reading> {
+        let phase = Phase {
+            at_secs: 0.0,
+            rate: Some(load.rate),
+            sizes: Some(load.sizes.clone()),
+            flows: Some(load.flows),
+        };
+        let mut vms = std::mem::take(&mut self.vms);
+        vms.iter_mut().for_each(|vm| vm.change(&phase));
+        let reading = self.measure(bed, times, &mut |secs| {
+            bed.on_generator_core(|| drive(&mut vms, secs, load.burst))
+        });
+        self.vms = vms;
+        reading
+    }
+
+    /// The same of anything that `drive` sends for so many seconds; it returns how many
+    /// nanoseconds it waited for its core, with nothing under way.
+    pub fn measure(
+        &mut self,
+        bed: &Bed,
+        times: Times,
+        drive: &mut dyn FnMut(f64) -> anyhow::Result<u64>,
+    ) -> anyhow::Result<Reading> {
+        self.daemon.check()?;
+        self.daemon.signal(Signal::SIGCONT)?;
+        let mut best: Option<Reading> = None;
+        for _ in 0..times.tries {
+            drive(times.warm_secs)?;
+            let (before, waited) = (self.totals()?, self.worker.waited_ns());
+            let generator_ns = drive(times.window_secs)?;
+            let worker_ns = self.worker.waited_ns() - waited;
+            let waited = to_f64(worker_ns.max(generator_ns)) / 1e9 / times.window_secs;
+            let cycles = times.window_secs * bed.tsc_hz();
+            let reading = self.totals()?.since(&before, cycles, waited);
+            let reading = reading.with_context(|| self.name.clone())?;
+            if best.is_none_or(|best| reading.waited < best.waited) {
+                best = Some(reading);
+            }
+            if best.is_some_and(|best| best.waited <= QUIET) {
+                break;
+            }
+        }
+        self.pause()?;
+        best.context("no window was measured")
+    }
+
+    fn totals(&self) -> anyhow::Result<Totals> {
+        let mut command = Command::new(THIS_PROGRAM);
+        let text = ask(command.arg("--socket").arg(&self.socket).args(["stats", "--json"]))?;
+        totals(&serde_json::from_str(&text).context("reading the counters")?)
+    }
+}
+
+/// Sends for `secs` and waits until nothing is under way.
+fn drive(vms: &mut [LoadVm], secs: f64, burst: usize) -> anyhow::Result<u64> {
+    let (began, waited) = (clock::now(), run_queue_wait_ns());
+    vms.iter_mut().for_each(|vm| vm.restart_pacing(0));
+    let mut elapsed = Duration::ZERO;
+    while elapsed.as_secs_f64() < secs {
+        let now = clock::nanos(elapsed);
+        for _ in 0..TURNS {
+            for vm in vms.iter_mut() {
+                vm.turn(now, burst)?;
+            }
+        }
+        elapsed = began.elapsed();
+    }
+    let waited = run_queue_wait_ns() - waited;
+    settle(vms);
+    Ok(waited)
+}
+
+fn settle(vms: &mut [LoadVm]) {
+    let began = clock::now();
+    let mut quiet = began;
+    while quiet.elapsed() < SILENCE && began.elapsed() < SILENCE_LIMIT {
+        let moved: usize = vms.iter_mut().map(LoadVm::receive).sum();
+        let under_way: usize = vms.iter_mut().map(LoadVm::outstanding).sum();
+        if moved + under_way > 0 {
+            quiet = clock::now();
+        }
+    }
+}
+
+fn totals(stats: &Value) -> anyhow::Result<Totals> {
+    let mut sum = Totals::default();
+    for port in stats["ports"].as_array().context("no ports")? {
+        let count = |name: &str| {
+            port["counters"][name].as_u64().with_context(|| format!("no counter is called {name}"))
+        };
+        sum.frames += count("rx_frames")?;
+        sum.batches += count("rx_batches")?;
+        sum.cycles += count("cycles")?;
+        let names = ["cycles_ingress", "cycles_classification", "cycles_egress"];
+        for (stage, name) in sum.stages.iter_mut().zip(names) {
+            *stage += count(name)?;
+        }
+        let drops = port["drops"].as_object().context("no drops")?;
+        sum.dropped += drops.values().filter_map(Value::as_u64).sum::<u64>();
+    }
+    Ok(sum)
+}
+
+impl Totals {
+    /// What was charged for the frames, divided as the sampled batches say.
+    fn since(&self, before: &Self, window: f64, waited: f64) -> anyhow::Result<Reading> {
+        let frames = self.frames - before.frames;
+        let dropped = self.dropped - before.dropped;
+        ensure!(frames > 0, "the switch took no frame");
+        ensure!(dropped * 20 < frames, "the switch dropped {dropped} of {frames} frames");
+        let cycles = to_f64(self.cycles - before.cycles);
+        let stages: Vec<f64> =
+            self.stages.iter().zip(before.stages).map(|(now, then)| to_f64(now - then)).collect();
+        let sampled: f64 = stages.iter().sum();
+        ensure!(sampled > 0.0, "no batch was sampled; the window is too short");
+        let part = |stage: usize| cycles / to_f64(frames) * stages[stage] / sampled;
+        Ok(Reading {
+            stages: Stages { ingress: part(0), classification: part(1), egress: part(2) },
+            batch: to_f64(frames) / to_f64((self.batches - before.batches).max(1)),
+            busy: cycles / window,
+            waited,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_charged_is_divided_as_the_samples_say() {
+        let stats = |n: u64| {
+            let counters = serde_json::json!({
+                "rx_frames": 64 * n, "rx_batches": 2 * n, "cycles": 6_400 * n,
+                "cycles_ingress": 100 * n, "cycles_classification": 50 * n, "cycles_egress": 50 * n
+            });
+            serde_json::json!({"ports": [{"counters": counters, "drops": {}}]})
+        };
+        let (before, after) = (totals(&stats(1)).unwrap(), totals(&stats(11)).unwrap());
+        let reading = after.since(&before, 128_000.0, 0.0).unwrap();
+        assert_eq!(reading.stages, Stages { ingress: 50.0, classification: 25.0, egress: 25.0 });
+        assert!((reading.batch - 32.0).abs() < 1e-9 && (reading.busy - 0.5).abs() < 1e-9);
+        assert!(after.since(&after, 1.0, 0.0).is_err());
+    }
+}

@@ -12,4 +12,5 @@
 pub mod api;
 pub mod config;
 pub mod host;
+pub mod plan;
 pub mod snapshot;

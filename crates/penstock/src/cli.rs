@@ -55,6 +55,8 @@ pub enum Command {
     /// Benchmarks of this switch, and of others beside it.
     #[command(subcommand)]
     Bench(penstock_lab::bench::BenchCommand),
+    /// Measures what a frame costs on this host, and writes the cost model.
+    Calibrate(penstock_lab::bench::calibrate::CalibrateArgs),
     /// Prints a completion script for a shell.
     Completions {
         /// The shell.
@@ -86,7 +88,8 @@ pub struct Save {
 pub enum HostCommand {
     /// Runs the switch in the foreground until SIGTERM; SIGHUP reloads the configuration.
     Run(RunArgs),
-    /// Checks a configuration file: prints every mistake, changes nothing.
+    /// Checks a configuration file: prints every mistake, and whether this host has what its ports
+    /// bought; changes nothing.
     Check {
         /// The file.
         #[arg(long, value_name = "FILE")]
@@ -339,6 +342,8 @@ mod tests {
             "penstock bench rr --sizes 64,1518 --runs 3",
             "penstock bench loss --soak 600 --at 80 --no-search",
             "penstock bench guard",
+            "penstock calibrate --quick --out model.toml",
+            "penstock calibrate --rounds 9 --out - --worker-core 1",
             "penstock completions bash",
             "penstock --socket /tmp/x port list",
             "penstock port list --socket /tmp/x",

@@ -6,6 +6,7 @@
 //! | [`pairs`] | `key=value` arguments as TOML |
 //! | [`verbs`] | commands that ask the daemon and print its answer |
 //! | [`top`] | the live view |
+//! | [`mod@calibrate`] | `calibrate`: the cost model, measured and written |
 //! | [`mod@bench`] | `bench`: benchmarks, and taking them down |
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`wire`], [`client`] | the gRPC types and the connection |
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod calibrate;
 mod cli;
 mod client;
 mod daemon;
@@ -54,10 +56,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Command::Lab(command) => penstock_lab::cli::run(command, None),
         Command::Bench(command) => bench::run(command),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
-        Command::Host(HostCommand::Check { config, json }) => {
-            verbs::host::check(&config, json.json)
-        }
+        Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
         Command::Host(HostCommand::Schema) => verbs::host::schema(),
         command => {
             let socket = socket.unwrap_or(Path::new(DEFAULT_SOCKET));
@@ -82,7 +83,11 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         Command::Fdb(command) => verbs::fdb::run(socket, command).await,
         Command::Stats(args) => verbs::stats::run(socket, args).await,
         Command::Top(args) => top::run(socket, args).await,
-        Command::Host(_) | Command::Lab(_) | Command::Bench(_) | Command::Completions { .. } => {
+        Command::Host(_)
+        | Command::Lab(_)
+        | Command::Bench(_)
+        | Command::Calibrate(_)
+        | Command::Completions { .. } => {
             unreachable!("handled without a daemon")
         }
     }

@@ -118,6 +118,12 @@ pub fn bits_per_second(value: f64) -> String {
     prefixed(value, "bit/s")
 }
 
+/// A rate of cycles: `200 M`.
+#[must_use]
+pub fn cycles_per_second(value: u64) -> String {
+    prefixed(to_f64(value), "").trim_end().to_owned()
+}
+
 /// A size: `1.50 GB`, decimal as rates are.
 #[must_use]
 pub fn bytes(value: u64) -> String {
@@ -183,6 +189,10 @@ mod tests {
         assert_eq!(frames_per_second(1_488_095.0), "1.49 Mpps");
         assert_eq!(bits_per_second(9_999_999_999.0), "10.00 Gbit/s".replace("10.00", "10.0"));
         assert_eq!(bits_per_second(999.6), "1.00 kbit/s");
+        assert_eq!(
+            (cycles_per_second(2_000_000_000), cycles_per_second(0)),
+            ("2.00 G".into(), "0".into())
+        );
         assert_eq!(bytes(1500), "1.50 kB");
         assert_eq!(bytes(7), "7 B");
         assert_eq!(percent(0.1234), "12.3 %");

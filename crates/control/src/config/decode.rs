@@ -57,7 +57,31 @@ pub(super) struct Report<'a> {
     errors: Vec<ConfigError>,
 }
 
-impl Report<'_> {
+impl<'a> Report<'a> {
+    /// Without mistakes.
+    pub(super) const fn new(source: Source<'a>) -> Self {
+        Self { source, errors: Vec::new() }
+    }
+
+    /// # Errors
+    /// If there is a mistake: all of them, in the order of the text.
+    pub(super) fn finish(self) -> Result<(), ConfigErrors> {
+        if self.errors.is_empty() { Ok(()) } else { Err(self.into_errors()) }
+    }
+
+    /// All mistakes, in the order of the text.
+    pub(super) fn into_errors(self) -> ConfigErrors {
+        let mut errors = self.errors;
+        errors.sort_by_key(|error| (error.line, error.column));
+        errors.dedup();
+        ConfigErrors(errors)
+    }
+
+    /// A mistake of the file as a whole.
+    pub(super) fn file(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
+        self.span(None, "file", problem, remedy);
+    }
+
     /// A mistake in `object` at `path` (see [`span_of`]).
     pub(super) fn at<T>(
         &mut self,
@@ -94,7 +118,7 @@ pub(super) fn parse(text: &str, file: &str, machine: &Machine) -> Result<HostCon
         let remedy = "correct the TOML syntax; nothing else was checked";
         ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
     })?;
-    let mut report = Report { source, errors: Vec::new() };
+    let mut report = Report::new(source);
     let draft = read_draft(document.as_table(), &mut report);
     check::check(&draft, machine, &mut report);
     if report.errors.is_empty() {
@@ -106,10 +130,7 @@ pub(super) fn parse(text: &str, file: &str, machine: &Machine) -> Result<HostCon
             return Ok(config);
         }
     }
-    let mut errors = report.errors;
-    errors.sort_by_key(|error| (error.line, error.column));
-    errors.dedup();
-    Err(ConfigErrors(errors))
+    Err(report.into_errors())
 }
 
 impl Draft<'_> {
@@ -131,11 +152,7 @@ impl Draft<'_> {
 }
 
 fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
-    for (key, _) in root.iter().filter(|(key, _)| !SECTIONS.contains(key)) {
-        let span = root.key(key).and_then(toml_edit::Key::span);
-        let remedy = unknown_remedy(key, &SECTIONS);
-        report.span(span, "file", format!("unknown key `{key}`"), remedy);
-    }
+    unknown_sections(root, &SECTIONS, report);
     let host = match section(root, "host", report) {
         Some(host) => host,
         None => {
@@ -156,11 +173,19 @@ fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
     }
 }
 
+/// Reports tables that are none of `known`.
+pub(super) fn unknown_sections(root: &Table, known: &[&str], report: &mut Report<'_>) {
+    for (key, _) in root.iter().filter(|(key, _)| !known.contains(key)) {
+        let span = root.key(key).and_then(toml_edit::Key::span);
+        report.span(span, "file", format!("unknown key `{key}`"), unknown_remedy(key, known));
+    }
+}
+
 fn absent<'a, T: Default>(label: &str) -> Object<'a, T> {
     Object { label: label.to_owned(), name: None, value: Some(T::default()), table: None }
 }
 
-fn section<'a, T: DeserializeOwned>(
+pub(super) fn section<'a, T: DeserializeOwned>(
     root: &'a Table,
     key: &str,
     report: &mut Report<'_>,
@@ -180,7 +205,7 @@ fn section<'a, T: DeserializeOwned>(
     Some(object(label, table, report))
 }
 
-fn list<'a, T: DeserializeOwned>(
+pub(super) fn list<'a, T: DeserializeOwned>(
     root: &'a Table,
     key: &str,
     report: &mut Report<'_>,

@@ -10,6 +10,7 @@ use std::path::Path;
 
 mod attachment;
 mod check;
+mod cost_model;
 mod decode;
 mod edit;
 mod error;
@@ -28,6 +29,7 @@ mod text;
 mod vlan;
 
 pub use attachment::Attachment;
+pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use error::{ConfigError, ConfigErrors};
 pub use machine::Machine;
@@ -45,7 +47,7 @@ pub(crate) use save::save;
 pub use schema::schema;
 pub use share::{
     BitsPerSecond, Contract, ContractRate, CyclesPerSecond, Flows, ModelSection, PacketsPerSecond,
-    Police, Priority, Weight,
+    Police, Priority, Sizes, Weight,
 };
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};
 

@@ -5,7 +5,7 @@ use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
 use super::model::Port;
 use super::release::IngressPolicy;
-use super::share::{ContractRate, Police};
+use super::share::{ContractRate, Police, Sizes};
 
 /// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
 const IMIX_BYTES: u64 = 362;
@@ -118,14 +118,16 @@ impl Port {
     /// of `police`. Frames per second count by the contract's size.
     #[must_use]
     pub fn bought(&self) -> Option<BitsPerSecond> {
-        let of_frames = |rate: PacketsPerSecond, size: Option<u32>| {
-            let bytes = size.map_or(IMIX_BYTES, u64::from).saturating_sub(FCS_BYTES);
+        let of_frames = |rate: PacketsPerSecond, size: Option<u64>| {
+            let bytes = size.unwrap_or(IMIX_BYTES).saturating_sub(FCS_BYTES);
             BitsPerSecond(rate.0.saturating_mul(8 * bytes))
         };
         match (&self.contract, &self.police) {
             (Some(contract), _) => Some(match contract.rate {
                 ContractRate::Bits(rate) => rate,
-                ContractRate::Packets(rate) => of_frames(rate, contract.size),
+                ContractRate::Packets(rate) => {
+                    of_frames(rate, contract.size.as_ref().map(Sizes::mean))
+                }
             }),
             (None, Some(Police { cir: Some(rate), .. })) => Some(rate.0),
             (None, Some(Police { pps: Some(rate), .. })) => Some(of_frames(rate.0, None)),

@@ -5,6 +5,7 @@ use core::fmt;
 use core::str::FromStr;
 use std::path::PathBuf;
 
+use penstock_qos::cost_model::{SizeMix, SizeMixError};
 use penstock_units as units;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -101,7 +102,7 @@ number! {
 /// What was bought: bits or frames per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContractRate {
-    /// `4G`, `4Gbps`: bits per second of frame bytes.
+    /// `4G`, `4Gbps`: bits per second of frame bytes, FCS included as in `size`.
     Bits(units::BitsPerSecond),
     /// `600kpps`: frames per second.
     Packets(units::PacketsPerSecond),
@@ -132,6 +133,44 @@ text_value!(ContractRate, "ContractRate", "a rate such as \"4G\" or \"600kpps\""
     "pattern": "^[0-9]+(\\.[0-9]+)?[kKMGT]?(bps|pps)?$"
 });
 
+/// `1024`, `imix` (RFC 6985: 7 of 64, 4 of 594, 1 of 1518) or `64:7+1518:1`: bytes of frames with
+/// FCS, and their weights.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sizes(pub SizeMix);
+
+impl Sizes {
+    /// The mean frame, in whole bytes with FCS.
+    #[must_use]
+    pub fn mean(&self) -> u64 {
+        let entries = self.0.entries().iter();
+        let (bytes, frames) = entries.fold((0_u64, 0_u64), |(bytes, frames), (size, weight)| {
+            (bytes + u64::from(*size) * u64::from(*weight), frames + u64::from(*weight))
+        });
+        (bytes + frames / 2) / frames.max(1)
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Sizes {
+    type Err = SizeMixError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+text_value!(Sizes, "Sizes", "a size such as 1024, \"imix\" or \"64:7+1518:1\"", {
+    "type": ["string", "integer"],
+    "pattern": "^(imix|[0-9]+(:[0-9]+)?(\\+[0-9]+(:[0-9]+)?)*)$",
+    "minimum": 64,
+    "maximum": 9018
+});
+
 /// How many flows a contract's traffic has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -150,10 +189,9 @@ pub enum Flows {
 pub struct Contract {
     /// Bits per second, or frames per second with the suffix `pps`.
     pub rate: ContractRate,
-    /// Bytes of a frame with FCS, 64 to 9000. Default: the mix of RFC 6985 that is called IMIX.
+    /// Bytes of a frame with FCS, 64 to 9018, or a mix. Default `imix`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 64, max = 9000))]
-    pub size: Option<u32>,
+    pub size: Option<Sizes>,
     /// Default `single`.
     #[serde(default)]
     pub flows: Flows,
@@ -219,5 +257,18 @@ mod tests {
             assert_eq!(want.to_string().parse(), Ok(want), "{text}");
         }
         assert!("4 Gpps".parse::<ContractRate>().is_err());
+    }
+
+    #[test]
+    fn a_contracts_size_is_a_number_or_a_mix() {
+        let size = |text: &str| {
+            let contract: Contract = toml_edit::de::from_str(&format!("rate = \"1G\"\n{text}"))?;
+            Ok::<_, toml_edit::de::Error>(contract.size.map(|size| size.to_string()))
+        };
+        assert_eq!(size("").unwrap(), None);
+        assert_eq!(size("size = 1024").unwrap().as_deref(), Some("1024"));
+        assert_eq!(size("size = \"64:7+1518:1\"").unwrap().as_deref(), Some("64:7+1518:1"));
+        let error = size("size = 63").unwrap_err();
+        assert!(error.message().contains("size 63 is out of range; write 64 to 9018"), "{error}");
     }
 }

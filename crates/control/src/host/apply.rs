@@ -6,6 +6,7 @@
 //! known that is configured: nothing of its first burst is flooded, or refused for flooding.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
@@ -22,6 +23,8 @@ use crate::snapshot::{Compiler, StaticAddress};
 pub(super) struct Core {
     pub(super) switch: Box<dyn Switch>,
     pub(super) shared: Mutex<Shared>,
+    /// Where relative paths of the configuration begin.
+    pub(super) dir: PathBuf,
 }
 
 /// What a change did.
@@ -69,17 +72,25 @@ impl Plan {
 }
 
 impl Core {
-    /// Makes `config` the running configuration.
+    /// Makes `config` the running configuration; `fresh`: with the cost model's file read again.
     ///
     /// # Errors
-    /// The rules make no tables: nothing was changed. Or the worker has ended.
-    pub(super) fn apply(&self, config: HostConfig, text: Arc<str>) -> Result<Outcome, ApiError> {
+    /// More is sold than there is, or the rules make no tables: nothing was changed. Or the worker
+    /// has ended.
+    pub(super) fn apply(
+        &self,
+        config: HostConfig,
+        text: Arc<str>,
+        fresh: bool,
+    ) -> Result<Outcome, ApiError> {
         let (old, before, generation, live) = {
             let shared = lock(&self.shared);
             let (old, compiler) = (Arc::clone(&shared.config), shared.compiler.clone());
             (old, compiler, shared.generation + 1, shared.ports.clone())
         };
+        let mut offer = self.offer(&config, &before.ids().next(&config), fresh)?;
         let mut compiler = before.clone();
+        compiler.entitle(core::mem::take(&mut offer.entitlements));
         let snapshot = compiler
             .compile(&config, generation)
             .map_err(|(rule, error)| table_error(&config, rule, &error.to_string()))?;
@@ -92,8 +103,10 @@ impl Core {
         for name in plan.removed.iter().chain(&plan.reattached) {
             self.detach(name).map_err(worker_failed)?;
         }
-        self.switch.swap_snapshot(snapshot).map_err(worker_failed)?;
+        self.switch.swap_snapshot(Arc::clone(&snapshot)).map_err(worker_failed)?;
         let mut outcome = Outcome { changes: changes(&old, &config, &plan), ..Outcome::default() };
+        outcome.warnings.append(&mut offer.warnings);
+        self.accept(offer, snapshot);
         let statics = (before.statics().to_vec(), compiler.statics().to_vec());
         let config = Arc::new(config);
         self.commit(&config, text, generation, &before, compiler, &plan);

@@ -14,6 +14,7 @@ mod apply;
 mod error;
 mod links;
 mod live;
+mod pricing;
 mod readings;
 mod state;
 mod switch;
@@ -23,20 +24,24 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, TryLockError};
 
+use penstock_qos::learner::PortLearning;
 use penstock_units::Nanos;
 
 use crate::api::{ChangeReport, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
 use crate::config::{
     self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
 };
+use crate::plan::Plan;
 use crate::snapshot::Compiler;
 use apply::{Core, Outcome, lock, worker_failed};
 use links::Handlers;
 use live::LiveSwitch;
+use pricing::Pricing;
 use state::{Changing, Seen, Shared, Watch};
 use switch::Switch;
 
 pub use error::{ApiError, ErrorKind, HostError};
+pub(crate) use switch::home;
 
 /// Between two attempts to attach ports in state `error`.
 const RETRY: Nanos = Nanos::from_secs(1);
@@ -123,13 +128,15 @@ impl Host {
             hits: Default::default(),
             deleted: None,
             watches: vec![Watch::default(); workers],
+            pricing: Pricing::default(),
         };
         let changing =
             Changing { machine, file_text, file_host, next_retry: Nanos::ZERO, stopped: false };
-        let core = Core { switch, shared: Mutex::new(shared) };
+        let dir = Core::dir_of(path.as_deref());
+        let core = Core { switch, shared: Mutex::new(shared), dir };
         let links = Handlers::default();
         let host = Self { core, changing: Mutex::new(changing), links, path };
-        let outcome = host.core.apply(config, text.into())?;
+        let outcome = host.core.apply(config, text.into(), true)?;
         for warning in warnings(outcome) {
             tracing::warn!("{warning}");
         }
@@ -211,6 +218,18 @@ impl Host {
     /// held to their parts of a link while it is the bottleneck. Never waits for a change.
     pub fn watch_links(&self, now: Nanos) {
         self.links.look(&self.core, now);
+    }
+
+    /// What every port bought, and whether it fits.
+    #[must_use]
+    pub fn plan(&self) -> Arc<Plan> {
+        Arc::clone(&lock(&self.core.shared).pricing.plan)
+    }
+
+    /// What was learned of each port that bought cycles, by name.
+    #[must_use]
+    pub fn learning(&self) -> Vec<(String, PortLearning)> {
+        self.core.learning()
     }
 
     /// Adds a port. `save` writes it into the configuration file, here and in the calls below;
@@ -303,7 +322,7 @@ impl Host {
         let parsed = config::parse_on(&text, "", &changing.machine)?;
         let config = HostConfig { host: old.host.clone(), ..parsed };
         let file = if save { self.edited_file(edit, &changing)? } else { None };
-        let outcome = self.core.apply(config, text.into())?;
+        let outcome = self.core.apply(config, text.into(), false)?;
         let problem = match outcome.failed.first() {
             Some((port, error)) => Some(ApiError::new(
                 ErrorKind::Failed,
@@ -326,7 +345,7 @@ impl Host {
             },
         };
         if let Some(problem) = problem {
-            for warning in warnings(self.core.apply(HostConfig::clone(&old), old_text)?) {
+            for warning in warnings(self.core.apply(HostConfig::clone(&old), old_text, false)?) {
                 tracing::warn!("{warning}");
             }
             return Err(problem);
@@ -394,11 +413,12 @@ impl Host {
         let restart = needs_restart(&changing, &old, &parsed);
         let config = HostConfig { host: old.host.clone(), ..parsed };
         changing.file_text = Some(text.clone());
-        let mut outcome = if config == *old {
+        // The model's file may be another although the configuration is the same.
+        let mut outcome = if config == *old && config.model.file.is_none() {
             lock(&self.core.shared).text = text.into();
             Outcome::default()
         } else {
-            self.core.apply(config, text.into()).map_err(api_failed)?
+            self.core.apply(config, text.into(), true).map_err(api_failed)?
         };
         outcome.warnings.extend(restart);
         Ok(self.report(outcome))
@@ -410,8 +430,8 @@ impl Host {
         lock(&self.core.shared).text.to_string()
     }
 
-    /// To be called a few times a second with a monotonic time: watches the workers' heartbeats and
-    /// tries again to attach ports in state `error`.
+    /// To be called a few times a second with a monotonic time: watches the workers' heartbeats,
+    /// tries again to attach ports in state `error`, and has the cost model learn.
     pub fn tick(&self, now: Nanos) {
         for (id, (reading, _)) in self.core.switch.workers().iter().enumerate() {
             let seen = match lock(&self.core.shared).watches.get_mut(id) {
@@ -435,6 +455,11 @@ impl Host {
         if !changing.stopped && now >= changing.next_retry {
             changing.next_retry = now + RETRY;
             self.retry();
+        }
+        if !changing.stopped
+            && let Err(error) = self.core.learn(now)
+        {
+            tracing::warn!("the cost model cannot learn: {error}");
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_units::{Nanos, PortId};
 
+use super::pricing::Pricing;
 use super::switch::{AttachError, Link};
 use crate::config::{Attachment, HostConfig, HostSection, Machine};
 use crate::snapshot::Compiler;
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     pub(super) deleted: Option<PortReading>,
     /// One for each worker.
     pub(super) watches: Vec<Watch>,
+    /// What ports are entitled to.
+    pub(super) pricing: Pricing,
 }
 
 /// What only changes need; its lock is held through a whole change.

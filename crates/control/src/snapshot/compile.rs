@@ -39,6 +39,8 @@ pub struct Compiler {
     limits: LimitTable,
     /// Workers that count hits; 0 is 1.
     workers: usize,
+    /// What ports are entitled to, by name.
+    entitlements: BTreeMap<String, CyclesPerSecond>,
 }
 
 impl Compiler {
@@ -59,8 +61,15 @@ impl Compiler {
         let tables = tables(config, &mut targets, &self.tables, self.workers.max(1))?;
         let networks = Networks::new(config.tenants.iter().map(Some));
         let limits = self.limits.next(config);
-        let world =
-            World { config, ids: &ids, tables: &tables, networks: &networks, limits: &limits };
+        let entitlements = &self.entitlements;
+        let world = World {
+            config,
+            ids: &ids,
+            tables: &tables,
+            networks: &networks,
+            limits: &limits,
+            entitlements,
+        };
         let snapshot = world.snapshot(generation, &sets);
         self.statics = world.statics();
         self.ids = ids;
@@ -74,6 +83,11 @@ impl Compiler {
     #[must_use]
     pub fn for_workers(workers: usize) -> Self {
         Self { workers, ..Self::default() }
+    }
+
+    /// What ports are entitled to in the next snapshot, by name; others to their `cycles`.
+    pub fn entitle(&mut self, entitlements: BTreeMap<String, CyclesPerSecond>) {
+        self.entitlements = entitlements;
     }
 
     /// The numbers of the last configuration compiled.
@@ -133,6 +147,7 @@ struct World<'a> {
     tables: &'a BTreeMap<Scope, Built>,
     networks: &'a Networks,
     limits: &'a LimitTable,
+    entitlements: &'a BTreeMap<String, CyclesPerSecond>,
 }
 
 impl World<'_> {
@@ -214,7 +229,7 @@ impl World<'_> {
                 IngressPolicy::CyclesStrict => schedule::IngressPolicy::CyclesStrict,
                 IngressPolicy::CyclesMinmax => schedule::IngressPolicy::CyclesMinmax,
             },
-            entitlement: port.cycles.map_or_else(CyclesPerSecond::default, |cycles| cycles.0),
+            entitlement: self.entitlement(port),
             weight: port.weight.0,
             priority: port.priority.0,
             depth: None,
@@ -222,6 +237,11 @@ impl World<'_> {
         policy.limits = self.limits.of(&port.name);
         policy.watched = port.link.is_some();
         policy.finish()
+    }
+
+    fn entitlement(&self, port: &Port) -> CyclesPerSecond {
+        let planned = self.entitlements.get(&port.name).copied();
+        planned.or(port.cycles.map(|cycles| cycles.0)).unwrap_or_default()
     }
 
     fn rules(&self, port: &Port) -> RuleTables {

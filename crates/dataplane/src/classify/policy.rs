@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use penstock_units::Vid;
+use penstock_units::{PortId, Vid};
 
 use super::binding::Binding;
 use super::fdb::{AGEING_DEFAULT_S, NO_DOMAIN};
@@ -354,6 +354,22 @@ impl Snapshot {
             .collect();
         networks.sort_unstable();
         Self { generation, ports, domains, output_sets, fdb_ageing_s, networks }
+    }
+
+    /// The same with some ports' shares changed, and nothing else: what was decided by it holds, so
+    /// its generation is the same.
+    #[must_use]
+    pub fn with_qos(&self, mut change: impl FnMut(PortId, &mut PortQos)) -> Self {
+        let mut new = self.clone();
+        for (id, port) in (0..).map(PortId).zip(&mut new.ports) {
+            let Some(policy) = port else { continue };
+            let mut qos = policy.qos;
+            change(id, &mut qos);
+            if qos != policy.qos {
+                Arc::make_mut(policy).qos = qos;
+            }
+        }
+        new
     }
 
     /// The domain that is `tenant`'s VLAN `vid`.

@@ -13,36 +13,6 @@ use crate::client::{connect, refused, timed};
 use crate::table::{count, percent, printable, seconds, to_f64};
 use crate::wire::v1;
 
-/// `host check`: needs no daemon. Every mistake is printed; exit 1 if there is one.
-///
-/// # Errors
-/// Standard output cannot be written.
-pub fn check(file: &Path, json: bool) -> Result<ExitCode> {
-    let errors = match config::load(file) {
-        Ok(config) => {
-            if json {
-                print_json(&serde_json::json!({ "ok": true, "errors": [] }))?;
-            } else {
-                print(&format!(
-                    "{}: right: {} ports, {} tenants, {} rules\n",
-                    file.display(),
-                    config.ports.len(),
-                    config.tenants.len(),
-                    config.rules.len(),
-                ))?;
-            }
-            return Ok(ExitCode::SUCCESS);
-        }
-        Err(errors) => errors,
-    };
-    if json {
-        print_json(&serde_json::json!({ "ok": false, "errors": errors }))?;
-    } else {
-        eprint!("{}", mistakes(&errors));
-    }
-    Ok(ExitCode::FAILURE)
-}
-
 /// Every mistake, one a line, and how many there are.
 pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
     let number = errors.0.len();

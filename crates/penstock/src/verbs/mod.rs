@@ -14,6 +14,7 @@ use crate::client::refused;
 use crate::table::printable;
 use crate::wire::v1;
 
+pub mod check;
 pub mod fdb;
 pub mod flow;
 pub mod host;

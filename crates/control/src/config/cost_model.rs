@@ -1,0 +1,469 @@
+//! The cost model's file: read whole or refused whole, and written.
+//!
+//! **Rule.** As a host's configuration is read: all mistakes at once, each with line, object, limit
+//! and remedy. Keys and units: `docs/cost-model.md`.
+
+use core::fmt::Write as _;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use penstock_qos::cost_model::{
+    self as qos, About, Action, ActionTerm, BatchTerm, Cell, CellKey, Coefficient, CostModel,
+    ModelError, Parts, Source, Spread,
+};
+use penstock_units::TscRate;
+use serde::Deserialize;
+use toml_edit::Document;
+
+use super::decode::{Object, Report, list, section, unknown_sections};
+use super::error::ConfigErrors;
+use super::source::Source as Text;
+use super::text::read as text;
+
+const SECTIONS: [&str; 7] = ["about", "batch", "numa_remote", "vms", "cores", "action", "cell"];
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpreadTable {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl From<SpreadTable> for Spread {
+    fn from(SpreadTable { median, min, max }: SpreadTable) -> Self {
+        Self { median, min, max }
+    }
+}
+
+/// A value that parses from text.
+#[derive(Clone, Copy, Debug)]
+struct Word<T>(T);
+
+impl<'de, T: core::str::FromStr<Err: core::fmt::Display>> Deserialize<'de> for Word<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        text(d, "a word; see docs/cost-model.md").map(Self)
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AboutTable {
+    version: u32,
+    host: String,
+    date: String,
+    cpu: String,
+    made_by: String,
+    tsc_hz: u64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BatchTable {
+    per_batch: SpreadTable,
+    frames: u32,
+    source: Word<Source>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FactorTable {
+    factor: SpreadTable,
+    source: Word<Source>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CountTable {
+    count: u32,
+    factor: SpreadTable,
+    source: Word<Source>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ActionTable {
+    name: Word<Action>,
+    per_frame: SpreadTable,
+    per_byte: f64,
+    source: Word<Source>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CellTable {
+    size: u16,
+    flows: Word<qos::Flows>,
+    rules: u32,
+    ring: Word<qos::RingKind>,
+    ingress: SpreadTable,
+    classification: SpreadTable,
+    egress: SpreadTable,
+    source: Word<Source>,
+}
+
+impl CellTable {
+    fn key(&self) -> CellKey {
+        CellKey { ring: self.ring.0, flows: self.flows.0, rules: self.rules, size: self.size }
+    }
+}
+
+/// A model's text, read; each part with its place.
+struct Draft<'a> {
+    about: Option<Object<'a, AboutTable>>,
+    batch: Option<Object<'a, BatchTable>>,
+    numa_remote: Option<Object<'a, FactorTable>>,
+    vms: Vec<Object<'a, CountTable>>,
+    cores: Vec<Object<'a, CountTable>>,
+    actions: Vec<Object<'a, ActionTable>>,
+    cells: Vec<Object<'a, CellTable>>,
+}
+
+/// Reads a model's text; `file` is what errors call it.
+///
+/// # Errors
+/// All mistakes at once, in the order of the text.
+pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
+    let source = Text::new(text, file);
+    let document = Document::parse(text).map_err(|error| {
+        let problem = error.message().replace('\n', ", ");
+        let remedy = "write it anew with penstock calibrate, or correct the TOML syntax";
+        ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
+    })?;
+    let root = document.as_table();
+    let mut report = Report::new(source);
+    unknown_sections(root, &SECTIONS, &mut report);
+    let draft = Draft {
+        about: section(root, "about", &mut report),
+        batch: section(root, "batch", &mut report),
+        numa_remote: section(root, "numa_remote", &mut report),
+        vms: list(root, "vms", &mut report),
+        cores: list(root, "cores", &mut report),
+        actions: list(root, "action", &mut report),
+        cells: list(root, "cell", &mut report),
+    };
+    check(&draft, &mut report);
+    report.finish()?;
+    let Some(parts) = draft.parts() else {
+        unreachable!("a part without a value has reported why")
+    };
+    CostModel::new(parts).map_err(|error| {
+        let mut report = Report::new(Text::new(text, file));
+        let remedy = "measure again with penstock calibrate, or correct it";
+        draft.tell(error, remedy, &mut report);
+        report.into_errors()
+    })
+}
+
+/// Reads a model's file.
+///
+/// # Errors
+/// All mistakes at once; a file that cannot be read is one.
+pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
+    parse_model(&super::read_file(path)?, &path.display().to_string())
+}
+
+/// What is missing, of another version, or there twice.
+fn check(draft: &Draft<'_>, report: &mut Report<'_>) {
+    let missing = [
+        ("about", draft.about.is_none()),
+        ("batch", draft.batch.is_none()),
+        ("numa_remote", draft.numa_remote.is_none()),
+    ];
+    let remedy = "write the file anew with penstock calibrate";
+    for (name, _) in missing.iter().filter(|(_, missing)| *missing) {
+        report.file(format!("the section [{name}] is missing"), remedy);
+    }
+    if let Some(object) = &draft.about
+        && let Some(about) = &object.value
+    {
+        if about.version != qos::VERSION {
+            let problem = format!("version {} is not {}", about.version, qos::VERSION);
+            report.at(object, "version", problem, remedy);
+        }
+        if about.tsc_hz < 1_000_000 {
+            let problem = format!("{} cycles per second are no counter's rate", about.tsc_hz);
+            report.at(object, "tsc_hz", problem, remedy);
+        }
+    }
+    twice(&draft.vms, "count", |table| table.count, report);
+    twice(&draft.cores, "count", |table| table.count, report);
+    twice(&draft.actions, "name", |table| table.name.0, report);
+    twice(&draft.cells, "size", CellTable::key, report);
+}
+
+fn twice<T, K: Ord>(
+    objects: &[Object<'_, T>],
+    at: &str,
+    key: impl Fn(&T) -> K,
+    report: &mut Report<'_>,
+) {
+    let mut seen = std::collections::BTreeSet::new();
+    for object in objects {
+        let Some(value) = &object.value else { continue };
+        if !seen.insert(key(value)) {
+            report.at(object, at, "this is there already, further up", "keep one of them");
+        }
+    }
+}
+
+impl Draft<'_> {
+    fn parts(&self) -> Option<Parts> {
+        fn all<T, K: Ord, V>(
+            objects: &[Object<'_, T>],
+            pair: impl Fn(&T) -> (K, V),
+        ) -> Option<BTreeMap<K, V>> {
+            objects.iter().map(|object| object.value.as_ref().map(&pair)).collect()
+        }
+        let counted = |table: &CountTable| {
+            let factor = table.factor.into();
+            (table.count, Coefficient { factor, source: table.source.0 })
+        };
+        let about = self.about.as_ref()?.value.clone()?;
+        let batch = self.batch.as_ref()?.value?;
+        let numa = self.numa_remote.as_ref()?.value?;
+        Some(Parts {
+            about: About {
+                host: about.host,
+                date: about.date,
+                cpu: about.cpu,
+                made_by: about.made_by,
+                tsc: TscRate::from_hz(about.tsc_hz),
+            },
+            cells: all(&self.cells, |table| {
+                let cell = Cell {
+                    ingress: table.ingress.into(),
+                    classification: table.classification.into(),
+                    egress: table.egress.into(),
+                    source: table.source.0,
+                };
+                (table.key(), cell)
+            })?,
+            batch: BatchTerm {
+                per_batch: batch.per_batch.into(),
+                frames: batch.frames,
+                source: batch.source.0,
+            },
+            actions: all(&self.actions, |table| {
+                let (per_frame, per_byte) = (table.per_frame.into(), table.per_byte);
+                (table.name.0, ActionTerm { per_frame, per_byte, source: table.source.0 })
+            })?,
+            vms: all(&self.vms, counted)?,
+            cores: all(&self.cores, counted)?,
+            numa_remote: Coefficient { factor: numa.factor.into(), source: numa.source.0 },
+        })
+    }
+
+    /// Reports what [`CostModel::new`] found where it stands.
+    fn tell(&self, error: ModelError, remedy: &str, report: &mut Report<'_>) {
+        let text = error.to_string();
+        let (problem, why) = text.split_once("; ").unwrap_or((&text, remedy));
+        let remedy = format!("{why}; {remedy}");
+        fn find<'a, 'b, T>(
+            objects: &'a [Object<'b, T>],
+            is: impl Fn(&T) -> bool,
+        ) -> Option<&'a Object<'b, T>> {
+            objects.iter().find(|object| object.value.as_ref().is_some_and(&is))
+        }
+        match error {
+            ModelError::Cell(key) => match find(&self.cells, |table| table.key() == key) {
+                Some(object) => report.at(object, "ingress", problem, remedy),
+                None => report.file(problem, remedy),
+            },
+            ModelError::Action(action) => {
+                match find(&self.actions, |table| table.name.0 == action) {
+                    Some(object) => report.at(object, "per_frame", problem, remedy),
+                    None => report.file(problem, remedy),
+                }
+            }
+            ModelError::Vms(n) | ModelError::Cores(n) => {
+                let vms = matches!(error, ModelError::Vms(_));
+                let objects = if vms { &self.vms } else { &self.cores };
+                match find(objects, |table| table.count == n) {
+                    Some(object) => report.at(object, "factor", problem, remedy),
+                    None => report.file(problem, remedy),
+                }
+            }
+            ModelError::Batch => match &self.batch {
+                Some(object) => report.at(object, "per_batch", problem, remedy),
+                None => report.file(problem, remedy),
+            },
+            ModelError::Numa => match &self.numa_remote {
+                Some(object) => report.at(object, "factor", problem, remedy),
+                None => report.file(problem, remedy),
+            },
+            _ => report.file(problem, remedy),
+        }
+    }
+}
+
+/// The text of a model's file.
+#[must_use]
+pub fn model_text(model: &CostModel) -> String {
+    let mut out = String::from(
+        "# What a frame costs on this host, in cycles of its time-stamp counter.\n\
+         # Written by penstock calibrate; docs/cost-model.md says how to read it.\n",
+    );
+    // Writing to a String cannot fail.
+    let _ = write_model(&mut out, model.parts());
+    out
+}
+
+fn spread(spread: &Spread) -> String {
+    let Spread { median, min, max } = spread;
+    format!("{{ median = {median:.3}, min = {min:.3}, max = {max:.3} }}")
+}
+
+/// A TOML string: quoted, with what must be escaped escaped.
+fn quoted(text: &str) -> String {
+    toml_edit::Value::from(text).to_string().trim().to_owned()
+}
+
+fn write_model(out: &mut String, parts: &Parts) -> core::fmt::Result {
+    let About { host, date, cpu, made_by, tsc } = &parts.about;
+    writeln!(out, "\n[about]\nversion = {}", qos::VERSION)?;
+    for (key, value) in [("host", host), ("date", date), ("cpu", cpu), ("made_by", made_by)] {
+        writeln!(out, "{key} = {}", quoted(value))?;
+    }
+    writeln!(out, "tsc_hz = {}", tsc.hz())?;
+    let batch = &parts.batch;
+    writeln!(out, "\n[batch]\nper_batch = {}", spread(&batch.per_batch))?;
+    writeln!(out, "frames = {}\nsource = \"{}\"", batch.frames, batch.source)?;
+    let numa = &parts.numa_remote;
+    writeln!(out, "\n[numa_remote]\nfactor = {}", spread(&numa.factor))?;
+    writeln!(out, "source = \"{}\"", numa.source)?;
+    for (name, table) in [("vms", &parts.vms), ("cores", &parts.cores)] {
+        for (count, coefficient) in table {
+            writeln!(out, "\n[[{name}]]\ncount = {count}")?;
+            writeln!(out, "factor = {}", spread(&coefficient.factor))?;
+            writeln!(out, "source = \"{}\"", coefficient.source)?;
+        }
+    }
+    for (action, term) in &parts.actions {
+        writeln!(out, "\n[[action]]\nname = \"{action}\"")?;
+        writeln!(out, "per_frame = {}", spread(&term.per_frame))?;
+        writeln!(out, "per_byte = {:.5}\nsource = \"{}\"", term.per_byte, term.source)?;
+    }
+    for (key, cell) in &parts.cells {
+        writeln!(out, "\n[[cell]]\nsize = {}\nflows = \"{}\"", key.size, key.flows)?;
+        writeln!(out, "rules = {}\nring = \"{}\"", key.rules, key.ring)?;
+        writeln!(out, "ingress = {}", spread(&cell.ingress))?;
+        writeln!(out, "classification = {}", spread(&cell.classification))?;
+        writeln!(out, "egress = {}", spread(&cell.egress))?;
+        writeln!(out, "source = \"{}\"", cell.source)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small model that is right.
+    const GOOD: &str = r#"
+[about]
+version = 1
+host = "here"
+date = "2026-11-21T14:00:00Z"
+cpu = "a \"cpu\""
+made_by = "penstock 0.1.0 calibrate"
+tsc_hz = 2000000000
+
+[batch]
+per_batch = { median = 300, min = 290.5, max = 310 }
+frames = 32
+source = "measured"
+
+[numa_remote]
+factor = { median = 1.4, min = 1.4, max = 1.4 }
+source = "published"
+
+[[vms]]
+count = 1
+factor = { median = 1, min = 1, max = 1 }
+source = "measured"
+
+[[cores]]
+count = 1
+factor = { median = 1, min = 1, max = 1 }
+source = "measured"
+
+[[action]]
+name = "vlan-push"
+per_frame = { median = 5, min = 4, max = 6 }
+per_byte = 0
+source = "measured"
+"#;
+
+    fn good() -> String {
+        let mut text = GOOD.to_owned();
+        for flows in ["single", "multiple"] {
+            for (size, ingress) in [(64, 40), (1500, 180)] {
+                let stage = |median: i32| {
+                    format!("{{ median = {median}, min = {}, max = {} }}", median - 2, median + 2)
+                };
+                text += &format!(
+                    "\n[[cell]]\nsize = {size}\nflows = \"{flows}\"\nrules = 1\nring = \"split\"\n\
+                     ingress = {}\nclassification = {}\negress = {}\nsource = \"measured\"\n",
+                    stage(ingress),
+                    stage(30),
+                    stage(20)
+                );
+            }
+        }
+        text
+    }
+
+    fn refused(text: &str) -> String {
+        parse_model(text, "model.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_model_is_read_and_written_and_read_again() {
+        let model = parse_model(&good(), "model.toml").unwrap();
+        assert_eq!(model.parts().about.cpu, "a \"cpu\"");
+        assert_eq!(model.parts().cells.len(), 4);
+        assert_eq!(parse_model(&model_text(&model), "again.toml").unwrap(), model);
+    }
+
+    #[test]
+    fn all_mistakes_are_told_with_their_lines() {
+        let text = good()
+            .replace("version = 1", "version = 9")
+            .replace("frames = 32", "frames = 32\nfloor = 1")
+            .replacen("flows = \"single\"", "flows = \"some\"", 1);
+        let errors = parse_model(&text, "model.toml").unwrap_err();
+        let lines: Vec<u32> = errors.0.iter().map(|error| error.line).collect();
+        assert_eq!(lines, [3, 13, 38], "{errors}");
+        assert!(errors.to_string().contains("flows are \"single\" or \"multiple\""), "{errors}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_as_a_whole_is_refused_where_it_stands() {
+        let hole = good().replacen("size = 1500", "size = 1024", 1);
+        let error = refused(&hole);
+        assert!(
+            error.contains("the cell for size 1500, single flows, 1 rules, split ring"),
+            "{error}"
+        );
+        let bad = good().replace("median = 180, min = 178", "median = 180, min = 181");
+        let error = refused(&bad);
+        assert!(
+            error.starts_with("model.toml:50:11: [[cell]] number 2: the cell for size 1500"),
+            "{error}"
+        );
+        let double = good()
+            + "\n[[vms]]\ncount = 1\nfactor = { median = 1, min = 1, max = 1 }\n\
+               source = \"measured\"\n";
+        assert!(refused(&double).contains("there already"));
+        let none = good().replace("[[vms]]\ncount = 1", "[[vms]]\ncount = 2");
+        assert!(
+            refused(&none).contains("the coefficient for 1 VMs is missing"),
+            "{}",
+            refused(&none)
+        );
+        assert!(refused("").contains("the section [about] is missing"));
+        assert!(refused("x = ").contains("syntax"));
+        assert!(refused(&(good() + "\n[abuot]\n")).contains("did you mean `about`?"));
+    }
+}

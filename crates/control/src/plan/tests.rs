@@ -1,0 +1,164 @@
+use super::*;
+use crate::config;
+
+const MODEL: &str = r#"
+[about]
+version = 1
+host = "lab"
+date = "2026-11-21T14:00:00Z"
+cpu = "c"
+made_by = "test"
+tsc_hz = 2000000000
+
+[batch]
+per_batch = { median = 320, min = 320, max = 320 }
+frames = 32
+source = "measured"
+
+[numa_remote]
+factor = { median = 1.4, min = 1.4, max = 1.4 }
+source = "published"
+
+[[vms]]
+count = 1
+factor = { median = 1, min = 1, max = 1 }
+source = "measured"
+
+[[cores]]
+count = 1
+factor = { median = 1, min = 1, max = 1 }
+source = "measured"
+
+[[action]]
+name = "vlan-push"
+per_frame = { median = 10, min = 10, max = 10 }
+per_byte = 0
+source = "measured"
+"#;
+
+/// 100 cycles at 64 bytes, 200 at 1,064, whatever the rules; 50 more with many flows.
+fn model() -> Arc<CostModel> {
+    let mut text = MODEL.to_owned();
+    for (flows, classification) in [("single", 30), ("multiple", 80)] {
+        for (size, ingress) in [(64, 50), (1064, 150)] {
+            let stage = |n: i32| format!("{{ median = {n}, min = {n}, max = {n} }}");
+            text += &format!(
+                "\n[[cell]]\nsize = {size}\nflows = \"{flows}\"\nrules = 1\nring = \"split\"\n\
+                 ingress = {}\nclassification = {}\negress = {}\nsource = \"measured\"\n",
+                stage(ingress),
+                stage(classification),
+                stage(20)
+            );
+        }
+    }
+    Arc::new(config::parse_model(&text, "model.toml").unwrap())
+}
+
+fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> Plan {
+    let head = "[host]\nname = \"h\"\n";
+    let config = config::parse(&format!("{head}{text}"), "").unwrap();
+    let ids = IdTable::default().next(&config);
+    let tsc = TscRate::from_hz(2_000_000_000);
+    Planner { config: &config, model, ids: &ids, workers, tsc }.plan()
+}
+
+fn port(name: &str, more: &str) -> String {
+    format!(
+        "[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\nsocket = \"/run/{name}.sock\"\n\
+         tenant = \"red\"\n{more}\n"
+    )
+}
+
+const RED: &str = "[[tenant]]\nname = \"red\"\n";
+
+#[test]
+fn a_contract_becomes_cycles_and_a_share_of_the_core() {
+    let ports = port("a", "contract = { rate = \"1Mpps\", size = 1064 }")
+        + &port("b", "contract = { rate = \"1Mpps\", size = 64, flows = \"multiple\" }");
+    let plan = plan_of(&(RED.to_owned() + &ports), Some(&model()), 1);
+    let of = |name: &str| plan.port(name).unwrap();
+    assert_eq!((of("a").cycles, of("a").basis), (CyclesPerSecond(200_000_000), Basis::Contract));
+    assert_eq!(of("b").cycles, CyclesPerSecond(150_000_000));
+    assert!((of("a").share - 0.1).abs() < 1e-9);
+    assert!(plan.refusals.is_empty(), "{:?}", plan.refusals);
+    assert_eq!(plan.admission.room, [CyclesPerSecond(1_650_000_000)]);
+}
+
+#[test]
+fn cycles_win_over_a_contract_and_a_difference_is_told() {
+    let ports = port("a", "cycles = \"300M\"\ncontract = { rate = \"1Mpps\", size = 1064 }")
+        + &port("b", "cycles = \"205M\"\ncontract = { rate = \"1Mpps\", size = 1064 }");
+    let plan = plan_of(&(RED.to_owned() + &ports), Some(&model()), 1);
+    let a = plan.port("a").unwrap();
+    assert_eq!((a.cycles, a.basis), (CyclesPerSecond(300_000_000), Basis::Cycles));
+    assert!(a.terms().unwrap().contract.is_none(), "nothing is learned of it");
+    let told: Vec<_> = plan.warnings.iter().filter(|w| w.contains("`cycles` is taken")).collect();
+    assert_eq!(
+        told,
+        ["port a: `cycles` 300M is +50 % off the 200M that its contract needs by the model; \
+          `cycles` is taken"]
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_what_would() {
+    let ports = port("a", "contract = { rate = \"8Mpps\", size = 1064 }\nworker = 0")
+        + &port("b", "cycles = \"700M\"\nworker = 0");
+    let text = RED.to_owned() + &ports;
+    let plan = plan_of(&text, Some(&model()), 1);
+    let [refusal] = plan.refusals.as_slice() else { panic!("{:?}", plan.refusals) };
+    assert_eq!(
+        refusal.to_string(),
+        "worker 0: 2.3G cycles per second are sold and 2G are there: 300M too much; sell port a \
+         6.5Mpps instead of 8Mpps, or sell all of them 86.95 % of it"
+            .replace("6.5Mpps", "6500kpps")
+    );
+    let plan = plan_of(&text, Some(&model()), 2);
+    assert!(plan.refusals[0].remedy.starts_with("place port b on worker 1, or "), "{plan:?}");
+}
+
+#[test]
+fn more_bandwidth_than_the_link_has_is_refused() {
+    let uplink =
+        "[[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"eth0\"\nlink = \"10G\"\n";
+    let ports = port("a", "contract = { rate = \"8G\", size = 1024 }")
+        + &port("b", "contract = { rate = \"4G\", size = 1024 }");
+    let plan = plan_of(&(RED.to_owned() + uplink + &ports), Some(&model()), 1);
+    let [refusal] = plan.refusals.as_slice() else { panic!("{:?}", plan.refusals) };
+    assert_eq!(
+        refusal.to_string(),
+        "uplink: 12G bit/s are sold and the link carries 10G: 2G too much; sell port a 6G instead \
+         of 8G, or sell all of them 83.33 % of it"
+    );
+}
+
+#[test]
+fn a_tag_for_the_uplink_and_the_rules_that_apply_are_counted() {
+    let text = "[[tenant]]\nname = \"red\"\nvlans = [7]\n\
+        [[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"eth0\"\ntrunk = [7]\n\
+        [[rule]]\nname = \"r\"\ntenant = \"red\"\nactions = [\"drop\"]\n\
+        [[rule]]\nname = \"s\"\nport = \"up\"\nactions = [\"normal\"]\n"
+        .to_owned()
+        + &port("a", "vlan = 7\ncontract = { rate = \"1Mpps\", size = 64 }");
+    let plan = plan_of(&text, Some(&model()), 1);
+    let a = plan.port("a").unwrap();
+    assert_eq!((a.profile.rules, a.profile.actions.as_slice()), (1, &[Work::VlanPush][..]));
+    assert_eq!(a.cycles, CyclesPerSecond(110_000_000));
+}
+
+#[test]
+fn a_port_that_bought_nothing_claims_nothing_and_needs_no_model() {
+    let text = RED.to_owned() + &port("a", "") + &port("b", "contract = { rate = \"1G\" }");
+    let plan = plan_of(&text, None, 1);
+    assert!(plan.refusals.is_empty() && plan.ports.iter().all(|p| p.terms().is_none()));
+    assert_eq!(plan.ports[1].profile.sizes.to_string(), "imix");
+}
+
+#[test]
+fn another_machines_model_is_told() {
+    let mut parts = model().parts().clone();
+    parts.about.tsc = TscRate::from_hz(2_500_000_000);
+    let other = Arc::new(CostModel::new(parts).unwrap());
+    let plan = plan_of(RED, Some(&other), 1);
+    assert!(plan.warnings[0].contains("2.50 GHz, this one has 2.00 GHz"), "{:?}", plan.warnings);
+}

@@ -1,0 +1,159 @@
+//! A plan's refusals and warnings, in words.
+
+use penstock_qos::admission::{Excess, Remedy};
+use penstock_qos::cost_model::Rate;
+use penstock_units::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond};
+
+use super::{Basis, Plan, is_metered, to_f64};
+use crate::config::{ConfigError, Port};
+
+fn refusal(object: String, problem: String, remedy: String) -> ConfigError {
+    ConfigError { file: String::new(), line: 0, column: 0, object, problem, remedy }
+}
+
+/// A contract, a policy that needs cycles, and nothing to make them by.
+pub(super) fn no_model(port: &Port) -> ConfigError {
+    let object = format!("port {:?}", port.name);
+    let problem = "its contract cannot become cycles without a cost model".to_owned();
+    let remedy = "run penstock calibrate and name the file in [model], or write `cycles`";
+    refusal(object, problem, remedy.to_owned())
+}
+
+/// `cycles` wins; that it is not what the contract needs is worth a word.
+pub(super) fn compare(
+    port: &Port,
+    cycles: CyclesPerSecond,
+    modelled: Option<CyclesPerSecond>,
+    part: f64,
+    plan: &mut Plan,
+) {
+    let (Some(_), Some(modelled)) = (port.cycles, modelled) else { return };
+    let (set, needed) = (to_f64(cycles.0), to_f64(modelled.0));
+    if (set - needed).abs() > part * needed {
+        plan.warnings.push(format!(
+            "port {}: `cycles` {cycles} is {:+.0} % off the {} that its contract needs by the \
+             model; `cycles` is taken",
+            port.name,
+            100.0 * (set / needed - 1.0),
+            short(modelled.0)
+        ));
+    }
+}
+
+/// Something was sold that no policy guarantees.
+pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut Plan) {
+    if basis != Basis::None && !is_metered(port) {
+        plan.warnings.push(format!(
+            "port {}: it bought cycles and its `ingress_policy` is {}: nothing guarantees them; \
+             set \"cycles-strict\" or \"cycles-minmax\"",
+            port.name, port.ingress_policy
+        ));
+    }
+}
+
+/// What does not fit; `sellers` are the places of the claims' ports.
+pub(super) fn refusals(plan: &Plan, sellers: &[usize]) -> Vec<ConfigError> {
+    let mut all = Vec::new();
+    if let Some(excess) = &plan.admission.link {
+        let problem = format!(
+            "{} bit/s are sold and the link carries {}: {} too much",
+            short(excess.sold.0),
+            short(excess.there.0),
+            short(excess.sold.0 - excess.there.0)
+        );
+        let remedies = remedies(plan, sellers, &excess.remedies, true);
+        all.push(refusal("uplink".to_owned(), problem, remedies));
+    }
+    for excess in &plan.admission.cycles {
+        let problem = format!(
+            "{} cycles per second are sold and {} are there: {} too much",
+            short(excess.sold.0),
+            short(excess.there.0),
+            short(excess.sold.0 - excess.there.0)
+        );
+        let mut remedy = remedies(plan, sellers, &excess.remedies, false);
+        if remedy.is_empty() {
+            remedy = "add a worker, or sell less".to_owned();
+        }
+        all.push(refusal(workers_text(excess), problem, remedy));
+    }
+    all
+}
+
+fn workers_text<T>(excess: &Excess<T>) -> String {
+    let numbers: Vec<String> = excess.workers.iter().map(|worker| worker.to_string()).collect();
+    let noun = if numbers.len() == 1 { "worker" } else { "workers" };
+    format!("{noun} {}", numbers.join(", "))
+}
+
+fn remedies(plan: &Plan, sellers: &[usize], remedies: &[Remedy], link: bool) -> String {
+    let port = |claim: usize| sellers.get(claim).and_then(|at| plan.ports.get(*at));
+    let texts = remedies.iter().filter_map(|remedy| match remedy {
+        Remedy::Move { claim, worker } => {
+            Some(format!("place port {} on worker {worker}", port(*claim)?.name))
+        }
+        Remedy::Reduce { claim, left_e4 } => {
+            let port = port(*claim)?;
+            let left = |of: u64| down(of, *left_e4);
+            let rate = match (port.basis, &port.contract) {
+                (Basis::Cycles, _) if !link => {
+                    return Some(format!(
+                        "give port {} `cycles` of {} instead of {}",
+                        port.name,
+                        CyclesPerSecond(left(port.cycles.0)),
+                        port.cycles
+                    ));
+                }
+                (_, Some(contract)) => contract.rate,
+                (_, None) => return None,
+            };
+            let less = match rate {
+                Rate::Bits(bits) => Rate::Bits(BitsPerSecond(left(bits.0))),
+                Rate::Packets(frames) => Rate::Packets(PacketsPerSecond(left(frames.0))),
+            };
+            Some(format!("sell port {} {less} instead of {rate}", port.name))
+        }
+        Remedy::ReduceAll { left_e4 } => {
+            Some(format!("sell all of them {:.2} % of it", f64::from(*left_e4) / 100.0))
+        }
+    });
+    texts.collect::<Vec<String>>().join(", or ")
+}
+
+/// So many ten thousandths of it, rounded down to three digits.
+fn down(of: u64, left_e4: u32) -> u64 {
+    let left = u128::from(of) * u128::from(left_e4) / 10_000;
+    let left = u64::try_from(left).unwrap_or(u64::MAX);
+    let mut unit = 1;
+    while left / unit >= 1_000 {
+        unit *= 10;
+    }
+    left / unit * unit
+}
+
+/// Four digits and a suffix: `1.234G`.
+fn short(value: u64) -> String {
+    const SUFFIXES: [(&str, f64); 3] = [("G", 1e9), ("M", 1e6), ("k", 1e3)];
+    let float = to_f64(value);
+    match SUFFIXES.iter().find(|(_, scale)| float >= *scale) {
+        Some((suffix, scale)) => {
+            let text = format!("{:.3}", float / scale);
+            let text = text.trim_end_matches('0').trim_end_matches('.');
+            format!("{text}{suffix}")
+        }
+        None => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_reductions_round_down() {
+        assert_eq!(short(1_234_500_000), "1.234G");
+        assert_eq!((short(200_000_000), short(999)), ("200M".to_owned(), "999".to_owned()));
+        assert_eq!(down(4_000_000_000, 9_234), 3_690_000_000);
+        assert_eq!(down(999, 10_000), 999);
+    }
+}

@@ -1,0 +1,194 @@
+//! `penstock host check`: every mistake of a configuration, and whether the host has what it sells.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use penstock_control::config::{ConfigErrors, HostConfig};
+use penstock_control::plan::{Basis, Checked, Plan, PortPlan};
+use serde_json::{Value, json};
+
+use super::host::mistakes;
+use super::{print, print_json};
+use crate::table::{Align, Table, count, cycles_per_second, or_dash, percent, printable};
+
+/// `host check`: needs no daemon. Exit 1 if there is a mistake, or if what is sold does not fit.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn run(file: &Path, as_json: bool) -> Result<ExitCode> {
+    let (checked, errors) = match Checked::load(file) {
+        Ok(checked) => {
+            let refusals = ConfigErrors(checked.plan.refusals.clone());
+            (Some(checked), refusals)
+        }
+        Err(errors) => (None, errors),
+    };
+    let fits = errors.0.is_empty();
+    if as_json {
+        print_json(&answer(checked.as_ref(), &errors))?;
+    } else {
+        if let Some(checked) = &checked {
+            print(&told(file, checked))?;
+        }
+        if let (false, Some(_)) = (fits, &checked) {
+            eprint!("{}", unfit(&errors));
+        } else if !fits {
+            eprint!("{}", mistakes(&errors));
+        }
+    }
+    Ok(if fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn told(file: &Path, checked: &Checked) -> String {
+    let Checked { config, model, plan } = checked;
+    let mut text = format!(
+        "{}: right: {} ports, {} tenants, {} rules\n",
+        file.display(),
+        config.ports.len(),
+        config.tenants.len(),
+        config.rules.len(),
+    );
+    // Writing to a String cannot fail.
+    if let Some(model) = model {
+        let about = &model.parts().about;
+        let (host, date) = (printable(&about.host), printable(&about.date));
+        let _ = writeln!(text, "cost model: measured on {host}, {date}");
+    }
+    if plan.ports.iter().any(|port| port.basis != Basis::None || port.contract.is_some()) {
+        text.push('\n');
+        text.push_str(&ports(config, plan));
+        text.push('\n');
+        text.push_str(&workers(plan));
+    }
+    for warning in &plan.warnings {
+        let _ = writeln!(text, "warning: {}", printable(warning));
+    }
+    text
+}
+
+fn ports(config: &HostConfig, plan: &Plan) -> String {
+    let mut table = Table::new(&[
+        ("PORT", Align::Left),
+        ("POLICY", Align::Left),
+        ("CONTRACT", Align::Left),
+        ("FRAMES", Align::Left),
+        ("CYCLES/FRAME", Align::Right),
+        ("CYCLES/S", Align::Right),
+        ("FROM", Align::Left),
+        ("CORE", Align::Right),
+        ("CLASS", Align::Right),
+        ("WEIGHT", Align::Right),
+        ("WORKERS", Align::Left),
+    ]);
+    for (port, of) in config.ports.iter().zip(&plan.ports) {
+        let sold = of.basis != Basis::None;
+        let dash = |text: String| if sold { text } else { "-".to_owned() };
+        table.row([
+            port.name.clone(),
+            port.ingress_policy.to_string(),
+            or_dash(&of.contract.as_ref().map(|c| c.rate.to_string()).unwrap_or_default()),
+            if of.contract.is_some() { frames(of) } else { "-".to_owned() },
+            match of.cost.filter(|_| of.contract.is_some()) {
+                Some(cost) => format!("{cost:.0} ±{:.0} %", 100.0 * of.uncertainty),
+                None => "-".to_owned(),
+            },
+            dash(cycles_per_second(of.cycles.0)),
+            of.basis.name().to_owned(),
+            dash(percent(of.share)),
+            port.priority.0.get().to_string(),
+            port.weight.0.get().to_string(),
+            of.workers.iter().map(|w| w.to_string()).collect::<Vec<_>>().join(","),
+        ]);
+    }
+    table.render()
+}
+
+/// `1024 single, 3 rules, +vlan-push`.
+fn frames(port: &PortPlan) -> String {
+    let profile = &port.profile;
+    let mut text = format!("{} {}", profile.sizes, profile.flows);
+    if profile.rules > 0 {
+        let _ = write!(text, ", {} rules", count(profile.rules.into()));
+    }
+    for action in &profile.actions {
+        let _ = write!(text, ", +{action}");
+    }
+    text
+}
+
+fn workers(plan: &Plan) -> String {
+    let mut text = String::new();
+    for (worker, (there, room)) in plan.capacity.iter().zip(&plan.admission.room).enumerate() {
+        let _ = writeln!(
+            text,
+            "worker {worker}: {} cycles/s, {} may still be sold",
+            cycles_per_second(there.0),
+            cycles_per_second(room.0)
+        );
+    }
+    let sold: u64 =
+        plan.ports.iter().filter(|p| p.basis != Basis::None).map(|p| p.bandwidth.0).sum();
+    match plan.link {
+        Some(link) => {
+            let _ = writeln!(text, "uplink: {link} bit/s, {sold} sold", sold = bits(sold));
+        }
+        None => text.push_str("uplink: no port says what its `link` carries; not asked\n"),
+    }
+    text
+}
+
+fn bits(rate: u64) -> String {
+    crate::table::bits_per_second(crate::table::to_f64(rate))
+}
+
+/// What does not fit, one a line.
+fn unfit(errors: &ConfigErrors) -> String {
+    let mut text = String::new();
+    for error in &errors.0 {
+        let _ = writeln!(text, "{}", printable(&error.to_string()));
+    }
+    text.push_str("penstock: the host does not have what its ports bought\n");
+    text
+}
+
+fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
+    let mut answer = json!({ "ok": errors.0.is_empty(), "errors": errors });
+    let Some(Checked { config, model, plan }) = checked else { return answer };
+    let ports = config.ports.iter().zip(&plan.ports).map(|(port, of)| {
+        json!({
+            "port": port.name,
+            "policy": port.ingress_policy.to_string(),
+            "contract": of.contract.as_ref().map(|c| json!({
+                "rate": c.rate.to_string(),
+                "size": c.sizes.to_string(),
+                "flows": c.flows.name(),
+                "frames_per_second": c.frames_per_second(),
+                "bits_per_second": c.bandwidth().0,
+            })),
+            "rules": of.profile.rules,
+            "actions": of.profile.actions.iter().map(|a| a.name()).collect::<Vec<_>>(),
+            "cycles_per_frame": of.cost,
+            "uncertainty": of.uncertainty,
+            "cycles_per_second": of.cycles.0,
+            "from": of.basis.name(),
+            "core_share": of.share,
+            "priority": port.priority.0.get(),
+            "weight": port.weight.0.get(),
+            "workers": of.workers.iter().collect::<Vec<_>>(),
+        })
+    });
+    let workers = plan.capacity.iter().zip(&plan.admission.room).enumerate();
+    let workers = workers
+        .map(|(id, (there, room))| json!({ "worker": id, "capacity": there.0, "room": room.0 }));
+    answer["ports"] = ports.collect();
+    answer["workers"] = workers.collect();
+    answer["link_bits_per_second"] = json!(plan.link.map(|link| link.0));
+    answer["warnings"] = json!(plan.warnings);
+    answer["model"] = json!(model.as_ref().map(|model| {
+        let about = &model.parts().about;
+        json!({ "host": about.host, "date": about.date, "tsc_hz": about.tsc.hz() })
+    }));
+    answer
+}

@@ -12,65 +12,87 @@ use crate::port::ring::frames::{
 
 impl SplitRing {
     /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
+    ///
+    /// In passes, so that the one that writes to the driver's lines has few other stores in it: a
+    /// core's store queue empties in order, and each store behind a line that is still on its way
+    /// takes a place from a line that could be asked for (measured: 320 of 500 cycles a frame where
+    /// the other core is far).
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let want = frames.len() as u16;
         let n = usize::from(self.credits(want).min(want)).min(BATCH_FRAMES);
-        let (header, long) = (self.header, batch.bytes() > 64 * batch.len());
         self.read_heads(n);
         self.prefetch_used(n);
         let mut window = self.memory.window(self.hint);
-        // A used entry and an available one for each chain: both indices follow from `chains`.
-        let (available, used) = (self.next_available, self.next_used);
-        let (mut chains, mut steps) = (0_u16, SEARCH_MAX);
-        let (mut bytes, mut others) = (0, 0);
-        for (j, &i) in frames.iter().enumerate() {
-            let i = usize::from(i);
-            let cursor = usize::from(chains);
-            self.make_ready((cursor + AHEAD).min(n), F_WRITE, &mut window, |at, _| {
-                prefetch_head(at, header, long);
-            });
-            if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD)
+        self.make_ready(n, F_WRITE, &mut window, |_, _| ());
+        let mut steps = SEARCH_MAX;
+        let (mut frames, mut at) = (frames, 0);
+        while !frames.is_empty() {
+            let fit = self.fitting(batch, frames, at..n);
+            let (here, rest) = frames.split_at(fit);
+            self.give_plain(batch, here, at, out);
+            at += fit;
+            let Some((&i, rest)) = rest.split_first() else { break };
+            at += self.give_scattered(batch, usize::from(i), &mut steps, out);
+            frames = rest;
+        }
+    }
+
+    /// How many of `frames`, from the first on, fit into the buffers of `chains`, one each.
+    #[inline(always)]
+    fn fitting(&self, batch: &Batch, frames: &[u8], chains: core::ops::Range<usize>) -> usize {
+        let pieces = self.burst.plain.get(chains).unwrap_or(&[]);
+        let fits = |(&i, piece): (&u8, &Piece)| {
+            piece.len as usize >= self.header + batch.at(usize::from(i)).len as usize
+        };
+        frames.iter().zip(pieces).take_while(|pair| fits(*pair)).count()
+    }
+
+    /// Writes frames that fit, one each, into the buffers from number `first` of the burst on.
+    #[inline(always)]
+    fn give_plain(&mut self, batch: &Batch, frames: &[u8], first: usize, out: &mut TxOutcome) {
+        if frames.is_empty() {
+            return;
+        }
+        let (header, long) = (self.header, batch.bytes() > 64 * batch.len());
+        let pieces = &self.burst.plain[first..][..frames.len()];
+        let ask = |k: usize| {
+            if let Some(piece) = pieces.get(k) {
+                prefetch_head(piece.at, header, long);
+            }
+        };
+        (0..AHEAD).for_each(ask);
+        for (k, (&i, piece)) in frames.iter().zip(pieces).enumerate() {
+            ask(k + AHEAD);
+            if let Some(&ahead) = frames.get(k + BODY_PREFETCH_AHEAD)
                 && batch.at(usize::from(ahead)).has_segments()
             {
-                let to = self.burst.plain[..n].get(cursor + BODY_PREFETCH_AHEAD);
+                let to = pieces.get(k + BODY_PREFETCH_AHEAD);
                 prefetch_body(batch, usize::from(ahead), to.copied(), header);
             }
-            let frame = batch.at(i);
-            let need = header + frame.len as usize;
-            match self.burst.plain[..n].get(cursor) {
-                Some(piece) if piece.len as usize >= need => {
-                    // SAFETY: the piece has room for header and frame, all in one region.
-                    // WHY: raw copies are the only lawful way into guest memory.
-                    unsafe { write_plain(batch, i, piece.at, header) };
-                    let head = self.burst.heads[cursor % BATCH_FRAMES];
-                    #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
-                    self.write_used(used.wrapping_add(chains), head, need as u32);
-                    chains += 1;
-                    bytes += u64::from(frame.len);
-                    if frame.offload.is_gso() {
-                        out.tso += 1;
-                    }
-                }
-                _ => {
-                    self.next_available = available.wrapping_add(chains);
-                    self.next_used = used.wrapping_add(chains);
-                    #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
-                    let more = self.give_scattered(batch, i, &mut steps, out) as u16;
-                    chains += more;
-                    others += u32::from(more);
-                }
-            }
+            // SAFETY: the piece has room for header and frame, all in one region.
+            // WHY: raw copies are the only lawful way into guest memory.
+            unsafe { write_plain(batch, usize::from(i), piece.at, header) };
         }
-        self.next_available = available.wrapping_add(chains);
-        self.next_used = used.wrapping_add(chains);
-        let plain = u32::from(chains) - others;
-        if plain > 0 {
-            // Bad buffers count only in a row.
-            self.bad_chains = 0;
+        let (mut bytes, mut tso) = (0, 0);
+        for (k, &i) in (0..).zip(frames) {
+            let frame = batch.at(usize::from(i));
+            let head = self.burst.heads[(first + usize::from(k)) % BATCH_FRAMES];
+            #[expect(clippy::cast_possible_truncation, reason = "at most 12 + FRAME_MAX")]
+            let len = (header + frame.len as usize) as u32;
+            self.write_used(self.next_used.wrapping_add(k), head, len);
+            bytes += u64::from(frame.len);
+            tso += u32::from(frame.offload.is_gso());
         }
-        out.frames += plain;
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
+        let count = frames.len() as u16;
+        self.next_used = self.next_used.wrapping_add(count);
+        self.next_available = self.next_available.wrapping_add(count);
+        // Bad buffers count only in a row.
+        self.bad_chains = 0;
+        out.frames += u32::from(count);
         out.bytes += bytes;
+        out.tso += tso;
     }
 
     /// The general case: chained, indirect or merged buffers. Returns the chains consumed.

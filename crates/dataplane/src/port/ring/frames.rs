@@ -130,20 +130,6 @@ pub(in crate::port) fn prefetch_source(at: *mut u8, len: u32) {
     }
 }
 
-/// Asks for the lines that a header at `at` and a frame's first bytes behind it go to, one line or
-/// two (`long`). A header in a line of its own is mostly the one that stands there already: that
-/// line is asked for to be read, so that the other side keeps its copy.
-#[inline(always)]
-pub(in crate::port) fn prefetch_head(at: *mut u8, header: usize, long: bool) {
-    let to = at.wrapping_add(header);
-    prefetch(at);
-    prefetch_write(to);
-    prefetch_write(to.wrapping_add(59));
-    if long {
-        prefetch_write(to.wrapping_add(64));
-    }
-}
-
 /// Asks for the bytes of frame `i` behind its head, and for the lines they will be written to.
 #[inline(always)]
 pub(in crate::port) fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>, header: usize) {

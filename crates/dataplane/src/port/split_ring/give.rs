@@ -1,14 +1,11 @@
 //! Frames into a split ring's buffers.
 #![allow(unsafe_code, reason = "buffers in guest memory; invariants stated per block")]
 
-use super::burst::AHEAD;
 use super::{
     BATCH_FRAMES, BODY_PREFETCH_AHEAD, BadChain, Batch, CHAIN_MAX, F_WRITE, PIECES_MAX, Piece,
     SEARCH_MAX, SplitRing, TxOutcome,
 };
-use crate::port::ring::frames::{
-    count_sent, prefetch_body, prefetch_head, write_pieces, write_plain,
-};
+use crate::port::ring::frames::{count_sent, prefetch_body, write_pieces, write_plain};
 
 impl SplitRing {
     /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
@@ -16,7 +13,8 @@ impl SplitRing {
     /// In passes, so that the one that writes to the driver's lines has few other stores in it: a
     /// core's store queue empties in order, and each store behind a line that is still on its way
     /// takes a place from a line that could be asked for (measured: 320 of 500 cycles a frame where
-    /// the other core is far).
+    /// the other core is far). The queue itself asks for the lines of all stores in it: asking for
+    /// them before gains nothing.
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let want = frames.len() as u16;
@@ -54,16 +52,9 @@ impl SplitRing {
         if frames.is_empty() {
             return;
         }
-        let (header, long) = (self.header, batch.bytes() > 64 * batch.len());
+        let header = self.header;
         let pieces = &self.burst.plain[first..][..frames.len()];
-        let ask = |k: usize| {
-            if let Some(piece) = pieces.get(k) {
-                prefetch_head(piece.at, header, long);
-            }
-        };
-        (0..AHEAD).for_each(ask);
         for (k, (&i, piece)) in frames.iter().zip(pieces).enumerate() {
-            ask(k + AHEAD);
             if let Some(&ahead) = frames.get(k + BODY_PREFETCH_AHEAD)
                 && batch.at(usize::from(ahead)).has_segments()
             {

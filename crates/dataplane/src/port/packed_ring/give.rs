@@ -3,10 +3,9 @@
 use super::super::ring::frames::{count_sent, prefetch_body, write_pieces, write_plain};
 use super::super::ring::pieces::Piece;
 use super::super::ring::{BODY_PREFETCH_AHEAD, F_WRITE, PIECES_MAX, SEARCH_MAX};
-use super::PackedRing;
 use super::walk::Walked;
+use super::{PackedRing, Singles};
 use crate::batch::{Batch, CHAIN_MAX};
-use crate::mem::prefetch_write;
 use crate::port::TxOutcome;
 
 /// A chain that a frame goes to, or a part of it.
@@ -18,41 +17,77 @@ struct Chain {
 }
 
 impl PackedRing {
-    /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
+    /// Writes the named frames into the driver's buffers, in order; visible after `publish`. In
+    /// passes (datapath rule 12).
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         if self.log.is_some() {
             return self.give_logged(batch, frames, out);
         }
-        let mut singles = self.fetch(frames.len(), F_WRITE, |at| prefetch_write(at));
-        let (mut cursor, mut steps) = (0, SEARCH_MAX);
-        for (j, &i) in frames.iter().enumerate() {
-            let i = usize::from(i);
+        let (mut rest, mut cursor, mut steps) = (frames, 0, SEARCH_MAX);
+        let mut singles = self.fetch(rest.len(), F_WRITE, |_| ());
+        while let Some((&i, others)) = rest.split_first() {
             if cursor >= singles.len && !singles.dry {
-                singles = self.fetch(frames.len() - j, F_WRITE, |at| prefetch_write(at));
+                singles = self.fetch(rest.len(), F_WRITE, |_| ());
                 cursor = 0;
             }
-            if let Some(&ahead) = frames.get(j + BODY_PREFETCH_AHEAD) {
-                let to = singles.pieces[..singles.len].get(cursor + BODY_PREFETCH_AHEAD);
-                prefetch_body(batch, usize::from(ahead), to.copied(), self.header);
+            let fit = self.fitting(batch, rest, &singles.pieces[..singles.len], cursor);
+            if fit > 0 {
+                self.give_plain(batch, &rest[..fit], &singles, cursor, out);
+                cursor += fit;
+                rest = &rest[fit..];
+                continue;
             }
-            let frame = batch.frame(i);
-            let need = self.header + frame.len as usize;
-            match singles.pieces[..singles.len].get(cursor) {
-                Some(piece) if piece.len as usize >= need => {
-                    // SAFETY: the piece has room for header and frame, all in one region.
-                    // WHY: raw copies are the only lawful way into guest memory.
-                    unsafe { write_plain(batch, i, piece.at, self.header) };
-                    self.consume(1);
-                    #[expect(clippy::cast_possible_truncation, reason = "need <= 12 + FRAME_MAX")]
-                    self.push_used(singles.ids[cursor], need as u32, 1);
-                    cursor += 1;
-                    self.bad_chains = 0;
-                    count_sent(out, frame.len, frame.offload);
-                }
-                None if singles.dry => self.refuse_dry(out),
-                _ => cursor += self.give_scattered(batch, i, &mut steps, out),
+            rest = others;
+            if cursor >= singles.len && singles.dry {
+                self.refuse_dry(out);
+            } else {
+                cursor += self.give_scattered(batch, usize::from(i), &mut steps, out);
             }
         }
+    }
+
+    /// How many of `frames`, from the first on, fit into the buffers from `first` on, one each.
+    #[inline(always)]
+    fn fitting(&self, batch: &Batch, frames: &[u8], pieces: &[Piece], first: usize) -> usize {
+        let fits = |(&i, piece): (&u8, &Piece)| {
+            piece.len as usize >= self.header + batch.at(usize::from(i)).len as usize
+        };
+        let pieces = pieces.get(first..).unwrap_or(&[]);
+        frames.iter().zip(pieces).take_while(|pair| fits(*pair)).count()
+    }
+
+    /// Writes frames that fit, one each, into the buffers from number `first` on.
+    #[inline(always)]
+    fn give_plain(
+        &mut self,
+        batch: &Batch,
+        frames: &[u8],
+        singles: &Singles,
+        first: usize,
+        out: &mut TxOutcome,
+    ) {
+        let header = self.header;
+        let pieces = &singles.pieces[first..][..frames.len()];
+        for (k, (&i, piece)) in frames.iter().zip(pieces).enumerate() {
+            if let Some(&ahead) = frames.get(k + BODY_PREFETCH_AHEAD)
+                && batch.at(usize::from(ahead)).has_segments()
+            {
+                let to = pieces.get(k + BODY_PREFETCH_AHEAD);
+                prefetch_body(batch, usize::from(ahead), to.copied(), header);
+            }
+            // SAFETY: the piece has room for header and frame, all in one region.
+            // WHY: raw copies are the only lawful way into guest memory.
+            unsafe { write_plain(batch, usize::from(i), piece.at, header) };
+        }
+        for (&i, &id) in frames.iter().zip(&singles.ids[first..]) {
+            let frame = batch.at(usize::from(i));
+            self.consume(1);
+            #[expect(clippy::cast_possible_truncation, reason = "at most 12 + FRAME_MAX")]
+            self.push_used(id, (header + frame.len as usize) as u32, 1);
+            count_sent(out, frame.len, frame.offload);
+        }
+        // Bad buffers count only in a row.
+        self.bad_chains = 0;
     }
 
     /// The general case: chained, indirect or merged buffers. Returns the descriptors consumed.

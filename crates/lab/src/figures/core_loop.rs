@@ -4,8 +4,8 @@
 //! make it slower to find out. **Rule.** Buckets and schedule are those of the data path
 //! ([`penstock_qos`]), called in the order in which the worker calls them: refill when the
 //! interval has passed, release who has tokens again, pick, run, charge, hold who is in debt. Time
-//! is the core's cycles, and passes by what batches cost; a core on which nobody may run waits for the
-//! next refill.
+//! is the core's cycles, and passes by what batches cost; a core on which nobody may run waits for
+//! the next refill.
 
 use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth};
 use penstock_qos::hbs::{BatchScheduler, Readiness};
@@ -36,8 +36,7 @@ pub(super) struct CoreLoop {
 
 #[derive(Debug, Clone, Copy)]
 struct Vm {
-    /// Frames are always waiting.
-    awake: bool,
+    class: Priority,
     charged: u64,
 }
 
@@ -63,13 +62,19 @@ impl CoreLoop {
         let depth = default_depth(bought.entitlement, self.core);
         let (entitlement, weight, mode) = (bought.entitlement, bought.weight, bought.mode);
         self.buckets.join(slot, &Terms { entitlement, weight, mode, depth }, 0);
-        self.schedule.add(slot, bought.class);
-        self.vms.push(Vm { awake, charged: 0 });
+        self.vms.push(Vm { class: bought.class, charged: 0 });
+        self.wake(slot, awake);
     }
 
-    /// Whether frames wait at `slot` from here on.
+    /// Whether frames wait at `slot` from here on. One that sleeps is out of the schedule, as the
+    /// worker lets queue pairs rest from which nothing comes.
     pub fn wake(&mut self, slot: usize, awake: bool) {
-        self.vms[slot].awake = awake;
+        if awake {
+            self.schedule.add(slot, self.vms[slot].class);
+        } else {
+            self.schedule.remove(slot);
+            self.buckets.note_waiting(slot, false);
+        }
     }
 
     /// Cycles that passed.
@@ -108,10 +113,6 @@ impl CoreLoop {
             let slot = candidate.slot;
             if !self.buckets.may_run(slot) {
                 self.schedule.hold(slot);
-                continue;
-            }
-            if !self.vms[slot].awake {
-                self.buckets.note_waiting(slot, false);
                 continue;
             }
             let cost = cost(slot);

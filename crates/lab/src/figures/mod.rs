@@ -64,6 +64,7 @@ pub mod stats;
 mod c2qos_fig5;
 mod c2qos_fig6;
 mod c2qos_fig7;
+mod c2qos_overhead;
 mod core_loop;
 mod live_only;
 
@@ -84,6 +85,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     live_only::FIG11,
     live_only::FIG12,
     live_only::FIG13,
+    c2qos_overhead::EXPERIMENT,
 ];
 
 /// The experiment called `name`.

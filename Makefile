@@ -4,10 +4,10 @@ PROFILE ?= dev
 export PROFILE
 BENCH ?= v2v $(if $(filter 0,$(shell id -u)),--peer ovs-dpdk)
 
-.PHONY: help setup build demo test check bench clean
+.PHONY: help setup build demo demo-guests test check bench clean
 
 help: ## Shows this
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
 
 setup: ## Installs what is missing (Debian packages) and says what
 	@scripts/setup.sh test
@@ -16,9 +16,13 @@ build: ## Builds the program; PROFILE=release for the fast one
 	@scripts/setup.sh build
 	@cargo build --locked --profile $(PROFILE) -p penstock
 
-demo: ## Real traffic through a switch in a minute: namespaces, guests, ping, iperf3
-	@scripts/setup.sh demo
+demo: ## A victim and a noisy neighbour, under bps policing and under C2QoS: a table and a picture
+	@scripts/setup.sh build
 	@scripts/demo.sh
+
+demo-guests: ## Real traffic through a switch in a minute: namespaces, guests, ping, iperf3
+	@scripts/setup.sh demo
+	@scripts/demo-guests.sh
 
 test: ## Everything CI runs; as root all of it, else what can be run
 	@scripts/setup.sh test

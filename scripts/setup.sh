@@ -3,7 +3,7 @@
 # there; asks nothing. Without root it prints the one command to run and goes on with what is there.
 #
 #   setup.sh build     compiler and linker
-#   setup.sh demo      and what `make demo` uses
+#   setup.sh demo      and what `make demo-guests` uses
 #   setup.sh test      and what `make test` uses          (the default)
 #   setup.sh bench     what `make demo` uses, the switch that `make bench` compares with, and the
 #                      programs of live figures

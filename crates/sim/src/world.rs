@@ -150,7 +150,6 @@ impl World {
             seed,
             tsc: rate,
             max_ports,
-            ..WorkerConfig::default()
         };
         let core = |(id, peers)| {
             let counter = SimCounter::new(costs);

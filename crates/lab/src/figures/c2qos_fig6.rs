@@ -10,8 +10,9 @@
 //! and 4 VMs it is straight; beyond 4 the paper says only that it grows much below 8 and stays from
 //! 10 on, so the curve's end is drawn from that sentence and claimed nowhere.
 //!
-//! **Departures.** A machine of one NUMA node has no (a), and one of two
-//! cores no (c), where worker and generator need one each; the record's platform says so.
+//! **live**: the factor of more VMs on this machine with its spread (`crate::live::many`).
+//! **Departures.** A machine of one NUMA node has no (a), and one of two cores no (c), where worker
+//! and generator need one each; the record's platform says so.
 
 use super::claim::Claim;
 use super::experiment::{Context, Experiment};
@@ -26,7 +27,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "C2QoS §III-C, Fig. 6",
     about: "what NUMA nodes, more VMs and a second I/O core add to a frame's cost",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::fig6),
     picture,
 };
 
@@ -85,6 +86,9 @@ fn picture(record: &Record) -> Picture {
         let mut panel = Panel::new(title, Axis::linear("VMs"), ratio());
         for (name, series) in record.series_of(&format!("{letter} ")) {
             panel = panel.series(name, series);
+        }
+        if record.series_of(&format!("{letter} ")).next().is_none() {
+            continue;
         }
         let published = published.map(|value| (4.0, value));
         picture = picture.panel(panel.published_points("published", published));

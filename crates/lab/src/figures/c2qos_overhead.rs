@@ -5,16 +5,16 @@
 //! another core, at 28 VMs, for tokens and queues, woken every 50 us; a longer interval costs less
 //! and is less accurate. Here all of it runs on the I/O core, between two batches.
 //!
-//! **What is measured, and where.** The cost always on this machine: the buckets and the schedule of
-//! the data path ([`super::core_loop`]), a decision, a charge, and refills as often as they come at
-//! the interval, each turn timed by the TSC with the read's own cost taken off. Between two turns
-//! 48 KiB are copied through 8 MiB, what a batch of 32 × 1518 B does to the caches. Of turns with a
-//! refill and of those without the medians count, by how often each comes. The share is of a batch of 32 × 1518 B: in **sim** at
-//! the paper's cost for that many VMs ([`super::paper_platform`]), in **live** at what such frames
-//! cost this machine, measured between two VMs of the load generator in the same run. The accuracy
-//! comes from the simulation alone: 28 VMs that are all backlogged and sold 95 % of the core, each
-//! held to what it bought; by how much its cycles differ over windows of 10 ms, and how long it
-//! waits between two batches.
+//! **What is measured, and where.** The cost always on this machine: the buckets and the schedule
+//! of the data path ([`super::core_loop`]), a decision, a charge, and refills as often as they come
+//! at the interval, each turn timed by the TSC with the read's own cost taken off. Between two
+//! turns 48 KiB are copied through 8 MiB, what a batch of 32 × 1518 B does to the caches. Of turns
+//! with a refill and of those without the medians count, by how often each comes. The share is of a
+//! batch of 32 × 1518 B: in **sim** at the paper's cost for that many VMs
+//! ([`super::paper_platform`]), in **live** at what such frames cost this machine, measured between
+//! two VMs of the load generator in the same run. The accuracy comes from the simulation alone: 28
+//! VMs that are all backlogged and sold 95 % of the core, each held to what it bought; by how much
+//! its cycles differ over windows of 10 ms, and how long it waits between two batches.
 //!
 //! **What is compared.** `overhead_pct_28` with 28 VMs, all busy, against 0.5 %;
 //! `overhead_pct_1000_configured` with 972 silent ones beside them, within 10 % of it. Reading the

@@ -27,6 +27,15 @@ pub const FIG1: Experiment = live(
     over_time,
 );
 
+/// What `make demo` shows; found by its name and not a part of `all`.
+pub const DEMO: Experiment = live(
+    "demo",
+    "C2QoS §II-B, Fig. 1",
+    "a victim and a noisy neighbour, under bps policing and under C2QoS",
+    live::demo,
+    live::demo_picture,
+);
+
 /// Latency by number of VMs.
 pub const FIG3: Experiment = live(
     "c2qos-fig3",

@@ -88,12 +88,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     c2qos_overhead::EXPERIMENT,
 ];
 
-/// The experiment called `name`.
+/// The experiment called `name`, or the `demo`.
 ///
 /// # Errors
 /// When there is none; the text names those that there are.
 pub fn find(name: &str) -> anyhow::Result<&'static Experiment> {
-    EXPERIMENTS.iter().find(|e| e.name == name).ok_or_else(|| {
+    EXPERIMENTS.iter().chain([&live_only::DEMO]).find(|e| e.name == name).ok_or_else(|| {
         let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();
         anyhow::anyhow!("no experiment is called `{name}`; there are {}", names.join(", "))
     })

@@ -1,22 +1,25 @@
 //! `penstock lab plot`: runs of `penstock lab load --json`, drawn over time and compared.
 //!
-//! **Rule.** What a VM received is what its sender got through. A run is told apart in phases by
-//! the moments that the caller names; the table has each VM's mean bandwidth in each phase, and how
-//! much the last differs from the first.
+//! **Rule.** What a VM received is what its sender got through. The results of an experiment are
+//! drawn as well, if its series are called "run: VM". A run is told apart in phases by the moments
+//! that the caller names; the table has each VM's mean bandwidth in each phase, and how much the
+//! last differs from the first.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
 
-use super::picture::{Axis, Panel, Picture};
+use super::files::Results;
+use super::picture::{Axis, Panel, Picture, points};
 use super::stats::count;
 use crate::load::IntervalReport;
 
 /// Draws runs of `lab load --json` over time, side by side.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PlotArgs {
-    /// A run: its title and the lines that `lab load --json --interval` printed
+    /// A run: its title and the lines that `lab load --json --interval` printed; or any title and
+    /// an experiment's results
     #[arg(required = true, value_name = "TITLE=FILE")]
     pub runs: Vec<Named<PathBuf>>,
     /// Something that happens in every run, such as `10=flood begins`
@@ -91,6 +94,10 @@ pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
     for Named { name, value: file } in &args.runs {
         let text = std::fs::read_to_string(file);
         let text = text.with_context(|| format!("reading {}", file.display()))?;
+        if let Ok(results) = serde_json::from_str::<Results>(&text) {
+            runs.extend(of_results(results));
+            continue;
+        }
         let curves = curves(&text, &args.vms);
         ensure!(
             !curves.is_empty(),
@@ -104,6 +111,21 @@ pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
         std::fs::write(out, picture).with_context(|| format!("writing {}", out.display()))?;
     }
     Ok(table(args, &runs))
+}
+
+/// The runs of an experiment's results: series called "run: VM".
+fn of_results(results: Results) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for series in results.into_records().into_iter().flat_map(|record| record.series) {
+        let Some((title, vm)) = series.name.split_once(": ") else { continue };
+        let curve: Curve = points(&series).collect();
+        if let Some(run) = runs.iter_mut().find(|run| run.title == title) {
+            run.curves.push((vm.to_owned(), curve));
+        } else {
+            runs.push(Run { title: title.to_owned(), curves: vec![(vm.to_owned(), curve)] });
+        }
+    }
+    runs
 }
 
 fn curves(text: &str, wanted: &[String]) -> Vec<(String, Curve)> {

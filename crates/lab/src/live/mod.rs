@@ -14,7 +14,9 @@
 //! | `rig` | a switch with its VMs, stopped while others run |
 //! | `uplink` | Fig. 13: the link is full |
 //! | `stage` | namespaces with real programs behind our switch |
+//! | `many` | Fig. 6: more VMs |
 //! | `noisy` | Fig. 1: a victim and aggressors |
+//! | `demo` | the story that `make demo` tells |
 //! | `classes` | Fig. 3 and Fig. 11: latency on a full core |
 //! | `bandwidth` | Fig. 10: iperf3 and qperf |
 //! | `applications` | Fig. 12: FTP servers and web servers |
@@ -22,7 +24,9 @@
 mod applications;
 mod bandwidth;
 mod classes;
+mod demo;
 mod fleet;
+mod many;
 mod noisy;
 mod picture;
 mod plan;
@@ -34,6 +38,8 @@ mod uplink;
 pub(crate) use applications::run as fig12;
 pub(crate) use bandwidth::run as fig10;
 pub(crate) use classes::{fig3, fig11};
+pub(crate) use demo::{picture as demo_picture, run as demo};
+pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
 pub(crate) use picture::by_unit as picture;
 pub(crate) use uplink::run as fig13;

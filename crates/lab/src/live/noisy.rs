@@ -45,7 +45,7 @@ const MOST: usize = 3;
 
 /// What the aggressors turn to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Event {
+pub(super) enum Event {
     Size,
     Flows,
     Both,
@@ -53,10 +53,10 @@ enum Event {
 
 /// One thing that is measured on each subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Case {
-    crowd: usize,
-    event: Event,
-    flood: bool,
+pub(super) struct Case {
+    pub crowd: usize,
+    pub event: Event,
+    pub flood: bool,
 }
 
 impl Case {
@@ -79,7 +79,7 @@ impl Case {
     }
 
     /// What each aggressor offers, having bought `pps` frames of the declared size.
-    fn offer(self, pps: f64) -> Offer {
+    pub fn offer(self, pps: f64) -> Offer {
         let small = self.event != Event::Flows;
         let size = if small { 64 } else { SIZE };
         let flows = if self.event == Event::Size { 1 } else { MANY };
@@ -99,11 +99,11 @@ const SUBJECTS: [&str; 3] = ["c2qos", "bps", OVS_DPDK];
 
 /// What a subject's VMs bought.
 #[derive(Debug, Clone, Copy)]
-struct Sale {
-    capacity: Capacity,
+pub(super) struct Sale {
+    pub capacity: Capacity,
     solo_pps: f64,
     /// Of the victim.
-    victim_pps: f64,
+    pub victim_pps: f64,
     /// Of all aggressors together.
     noisy_pps: f64,
 }
@@ -135,7 +135,7 @@ fn crowd_f64(crowd: usize) -> f64 {
     u32::try_from(crowd).map_or(1.0, f64::from)
 }
 
-fn well_behaved(pps: f64) -> Offer {
+pub(super) fn well_behaved(pps: f64) -> Offer {
     Offer { size: SIZE, flows: 1, rate: Rate::Frames(OVER * pps) }
 }
 
@@ -154,19 +154,19 @@ fn sale(bed: &Bed, rig: &mut Rig, secs: f64) -> anyhow::Result<Sale> {
 
 /// A subject, ready to be measured.
 #[derive(Debug)]
-struct Subject {
+pub(super) struct Subject {
     name: &'static str,
-    rig: Rig,
+    pub rig: Rig,
     sale: Sale,
 }
 
 impl Subject {
     /// What each of `crowd` aggressors bought.
-    fn each_pps(&self, crowd: usize) -> f64 {
+    pub fn each_pps(&self, crowd: usize) -> f64 {
         self.sale.noisy_pps / crowd_f64(crowd)
     }
 
-    fn window(
+    pub fn window(
         &mut self,
         bed: &Bed,
         crowd: usize,
@@ -180,13 +180,13 @@ impl Subject {
     }
 
     /// Percent of what the victim is to keep.
-    fn kept(&self, window: &Window) -> anyhow::Result<f64> {
+    pub fn kept(&self, window: &Window) -> anyhow::Result<f64> {
         Ok(100.0 * window.sender("victim")?.pps / self.sale.kept_pps())
     }
 }
 
 /// Ours without limits, to sell by; it ends before others start.
-fn sell_ours(bed: &Bed, secs: f64) -> anyhow::Result<Sale> {
+pub(super) fn sell_ours(bed: &Bed, secs: f64) -> anyhow::Result<Sale> {
     let free = plan("round-robin", 1, |_, _| Bound::default());
     let mut rig = Rig::ours(bed, "calibration", &free)?;
     let sale = sale(bed, &mut rig, secs)?;
@@ -194,7 +194,12 @@ fn sell_ours(bed: &Bed, secs: f64) -> anyhow::Result<Sale> {
     Ok(sale)
 }
 
-fn ours(bed: &Bed, name: &'static str, crowd: usize, sale: Sale) -> anyhow::Result<Subject> {
+pub(super) fn ours(
+    bed: &Bed,
+    name: &'static str,
+    crowd: usize,
+    sale: Sale,
+) -> anyhow::Result<Subject> {
     let capacity = sale.capacity;
     let sold_pps = SOLD * capacity.pps;
     let plan = if name == "c2qos" {

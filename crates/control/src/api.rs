@@ -92,6 +92,139 @@ pub struct PortStats {
     pub tx_drops: Named,
 }
 
+/// What a port's rate is limited by now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limit {
+    /// It cannot pass frames: no driver, no link, a stalled worker.
+    Attachment,
+    /// Its policer's rate.
+    OwnRate,
+    /// The link of this uplink.
+    Link(String),
+    /// The ring of this receiver; empty if it is gone.
+    Destination(String),
+    /// The cycles it bought.
+    Entitlement,
+    /// Others on its core, which keep it below what it bought.
+    Neighbours,
+    /// The core: there are no more cycles.
+    Core,
+    /// None of these: it sends less.
+    #[default]
+    Nothing,
+}
+
+impl Limit {
+    /// Its name in output.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Attachment => "attachment",
+            Self::OwnRate => "own-rate",
+            Self::Link(_) => "link",
+            Self::Destination(_) => "destination",
+            Self::Entitlement => "entitlement",
+            Self::Neighbours => "neighbours",
+            Self::Core => "core",
+            Self::Nothing => "nothing",
+        }
+    }
+
+    /// The limit of this name; one that is unknown, from a newer daemon, is none.
+    #[must_use]
+    pub fn from_names(name: &str, port: &str) -> Self {
+        match name {
+            "attachment" => Self::Attachment,
+            "own-rate" => Self::OwnRate,
+            "link" => Self::Link(port.to_owned()),
+            "destination" => Self::Destination(port.to_owned()),
+            "entitlement" => Self::Entitlement,
+            "neighbours" => Self::Neighbours,
+            "core" => Self::Core,
+            _ => Self::Nothing,
+        }
+    }
+
+    /// The port that it is about, if it is about one.
+    #[must_use]
+    pub fn port(&self) -> &str {
+        match self {
+            Self::Link(port) | Self::Destination(port) => port,
+            _ => "",
+        }
+    }
+}
+
+/// A port that used a worker's core.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Consumer {
+    /// The port.
+    pub port: String,
+    /// Cycles per second.
+    pub used: u64,
+    /// Cycles per second it is entitled to; 0 if it bought none.
+    pub entitled: u64,
+    /// Its part of what all ports used there, in thousandths.
+    pub share_permille: u64,
+    /// Its class.
+    pub priority: u8,
+    /// Frames per second from it.
+    pub pps: u64,
+    /// Bits per second from it.
+    pub bps: u64,
+}
+
+/// Why a port has the rate it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// The port.
+    pub port: String,
+    /// Over the last so many milliseconds.
+    pub window_ms: u64,
+    /// What holds it.
+    pub limit: Limit,
+    /// That in words, with numbers.
+    pub why: String,
+    /// What would help.
+    pub remedy: String,
+    /// Frames per second from it.
+    pub sends_pps: u64,
+    /// Bits per second from it, without FCS.
+    pub sends_bps: u64,
+    /// Part of its frames that were dropped, in thousandths.
+    pub dropped_permille: u64,
+    /// Its ingress policy.
+    pub policy: String,
+    /// Cycles per second it is entitled to; 0 if it bought none.
+    pub entitled: u64,
+    /// Cycles per second it used.
+    pub used: u64,
+    /// Its weight.
+    pub weight: u16,
+    /// Its class.
+    pub priority: u8,
+    /// Part of the time in which frames waited and there were no cycles for them, in thousandths.
+    pub throttled_permille: u64,
+    /// Part of its batches that were full, in thousandths.
+    pub full_permille: u64,
+    /// The worker that spent most on it.
+    pub worker: u16,
+    /// Part of that worker's time that was not idle, in thousandths.
+    pub busy_permille: u64,
+    /// Part of the time in which its core was given to others, in thousandths.
+    pub stolen_permille: u64,
+    /// Who used that worker's core most.
+    pub consumers: Vec<Consumer>,
+    /// Whether it sends what its contract declares; `None` without one.
+    pub inside_profile: Option<bool>,
+    /// The same in words; empty without a contract.
+    pub profile: String,
+    /// The longest that a frame of its class waits for its batch, in microseconds; `None` where
+    /// there is no bound (`round-robin`).
+    pub bound_us: Option<u64>,
+}
+
 /// A VM's part of a link, which holds while the link is the bottleneck.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LinkPart {

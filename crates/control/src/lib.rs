@@ -11,6 +11,7 @@
 
 pub mod api;
 pub mod config;
+mod explain;
 pub mod host;
 pub mod plan;
 pub mod snapshot;

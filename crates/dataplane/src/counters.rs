@@ -89,6 +89,17 @@ macro_rules! counters {
                 vec![$(self.$field),*]
             }
 
+            /// What each counter grew by since `before`; gauges are differences too.
+            #[must_use]
+            pub fn since(&self, before: &Self) -> Self {
+                let mut grown = *self;
+                $(grown.$field = self.$field.wrapping_sub(before.$field);)*
+                $(for (now, old) in grown.$array.iter_mut().zip(before.$array) {
+                    *now = now.wrapping_sub(old);
+                })*
+                grown
+            }
+
             /// Adds another worker's reading of the same thing.
             pub fn merge(&mut self, other: &Self) {
                 $(self.$field = self.$field.wrapping_add(other.$field);)*
@@ -129,6 +140,7 @@ counters! {
         police_red: "frames", "frames above all, dropped as `policed`";
         link_held: "bytes", "bytes on the link of its frames that were dropped as `link-limit`";
         tx_link: "bytes", "bytes of frames delivered as they are on a watched link";
+        throttled: "cycles", "TSC cycles during which it had frames waiting and no cycles for them";
         cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
         stolen: "cycles", "TSC cycles of its batches during which the core was taken away";
         sampled_frames: "frames", "frames in the batches whose inner edges were timed";
@@ -182,6 +194,11 @@ impl PortCounterSets {
     #[must_use]
     pub fn of(&self, worker: WorkerId) -> &Arc<PortCounters> {
         &self.0[worker.index().min(self.0.len() - 1)]
+    }
+
+    /// Each worker's set, by its number.
+    pub fn each(&self) -> impl Iterator<Item = &PortCounters> {
+        self.0.iter().map(|set| &**set)
     }
 
     /// All sets added up.

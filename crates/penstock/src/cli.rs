@@ -49,6 +49,8 @@ pub enum Command {
     Stats(StatsArgs),
     /// Live view of ports and workers.
     Top(TopArgs),
+    /// Says what limits a port's rate now, with numbers, and who uses its core.
+    Explain(ExplainArgs),
     /// Guests, load and endpoints for experiments.
     #[command(subcommand)]
     Lab(penstock_lab::cli::LabCommand),
@@ -270,6 +272,24 @@ pub struct StatsArgs {
     pub drops: bool,
 }
 
+/// `penstock explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The port of the virtual machine.
+    #[arg(value_name = "PORT")]
+    pub port: String,
+    /// By the last so many seconds, 1 to 10.
+    #[arg(
+        long,
+        value_name = "SECS",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=10)
+    )]
+    pub over: u32,
+    #[command(flatten)]
+    pub json: Json,
+}
+
 /// `penstock top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
@@ -337,6 +357,7 @@ mod tests {
             "penstock stats --watch",
             "penstock stats --check",
             "penstock top --interval 2",
+            "penstock explain vm1 --over 5 --json",
             "penstock bench v2v --peer ovs-dpdk --sizes 64,imix --flows 1,1000 --json -",
             "penstock bench tcp --peer ovs-dpdk --streams 1,4 --offloads on --secs 2",
             "penstock bench rr --sizes 64,1518 --runs 3",
@@ -358,6 +379,8 @@ mod tests {
             "penstock host run",
             "penstock port add",
             "penstock stats --watch 0",
+            "penstock explain",
+            "penstock explain vm1 --over 11",
             "penstock stats --watch 1 --check",
             "penstock fdb flush --vlan 4095",
             "penstock port frobnicate",

@@ -83,6 +83,7 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         Command::Fdb(command) => verbs::fdb::run(socket, command).await,
         Command::Stats(args) => verbs::stats::run(socket, args).await,
         Command::Top(args) => top::run(socket, args).await,
+        Command::Explain(args) => verbs::explain::run(socket, args).await,
         Command::Host(_)
         | Command::Lab(_)
         | Command::Bench(_)

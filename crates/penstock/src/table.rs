@@ -124,6 +124,12 @@ pub fn cycles_per_second(value: u64) -> String {
     prefixed(to_f64(value), "").trim_end().to_owned()
 }
 
+/// A rate of cycles: `201 Mcycles/s`.
+#[must_use]
+pub fn cycle_rate(value: f64) -> String {
+    prefixed(value, "cycles/s")
+}
+
 /// A size: `1.50 GB`, decimal as rates are.
 #[must_use]
 pub fn bytes(value: u64) -> String {

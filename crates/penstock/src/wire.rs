@@ -194,6 +194,95 @@ impl From<v1::Link> for api::LinkStatus {
     }
 }
 
+impl From<api::Consumer> for v1::Consumer {
+    fn from(from: api::Consumer) -> Self {
+        Self {
+            port: from.port,
+            used: from.used,
+            entitled: from.entitled,
+            share_permille: from.share_permille,
+            priority: from.priority.into(),
+            pps: from.pps,
+            bps: from.bps,
+        }
+    }
+}
+
+impl TryFrom<v1::Consumer> for api::Consumer {
+    type Error = Status;
+    fn try_from(from: v1::Consumer) -> Result<Self, Status> {
+        Ok(Self {
+            port: from.port,
+            used: from.used,
+            entitled: from.entitled,
+            share_permille: from.share_permille,
+            priority: narrow(from.priority, "priority")?,
+            pps: from.pps,
+            bps: from.bps,
+        })
+    }
+}
+
+impl From<api::Explanation> for v1::Explanation {
+    fn from(from: api::Explanation) -> Self {
+        Self {
+            limit: from.limit.name().to_owned(),
+            limit_port: from.limit.port().to_owned(),
+            port: from.port,
+            window_ms: from.window_ms,
+            why: from.why,
+            remedy: from.remedy,
+            sends_pps: from.sends_pps,
+            sends_bps: from.sends_bps,
+            dropped_permille: from.dropped_permille,
+            policy: from.policy,
+            entitled: from.entitled,
+            used: from.used,
+            weight: from.weight.into(),
+            priority: from.priority.into(),
+            throttled_permille: from.throttled_permille,
+            full_permille: from.full_permille,
+            worker: from.worker.into(),
+            busy_permille: from.busy_permille,
+            stolen_permille: from.stolen_permille,
+            consumers: from.consumers.into_iter().map(Into::into).collect(),
+            inside_profile: from.inside_profile,
+            profile: from.profile,
+            bound_us: from.bound_us,
+        }
+    }
+}
+
+impl TryFrom<v1::Explanation> for api::Explanation {
+    type Error = Status;
+    fn try_from(from: v1::Explanation) -> Result<Self, Status> {
+        Ok(Self {
+            limit: api::Limit::from_names(&from.limit, &from.limit_port),
+            port: from.port,
+            window_ms: from.window_ms,
+            why: from.why,
+            remedy: from.remedy,
+            sends_pps: from.sends_pps,
+            sends_bps: from.sends_bps,
+            dropped_permille: from.dropped_permille,
+            policy: from.policy,
+            entitled: from.entitled,
+            used: from.used,
+            weight: narrow(from.weight, "weight")?,
+            priority: narrow(from.priority, "priority")?,
+            throttled_permille: from.throttled_permille,
+            full_permille: from.full_permille,
+            worker: narrow(from.worker, "worker")?,
+            busy_permille: from.busy_permille,
+            stolen_permille: from.stolen_permille,
+            consumers: each(from.consumers, TryInto::try_into)?,
+            inside_profile: from.inside_profile,
+            profile: from.profile,
+            bound_us: from.bound_us,
+        })
+    }
+}
+
 impl From<api::Stats> for v1::Stats {
     fn from(from: api::Stats) -> Self {
         Self {
@@ -315,6 +404,20 @@ mod tests {
         assert_eq!(api::Stats::try_from(v1::Stats::from(stats.clone())).unwrap(), stats);
         let port = api::PortStatus { name: "vm1".into(), queues: 2, ..Default::default() };
         assert_eq!(api::PortStatus::try_from(v1::Port::from(port.clone())).unwrap(), port);
+    }
+
+    #[test]
+    fn an_explanation_survives_the_wire() {
+        let answer = api::Explanation {
+            port: "vm1".into(),
+            limit: api::Limit::Link("up".into()),
+            consumers: vec![api::Consumer { port: "vm2".into(), used: 7, ..Default::default() }],
+            inside_profile: Some(true),
+            bound_us: Some(120),
+            ..Default::default()
+        };
+        let back = api::Explanation::try_from(v1::Explanation::from(answer.clone())).unwrap();
+        assert_eq!(back, answer);
     }
 
     #[test]

@@ -50,6 +50,30 @@ fn stats(daemon: &Daemon) -> serde_json::Value {
     daemon.ask("stats --json").json()
 }
 
+/// Asks until the answer is `limit`: the counters' history begins with the daemon.
+fn explained(daemon: &Daemon, port: &str, limit: &str) -> serde_json::Value {
+    await_some(&format!("{port} to be held by {limit}"), || {
+        let told = daemon.ask(&format!("explain {port} --over 10 --json"));
+        let answer = told.status.success().then(|| told.json())?;
+        (answer["limit"] == limit).then_some(answer)
+    })
+}
+
+#[test]
+fn a_port_that_nothing_holds_and_one_that_cannot_pass_frames_are_told_as_such() {
+    let Some(daemon) = Daemon::start(VM_AND_UPLINK) else { return };
+    daemon.inside("ip link set tapvm up").ok();
+    let answer = explained(&daemon, "vm", "nothing");
+    assert_eq!((&answer["entitled"], &answer["priority"]), (&0.into(), &8.into()));
+    let socket = daemon.scratch.0.join("vm2.sock");
+    let add = format!("port add vm2 type=vhost-user socket={} tenant=red", socket.display());
+    daemon.ask(&format!("{add} --no-save")).ok();
+    let answer = explained(&daemon, "vm2", "attachment");
+    assert_eq!(answer["why"], "the port is waiting: no frame can pass");
+    let missing = daemon.ask("explain nobody").fails();
+    assert!(missing.contains("port \"nobody\": there is no such port"), "{missing}");
+}
+
 #[test]
 fn what_is_above_the_rate_is_dropped_and_counted_and_the_rate_may_change() {
     let Some(daemon) = Daemon::start(VM_AND_UPLINK) else { return };
@@ -67,6 +91,8 @@ fn what_is_above_the_rate_is_dropped_and_counted_and_the_rate_may_change() {
     assert!(of("police_green") >= 4 && of("police_yellow") == 0, "{now}");
     assert!(daemon.ask("stats --check").ok().contains("The counters add up"));
     assert!(daemon.ask("stats --drops").ok().contains("above the port's rate"));
+    let answer = explained(&daemon, "vm", "own-rate");
+    assert!(answer["why"].as_str().unwrap().contains("policy pps dropped "), "{answer}");
 
     daemon
         .ask("port set vm ingress_policy=bps police={cir=\"8k\",cbs=1500,ebs=3000} --no-save")
@@ -92,6 +118,10 @@ fn a_full_link_brings_the_limits_in_and_they_go_when_it_has_room() {
         let now = stats(&daemon);
         now["links"][0]["limited"] == true && count(&now, "vm", "drops", "link-limit") > 0
     });
+    let answer = explained(&daemon, "vm", "link");
+    assert_eq!(answer["limit_port"], "up");
+    let told = daemon.ask("explain vm").ok();
+    assert!(told.starts_with("vm: held by link\n  the link of up: it sends "), "{told}");
     let told = daemon.ask("stats").ok();
     assert!(told.contains("link up: sends ") && told.contains(", 1 times so far"), "{told}");
     assert!(daemon.page("/metrics").contains("penstock_link_bottleneck_times_total{port=\"up\"}"));

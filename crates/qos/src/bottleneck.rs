@@ -4,8 +4,9 @@
 //! (few flows, large frames) gets more bits out of the cycles it bought, and may fill the uplink;
 //! then its neighbours lose bandwidth on the link that no cycle bucket sees.
 //! **Source.** C2QoS §VII, Fig. 13: a handler watches the forwarding rate and has limits in bits
-//! per second assist while it is at the link's. **Quantities.** Load: bits per second that the uplink sent, with what Ethernet
-//! adds to each frame ([`FRAME_OVERHEAD`]), and the bits that the limits held back; in thousandths
+//! per second assist while it is at the link's.
+//! **Quantities.** Load: bits per second that the uplink sent, with what Ethernet adds to each
+//! frame ([`FRAME_OVERHEAD`]), and the bits that the limits held back; in thousandths
 //! of the link's capacity. **Rule.** At or above [`Hysteresis::enter_permille`] for
 //! [`Hysteresis::enter_after`]: limits in. Below [`Hysteresis::leave_permille`] for as long as the
 //! hold says: limits out. What the limits hold back counts as load, so a VM that goes on flooding

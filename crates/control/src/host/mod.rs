@@ -12,6 +12,7 @@
 
 mod apply;
 mod error;
+mod explaining;
 mod links;
 mod live;
 mod pricing;
@@ -27,13 +28,14 @@ use std::sync::{Arc, Mutex, TryLockError};
 use penstock_qos::learner::PortLearning;
 use penstock_units::Nanos;
 
-use crate::api::{ChangeReport, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
+use crate::api::{ChangeReport, Explanation, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
 use crate::config::{
     self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
 };
 use crate::plan::Plan;
 use crate::snapshot::Compiler;
 use apply::{Core, Outcome, lock, worker_failed};
+use explaining::Past;
 use links::Handlers;
 use live::LiveSwitch;
 use pricing::Pricing;
@@ -63,6 +65,7 @@ pub struct Host {
     core: Core,
     changing: Mutex<Changing>,
     links: Handlers,
+    past: Past,
     path: Option<PathBuf>,
 }
 
@@ -135,7 +138,8 @@ impl Host {
         let dir = Core::dir_of(path.as_deref());
         let core = Core { switch, shared: Mutex::new(shared), dir };
         let links = Handlers::default();
-        let host = Self { core, changing: Mutex::new(changing), links, path };
+        let past = Past::default();
+        let host = Self { core, changing: Mutex::new(changing), links, past, path };
         let outcome = host.core.apply(config, text.into(), true)?;
         for warning in warnings(outcome) {
             tracing::warn!("{warning}");
@@ -230,6 +234,20 @@ impl Host {
     #[must_use]
     pub fn learning(&self) -> Vec<(String, PortLearning)> {
         self.core.learning()
+    }
+
+    /// To be called at least once a second: keeps what [`Self::explain`] looks back at.
+    pub fn remember(&self) {
+        self.past.remember(&self.core);
+    }
+
+    /// Why a port has the rate it has, by what happened in the last `seconds`, up to 10.
+    ///
+    /// # Errors
+    /// There is no such port, or the daemon has just started.
+    pub fn explain(&self, port: &str, seconds: u64) -> Result<Explanation, ApiError> {
+        let links = self.links.status(&self.core);
+        self.past.explain(&self.core, links, port, seconds)
     }
 
     /// Adds a port. `save` writes it into the configuration file, here and in the calls below;

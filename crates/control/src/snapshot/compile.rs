@@ -37,6 +37,8 @@ pub struct Compiler {
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
     limits: LimitTable,
+    /// What ports bought, by number.
+    bought: Vec<PortQos>,
     /// Workers that count hits; 0 is 1.
     workers: usize,
     /// What ports are entitled to, by name.
@@ -75,6 +77,8 @@ impl Compiler {
         self.ids = ids;
         self.tables = tables;
         self.limits = limits;
+        let of = |policy: &Option<Arc<PortPolicy>>| policy.as_ref().map(|policy| policy.qos);
+        self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
         self.sets = sets;
         Ok(Arc::new(snapshot))
     }
@@ -100,6 +104,13 @@ impl Compiler {
     #[must_use]
     pub fn statics(&self) -> &[StaticAddress] {
         &self.statics
+    }
+
+    /// What a port bought and its class, in the last configuration compiled.
+    #[must_use]
+    pub fn bought(&self, port: &str) -> PortQos {
+        let id = self.ids.port(port).map(usize::from);
+        id.and_then(|id| self.bought.get(id)).copied().unwrap_or_default()
     }
 
     /// The links of the last configuration compiled that are watched, by port.

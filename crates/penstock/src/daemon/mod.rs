@@ -233,7 +233,7 @@ async fn metrics_pages(
         .context("metrics address")
 }
 
-/// Looks at the watched links.
+/// Looks at the watched links, and keeps the counters' history.
 async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<()> {
     let start = tokio::time::Instant::now();
     let mut looks = tokio::time::interval(Duration::from_nanos(INTERVAL.0));
@@ -245,9 +245,12 @@ async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<(
         };
         let since_start = u64::try_from((now - start).as_nanos()).unwrap_or(u64::MAX);
         let host = Arc::clone(&host);
-        tokio::task::spawn_blocking(move || host.watch_links(Nanos(since_start)))
-            .await
-            .context("daemon: the watch over links broke")?;
+        tokio::task::spawn_blocking(move || {
+            host.watch_links(Nanos(since_start));
+            host.remember();
+        })
+        .await
+        .context("daemon: the watch over links broke")?;
     }
 }
 

@@ -242,6 +242,13 @@ impl HostService for Service {
         Ok(Response::new(stats.map_err(|error| status(&error))?.into()))
     }
 
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Reply<v1::Explanation> {
+        let v1::ExplainRequest { port, seconds } = request.into_inner();
+        let seconds = if seconds == 0 { 3 } else { u64::from(seconds.min(10)) };
+        let answer = self.call(move |host| host.explain(&port, seconds)).await?;
+        Ok(Response::new(answer.map_err(|error| status(&error))?.into()))
+    }
+
     type WatchStatsStream = Pin<Box<dyn Stream<Item = Result<v1::Stats, Status>> + Send>>;
 
     async fn watch_stats(

@@ -1,0 +1,266 @@
+//! Why a port has the rate it has: `penstock explain`.
+//!
+//! **Problem.** A VM's owner says "it is slow". Its rate may be what it bought, what a neighbour
+//! leaves, what the core, the link or the receiver can take, or simply all it sends; each asks for
+//! something else. **Source.** C2QoS §II (what VMs compete for), §IV, §VII. **Rule.** From what
+//! the counters grew by over some seconds, the first of these that holds:
+//!
+//! | limit | evidence |
+//! |---|---|
+//! | attachment | the port cannot pass frames |
+//! | own rate | frames dropped as `policed` |
+//! | link | frames dropped as `link-limit`, or by the ring of a watched uplink that is full |
+//! | destination | frames dropped by a receiver's ring |
+//! | own entitlement | frames waited while it had no cycles, and it used what it is entitled to |
+//! | neighbours | frames waited, others had the core, and it got less than it is entitled to |
+//! | core | frames waited, and the core had no more |
+//! | nothing | none of these: it sends less |
+//!
+//! Frames are taken to wait when half of its batches were full. Shares below
+//! [`NOTICEABLE_PERMILLE`] are no evidence. **Departure.** Waiting frames are not counted in guests'
+//! rings, which belong to the guest: a full batch stands for them.
+//! **Cost.** Nothing in the worker: counters that are there anyway, read once a second into a ring
+//! of [`history::SECONDS`] readings.
+
+pub(crate) mod history;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use penstock_dataplane::counters::{PortReading, WorkerReading};
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::schedule::IngressPolicy;
+
+use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus};
+
+/// Parts of less than so many thousandths are noise.
+pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
+/// A port is held back by its bucket if that was so for this part of the time.
+const THROTTLED_PERMILLE: u64 = 50;
+/// Frames wait if this part of the batches is full.
+const FULL_PERMILLE: u64 = 500;
+/// A core is full from here on.
+const CORE_FULL_PERMILLE: u64 = 950;
+/// Somebody has a core to itself from here on.
+const ALONE_PERMILLE: u64 = 900;
+/// Who got less than this part of its entitlement did not get it.
+const ENTITLED_PERMILLE: u64 = 970;
+/// A link sends all it can from here on.
+const LINK_FULL_PERMILLE: u64 = 950;
+/// Consumers that are listed.
+const CONSUMERS_MAX: usize = 5;
+
+/// What one port's counters grew by.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PortGrowth {
+    pub(crate) name: String,
+    pub(crate) reading: PortReading,
+    /// Cycles by worker.
+    pub(crate) cycles: Vec<u64>,
+    /// What it bought, and its class.
+    pub(crate) policy: IngressPolicy,
+    pub(crate) entitled: u64,
+    pub(crate) weight: u16,
+    pub(crate) priority: u8,
+}
+
+/// What one worker's counters grew by.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WorkerGrowth {
+    pub(crate) reading: WorkerReading,
+    pub(crate) stalled: bool,
+}
+
+/// All that happened over a while.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Growth {
+    pub(crate) nanos: u64,
+    pub(crate) tsc_hz: u64,
+    /// Cycles per second that a worker may spend on frames.
+    pub(crate) capacity: u64,
+    pub(crate) ports: Vec<PortGrowth>,
+    pub(crate) workers: Vec<WorkerGrowth>,
+    pub(crate) links: Vec<LinkStatus>,
+}
+
+fn permille(part: u64, of: u64) -> u64 {
+    let share = u128::from(part) * 1_000 / u128::from(of.max(1));
+    u64::try_from(share).unwrap_or(u64::MAX)
+}
+
+impl Growth {
+    /// An amount as a rate per second.
+    pub(crate) fn per_second(&self, amount: u64) -> u64 {
+        let rate = u128::from(amount) * 1_000_000_000 / u128::from(self.nanos.max(1));
+        u64::try_from(rate).unwrap_or(u64::MAX)
+    }
+
+    /// Cycles of one core in the time.
+    fn core_cycles(&self) -> u64 {
+        let cycles = u128::from(self.nanos) * u128::from(self.tsc_hz) / 1_000_000_000;
+        u64::try_from(cycles).unwrap_or(u64::MAX)
+    }
+
+    /// What of a worker was spent, in thousandths of what it may spend or of what it had: a busy
+    /// core without a cap is one that was never idle.
+    fn busy_permille(&self, worker: usize) -> u64 {
+        let Some(growth) = self.workers.get(worker) else { return 0 };
+        let WorkerReading { cycles_busy, cycles_idle, cycles_control, .. } = growth.reading;
+        let had = cycles_busy + cycles_idle + cycles_control;
+        let of_core = permille(cycles_busy + cycles_control, had);
+        match self.capacity {
+            0 => of_core,
+            capacity => of_core.max(permille(self.per_second(cycles_busy), capacity)),
+        }
+    }
+
+    fn stolen_permille(&self, worker: usize) -> u64 {
+        let stolen = self.workers.get(worker).map_or(0, |growth| growth.reading.cycles_stolen);
+        permille(stolen, self.core_cycles())
+    }
+
+    /// Who had a worker's core, most first.
+    fn consumers(&self, worker: usize) -> Vec<Consumer> {
+        let cycles = |port: &PortGrowth| port.cycles.get(worker).copied().unwrap_or(0);
+        let total: u64 = self.ports.iter().map(cycles).sum();
+        let mut all: Vec<&PortGrowth> = self.ports.iter().filter(|p| cycles(p) > 0).collect();
+        all.sort_by_key(|port| core::cmp::Reverse(cycles(port)));
+        let consumer = |port: &PortGrowth| Consumer {
+            port: port.name.clone(),
+            used: self.per_second(cycles(port)),
+            entitled: port.entitled,
+            share_permille: permille(cycles(port), total),
+            priority: port.priority,
+            pps: self.per_second(port.reading.rx_frames),
+            bps: self.per_second(port.reading.rx_bytes).saturating_mul(8),
+        };
+        all.into_iter().take(CONSUMERS_MAX).map(consumer).collect()
+    }
+}
+
+/// What is asked about, and all that is known.
+pub(crate) struct Question<'a> {
+    pub(crate) growth: &'a Growth,
+    pub(crate) port: &'a PortGrowth,
+    pub(crate) status: &'a PortStatus,
+    /// The worker that spent most on it, else the one that has its queue pairs.
+    pub(crate) worker: usize,
+}
+
+/// Finds the port and answers; `None`: there is no such port.
+pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanation> {
+    let port = growth.ports.iter().find(|port| port.name == status.name)?;
+    let busiest = (0..port.cycles.len()).max_by_key(|worker| port.cycles[*worker]);
+    let worker = match busiest {
+        Some(worker) if port.cycles[worker] > 0 => worker,
+        _ => status.workers.first().copied().map_or(0, usize::from),
+    };
+    let question = Question { growth, port, status, worker };
+    let limit = question.limit();
+    let used: u64 = port.cycles.iter().sum();
+    let mut answer = Explanation {
+        port: port.name.clone(),
+        window_ms: growth.nanos / 1_000_000,
+        sends_pps: growth.per_second(port.reading.rx_frames),
+        sends_bps: growth.per_second(port.reading.rx_bytes).saturating_mul(8),
+        dropped_permille: permille(port.reading.dropped(), port.reading.rx_frames),
+        policy: port.policy.name().to_owned(),
+        entitled: port.entitled,
+        used: growth.per_second(used),
+        weight: port.weight,
+        priority: port.priority,
+        throttled_permille: question.throttled(),
+        full_permille: permille(port.reading.rx_full, port.reading.rx_batches),
+        worker: u16::try_from(worker).unwrap_or(u16::MAX),
+        busy_permille: growth.busy_permille(worker),
+        stolen_permille: growth.stolen_permille(worker),
+        consumers: growth.consumers(worker),
+        ..Explanation::default()
+    };
+    question.word(&mut answer, &limit);
+    answer.limit = limit;
+    Some(answer)
+}
+
+impl Question<'_> {
+    /// Part of the time in which frames waited and the bucket was empty.
+    fn throttled(&self) -> u64 {
+        permille(self.port.reading.throttled, self.growth.core_cycles())
+    }
+
+    fn drops(&self, reasons: &[DropReason]) -> u64 {
+        let dropped = reasons.iter().map(|reason| self.port.reading.drops[*reason as usize]).sum();
+        permille(dropped, self.port.reading.rx_frames)
+    }
+
+    fn limit(&self) -> Limit {
+        let noticeable = |permille: u64| permille >= NOTICEABLE_PERMILLE;
+        let stalled = self.growth.workers.get(self.worker).is_some_and(|worker| worker.stalled);
+        if stalled || self.status.state != "up" {
+            return Limit::Attachment;
+        }
+        if noticeable(self.drops(&[DropReason::Policed])) {
+            return Limit::OwnRate;
+        }
+        if noticeable(self.drops(&[DropReason::LinkLimit])) {
+            return Limit::Link(self.link().map_or_else(String::new, |link| link.port.clone()));
+        }
+        if noticeable(self.drops(&[DropReason::RingFull, DropReason::HandoverFull])) {
+            return self.receiver();
+        }
+        if self.throttled() >= THROTTLED_PERMILLE {
+            let used = self.growth.per_second(self.port.cycles.iter().sum());
+            let got_its_own = permille(used, self.port.entitled) >= ENTITLED_PERMILLE;
+            // An empty bucket that did not get what it is owed was emptied by nobody but others.
+            return if got_its_own { Limit::Entitlement } else { self.on_core() };
+        }
+        let reading = &self.port.reading;
+        if permille(reading.rx_full, reading.rx_batches) >= FULL_PERMILLE {
+            return self.on_core();
+        }
+        Limit::Nothing
+    }
+
+    /// The link that is the bottleneck, else the fullest.
+    fn link(&self) -> Option<&LinkStatus> {
+        self.growth.links.iter().max_by_key(|link| (link.limited, link.load_permille))
+    }
+
+    /// Whose ring was full: the port that most frames were dropped at.
+    fn receiver(&self) -> Limit {
+        let full = |port: &PortGrowth| -> u64 {
+            let reasons = [DropReason::RingFull, DropReason::HandoverFull];
+            reasons.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
+        };
+        let most = self.growth.ports.iter().filter(|p| full(p) > 0).max_by_key(|port| full(port));
+        let Some(port) = most else { return Limit::Destination(String::new()) };
+        let mut links = self.growth.links.iter();
+        match links.find(|link| link.port == port.name) {
+            Some(link) if link.sent_permille >= LINK_FULL_PERMILLE => {
+                Limit::Link(port.name.clone())
+            }
+            _ => Limit::Destination(port.name.clone()),
+        }
+    }
+
+    /// Frames wait and no bucket of its own holds them back: the core, or who else is on it.
+    fn on_core(&self) -> Limit {
+        let full = self.growth.busy_permille(self.worker) >= CORE_FULL_PERMILLE;
+        let stolen = self.growth.stolen_permille(self.worker) >= THROTTLED_PERMILLE;
+        let consumers = self.growth.consumers(self.worker);
+        let own = consumers.iter().find(|consumer| consumer.port == self.port.name);
+        let share = own.map_or(0, |own| own.share_permille);
+        if !full {
+            return if stolen { Limit::Core } else { Limit::Nothing };
+        }
+        if share >= ALONE_PERMILLE {
+            return Limit::Core;
+        }
+        let used = self.growth.per_second(self.port.cycles.iter().sum());
+        let got_its_own = permille(used, self.port.entitled) >= ENTITLED_PERMILLE;
+        if self.port.policy.is_metered() && self.port.entitled > 0 && got_its_own {
+            return Limit::Core;
+        }
+        Limit::Neighbours
+    }
+}

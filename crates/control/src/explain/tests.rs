@@ -1,0 +1,199 @@
+//! One test a verdict, and the order among them.
+
+use super::*;
+use crate::api::LinkPart;
+
+const HZ: u64 = 2_000_000_000;
+
+/// Two ports on a worker that is full, over one second; `vm` sends full batches.
+fn full_core() -> Growth {
+    let port = |name: &str, cycles: u64| PortGrowth {
+        name: name.to_owned(),
+        reading: PortReading {
+            rx_frames: 1_000_000,
+            rx_bytes: 100_000_000,
+            rx_batches: 31_250,
+            rx_full: 31_250,
+            cycles,
+            ..PortReading::default()
+        },
+        cycles: vec![cycles],
+        policy: IngressPolicy::CyclesMinmax,
+        entitled: 400_000_000,
+        weight: 1,
+        priority: 8,
+    };
+    Growth {
+        nanos: 1_000_000_000,
+        tsc_hz: HZ,
+        capacity: 0,
+        ports: vec![port("vm", 200_000_000), port("noisy", 1_790_000_000)],
+        workers: vec![WorkerGrowth {
+            reading: WorkerReading {
+                cycles_busy: 1_990_000_000,
+                cycles_idle: 10_000_000,
+                ..WorkerReading::default()
+            },
+            stalled: false,
+        }],
+        links: Vec::new(),
+    }
+}
+
+fn status(state: &str) -> PortStatus {
+    PortStatus { name: "vm".into(), state: state.into(), workers: vec![0], ..Default::default() }
+}
+
+fn ask(growth: &Growth) -> Explanation {
+    explain(growth, &status("up")).unwrap()
+}
+
+fn dropped(growth: &mut Growth, reason: DropReason, frames: u64) {
+    growth.ports[0].reading.drops[reason as usize] = frames;
+}
+
+#[test]
+fn a_port_that_is_not_up_is_told_before_all_else() {
+    let answer = explain(&full_core(), &status("waiting")).unwrap();
+    assert_eq!(answer.limit, Limit::Attachment);
+    assert_eq!(answer.why, "the port is waiting: no frame can pass");
+    let mut growth = full_core();
+    growth.workers[0].stalled = true;
+    assert_eq!(ask(&growth).why, "worker 0 is stalled: it gives no heartbeat");
+    assert!(explain(&growth, &PortStatus::default()).is_none(), "no such port");
+}
+
+#[test]
+fn frames_above_its_police_are_its_own_rate() {
+    let mut growth = full_core();
+    growth.ports[0].policy = IngressPolicy::Bps;
+    dropped(&mut growth, DropReason::Policed, 250_000);
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::OwnRate);
+    let why = "its own rate: policy bps dropped 25.0 % of its frames as above `police`";
+    assert_eq!((answer.why.as_str(), answer.dropped_permille), (why, 250));
+    dropped(&mut growth, DropReason::Policed, 4_000);
+    assert_ne!(ask(&growth).limit, Limit::OwnRate, "0.4 % are noise");
+}
+
+#[test]
+fn its_part_of_a_full_link_is_the_link() {
+    let mut growth = full_core();
+    let parts = vec![LinkPart { port: "vm".into(), bps: 2_475_000_000 }];
+    growth.links = vec![LinkStatus {
+        port: "up".into(),
+        capacity_bps: 10_000_000_000,
+        sent_permille: 990,
+        limited: true,
+        parts,
+        ..LinkStatus::default()
+    }];
+    dropped(&mut growth, DropReason::LinkLimit, 400_000);
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Link("up".into()));
+    assert_eq!(
+        answer.why,
+        "the link of up: it sends 99.0 % of 10G; the port is held to its part, 2475.0 M bit/s, \
+         and 40.0 % of its frames were above"
+    );
+    // Before the handler has switched limits in, the uplink's ring says the same.
+    let mut growth = Growth { links: growth.links, ..full_core() };
+    dropped(&mut growth, DropReason::RingFull, 80_000);
+    growth.ports.push(PortGrowth { name: "up".into(), ..PortGrowth::default() });
+    growth.ports[2].reading.tx_drops[DropReason::RingFull as usize] = 90_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Link("up".into()));
+    assert!(answer.why.ends_with("its ring refused 8.0 % of the port's frames"), "{}", answer.why);
+}
+
+#[test]
+fn a_full_ring_at_a_receiver_is_the_receiver() {
+    let mut growth = full_core();
+    dropped(&mut growth, DropReason::RingFull, 120_000);
+    growth.ports[1].reading.tx_drops[DropReason::RingFull as usize] = 120_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Destination("noisy".into()));
+    let why = "the receiver noisy: its ring was full for 12.0 % of the port's frames";
+    assert_eq!(answer.why, why);
+}
+
+#[test]
+fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
+    let mut growth = full_core();
+    growth.ports[0].cycles = vec![401_400_000];
+    growth.ports[0].reading.throttled = 1_268_000_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Entitlement);
+    assert_eq!(
+        answer.why,
+        "its own entitlement: it used 401.4 M of 400.0 M cycles/s and had frames waiting without \
+         cycles for 63.4 % of the time"
+    );
+    assert!(answer.remedy.contains("`weight`"), "{}", answer.remedy);
+}
+
+#[test]
+fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
+    let answer = ask(&full_core());
+    assert_eq!(answer.limit, Limit::Neighbours);
+    assert_eq!(
+        answer.why,
+        "its neighbours: worker 0 is full and others have 89.9 % of it, most of all noisy with \
+         89.9 %; it got 200.0 M of the 400.0 M cycles/s that it bought"
+    );
+    let listed: Vec<(&str, u64)> =
+        answer.consumers.iter().map(|c| (c.port.as_str(), c.used)).collect();
+    assert_eq!(listed, [("noisy", 1_790_000_000), ("vm", 200_000_000)]);
+    let mut unmetered = full_core();
+    unmetered.ports[0].policy = IngressPolicy::None;
+    let answer = ask(&unmetered);
+    assert_eq!(answer.limit, Limit::Neighbours);
+    assert!(answer.remedy.starts_with("meter the ports"), "{}", answer.remedy);
+}
+
+#[test]
+fn a_core_that_it_has_to_itself_is_the_core() {
+    let mut growth = full_core();
+    growth.ports[0].cycles = vec![1_890_000_000];
+    growth.ports[1].cycles = vec![100_000_000];
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Core);
+    assert_eq!(
+        answer.why,
+        "the core: worker 0 is 99.5 % busy, 94.9 % of that for this port (1890.0 M cycles/s)"
+    );
+    // More than it bought, and no more to be had.
+    growth.ports[0].cycles = vec![800_000_000];
+    growth.ports[1].cycles = vec![1_190_000_000];
+    assert_eq!(ask(&growth).limit, Limit::Core);
+    // A core that others take away.
+    growth.workers[0].reading.cycles_busy = 500_000_000;
+    growth.workers[0].reading.cycles_idle = 500_000_000;
+    growth.workers[0].reading.cycles_stolen = 1_000_000_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Core);
+    assert_eq!(answer.why, "the core of worker 0: it was given to others for 50.0 % of the time");
+}
+
+#[test]
+fn a_capped_core_is_full_at_its_cap() {
+    let mut growth = full_core();
+    growth.workers[0].reading.cycles_busy = 1_200_000_000;
+    growth.workers[0].reading.cycles_idle = 800_000_000;
+    assert_eq!(ask(&growth).limit, Limit::Nothing);
+    growth.capacity = 1_200_000_000;
+    assert_eq!(ask(&growth).limit, Limit::Neighbours);
+}
+
+#[test]
+fn a_port_whose_batches_are_not_full_sends_less() {
+    let mut growth = full_core();
+    growth.ports[0].reading.rx_full = 1_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Nothing);
+    assert_eq!(
+        answer.why,
+        "nothing here: it sends 1M frames/s, 800.0 M bit/s, and nothing waits; it uses 200.0 M of \
+         400.0 M cycles/s"
+    );
+}

@@ -1,0 +1,110 @@
+//! `penstock explain`: the counters' history, and what a question is answered from.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use penstock_dataplane::schedule::PortQos;
+use penstock_units::Nanos;
+
+use super::apply::{Core, lock};
+use super::error::{ApiError, ErrorKind};
+use crate::api::{Explanation, LinkStatus};
+use crate::explain::history::{History, Moment, PortMoment};
+use crate::explain::{Growth, PortGrowth, WorkerGrowth, explain};
+
+/// What the counters were, second by second.
+#[derive(Debug, Default)]
+pub(super) struct Past(Mutex<History>);
+
+impl Past {
+    /// Keeps a reading if one is due.
+    pub(super) fn remember(&self, core: &Core) {
+        let now = core.switch.uptime();
+        if lock(&self.0).is_due(now) {
+            let moment = core.moment();
+            lock(&self.0).push(moment);
+        }
+    }
+
+    /// Why `port` has its rate, by the last `seconds`.
+    ///
+    /// # Errors
+    /// There is no such port; the daemon has just started.
+    pub(super) fn explain(
+        &self,
+        core: &Core,
+        links: Vec<LinkStatus>,
+        port: &str,
+        seconds: u64,
+    ) -> Result<Explanation, ApiError> {
+        let object = format!("port {port:?}");
+        let known = core.port_states().into_iter().find(|status| status.name == port);
+        let Some(status) = known else {
+            let (problem, remedy) = ("there is no such port", "see `penstock port list`");
+            return Err(ApiError::new(ErrorKind::NotFound, object, problem, remedy));
+        };
+        let now = core.moment();
+        let before = lock(&self.0).since(now.at, Nanos::from_secs(seconds)).cloned();
+        let before = before.filter(|before| now.at > before.at).ok_or_else(|| {
+            let (problem, remedy) = ("the daemon has just started", "ask again in a second");
+            ApiError::new(ErrorKind::Failed, object, problem, remedy)
+        })?;
+        let growth = core.growth(&before, &now, links);
+        let gone = || ApiError::new(ErrorKind::NotFound, "port", "it has just left", "ask again");
+        explain(&growth, &status).ok_or_else(gone)
+    }
+}
+
+impl Core {
+    /// All counters now.
+    fn moment(&self) -> Moment {
+        let at = self.switch.uptime();
+        let sets: Vec<_> = {
+            let shared = lock(&self.shared);
+            shared.ports.iter().map(|(name, p)| (name.clone(), p.counters.clone())).collect()
+        };
+        let port = |(name, sets): (String, penstock_dataplane::counters::PortCounterSets)| {
+            let cycles = sets.each().map(|set| set.cycles.get()).collect();
+            (name, PortMoment { reading: sets.read(), cycles })
+        };
+        let workers = self.switch.workers().into_iter().map(|(reading, _)| reading).collect();
+        Moment { at, ports: sets.into_iter().map(port).collect(), workers }
+    }
+
+    /// What happened between two moments.
+    fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
+        let (terms, capacity, stalled) = {
+            let shared = lock(&self.shared);
+            let bought = |name: &String| (name.clone(), shared.compiler.bought(name));
+            let terms: BTreeMap<String, PortQos> = now.ports.keys().map(bought).collect();
+            let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
+            let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
+            (terms, capacity, stalled)
+        };
+        let port = |(name, moment): (&String, &PortMoment)| {
+            let grown = moment.since(before.ports.get(name));
+            let qos = terms.get(name).copied().unwrap_or_default();
+            PortGrowth {
+                name: name.clone(),
+                reading: grown.reading,
+                cycles: grown.cycles,
+                policy: qos.ingress,
+                entitled: qos.entitlement.0,
+                weight: qos.weight.get(),
+                priority: qos.priority.get(),
+            }
+        };
+        let workers = now.workers.iter().enumerate().map(|(id, reading)| {
+            let reading = before.workers.get(id).map_or(*reading, |old| reading.since(old));
+            WorkerGrowth { reading, stalled: stalled.get(id).copied().unwrap_or(false) }
+        });
+        Growth {
+            nanos: now.at.saturating_sub(before.at).0,
+            tsc_hz: self.switch.tsc().hz(),
+            capacity,
+            ports: now.ports.iter().map(port).collect(),
+            workers: workers.collect(),
+            links,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! `penstock explain`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use penstock_control::api::Explanation;
+
+use super::{print, print_json};
+use crate::cli::ExplainArgs;
+use crate::client::{connect, refused, timed};
+use crate::table::{
+    Align, Table, bits_per_second, cycle_rate, frames_per_second, or_dash, percent, printable,
+    to_f64,
+};
+use crate::wire::v1;
+
+/// Runs the command.
+///
+/// # Errors
+/// The daemon is not there or says no; a port is not there.
+pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
+    let mut client = connect(socket).await?;
+    let request = v1::ExplainRequest { port: args.port, seconds: args.over };
+    let answer = client.explain(timed(request)).await.map_err(refused)?.into_inner();
+    let answer = Explanation::try_from(answer).map_err(refused)?;
+    if args.json.json {
+        print_json(&json(&answer)?)?;
+    } else {
+        print(&text(&answer))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// As JSON: the limit by name, and its port beside it.
+fn json(answer: &Explanation) -> Result<serde_json::Value> {
+    let mut value = serde_json::to_value(answer)?;
+    value["limit"] = answer.limit.name().into();
+    value["limit_port"] = answer.limit.port().into();
+    Ok(value)
+}
+
+fn permille(value: u64) -> String {
+    percent(to_f64(value) / 1e3)
+}
+
+/// For people: the answer first, then what it rests on.
+fn text(answer: &Explanation) -> String {
+    let mut text = format!(
+        "{}: held by {}\n  {}\n  remedy: {}\n\nover the last {:.1} s:\n",
+        printable(&answer.port),
+        answer.limit.name(),
+        printable(&answer.why),
+        printable(&answer.remedy),
+        to_f64(answer.window_ms) / 1e3
+    );
+    let mut line = |name: &str, value: String| text.push_str(&format!("  {name:<10} {value}\n"));
+    line(
+        "sends",
+        format!(
+            "{}, {}, {} of it dropped, {} of the batches full",
+            frames_per_second(to_f64(answer.sends_pps)),
+            bits_per_second(to_f64(answer.sends_bps)),
+            permille(answer.dropped_permille),
+            permille(answer.full_permille)
+        ),
+    );
+    let entitled = match answer.entitled {
+        0 => "none bought".to_owned(),
+        bought => format!("entitled to {}", cycle_rate(to_f64(bought))),
+    };
+    line(
+        "cycles",
+        format!(
+            "uses {}, {entitled}; out of cycles {} of the time",
+            cycle_rate(to_f64(answer.used)),
+            permille(answer.throttled_permille)
+        ),
+    );
+    line(
+        "terms",
+        format!(
+            "policy {}, class {}, weight {}",
+            or_dash(&answer.policy),
+            answer.priority,
+            answer.weight
+        ),
+    );
+    if !answer.profile.is_empty() {
+        line("profile", printable(&answer.profile));
+    }
+    line(
+        "latency",
+        match answer.bound_us {
+            Some(us) => format!("a frame of its class waits at most {us} us for its batch"),
+            None => "no bound: it needs schedule = \"hbs\" and cycle policies".to_owned(),
+        },
+    );
+    line(
+        "core",
+        format!(
+            "worker {}: busy {}, taken away {}",
+            answer.worker,
+            permille(answer.busy_permille),
+            permille(answer.stolen_permille)
+        ),
+    );
+    text.push_str(&consumers(answer));
+    text
+}
+
+fn consumers(answer: &Explanation) -> String {
+    use Align::{Left, Right};
+    if answer.consumers.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&[
+        ("USES THE CORE", Left),
+        ("SHARE", Right),
+        ("CYCLES", Right),
+        ("ENTITLED", Right),
+        ("CLASS", Right),
+        ("RATE", Right),
+        ("", Right),
+    ]);
+    for consumer in &answer.consumers {
+        let entitled = match consumer.entitled {
+            0 => "-".to_owned(),
+            bought => cycle_rate(to_f64(bought)),
+        };
+        table.row([
+            consumer.port.clone(),
+            permille(consumer.share_permille),
+            cycle_rate(to_f64(consumer.used)),
+            entitled,
+            consumer.priority.to_string(),
+            frames_per_second(to_f64(consumer.pps)),
+            bits_per_second(to_f64(consumer.bps)),
+        ]);
+    }
+    format!("\n{}", table.render())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_control::api::{Consumer, Limit};
+
+    fn answer() -> Explanation {
+        Explanation {
+            port: "vm1".into(),
+            window_ms: 3_000,
+            limit: Limit::Link("up".into()),
+            why: "the link of up".into(),
+            remedy: "a faster one".into(),
+            sends_pps: 1_000_000,
+            sends_bps: 4_000_000_000,
+            dropped_permille: 125,
+            policy: "cycles-strict".into(),
+            entitled: 200_000_000,
+            used: 201_000_000,
+            priority: 1,
+            weight: 2,
+            busy_permille: 995,
+            bound_us: Some(120),
+            consumers: vec![Consumer {
+                port: "vm2".into(),
+                used: 1_500_000_000,
+                share_permille: 750,
+                priority: 8,
+                pps: 9_000_000,
+                bps: 4_320_000_000,
+                ..Consumer::default()
+            }],
+            ..Explanation::default()
+        }
+    }
+
+    #[test]
+    fn the_answer_stands_first_and_what_it_rests_on_below() {
+        assert_eq!(
+            text(&answer()),
+            "\
+vm1: held by link
+  the link of up
+  remedy: a faster one
+
+over the last 3.0 s:
+  sends      1.00 Mpps, 4.00 Gbit/s, 12.5 % of it dropped, 0.0 % of the batches full
+  cycles     uses 201 Mcycles/s, entitled to 200 Mcycles/s; out of cycles 0.0 % of the time
+  terms      policy cycles-strict, class 1, weight 2
+  latency    a frame of its class waits at most 120 us for its batch
+  core       worker 0: busy 99.5 %, taken away 0.0 %
+
+USES THE CORE   SHARE          CYCLES  ENTITLED  CLASS       RATE
+vm2            75.0 %  1.50 Gcycles/s         -      8  9.00 Mpps  4.32 Gbit/s
+"
+        );
+    }
+
+    #[test]
+    fn programs_find_the_limit_by_name() {
+        let value = json(&answer()).unwrap();
+        assert_eq!((&value["limit"], &value["limit_port"]), (&"link".into(), &"up".into()));
+        assert_eq!(value["consumers"][0]["port"], "vm2");
+    }
+}

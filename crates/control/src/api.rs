@@ -77,6 +77,14 @@ pub struct PortStatus {
     pub ring_sizes: Vec<u32>,
     /// The worker that owns each queue pair; empty if the port is not attached.
     pub workers: Vec<u16>,
+    /// Ingress policy: `none`, `cycles-strict`, `cycles-minmax`, `bps` or `pps`.
+    pub policy: String,
+    /// Cycles per second it is entitled to; 0 if it bought none.
+    pub entitled: u64,
+    /// Its part of what others leave.
+    pub weight: u16,
+    /// Its class.
+    pub priority: u8,
 }
 
 /// A port's counters.

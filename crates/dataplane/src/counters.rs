@@ -140,13 +140,16 @@ counters! {
         police_red: "frames", "frames above all, dropped as `policed`";
         link_held: "bytes", "bytes on the link of its frames that were dropped as `link-limit`";
         tx_link: "bytes", "bytes of frames delivered as they are on a watched link";
-        throttled: "cycles", "TSC cycles during which it had frames waiting and no cycles for them";
         cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
         stolen: "cycles", "TSC cycles of its batches during which the core was taken away";
         sampled_frames: "frames", "frames in the batches whose inner edges were timed";
         cycles_ingress: "cycles", "sampled batches: cycles to take the frames";
         cycles_classification: "cycles", "sampled batches: cycles to classify them";
         cycles_egress: "cycles", "sampled batches: cycles to deliver them and return the buffers";
+        cycles_entitled: "cycles", "TSC cycles that the port's entitlement came to, used or not";
+        throttled: "cycles", "TSC cycles of time in which frames waited and the cycle bucket was empty";
+        tokens: "cycles", "level of the cycle bucket now; 0 while it is in debt";
+        debt: "cycles", "debt of the cycle bucket now; 0 while it has tokens";
         queued: "frames", "frames of this port waiting inside the switch now";
     }
     arrays {

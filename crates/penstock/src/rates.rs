@@ -41,6 +41,12 @@ pub struct PortRates {
     pub stage_cycles: Option<[f64; 3]>,
     /// Frames waiting inside the switch now.
     pub queued: u64,
+    /// Cycles per second that were charged to it.
+    pub cycles: f64,
+    /// Cycles in its bucket now; negative while it owes some.
+    pub tokens: i64,
+    /// Part of the time in which frames waited and there were no cycles for them, 0..=1.
+    pub throttled_share: f64,
 }
 
 /// What a worker did between two readings.
@@ -103,11 +109,14 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     let mut rates = PortRates {
         port: now.port.clone(),
         queued: counter(&now.counters, "queued"),
+        tokens: counter(&now.counters, "tokens").cast_signed()
+            - counter(&now.counters, "debt").cast_signed(),
         ..PortRates::default()
     };
     let Some(before) = before.filter(|_| seconds > 0.0) else { return rates };
     let delta = |name| grown(counter(&before.counters, name), counter(&now.counters, name));
     let rate = |name| to_f64(delta(name)) / seconds;
+    rates.cycles = rate("cycles");
     rates.rx_pps = rate("rx_frames");
     rates.rx_bps = rate("rx_bytes") * 8.0;
     rates.tx_pps = rate("tx_frames");
@@ -120,6 +129,7 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     }
     if hz > 0 {
         rates.core_share = rate("cycles") / to_f64(hz);
+        rates.throttled_share = (rate("throttled") / to_f64(hz)).min(1.0);
     }
     let frames = delta("rx_frames");
     rates.cycles_per_frame = (frames > 0).then(|| to_f64(delta("cycles")) / to_f64(frames));

@@ -111,6 +111,10 @@ impl From<api::PortStatus> for v1::Port {
             features: from.features,
             ring_sizes: from.ring_sizes,
             workers: from.workers.into_iter().map(Into::into).collect(),
+            policy: from.policy,
+            entitled: from.entitled,
+            weight: from.weight.into(),
+            priority: from.priority.into(),
         }
     }
 }
@@ -136,6 +140,10 @@ impl TryFrom<v1::Port> for api::PortStatus {
                 .into_iter()
                 .map(|worker| narrow(worker, "worker"))
                 .collect::<Result<_, _>>()?,
+            policy: from.policy,
+            entitled: from.entitled,
+            weight: narrow(from.weight, "weight")?,
+            priority: narrow(from.priority, "priority")?,
         })
     }
 }

@@ -185,7 +185,8 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
 impl Question<'_> {
     /// Part of the time in which frames waited and the bucket was empty.
     fn throttled(&self) -> u64 {
-        permille(self.port.reading.throttled, self.growth.core_cycles())
+        // Of several workers, each has its own time.
+        permille(self.port.reading.throttled, self.growth.core_cycles()).min(1_000)
     }
 
     fn drops(&self, reasons: &[DropReason]) -> u64 {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use penstock_dataplane::schedule::PortQos;
-use penstock_units::Nanos;
+use penstock_units::{Nanos, PortId};
 
 use super::apply::{Core, lock};
 use super::error::{ApiError, ErrorKind};
@@ -51,11 +51,42 @@ impl Past {
         })?;
         let growth = core.growth(&before, &now, links);
         let gone = || ApiError::new(ErrorKind::NotFound, "port", "it has just left", "ask again");
-        explain(&growth, &status).ok_or_else(gone)
+        let mut answer = explain(&growth, &status).ok_or_else(gone)?;
+        core.profile(&mut answer, status.id);
+        Ok(answer)
     }
 }
 
 impl Core {
+    /// Whether the port sends what its contract declares.
+    fn profile(&self, answer: &mut Explanation, id: u16) {
+        let shared = lock(&self.shared);
+        let plan = shared.pricing.plan.port(&answer.port);
+        let Some(contract) = plan.and_then(|plan| plan.contract.as_ref()) else { return };
+        let declared = format!(
+            "frames of {:.0} bytes in the mean, {} flows",
+            contract.sizes.mean(),
+            contract.flows.name()
+        );
+        let learned = shared.pricing.learned(PortId(id));
+        match learned.as_ref().and_then(|learned| learned.breach.as_ref()) {
+            Some(breach) => {
+                answer.inside_profile = Some(false);
+                answer.profile = format!("outside what it declared ({declared}): {breach}");
+            }
+            None => {
+                answer.inside_profile = Some(true);
+                answer.profile = format!("inside what it declared: {declared}");
+            }
+        }
+        let error = learned.and_then(|learned| learned.model_error);
+        if let Some(error) = error {
+            let percent = error * 100.0;
+            let more = format!("; its frames cost {percent:+.1} % of what the model says");
+            answer.profile.push_str(&more);
+        }
+    }
+
     /// All counters now.
     fn moment(&self) -> Moment {
         let at = self.switch.uptime();
@@ -75,7 +106,7 @@ impl Core {
     fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
         let (terms, capacity, stalled) = {
             let shared = lock(&self.shared);
-            let bought = |name: &String| (name.clone(), shared.compiler.bought(name));
+            let bought = |name: &String| (name.clone(), shared.terms(name));
             let terms: BTreeMap<String, PortQos> = now.ports.keys().map(bought).collect();
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();

@@ -39,6 +39,13 @@ pub(super) struct Pricing {
     snapshot: Arc<Snapshot>,
 }
 
+impl Pricing {
+    /// What was learned of a port that bought cycles.
+    pub(super) fn learned(&self, port: PortId) -> Option<PortLearning> {
+        self.learner.port(port)
+    }
+}
+
 impl Default for Pricing {
     fn default() -> Self {
         Self {
@@ -194,16 +201,17 @@ fn grown(
     before: &PortReading,
     after: &PortReading,
     elapsed: Nanos,
-    _hz: u64,
+    hz: u64,
 ) -> Option<Observation> {
-    let _ = THROTTLED_PART;
+    let held = after.throttled.checked_sub(before.throttled)?;
+    let core = u128::from(elapsed.0) * u128::from(hz) / 1_000_000_000;
     Some(Observation {
         elapsed,
         frames: after.rx_frames.checked_sub(before.rx_frames)?,
         bytes: after.rx_bytes.checked_sub(before.rx_bytes)?,
         cycles: after.cycles.checked_sub(before.cycles)?,
         cache_hits: after.cache_hits.checked_sub(before.cache_hits)?,
-        throttled: false,
+        throttled: u128::from(held) * u128::from(THROTTLED_PART) > core,
     })
 }
 

@@ -45,7 +45,13 @@ impl Core {
         let known = |port: &Port| {
             let live = live.get(&port.name)?;
             let workers = self.switch.owners(live.id, live.attachment.queues());
-            Some(port_status(port, live, workers))
+            let mut status = port_status(port, live, workers);
+            let qos = lock(&self.shared).terms(&port.name);
+            status.policy = qos.ingress.name().to_owned();
+            status.entitled = qos.entitlement.0;
+            status.weight = qos.weight.get();
+            status.priority = qos.priority.get();
+            Some(status)
         };
         config.ports.iter().filter_map(known).collect()
     }
@@ -283,6 +289,7 @@ fn port_status(port: &Port, live: &LivePort, workers: Vec<u16>) -> PortStatus {
         features: status.features.into_iter().map(str::to_owned).collect(),
         ring_sizes: status.ring_sizes,
         workers,
+        ..PortStatus::default()
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
+use penstock_dataplane::schedule::PortQos;
 use penstock_units::{Nanos, PortId};
 
 use super::pricing::Pricing;
@@ -41,6 +42,18 @@ pub(super) struct Shared {
     pub(super) watches: Vec<Watch>,
     /// What ports are entitled to.
     pub(super) pricing: Pricing,
+}
+
+impl Shared {
+    /// What a port bought and its class, with what was learned since it was configured.
+    pub(super) fn terms(&self, port: &str) -> PortQos {
+        let mut qos = self.compiler.bought(port);
+        let id = self.compiler.ids().port(port).map(PortId);
+        if let Some(learned) = id.and_then(|id| self.pricing.learned(id)) {
+            qos.entitlement = learned.entitlement;
+        }
+        qos
+    }
 }
 
 /// What only changes need; its lock is held through a whole change.

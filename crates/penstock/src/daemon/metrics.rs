@@ -151,7 +151,7 @@ fn catalogue() -> Vec<Metric> {
         metrics.push(Metric {
             name: name("penstock_port", field, unit),
             unit,
-            is_gauge: *field == "queued",
+            is_gauge: matches!(*field, "queued" | "tokens" | "debt"),
             labels: "port",
             help: (*help).to_owned(),
             source: Source::Port(field),

@@ -1,5 +1,6 @@
 //! `penstock top`: the live view. Asking and keys here, state in [`model`], drawing in [`view`].
 
+mod cycles;
 mod model;
 mod view;
 
@@ -62,7 +63,7 @@ async fn plain(client: &mut Client, interval: Duration, count: Option<u64>) -> R
             _ = tokio::signal::ctrl_c() => return Ok(()),
         }
         model.take(read(client).await?);
-        print(&format!("{}\n", rates_table(&model.rates())))?;
+        print(&format!("{}\n{}\n", rates_table(&model.rates()), cycles::table(&model)))?;
         left = left.map(|left| left - 1);
     }
     Ok(())
@@ -95,6 +96,7 @@ async fn live(client: &mut Client, interval: Duration) -> Result<()> {
             key = keys.recv() => match key {
                 None | Some(Key::Quit) => return Ok(()),
                 Some(Key::Sort) => model.sort = model.sort.next(),
+                Some(Key::Cycles) => model.cycles = !model.cycles,
                 Some(Key::Pause) => model.paused = !model.paused,
                 Some(Key::Up) => model.scroll = model.scroll.saturating_sub(1),
                 Some(Key::Down) => model.scroll_down(),
@@ -109,6 +111,7 @@ async fn live(client: &mut Client, interval: Duration) -> Result<()> {
 enum Key {
     Quit,
     Sort,
+    Cycles,
     Pause,
     Up,
     Down,
@@ -140,6 +143,7 @@ fn meaning(event: &Event) -> Option<Key> {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(Key::Quit),
         KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
         KeyCode::Char('s') => Some(Key::Sort),
+        KeyCode::Char('c') => Some(Key::Cycles),
         KeyCode::Char('p') | KeyCode::Char(' ') => Some(Key::Pause),
         KeyCode::Up | KeyCode::Char('k') => Some(Key::Up),
         KeyCode::Down | KeyCode::Char('j') => Some(Key::Down),
@@ -157,7 +161,7 @@ mod tests {
         let press = |code, modifiers| meaning(&Event::Key(KeyEvent::new(code, modifiers)));
         assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(Key::Quit));
         assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Quit));
-        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), None);
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), Some(Key::Cycles));
         assert_eq!(press(KeyCode::Char('s'), KeyModifiers::NONE), Some(Key::Sort));
         assert_eq!(press(KeyCode::Char('p'), KeyModifiers::NONE), Some(Key::Pause));
     }

@@ -66,6 +66,8 @@ pub struct Model {
     pub sort: Sort,
     /// Whether new readings are left out.
     pub paused: bool,
+    /// Whether cycles are shown instead of rates.
+    pub cycles: bool,
     /// How many ports are above the window.
     pub scroll: usize,
 }

@@ -6,6 +6,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
+use super::cycles;
 use super::model::Model;
 use crate::rates::{PortRates, Rates, WorkerRates};
 use crate::table::{percent, printable, seconds};
@@ -86,10 +87,26 @@ fn worker_line(worker: &WorkerRates) -> Line<'static> {
 }
 
 fn port_table(model: &Model, rates: &Rates) -> Table<'static> {
+    if model.cycles {
+        return cycles_table(model, rates);
+    }
     let rows = rates.ports.iter().skip(model.scroll).map(|port| port_row(model, port));
     let heading = HEADING.map(ToOwned::to_owned);
     Table::new(rows, WIDTHS.map(Constraint::Length))
         .header(Row::new(heading).style(Style::new().add_modifier(Modifier::REVERSED)))
+        .column_spacing(1)
+}
+
+fn cycles_table(model: &Model, rates: &Rates) -> Table<'static> {
+    let row = |port: &PortRates| {
+        let status = model.port(&port.port);
+        let row = Row::new(cycles::cells(port, status).map(|cell| printable(&cell)));
+        let throttled = port.throttled_share >= 0.05;
+        if throttled { row.style(Style::new().fg(Color::Yellow)) } else { row }
+    };
+    let rows = rates.ports.iter().skip(model.scroll).map(row);
+    Table::new(rows, cycles::WIDTHS.map(Constraint::Length))
+        .header(Row::new(cycles::HEADING).style(Style::new().add_modifier(Modifier::REVERSED)))
         .column_spacing(1)
 }
 
@@ -124,7 +141,8 @@ fn port_row(model: &Model, port: &PortRates) -> Row<'static> {
 
 fn foot_line(model: &Model) -> Line<'static> {
     let paused = if model.paused { "  PAUSED" } else { "" };
-    let text = format!("q quit  s sort: {}  p pause  ↑↓ scroll{paused}", model.sort.name());
+    let text =
+        format!("q quit  s sort: {}  c cycles  p pause  ↑↓ scroll{paused}", model.sort.name());
     Line::styled(text, Style::new().add_modifier(Modifier::DIM))
 }
 
@@ -194,5 +212,10 @@ mod tests {
             assert!(lines[3].contains(part), "{part}: {lines:#?}");
         }
         assert!(lines[7].starts_with("q quit  s sort: slot"), "{lines:#?}");
+        model.cycles = true;
+        terminal.draw(|frame| draw(frame, &model)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line: String = (0..140).map(|x| buffer[(x, 3)].symbol()).collect();
+        assert!(line.contains("260 Mcycles/s"), "{line}");
     }
 }

@@ -12,7 +12,7 @@ use super::{print, print_json, printable_lines, report};
 use crate::cli::PortCommand;
 use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
-use crate::table::{Align, Table, or_dash, printable};
+use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
 use crate::wire::v1;
 
 /// Runs the command.
@@ -153,6 +153,16 @@ fn shown(port: &PortStatus, config: &str) -> String {
         ("features", list(&port.features)),
         ("ring sizes", list(&rings)),
         ("workers", list(&workers)),
+        ("policy", or_dash(&port.policy)),
+        (
+            "entitled",
+            match port.entitled {
+                0 => "-".to_owned(),
+                cycles => cycle_rate(to_f64(cycles)),
+            },
+        ),
+        ("weight", port.weight.to_string()),
+        ("class", port.priority.to_string()),
     ];
     let mut text = String::new();
     for (key, value) in lines {
@@ -183,6 +193,7 @@ mod tests {
             queues_up: 1,
             features: vec!["csum".into(), "tso4".into()],
             ring_sizes: vec![256, 256],
+            entitled: 200_000_000,
             ..PortStatus::default()
         }
     }
@@ -213,6 +224,7 @@ uplink0   0  tap         -       -           error     0/1  tap0             int
         let text = shown(&port(), "name = \"vm1\"\nvlan = 100\n");
         assert!(text.contains("queues      1 of 2 can pass frames\n"), "{text}");
         assert!(text.contains("ring sizes  256 256\n"), "{text}");
+        assert!(text.contains("entitled    200 Mcycles/s\n"), "{text}");
         assert!(text.ends_with("\nconfiguration:\n  name = \"vm1\"\n  vlan = 100\n"), "{text}");
     }
 }

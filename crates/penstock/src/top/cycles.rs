@@ -1,0 +1,89 @@
+//! The view of cycles: what each port may use of its core, and what it does.
+
+use penstock_control::api::PortStatus;
+
+use super::model::Model;
+use crate::rates::PortRates;
+use crate::table::{Align, Table, cycle_rate, or_dash, percent, to_f64};
+
+/// The columns.
+pub const HEADING: [&str; 10] = [
+    "PORT",
+    "POLICY",
+    "CLASS",
+    "WEIGHT",
+    "ENTITLED",
+    "USED",
+    "OF IT",
+    "CORE",
+    "TOKENS",
+    "THROTTLED",
+];
+/// Their widths on a terminal.
+pub const WIDTHS: [u16; 10] = [14, 13, 5, 6, 16, 16, 9, 7, 12, 9];
+
+/// A port's row.
+#[must_use]
+pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 10] {
+    let dash = || "-".to_owned();
+    let metered = status.is_some_and(|status| status.policy.starts_with("cycles"));
+    let entitled = status.map_or(0, |status| status.entitled);
+    let bought = entitled > 0;
+    [
+        port.port.clone(),
+        status.map_or_else(dash, |status| or_dash(&status.policy)),
+        status.map_or_else(dash, |status| status.priority.to_string()),
+        status.map_or_else(dash, |status| status.weight.to_string()),
+        if bought { cycle_rate(to_f64(entitled)) } else { dash() },
+        cycle_rate(port.cycles),
+        if bought { percent(port.cycles / to_f64(entitled)) } else { dash() },
+        percent(port.core_share),
+        if metered { port.tokens.to_string() } else { dash() },
+        if metered { percent(port.throttled_share) } else { dash() },
+    ]
+}
+
+/// All ports as text.
+#[must_use]
+pub fn table(model: &Model) -> String {
+    use Align::{Left, Right};
+    let align = |at: usize| if at < 2 { Left } else { Right };
+    let columns: Vec<_> = HEADING.iter().enumerate().map(|(at, name)| (*name, align(at))).collect();
+    let mut table = Table::new(&columns);
+    for port in &model.rates().ports {
+        table.row(cells(port, model.port(&port.port)));
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metered_port_shows_what_it_bought_and_used() {
+        let status = PortStatus {
+            policy: "cycles-strict".into(),
+            entitled: 200_000_000,
+            weight: 2,
+            priority: 1,
+            ..PortStatus::default()
+        };
+        let port = PortRates {
+            port: "vm1".into(),
+            cycles: 150e6,
+            core_share: 0.075,
+            tokens: -12_345,
+            throttled_share: 0.25,
+            ..PortRates::default()
+        };
+        assert_eq!(
+            cells(&port, Some(&status)).join("|"),
+            "vm1|cycles-strict|1|2|200 Mcycles/s|150 Mcycles/s|75.0 %|7.5 %|-12345|25.0 %"
+        );
+        let free = PortStatus { policy: "none".into(), priority: 8, ..PortStatus::default() };
+        let row = cells(&port, Some(&free)).join("|");
+        assert_eq!(row, "vm1|none|8|0|-|150 Mcycles/s|-|7.5 %|-|-");
+        assert_eq!(cells(&port, None)[1], "-");
+    }
+}

@@ -147,7 +147,7 @@ counters! {
         cycles_classification: "cycles", "sampled batches: cycles to classify them";
         cycles_egress: "cycles", "sampled batches: cycles to deliver them and return the buffers";
         cycles_entitled: "cycles", "TSC cycles that the port's entitlement came to, used or not";
-        throttled: "cycles", "TSC cycles of time in which frames waited and the cycle bucket was empty";
+        throttled: "cycles", "TSC cycles in which frames waited and the cycle bucket was empty";
         tokens: "cycles", "level of the cycle bucket now; 0 while it is in debt";
         debt: "cycles", "debt of the cycle bucket now; 0 while it has tokens";
         queued: "frames", "frames of this port waiting inside the switch now";

@@ -17,8 +17,9 @@
 //! | nothing | none of these: it sends less |
 //!
 //! Frames are taken to wait when half of its batches were full. Shares below
-//! [`NOTICEABLE_PERMILLE`] are no evidence. **Departure.** Waiting frames are not counted in guests'
-//! rings, which belong to the guest: a full batch stands for them.
+//! [`NOTICEABLE_PERMILLE`] are no evidence.
+//! **Departure.** Waiting frames are not counted in guests' rings, which belong to the guest: a
+//! full batch stands for them.
 //! **Cost.** Nothing in the worker: counters that are there anyway, read once a second into a ring
 //! of [`history::SECONDS`] readings.
 

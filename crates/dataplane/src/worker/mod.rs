@@ -14,6 +14,7 @@ mod handover;
 mod interrupter;
 mod membership;
 mod meter;
+mod pace;
 mod peers;
 mod positions;
 mod request;
@@ -52,6 +53,7 @@ use crate::schedule::{Discipline, PortQos, Readiness, Schedule, ScheduleKind, Un
 use crate::tsc::{CycleCounter, Stage, Work};
 use handover::Found;
 use meter::Meter;
+use pace::Pace;
 use resting::{Resting, unit_of};
 use stolen::StolenTime;
 
@@ -79,7 +81,7 @@ pub struct WorkerConfig {
     pub readiness: Readiness,
     /// Between two refills of the cycle buckets.
     pub refill: Nanos,
-    /// Cycles per second that may be spent on ports with a bucket; `None`: the whole core.
+    /// Cycles per second that may be spent on frames; `None`: the whole core.
     pub capacity: Option<CyclesPerSecond>,
     /// Entries of the MAC table.
     pub fdb_entries: usize,
@@ -138,6 +140,7 @@ pub struct Worker<C> {
     port_counters: Vec<Option<Arc<PortCounters>>>,
     schedule: Discipline,
     meter: Meter,
+    pace: Pace,
     resting: Resting,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
@@ -226,6 +229,7 @@ impl<C: CycleCounter> Worker<C> {
                 config.max_ports * QUEUES_MAX,
             ),
             meter: Meter::new(config.max_ports, config.tsc, config.capacity, config.refill),
+            pace: Pace::new(config.tsc, config.capacity),
             resting: Resting::new(config.max_ports, config.tsc),
             classifier: Classifier::new(&ClassifierConfig {
                 fdb_entries: config.fdb_entries,
@@ -281,6 +285,10 @@ impl<C: CycleCounter> Worker<C> {
 
     /// One loop turn: the next queue pair with something waiting gets one batch.
     pub fn turn(&mut self) -> Turn {
+        if self.pace.rests(self.last) {
+            self.idle_turn();
+            return Turn::Idle;
+        }
         // Turn and turn about with its own ports, when there are other workers at all.
         self.takes_over = !self.takes_over && !self.egress.peers.is_empty();
         if self.takes_over
@@ -360,6 +368,7 @@ impl<C: CycleCounter> Worker<C> {
             counters.cycles.add(cost.0);
             self.counters.cycles_busy.add(cost.0);
             self.meter.lose(passed.saturating_sub(cost));
+            self.pace.spend(cost, now);
             self.meter.charge(source, cost, false);
             self.last = now;
         }
@@ -461,7 +470,9 @@ impl<C: CycleCounter> Worker<C> {
     /// happened outside: a simulation must not skip beyond it.
     #[must_use]
     pub fn next_due(&self) -> Option<Cycles> {
-        self.meter.next_due(self.schedule.held() > 0)
+        let refill = self.meter.next_due(self.schedule.held() > 0);
+        // Before the rest is over no refill makes a difference.
+        self.pace.next_due(self.last).or(refill)
     }
 
     /// A port's tokens here.
@@ -578,6 +589,7 @@ impl<C: CycleCounter> Worker<C> {
         counters.cycles.add(cost.0);
         self.counters.cycles_busy.add(cost.0);
         self.meter.lose(passed.saturating_sub(cost));
+        self.pace.spend(cost, now);
         let left = self.meter.charge(unit.port, cost, !self.batch.has_room());
         self.schedule.ran(unit);
         if !left {

@@ -16,6 +16,11 @@ use crate::mac::Mac;
 /// The nice value of everything that is measured, and the weight of its session.
 const NICE: i32 = -20;
 
+/// Has the kernel make large pieces of free memory.
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
+/// How often hugepages are asked for.
+const HUGEPAGE_TRIES: u32 = 4;
+
 /// A VM of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Vm(u8);
@@ -133,8 +138,17 @@ impl Bed {
             .parse()
             .context("reading the number of hugepages")?;
         self.guard.take(&Ward::Hugepages(missing))?;
-        std::fs::write(HUGEPAGES, (total + missing).to_string()).context("asking for hugepages")?;
-        let free = free_hugepages()?;
+        let mut free = 0;
+        for _ in 0..HUGEPAGE_TRIES {
+            std::fs::write(HUGEPAGES, (total + missing).to_string())
+                .context("asking for hugepages")?;
+            free = free_hugepages()?;
+            if free >= pages {
+                break;
+            }
+            // Memory in pieces: put them together and ask again. Who may not has what there is.
+            let _ = std::fs::write(COMPACT, "1");
+        }
         ensure!(
             free >= pages,
             "{pages} free 2 MiB hugepages are needed and {free} could be had; free memory, or \

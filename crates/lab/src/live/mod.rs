@@ -56,8 +56,29 @@ fn needs(program: &str, package: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The bound in what `penstock explain VM --json` answers, in microseconds.
+/// The bound of a VM's class in what `penstock explain VM --json` answers, in microseconds.
 fn explained_bound_us(answer: &str) -> Option<f64> {
-    let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
-    answer["latency_bound_us"].as_f64()
+    fn find(of: &serde_json::Value) -> Option<f64> {
+        let units = [("bound_ns", 1e-3), ("bound_us", 1.0), ("bound_ms", 1e3), ("bound_s", 1e6)];
+        match of {
+            serde_json::Value::Object(map) => map.iter().find_map(|(key, value)| {
+                let unit = units.iter().find(|(unit, _)| key.ends_with(unit));
+                unit.and_then(|(_, factor)| Some(value.as_f64()? * factor)).or_else(|| find(value))
+            }),
+            serde_json::Value::Array(all) => all.iter().find_map(find),
+            _ => None,
+        }
+    }
+    find(&serde_json::from_str(answer).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_bound_is_found_wherever_it_stands() {
+        let of = super::explained_bound_us;
+        assert_eq!(of(r#"{"class": {"latency_bound_ns": 1500}}"#), Some(1.5));
+        assert_eq!(of(r#"[{"bound_us": 7.5}]"#), Some(7.5));
+        assert_eq!((of("{}"), of("no json")), (None, None));
+    }
 }

@@ -1,11 +1,11 @@
 //! A worker that may spend a part of its core, whatever bounds its ports.
 //!
-//! **Problem.** Cycle buckets divide `capacity`; ports under `bps` or `none` have no bucket and would
-//! go on using the whole core, so that the same host behaved like another machine under another
-//! policy. **Rule.** Each batch is followed by a rest, in proportion to what the batch cost: the
-//! worker is as fast as a core that has so many cycles. A rest that was overslept is made good, up
-//! to [`BANK`]. **Example.** Of 2 GHz a quarter may be spent: 30,000 cycles are followed by 90,000
-//! in which no batch runs. **Cost.** With the whole core: one comparison a turn.
+//! **Problem.** Cycle buckets divide `capacity`; ports under `bps` or `none` have no bucket and
+//! would go on using the whole core, so that the same host behaved like another machine under
+//! another policy. **Rule.** Each batch is followed by a rest, in proportion to what the batch
+//! cost: the worker is as fast as a core that has so many cycles. A rest that was overslept is made
+//! good, up to [`BANK`]. **Example.** Of 2 GHz a quarter may be spent: 30,000 cycles are followed
+//! by 90,000 in which no batch runs. **Cost.** With the whole core: one comparison a turn.
 
 use penstock_units::{Cycles, CyclesPerSecond, TscRate};
 

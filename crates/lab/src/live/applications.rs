@@ -6,8 +6,8 @@
 //! **Source.** C2QoS §VI-C and Fig. 12.
 //!
 //! **Rule.** Namespaces and their programs have one core, see [`super::stage`]: the worker is
-//! capped to a 25th of its own, for every policy alike. Clients of all servers are behind one port,
-//! the stand-in of an uplink. What was sold comes from a calibration with FTP alone and no limits:
+//! capped to an 80th of its own, for every policy alike. Clients of all servers are behind one
+//! port, the stand-in of an uplink. What was sold comes from a calibration, FTP alone, unlimited:
 //! 90 % of the bits, or of the cycles, that FTP had. The clients' port (acknowledgements, requests)
 //! is never limited under `bps`; metered, it bought what it was measured to need, and goes first.
 //! *Native* is the web servers without FTP and without limits.
@@ -27,7 +27,7 @@ use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome};
 
 /// The worker's part of its core.
-const CORE_PART: f64 = 1.0 / 25.0;
+const CORE_PART: f64 = 1.0 / 80.0;
 /// Sold of what was measured.
 const SOLD: f64 = 0.9;
 /// Parts of an FTP server, of a web server, of all four.

@@ -37,7 +37,7 @@ fn qos(ingress: IngressPolicy, percent: u64, weight: u64, priority: u64) -> Port
         entitlement: CyclesPerSecond(HZ / 100 * percent),
         weight: Weight::new(weight).unwrap(),
         priority: Priority::new(priority).unwrap(),
-        depth: None,
+        ..PortQos::default()
     }
 }
 

@@ -90,7 +90,7 @@ impl Core {
         };
         let mut offer = self.offer(&config, &before.ids().next(&config), fresh)?;
         let mut compiler = before.clone();
-        compiler.entitle(core::mem::take(&mut offer.entitlements));
+        compiler.sell(core::mem::take(&mut offer.sold));
         let snapshot = compiler
             .compile(&config, generation)
             .map_err(|(rule, error)| table_error(&config, rule, &error.to_string()))?;

@@ -25,7 +25,6 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, TryLockError};
 
-use penstock_qos::learner::PortLearning;
 use penstock_units::Nanos;
 
 use crate::api::{ChangeReport, Explanation, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
@@ -43,6 +42,7 @@ use state::{Changing, Seen, Shared, Watch};
 use switch::Switch;
 
 pub use error::{ApiError, ErrorKind, HostError};
+pub use penstock_qos::learner::PortLearning;
 pub(crate) use switch::home;
 
 /// Between two attempts to attach ports in state `error`.

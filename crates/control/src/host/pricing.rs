@@ -18,8 +18,8 @@ use penstock_units::{CyclesPerSecond, Nanos, PortId};
 use super::apply::{Core, lock, worker_failed};
 use super::error::ApiError;
 use crate::config::{self, ConfigErrors, HostConfig};
-use crate::plan::{Plan, Planner};
-use crate::snapshot::IdTable;
+use crate::plan::{Plan, Planner, PortPlan};
+use crate::snapshot::{IdTable, Sold};
 
 /// Between two looks at the counters.
 const LEARN_EVERY: Nanos = Nanos::from_secs(1);
@@ -65,7 +65,7 @@ pub(super) struct Offer {
     plan: Arc<Plan>,
     learner: Learner,
     /// By port's name: corrections that were learned included.
-    pub(super) entitlements: BTreeMap<String, CyclesPerSecond>,
+    pub(super) sold: BTreeMap<String, Sold>,
     /// What the plan in force does not say already.
     pub(super) warnings: Vec<String>,
 }
@@ -111,10 +111,10 @@ impl Core {
             learner = Learner::new(LearnConfig::default(), &plan.capacity);
         }
         learner.set_ports(terms(&plan));
-        let entitlements = entitlements(&plan, &learner);
+        let sold = sold(&plan, &learner);
         let mut warnings = plan.warnings.clone();
         warnings.retain(|warning| !before.warnings.contains(warning));
-        Ok(Offer { model, plan: Arc::new(plan), learner, entitlements, warnings })
+        Ok(Offer { model, plan: Arc::new(plan), learner, sold, warnings })
     }
 
     /// Puts an offer in force; `snapshot` is what the workers go by from now on.
@@ -191,9 +191,12 @@ fn terms(plan: &Plan) -> impl Iterator<Item = (PortId, Terms)> + '_ {
     plan.ports.iter().filter_map(|port| Some((port.id, port.terms()?)))
 }
 
-fn entitlements(plan: &Plan, learner: &Learner) -> BTreeMap<String, CyclesPerSecond> {
-    let of = |id: PortId| learner.port(id).map(|state| state.entitlement);
-    plan.ports.iter().filter_map(|port| Some((port.name.clone(), of(port.id)?))).collect()
+fn sold(plan: &Plan, learner: &Learner) -> BTreeMap<String, Sold> {
+    let of = |port: &PortPlan| {
+        let cycles = learner.port(port.id).map(|state| state.entitlement).unwrap_or_default();
+        (port.name.clone(), Sold { cycles, price: port.price })
+    };
+    plan.ports.iter().map(of).collect()
 }
 
 /// What a port did between two readings; `None` if its counters began anew.

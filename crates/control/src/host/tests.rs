@@ -475,3 +475,86 @@ fn the_socket_of_the_command_line_survives_changes() {
     assert_eq!(host.reload().unwrap().warnings, Vec::<String>::new());
     assert_eq!(host.config().host.socket, PathBuf::from("/run/other.sock"));
 }
+
+/// A host on which 1 M frames of 1,064 bytes a second were sold: 200 M cycles by the model.
+const SOLD: &str = r#"[host]
+name = "h"
+socket = "/run/sold.sock"
+[worker]
+cores = [1, 2]
+[model]
+file = "MODEL"
+[[tenant]]
+name = "red"
+[[port]]
+name = "vm1"
+type = "tap"
+interface = "t1"
+tenant = "red"
+ingress_policy = "cycles-strict"
+contract = { rate = "1Mpps", size = 1064 }
+"#;
+
+fn sold(name: &str) -> (TempFile, TempFile, Host, Fake) {
+    let model = TempFile::new(&format!("{name}-model"), &crate::plan::tests::model_toml());
+    let file = TempFile::new(name, &SOLD.replace("MODEL", &model.0.display().to_string()));
+    let (host, fake) = start(&file);
+    (model, file, host, fake)
+}
+
+fn entitlement(fake: &Fake) -> u64 {
+    fake.snapshot().port(0).unwrap().qos.entitlement.0
+}
+
+#[test]
+fn a_contract_becomes_an_entitlement_and_what_does_not_fit_changes_nothing() {
+    let (_model, _file, host, fake) = sold("sold");
+    assert_eq!(entitlement(&fake), 200_000_000);
+    assert!(fake.snapshot().port(0).unwrap().qos.price.is_some());
+    fake.calls();
+    let more = [("contract".to_owned(), "{ rate = \"90Mpps\", size = 1064 }".to_owned())];
+    let error = host.set_port("vm1", &more, true).unwrap_err();
+    assert!(error.problem.contains("cycles per second are sold"), "{error}");
+    assert_eq!((fake.calls(), entitlement(&fake)), (Vec::new(), 200_000_000));
+    let less = [("cycles".to_owned(), "150M".to_owned())];
+    let report = host.set_port("vm1", &less, true).unwrap();
+    assert!(report.warnings[0].contains("`cycles` is taken"), "{:?}", report.warnings);
+    assert_eq!(entitlement(&fake), 150_000_000);
+}
+
+#[test]
+fn a_reload_with_a_wrong_model_changes_nothing() {
+    let (model, _file, host, fake) = sold("spoilt");
+    fake.calls();
+    std::fs::write(&model.0, "[about]\nversion = 9\n").unwrap();
+    let errors = host.reload().unwrap_err();
+    assert!(errors.to_string().contains("[batch] is missing"), "{errors}");
+    assert_eq!((fake.calls(), entitlement(&fake)), (Vec::new(), 200_000_000));
+}
+
+#[test]
+fn a_vm_that_is_held_back_gets_what_it_bought_although_its_frames_cost_more() {
+    let (_model, _file, host, fake) = sold("learn");
+    let hz = host.status().tsc_hz;
+    let generation = fake.snapshot().generation;
+    let counters = fake.counters(0);
+    host.tick(Nanos::from_secs(1));
+    for second in 2..8 {
+        // A frame costs 220 cycles where the model says 200.
+        let frames = entitlement(&fake) / 220;
+        counters.rx_frames.add(frames);
+        counters.rx_bytes.add(frames * 1_060);
+        counters.cache_hits.add(frames);
+        counters.cycles.add(frames * 220);
+        counters.throttled.add(hz / 2);
+        host.tick(Nanos::from_secs(second));
+    }
+    assert!(entitlement(&fake).abs_diff(220_000_000) < 2_000_000, "{}", entitlement(&fake));
+    assert_eq!(fake.snapshot().generation, generation, "what was cached holds");
+    let (name, state) = host.learning().remove(0);
+    assert_eq!(name, "vm1");
+    assert!((state.model_error.unwrap() - 0.1).abs() < 0.01, "{state:?}");
+    // Another change keeps what was learned.
+    host.add_port(Port { vlan: None, ..tap("t9") }, false).unwrap();
+    assert!(entitlement(&fake).abs_diff(220_000_000) < 2_000_000);
+}

@@ -310,7 +310,8 @@ impl Checked {
 
 /// Whether the port's policy guarantees cycles.
 fn is_metered(port: &Port) -> bool {
-    port.ingress_policy.to_string().starts_with("cycles")
+    use config::IngressPolicy::{CyclesMinmax, CyclesStrict};
+    matches!(port.ingress_policy, CyclesStrict | CyclesMinmax)
 }
 
 /// A contract in the model's words.
@@ -334,4 +335,4 @@ fn to_f64(count: u64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

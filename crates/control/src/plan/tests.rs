@@ -37,7 +37,7 @@ source = "measured"
 "#;
 
 /// 100 cycles at 64 bytes, 200 at 1,064, whatever the rules; 50 more with many flows.
-fn model() -> Arc<CostModel> {
+pub(crate) fn model_toml() -> String {
     let mut text = MODEL.to_owned();
     for (flows, classification) in [("single", 30), ("multiple", 80)] {
         for (size, ingress) in [(64, 50), (1064, 150)] {
@@ -51,7 +51,11 @@ fn model() -> Arc<CostModel> {
             );
         }
     }
-    Arc::new(config::parse_model(&text, "model.toml").unwrap())
+    text
+}
+
+fn model() -> Arc<CostModel> {
+    Arc::new(config::parse_model(&model_toml(), "model.toml").unwrap())
 }
 
 fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> Plan {

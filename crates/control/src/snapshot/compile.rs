@@ -10,6 +10,7 @@ use penstock_dataplane::classify::{
     VidSet,
 };
 use penstock_dataplane::schedule::{self, PortQos};
+use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{CyclesPerSecond, MacAddr, Vid};
 
 use super::ids::IdTable;
@@ -41,8 +42,17 @@ pub struct Compiler {
     bought: Vec<PortQos>,
     /// Workers that count hits; 0 is 1.
     workers: usize,
-    /// What ports are entitled to, by name.
-    entitlements: BTreeMap<String, CyclesPerSecond>,
+    /// What ports bought, by name.
+    sold: BTreeMap<String, Sold>,
+}
+
+/// What a port bought, as the plan has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sold {
+    /// What it is entitled to.
+    pub cycles: CyclesPerSecond,
+    /// What its batches should cost.
+    pub price: BatchPrice,
 }
 
 impl Compiler {
@@ -63,14 +73,14 @@ impl Compiler {
         let tables = tables(config, &mut targets, &self.tables, self.workers.max(1))?;
         let networks = Networks::new(config.tenants.iter().map(Some));
         let limits = self.limits.next(config);
-        let entitlements = &self.entitlements;
+        let sold = &self.sold;
         let world = World {
             config,
             ids: &ids,
             tables: &tables,
             networks: &networks,
             limits: &limits,
-            entitlements,
+            sold,
         };
         let snapshot = world.snapshot(generation, &sets);
         self.statics = world.statics();
@@ -89,9 +99,9 @@ impl Compiler {
         Self { workers, ..Self::default() }
     }
 
-    /// What ports are entitled to in the next snapshot, by name; others to their `cycles`.
-    pub fn entitle(&mut self, entitlements: BTreeMap<String, CyclesPerSecond>) {
-        self.entitlements = entitlements;
+    /// What ports bought, by name, for the next snapshot; others are entitled to their `cycles`.
+    pub fn sell(&mut self, sold: BTreeMap<String, Sold>) {
+        self.sold = sold;
     }
 
     /// The numbers of the last configuration compiled.
@@ -158,7 +168,7 @@ struct World<'a> {
     tables: &'a BTreeMap<Scope, Built>,
     networks: &'a Networks,
     limits: &'a LimitTable,
-    entitlements: &'a BTreeMap<String, CyclesPerSecond>,
+    sold: &'a BTreeMap<String, Sold>,
 }
 
 impl World<'_> {
@@ -244,6 +254,7 @@ impl World<'_> {
             weight: port.weight.0,
             priority: port.priority.0,
             depth: None,
+            price: self.sold.get(&port.name).map(|sold| sold.price).unwrap_or_default(),
         };
         policy.limits = self.limits.of(&port.name);
         policy.watched = port.link.is_some();
@@ -251,7 +262,7 @@ impl World<'_> {
     }
 
     fn entitlement(&self, port: &Port) -> CyclesPerSecond {
-        let planned = self.entitlements.get(&port.name).copied();
+        let planned = self.sold.get(&port.name).map(|sold| sold.cycles);
         planned.or(port.cycles.map(|cycles| cycles.0)).unwrap_or_default()
     }
 

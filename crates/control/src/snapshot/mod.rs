@@ -11,7 +11,7 @@ mod ids;
 mod limits;
 mod rules;
 
-pub use compile::{Compiler, StaticAddress};
+pub use compile::{Compiler, Sold, StaticAddress};
 pub use ids::IdTable;
 pub use limits::WatchedLink;
 pub(crate) use rules::check_rules;

@@ -1,5 +1,6 @@
 //! What a port bought and in which class it runs: the part of the snapshot that scheduling reads.
 
+use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{Cycles, CyclesPerSecond, Priority, Weight};
 
 /// What bounds the frames a port sends.
@@ -51,4 +52,6 @@ pub struct PortQos {
     pub priority: Priority,
     /// Most cycles its bucket keeps; `None`: [`penstock_qos::c2tb::default_depth`].
     pub depth: Option<Cycles>,
+    /// What its batches should cost, by the cost model.
+    pub price: BatchPrice,
 }

@@ -364,7 +364,7 @@ impl<C: CycleCounter> Worker<C> {
             self.counter.spent(Stage::Egress, &Work { port: source, frames, bytes, misses: 0 });
             let now = self.counter.now();
             let passed = now.saturating_sub(self.last);
-            let cost = self.stolen.settle(passed, &self.counters, counters);
+            let cost = self.stolen.settle(passed, || None, &self.counters, counters);
             counters.cycles.add(cost.0);
             self.counters.cycles_busy.add(cost.0);
             self.meter.lose(passed.saturating_sub(cost));
@@ -585,7 +585,8 @@ impl<C: CycleCounter> Worker<C> {
         self.counter.spent(Stage::Egress, &work);
         let now = self.counter.now();
         let passed = now.saturating_sub(self.last);
-        let cost = self.stolen.settle(passed, &self.counters, counters);
+        let price = || policy.qos.price.of_batch(work.frames, work.bytes);
+        let cost = self.stolen.settle(passed, price, &self.counters, counters);
         counters.cycles.add(cost.0);
         self.counters.cycles_busy.add(cost.0);
         self.meter.lose(passed.saturating_sub(cost));

@@ -2,8 +2,10 @@
 //!
 //! **Problem.** The counter goes on while the thread waits for its core; a batch would be charged
 //! milliseconds it never used. **Rule.** A cost far above the usual is looked at: if the thread's
-//! run-queue wait (`/proc/thread-self/schedstat`) grew meanwhile, the excess over the usual cost
-//! goes to the account `stolen`, never to the sender. **Cost.** One comparison a batch; one
+//! run-queue wait (`/proc/thread-self/schedstat`) grew meanwhile by most of the excess over what
+//! the batch should have cost, it is charged just that, and the rest goes to the account `stolen`,
+//! never to the sender. What it should have cost the cost model says; without one, the usual cost
+//! of batches. Of a smaller wait only the wait itself is stolen. **Cost.** One comparison a batch; one
 //! system call only when the cost is suspicious. The kernel does not show the time a hypervisor
 //! took from the whole machine here; that is left in the batch.
 
@@ -56,11 +58,13 @@ impl StolenTime {
         Self { wait, waited, suspicious: rate.to_cycles(SUSPICIOUS), usual: Cycles::ZERO, rate }
     }
 
-    /// What of a batch's `cost` is to be charged; the rest goes to `stolen`.
+    /// What of a batch's `cost` is to be charged; the rest goes to `stolen`. `model` says what it
+    /// should have cost, if that is known.
     #[inline]
     pub(super) fn settle(
         &mut self,
         cost: Cycles,
+        model: impl FnOnce() -> Option<Cycles>,
         worker: &WorkerCounters,
         port: &PortCounters,
     ) -> Cycles {
@@ -69,7 +73,8 @@ impl StolenTime {
             self.usual = Cycles(self.usual.0 - self.usual.0 / 16 + cost.0 / 16);
             return cost;
         }
-        let stolen = self.stolen_of(cost);
+        let due = model().unwrap_or(self.usual);
+        let stolen = self.stolen_of(cost, due);
         if stolen.0 > 0 {
             worker.stolen_batches.add(1);
             worker.cycles_stolen.add(stolen.0);
@@ -84,18 +89,20 @@ impl StolenTime {
         if cost < self.suspicious {
             return cost;
         }
-        let stolen = self.stolen_of(cost);
+        let stolen = self.stolen_of(cost, self.usual);
         worker.cycles_stolen.add(stolen.0);
         cost.saturating_sub(stolen)
     }
 
     #[cold]
-    fn stolen_of(&mut self, cost: Cycles) -> Cycles {
+    fn stolen_of(&mut self, cost: Cycles, due: Cycles) -> Cycles {
         let Some(wait) = &self.wait else { return Cycles::ZERO };
         let waited = wait.read();
         let grown = waited.saturating_sub(self.waited);
         self.waited = waited;
-        self.rate.to_cycles(grown).min(cost.saturating_sub(self.usual))
+        let (grown, excess) = (self.rate.to_cycles(grown), cost.saturating_sub(due));
+        // To find the caches cold again is part of what was taken.
+        if grown.0 > excess.0 / 2 { excess } else { grown }
     }
 }
 
@@ -108,7 +115,7 @@ mod tests {
         let rate = TscRate::from_hz(2_000_000_000);
         let mut stolen = StolenTime::new(rate, None);
         let (worker, port) = (WorkerCounters::default(), PortCounters::default());
-        assert_eq!(stolen.settle(Cycles(50_000_000), &worker, &port), Cycles(50_000_000));
+        assert_eq!(stolen.settle(Cycles(50_000_000), || None, &worker, &port), Cycles(50_000_000));
         assert_eq!(port.stolen.get(), 0);
     }
 
@@ -121,15 +128,22 @@ mod tests {
         let mut stolen = StolenTime::new(rate, Some(wait));
         let (worker, port) = (WorkerCounters::default(), PortCounters::default());
         for _ in 0..400 {
-            assert_eq!(stolen.settle(Cycles(8_000), &worker, &port), Cycles(8_000));
+            assert_eq!(stolen.settle(Cycles(8_000), || None, &worker, &port), Cycles(8_000));
         }
         std::fs::write(&path, "100 3000000 5\n").unwrap();
-        let charged = stolen.settle(Cycles(3_008_000), &worker, &port);
+        let charged = stolen.settle(Cycles(3_008_000), || None, &worker, &port);
         assert_eq!(charged, Cycles(8_000));
         assert_eq!(port.stolen.get(), 3_000_000);
         assert_eq!(worker.stolen_batches.get(), 1);
         // The same wait is not counted twice.
-        assert_eq!(stolen.settle(Cycles(200_000), &worker, &port), Cycles(200_000));
+        assert_eq!(stolen.settle(Cycles(200_000), || None, &worker, &port), Cycles(200_000));
+        // What the model says goes before what is usual; the caches' refill is stolen too.
+        std::fs::write(&path, "100 5000000 5\n").unwrap();
+        let model = || Some(Cycles(12_000));
+        assert_eq!(stolen.settle(Cycles(2_100_000), model, &worker, &port), Cycles(12_000));
+        // A dear batch with a short wait is dear.
+        std::fs::write(&path, "100 5010000 5\n").unwrap();
+        assert_eq!(stolen.settle(Cycles(400_000), model, &worker, &port), Cycles(390_000));
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -31,7 +31,8 @@ async fn metrics(State(shared): State<Shared>) -> Response {
     let host = Arc::clone(&turn);
     let made = tokio::task::spawn_blocking(move || {
         let stats = host.stats(false).map_err(|error| error.to_string())?;
-        let reading = Reading { status: host.status(), ports: host.ports(), stats };
+        let (status, ports, learning) = (host.status(), host.ports(), host.learning());
+        let reading = Reading { status, ports, stats, learning };
         page(reading).map_err(|error| error.to_string())
     });
     match made.await.map_err(|error| error.to_string()).flatten() {

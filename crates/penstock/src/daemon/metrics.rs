@@ -9,6 +9,7 @@
 use std::fmt;
 
 use penstock_control::api::{HostStatus, LinkStatus, Named, PortStatus, Stats};
+use penstock_control::host::PortLearning;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
@@ -29,6 +30,8 @@ pub struct Reading {
     pub ports: Vec<PortStatus>,
     /// The counters.
     pub stats: Stats,
+    /// What was learned of ports that bought cycles.
+    pub learning: Vec<(String, PortLearning)>,
 }
 
 /// Where a metric's values come from.
@@ -49,6 +52,7 @@ enum Source {
     Link(fn(&LinkStatus) -> f64),
     LinkEntered,
     LinkPart,
+    Learning(fn(&PortLearning) -> Option<f64>),
 }
 
 /// A metric.
@@ -186,7 +190,45 @@ fn catalogue() -> Vec<Metric> {
         });
     }
     metrics.extend(link_metrics());
+    metrics.extend(learning_metrics());
     metrics
+}
+
+/// What is said of ports that bought cycles.
+fn learning_metrics() -> Vec<Metric> {
+    let entitled: fn(&PortLearning) -> Option<f64> = |port| Some(to_f64(port.entitlement.0));
+    let base: fn(&PortLearning) -> Option<f64> = |port| Some(to_f64(port.base.0));
+    let error: fn(&PortLearning) -> Option<f64> = |port| port.model_error;
+    let delivered: fn(&PortLearning) -> Option<f64> = |port| port.delivered;
+    let inside: fn(&PortLearning) -> Option<f64> =
+        |port| Some(f64::from(u8::from(port.breach.is_none())));
+    let metric = |(name, unit, help, value): (&str, _, &str, _)| Metric {
+        name: format!("penstock_port_{name}"),
+        unit,
+        is_gauge: true,
+        labels: "port",
+        help: help.to_owned(),
+        source: Source::Learning(value),
+    };
+    [
+        (
+            "entitled",
+            "cycles_per_second",
+            "what the port is entitled to, learning included",
+            entitled,
+        ),
+        ("sold", "cycles_per_second", "what the port bought by the cost model or by hand", base),
+        ("model_error", "ratio", "what its frames cost over what the model says, less one", error),
+        (
+            "delivered",
+            "ratio",
+            "what it got of what its contract says in the last second",
+            delivered,
+        ),
+        ("in_profile", "", "1 while it sends frames as its contract declares", inside),
+    ]
+    .map(metric)
+    .into()
 }
 
 /// What is said of watched links.
@@ -252,6 +294,12 @@ impl Reading {
             Source::Link(value) => {
                 let links = self.stats.links.iter();
                 links.map(|link| (vec![("port", link.port.clone())], value(link))).collect()
+            }
+            Source::Learning(value) => {
+                let known = |(port, state): &(String, PortLearning)| {
+                    Some((vec![("port", port.clone())], value(state)?))
+                };
+                self.learning.iter().filter_map(known).collect()
             }
             Source::LinkPart => self.stats.links.iter().flat_map(link_parts).collect(),
             Source::Port(_)
@@ -382,6 +430,7 @@ mod tests {
                 &[("rx_frames", 7), ("cycles_ingress", 9), ("queued", 2)],
                 &[("rule", 3)],
             ),
+            learning: Vec::new(),
         }
     }
 

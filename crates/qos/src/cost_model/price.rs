@@ -41,6 +41,13 @@ impl BatchPrice {
         Cycles(self.batch.saturating_add(frames).saturating_add(bytes))
     }
 
+    /// The same; `None` if there is no price.
+    #[inline]
+    #[must_use]
+    pub const fn of_batch(&self, frames: usize, bytes: usize) -> Option<Cycles> {
+        if self.is_some() { Some(self.of(frames as u64, bytes as u64)) } else { None }
+    }
+
     /// Whether there is one: the default is none, all batches are free.
     #[must_use]
     pub const fn is_some(&self) -> bool {

@@ -74,6 +74,10 @@ impl Setting {
                 "\n[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\ntenant = \"t\"\n\
                  mode = \"client\"\nsocket = \"{at}/{name}.sock\"\n{keys}\n"
             );
+            // Known from the start: on a trunk its announcement, which has no tag, goes nowhere.
+            if at_port == 0 {
+                text += "mac = [\"52:54:00:00:05:01\"]\n";
+            }
         }
         text + &self.rules
     }

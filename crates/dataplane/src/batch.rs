@@ -117,6 +117,8 @@ pub struct Batch {
     slots: [Slot; BATCH_FRAMES],
     frames: [Frame; BATCH_FRAMES],
     len: usize,
+    /// Frames that it may have.
+    most: usize,
     bytes: usize,
     segments: [Segment; SEGMENTS_MAX],
     segment_count: usize,
@@ -146,6 +148,7 @@ impl Batch {
             slots: [Slot([0; SLOT_BYTES]); BATCH_FRAMES],
             frames: [Frame::EMPTY; BATCH_FRAMES],
             len: 0,
+            most: BATCH_FRAMES,
             bytes: 0,
             segments: [Segment { data: core::ptr::null(), len: 0 }; SEGMENTS_MAX],
             segment_count: 0,
@@ -162,6 +165,12 @@ impl Batch {
         self.bytes = 0;
         self.segment_count = 0;
         self.arena_used = 0;
+    }
+
+    /// How many frames it may have from now on; more than [`BATCH_FRAMES`] count as that.
+    #[inline]
+    pub fn limit(&mut self, frames: usize) {
+        self.most = if frames < BATCH_FRAMES { frames } else { BATCH_FRAMES };
     }
 
     /// Frames in the batch.
@@ -185,12 +194,12 @@ impl Batch {
         self.bytes
     }
 
-    /// Whether another frame may be added: fewer than 32 frames, less than 64 KiB, and room for
-    /// the segments of the longest chain.
+    /// Whether another frame may be added: fewer than 32 frames or [`Self::limit`], less than
+    /// 64 KiB, and room for the segments of the longest chain.
     #[inline]
     #[must_use]
     pub const fn has_room(&self) -> bool {
-        self.len < BATCH_FRAMES
+        self.len < self.most
             && self.bytes < BATCH_BYTES
             && self.segment_count + 2 * CHAIN_MAX <= SEGMENTS_MAX
     }

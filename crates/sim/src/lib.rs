@@ -13,6 +13,7 @@ mod frames;
 mod rng;
 mod sink;
 mod source;
+pub mod testbed;
 mod world;
 
 pub use cost::{CostTable, SimCounter, StageCost};

@@ -30,6 +30,13 @@ impl Rng {
         self.below(1_000_000) < u64::from(parts_per_million)
     }
 
+    /// A number from 0 to below 1.
+    pub fn unit(&mut self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+        let bits = (self.next_u64() >> 11) as f64;
+        bits / (1_u64 << 53) as f64
+    }
+
     /// A generator of its own for one part of the world, so that adding a part leaves the others'
     /// draws as they were.
     #[must_use]

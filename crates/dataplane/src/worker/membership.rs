@@ -109,6 +109,7 @@ impl<C: CycleCounter> Worker<C> {
         if slot.owned == 0 {
             slot.queues.clear();
             self.meter.leave(port);
+            self.rank();
         }
         Some(pair)
     }
@@ -129,9 +130,11 @@ impl<C: CycleCounter> Worker<C> {
             directory.set_owner(port, queue, None);
         }
         slot.owned = 0;
+        let queues = core::mem::take(&mut slot.queues);
         // Whoever attached the port holds its counters too: nothing is freed here.
         self.port_counters[port.index()] = None;
-        core::mem::take(&mut slot.queues)
+        self.rank();
+        queues
     }
 
     /// Whether a queue pair is here.
@@ -147,6 +150,7 @@ impl<C: CycleCounter> Worker<C> {
         let class = self.class(port);
         self.schedule.add(unit, class);
         self.schedule_port(port, 0);
+        self.rank();
         let peers = &self.egress.peers;
         peers.directory().set_owner(port, queue, Some(peers.id()));
         self.tell_ready(port, queue);

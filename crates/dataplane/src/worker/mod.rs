@@ -7,6 +7,7 @@
 //! [`Worker::turn`] runs under `sim` on a virtual counter.
 
 mod absent;
+mod bound;
 mod directory;
 mod doorbell;
 mod handle;
@@ -44,13 +45,14 @@ use std::sync::Arc;
 
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority, TscRate, WorkerId};
 
-use crate::batch::Batch;
+use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::{Classifier, ClassifierConfig, Snapshot};
 use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
 use crate::schedule::{Discipline, PortQos, Readiness, Schedule, ScheduleKind, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
+use bound::BatchBound;
 use handover::Found;
 use meter::Meter;
 use pace::Pace;
@@ -141,6 +143,7 @@ pub struct Worker<C> {
     schedule: Discipline,
     meter: Meter,
     pace: Pace,
+    bound: BatchBound,
     resting: Resting,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
@@ -228,6 +231,7 @@ impl<C: CycleCounter> Worker<C> {
                 config.readiness,
                 config.max_ports * QUEUES_MAX,
             ),
+            bound: BatchBound::new(config.max_ports, config.tsc),
             meter: Meter::new(config.max_ports, config.tsc, config.capacity, config.refill),
             pace: Pace::new(config.tsc, config.capacity),
             resting: Resting::new(config.max_ports, config.tsc),
@@ -339,6 +343,7 @@ impl<C: CycleCounter> Worker<C> {
         let second = self.clock.second(self.last);
         loop {
             self.batch.clear();
+            self.batch.limit(BATCH_FRAMES);
             match self.egress.peers.fill(&mut self.batch) {
                 Found::Nothing => return None,
                 Found::News(news) => {
@@ -549,9 +554,10 @@ impl<C: CycleCounter> Worker<C> {
         let sample = self.until_sample == 0;
 
         self.batch.clear();
+        self.batch.limit(self.bound.frames(unit.port, policy.qos.priority));
         let queue = &mut self.ports[id].queues[unit.queue.index()];
         queue.rx_burst(&mut self.batch);
-        let frames = self.batch.len();
+        let (frames, more) = (self.batch.len(), !self.batch.has_room());
         if frames == 0 && self.batch.errors == 0 {
             counters.rx_empty.add(1);
             self.until_sample += 1;
@@ -591,7 +597,8 @@ impl<C: CycleCounter> Worker<C> {
         self.counters.cycles_busy.add(cost.0);
         self.meter.lose(passed.saturating_sub(cost));
         self.pace.spend(cost, now);
-        let left = self.meter.charge(unit.port, cost, !self.batch.has_room());
+        self.bound.note(unit.port, policy.qos.priority, frames, cost);
+        let left = self.meter.charge(unit.port, cost, more);
         self.schedule.ran(unit);
         if !left {
             self.schedule.hold(unit);
@@ -687,7 +694,16 @@ impl<C: CycleCounter> Worker<C> {
                 self.schedule_port(port, 0);
             }
         }
+        self.rank();
         old
+    }
+
+    /// The first class among the ports here may have become another.
+    pub(super) fn rank(&mut self) {
+        let here = (0_u16..).zip(&self.ports).filter(|(_, slot)| slot.owned != 0);
+        let first = here.map(|(port, _)| self.class(PortId(port))).min();
+        let by_class = matches!(self.schedule, Discipline::Hbs(_));
+        self.bound.set_first(first.filter(|_| by_class).unwrap_or(Priority::LAST));
     }
 }
 

@@ -54,6 +54,7 @@ pub mod experiment;
 pub mod files;
 pub mod outcome;
 pub mod paper_platform;
+pub mod paper_testbed;
 pub mod picture;
 pub mod plot;
 pub mod report;
@@ -61,6 +62,12 @@ pub mod run;
 pub mod seeds;
 pub mod stats;
 
+mod c2qos_fig1;
+mod c2qos_fig10;
+mod c2qos_fig11;
+mod c2qos_fig12;
+mod c2qos_fig13;
+mod c2qos_fig3;
 mod c2qos_fig5;
 mod c2qos_fig6;
 mod c2qos_fig7;
@@ -76,15 +83,15 @@ pub use run::RunArgs;
 
 /// All of them, in the order in which they are listed.
 pub const EXPERIMENTS: &[Experiment] = &[
-    live_only::FIG1,
-    live_only::FIG3,
+    c2qos_fig1::EXPERIMENT,
+    c2qos_fig3::EXPERIMENT,
     c2qos_fig5::EXPERIMENT,
     c2qos_fig6::EXPERIMENT,
     c2qos_fig7::EXPERIMENT,
-    live_only::FIG10,
-    live_only::FIG11,
-    live_only::FIG12,
-    live_only::FIG13,
+    c2qos_fig10::EXPERIMENT,
+    c2qos_fig11::EXPERIMENT,
+    c2qos_fig12::EXPERIMENT,
+    c2qos_fig13::EXPERIMENT,
     c2qos_overhead::EXPERIMENT,
 ];
 

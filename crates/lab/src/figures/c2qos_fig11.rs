@@ -1,0 +1,230 @@
+//! C2QoS, Fig. 11: how exactly VMs get what they bought, and what classes are worth.
+//!
+//! **Problem.** Cycles are only as good as the model that sells them. **Source.** C2QoS §VI-B: (a)
+//! mixed
+//! sizes around the declared mean, -2 to 3 %; (b) 1 to 16 VMs on every node, -2 to 4 % on one I/O
+//! core, -3 to 6 % on two; (c) latency of 16 VMs in 4 classes that all send.
+//!
+//! **How it is read.** All send at their maximum, so what gets through is what their (strict)
+//! entitlements are worth. (a) Four VMs that declared 512 B send 512 B, 448 and 576, 256 and 768,
+//! 64 and 960. (b) Each VM has its own size, 64 to 1024 B; together they bought 90 % of the cores.
+//! Before learning: the first 100 ms, on what the model sold, whose cells are up to 10 % wrong.
+//! After: [`SECS`] s behind the warm-up. The deviation claimed is the one furthest from 0 of all
+//! VMs and deployments.
+//!
+//! (c) 16 VMs, four in each of the classes 1 to 4, bought 90 % of the core in 512 B frames and
+//! send 92
+//! to 98 % of it in bursts of a batch, each with a period of its own; small frames put into their
+//! rings at random times are timed from there to the link. A VM that sends more than it bought
+//! waits for cycles, in a ring that is always full, whatever its class: that is not shown.
+
+use penstock_sim::testbed::{Pace, Traffic};
+use penstock_units::Nanos;
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment, Mode};
+use super::outcome::{Outcome, Record};
+use super::paper_platform::{self as paper, Flows, Placement};
+use super::paper_testbed::{
+    self as testbed, Host, Policy, Scenario, Sold, WARM_UP, delta_pct, mpps,
+};
+use super::picture::{Axis, Panel, Picture};
+use super::stats::{distribution, percentile};
+use crate::live;
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "c2qos-fig11",
+    source: "C2QoS §VI-B, Fig. 11",
+    about: "deviation from what was bought, and latency by class",
+    sim: Some(sim),
+    live: Some(live::fig11),
+    picture,
+};
+
+/// Seconds of a measurement.
+const SECS: u64 = 2;
+/// Of the cores, what is sold.
+const SOLD: f64 = 0.9;
+const SIZES: [u16; 5] = [64, 128, 256, 512, 1024];
+const VMS: [usize; 5] = [1, 2, 4, 8, 16];
+const CLASSES: u8 = 4;
+
+/// Frames a second that a share of a core pays for.
+fn worth(share: f64, size: u16, factor: f64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a frequency")]
+    let hz = paper::HZ as f64;
+    share * hz / (paper::cost(size.into(), Flows::Single).total() * factor)
+}
+
+/// Deviations of all VMs in per cent: on what the model sold, and after it has learned.
+fn deviations(host: &mut Host, sold: &[Sold]) -> Vec<(f64, f64)> {
+    let frames =
+        |host: &Host| -> Vec<u64> { host.read().iter().map(|vm| vm.carried.frames).collect() };
+    let of = |from: &[u64], to: &[u64], secs: f64| -> Vec<f64> {
+        let passed = from.iter().zip(to).map(|(from, to)| testbed::float(to - from) / secs);
+        sold.iter().zip(passed).map(|(vm, passed)| delta_pct(vm.frames(), passed)).collect()
+    };
+    host.run_until(Nanos::from_millis(20));
+    let start = frames(host);
+    host.run_until(Nanos::from_millis(100));
+    let before = of(&start, &frames(host), 0.08);
+    host.run_until(WARM_UP);
+    let start = frames(host);
+    host.run_until(WARM_UP + Nanos::from_secs(SECS));
+    let after = of(&start, &frames(host), testbed::float(SECS));
+    before.into_iter().zip(after).collect()
+}
+
+/// (a)
+fn mixed(seed: u64) -> anyhow::Result<Vec<(f64, f64)>> {
+    let factor = paper::vms_factor(4, Placement::OneNode);
+    let sold: Vec<Sold> = (0..4)
+        .map(|_| mpps(worth(SOLD / 4.0, 512, factor) / 1e6, 512))
+        .collect::<Result<_, _>>()?;
+    let mut host = Scenario::new(seed, &sold, Policy::StrictHbs).build()?;
+    let mixes = [[512, 512], [448, 576], [256, 768], [64, 960]];
+    for (vm, [small, large]) in host.vms.clone().into_iter().zip(mixes) {
+        let traffic = Traffic::greedy(512).with_sizes(&[(small, 1), (large, 1)]);
+        host.bed.send(vm, Nanos::ZERO, traffic);
+    }
+    Ok(deviations(&mut host, &sold))
+}
+
+/// (b)
+fn deployed(seed: u64, vms: usize, cores: u16) -> anyhow::Result<Vec<(f64, f64)>> {
+    let count = u32::try_from(vms)?;
+    let placement = Placement::SeveralNodes;
+    let factor = paper::vms_factor(count, placement) * paper::cores_factor(cores.into());
+    // VMs are dealt to the cores in turn; a core may have none.
+    let on_core = count.div_ceil(cores.into());
+    let sold = (0..vms).map(|vm| {
+        let size = SIZES[vm % SIZES.len()];
+        mpps(worth(SOLD / f64::from(on_core), size, factor) / 1e6, size)
+    });
+    let sold: Vec<Sold> = sold.collect::<Result<_, _>>()?;
+    let scenario = Scenario { cores, placement, ..Scenario::new(seed, &sold, Policy::StrictHbs) };
+    let mut host = scenario.build()?;
+    for (vm, number) in host.vms.clone().into_iter().zip(0..) {
+        host.bed.send(vm, Nanos::ZERO, Traffic::greedy(SIZES[number % SIZES.len()].into()));
+    }
+    Ok(deviations(&mut host, &sold))
+}
+
+/// The one furthest from 0.
+fn worst(values: impl Iterator<Item = f64>) -> f64 {
+    values.max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(f64::NAN)
+}
+
+fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let mut groups: Vec<(&str, Vec<(f64, f64)>)> = vec![("mixed_sizes", mixed(ctx.seed)?)];
+    let places = |all: &[(f64, f64)]| -> Vec<(f64, f64)> {
+        (0_u32..).map(f64::from).zip(all.iter().map(|d| d.1)).collect()
+    };
+    outcome.series("mixed sizes deviation", "%", places(&groups[0].1));
+    for (name, cores) in [("1_core", 1), ("2_cores", 2)] {
+        let mut all = Vec::new();
+        let mut points = Vec::new();
+        for (done, vms) in (0_u32..).zip(VMS) {
+            ctx.progress(0.1 + 0.08 * f64::from(done), format_args!("{vms} VMs, {name}"));
+            let here = deployed(ctx.seed, vms, cores)?;
+            points.extend(here.iter().map(|d| (f64::from(done), d.1)));
+            all.extend(here);
+        }
+        outcome.series(&format!("{name} deviation"), "%", points);
+        groups.push((name, all));
+    }
+    let everything = || groups.iter().flat_map(|group| &group.1);
+    outcome.claim(
+        Claim::new("deviation_before_learning_pct", "worst of all, as the model sold it", "%")
+            .measured(worst(everything().map(|d| d.0))),
+    );
+    outcome.claim(
+        Claim::new("deviation_pct", "worst of all, after learning", "%")
+            .within(-1.0, 1.0)
+            .measured(worst(everything().map(|d| d.1))),
+    );
+    let published = [3.0, 4.0, 6.0];
+    for ((name, all), published) in groups.iter().zip(published) {
+        outcome.claim(
+            Claim::new(&format!("deviation_pct_{name}"), "the same, here", "%")
+                .published(published)
+                .within(-1.0, 1.0)
+                .measured(worst(all.iter().map(|d| d.1))),
+        );
+    }
+    Ok(())
+}
+
+/// (c)
+fn classes(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let vms = 4 * usize::from(CLASSES);
+    let factor = paper::vms_factor(16, Placement::OneNode);
+    let frames = worth(SOLD / 16.0, 512, factor);
+    let sold = (0..vms).map(|vm| {
+        let class = u8::try_from(vm / 4 + 1)?;
+        Ok(mpps(frames / 1e6, 512)?.in_class(class))
+    });
+    let sold: Vec<Sold> = sold.collect::<anyhow::Result<_>>()?;
+    let mut host = Scenario::new(ctx.seed, &sold, Policy::StrictHbs).build()?;
+    let end = WARM_UP + Nanos::from_secs(4);
+    for (number, vm) in (0_u32..).zip(host.vms.clone()) {
+        let part = 0.92 + 0.06 * f64::from(number * 7 % 16) / 15.0;
+        let pace = Pace::Bursts(frames * part, 32);
+        host.bed.send(vm, Nanos::ZERO, Traffic { pace, ..Traffic::greedy(512) });
+        host.bed.sample(vm, (WARM_UP, end), 3_000);
+    }
+    host.run_until(end + Nanos::from_millis(20));
+    let mut p99 = Vec::new();
+    for class in 1..=CLASSES {
+        let here = host.vms.iter().zip(&sold).filter(|(_, sold)| sold.class == class);
+        let mut us = Vec::new();
+        for (vm, _) in here {
+            us.extend(host.bed.one_way(*vm).iter().map(|t| testbed::float(t.took.0) / 1e3));
+        }
+        outcome.series(&format!("class {class}"), "share", distribution(&us));
+        p99.push(percentile(&us, 99.0));
+        let p999 = percentile(&us, 99.9);
+        let name = format!("class{class}_p99.9_us");
+        outcome.claim(Claim::new(&name, "ring to link", "us").measured(p999));
+    }
+    let ratio = p99.windows(2).map(|pair| pair[1] / pair[0]).fold(f64::INFINITY, f64::min);
+    outcome.claim(
+        Claim::new("class_p99_ratio_min", "p99 of a class over that of the one before it", "ratio")
+            .at_least(1.2)
+            .measured(ratio),
+    );
+    Ok(())
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    testbed::describe(&mut outcome);
+    accuracy(ctx, &mut outcome)?;
+    ctx.progress(0.9, "classes");
+    classes(ctx, &mut outcome)?;
+    Ok(outcome)
+}
+
+fn picture(record: &Record) -> Picture {
+    if record.mode == Mode::Live {
+        return live::picture(record, "class");
+    }
+    let mut panel = Panel::new(
+        "(a), (b) after learning",
+        Axis::named("VMs", VMS.map(|n| n.to_string())),
+        Axis::linear("deviation, %").from(-2.0).to(2.0),
+    );
+    for name in ["1_core", "2_cores"] {
+        if let Some(series) = record.series(&format!("{name} deviation")) {
+            let points = series.x.iter().copied().zip(series.y.iter().copied());
+            panel = panel.points(name.replace('_', " "), points);
+        }
+    }
+    let mut classes =
+        Panel::new("(c)", Axis::log("us, ring to link"), Axis::linear("part of all").to(1.0));
+    for (class, series) in record.series_of("class ") {
+        classes = classes.series(format!("class {class}"), series);
+    }
+    Picture::new("C2QoS, Fig. 11: accuracy, and latency by class").panel(panel).panel(classes)
+}

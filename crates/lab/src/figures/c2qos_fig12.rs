@@ -1,0 +1,212 @@
+//! C2QoS, Fig. 12: two FTP servers and two web servers on one core.
+//!
+//! **Problem.** A web server's frames are small and of many flows: dear. **Source.** C2QoS §VI-C:
+//! two
+//! VMs that bought 4 Gbit/s run FTP, two that bought 1 Gbit/s run nginx, which is under pressure
+//! (wrk)
+//! from 30 to 70 s. Printed: FTP loses 11 % under `bps`; responses take twice as long as alone,
+//! cycles take away half of that, cycles and HBS more than 80 %.
+//!
+//! **How it is read.** FTP fills its ring with 1024 B frames. Each web server has requests for
+//! small
+//! objects, [`REQUESTS`] a second in bursts of four (exponential gaps), that it answers with one
+//! frame of 128 B each; and now and then, [`WAVE`] of every [`EVERY`], larger objects: as many
+//! 384 B frames as the core takes. All frames of web servers are of many flows. Cycles: sold for
+//! 1024 B as in §VI-A, strict for FTP ("strictly guarantees"), min-max for the web servers; these
+//! are in class 1. VMs are on three nodes, none of them the core's (1.07 × 1.4).
+//!
+//! **Why both kinds.** FTP can lose only while round-robin gives it less than it bought, that is,
+//! while the web servers take more than is left. In such a time its gate is open whenever
+//! its turn comes, and cycles alone change nothing for anybody's latency. What they take away is
+//! the time in which FTP would get *more* than it bought, when the web servers have little to send.
+//! So the two losses are of different moments, and a load that has only one kind of moment shows
+//! only one of them. Waves make FTP lose; response times are those of requests for small objects,
+//! and what is added is that of the *median* response, as most come between waves. The
+//! 99th percentile, which is of the waves, is in the series.
+//!
+//! **What does not hold.** Cycles alone leave some 70 % of what is added, not 60 or less. Of 66 us
+//! a fifth is the link, on which FTP's 8 Gbit/s go before the response whoever schedules the core;
+//! and behind each wave FTP makes up for what it missed, with its gate open all the while. More
+//! than that this switch does not take away without classes.
+//!
+//! **Departures.** Clients acknowledge every second large frame; FTP's acknowledgements are left
+//! out, as nobody was sold cycles for them. 5 s without and 10 s with pressure stand for 30 and
+//! 40: nothing in them changes.
+
+use penstock_dataplane::schedule::IngressPolicy;
+use penstock_sim::testbed::{Pace, Requests, Traffic};
+use penstock_units::Nanos;
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment, Mode};
+use super::outcome::{Outcome, Record};
+use super::paper_platform::Placement;
+use super::paper_testbed::{self as testbed, Policy, Scenario, Sold, WARM_UP, delta_pct, gbps};
+use super::picture::{Axis, Panel, Picture};
+use super::stats::{distribution, percentile};
+use crate::live;
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "c2qos-fig12",
+    source: "C2QoS §VI-C, Fig. 12",
+    about: "FTP servers and web servers on one core",
+    sim: Some(sim),
+    live: Some(live::fig12),
+    picture,
+};
+
+/// Requests a second to each web server.
+const REQUESTS: f64 = 20_000.0;
+/// How long larger objects take, and how often they come.
+const WAVE: Nanos = Nanos::from_micros(8_000);
+const EVERY: Nanos = Nanos::from_millis(50);
+/// Seconds without and with pressure.
+const CALM: u64 = 5;
+const PRESSURE: u64 = 10;
+
+const POLICIES: [Policy; 4] = [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs];
+
+/// What a run found.
+struct Found {
+    ftp_delta_pct: f64,
+    /// Response times in microseconds.
+    us: Vec<f64>,
+}
+
+fn run(seed: u64, sold: &[Sold], policy: Policy, outcome: &mut Outcome) -> anyhow::Result<Found> {
+    let scenario = Scenario {
+        placement: Placement::SeveralNodes,
+        ..Scenario::new(seed, sold, policy).remote()
+    };
+    let mut host = scenario.build()?;
+    let (ftp, web) = host.vms.split_at(2);
+    let (ftp, web) = (ftp.to_vec(), web.to_vec());
+    let (from, until) = (WARM_UP + Nanos::from_secs(CALM), Nanos::from_secs(CALM + PRESSURE));
+    let until = WARM_UP + until;
+    if policy != Policy::None {
+        for vm in &ftp {
+            host.bed.send(*vm, Nanos::ZERO, Traffic::greedy(1024));
+        }
+    }
+    for vm in &web {
+        let mut qos = host.bed.qos(*vm);
+        if qos.ingress == IngressPolicy::CyclesStrict {
+            qos.ingress = IngressPolicy::CyclesMinmax;
+        }
+        host.bed.set_qos(*vm, qos);
+        let wave = Traffic {
+            pace: Pace::FramesPerSecond(400_000.0),
+            ..Traffic::greedy(384).with_many_flows()
+        };
+        host.bed.send(*vm, Nanos::ZERO, Traffic::off());
+        let mut at = from;
+        while at < until {
+            host.bed.send(*vm, at, wave.clone());
+            host.bed.send(*vm, at + WAVE, Traffic::off());
+            at += EVERY;
+        }
+        host.bed.serve(
+            *vm,
+            Requests {
+                from,
+                until,
+                bursts_per_second: REQUESTS / 4.0,
+                burst: 4,
+                response_frames: 1,
+                service: Nanos::from_micros(20),
+                outside: Nanos::from_micros(30),
+                size: 128,
+            },
+        );
+    }
+    let record = host.record(CALM + PRESSURE, Nanos::from_millis(250));
+    record.add_to(outcome, policy.name());
+    let (calm, pressure) = ((0.0, testbed::float(CALM)), testbed::float(CALM + PRESSURE));
+    let both = |span| record.gbps(0, span) + record.gbps(1, span);
+    let us = web.iter().flat_map(|vm| host.bed.responses(*vm));
+    let us: Vec<f64> = us.map(|t| testbed::float(t.took.0) / 1e3).collect();
+    outcome.series(&format!("{} responses", policy.name()), "share", distribution(&us));
+    Ok(Found { ftp_delta_pct: delta_pct(both(calm), both((calm.1, pressure))), us })
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let sold = [
+        gbps(4.0, 1024)?.in_class(2),
+        gbps(4.0, 1024)?.in_class(2),
+        gbps(1.0, 1024)?.in_class(1),
+        gbps(1.0, 1024)?.in_class(1),
+    ];
+    let mut outcome = Outcome::new();
+    testbed::describe(&mut outcome);
+    let mut found = Vec::new();
+    for (done, policy) in (0_u32..).zip(POLICIES) {
+        ctx.progress(f64::from(done) / 4.0, policy.name());
+        found.push(run(ctx.seed, &sold, policy, &mut outcome)?);
+    }
+    let [native, bps, cycles, hbs] = &found[..] else { anyhow::bail!("four runs") };
+    outcome.claim(
+        Claim::new("bps_ftp_delta_pct", "bps: FTP loses under pressure", "%")
+            .published(-11.0)
+            .within(-20.0, -5.0)
+            .measured(bps.ftp_delta_pct),
+    );
+    outcome.claim(
+        Claim::new("c2tb_ftp_delta_pct", "cycles: FTP keeps what it bought", "%")
+            .published(0.0)
+            .within(-1.0, 1.0)
+            .measured(cycles.ftp_delta_pct),
+    );
+    outcome.claim(
+        Claim::new("c2qos_ftp_delta_pct", "cycles and HBS: the same", "%")
+            .measured(hbs.ftp_delta_pct),
+    );
+    let median = |found: &Found| percentile(&found.us, 50.0);
+    let left =
+        |found: &Found| 100.0 * (median(found) - median(native)) / (median(bps) - median(native));
+    outcome.claim(
+        Claim::new(
+            "added_latency_left_pct_cycles_only",
+            "of what bps adds to the median response, what cycles alone leave",
+            "%",
+        )
+        .published(50.0)
+        .at_most(60.0)
+        .measured(left(cycles)),
+    );
+    outcome.claim(
+        Claim::new(
+            "added_latency_left_pct_hbs",
+            "of what bps adds to the median response, what cycles and HBS leave",
+            "%",
+        )
+        .published(20.0)
+        .at_most(20.0)
+        .measured(left(hbs)),
+    );
+    for (policy, found) in POLICIES.into_iter().zip(&found) {
+        for percent in [50.0, 99.0] {
+            let id = format!("{}_p{percent}_us", policy.name().replace(" + ", "_"));
+            let us = percentile(&found.us, percent);
+            outcome.claim(Claim::new(&id, "response time", "us").measured(us));
+        }
+    }
+    Ok(outcome)
+}
+
+fn picture(record: &Record) -> Picture {
+    if record.mode == Mode::Live {
+        return live::picture(record, "time, s (rates); percentile (responses)");
+    }
+    let mut picture = Picture::new("C2QoS, Fig. 12: web servers under pressure from 5 s on");
+    for policy in &POLICIES[1..] {
+        picture = picture.panel(testbed::panel(record, policy.name(), "bandwidth", "Gbit/s"));
+    }
+    let mut panel = Panel::new("responses", Axis::log("us"), Axis::linear("part of all").to(1.0));
+    for policy in POLICIES {
+        if let Some(series) = record.series(&format!("{} responses", policy.name())) {
+            panel = panel.series(policy.name(), series);
+        }
+    }
+    picture.panel(panel)
+}

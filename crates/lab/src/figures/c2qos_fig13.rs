@@ -1,0 +1,141 @@
+//! C2QoS, Fig. 13: the link is the bottleneck, and the handler.
+//!
+//! **Problem.** Cycle buckets divide the core. A VM whose frames get cheaper than its profile gets
+//! more bits out of its cycles, and may fill the link. **Source.** C2QoS §VII: VM1 bought 2 Gbit/s
+//! of 128 B, VM2 6 Gbit/s of 1024 B, one flow each; at 15 s VM1 sends 1500 B. 30 s in all.
+//!
+//! **How it is read.** Both send at their maximum, held by their strict entitlements. VM1's cycles
+//! then are worth 12.8 Gbit/s: VM2 loses more here than the paper's 8 %, whose sender stopped at
+//! about 4.5 Gbit/s; the paper does not say what held it.
+//!
+//! **The handler** is the production one ([`penstock_qos::bottleneck`]), asked every
+//! [`INTERVAL`] as the daemon does, with the limits that it divides the link into.
+//! `recovery_s` is the time from the event to the last interval in which VM2 was more than 2 % off.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use penstock_dataplane::police::{Limits, LinkLimit};
+use penstock_qos::bottleneck::{
+    Bottleneck, Change, FRAME_OVERHEAD, INTERVAL, Sent, limits, on_link,
+};
+use penstock_qos::policer::{Limit, Policer, Spec, default_depth};
+use penstock_sim::testbed::Traffic;
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment, Mode};
+use super::outcome::{Outcome, Record};
+use super::paper_testbed::{self as testbed, Host, Policy, Scenario, WARM_UP, delta_pct, gbps};
+use super::picture::Picture;
+use crate::live;
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "c2qos-fig13",
+    source: "C2QoS §VII, Fig. 13",
+    about: "the link becomes the bottleneck; limits in bits per second assist",
+    sim: Some(sim),
+    live: Some(live::fig13),
+    picture,
+};
+
+const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
+const EVENT: u64 = 15;
+
+/// The daemon's part: watches the link and switches limits.
+struct Handler {
+    state: Bottleneck,
+    active: Arc<AtomicBool>,
+}
+
+impl Handler {
+    fn new(host: &mut Host, bought: &[Option<BitsPerSecond>]) -> anyhow::Result<Self> {
+        let active = Arc::new(AtomicBool::new(false));
+        for (vm, cir) in host.vms.clone().into_iter().zip(limits(LINK, bought)) {
+            let cbs = default_depth(cir);
+            let spec = Spec::new(Limit::SingleRate { cir, cbs, ebs: 0 })?.per_frame(FRAME_OVERHEAD);
+            let part =
+                LinkLimit { active: Arc::clone(&active), policer: Arc::new(Policer::new(spec)) };
+            host.bed.set_limits(vm, Some(Arc::new(Limits { own: None, links: vec![part] })));
+        }
+        Ok(Self { state: Bottleneck::new(LINK), active })
+    }
+
+    fn look(&mut self, now: Nanos, host: &Host) {
+        let uplink = host.bed.uplink();
+        let held_back = host.read().iter().map(|vm| vm.port.link_held).sum();
+        let sent = Sent { bytes: on_link(uplink.tx_bytes, uplink.tx_frames), held_back };
+        match self.state.observe(now, sent) {
+            Some(Change::Enter) => self.active.store(true, Ordering::Relaxed),
+            Some(Change::Leave) => self.active.store(false, Ordering::Relaxed),
+            None => {}
+        }
+    }
+}
+
+fn run(ctx: &Context<'_>, handler: bool, outcome: &mut Outcome) -> anyhow::Result<testbed::Record> {
+    let sold = [gbps(2.0, 128)?, gbps(6.0, 1024)?];
+    let mut host = Scenario::new(ctx.seed, &sold, Policy::StrictHbs).build()?;
+    let [vm1, vm2] = host.vms[..] else { anyhow::bail!("two VMs") };
+    host.bed.send(vm1, Nanos::ZERO, Traffic::greedy(128));
+    host.bed.send(vm1, WARM_UP + Nanos::from_secs(EVENT), Traffic::greedy(1500));
+    host.bed.send(vm2, Nanos::ZERO, Traffic::greedy(1024));
+    let bought = sold.each_ref().map(|vm| Some(vm.contract.bandwidth()));
+    let mut watch = if handler { Some(Handler::new(&mut host, &bought)?) } else { None };
+    let record = host.record_with(2 * EVENT, INTERVAL, |host, now| {
+        if let Some(watch) = &mut watch {
+            watch.look(now, host);
+        }
+    });
+    record.add_to(outcome, if handler { "with handler" } else { "without handler" });
+    Ok(record)
+}
+
+/// Seconds from the event to the end of the last interval in which VM2 was more than 2 % off.
+fn recovery(record: &testbed::Record, before: f64) -> f64 {
+    let off = (150..300)
+        .rev()
+        .map(|tenth| f64::from(tenth) / 10.0)
+        .find(|from| delta_pct(before, record.gbps(1, (*from, from + 0.1))).abs() > 2.0);
+    off.map_or(0.0, |from| from + 0.1 - 15.0)
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    testbed::describe(&mut outcome);
+    let without = run(ctx, false, &mut outcome)?;
+    ctx.progress(0.5, "with the handler");
+    let with = run(ctx, true, &mut outcome)?;
+    let before = |record: &testbed::Record| record.gbps(1, (0.0, 15.0));
+    outcome.claim(
+        Claim::new("without_handler_victim_delta_pct", "VM2 loses when VM1 sends 1500 B", "%")
+            .published(-8.0)
+            .at_most(-4.0)
+            .measured(delta_pct(before(&without), without.gbps(1, (16.0, 30.0)))),
+    );
+    outcome.claim(
+        Claim::new("with_handler_victim_delta_pct", "the same with the handler, after 1 s", "%")
+            .published(0.0)
+            .within(-2.0, 2.0)
+            .measured(delta_pct(before(&with), with.gbps(1, (16.0, 30.0)))),
+    );
+    outcome.claim(
+        Claim::new("recovery_s", "from the event until VM2 has its rate again", "s")
+            .published(2.0)
+            .at_most(1.0)
+            .measured(recovery(&with, before(&with))),
+    );
+    Ok(outcome)
+}
+
+fn picture(record: &Record) -> Picture {
+    if record.mode == Mode::Live {
+        return live::picture(record, "time, s (rates); number of the case (shares)");
+    }
+    let mut picture = Picture::new("C2QoS, Fig. 13: VM1 sends 1500 B from 15 s on");
+    for name in ["without handler", "with handler"] {
+        picture = picture.panel(testbed::panel(record, name, "bandwidth", "Gbit/s"));
+    }
+    picture
+}

@@ -1,0 +1,555 @@
+//! The C2QoS paper's testbed, simulated: its VMs, what they were sold, and who enforces it.
+//!
+//! **Problem.** Its figures share one host: OVS-DPDK's core of 2.2 GHz, a 10G uplink, a second
+//! server. **Source.** C2QoS §II-B (platform), §III-D and §IV (how cycles are sold). **Rule.** The
+//! simulated core spends the costs of [`super::paper_platform`] with noise; whoever sells cycles
+//! has a [`CostModel`] of its own: the same cells, each wrong by a seeded error of up to
+//! ±[`MODEL_ERROR`], so the sold entitlements are wrong by as much. Coefficients are the published
+//! ones. What the model does not know, the daemon's [`Learner`] finds out: once every
+//! [`LEARN_EVERY`] it sees the counters of each port, as in service. Figures begin after a warm-up
+//! of [`WARM_UP`] in which the VMs send what they send in the first phase; that is some tens of
+//! steps of learning, in which a VM's first is the largest.
+//!
+//! **Sold out.** An operator does not sell more cycles than there are (§IV): where the model's
+//! error makes a purchase that fits look as if it did not, all entitlements are cut in proportion.
+//!
+//! **Noise.** The cost of each batch is off by up to ±[`BATCH_NOISE`] (triangular, no mean); the
+//! paper says nothing about it, its cells being means.
+//!
+//! **Departures.** Frames are UDP; what TCP does to a sender is said by each figure where it
+//! matters. A rate limit (`bps`) counts frames with their FCS, as the paper's sizes do.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use penstock_dataplane::counters::PortReading;
+use penstock_dataplane::police::{Limits, LinkLimit};
+use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
+use penstock_qos::admission::WorkerSet;
+use penstock_qos::cost_model::{
+    About, BatchTerm, Cell, CellKey, Coefficient, Contract, CostModel, Deployment, Flows, Parts,
+    Rate, RingKind, SizeMix, Source, Spread,
+};
+use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
+use penstock_qos::policer::{Limit, Policer, Spec};
+use penstock_sim::Rng;
+use penstock_sim::testbed::{Link, Setup, Testbed, Timed, TrueCosts, VmId, VmReading};
+use penstock_units::{
+    BitsPerSecond, Cycles, CyclesPerSecond, Nanos, PacketsPerSecond, PortId, Priority, TscRate,
+    Weight,
+};
+
+use super::outcome::Outcome;
+use super::paper_platform::{self as paper, Placement};
+use super::picture::{Axis, Panel};
+
+/// The most by which a cell of the model is wrong.
+pub const MODEL_ERROR: f64 = 0.1;
+/// The most by which a batch's cost is off.
+pub const BATCH_NOISE: f64 = 0.05;
+/// Between two steps of learning.
+pub const LEARN_EVERY: Nanos = Nanos::from_millis(100);
+/// Before a figure begins.
+pub const WARM_UP: Nanos = Nanos::from_secs(3);
+/// Frames in a VM's ring (virtio's default).
+pub const RING: usize = 256;
+/// A probe as the paper's: `qperf tcp_lat` says half of a round trip, 26 to 27 us for one VM alone
+/// (§II-C). The switch takes 0.6 us of the round trip; the rest is divided evenly.
+pub const PROBE_OUTSIDE: Nanos = Nanos(26_000);
+
+/// What enforces what was sold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Nothing.
+    None,
+    /// Rates in bits or frames a second, as bought (srTCM); round-robin.
+    Rates,
+    /// Cycles, strict; round-robin.
+    Strict,
+    /// Cycles, strict; batches by class.
+    StrictHbs,
+    /// Cycles, the idle ones by weight; round-robin.
+    MinMax,
+    /// The same; batches by class.
+    MinMaxHbs,
+}
+
+impl Policy {
+    /// Its name in series.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "native",
+            Self::Rates => "bps",
+            Self::Strict => "cycles-strict",
+            Self::StrictHbs => "cycles-strict + hbs",
+            Self::MinMax => "cycles-minmax",
+            Self::MinMaxHbs => "cycles-minmax + hbs",
+        }
+    }
+
+    const fn ingress(self, rate: Rate) -> IngressPolicy {
+        match (self, rate) {
+            (Self::None, _) => IngressPolicy::None,
+            (Self::Rates, Rate::Bits(_)) => IngressPolicy::Bps,
+            (Self::Rates, Rate::Packets(_)) => IngressPolicy::Pps,
+            (Self::Strict | Self::StrictHbs, _) => IngressPolicy::CyclesStrict,
+            (Self::MinMax | Self::MinMaxHbs, _) => IngressPolicy::CyclesMinmax,
+        }
+    }
+
+    const fn schedule(self) -> ScheduleKind {
+        match self {
+            Self::StrictHbs | Self::MinMaxHbs => ScheduleKind::Hbs,
+            _ => ScheduleKind::RoundRobin,
+        }
+    }
+}
+
+/// What a VM was sold.
+#[derive(Clone, Debug)]
+pub struct Sold {
+    /// Rate, sizes, flows.
+    pub contract: Contract,
+    /// Its part of idle cycles.
+    pub weight: u64,
+    /// Its class.
+    pub class: u8,
+}
+
+/// `gbps` Gbit/s in frames of `size` bytes, one flow.
+pub fn gbps(gbps: f64, size: u16) -> anyhow::Result<Sold> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 400 G")]
+    let rate = Rate::Bits(BitsPerSecond((gbps * 1e9).round() as u64));
+    sold(rate, SizeMix::fixed(size)?)
+}
+
+/// `mpps` M frames/s of `size` bytes, one flow.
+pub fn mpps(mpps: f64, size: u16) -> anyhow::Result<Sold> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 1 G")]
+    let rate = Rate::Packets(PacketsPerSecond((mpps * 1e6).round() as u64));
+    sold(rate, SizeMix::fixed(size)?)
+}
+
+/// `rate` in a mix of sizes, one flow; in the last class, weighted by its rate.
+pub fn sold(rate: Rate, sizes: SizeMix) -> anyhow::Result<Sold> {
+    let contract = Contract { rate, sizes, flows: Flows::Single };
+    let weight = contract.bandwidth().0.div_ceil(1_000_000_000);
+    Ok(Sold { contract, weight: weight.max(1), class: 8 })
+}
+
+impl Sold {
+    /// The same in another class.
+    pub fn in_class(mut self, class: u8) -> Self {
+        self.class = class;
+        self
+    }
+
+    /// Frames a second.
+    pub fn frames(&self) -> f64 {
+        self.contract.frames_per_second()
+    }
+}
+
+/// A host with its VMs.
+#[derive(Clone, Debug)]
+pub struct Scenario<'a> {
+    /// Of everything random.
+    pub seed: u64,
+    /// The VMs.
+    pub vms: &'a [Sold],
+    /// Who enforces.
+    pub policy: Policy,
+    /// I/O cores; VMs are dealt to them in turn.
+    pub cores: u16,
+    /// Where their memory is, one another and the core.
+    pub placement: Placement,
+    /// Whether that is another node than the core's.
+    pub remote: bool,
+    /// Whether the model learns.
+    pub learns: bool,
+}
+
+impl<'a> Scenario<'a> {
+    /// VMs on the node of the one I/O core.
+    pub const fn new(seed: u64, vms: &'a [Sold], policy: Policy) -> Self {
+        let placement = Placement::OneNode;
+        Self { seed, vms, policy, cores: 1, placement, remote: false, learns: true }
+    }
+
+    /// The same on a node that is not the core's, as in §VI-A.
+    pub const fn remote(mut self) -> Self {
+        self.remote = true;
+        self
+    }
+
+    fn deployment(&self) -> Deployment {
+        Deployment {
+            vms: u32::try_from(self.vms.len()).unwrap_or(u32::MAX),
+            cores: self.cores.into(),
+            numa_remote: self.remote,
+        }
+    }
+
+    /// What all costs are multiplied with.
+    fn factor(&self) -> f64 {
+        let Deployment { vms, cores, .. } = self.deployment();
+        let node = if self.remote { paper::REMOTE_NODE } else { 1.0 };
+        paper::vms_factor(vms, self.placement) * paper::cores_factor(cores) * node
+    }
+
+    /// The model of whoever sells, with its errors.
+    fn model(&self) -> anyhow::Result<CostModel> {
+        let mut rng = Rng::new(self.seed).fork(0x006d_6f64_656c);
+        let mut cell = |flows, size: u32| -> anyhow::Result<(CellKey, Cell)> {
+            let many = match flows {
+                Flows::Single => paper::Flows::Single,
+                Flows::Multiple => paper::Flows::Multiple,
+            };
+            let stages = paper::cost(size, many);
+            let wrong = 1.0 + MODEL_ERROR * (2.0 * rng.unit() - 1.0);
+            let spread = |cost: f64| Spread::exact(cost * wrong);
+            let key = CellKey { ring: RingKind::Split, flows, rules: 1, size: size.try_into()? };
+            Ok((
+                key,
+                Cell {
+                    ingress: spread(stages.ingress),
+                    classification: spread(stages.classification),
+                    egress: spread(stages.egress),
+                    source: Source::Published,
+                },
+            ))
+        };
+        let mut cells = std::collections::BTreeMap::new();
+        for size in paper::SIZES {
+            for flows in Flows::ALL {
+                let (key, cell) = cell(flows, size)?;
+                cells.insert(key, cell);
+            }
+        }
+        let vms =
+            (1..=10).map(|n| (n, Coefficient::published(paper::vms_factor(n, self.placement))));
+        let cores = [1, 2].map(|n| (n, Coefficient::published(paper::cores_factor(n))));
+        let parts = Parts {
+            about: About {
+                host: "the paper's".to_owned(),
+                date: "2021".to_owned(),
+                cpu: "Intel Xeon E5-4603 v2".to_owned(),
+                made_by: "the cost table of the simulated figures".to_owned(),
+                tsc: TscRate::from_hz(paper::HZ),
+            },
+            cells,
+            batch: BatchTerm {
+                per_batch: Spread::exact(0.0),
+                frames: 32,
+                source: Source::Published,
+            },
+            actions: std::collections::BTreeMap::new(),
+            vms: vms.collect(),
+            cores: cores.into_iter().collect(),
+            numa_remote: Coefficient::published(paper::REMOTE_NODE),
+        };
+        CostModel::new(parts).context("the paper's cost table as a model")
+    }
+
+    fn setup(&self) -> anyhow::Result<Setup> {
+        Ok(Setup {
+            core: TscRate::from_hz(paper::HZ),
+            workers: self.cores,
+            costs: TrueCosts {
+                ingress_frame: paper::INGRESS_FRAME,
+                ingress_byte: paper::INGRESS_BYTE,
+                hit: paper::CLASSIFICATION_SINGLE,
+                miss: paper::CLASSIFICATION_MULTIPLE,
+                egress_frame: paper::EGRESS_FRAME,
+                factor: self.factor(),
+                noise: BATCH_NOISE,
+                idle: Cycles(200),
+            },
+            link: Link { rate: BitsPerSecond(10_000_000_000), ring: 2048 },
+            uplink: PortQos { priority: priority(1)?, ..PortQos::default() },
+            vms: self.vms.len(),
+            schedule: self.policy.schedule(),
+            readiness: Readiness::Pending,
+            refill: Nanos::from_micros(50),
+            seed: self.seed,
+        })
+    }
+
+    /// Builds the host.
+    pub fn build(&self) -> anyhow::Result<Host> {
+        Host::new(self)
+    }
+}
+
+fn priority(class: u8) -> anyhow::Result<Priority> {
+    Ok(Priority::new(class.into())?)
+}
+
+/// A host at work.
+#[derive(Debug)]
+pub struct Host {
+    /// The testbed.
+    pub bed: Testbed,
+    /// Its VMs.
+    pub vms: Vec<VmId>,
+    learner: Option<Learner>,
+    model: CostModel,
+    last: Vec<PortReading>,
+    now: Nanos,
+    /// What was learned about each VM's cost at last: the model's error.
+    pub bases: Vec<CyclesPerSecond>,
+}
+
+impl Host {
+    fn new(scenario: &Scenario<'_>) -> anyhow::Result<Self> {
+        let mut bed = Testbed::new(&scenario.setup()?);
+        let model = scenario.model()?;
+        let at = scenario.deployment();
+        let worker = |vm: usize| vm % usize::from(scenario.cores.max(1));
+        let mut bases: Vec<CyclesPerSecond> = scenario
+            .vms
+            .iter()
+            .map(|vm| model.entitlement(&vm.contract, &vm.contract.profile(1, RingKind::Split), at))
+            .collect();
+        for core in 0..usize::from(scenario.cores.max(1)) {
+            let here = |vm: usize| worker(vm) == core;
+            let sum: u64 = (bases.iter().enumerate().filter(|(vm, _)| here(*vm)))
+                .map(|(_, base)| base.0)
+                .sum();
+            if sum > paper::HZ {
+                for (_, base) in bases.iter_mut().enumerate().filter(|(vm, _)| here(*vm)) {
+                    let cut = u128::from(base.0) * u128::from(paper::HZ) / u128::from(sum);
+                    *base = CyclesPerSecond(u64::try_from(cut)?);
+                }
+            }
+        }
+        let mut vms = Vec::new();
+        let mut terms = Vec::new();
+        for (number, (vm, base)) in scenario.vms.iter().zip(&bases).enumerate() {
+            let qos = PortQos {
+                ingress: scenario.policy.ingress(vm.contract.rate),
+                entitlement: *base,
+                weight: Weight::new(vm.weight)?,
+                priority: priority(vm.class)?,
+                ..PortQos::default()
+            };
+            let id = bed.add_vm(RING, qos, worker(number));
+            if scenario.policy == Policy::Rates {
+                bed.set_limits(id, Some(limit(vm.contract.rate)?));
+            }
+            let profile = vm.contract.profile(1, RingKind::Split);
+            terms.push((
+                id.port(),
+                Terms {
+                    contract: Some(vm.contract.clone()),
+                    model_cost: model.per_frame(&profile, at),
+                    base: *base,
+                    workers: WorkerSet::one(worker(number)),
+                },
+            ));
+            vms.push(id);
+        }
+        let metered = !matches!(scenario.policy, Policy::None | Policy::Rates);
+        let capacity = vec![CyclesPerSecond(paper::HZ); usize::from(scenario.cores.max(1))];
+        let learner = (scenario.learns && metered).then(|| {
+            let mut learner = Learner::new(LearnConfig::default(), &capacity);
+            learner.set_ports(terms);
+            learner
+        });
+        let last = vec![PortReading::default(); vms.len()];
+        Ok(Self { bed, vms, learner, model, last, now: Nanos::ZERO, bases })
+    }
+
+    /// What the seller thinks a frame costs.
+    pub const fn model(&self) -> &CostModel {
+        &self.model
+    }
+
+    /// Lets time pass until `end`, with a step of learning every [`LEARN_EVERY`].
+    pub fn run_until(&mut self, end: Nanos) {
+        while self.now < end {
+            let next = Nanos((self.now.0 / LEARN_EVERY.0 + 1) * LEARN_EVERY.0);
+            self.now = next.min(end);
+            self.bed.run_until(self.now);
+            if self.now == next {
+                self.learn();
+            }
+        }
+    }
+
+    fn learn(&mut self) {
+        let Some(learner) = &mut self.learner else { return };
+        let mut seen = Vec::new();
+        for (vm, last) in self.vms.iter().zip(&mut self.last) {
+            let now = self.bed.vm(*vm).port;
+            let before = std::mem::replace(last, now);
+            let cycles = now.cycles - before.cycles;
+            let due = u128::from(self.bed.qos(*vm).entitlement.0) * u128::from(LEARN_EVERY.0);
+            // It spent all that was generated for it.
+            let throttled = u128::from(cycles) * 1_000_000_000 >= due / 100 * 98;
+            seen.push((
+                vm.port(),
+                Observation {
+                    elapsed: LEARN_EVERY,
+                    frames: now.rx_frames - before.rx_frames,
+                    bytes: now.rx_bytes - before.rx_bytes,
+                    cycles,
+                    cache_hits: now.cache_hits - before.cache_hits,
+                    throttled,
+                },
+            ));
+        }
+        let changes = learner.step(seen).changes;
+        let qos = |(port, entitlement): (PortId, CyclesPerSecond)| {
+            let vm = *self.vms.iter().find(|vm| vm.port() == port)?;
+            Some((vm, PortQos { entitlement, ..self.bed.qos(vm) }))
+        };
+        let changes: Vec<_> = changes.into_iter().filter_map(qos).collect();
+        self.bed.set_all_qos(&changes);
+    }
+
+    /// What all VMs have done so far.
+    pub fn read(&self) -> Vec<VmReading> {
+        self.vms.iter().map(|vm| self.bed.vm(*vm)).collect()
+    }
+
+    /// Runs from the end of the warm-up for `secs`, and reads every `step`; the first reading is
+    /// that of the start.
+    pub fn record(&mut self, secs: u64, step: Nanos) -> Record {
+        self.record_with(secs, step, |_, _| ())
+    }
+
+    /// The same with somebody who looks at each reading's time.
+    pub fn record_with(
+        &mut self,
+        secs: u64,
+        step: Nanos,
+        mut look: impl FnMut(&Self, Nanos),
+    ) -> Record {
+        self.run_until(WARM_UP);
+        let mut readings = vec![self.read()];
+        let end = WARM_UP + Nanos::from_secs(secs);
+        while self.now < end {
+            self.run_until((self.now + step).min(end));
+            look(self, self.now);
+            readings.push(self.read());
+        }
+        Record { step, readings }
+    }
+}
+
+fn limit(rate: Rate) -> anyhow::Result<Arc<Limits>> {
+    let limit = match rate {
+        Rate::Bits(cir) => Limit::SingleRate { cir, cbs: 65_536, ebs: 65_536 },
+        Rate::Packets(rate) => Limit::Packets { rate, burst: 256 },
+    };
+    let spec = Spec::new(limit)?.per_frame(4);
+    let own = Some(Arc::new(Policer::new(spec)));
+    Ok(Arc::new(Limits { own, links: Vec::<LinkLimit>::new() }))
+}
+
+/// Readings of all VMs, at equal intervals.
+#[derive(Clone, Debug)]
+pub struct Record {
+    step: Nanos,
+    readings: Vec<Vec<VmReading>>,
+}
+
+/// A count as a number.
+#[expect(clippy::cast_precision_loss, reason = "counts of seconds")]
+pub fn float(n: u64) -> f64 {
+    n as f64
+}
+
+impl Record {
+    fn secs(&self) -> f64 {
+        float(self.step.0) / 1e9
+    }
+
+    fn at(&self, secs: f64) -> usize {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+        let at = (secs / self.secs()).round() as usize;
+        at.min(self.readings.len() - 1)
+    }
+
+    fn mean(&self, (from, to): (f64, f64), of: impl Fn(&VmReading) -> u64, vm: usize) -> f64 {
+        let (from, to) = (self.at(from), self.at(to).max(self.at(from) + 1));
+        let to = to.min(self.readings.len() - 1);
+        let grown = of(&self.readings[to][vm]) - of(&self.readings[from][vm]);
+        float(grown) / (self.secs() * float((to - from) as u64))
+    }
+
+    /// Gbit/s of a VM over the link, between two times in seconds.
+    pub fn gbps(&self, vm: usize, span: (f64, f64)) -> f64 {
+        self.mean(span, |r| r.carried.bytes, vm) * 8.0 / 1e9
+    }
+
+    /// M frames/s of a VM over the link.
+    pub fn mpps(&self, vm: usize, span: (f64, f64)) -> f64 {
+        self.mean(span, |r| r.carried.frames, vm) / 1e6
+    }
+
+    /// Share of a core that a VM's batches took.
+    pub fn core_share(&self, vm: usize, span: (f64, f64)) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a frequency")]
+        let hz = paper::HZ as f64;
+        self.mean(span, |r| r.port.cycles, vm) / hz
+    }
+
+    /// Adds bandwidth and share of the core of each VM over time.
+    pub fn add_to(&self, outcome: &mut Outcome, prefix: &str) {
+        let vms = self.readings.first().map_or(0, Vec::len);
+        let spans = |of: &dyn Fn((f64, f64)) -> f64| -> Vec<(f64, f64)> {
+            (1..self.readings.len())
+                .map(|i| {
+                    let to = float(i as u64) * self.secs();
+                    (to, of((to - self.secs(), to)))
+                })
+                .collect()
+        };
+        for vm in 0..vms {
+            let name = format!("{prefix} vm{}", vm + 1);
+            outcome.series(&format!("{name} bandwidth"), "Gbit/s", spans(&|s| self.gbps(vm, s)));
+            let share = spans(&|s| 100.0 * self.core_share(vm, s));
+            outcome.series(&format!("{name} core"), "% of a core", share);
+        }
+    }
+}
+
+/// By how much `after` is above `before`, in per cent.
+pub fn delta_pct(before: f64, after: f64) -> f64 {
+    100.0 * (after / before - 1.0)
+}
+
+/// Latencies as `qperf` says them, half a round trip with what lies outside of the switch, of the
+/// probes that were sent between two times; in microseconds.
+pub fn latencies(trips: &[Timed], (from, until): (Nanos, Nanos)) -> Vec<f64> {
+    let here = trips.iter().filter(|trip| trip.at >= from && trip.at < until);
+    here.map(|trip| float(trip.took.0 + PROBE_OUTSIDE.0) / 2_000.0).collect()
+}
+
+/// The mean; NaN of nothing.
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / float(values.len() as u64)
+}
+
+/// What all VMs of a run did over time.
+pub fn panel(record: &super::outcome::Record, run: &str, what: &str, unit: &str) -> Panel {
+    let mut panel = Panel::new(run, Axis::linear("time, s"), Axis::linear(unit));
+    for (name, series) in record.series_of(&format!("{run} vm")) {
+        if let Some(vm) = name.strip_suffix(what) {
+            panel = panel.series(format!("VM{}", vm.trim()), series);
+        }
+    }
+    panel
+}
+
+/// What all simulated figures of the paper note about their platform.
+pub fn describe(outcome: &mut Outcome) {
+    outcome.note("core_hz", paper::HZ);
+    outcome.note("link_gbps", 10);
+    outcome.note("ring_frames", RING);
+    outcome.note("model_error", MODEL_ERROR);
+    outcome.note("batch_noise", BATCH_NOISE);
+    outcome.note("warm_up_secs", WARM_UP.0 / 1_000_000_000);
+}

@@ -1,0 +1,154 @@
+//! What a batch costs on the simulated core.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
+use penstock_units::Cycles;
+
+use crate::rng::Rng;
+
+/// Ethernet's frame check sequence: cost tables count it, frames of ours do not have it.
+const FCS: usize = 4;
+
+/// What frames truly cost. Given before a run, from stated numbers or a calibration; only the
+/// simulated core sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrueCosts {
+    /// Ingress: cycles a frame.
+    pub ingress_frame: f64,
+    /// Ingress: cycles a byte, FCS included.
+    pub ingress_byte: f64,
+    /// Classification: cycles a frame whose flow is in the exact-match cache.
+    pub hit: f64,
+    /// Classification: cycles a frame whose flow is not.
+    pub miss: f64,
+    /// Egress: cycles a frame.
+    pub egress_frame: f64,
+    /// On all of it: VMs, I/O cores, memory nodes.
+    pub factor: f64,
+    /// A batch's cost is up to so much above or below (a part of it); triangular, mean 0.
+    pub noise: f64,
+    /// A look at all ports that finds nothing.
+    pub idle: Cycles,
+}
+
+impl TrueCosts {
+    /// What a stage costs without factor and noise.
+    fn stage(&self, stage: Stage, work: &Work) -> f64 {
+        let bytes = work.bytes + FCS * work.frames;
+        match stage {
+            Stage::Ingress => {
+                self.ingress_frame * float(work.frames) + self.ingress_byte * float(bytes)
+            }
+            Stage::Classification => {
+                let hits = work.frames.saturating_sub(work.misses);
+                self.hit * float(hits) + self.miss * float(work.misses)
+            }
+            Stage::Egress => self.egress_frame * float(work.frames),
+            Stage::Idle => 0.0,
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "frames and bytes of one batch")]
+const fn float(n: usize) -> f64 {
+    n as f64
+}
+
+/// A virtual counter that lets pass what batches truly cost.
+#[derive(Clone, Debug)]
+pub struct BatchCounter {
+    counter: VirtualCounter,
+    costs: TrueCosts,
+    noise: Arc<Mutex<Noise>>,
+}
+
+#[derive(Debug)]
+struct Noise {
+    rng: Rng,
+    /// Of the batch under way.
+    factor: f64,
+    /// Parts of a cycle not yet passed.
+    carry: f64,
+}
+
+impl BatchCounter {
+    pub(super) fn new(costs: TrueCosts, rng: Rng) -> Self {
+        let noise = Noise { rng, factor: 1.0, carry: 0.0 };
+        Self { counter: VirtualCounter::default(), costs, noise: Arc::new(Mutex::new(noise)) }
+    }
+
+    /// Jumps to `to` if that lies ahead.
+    pub(super) fn advance_to(&self, to: u64) {
+        self.counter.advance_to(Cycles(to));
+    }
+}
+
+impl CycleCounter for BatchCounter {
+    fn now(&self) -> Cycles {
+        self.counter.now()
+    }
+
+    fn spent(&self, stage: Stage, work: &Work) {
+        if stage == Stage::Idle {
+            self.counter.advance(self.costs.idle);
+            return;
+        }
+        let mut noise = self.noise.lock().unwrap_or_else(PoisonError::into_inner);
+        if stage == Stage::Ingress {
+            let draw = noise.rng.unit() + noise.rng.unit() - 1.0;
+            noise.factor = 1.0 + self.costs.noise * draw;
+        }
+        let cost = self.costs.stage(stage, work) * self.costs.factor * noise.factor + noise.carry;
+        let whole = cost.floor();
+        noise.carry = cost - whole;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a batch")]
+        self.counter.advance(Cycles(whole as u64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_units::PortId;
+
+    const COSTS: TrueCosts = TrueCosts {
+        ingress_frame: 100.0,
+        ingress_byte: 0.5,
+        hit: 10.0,
+        miss: 30.0,
+        egress_frame: 20.0,
+        factor: 2.0,
+        noise: 0.0,
+        idle: Cycles(7),
+    };
+
+    fn spend(counter: &BatchCounter, work: &Work) -> u64 {
+        let before = counter.now().0;
+        for stage in [Stage::Ingress, Stage::Classification, Stage::Egress] {
+            counter.spent(stage, work);
+        }
+        counter.now().0 - before
+    }
+
+    #[test]
+    fn a_batch_costs_its_frames_bytes_and_misses() {
+        let counter = BatchCounter::new(COSTS, Rng::new(1));
+        let work = Work { port: PortId(1), frames: 10, bytes: 600, misses: 0 };
+        // 2 x (10 x 100 + 640 x 0.5 + 10 x 10 + 10 x 20)
+        assert_eq!(spend(&counter, &work), 3_240);
+        assert_eq!(spend(&counter, &Work { misses: 4, ..work }), 3_240 + 2 * 4 * 20);
+    }
+
+    #[test]
+    fn noise_has_no_mean_and_a_bound() {
+        let costs = TrueCosts { noise: 0.05, ..COSTS };
+        let counter = BatchCounter::new(costs, Rng::new(1));
+        let work = Work { port: PortId(1), frames: 32, bytes: 32 * 60, misses: 0 };
+        let exact = 32 * 2 * 162;
+        let all: Vec<u64> = (0..10_000).map(|_| spend(&counter, &work)).collect();
+        assert!(all.iter().all(|cost| cost.abs_diff(exact) <= exact / 20 + 1));
+        let mean = all.iter().sum::<u64>() / 10_000;
+        assert!(mean.abs_diff(exact) <= exact / 1_000, "{mean} of {exact}");
+    }
+}

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$REPO"
 
 KEPT=docs/instructions.tsv
-CASES="take-60 give-60 give-1514 turn-60-1 turn-60-1000 turn-60-100000-ports turn-1514-1"
+CASES="take-60 give-60 give-1514 turn-60-1 turn-60-1000 turn-60-100000-ports turn-1514-1 turn-60-1-hbs turn-1514-1-hbs"
 MORE=${MORE:-5}
 
 if ! command -v valgrind >/dev/null; then

@@ -37,8 +37,9 @@ fn give(len: usize, rounds: u32) {
     }
 }
 
-fn turn(len: usize, flows: u32, ports: bool, rounds: u32) {
-    let mut switch = rig::Switch::new(len, flows, ports);
+fn turn(len: usize, flows: u32, case: &str, rounds: u32) {
+    let (ports, metered) = (case.ends_with("ports"), case.ends_with("hbs"));
+    let mut switch = rig::Switch::scheduled(len, flows, ports, metered);
     let mut cycles: Vec<u64> = Vec::with_capacity(rounds as usize);
     for _ in 0..rounds {
         switch.prepare();
@@ -60,7 +61,7 @@ fn main() {
     let mut args = std::env::args().skip(1).filter(|a| a != "--bench");
     let (Some(case), Some(rounds)) = (args.next(), args.next().and_then(|n| n.parse().ok())) else {
         // As one of many in `cargo bench`: nothing to time here.
-        println!("count take-LEN|give-LEN|turn-LEN-FLOWS[-ports]|cross-LEN ROUNDS");
+        println!("count take-LEN|give-LEN|turn-LEN-FLOWS[-ports|-hbs]|cross-LEN ROUNDS");
         return;
     };
     let number = |at: usize| case.split('-').nth(at).and_then(|n| n.parse().ok());
@@ -69,7 +70,7 @@ fn main() {
     match case.split('-').next() {
         Some("take") => take(len, rounds),
         Some("give") => give(len, rounds),
-        Some("turn") => turn(len, number(2).unwrap_or(1), case.ends_with("ports"), rounds),
+        Some("turn") => turn(len, number(2).unwrap_or(1), &case, rounds),
         Some("cross") => {
             let switch = rig::Switch::new(len, number(2).unwrap_or(1), false);
             eprintln!("cycles a frame: {:.1}", switch.across_cores(len, rounds));

@@ -193,7 +193,7 @@ pub struct BucketSet {
     rates: u128,
     /// All buckets' depths.
     depths: i64,
-    /// To be split; below zero when fractions became whole cycles too early.
+    /// To be split; below zero when more was guaranteed for a moment than could be spent.
     pool: i64,
     /// What ports without a bucket spent since the last refill, and beyond what there was.
     spent_elsewhere: u64,
@@ -335,6 +335,41 @@ impl BucketSet {
         self.pool += cost;
     }
 
+    /// Books tokens that came from the bucket which another worker has for the same port, or went
+    /// there: this core has to provide the one and need not provide the other.
+    pub fn transfer(&mut self, slot: usize, tokens: i64) {
+        if tokens < 0 {
+            self.charge_elsewhere(slot, Cycles(tokens.unsigned_abs()));
+        } else if tokens > 0 && self.is_metered(slot) {
+            self.activate(slot);
+            self.buckets[slot].tokens += tokens;
+            self.stored += tokens;
+            self.brought += tokens;
+            self.spend(Cycles(tokens.unsigned_abs()));
+        }
+    }
+
+    /// What the entitlement of `slot` comes to in `elapsed` cycles of the core, whatever the bucket
+    /// could hold of it; without the fraction of a cycle.
+    #[must_use]
+    pub fn entitled(&self, slot: usize, elapsed: Cycles) -> Cycles {
+        let rate = self.buckets.get(slot).map_or(0, |bucket| bucket.rate);
+        let wide = (u128::from(rate) * u128::from(elapsed.0)) >> FRACTION;
+        Cycles(u64::try_from(wide).unwrap_or(u64::MAX))
+    }
+
+    /// The mode of `slot`.
+    #[must_use]
+    pub fn mode(&self, slot: usize) -> Mode {
+        self.buckets.get(slot).map_or(Mode::Strict, |bucket| bucket.mode)
+    }
+
+    /// The depth of `slot`.
+    #[must_use]
+    pub fn depth(&self, slot: usize) -> i64 {
+        self.buckets.get(slot).map_or(0, |bucket| bucket.depth)
+    }
+
     /// What was spent on this core for a port whose bucket another worker keeps.
     #[inline]
     pub fn spend(&mut self, cost: Cycles) {
@@ -361,9 +396,14 @@ impl BucketSet {
         self.generated += budget;
         self.stored += budget.cast_signed();
         let (given, weights) = self.give_guaranteed(elapsed, budget);
-        // All but what the buckets took: not sold, or for full ones. Negative by carried fractions.
+        // All but what the buckets took: not sold, or for full ones.
         self.pool += budget.cast_signed() - given;
         self.split_pool(weights);
+    }
+
+    /// What the pool may owe: a millisecond of the core.
+    fn debt_max(&self) -> u64 {
+        self.core.hz() / 1_000
     }
 
     /// What the core could spend on ports with a bucket.
@@ -375,8 +415,8 @@ impl BucketSet {
         self.capacity_fraction = fraction;
         let whole = u64::try_from(sum >> FRACTION).unwrap_or(u64::MAX);
         let spent = core::mem::take(&mut self.spent_elsewhere);
-        // A debt of one interval is remembered, so that a batch across its end is not forgotten.
-        self.spent_elsewhere = spent.saturating_sub(whole).min(whole);
+        // A debt is remembered, so that a batch across the interval's end is not forgotten.
+        self.spent_elsewhere = spent.saturating_sub(whole).min(self.debt_max());
         whole.saturating_sub(spent)
     }
 
@@ -385,9 +425,12 @@ impl BucketSet {
     fn give_guaranteed(&mut self, elapsed: u64, budget: u64) -> (i64, u64) {
         let mut elapsed = elapsed;
         let sold = ((self.rates >> 8) * u128::from(elapsed)) >> (FRACTION - 8);
-        if sold > u128::from(budget) {
+        // What is short for a moment is owed by the pool.
+        let owed = self.debt_max().saturating_add_signed(self.pool.min(0));
+        let limit = u128::from(budget) + u128::from(owed);
+        if sold > limit {
             // More is sold than there is: everybody gets the same part of it.
-            let part = u128::from(elapsed) * u128::from(budget) / sold;
+            let part = u128::from(elapsed) * limit / sold;
             elapsed = u64::try_from(part).unwrap_or(elapsed);
         }
         let (mut taken, mut weights, mut at) = (0, 0, 0);
@@ -666,6 +709,7 @@ mod tests {
         let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
         set.join(0, &terms(HZ / 2, 1, Mode::MinMax), 0);
         set.join(1, &terms(HZ / 2 * 3, 1, Mode::MinMax), 0);
+        spend_all(&mut set, 2);
         close(&spend_all(&mut set, 2), &[0.55e9, 1.65e9]);
     }
 

@@ -13,5 +13,7 @@ pub mod bottleneck;
 pub mod c2tb;
 pub mod cost_model;
 pub mod hbs;
+pub mod latency_bound;
 pub mod learner;
 pub mod policer;
+pub mod share;

@@ -20,9 +20,10 @@ use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
-use penstock_dataplane::tsc::{CycleCounter, Tsc, VirtualCounter};
+use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
+use penstock_dataplane::tsc::{CycleCounter, Stage, Tsc, VirtualCounter, Work};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_units::{Cycles, Nanos, PortId, TscRate, Vid, WorkerId};
+use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, Vid, WorkerId};
 
 /// Entries of each ring.
 const SIZE: u16 = 256;
@@ -220,10 +221,27 @@ pub fn udp(len: usize) -> Vec<u8> {
     f
 }
 
+/// Time that passes only if cycles are metered: 4 us a batch.
+struct Paced(VirtualCounter, bool);
+
+impl CycleCounter for Paced {
+    #[inline(always)]
+    fn now(&self) -> Cycles {
+        self.0.now()
+    }
+
+    #[inline(always)]
+    fn spent(&self, stage: Stage, _work: &Work) {
+        if self.1 && matches!(stage, Stage::Egress | Stage::Idle) {
+            self.0.advance(Cycles(8_000));
+        }
+    }
+}
+
 /// A worker with a sender on port 0 and a receiver on port 1; every IPv4 frame from 0 goes to 1
 /// by a rule.
 pub struct Switch {
-    worker: Worker<VirtualCounter>,
+    worker: Worker<Paced>,
     source: Guest,
     sink: Guest,
     flows: u32,
@@ -234,6 +252,11 @@ impl Switch {
     /// Frames of `len` bytes in `flows` flows that differ in their UDP ports; `ports`: whether a
     /// rule looks at those.
     pub fn new(len: usize, flows: u32, ports: bool) -> Self {
+        Self::scheduled(len, flows, ports, false)
+    }
+
+    /// The same; `metered`: by class and with a cycle bucket for the sender, which never empties.
+    pub fn scheduled(len: usize, flows: u32, ports: bool, metered: bool) -> Self {
         let (source, sink) = (Guest::new(Some(&udp(len))), Guest::new(None));
         let config = WorkerConfig {
             id: WorkerId(0),
@@ -243,9 +266,10 @@ impl Switch {
             seed: 7,
             tsc: TscRate::from_hz(2_000_000_000),
             max_ports: 2,
+            schedule: if metered { ScheduleKind::Hbs } else { ScheduleKind::RoundRobin },
             ..WorkerConfig::default()
         };
-        let mut worker = Worker::new(&config, VirtualCounter::default(), None);
+        let mut worker = Worker::new(&config, Paced(VirtualCounter::default(), metered), None);
         let ipv4 = Match { ethertype: Some(0x0800), ..Match::default() };
         let to_sink =
             Rule { priority: 1, matching: ipv4, actions: Actions::only(Then::Output(1)), id: 1 };
@@ -258,6 +282,13 @@ impl Switch {
         let mut policy = PortPolicy::access(0, Some(1), Vid::UNTAGGED, 0);
         let own = Some(Arc::new(RuleTable::build(&rules, 32).unwrap()));
         policy.rules = RuleTables { own, ..RuleTables::default() };
+        if metered {
+            policy.qos = PortQos {
+                ingress: IngressPolicy::CyclesMinmax,
+                entitlement: CyclesPerSecond(1_000_000_000),
+                ..PortQos::default()
+            };
+        }
         let other = PortPolicy::access(1, Some(1), Vid::UNTAGGED, 0).finish();
         let domain = Domain { tenant: Some(1), vid: 0, members: Box::new([0, 1]), fdb_limit: 1000 };
         let ports = vec![Some(Arc::new(policy.finish())), Some(Arc::new(other))];
@@ -271,6 +302,10 @@ impl Switch {
                 Arc::new(PortCounters::default()),
             );
             assert!(attached.is_ok());
+        }
+        // Until the first refill there are no tokens.
+        while metered && worker.tokens(PortId(0)) <= 0 {
+            worker.turn();
         }
         let mut switch = Self { worker, source, sink, flows, flow: 0 };
         (0..flows.min(1000) * 8).for_each(|_| switch.round());

@@ -5,11 +5,12 @@
 //! Control moves queue pairs only while all workers are held ([`super::Workers`]), so that does
 //! not happen.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use penstock_units::{PortId, QueueId, WorkerId};
 
 use super::QUEUES_MAX;
+use super::split::Notes;
 
 /// Most workers.
 pub const WORKERS_MAX: usize = 16;
@@ -28,7 +29,13 @@ struct Entry {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Directory(Box<[Entry]>);
+pub struct Directory {
+    entries: Box<[Entry]>,
+    /// Tokens of ports between two workers.
+    tokens: Box<[AtomicI64]>,
+    /// What workers tell each other about ports' cycles.
+    pub(super) notes: Notes,
+}
 
 /// Where a frame for a port can be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +49,38 @@ pub(crate) enum Home {
 }
 
 impl Directory {
-    pub(super) fn new(ports: usize) -> Self {
+    pub(super) fn new(ports: usize, workers: usize) -> Self {
         let entry = |_| Entry { owners: AtomicU64::new(u64::MAX), ready: AtomicU64::new(0) };
-        Self((0..ports).map(entry).collect())
+        Self {
+            entries: (0..ports).map(entry).collect(),
+            tokens: (0..ports).map(|_| AtomicI64::new(0)).collect(),
+            notes: Notes::new(ports, workers),
+        }
+    }
+
+    /// Keeps a port's tokens while it is between two workers; control holds both.
+    pub(super) fn leave_tokens(&self, port: PortId, tokens: i64) {
+        if let Some(place) = self.tokens.get(port.index()) {
+            place.store(tokens, Ordering::Release);
+        }
+    }
+
+    /// Those that were left for a port.
+    pub(super) fn take_tokens(&self, port: PortId) -> i64 {
+        self.tokens.get(port.index()).map_or(0, |place| place.swap(0, Ordering::AcqRel))
+    }
+
+    /// Which workers own queue pairs of a port, one bit each.
+    pub(super) fn owners(&self, port: PortId) -> u32 {
+        let Some(entry) = self.entries.get(port.index()) else { return 0 };
+        let owners = entry.owners.load(Ordering::Acquire).to_le_bytes();
+        let known = owners.into_iter().filter(|&owner| usize::from(owner) < WORKERS_MAX);
+        known.fold(0, |set, owner| set | 1 << owner)
     }
 
     /// Makes `owner` the owner of a queue pair, or nobody.
     pub(super) fn set_owner(&self, port: PortId, queue: QueueId, owner: Option<WorkerId>) {
-        let Some(entry) = self.0.get(port.index()) else { return };
+        let Some(entry) = self.entries.get(port.index()) else { return };
         let mut owners = entry.owners.load(Ordering::Relaxed).to_le_bytes();
         let owner = owner.and_then(|id| u8::try_from(id.0).ok()).unwrap_or(NONE);
         if let Some(place) = owners.get_mut(queue.index()) {
@@ -61,14 +92,14 @@ impl Directory {
     /// The owner of a queue pair.
     #[must_use]
     pub fn owner(&self, port: PortId, queue: QueueId) -> Option<WorkerId> {
-        let owners = self.0.get(port.index())?.owners.load(Ordering::Acquire).to_le_bytes();
+        let owners = self.entries.get(port.index())?.owners.load(Ordering::Acquire).to_le_bytes();
         let owner = *owners.get(queue.index())?;
         (owner != NONE).then_some(WorkerId(owner.into()))
     }
 
     /// Notes whether a queue pair can deliver; for its owner.
     pub(super) fn set_ready(&self, port: PortId, queue: QueueId, ready: bool) {
-        let Some(entry) = self.0.get(port.index()) else { return };
+        let Some(entry) = self.entries.get(port.index()) else { return };
         let bits = 0xff_u64 << (8 * (queue.index() % QUEUES_MAX));
         // Two queue pairs of a port may have two owners: a read-modify-write, off the hot path.
         if ready {
@@ -80,7 +111,7 @@ impl Directory {
 
     /// Where to hand a frame with this flow hash; `own` is the worker that asks.
     pub(crate) fn home(&self, port: u16, hash: u32, own: WorkerId) -> Home {
-        let Some(entry) = self.0.get(usize::from(port)) else { return Home::Nowhere };
+        let Some(entry) = self.entries.get(usize::from(port)) else { return Home::Nowhere };
         let owners = entry.owners.load(Ordering::Acquire);
         if owners == u64::MAX {
             return Home::Nowhere;
@@ -105,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_frame_goes_to_a_ready_queue_of_another_worker() {
-        let directory = Directory::new(2);
+        let directory = Directory::new(2, 1);
         let (port, own) = (PortId(1), WorkerId(0));
         assert_eq!(directory.home(1, 0, own), Home::Nowhere);
         assert_eq!(directory.home(9, 0, own), Home::Nowhere, "no such port");

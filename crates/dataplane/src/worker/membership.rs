@@ -108,7 +108,8 @@ impl<C: CycleCounter> Worker<C> {
         let pair = core::mem::replace(&mut slot.queues[queue.index()], Box::new(Absent));
         if slot.owned == 0 {
             slot.queues.clear();
-            self.meter.leave(port);
+            let tokens = self.forget_bucket(port);
+            self.egress.peers.directory().leave_tokens(port, tokens);
             self.rank();
         }
         Some(pair)
@@ -118,7 +119,10 @@ impl<C: CycleCounter> Worker<C> {
     pub fn detach(&mut self, port: PortId) -> Vec<Box<dyn PortQueue>> {
         self.notify();
         self.schedule.remove(port);
-        self.meter.leave(port);
+        if self.port_counters.get(port.index()).is_some() {
+            self.forget_bucket(port);
+            let _gone = self.egress.peers.directory().take_tokens(port);
+        }
         self.resting.remove_port(port);
         self.counters.resting.set(self.resting.len() as u64);
         self.classifier.forget_port(port.0);
@@ -149,7 +153,8 @@ impl<C: CycleCounter> Worker<C> {
         self.resting.note_busy(unit, self.last);
         let class = self.class(port);
         self.schedule.add(unit, class);
-        self.schedule_port(port, 0);
+        let tokens = self.egress.peers.directory().take_tokens(port);
+        self.schedule_port(port, tokens);
         self.rank();
         let peers = &self.egress.peers;
         peers.directory().set_owner(port, queue, Some(peers.id()));

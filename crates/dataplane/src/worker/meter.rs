@@ -9,10 +9,17 @@
 //! port: one load and comparison a look, and one comparison a batch.
 
 use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth};
-use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate};
+use penstock_qos::share::{Owner, forecast, settle};
+use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, WorkerId};
 
+use super::WORKERS_MAX;
+use super::split::Notes;
+use crate::counters::PortCounters;
 use crate::schedule::{IngressPolicy, PortQos};
 
+/// Milliseconds of its entitlement there that a bucket of a port on several workers holds beside
+/// the default: what one of them generates until it is heard that another needs it.
+const SHARED_DEPTH_MS: u64 = 4;
 /// Part of the interval after which a refill may come early.
 const EARLY: u64 = 8;
 
@@ -32,6 +39,32 @@ pub(super) struct Meter {
     throttled: bool,
     /// A decision found nobody with tokens and frames since the last refill.
     passed: bool,
+    /// Ports with a bucket, in no order, and whose books are next.
+    ports: Vec<PortId>,
+    next: usize,
+    /// Cycles generated for so far: the clock of entitlements.
+    clock: u64,
+    books: Box<[Books]>,
+}
+
+/// What is kept about a port's bucket beside its tokens.
+#[derive(Clone, Copy, Debug, Default)]
+struct Books {
+    /// The count at which it ran out of tokens while frames waited; 0: it did not.
+    empty_since: u64,
+    /// The clock when its entitlement was last added up.
+    entitled_at: u64,
+    /// Of what it was told by its home.
+    booked: i64,
+    /// Of what others spent for it.
+    spent: u64,
+    /// The clock when its home last settled.
+    settled_at: u64,
+    /// Its level and the clock when last noted.
+    noted: i64,
+    noted_at: u64,
+    /// On how many workers it has queue pairs.
+    parts: u64,
 }
 
 impl Meter {
@@ -52,6 +85,10 @@ impl Meter {
             metered: 0,
             throttled: false,
             passed: false,
+            ports: Vec::with_capacity(slots),
+            next: 0,
+            clock: 0,
+            books: vec![Books::default(); slots].into_boxed_slice(),
         }
     }
 
@@ -61,7 +98,8 @@ impl Meter {
             self.leave(port);
             return;
         }
-        let terms = self.terms(qos);
+        let parts = self.books[port.index()].parts.max(1);
+        let terms = self.terms(qos, parts);
         if self.buckets.is_metered(port.index()) && tokens == 0 {
             self.buckets.change(port.index(), &terms);
             return;
@@ -70,19 +108,31 @@ impl Meter {
             (self.refilled_at, self.lost) = (now.0, 0);
             self.due = now.0.saturating_add(self.interval);
         }
-        self.metered += usize::from(!self.buckets.is_metered(port.index()));
+        if !self.buckets.is_metered(port.index()) {
+            self.metered += 1;
+            self.ports.push(port);
+            let (entitled_at, settled_at, noted_at) = (self.clock, self.clock, self.clock);
+            self.books[port.index()] =
+                Books { entitled_at, settled_at, noted_at, parts, ..Books::default() };
+        }
         self.buckets.join(port.index(), &terms, tokens);
     }
 
-    fn terms(&self, qos: &PortQos) -> Terms {
+    /// A port's terms on one of `parts` workers.
+    fn terms(&self, qos: &PortQos, parts: u64) -> Terms {
+        let entitlement = CyclesPerSecond(qos.entitlement.0 / parts);
+        let by_default = || {
+            let shared = if parts > 1 { entitlement.0 / 1_000 * SHARED_DEPTH_MS } else { 0 };
+            default_depth(entitlement, self.core) + Cycles(shared)
+        };
         Terms {
-            entitlement: qos.entitlement,
+            entitlement,
             weight: qos.weight,
             mode: match qos.ingress {
                 IngressPolicy::CyclesStrict => Mode::Strict,
                 _ => Mode::MinMax,
             },
-            depth: qos.depth.unwrap_or_else(|| default_depth(qos.entitlement, self.core)),
+            depth: qos.depth.unwrap_or_else(by_default),
         }
     }
 
@@ -92,6 +142,7 @@ impl Meter {
             return 0;
         }
         self.metered -= 1;
+        self.ports.retain(|other| *other != port);
         if self.metered == 0 {
             self.due = u64::MAX;
         }
@@ -128,6 +179,127 @@ impl Meter {
         self.buckets.charge(port.index(), cost, more)
     }
 
+    /// The same for a batch that ended now, with the time that the port was throttled before.
+    #[inline]
+    pub(super) fn charge_batch(
+        &mut self,
+        port: PortId,
+        cost: Cycles,
+        more: bool,
+        now: Cycles,
+        counters: &PortCounters,
+    ) -> bool {
+        let left = self.charge(port, cost, more);
+        let waited = self.throttled(port, left, more, now);
+        if waited > 0 {
+            counters.throttled.add(waited);
+        }
+        left
+    }
+
+    /// Told after a charge whether tokens are `left` and `more` frames wait: how long the port
+    /// had been out of tokens before this batch, with frames waiting.
+    #[inline]
+    fn throttled(&mut self, port: PortId, left: bool, more: bool, now: Cycles) -> u64 {
+        let Some(books) = self.books.get_mut(port.index()).filter(|_| self.metered > 0) else {
+            return 0;
+        };
+        // It got its tokens at the last refill; what it waited for since was its turn.
+        let waited = match books.empty_since {
+            0 => 0,
+            since => self.refilled_at.saturating_sub(since),
+        };
+        books.empty_since = if !left && more { now.0 } else { 0 };
+        waited
+    }
+
+    /// The port whose books are to be brought up to date.
+    pub(super) fn next_port(&mut self) -> Option<PortId> {
+        self.next = if self.next + 1 < self.ports.len() { self.next + 1 } else { 0 };
+        self.ports.get(self.next).copied()
+    }
+
+    /// Brings a port's counters up to date.
+    pub(super) fn publish(&mut self, port: PortId, counters: &PortCounters) {
+        let books = &mut self.books[port.index()];
+        let passed = self.clock - core::mem::replace(&mut books.entitled_at, self.clock);
+        let entitled = self.buckets.entitled(port.index(), Cycles(passed));
+        counters.cycles_entitled.add(entitled.0);
+        let tokens = self.buckets.tokens(port.index());
+        counters.tokens.set(tokens.max(0).unsigned_abs());
+        counters.debt.set(tokens.min(0).unsigned_abs());
+    }
+
+    /// Books what the port's home told this worker, and tells it the level.
+    pub(super) fn book(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
+        if !self.buckets.is_metered(port.index()) {
+            return;
+        }
+        let told = notes.told(port, me);
+        let books = &mut self.books[port.index()];
+        let due = told - core::mem::replace(&mut books.booked, told);
+        let passed = self.clock - core::mem::replace(&mut books.noted_at, self.clock);
+        let generated = self.buckets.entitled(port.index(), Cycles(passed)).0;
+        let before = self.buckets.tokens(port.index());
+        let spent = books.noted.saturating_add_unsigned(generated).saturating_sub(before);
+        self.buckets.transfer(port.index(), due);
+        books.noted = before.saturating_add(due);
+        let depth = self.buckets.depth(port.index());
+        notes.note(port, me, forecast(books.noted, spent), told, depth);
+    }
+
+    /// Ignores what a port's home told this worker before it had a bucket for it.
+    pub(super) fn begin_books(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
+        let books = &mut self.books[port.index()];
+        (books.booked, books.spent) = (notes.told(port, me), notes.spent(port));
+        notes.note(port, me, self.buckets.tokens(port.index()), books.booked, 0);
+    }
+
+    /// On how many workers a port has queue pairs; true: that is news.
+    pub(super) fn set_parts(&mut self, port: PortId, parts: u64) -> bool {
+        let books = &mut self.books[port.index()];
+        core::mem::replace(&mut books.parts, parts) != parts
+    }
+
+    /// By the home of a port with queue pairs on `owners`, a bit each: takes what others spent for
+    /// it, and has tokens moved from where they are not needed.
+    pub(super) fn settle(&mut self, port: PortId, owners: u32, notes: &Notes) {
+        let books = &mut self.books[port.index()];
+        let spent = notes.spent(port);
+        let due = spent.wrapping_sub(core::mem::replace(&mut books.spent, spent));
+        self.buckets.charge_elsewhere(port.index(), Cycles(due));
+        let passed = self.clock - core::mem::replace(&mut books.settled_at, self.clock);
+        if owners.count_ones() < 2 {
+            return;
+        }
+        // What others left and the weights gave one worker's bucket stays there.
+        let generated = self.buckets.entitled(port.index(), Cycles(passed)).0;
+        let cap = match self.buckets.mode(port.index()) {
+            Mode::Strict => i64::MAX,
+            Mode::MinMax => i64::try_from(generated).unwrap_or(i64::MAX),
+        };
+        let mut all = [Owner::default(); WORKERS_MAX];
+        let workers = || (0_u16..).map(WorkerId).take(notes.workers().min(WORKERS_MAX));
+        let owns = |worker: WorkerId| owners & 1 << worker.0 != 0;
+        let mut count = 0;
+        for worker in workers().filter(|&worker| owns(worker)) {
+            let (level, depth) = notes.level(port, worker);
+            all[count] = Owner { level, depth, cap, moved: 0 };
+            count += 1;
+        }
+        settle(&mut all[..count]);
+        for (worker, owner) in workers().filter(|&worker| owns(worker)).zip(&all) {
+            if owner.moved != 0 {
+                notes.tell(port, worker, owner.moved);
+            }
+        }
+    }
+
+    /// Whether a port has a bucket here.
+    pub(super) fn is_metered(&self, port: PortId) -> bool {
+        self.buckets.is_metered(port.index())
+    }
+
     /// Cycles in which no batch could run.
     #[inline]
     pub(super) fn lose(&mut self, cycles: Cycles) {
@@ -161,6 +333,7 @@ impl Meter {
         (self.refilled_at, self.lost) = (now.0, 0);
         self.due = now.0.saturating_add(self.interval);
         self.throttled = false;
+        self.clock += elapsed;
         self.buckets.refill(Cycles(elapsed));
         core::mem::take(&mut self.passed)
     }

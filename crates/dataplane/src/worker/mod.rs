@@ -15,11 +15,13 @@ mod handover;
 mod interrupter;
 mod membership;
 mod meter;
+mod metering;
 mod pace;
 mod peers;
 mod positions;
 mod request;
 mod resting;
+mod split;
 mod stolen;
 mod thread;
 mod workers;
@@ -50,7 +52,7 @@ use crate::classify::{Classifier, ClassifierConfig, Snapshot};
 use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
-use crate::schedule::{Discipline, PortQos, Readiness, Schedule, ScheduleKind, Unit};
+use crate::schedule::{Discipline, Readiness, Schedule, ScheduleKind, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
 use bound::BatchBound;
 use handover::Found;
@@ -65,8 +67,6 @@ pub const SAMPLE_EVERY: u32 = 64;
 pub const QUEUES_MAX: usize = 8;
 /// Batches after which notifications go out even if the sweep is not over.
 const NOTIFY_EVERY: u32 = 8;
-/// Looks a refill at those who had no turn.
-const GLANCES: u32 = 4;
 
 /// What a worker is started with.
 #[derive(Clone, Debug)]
@@ -375,6 +375,10 @@ impl<C: CycleCounter> Worker<C> {
             self.meter.lose(passed.saturating_sub(cost));
             self.pace.spend(cost, now);
             self.meter.charge(source, cost, false);
+            if !self.meter.is_metered(source) {
+                let peers = &self.egress.peers;
+                peers.directory().notes.spend(source, peers.id(), cost.0);
+            }
             self.last = now;
         }
         self.counters.taken_over.add(frames as u64);
@@ -427,63 +431,6 @@ impl<C: CycleCounter> Worker<C> {
         }
         self.meter.note_passed();
         None
-    }
-
-    /// Generates cycles for those who bought some, and lets those go on that waited for them.
-    #[inline(never)]
-    fn refill(&mut self) {
-        let passed = self.meter.refill(self.last);
-        let meter = &self.meter;
-        self.schedule.release(&|port| meter.may_run(port));
-        self.counters.refills.add(1);
-        let ledger = self.meter.ledger();
-        self.counters.cycles_generated.set(ledger.generated);
-        self.counters.cycles_discarded.set(ledger.discarded);
-        // Others may fill the core for long: whoever has no turn meanwhile, though it has tokens,
-        // must not be taken for idle.
-        for _ in 0..if passed { 0 } else { GLANCES } {
-            let Some(unit) = self.schedule.glance() else { break };
-            let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
-            let waiting = queue.pending(self.last) == Pending::Yes;
-            self.meter.note_waiting(unit.port, waiting);
-        }
-    }
-
-    /// What a port bought, by the snapshot.
-    pub(super) fn qos(&self, port: PortId) -> PortQos {
-        let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
-        policy.map_or_else(PortQos::default, |policy| policy.qos)
-    }
-
-    /// Its class.
-    pub(super) fn class(&self, port: PortId) -> Priority {
-        self.qos(port).priority
-    }
-
-    /// A port that has queue pairs here is scheduled by what the snapshot says from now on, with
-    /// `tokens` that it brings along.
-    pub(super) fn schedule_port(&mut self, port: PortId, tokens: i64) {
-        let qos = self.qos(port);
-        self.schedule.set_class(port, qos.priority);
-        self.meter.set(port, &qos, tokens, self.last);
-        // Who is held may have become free to run.
-        let meter = &self.meter;
-        self.schedule.release(&|port| meter.may_run(port));
-    }
-
-    /// The count at which a worker that found nothing would find something although nothing
-    /// happened outside: a simulation must not skip beyond it.
-    #[must_use]
-    pub fn next_due(&self) -> Option<Cycles> {
-        let refill = self.meter.next_due(self.schedule.held() > 0);
-        // Before the rest is over no refill makes a difference.
-        self.pace.next_due(self.last).or(refill)
-    }
-
-    /// A port's tokens here.
-    #[must_use]
-    pub fn tokens(&self, port: PortId) -> i64 {
-        self.meter.tokens(port)
     }
 
     /// A queue pair from which nothing comes is no longer polled, if its port can tell when that
@@ -598,7 +545,7 @@ impl<C: CycleCounter> Worker<C> {
         self.meter.lose(passed.saturating_sub(cost));
         self.pace.spend(cost, now);
         self.bound.note(unit.port, policy.qos.priority, frames, cost);
-        let left = self.meter.charge(unit.port, cost, more);
+        let left = self.meter.charge_batch(unit.port, cost, more, now, counters);
         self.schedule.ran(unit);
         if !left {
             self.schedule.hold(unit);

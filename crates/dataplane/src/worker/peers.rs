@@ -56,7 +56,7 @@ impl Mesh {
     /// For `workers` workers and up to `ports` ports.
     #[must_use]
     pub fn new(workers: u16, ports: usize) -> Self {
-        let directory = Arc::new(Directory::new(ports));
+        let directory = Arc::new(Directory::new(ports, workers.into()));
         let peers = |id| Peers {
             id: WorkerId(id),
             directory: Arc::clone(&directory),
@@ -82,7 +82,7 @@ impl Peers {
     /// Of a worker that is alone.
     #[must_use]
     pub fn none(ports: usize) -> Self {
-        let directory = Arc::new(Directory::new(ports));
+        let directory = Arc::new(Directory::new(ports, 1));
         Self { id: WorkerId(0), directory, outboxes: Vec::new(), inboxes: Vec::new(), next: 0 }
     }
 

@@ -1,0 +1,129 @@
+//! What the worker does about cycles beside running batches: refills, its ports' books, and terms
+//! that change.
+
+use penstock_units::{Cycles, PortId, Priority};
+
+use super::Worker;
+use crate::port::Pending;
+use crate::schedule::{PortQos, Schedule};
+use crate::tsc::CycleCounter;
+
+/// Ports whose counters are brought up to date with each refill; and among several workers, where
+/// 28 ports are gone round in 350 us.
+const BOOKS: u32 = 2;
+const BOOKS_SHARED: u32 = 4;
+/// Looks a refill at those who had no turn.
+const GLANCES: u32 = 4;
+
+impl<C: CycleCounter> Worker<C> {
+    /// Generates cycles for those who bought some, and lets those go on that waited for them.
+    #[inline(never)]
+    pub(super) fn refill(&mut self) {
+        let passed = self.meter.refill(self.last);
+        let meter = &self.meter;
+        self.schedule.release(&|port| meter.may_run(port));
+        self.counters.refills.add(1);
+        let ledger = self.meter.ledger();
+        self.counters.cycles_generated.set(ledger.generated);
+        self.counters.cycles_discarded.set(ledger.discarded);
+        self.keep_books();
+        // Others may fill the core for long: whoever has no turn meanwhile, though it has tokens,
+        // must not be taken for idle.
+        for _ in 0..if passed { 0 } else { GLANCES } {
+            let Some(unit) = self.schedule.glance() else { break };
+            let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
+            let waiting = queue.pending(self.last) == Pending::Yes;
+            self.meter.note_waiting(unit.port, waiting);
+        }
+    }
+
+    /// Brings the books of some ports up to date, others each time.
+    fn keep_books(&mut self) {
+        let alone = self.egress.peers.is_empty();
+        for _ in 0..if alone { BOOKS } else { BOOKS_SHARED } {
+            let Some(port) = self.meter.next_port() else { return };
+            if let Some(counters) = &self.port_counters[port.index()] {
+                self.meter.publish(port, counters);
+            }
+            if !alone {
+                self.share(port);
+            }
+        }
+    }
+
+    /// Gives and takes what the port's other workers have to spare or need.
+    fn share(&mut self, port: PortId) {
+        let qos = self.qos(port);
+        let peers = &self.egress.peers;
+        let (directory, me) = (peers.directory(), peers.id());
+        let owners = directory.owners(port);
+        if self.meter.set_parts(port, u64::from(owners.count_ones()).max(1)) {
+            self.meter.set(port, &qos, 0, self.last);
+        }
+        self.meter.book(port, me, &directory.notes);
+        if owners.trailing_zeros() == u32::from(me.0) {
+            self.meter.settle(port, owners, &directory.notes);
+        }
+    }
+
+    /// A port's bucket goes away; its tokens are left for the worker that gets its queue pairs.
+    pub(super) fn forget_bucket(&mut self, port: PortId) -> i64 {
+        let peers = &self.egress.peers;
+        if !peers.is_empty() {
+            self.meter.book(port, peers.id(), &peers.directory().notes);
+        }
+        if let Some(counters) = self.port_counters[port.index()].as_deref()
+            && self.meter.is_metered(port)
+        {
+            self.meter.publish(port, counters);
+            counters.tokens.set(0);
+            counters.debt.set(0);
+        }
+        self.meter.leave(port)
+    }
+
+    /// What a port bought, by the snapshot.
+    pub(super) fn qos(&self, port: PortId) -> PortQos {
+        let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
+        policy.map_or_else(PortQos::default, |policy| policy.qos)
+    }
+
+    /// Its class.
+    pub(super) fn class(&self, port: PortId) -> Priority {
+        self.qos(port).priority
+    }
+
+    /// A port that has queue pairs here is scheduled by what the snapshot says from now on, with
+    /// `tokens` that it brings along.
+    pub(super) fn schedule_port(&mut self, port: PortId, tokens: i64) {
+        let qos = self.qos(port);
+        self.schedule.set_class(port, qos.priority);
+        let before = self.meter.is_metered(port);
+        if before && !qos.ingress.is_metered() {
+            self.forget_bucket(port);
+        }
+        self.meter.set(port, &qos, tokens, self.last);
+        if !before && self.meter.is_metered(port) && !self.egress.peers.is_empty() {
+            let peers = &self.egress.peers;
+            self.meter.begin_books(port, peers.id(), &peers.directory().notes);
+        }
+        // Who is held may have become free to run.
+        let meter = &self.meter;
+        self.schedule.release(&|port| meter.may_run(port));
+    }
+
+    /// The count at which a worker that found nothing would find something although nothing
+    /// happened outside: a simulation must not skip beyond it.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Cycles> {
+        let refill = self.meter.next_due(self.schedule.held() > 0);
+        // Before the rest is over no refill makes a difference.
+        self.pace.next_due(self.last).or(refill)
+    }
+
+    /// A port's tokens here.
+    #[must_use]
+    pub fn tokens(&self, port: PortId) -> i64 {
+        self.meter.tokens(port)
+    }
+}

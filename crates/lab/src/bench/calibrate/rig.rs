@@ -26,8 +26,10 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_millis(4);
 /// The longest wait for silence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(2);
-/// Descriptors of each ring.
+/// Descriptors of each sender's ring.
 const RING: u16 = 256;
+/// Descriptors of the receiver's.
+const RING_OF_ALL: u16 = 1024;
 /// A window with more wait for a core than this share of it is taken again.
 const QUIET: f64 = 0.01;
 /// Turns between two looks at the clock.
@@ -95,7 +97,10 @@ impl Setting {
             if self.ring == RingKind::Packed {
                 vm.wanted = vm.wanted | Features::RING_PACKED;
             }
-            if number > 0 {
+            if number == 0 {
+                // Room for a burst of every sender.
+                vm.ring_size = RING_OF_ALL;
+            } else {
                 vm.to = Some(vm_name(0));
                 vm.vlan = self.vlan;
                 vm.rate = Rate::Stop;
@@ -278,6 +283,9 @@ fn drive(vms: &mut [LoadVm], secs: f64, burst: usize) -> anyhow::Result<u64> {
         for _ in 0..TURNS {
             for vm in vms.iter_mut() {
                 vm.turn(now, burst)?;
+            }
+            if let Some(receiver) = vms.first_mut() {
+                while receiver.receive() > 0 {}
             }
         }
         elapsed = began.elapsed();

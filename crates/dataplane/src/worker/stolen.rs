@@ -5,8 +5,8 @@
 //! run-queue wait (`/proc/thread-self/schedstat`) grew meanwhile by most of the excess over what
 //! the batch should have cost, it is charged just that, and the rest goes to the account `stolen`,
 //! never to the sender. What it should have cost the cost model says; without one, the usual cost
-//! of batches. Of a smaller wait only the wait itself is stolen. **Cost.** One comparison a batch; one
-//! system call only when the cost is suspicious. The kernel does not show the time a hypervisor
+//! of batches. Of a smaller wait only the wait itself is stolen. **Cost.** One comparison a batch;
+//! one system call only when the cost is suspicious. The kernel does not show the time a hypervisor
 //! took from the whole machine here; that is left in the batch.
 
 use std::fs::File;

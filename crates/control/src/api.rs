@@ -229,7 +229,7 @@ pub struct Explanation {
     /// The same in words; empty without a contract.
     pub profile: String,
     /// The longest that a frame of its class waits for its batch, in microseconds; `None` where
-    /// there is no bound (`round-robin`).
+    /// it is not worked out, as in this release.
     pub bound_us: Option<u64>,
 }
 

@@ -6,7 +6,7 @@
 //! it does not wait for the interval's end: an eighth of it is enough. What is generated is what
 //! the core could have spent: the time since the last refill, less what the kernel took away, what
 //! control requests took, and what ports without a bucket spent. **Cost.** Without any metered
-//! port: one load and comparison a look, and one comparison a batch.
+//! port: one load and comparison a look, and a few of them and an addition a batch.
 
 use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth};
 use penstock_qos::share::{Owner, forecast, settle};

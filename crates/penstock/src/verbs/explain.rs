@@ -93,7 +93,7 @@ fn text(answer: &Explanation) -> String {
         "latency",
         match answer.bound_us {
             Some(us) => format!("a frame of its class waits at most {us} us for its batch"),
-            None => "no bound: it needs schedule = \"hbs\" and cycle policies".to_owned(),
+            None => "its bound is not worked out in this release".to_owned(),
         },
     );
     line(

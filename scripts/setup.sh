@@ -20,7 +20,7 @@ want() {
     build:demo | build:test | demo:test) return ;;
     build:bench | demo:bench | test:bench | bench:test) return ;;
     esac
-    have "$3" && return
+    have "$3" || [ -e "$3" ] && return
     missing+=("$2")
     say "missing: $2 ($4)"
 }
@@ -74,6 +74,9 @@ want test valgrind valgrind "counts the data path's instructions"
 # Its service is not used and need not run: the benchmark starts an OVS of its own.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
     "the switch to compare with"
+# Without it, which it does not depend on, it finds no memory pool and takes no port.
+want bench librte-mempool-ring23 \
+    "/usr/lib/$(uname -m)-linux-gnu/dpdk/pmds-23.0/librte_mempool_ring.so.23" "memory of that switch"
 # Neither are the services of these: live figures start programs of their own in namespaces.
 want bench qperf qperf "measures latency in live figures"
 want bench wrk wrk "puts web servers under pressure in live figures"

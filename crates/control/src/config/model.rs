@@ -283,14 +283,14 @@ pub struct SlowPath {
     /// Frames per second, 1 to 10000000. Default 1000.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub per_second: u32,
-    /// Frames at once, 1 to 1000000. Default 1000.
+    /// Frames at once, 1 to 1000000. Default 64.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub burst: u32,
 }
 
 impl Default for SlowPath {
     fn default() -> Self {
-        Self { per_second: 1_000, burst: 1_000 }
+        Self { per_second: 1_000, burst: 64 }
     }
 }
 
@@ -368,7 +368,7 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub ip: Vec<IpAddr>,
-    /// Its allowance of slow-path frames. Default: `{ per_second = 1000, burst = 1000 }` for a
+    /// Its allowance of slow-path frames. Default: `{ per_second = 1000, burst = 64 }` for a
     /// tenant's port, none for a shared one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_path: Option<SlowPath>,

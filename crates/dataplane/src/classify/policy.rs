@@ -98,8 +98,10 @@ pub struct SlowPathLimit {
 }
 
 impl SlowPathLimit {
-    /// For a VM: enough for ARP and a boot, far too little to disturb anyone.
-    pub const DEFAULT: Self = Self { per_second: 1_000, burst: 1_000 };
+    /// For a VM: enough for ARP and a boot, far too little to disturb anyone. What it may flood at
+    /// once fits four times into the smallest ring that drivers use (256), so that a neighbour's
+    /// own frames find room behind it.
+    pub const DEFAULT: Self = Self { per_second: 1_000, burst: 64 };
     /// Refuses nothing; for uplinks.
     pub const UNLIMITED: Self = Self { per_second: u32::MAX, burst: u32::MAX };
 }

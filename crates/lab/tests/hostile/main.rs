@@ -66,6 +66,7 @@ fn neighbours_do_not_notice(act: Act) {
     let stage = stage(&rig);
     std::thread::scope(|scope| {
         let hostile = scope.spawn(|| play(&stage));
+        let _stopped = Stopped(&stage.stop, &rig);
         let mut n = 0;
         while n < FRAMES || stage.rounds.load(Ordering::Relaxed) < ROUNDS {
             assert!(!hostile.is_finished(), "{name}: the act broke off");
@@ -73,12 +74,25 @@ fn neighbours_do_not_notice(act: Act) {
             exchange(name, n, (1, &mut b), (0, &mut a));
             n += 16;
         }
-        stage.stop.store(true, Ordering::Relaxed);
     });
     let after = [rig.counters(0).dropped(), rig.counters(1).dropped()];
     assert_eq!(after, before, "{name}: dropped frames of the neighbours'");
     rig.check();
     assert!(rig.counters(0).forwarded >= u64::from(FRAMES), "{name}");
+}
+
+/// Ends the act when the neighbours are done, also by a failure: its scope waits for it.
+struct Stopped<'a>(&'a AtomicBool, &'a Rig);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        if std::thread::panicking() {
+            for port in 0..4 {
+                println!("port {port}: {:?}", self.1.counters(port));
+            }
+        }
+    }
 }
 
 /// Sixteen frames from one neighbour to the other.

@@ -18,10 +18,7 @@ use std::sync::Arc;
 use super::ring::call::Call;
 use super::ring::frames::{prefetch_source, take_pieces, take_plain};
 use super::ring::pieces::{Piece, add_pieces, indirect_table};
-use super::ring::{
-    BAD_CHAINS_MAX, BODY_PREFETCH_AHEAD, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX,
-    SEARCH_MAX,
-};
+use super::ring::{BAD_CHAINS_MAX, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX, SEARCH_MAX};
 pub use super::ring::{RING_SIZE_MAX, RingError, RingSpec};
 use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
 use crate::mem::prefetch_write;

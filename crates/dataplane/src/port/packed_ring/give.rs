@@ -1,8 +1,8 @@
 //! Frames into the driver's receive buffers.
 
-use super::super::ring::frames::{count_sent, prefetch_body, write_pieces, write_plain};
+use super::super::ring::frames::{count_sent, write_all, write_pieces};
 use super::super::ring::pieces::Piece;
-use super::super::ring::{BODY_PREFETCH_AHEAD, F_WRITE, PIECES_MAX, SEARCH_MAX};
+use super::super::ring::{F_WRITE, PIECES_MAX, SEARCH_MAX};
 use super::walk::Walked;
 use super::{PackedRing, Singles};
 use crate::batch::{Batch, CHAIN_MAX};
@@ -68,17 +68,9 @@ impl PackedRing {
     ) {
         let header = self.header;
         let pieces = &singles.pieces[first..][..frames.len()];
-        for (k, (&i, piece)) in frames.iter().zip(pieces).enumerate() {
-            if let Some(&ahead) = frames.get(k + BODY_PREFETCH_AHEAD)
-                && batch.at(usize::from(ahead)).has_segments()
-            {
-                let to = pieces.get(k + BODY_PREFETCH_AHEAD);
-                prefetch_body(batch, usize::from(ahead), to.copied(), header);
-            }
-            // SAFETY: the piece has room for header and frame, all in one region.
-            // WHY: raw copies are the only lawful way into guest memory.
-            unsafe { write_plain(batch, usize::from(i), piece.at, header) };
-        }
+        // SAFETY: each piece has room for header and frame, all in one region.
+        // WHY: raw copies are the only lawful way into guest memory.
+        unsafe { write_all(batch, frames, pieces, header) };
         for (&i, &id) in frames.iter().zip(&singles.ids[first..]) {
             let frame = batch.at(usize::from(i));
             self.consume(1);

@@ -6,6 +6,7 @@
 pub(super) mod call;
 pub(super) mod frames;
 pub(super) mod pieces;
+mod wide;
 
 use std::fs::File;
 

@@ -2,10 +2,10 @@
 #![allow(unsafe_code, reason = "buffers in guest memory; invariants stated per block")]
 
 use super::{
-    BATCH_FRAMES, BODY_PREFETCH_AHEAD, BadChain, Batch, CHAIN_MAX, F_WRITE, PIECES_MAX, Piece,
-    SEARCH_MAX, SplitRing, TxOutcome,
+    BATCH_FRAMES, BadChain, Batch, CHAIN_MAX, F_WRITE, PIECES_MAX, Piece, SEARCH_MAX, SplitRing,
+    TxOutcome,
 };
-use crate::port::ring::frames::{count_sent, prefetch_body, write_pieces, write_plain};
+use crate::port::ring::frames::{count_sent, write_all, write_pieces};
 
 impl SplitRing {
     /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
@@ -54,17 +54,9 @@ impl SplitRing {
         }
         let header = self.header;
         let pieces = &self.burst.plain[first..][..frames.len()];
-        for (k, (&i, piece)) in frames.iter().zip(pieces).enumerate() {
-            if let Some(&ahead) = frames.get(k + BODY_PREFETCH_AHEAD)
-                && batch.at(usize::from(ahead)).has_segments()
-            {
-                let to = pieces.get(k + BODY_PREFETCH_AHEAD);
-                prefetch_body(batch, usize::from(ahead), to.copied(), header);
-            }
-            // SAFETY: the piece has room for header and frame, all in one region.
-            // WHY: raw copies are the only lawful way into guest memory.
-            unsafe { write_plain(batch, usize::from(i), piece.at, header) };
-        }
+        // SAFETY: each piece has room for header and frame, all in one region.
+        // WHY: raw copies are the only lawful way into guest memory.
+        unsafe { write_all(batch, frames, pieces, header) };
         let (mut bytes, mut tso) = (0, 0);
         for (k, &i) in (0..).zip(frames) {
             let frame = batch.at(usize::from(i));

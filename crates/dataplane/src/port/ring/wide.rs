@@ -1,0 +1,180 @@
+//! Frames into a driver's buffers, a whole cache line with each store (AVX-512).
+//!
+//! **Problem.** The receiver had the lines of its buffers last. A store to a line that is still on
+//! its way waits in the core's store queue, which empties in order and holds some 64 stores: with
+//! moves of 16 bytes a frame of 64 takes six of them, one of 1518 takes 97. **Rule.** Header and
+//! frame are put together in registers and written by lines of the destination, one store a line,
+//! so that many times more lines can be asked for at once. What lies in the buffer before is never
+//! read. **Cost.** None where a CPU gains nothing by it: [`pays`] says so, and the caller goes the
+//! ordinary way.
+#![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
+
+use core::arch::x86_64::{
+    __cpuid, __m512i, __mmask64, _mm_cvtsi64_si128, _mm_insert_epi32, _mm512_loadu_si512,
+    _mm512_mask_loadu_epi8, _mm512_mask_storeu_epi8, _mm512_maskz_loadu_epi8, _mm512_storeu_si512,
+    _mm512_zextsi128_si512,
+};
+
+use std::sync::LazyLock;
+
+use super::frames::write_plain;
+use crate::batch::Batch;
+use crate::offload::VNET_HDR_LEN;
+
+const LINE: usize = 64;
+/// What is longer is left to the library, which knows larger moves.
+const LONGEST: usize = 2048;
+
+/// Whether it pays on this CPU: one of Intel's that can. AMD's of family 25 can, and carry out such
+/// a store in two halves: there it gains nothing (docs/measurements.md).
+#[inline(always)]
+pub(super) fn pays() -> bool {
+    static PAYS: LazyLock<bool> = LazyLock::new(|| usable() && is_intel());
+    *PAYS
+}
+
+/// Whether this CPU can do it at all.
+fn usable() -> bool {
+    // The interpreter of the test lane `miri` does not know these instructions.
+    !cfg!(miri)
+        && std::is_x86_feature_detected!("avx512f")
+        && std::is_x86_feature_detected!("avx512bw")
+}
+
+fn is_intel() -> bool {
+    let vendor = __cpuid(0);
+    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+    name.as_flattened() == b"GenuineIntel"
+}
+
+/// The lowest `n` of 64 bytes; all of them for 64 and more.
+#[inline(always)]
+const fn lowest(n: usize) -> __mmask64 {
+    if n >= LINE { !0 } else { (1 << n) - 1 }
+}
+
+/// A frame of which the first bytes lie in a slot of ours and the others in one piece.
+struct Source {
+    slot: *const u8,
+    head: usize,
+    rest: *const u8,
+}
+
+impl Source {
+    /// The `n` bytes (at most 64) of the frame from `p` on; zeros behind them.
+    ///
+    /// # Safety
+    /// The frame has `p + n` bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn line(&self, p: usize, n: usize) -> __m512i {
+        let here = self.head.saturating_sub(p);
+        // SAFETY: of each part only the bytes that are the frame's are read: a masked move does
+        // not touch the others. WHY: no slice over guest memory may exist, and each byte of it is
+        // read once.
+        unsafe {
+            if here >= n {
+                return _mm512_maskz_loadu_epi8(lowest(n), self.slot.add(p).cast());
+            }
+            let behind = self.rest.wrapping_add(p).wrapping_sub(self.head);
+            if here == 0 {
+                if n >= LINE {
+                    return _mm512_loadu_si512(behind.cast());
+                }
+                return _mm512_maskz_loadu_epi8(lowest(n), behind.cast());
+            }
+            let first = _mm512_maskz_loadu_epi8(lowest(here), self.slot.add(p).cast());
+            _mm512_mask_loadu_epi8(first, lowest(n) & !lowest(here), behind.cast())
+        }
+    }
+}
+
+/// Header, head and rest of frame `i`, one behind the other at `at`; what [`write_plain`] does with
+/// a header of [`VNET_HDR_LEN`] bytes.
+///
+/// # Safety
+/// As [`write_plain`]; and the CPU has AVX-512 (F and BW).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn write_lines(batch: &Batch, i: usize, at: *mut u8) {
+    let frame = batch.at(i);
+    let total = VNET_HDR_LEN + frame.len as usize;
+    // The first line of the buffer that holds nothing of the header.
+    let mut o = LINE - (at.addr() & (LINE - 1));
+    let segments = batch.segments(i);
+    if segments.len() > 1 || o < VNET_HDR_LEN || !(LINE..=LONGEST).contains(&total) {
+        // SAFETY: the caller's promise.
+        return unsafe { write_plain(batch, i, at, VNET_HDR_LEN) };
+    }
+    let rest = segments.first().map_or(core::ptr::null(), |s| s.data);
+    let source = Source { slot: batch.head_at(i), head: frame.head_len(), rest };
+    // SAFETY: reads are the frame's own `total - VNET_HDR_LEN` bytes; the first line's come from
+    // the slot, which has the whole of a frame of up to 128 bytes and 128 of a longer one. Writes
+    // lie within the `total` bytes that the buffer has room for. The offload's first eight bytes
+    // are the header's (`repr(C)`, little-endian hosts only).
+    // WHY: raw moves are the only lawful way into guest memory; one store a line is the point.
+    unsafe {
+        let header = {
+            let first = (&raw const frame.offload).cast::<i64>().read_unaligned();
+            let last = frame.offload.last_word(1).cast_signed();
+            _mm512_zextsi128_si512(_mm_insert_epi32::<2>(_mm_cvtsi64_si128(first), last))
+        };
+        let behind = !lowest(VNET_HDR_LEN);
+        let first = source.slot.wrapping_sub(VNET_HDR_LEN);
+        let line = _mm512_mask_loadu_epi8(header, behind, first.cast());
+        _mm512_storeu_si512(at.cast(), line);
+        while o + LINE <= total {
+            let line = source.line(o - VNET_HDR_LEN, LINE);
+            _mm512_storeu_si512(at.add(o).cast(), line);
+            o += LINE;
+        }
+        if o < total {
+            let n = total - o;
+            let line = source.line(o - VNET_HDR_LEN, n);
+            _mm512_mask_storeu_epi8(at.add(o).cast(), lowest(n), line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::Offload;
+
+    /// A header and a frame of `len` bytes at `skip` behind a line's begin, and what is around it.
+    fn written(len: usize, skip: usize, tagged: bool, wide: bool) -> Vec<u8> {
+        let frame: Vec<u8> = (1..252_u8).cycle().take(len).collect();
+        let mut batch = Batch::new();
+        let offload = Offload { flags: 1, csum_start: 34, csum_offset: 16, ..Offload::NONE };
+        batch.push(&frame, offload).unwrap();
+        batch.frame_mut(0).tci = 100;
+        batch.set_tagged(0, tagged);
+        let mut out = vec![0xee_u8; len + 256];
+        let at = out.as_ptr().addr().next_multiple_of(LINE) - out.as_ptr().addr() + skip;
+        // SAFETY: `out` has room for what is put before, the header and the frame, which lies in
+        // the batch; `wide` is only true where the CPU can.
+        unsafe {
+            let to = out.as_mut_ptr().add(at);
+            if wide { write_lines(&batch, 0, to) } else { write_plain(&batch, 0, to, VNET_HDR_LEN) }
+        }
+        out.split_off(at - skip)
+    }
+
+    #[test]
+    fn every_length_at_every_place_in_a_line_is_written_as_by_ordinary_moves() {
+        if !usable() {
+            println!("SKIP: this CPU has no AVX-512");
+            return;
+        }
+        for len in (14..400).chain(1000..1010).chain(1500..1530).chain(2030..2060) {
+            for skip in 0..LINE {
+                for tagged in [false, true] {
+                    let narrow = written(len, skip, tagged, false);
+                    let wide = written(len, skip, tagged, true);
+                    let same = narrow.len().min(wide.len()).min(len + 160);
+                    assert!(narrow[..same] == wide[..same], "{len} bytes at {skip}, {tagged}");
+                }
+            }
+        }
+    }
+}

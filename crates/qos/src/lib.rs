@@ -5,15 +5,22 @@
 //! tests. Its users are the worker of `penstock-dataplane` and, for what is decided once or every
 //! second (`cost_model`, `admission`, `learner`), control.
 //!
-//! Source: C2QoS (J. Syst. Archit. 116, 2021).
+//! Sources: C2QoS (J. Syst. Archit. 116, 2021); FS-VDE (J. Lee et al., fair shares of an uplink by
+//! client); "Defeating Network Jitter for Virtual Machines" (L. Cheng, C.-L. Wang).
 #![forbid(unsafe_code)]
 
 pub mod admission;
 pub mod bottleneck;
 pub mod c2tb;
 pub mod cost_model;
+pub mod discipline;
+pub mod eevdf;
+pub mod fair_share;
 pub mod hbs;
 pub mod latency_bound;
 pub mod learner;
 pub mod policer;
 pub mod share;
+pub mod vtrr;
+
+mod heap;

@@ -1,0 +1,88 @@
+//! Queues of frames through one array: a VM's frames in their order, for as many VMs as there are.
+
+use penstock_units::Nanos;
+
+const NIL: u32 = u32::MAX;
+
+/// A frame that waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame<T> {
+    pub item: T,
+    pub bytes: u32,
+    pub since: Nanos,
+    next: u32,
+}
+
+/// First in, first out; the frames are in a [`Pool`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queue {
+    head: u32,
+    tail: u32,
+    pub frames: u32,
+    pub bytes: u64,
+}
+
+impl Queue {
+    pub const EMPTY: Self = Self { head: NIL, tail: NIL, frames: 0, bytes: 0 };
+
+    pub const fn is_empty(&self) -> bool {
+        self.head == NIL
+    }
+}
+
+/// The places of all frames.
+#[derive(Clone, Debug)]
+pub(super) struct Pool<T> {
+    frames: Box<[Frame<T>]>,
+    free: u32,
+}
+
+impl<T: Copy + Default> Pool<T> {
+    pub fn new(frames: u32) -> Self {
+        let place = |n: u32| {
+            let next = if n + 1 < frames { n + 1 } else { NIL };
+            Frame { item: T::default(), bytes: 0, since: Nanos::ZERO, next }
+        };
+        let free = if frames == 0 { NIL } else { 0 };
+        Self { frames: (0..frames).map(place).collect(), free }
+    }
+
+    pub const fn is_full(&self) -> bool {
+        self.free == NIL
+    }
+
+    pub fn head(&self, queue: &Queue) -> Option<&Frame<T>> {
+        self.frames.get(queue.head as usize)
+    }
+
+    /// Puts a frame at the end; the pool is not full.
+    pub fn push(&mut self, queue: &mut Queue, item: T, bytes: u32, since: Nanos) {
+        let at = self.free;
+        let Some(place) = self.frames.get_mut(at as usize) else { return };
+        self.free = place.next;
+        *place = Frame { item, bytes, since, next: NIL };
+        match self.frames.get_mut(queue.tail as usize) {
+            Some(tail) => tail.next = at,
+            None => queue.head = at,
+        }
+        queue.tail = at;
+        queue.frames += 1;
+        queue.bytes += u64::from(bytes);
+    }
+
+    /// Takes the first.
+    pub fn pop(&mut self, queue: &mut Queue) -> Option<Frame<T>> {
+        let at = queue.head;
+        let place = self.frames.get_mut(at as usize)?;
+        let frame = *place;
+        place.next = self.free;
+        self.free = at;
+        queue.head = frame.next;
+        if queue.head == NIL {
+            queue.tail = NIL;
+        }
+        queue.frames -= 1;
+        queue.bytes -= u64::from(frame.bytes);
+        Some(frame)
+    }
+}

@@ -20,6 +20,7 @@ pub mod hbs;
 pub mod latency_bound;
 pub mod learner;
 pub mod policer;
+pub mod policing;
 pub mod share;
 pub mod vtrr;
 

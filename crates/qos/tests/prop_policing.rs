@@ -1,0 +1,131 @@
+//! Policing whatever comes: no tenant and no strict VM has more than depth + rate x time, and who
+//! keeps to its terms loses nothing.
+
+use penstock_qos::policer::Size;
+use penstock_qos::policing::{Policed, Policing, Sharing, Terms};
+use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
+use proptest::prelude::*;
+
+const VMS: usize = 3;
+
+/// Gaps: mostly short, sometimes minutes, so that buckets are full and idle for long.
+fn gap() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..200_000_u64, 2 => 0..200_000_000_u64, 1 => 0..100_000_000_000_u64]
+}
+
+fn frame() -> impl Strategy<Value = Size> {
+    prop_oneof![
+        4 => (60..=1_514_u32).prop_map(|bytes| Size { bytes, frames: 1 }),
+        1 => (2..=43_u32).prop_map(|frames| Size { bytes: frames * 1_514, frames }),
+    ]
+}
+
+fn terms() -> impl Strategy<Value = Terms> {
+    let bytes = (1_000_000..1_000_000_000_u64, 1..200_000_u32);
+    let frames = (100..1_000_000_u64, 1..500_u32);
+    let bytes = prop::option::of(bytes.prop_map(|(rate, depth)| (BitsPerSecond(rate), depth)));
+    let frames = prop::option::of(frames.prop_map(|(rate, depth)| (PacketsPerSecond(rate), depth)));
+    (bytes, frames).prop_map(|(bytes, frames)| Terms { bytes, frames })
+}
+
+type Passed = Vec<(u64, Size)>;
+
+/// No window passes more than the terms allow; a frame may be owed in each.
+fn within(passed: &Passed, terms: &Terms) -> Result<(), TestCaseError> {
+    let longest = passed.iter().map(|(_, size)| size.bytes).max().unwrap_or(0);
+    let most = passed.iter().map(|(_, size)| size.frames).max().unwrap_or(0);
+    for (first, (start, _)) in passed.iter().enumerate() {
+        let (mut bytes, mut frames) = (0_u128, 0_u128);
+        for (at, size) in &passed[first..] {
+            bytes += u128::from(size.bytes);
+            frames += u128::from(size.frames);
+            let time = u128::from(at - start);
+            if let Some((rate, depth)) = terms.bytes {
+                let bound = u128::from(depth.max(longest)) * 8_000_000_000;
+                prop_assert!(bytes * 8_000_000_000 <= bound + u128::from(rate.0) * time);
+            }
+            if let Some((rate, depth)) = terms.frames {
+                let bound = u128::from(depth.max(most)) * 1_000_000_000;
+                prop_assert!(frames * 1_000_000_000 <= bound + u128::from(rate.0) * time);
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn no_window_passes_more_than_depth_and_rate(
+        contract in terms(), parts in prop::collection::vec(terms(), VMS), borrow in any::<bool>(),
+        arrivals in prop::collection::vec((gap(), 0..VMS, frame()), 1..150),
+    ) {
+        let sharing = if borrow { Sharing::Borrow } else { Sharing::Strict };
+        let mut policing = Policing::new(1, VMS, sharing);
+        policing.set_tenant(0, Some(&contract), Nanos(0));
+        for (vm, part) in parts.iter().enumerate() {
+            policing.set_vm(vm, 0, Some(part), Nanos(0));
+        }
+        let (mut all, mut of_vm) = (Passed::new(), vec![Passed::new(); VMS]);
+        let mut now = 0;
+        for (gap, vm, size) in arrivals {
+            now += gap;
+            if policing.arrive(vm, size, Nanos(now)) == Policed::Pass {
+                all.push((now, size));
+                of_vm[vm].push((now, size));
+            }
+        }
+        within(&all, &contract)?;
+        if sharing == Sharing::Strict {
+            for (passed, part) in of_vm.iter().zip(&parts) {
+                within(passed, part)?;
+            }
+        }
+    }
+
+    /// The corrected Eq. (3): however long it was idle, a flood has the depth and its time's worth.
+    #[test]
+    fn idle_time_is_worth_no_more_than_the_depth(
+        rate in 100..100_000_u64, depth in 2..1_000_u32, idle in 1..1_000_u64,
+    ) {
+        let mut policing = Policing::new(0, 1, Sharing::Strict);
+        let terms = Terms { bytes: None, frames: Some((PacketsPerSecond(rate), depth)) };
+        policing.set_vm(0, 0, Some(&terms), Nanos(0));
+        let (start, size) = (idle * 1_000_000_000, Size { bytes: 64, frames: 1 });
+        // A second at ten times the rate.
+        let gap = 100_000_000 / rate;
+        let times = (0..10 * rate).map(|n| Nanos(start + n * gap));
+        let passed = times.filter(|now| policing.arrive(0, size, *now) == Policed::Pass).count();
+        let brought = rate * ((10 * rate - 1) * gap) / 1_000_000_000;
+        let (passed, most) = (passed as u64, u64::from(depth) + brought);
+        prop_assert!(passed <= most && passed + 1 >= most.min(10 * rate), "{passed} of {most}");
+    }
+
+    /// Siblings that keep to their parts, in bursts of their depth, lose nothing to a borrower.
+    #[test]
+    fn who_keeps_to_its_part_loses_nothing_to_a_borrower(
+        rate in 1_000..100_000_u64, burst in 1..20_u32,
+        rounds in prop::collection::vec((0..3_u64, 1..200_u64), 1..100),
+    ) {
+        let mut policing = Policing::new(1, 2, Sharing::Borrow);
+        let terms = |rate, depth| {
+            Terms { bytes: None, frames: Some((PacketsPerSecond(rate), depth)) }
+        };
+        // The sibling's burst and the frame under way of the borrower are in the lower half.
+        policing.set_tenant(0, Some(&terms(2 * rate, 2 * burst + 2)), Nanos(0));
+        policing.set_vm(0, 0, Some(&terms(rate, 1)), Nanos(0));
+        policing.set_vm(1, 0, Some(&terms(rate, burst)), Nanos(0));
+        let size = Size { bytes: 64, frames: 1 };
+        let mut now = 0;
+        for (idle, flood) in rounds {
+            for n in 0..flood {
+                let _ = policing.arrive(0, size, Nanos(now + n));
+            }
+            // Long enough for the sibling's own bucket to be full.
+            now += (idle + u64::from(burst)) * 1_000_000_000 / rate + 1_000;
+            let _ = policing.arrive(0, size, Nanos(now));
+            for _ in 0..burst {
+                prop_assert_eq!(policing.arrive(1, size, Nanos(now)), Policed::Pass);
+            }
+        }
+    }
+}

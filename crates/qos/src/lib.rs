@@ -13,6 +13,7 @@ pub mod admission;
 pub mod bottleneck;
 pub mod c2tb;
 pub mod cost_model;
+pub mod delay;
 pub mod discipline;
 pub mod eevdf;
 pub mod fair_share;
@@ -21,7 +22,9 @@ pub mod latency_bound;
 pub mod learner;
 pub mod policer;
 pub mod policing;
+pub mod shaper;
 pub mod share;
 pub mod vtrr;
+pub mod wheel;
 
 mod heap;

@@ -1,0 +1,123 @@
+use super::*;
+
+const RATES: [u64; 8] = [
+    256_000,
+    2_000_000,
+    4_000_000,
+    19_999_999,
+    20_000_000,
+    200_000_000,
+    2_000_000_000,
+    10_000_000_000,
+];
+
+fn smooth(rate: u64) -> Smooth {
+    Smooth::new(BitsPerSecond(rate)).unwrap()
+}
+
+/// Departures of a VM that always has a frame, until `secs`.
+fn backlogged(smooth: &mut Smooth, bytes: u32, secs: u64) -> Vec<(Nanos, u32)> {
+    let mut sent = Vec::new();
+    loop {
+        let at = smooth.depart(Nanos(0), bytes);
+        if at > Nanos::from_secs(secs) {
+            return sent;
+        }
+        sent.push((at, bytes));
+    }
+}
+
+/// Bits per second in [from, to), as a multiple of the rate.
+fn rate_in(sent: &[(Nanos, u32)], from: u64, to: u64, rate: u64) -> f64 {
+    let within = sent.iter().filter(|s| s.0 >= Nanos(from) && s.0 < Nanos(to));
+    let bytes: u64 = within.map(|s| u64::from(s.1)).sum();
+    #[expect(clippy::cast_precision_loss, reason = "a test")]
+    let (bits, ns) = (bytes as f64 * 8e9, (to - from) as f64);
+    #[expect(clippy::cast_precision_loss, reason = "a test")]
+    let rate = rate as f64;
+    bits / ns / rate
+}
+
+const SEC: u64 = 1_000_000_000;
+
+#[test]
+fn frames_at_2_mbit_s_are_six_milliseconds_apart() {
+    let mut smooth = smooth(2_000_000);
+    let sent = backlogged(&mut smooth, 1_500, 10);
+    for pair in sent.windows(2) {
+        assert!((pair[1].0.0 - pair[0].0.0).abs_diff(6_000_000) < 60_000, "{pair:?}");
+    }
+    let Window { low, centre, high } = smooth.window();
+    for (got, want) in [(low, 3_000.0), (centre, 4_000.0), (high, 5_000.0)] {
+        assert!((got / want - 1.0).abs() < 0.01, "{got} is not {want}");
+    }
+}
+
+#[test]
+fn the_mean_is_the_rate_at_any_rate_and_size() {
+    for rate in RATES {
+        for bytes in [64, 700, 1_514, 9_014, 65_000] {
+            if u64::from(bytes) * 8 * 1_000 > rate * 130 {
+                continue;
+            }
+            let secs = if rate > 1_000_000_000 && bytes < 1_000 { 2 } else { 10 };
+            let sent = backlogged(&mut smooth(rate).frames_up_to(bytes), bytes, secs);
+            let got = rate_in(&sent, SEC, secs * SEC, rate);
+            assert!((got - 1.0).abs() < 0.005, "{rate} bit/s, {bytes} B: {got}");
+        }
+    }
+}
+
+#[test]
+fn a_window_that_is_off_by_four_is_back_within_six_intervals() {
+    for rate in [256_000, 2_000_000, 2_000_000_000] {
+        for factor in [4.0, 0.25] {
+            let mut smooth = smooth(rate).off_by(factor);
+            let sent = backlogged(&mut smooth, 1_514, 20);
+            for k in 6..20 {
+                let got = rate_in(&sent, k * SEC, (k + 1) * SEC, rate);
+                // A second is not a whole number of frames.
+                #[expect(clippy::cast_precision_loss, reason = "a test")]
+                let frame = 1_514.0 * 8.0 / rate as f64;
+                assert!((got - 1.0).abs() < 0.01 + frame, "{rate} x {factor}, {k}: {got}");
+            }
+            let middle = smooth.window().centre / due(BitsPerSecond(rate));
+            assert!((middle - 1.0).abs() < 0.02, "{rate} x {factor}: {middle}");
+        }
+    }
+}
+
+#[test]
+fn a_change_of_the_rate_is_met_at_once() {
+    let mut smooth = smooth(2_000_000);
+    let _ = backlogged(&mut smooth, 1_514, 5);
+    smooth.set_rate(BitsPerSecond(32_000_000)).unwrap();
+    let sent = backlogged(&mut smooth, 1_514, 10);
+    let from = sent[0].0.0;
+    let got = rate_in(&sent, from, from + SEC / 2, 32_000_000);
+    assert!((got - 1.0).abs() < 0.02, "{got}");
+    assert!(smooth.set_rate(BitsPerSecond(1)).is_err());
+    assert_eq!(smooth.rate(), BitsPerSecond(32_000_000));
+}
+
+#[test]
+fn what_comes_slower_than_the_rate_does_not_wait() {
+    let mut smooth = smooth(8_000_000);
+    // 1,000 B are 1 ms; one comes every 1.5 ms.
+    let late = (0..10_000_u64)
+        .map(|n| n * 1_500_000)
+        .filter(|at| smooth.depart(Nanos(*at), 1_000) > Nanos(*at));
+    assert_eq!(late.count(), 0);
+}
+
+#[test]
+fn an_idle_minute_is_worth_no_more_than_the_depth() {
+    let mut smooth = smooth(8_000_000);
+    let from = 60 * SEC;
+    let mut passed = 0;
+    while smooth.depart(Nanos(from), 1_000) <= Nanos(from + SEC) {
+        passed += 1_000;
+    }
+    // 50 ms and a second at a byte a microsecond.
+    assert!((1_000_000..=1_050_000).contains(&passed), "{passed}");
+}

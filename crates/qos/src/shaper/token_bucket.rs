@@ -1,0 +1,131 @@
+//! `token-bucket`: the baseline, with its refill period as a parameter.
+//!
+//! **Source.** VM jitter §II-C, Fig. 3: Xen's network back end adds a VM's credit every 50 ms.
+//! **Rule.** At each whole period the level rises by rate x period, to the depth at most; a frame
+//! that it covers departs at once, another waits for the period that does. A frame longer than the
+//! bucket is deep departs when it is full and the rest is owed. **Departures.** Xen's window begins
+//! when credit is first wanted after it ended; here periods stand on a grid. **Bound.** Over any
+//! time t no more departs than max(depth, one frame) + rate x (t + a period). **Cost.** O(1); a
+//! division where periods have passed.
+
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::{FRAME, FRAME_MAX, PARTS, RateError, checked};
+
+/// Xen's period (the paper's "every 50ms").
+pub const PERIOD_OF_XEN: Nanos = Nanos::from_millis(50);
+/// The longest period.
+const PERIOD_MAX: Nanos = Nanos::from_millis(400);
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct TokenBucket {
+    rate: BitsPerSecond,
+    period: Nanos,
+    level: i64,
+    depth: i64,
+    /// A whole period: up to here tokens have come.
+    at: u64,
+    last: Nanos,
+}
+
+impl TokenBucket {
+    /// A full bucket, as deep as a period's worth and a frame. A period is 1 us to 400 ms.
+    ///
+    /// # Errors
+    /// A rate out of range.
+    pub fn new(rate: BitsPerSecond, period: Nanos) -> Result<Self, RateError> {
+        let rate = checked(rate)?;
+        let period = period.clamp(Nanos(1_000), PERIOD_MAX);
+        let mut bucket = Self { rate, period, level: 0, depth: 0, at: 0, last: Nanos(0) };
+        bucket.depth = bucket.full();
+        bucket.level = bucket.depth;
+        Ok(bucket)
+    }
+
+    /// Parts that a period brings: 10 Gbit/s x 400 ms are 4 x 10^18, within 62 bits.
+    fn worth(&self) -> i64 {
+        i64::try_from(self.rate.0.saturating_mul(self.period.0)).unwrap_or(i64::MAX / 2)
+    }
+
+    /// A period's worth, and a frame: what is too little for one is kept for the next period.
+    fn full(&self) -> i64 {
+        self.worth() + i64::from(FRAME) * PARTS
+    }
+
+    /// The rate.
+    #[must_use]
+    pub const fn rate(&self) -> BitsPerSecond {
+        self.rate
+    }
+
+    /// See [`super::Shaper::set_rate`]. The bucket keeps what it has, up to its new depth.
+    ///
+    /// # Errors
+    /// A rate out of range.
+    pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
+        self.rate = checked(rate)?;
+        self.depth = self.full();
+        self.level = self.level.min(self.depth);
+        Ok(())
+    }
+
+    /// See [`super::Shaper::depart`].
+    pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
+        let now = arrival.max(self.last);
+        self.refill((now.0.saturating_sub(self.at)) / self.period.0);
+        let parts = i64::from(bytes.min(FRAME_MAX)) * PARTS;
+        let short = parts.min(self.depth) - self.level;
+        let mut departs = now;
+        if short > 0 {
+            let periods = short.unsigned_abs().div_ceil(self.worth().unsigned_abs());
+            self.refill(periods);
+            departs = Nanos(self.at).max(now);
+        }
+        self.level -= parts;
+        self.last = departs;
+        departs
+    }
+
+    fn refill(&mut self, periods: u64) {
+        self.at = self.at.saturating_add(periods.saturating_mul(self.period.0));
+        let room = (self.depth - self.level).unsigned_abs();
+        let more = self.worth().unsigned_abs().saturating_mul(periods).min(room);
+        self.level += i64::try_from(more).unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2 Mbit/s and 50 ms: 12,500 bytes, so eight frames of 1,500 at once and 50 ms of nothing; a
+    /// ninth when what was left over is enough, and at first.
+    #[test]
+    fn fifty_milliseconds_are_burst_and_wait() {
+        let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
+        let departs: Vec<u64> =
+            (0..25).map(|_| bucket.depart(Nanos(1), 1_500).0 / 1_000_000).collect();
+        let at = |ms: u64| departs.iter().filter(|d| **d == ms).count();
+        assert_eq!([at(0), at(50), at(100)], [9, 8, 8], "{departs:?}");
+    }
+
+    #[test]
+    fn a_short_period_is_nearly_none() {
+        let rate = BitsPerSecond(80_000_000);
+        let mut bucket = TokenBucket::new(rate, Nanos::from_micros(10)).unwrap();
+        let last = (0..1_000).map(|_| bucket.depart(Nanos(0), 1_000)).last().unwrap();
+        // 10 bytes a microsecond; at first the bucket holds a frame of 1,514 and a period's 100.
+        assert!(last.0.abs_diff(99_840_000) < 10_000, "{last:?}");
+    }
+
+    #[test]
+    fn a_frame_longer_than_the_bucket_is_owed() {
+        let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
+        assert_eq!(bucket.depart(Nanos(0), 50_000), Nanos(0));
+        // 14,014 were there; 35,986 are owed, and 12,500 wanted.
+        assert_eq!(bucket.depart(Nanos(0), 12_500), Nanos::from_millis(200));
+        assert_eq!(bucket.depart(Nanos::from_secs(9), 60), Nanos::from_secs(9));
+        assert!(TokenBucket::new(BitsPerSecond(1), PERIOD_OF_XEN).is_err());
+    }
+}

@@ -5,17 +5,22 @@
 //! too. **Source.** C2QoS §VI-A and Fig. 10.
 //!
 //! **Rule.** As in [`super::applications`]: namespaces, a worker capped to a 25th of its core for
-//! every policy alike, one port for all servers, sold by a calibration. A noisy VM offers 40,000
+//! every policy alike, one port for all servers. What is sold is calibrated within the run
+//! ([`super::bracket`]): before and after the neighbours' turns VM1 and VM3 send TCP alone, and
+//! what a bit of theirs costs then says how many bits the cycles that were sold are; under `bps`
+//! the limits are set anew by it. A noisy VM offers 40,000
 //! frames a second. VM1's latency is that of qperf's `tcp_lat`, alone in its VM; *native* is
 //! without neighbours, on the same switch. What a policy adds is compared with what `bps` adds.
 //!
-//! **Cost.** About a minute and a half.
+//! **Cost.** About two minutes.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::json;
 
+use super::bracket::{Doubt, Judged, PROGRAMS, Tally, Turns, WAITED, judge};
+use super::fleet::middle;
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::platform;
 use super::stage::{Reading, Stage, mean_bps};
@@ -38,14 +43,32 @@ const SEGMENT: &str = "966";
 /// UDP payload of a 64-byte frame, and bits of 40,000 of them a second.
 const SMALL: [&str; 2] = ["18", "5760000"];
 
-/// What was measured without limits.
+/// What was measured of VM1 and VM3.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sale {
+    /// Cycles a second that the worker may spend.
     capacity: f64,
-    /// Bits a second of VM1 and VM3 together.
+    /// Bits a second of both together, if they have all of it.
     bps: f64,
     /// Their share of the cycles; the rest is the servers'.
     share: f64,
+}
+
+impl Sale {
+    /// By what they sent between readings, which may have been less than they could.
+    fn of(capacity: f64, readings: &[Reading]) -> anyhow::Result<Self> {
+        let [first, .., last] = readings else { anyhow::bail!("no reading was made") };
+        let cycles = |port: &str| last.per_second(first, port, "cycles");
+        let senders = cycles("vm1") + cycles("vm3");
+        let sent = mean_bps(readings, "vm1") + mean_bps(readings, "vm3");
+        let all = senders + cycles(NET);
+        Ok(Self { capacity, bps: sent * capacity / all, share: senders / all })
+    }
+
+    /// What a VM with so much of ten parts bought, in bits a second.
+    fn bits(&self, part: f64) -> f64 {
+        SOLD * self.bps * part
+    }
 }
 
 /// A way to run the switch.
@@ -79,7 +102,7 @@ impl Way {
             match (self, part) {
                 (Self::Free, _) | (Self::Bps, None) => Bound::default(),
                 (Self::Bps, Some(part)) => {
-                    let bits = SOLD * sale.bps * part;
+                    let bits = sale.bits(part);
                     Bound { policy: Policy::Bps, bits, ..Bound::default() }
                 }
                 (Self::Strict, Some(_)) => of(Policy::Strict),
@@ -110,13 +133,17 @@ impl Way {
 /// What one way showed.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// VM1's bits a second in each phase.
-    vm1_bps: [f64; 3],
-    /// Everybody's over time.
-    curves: [Vec<(f64, f64)>; 4],
+    /// What VM1 had of what it bought, in percent, in each phase: the ones in the middle of the
+    /// windows that were judged.
+    vm1_pct: [f64; 3],
+    /// Everybody's bits over time, of the last window that was judged.
+    curves: Curves,
     /// Microseconds of `tcp_lat`: native, beside neighbours.
     us: [f64; 2],
 }
+
+/// Points of everybody's bits over time.
+type Curves = [Vec<(f64, f64)>; 4];
 
 /// Runs it.
 ///
@@ -135,24 +162,29 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
             "share_of_cycles": sale.share }),
     );
     let mut all = Vec::new();
+    let mut tally = Tally::default();
+    let wanted = context.live.runs.unwrap_or(2);
     for (way, i) in [Way::Bps, Way::Strict, Way::Minmax, Way::C2qos].into_iter().zip(0_u32..) {
         context.progress(f64::from(i) / 4.0, way.name());
-        let found = under(&bed, way, sale, secs)?;
+        let found = under(&bed, way, sale, (secs, wanted), &mut tally)?;
         for ((vm, _), curve) in VMS.iter().zip(&found.curves) {
             outcome.series(&format!("{} {vm}", way.name()), "Mbit/s", curve.iter().copied());
         }
-        let phases: Vec<f64> = found.vm1_bps.iter().map(|b| b / 1e6).collect();
         outcome.note(
             way.name(),
             json!({
-                "vm1_mbps": phases,
+                "vm1_percent_of_bought": found.vm1_pct,
                 "native_us": found.us[0],
                 "beside_neighbours_us": found.us[1],
             }),
         );
         all.push(found);
     }
-    conclude(&mut outcome, &all, sale);
+    conclude(&mut outcome, &all);
+    for claim in tally.claims() {
+        outcome.claim(claim);
+    }
+    outcome.note("windows", tally.told("bit/s of VM1 and VM3, had they the whole worker"));
     Ok(outcome)
 }
 
@@ -193,54 +225,150 @@ fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
         send(bed, &mut stage, vm, false)?;
     }
     let readings = stage.watch(secs, STEP)?;
-    let late = &readings[readings.len() / 2..];
-    let [first, .., last] = late else { anyhow::bail!("no reading was made") };
-    let cycles = |port: &str| last.per_second(first, port, "cycles");
-    let senders = cycles("vm1") + cycles("vm3");
-    let bps = mean_bps(late, "vm1") + mean_bps(late, "vm3");
-    Ok(Sale { capacity, bps, share: senders / (senders + cycles(NET)) })
+    Sale::of(capacity, &readings[readings.len() / 2..])
 }
 
-fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
+fn under(
+    bed: &Bed,
+    way: Way,
+    sale: Sale,
+    (secs, wanted): (f64, u32),
+    tally: &mut Tally,
+) -> anyhow::Result<Found> {
     let mut stage = Stage::start(bed, way.name(), &way.plan(sale))?;
     serve(bed, &mut stage)?;
     let mut found = Found::default();
     found.us[0] = latency(bed, &mut stage, secs)?;
-    let first = stage.programs();
+    let capacity = sale.capacity;
+    let vm1 = stage.programs();
     send(bed, &mut stage, "vm1", false)?;
-    send(bed, &mut stage, "vm3", false)?;
-    let mut at = 0.0;
-    phase(&stage, &mut found, 0, secs, &mut at)?;
-    send(bed, &mut stage, "vm2", true)?;
-    send(bed, &mut stage, "vm4", true)?;
-    phase(&stage, &mut found, 1, secs, &mut at)?;
-    stage.end_programs(first + 1..first + 2);
-    send(bed, &mut stage, "vm3", true)?;
-    phase(&stage, &mut found, 2, secs, &mut at)?;
-    // VM1's own frames would be what its latency waits for.
-    stage.end_programs(first..first + 1);
+    let mut phases = Phases { bed, stage: &mut stage, way, capacity, secs, small: 0..0 };
+    let judged = judge(&mut phases, (wanted, PROGRAMS), tally)?;
+    let small = phases.small.clone();
+    for (nth, pct) in found.vm1_pct.iter_mut().enumerate() {
+        let of = |judged: &Judged<Calm, Noisy>| percent_of_bought(way, judged)[nth];
+        *pct = middle(&judged.iter().map(of).collect::<Vec<_>>());
+    }
+    if let Some(last) = judged.into_iter().last() {
+        found.curves = last.found.curves;
+    }
+    // All neighbours at their small frames, as in the last phase; VM1's own would be what its
+    // latency waits for.
+    stage.end_programs(small);
+    stage.end_programs(vm1..vm1 + 1);
+    for vm in ["vm2", "vm3", "vm4"] {
+        send(bed, &mut stage, vm, true)?;
+    }
     found.us[1] = latency(bed, &mut stage, secs)?;
     Ok(found)
 }
 
-/// A phase: a third of it to settle, the rest measured.
-fn phase(
-    stage: &Stage,
-    found: &mut Found,
-    nth: usize,
+/// VM1 and VM3 alone, in large frames.
+#[derive(Debug, Clone)]
+struct Calm {
+    sale: Sale,
+    vm1_bps: f64,
+    readings: Vec<Reading>,
+}
+
+/// The neighbours' turn to small frames.
+#[derive(Debug, Clone)]
+struct Noisy {
+    /// VM1's bits a second with VM2 and VM4, and with VM3 as well.
+    vm1_bps: [f64; 2],
+    curves: Curves,
+    /// Share of the time that the worker waited for its core.
+    waited: f64,
+}
+
+/// The three phases by turns: the first is the calibration.
+#[derive(Debug)]
+struct Phases<'a> {
+    bed: &'a Bed,
+    stage: &'a mut Stage,
+    way: Way,
+    capacity: f64,
     secs: f64,
-    at: &mut f64,
-) -> anyhow::Result<()> {
-    let readings = stage.watch(secs, STEP)?;
-    found.vm1_bps[nth] = mean_bps(&readings[readings.len() / 3..], "vm1");
-    for ((vm, _), curve) in VMS.iter().zip(&mut found.curves) {
-        let points = readings.windows(2).zip(1_u32..).map(|(pair, i): (&[Reading], u32)| {
-            (*at + f64::from(i) * STEP.as_secs_f64(), mean_bps(pair, vm) / 1e6)
+    /// Programs that end before the next calibration.
+    small: std::ops::Range<usize>,
+}
+
+impl Phases<'_> {
+    /// A third of the time to settle, the rest measured.
+    fn watch(&mut self) -> anyhow::Result<Vec<Reading>> {
+        let settle = self.stage.watch(self.secs / 3.0, STEP)?;
+        let mut readings = self.stage.watch(self.secs, STEP)?;
+        readings.splice(0..0, settle.into_iter().last());
+        Ok(readings)
+    }
+}
+
+impl Turns for Phases<'_> {
+    type Speed = Calm;
+    type Found = Noisy;
+
+    fn calibrate(&mut self) -> anyhow::Result<Calm> {
+        let ended = std::mem::replace(&mut self.small, 0..0);
+        self.stage.end_programs(ended);
+        let first = self.stage.programs();
+        send(self.bed, self.stage, "vm3", false)?;
+        let readings = self.watch()?;
+        self.small = first..self.stage.programs();
+        let sale = Sale::of(self.capacity, &readings)?;
+        Ok(Calm { sale, vm1_bps: mean_bps(&readings, "vm1"), readings })
+    }
+
+    fn measure(&mut self, by: &Calm) -> anyhow::Result<Noisy> {
+        if self.way == Way::Bps {
+            for (vm, part) in VMS {
+                self.stage.limit(vm, by.sale.bits(part))?;
+            }
+        }
+        let waited = self.stage.waited_ns();
+        let since = crate::clock::now();
+        send(self.bed, self.stage, "vm2", true)?;
+        send(self.bed, self.stage, "vm4", true)?;
+        let second = self.watch()?;
+        let large = self.small.clone();
+        self.stage.end_programs(large);
+        send(self.bed, self.stage, "vm3", true)?;
+        let third = self.watch()?;
+        self.small = self.small.start..self.stage.programs();
+        let waited = super::fleet::to_f64(self.stage.waited_ns() - waited) / 1e9;
+        let vm1_bps = [mean_bps(&second, "vm1"), mean_bps(&third, "vm1")];
+        let waited = waited / since.elapsed().as_secs_f64();
+        Ok(Noisy { vm1_bps, curves: curves([&by.readings, &second, &third]), waited })
+    }
+
+    fn speed(of: &Calm) -> f64 {
+        of.sale.bps
+    }
+
+    fn doubt(found: &Noisy) -> Option<Doubt> {
+        (found.waited > WAITED).then_some(Doubt::WaitedForCore)
+    }
+}
+
+/// What VM1 had of what it bought, in each phase.
+fn percent_of_bought(way: Way, judged: &Judged<Calm, Noisy>) -> [f64; 3] {
+    let [before, after] = [&judged.before, &judged.after].map(|calm| calm.sale.bits(VMS[0].1));
+    // Bits were sold by the calibration before; cycles are what they are worth at the moment.
+    let bought = if way == Way::Bps { before } else { f64::midpoint(before, after) };
+    let [second, third] = judged.found.vm1_bps;
+    [judged.before.vm1_bps, second, third].map(|bps| 100.0 * bps / bought)
+}
+
+/// Readings of the phases, one behind the other.
+fn curves(phases: [&[Reading]; 3]) -> Curves {
+    let mut curves = Curves::default();
+    for ((vm, _), curve) in VMS.iter().zip(&mut curves) {
+        let pairs = phases.into_iter().flat_map(|readings| readings.windows(2));
+        let points = pairs.zip(1_u32..).map(|(pair, i): (&[Reading], u32)| {
+            (f64::from(i) * STEP.as_secs_f64(), mean_bps(pair, vm) / 1e6)
         });
         curve.extend(points);
     }
-    *at += secs;
-    Ok(())
+    curves
 }
 
 /// VM1's latency by qperf.
@@ -268,13 +396,11 @@ fn latency_us(said: &str) -> Option<f64> {
     Some(value * factor)
 }
 
-fn conclude(outcome: &mut Outcome, all: &[Found], sale: Sale) {
+fn conclude(outcome: &mut Outcome, all: &[Found]) {
     let [bps, strict, minmax, c2qos] = all else { return };
-    let bought = SOLD * sale.bps * VMS[0].1;
-    let delta = |found: &Found| 100.0 * (found.vm1_bps[1] / found.vm1_bps[0] - 1.0);
-    let least = |found: &Found| {
-        100.0 * found.vm1_bps.iter().copied().fold(f64::INFINITY, f64::min) / bought
-    };
+    let delta = |found: &Found| 100.0 * (found.vm1_pct[1] / found.vm1_pct[0] - 1.0);
+    let least =
+        |found: &Found| found.vm1_pct.iter().copied().fold(f64::INFINITY, super::noisy::nan_min);
     let left = |found: &Found| 100.0 * (found.us[1] - found.us[0]) / (bps.us[1] - bps.us[0]);
     let claims = [
         ("bps_vm1_phase2_delta_pct", "VM1 when VM2 and VM4 begin, `bps`.", delta(bps)),

@@ -13,16 +13,23 @@
 //! latency is measured of those that do not. *Uncontended* is the first class alone, under the same
 //! load of its own. A *worst batch* is 32 frames of 1518 bytes at the cost that was measured.
 //!
+//! Each window on a full core stands between two calibrations ([`super::bracket`]): what a small
+//! and a large frame cost, and the first class alone, at the load that this cost makes 55 %. So
+//! what is compared is of the same second, and windows in which the machine changed are told and
+//! not counted.
+//!
 //! **Rule, Fig. 3.** One VM sends 20,000 frames of 512 bytes a second, the others flood with
 //! 1518-byte frames: 1, 4, 8, 16 VMs in all.
 //!
-//! **Cost.** About 30 windows of 0.8 s.
+//! **Cost.** About 20 windows of 0.5 s, each with a calibration of as much, in quiet.
 
+use anyhow::Context as _;
 use serde_json::{Value, json};
 
+use super::bracket::{Doubt, Judged, LOAD, Tally, Turns, doubt, judge};
 use super::fleet::{Offer, Times, Window};
 use super::plan::{Bound, Plan, Policy, Vm};
-use super::rig::{Capacity, Rig, platform};
+use super::rig::{Capacity, Rig, Span, platform};
 use crate::bench::bed::Bed;
 use crate::bench::ovs;
 use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
@@ -40,6 +47,10 @@ const SOLD: f64 = 0.9;
 const OFFERED: f64 = 0.55;
 /// Frames of a batch.
 const BATCH: f64 = 32.0;
+/// A window in which a frame's cost is measured.
+const COST: Span = Span { warm: 0.02, secs: 0.08, parts: 2 };
+/// Seconds of load before the counting starts.
+const WARM_SECS: f64 = 0.1;
 /// Of Fig. 3: frames a second of the VM that is measured.
 const PROBE_PPS: f64 = 20_000.0;
 /// Of Fig. 3: VMs in all.
@@ -118,12 +129,6 @@ impl Subjects {
         Ok(Self { bed, c2qos, in_turn, peer, probe, bulk })
     }
 
-    /// What frames cost now: a shared host's caches are nearer in some minutes than in others.
-    fn calibrate(&mut self) -> anyhow::Result<()> {
-        (self.probe, self.bulk) = costs(&self.bed, &mut self.in_turn)?;
-        Ok(())
-    }
-
     fn describe(&self, outcome: &mut Outcome) {
         outcome.platform.append(&mut platform(&self.bed, self.peer.is_some()));
         for (name, cost) in [("probe", self.probe), ("bulk", self.bulk)] {
@@ -138,19 +143,87 @@ impl Subjects {
     }
 
     fn worst_batch_us(&self) -> f64 {
-        BATCH * self.bulk.cycles / self.bed.tsc_hz() * 1e6
+        worst_batch_us(self.bulk, self.bed.tsc_hz())
     }
+}
+
+fn worst_batch_us(bulk: Capacity, tsc_hz: f64) -> f64 {
+    BATCH * bulk.cycles / tsc_hz * 1e6
 }
 
 /// What a small and a large frame cost without limits.
 fn costs(bed: &Bed, rig: &mut Rig) -> anyhow::Result<(Capacity, Capacity)> {
-    let names: Vec<String> = (2..=CLASSES).map(|class| name(class, 1)).collect();
     let mut cost = |size| {
         let greedy = Offer { size, flows: 1, rate: Rate::Max };
-        let all: Vec<_> = names.iter().map(|n| (n.as_str(), greedy.clone())).collect();
-        rig.awake(|rig| rig.capacity(bed, &all, 0.3))
+        let all: Vec<_> = (2..=CLASSES).map(|class| (name(class, 1), greedy.clone())).collect();
+        rig.awake(|rig| Ok(rig.cost(bed, &all, COST)?.0))
     };
     Ok((cost(PROBE)?, cost(BULK)?))
+}
+
+/// What a calibration finds.
+#[derive(Debug, Clone)]
+struct Alone {
+    probe: Capacity,
+    bulk: Capacity,
+    /// The first class alone.
+    window: Window,
+    doubt: Option<Doubt>,
+}
+
+/// Windows on a full core, by turns with calibrations.
+#[derive(Debug)]
+struct Rounds<'a> {
+    subjects: &'a mut Subjects,
+    /// Of the subjects.
+    nth: usize,
+    secs: f64,
+}
+
+impl Turns for Rounds<'_> {
+    type Speed = Alone;
+    type Found = (Window, Option<Doubt>);
+
+    fn calibrate(&mut self) -> anyhow::Result<Alone> {
+        let Subjects { bed, c2qos, in_turn, .. } = &mut *self.subjects;
+        let (probe, bulk) = costs(bed, in_turn)?;
+        let first = offers(bed, probe, false);
+        let span = Span { warm: WARM_SECS, secs: self.secs / 2.0, parts: 4 };
+        let window = c2qos.awake(|rig| rig.once(bed, &first, span))?;
+        let doubt = doubt(&window, &first);
+        (self.subjects.probe, self.subjects.bulk) = (probe, bulk);
+        Ok(Alone { probe, bulk, window, doubt })
+    }
+
+    fn measure(&mut self, by: &Alone) -> anyhow::Result<(Window, Option<Doubt>)> {
+        let all = offers(&self.subjects.bed, by.probe, true);
+        let span = Span { warm: WARM_SECS, secs: self.secs, parts: 8 };
+        let Subjects { bed, c2qos, in_turn, peer, .. } = &mut *self.subjects;
+        let rig = [Some(c2qos), Some(in_turn), peer.as_mut()].into_iter().nth(self.nth).flatten();
+        let rig = rig.context("no such subject")?;
+        let window = rig.awake(|rig| rig.once(bed, &all, span))?;
+        // The core is to be full: by whom does not matter, so one that floods will do.
+        let fullest = |a: &&(String, Offer), b: &&(String, Offer)| {
+            let full = |name: &str| window.sender(name).map_or(0.0, |sent| sent.full);
+            full(&a.0).total_cmp(&full(&b.0))
+        };
+        let floods = all.iter().filter(|(_, offer)| offer.rate == Rate::Max);
+        let fullest: Vec<_> = floods.max_by(fullest).cloned().into_iter().collect();
+        let doubt = doubt(&window, &fullest);
+        Ok((window, doubt))
+    }
+
+    fn speed(of: &Alone) -> f64 {
+        of.probe.cycles + of.bulk.cycles
+    }
+
+    fn doubt_speed(of: &Alone) -> Option<Doubt> {
+        of.doubt
+    }
+
+    fn doubt((_, doubt): &Self::Found) -> Option<Doubt> {
+        *doubt
+    }
 }
 
 /// A window under offers by name.
@@ -163,6 +236,9 @@ fn window(
     let offers: Vec<_> = offers.iter().map(|(n, o)| (n.as_str(), o.clone())).collect();
     rig.awake(|rig| rig.window(bed, &offers, secs))
 }
+
+/// The subjects in the order of their turns.
+const SUBJECTS: [&str; 3] = ["c2qos", "round-robin", OVS_DPDK];
 
 /// The percentiles that are told.
 const PERCENTILES: [f64; 3] = [50.0, 99.0, 99.9];
@@ -226,47 +302,69 @@ impl Found {
     }
 }
 
+/// What one subject showed in the windows that were judged.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    /// The first class alone, around those windows.
+    alone: Found,
+    /// On a full core.
+    full: Found,
+    worst_batch_us: Vec<f64>,
+}
+
+impl Seen {
+    fn of(judged: &[Judged<Alone, (Window, Option<Doubt>)>], tsc_hz: f64) -> anyhow::Result<Self> {
+        let mut seen = Self::default();
+        for judged in judged {
+            seen.full.add(&judged.found.0, tsc_hz)?;
+            for around in [&judged.before, &judged.after] {
+                seen.alone.add(&around.window, tsc_hz)?;
+                seen.worst_batch_us.push(worst_batch_us(around.bulk, tsc_hz));
+            }
+        }
+        Ok(seen)
+    }
+
+    /// What a full core adds to the first class's p99.
+    fn added_us(&self) -> f64 {
+        self.full.us(1, 1) - self.alone.us(1, 1)
+    }
+}
+
 /// Runs Fig. 11 (c).
 ///
 /// # Errors
 /// When a switch cannot be started or fails.
 pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    let (secs, runs) = (context.live.secs.unwrap_or(0.8), context.live.runs.unwrap_or(5));
+    let (secs, wanted) = (context.live.secs.unwrap_or(0.5), context.live.runs.unwrap_or(5));
     let mut subjects = Subjects::start(context)?;
     let mut outcome = Outcome::new();
     let tsc_hz = subjects.bed.tsc_hz();
-    let (mut alone, mut full) = (Found::default(), vec![Found::default(); 3]);
     let bounds = bounds(&mut subjects)?;
-    for run in 0..runs {
-        context.progress(f64::from(run) / f64::from(runs), format!("run {}", run + 1));
-        subjects.calibrate()?;
-        let (first, all) = (
-            offers(&subjects.bed, subjects.probe, false),
-            offers(&subjects.bed, subjects.probe, true),
-        );
-        let quiet = window(&subjects.bed, &mut subjects.c2qos, &first, secs)?;
-        alone.add(&quiet, tsc_hz)?;
-        let Subjects { bed, c2qos, in_turn, peer, .. } = &mut subjects;
-        let rigs =
-            [("c2qos", Some(c2qos)), ("round-robin", Some(in_turn)), (OVS_DPDK, peer.as_mut())];
-        for ((name, rig), found) in rigs.into_iter().zip(&mut full) {
-            let Some(rig) = rig else { continue };
-            let window = window(bed, rig, &all, secs)?;
-            found.add(&window, tsc_hz)?;
-            if run + 1 == runs {
-                note(&mut outcome, name, &window, tsc_hz)?;
-            }
+    let mut tally = Tally::default();
+    let mut seen = vec![Seen::default(); SUBJECTS.len()];
+    for (nth, name) in SUBJECTS.into_iter().enumerate() {
+        if nth == 2 && subjects.peer.is_none() {
+            continue;
+        }
+        context.progress(super::fleet::to_f64(nth as u64) / 3.0, name);
+        let mut rounds = Rounds { subjects: &mut subjects, nth, secs };
+        let judged = judge(&mut rounds, (wanted, LOAD), &mut tally)?;
+        seen[nth] = Seen::of(&judged, tsc_hz)?;
+        if let Some(last) = judged.last() {
+            note(&mut outcome, name, &last.found.0, tsc_hz)?;
         }
     }
     subjects.describe(&mut outcome);
-    let worst_batch = subjects.worst_batch_us();
-    conclude_fig11(&mut outcome, &alone, &full, worst_batch, &bounds);
+    conclude_fig11(&mut outcome, &seen, &bounds);
+    for claim in tally.claims() {
+        outcome.claim(claim);
+    }
+    outcome.note("windows", tally.told("cycles of a small and a large frame"));
     if subjects.peer.is_some() {
-        outcome.beside(OVS_DPDK, "top_class_p99_us", full[2].us(1, 1));
-        outcome.beside(OVS_DPDK, "added_latency_left_pct", {
-            let (alone, rr) = (alone.us(1, 1), full[1].us(1, 1));
-            100.0 * (full[2].us(1, 1) - alone) / (rr - alone)
-        });
+        outcome.beside(OVS_DPDK, "top_class_p99_us", seen[2].full.us(1, 1));
+        let left = 100.0 * seen[2].added_us() / seen[1].added_us();
+        outcome.beside(OVS_DPDK, "added_latency_left_pct", left);
     }
     Ok(outcome)
 }
@@ -302,16 +400,10 @@ fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-fn conclude_fig11(
-    outcome: &mut Outcome,
-    alone: &Found,
-    full: &[Found],
-    worst_batch: f64,
-    bounds: &[f64],
-) {
-    let (c2qos, in_turn) = (&full[0], &full[1]);
+fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
+    let c2qos = &seen[0].full;
     let classes = || (1..=CLASSES).map(f64::from);
-    for (found, name) in full.iter().zip(["c2qos", "round-robin", OVS_DPDK]) {
+    for (found, name) in seen.iter().map(|seen| &seen.full).zip(SUBJECTS) {
         if found.us.is_empty() {
             continue;
         }
@@ -321,8 +413,10 @@ fn conclude_fig11(
         }
     }
     outcome.series("bound", "us", classes().zip(bounds.iter().copied()));
-    let top_alone = alone.us(1, 1);
+    let top_alone = seen[0].alone.us(1, 1);
+    let worst_batch = super::fleet::middle(&seen[0].worst_batch_us);
     outcome.note("uncontended_p99_us", top_alone);
+    outcome.note("worst_batch_us", worst_batch);
     let limit = (1.3 * top_alone).max(top_alone + worst_batch);
     outcome.claim(
         Claim::new(
@@ -334,7 +428,6 @@ fn conclude_fig11(
         .at_most(limit)
         .measured(c2qos.us(1, 1)),
     );
-    let added = |found: &Found| found.us(1, 1) - top_alone;
     outcome.claim(
         Claim::new(
             "added_latency_left_pct",
@@ -342,12 +435,12 @@ fn conclude_fig11(
             "%",
         )
         .at_most(5.0)
-        .measured((100.0 * added(c2qos) / added(in_turn)).max(0.0)),
+        .measured(not_below_0(100.0 * seen[0].added_us() / seen[1].added_us())),
     );
     let ratios = (1..CLASSES).map(|class| c2qos.us(class + 1, 1) / c2qos.us(class, 1));
     outcome.claim(
         Claim::new("class_p99_ratio_min", "p99 of a class over that of the class before.", "x")
-            .measured(ratios.fold(f64::INFINITY, f64::min)),
+            .measured(ratios.fold(f64::INFINITY, super::noisy::nan_min)),
     );
     let over = (1..=CLASSES).zip(bounds).map(|(class, bound)| c2qos.us(class, 2) / bound);
     outcome.claim(
@@ -359,6 +452,11 @@ fn conclude_fig11(
         .at_most(1.0)
         .measured(over.fold(f64::NEG_INFINITY, nan_max)),
     );
+}
+
+/// What took less than nothing took nothing; NaN stays.
+fn not_below_0(value: f64) -> f64 {
+    if value < 0.0 { 0.0 } else { value }
 }
 
 /// The larger one; NaN if one of them is.

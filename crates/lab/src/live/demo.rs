@@ -6,21 +6,26 @@
 //! **What is compared.** The same under `bps` policing with round-robin, and under cycle buckets
 //! with batch scheduling: the victim is to keep what it bought.
 //!
-//! **Cost.** Under a minute.
+//! **Rule.** As there: each second stands between two short calibrations, by which it is judged,
+//! and is taken again if the machine changed meanwhile. The picture shows the judged ones in a row,
+//! and what the victim had bought at each moment: C2QoS sold it cycles, which are more or fewer
+//! bits as the machine is quick or slow. **Cost.** Under a minute on a machine that is quiet.
 
+use serde_json::json;
+
+use super::bracket::Tally;
 use super::noisy::{self, Case, Event};
 use super::rig::platform;
 use crate::bench::bed::Bed;
 use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 
 /// Seconds of a window, and windows before and after the flood begins.
-const SECS: f64 = 1.0;
-const WINDOWS: u32 = 4;
+const SECS: f64 = 0.5;
+const WINDOWS: u32 = 6;
 /// Our switch's two lives: name of the subject, and in the picture.
 const LIVES: [(&str, &str); 2] = [("bps", "bps policing"), ("c2qos", "C2QoS")];
-/// Waits for a core that are told.
-const DISTURBED_PCT: f64 = 2.0;
-const VMS: [&str; 2] = ["victim", "noisy1"];
+const VMS: [(&str, &str); 2] = [("victim", "victim"), ("noisy1", "neighbour")];
+const BOUGHT: &str = "what the victim bought";
 
 /// Runs it.
 ///
@@ -28,60 +33,73 @@ const VMS: [&str; 2] = ["victim", "noisy1"];
 /// When a switch cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
-    let secs = context.live.secs.unwrap_or(SECS);
+    let (secs, wanted) = (context.live.secs.unwrap_or(SECS), context.live.runs.unwrap_or(WINDOWS));
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
-    eprintln!("what can this core carry? (512 B frames, one flow each, no limits)");
-    let sale = noisy::sell_ours(&bed, secs)?;
-    let capacity = sale.capacity;
-    eprintln!(
-        "{:.2} M frames/s, {:.0} cycles each; sold: 90 % of it, four fifths of that to the victim",
-        capacity.pps / 1e6,
-        capacity.cycles
-    );
-    outcome.note("capacity_mpps", capacity.pps / 1e6);
-    outcome.note("cycles_per_frame", capacity.cycles);
-    let bought = sale.victim_pps * 512.0 * 8.0 / 1e9;
-    outcome.note("victim_bought_gbps", bought);
-    outcome.note("flood_begins_s", f64::from(WINDOWS) * secs);
-    let flood = Case { crowd: 1, event: Event::Both, flood: true };
+    outcome.note("worker_capacity_of_core", noisy::CORE_PART);
+    outcome.note("flood_begins_s", f64::from(wanted) * secs);
+    let mut all = Tally::default();
     for (nth, (name, title)) in (0_u32..).zip(LIVES) {
         eprintln!("{title}: both behave; then the neighbour floods 64 B frames of 100,000 flows");
-        let mut subject = noisy::ours(&bed, name, 1, sale)?;
-        let behaved = noisy::well_behaved(subject.each_pps(1));
-        let noise = flood.offer(subject.each_pps(1));
-        let mut curves = [Vec::new(), Vec::new()];
-        let (mut kept, mut waited) = (Vec::new(), 0.0_f64);
-        for window in 0..2 * WINDOWS {
-            context.progress(f64::from(nth * 8 + window) / 16.0, title);
-            let offer = if window < WINDOWS { &behaved } else { &noise };
-            let found = subject.window(&bed, 1, offer, secs)?;
-            for (vm, curve) in VMS.iter().zip(&mut curves) {
-                let parts = &found.sender(vm)?.parts;
-                let step = secs / f64::from(u32::try_from(parts.len().max(1))?);
-                let from = f64::from(window) * secs;
+        let mut subject = noisy::ours(&bed, name, 1)?;
+        let mut life = Life { secs, ..Life::default() };
+        let flood = Case { crowd: 1, event: Event::Both, flood: true };
+        let mut kept = Vec::new();
+        for (at, case) in (0_u32..).zip([None, Some(flood)]) {
+            context.progress(f64::from(2 * nth + at) / 4.0, title);
+            let judged = subject.windows(&bed, case, (secs, wanted))?;
+            kept = judged.iter().map(|j| subject.kept(j)).collect::<anyhow::Result<_>>()?;
+            life.add(&subject, at * wanted, &judged)?;
+        }
+        life.draw(&mut outcome, title);
+        // A daemon ends when it runs.
+        subject.rig.switch.resume()?;
+        outcome.note(&format!("windows_{name}"), subject.tally.told("frames/s"));
+        outcome.note(&format!("{name}_kept_pct_of_each_window"), json!(kept));
+        all.add(&subject.tally);
+        conclude(&mut outcome, name, super::fleet::middle(&kept));
+    }
+    for claim in all.claims() {
+        outcome.claim(claim);
+    }
+    Ok(outcome)
+}
+
+/// The curves of one life.
+#[derive(Debug, Default)]
+struct Life {
+    secs: f64,
+    vms: [Vec<(f64, f64)>; 2],
+    bought: Vec<(f64, f64)>,
+}
+
+impl Life {
+    /// Adds windows; the first is the life's `first`th.
+    fn add(
+        &mut self,
+        subject: &noisy::Subject,
+        first: u32,
+        judged: &[noisy::Window],
+    ) -> anyhow::Result<()> {
+        for (window, judged) in (first..).zip(judged) {
+            let from = f64::from(window) * self.secs;
+            for ((vm, _), curve) in VMS.iter().zip(&mut self.vms) {
+                let parts = &judged.found.window.sender(vm)?.parts;
+                let step = self.secs / f64::from(u32::try_from(parts.len().max(1))?);
                 let at = (1_u32..).map(|i| from + f64::from(i) * step);
                 curve.extend(at.zip(parts.iter().map(|bits| bits / 1e9)));
             }
-            waited = waited.max(100.0 * found.wait());
-            if window >= WINDOWS {
-                kept.push(subject.kept(&found)?);
-            }
+            let bought = subject.bought_gbps(judged);
+            self.bought.extend([(from, bought), (from + self.secs, bought)]);
         }
-        for (vm, curve) in ["victim", "neighbour"].iter().zip(curves) {
+        Ok(())
+    }
+
+    fn draw(self, outcome: &mut Outcome, title: &str) {
+        for ((_, vm), curve) in VMS.iter().zip(self.vms) {
             outcome.series(&format!("{title}: {vm}"), "Gbit/s", curve);
         }
-        // A daemon ends when it runs.
-        subject.rig.switch.resume()?;
-        outcome.note(&format!("{name}_waited_for_a_core_pct_most"), waited);
-        if waited > DISTURBED_PCT {
-            eprintln!(
-                "switch or load waited for a core for {waited:.0} % of a second: something else \
-                 runs here, and the numbers are its as well"
-            );
-        }
-        conclude(&mut outcome, name, super::fleet::middle(&kept));
+        outcome.series(&format!("{title}: {BOUGHT}"), "Gbit/s", self.bought);
     }
-    Ok(outcome)
 }
 
 fn conclude(outcome: &mut Outcome, name: &str, kept: f64) {
@@ -93,20 +111,16 @@ fn conclude(outcome: &mut Outcome, name: &str, kept: f64) {
 
 /// Both lives side by side.
 pub(crate) fn picture(record: &Record) -> Picture {
-    let bought = record.platform.get("victim_bought_gbps").and_then(serde_json::Value::as_f64);
     let flood = record.platform.get("flood_begins_s").and_then(serde_json::Value::as_f64);
     let highest = record.series.iter().flat_map(|s| s.y.iter().copied()).fold(0.0, f64::max);
     let mut picture = Picture::new("A victim and a noisy neighbour on one switch core");
     for (_, title) in LIVES {
         let y = Axis::linear("bandwidth, Gbit/s").to(1.15 * highest.max(0.1));
-        let mut panel = Panel::new(title, Axis::linear("time, s"), y);
-        for vm in ["victim", "neighbour"] {
-            if let Some(series) = record.series(&format!("{title}: {vm}")) {
-                panel = panel.series(vm, series);
+        let mut panel = Panel::new(title, Axis::linear("time of judged windows, s"), y);
+        for name in VMS.iter().map(|(_, vm)| *vm).chain([BOUGHT]) {
+            if let Some(series) = record.series(&format!("{title}: {name}")) {
+                panel = panel.series(name, series);
             }
-        }
-        if let Some(bought) = bought {
-            panel = panel.published("the victim bought", bought);
         }
         if let Some(flood) = flood {
             panel = panel.event("the neighbour floods", flood);

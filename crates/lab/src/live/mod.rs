@@ -12,6 +12,7 @@
 //! | `switch` | our daemon or OVS-DPDK by a plan |
 //! | `fleet` | the polling loop that plays the VMs; rates and latencies in windows |
 //! | `rig` | a switch with its VMs, stopped while others run |
+//! | `bracket` | windows between two calibrations, taken again when the machine changed |
 //! | `uplink` | Fig. 13: the link is full |
 //! | `stage` | namespaces with real programs behind our switch |
 //! | `many` | Fig. 6: more VMs |
@@ -23,6 +24,7 @@
 
 mod applications;
 mod bandwidth;
+mod bracket;
 mod classes;
 mod demo;
 mod fleet;

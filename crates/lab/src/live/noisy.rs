@@ -1,6 +1,6 @@
 //! C2QoS Fig. 1, live: a victim and aggressors on one worker core.
 //!
-//! **Problem.** Two VMs are sold 1 : 4 of what the core was measured to carry of their declared
+//! **Problem.** Two VMs are sold 1 : 4 of what the core is found to carry of their declared
 //! traffic (512 bytes, one flow), together 90 %. The one with four fifths, the *victim*, sends what
 //! it bought and 5 % more. The other, alone or as three VMs that share its part, turns noisy:
 //! 64-byte frames, 100,000 flows, or both; at the bit rate (with many flows: the frame rate) it
@@ -8,21 +8,31 @@
 //!
 //! **Source.** C2QoS §II-B and Fig. 1; `ingress_policing_rate` of OVS-DPDK beside it.
 //!
-//! **Rule.** Each switch has its own calibrated capacity, so what is compared is what each does
-//! with its own promise. The victim is to keep min(what it can do alone, what it bought). Three
-//! subjects take turns: ours under `cycles-minmax` and `hbs`, ours under `bps` and `round-robin`,
-//! the peer. Entitlements in cycles are what the calibration measured for a frame of the declared
-//! traffic; the aggressors' traffic is not known to it. All are in one latency class and weighed 1
-//! : 4. That the generator is not the limit shows in the aggressors' rings: the share of its turns
-//! in which a flooding VM found its ring full is noted for each subject.
+//! **Rule.** Each window stands between two calibrations ([`super::bracket`]), both VMs sending
+//! their declared traffic as fast as it is taken, without limits in bits, then the victim alone.
+//! What was bought is 90 % of that, 1 : 4. C2QoS sells it in cycles, once: the same part of the
+//! worker's capacity, whatever a frame costs at the moment; what that is in frames is the mean of
+//! the calibrations around. `bps` and the peer sell it in bits: limits are set anew after each
+//! calibration, by it. The victim is to keep min(what it can do alone, what it bought).
 //!
-//! **Cost.** About 100 windows of 0.7 s.
+//! Each switch has its own calibrated capacity, so what is compared is what each does with its own
+//! promise. Three subjects take turns: ours under `cycles-minmax` and `hbs`, ours under `bps` and
+//! `round-robin`, the peer. The aggressors' traffic is not known to ours. All are in one latency
+//! class and weighed 1 : 4.
+//!
+//! **The generator** plays all VMs from one core and is to be faster than what it drives: our
+//! worker may spend [`CORE_PART`] of its core, under either policy; the peer, which costs more a
+//! frame, cannot be told to. That it was faster shows in the rings: windows in which a frame was
+//! due, was not published and the ring had room in most turns are not judged.
+//!
+//! **Cost.** About 130 windows of 0.25 s, each with a calibration of as much, in quiet.
 
 use serde_json::json;
 
-use super::fleet::{Offer, Window, middle};
+use super::bracket::{Doubt, Judged, LOAD, Tally, Turns, doubt, judge};
+use super::fleet::{self, Offer, middle};
 use super::plan::{Bound, Plan, Policy, Vm};
-use super::rig::{Capacity, Rig, platform};
+use super::rig::{Rig, Span, platform};
 use crate::bench::bed::Bed;
 use crate::bench::ovs;
 use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
@@ -30,6 +40,8 @@ use crate::load::Rate;
 
 /// The declared frame size.
 const SIZE: u16 = 512;
+/// What our worker may spend of its core.
+pub(super) const CORE_PART: f64 = 0.5;
 /// Sold of the calibrated capacity.
 const SOLD: f64 = 0.9;
 /// The victim's part of it.
@@ -42,6 +54,10 @@ const MANY: u32 = 100_000;
 const CROWDS: [usize; 2] = [1, 3];
 /// Most aggressors.
 const MOST: usize = 3;
+/// Seconds of load before the counting starts: of a calibration, of a window.
+const WARM_SECS: [f64; 2] = [0.03, 0.08];
+/// Seconds of a calibration: both as fast as they can, the victim alone.
+const CALIBRATION_SECS: [f64; 2] = [0.15, 0.08];
 
 /// What the aggressors turn to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,21 +113,25 @@ fn bytes(size: u16) -> f64 {
 /// Subjects in the order of their turns.
 const SUBJECTS: [&str; 3] = ["c2qos", "bps", OVS_DPDK];
 
-/// What a subject's VMs bought.
+/// What a calibration found.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sale {
-    pub capacity: Capacity,
+pub(super) struct Speed {
+    /// Frames a second of both VMs, declared traffic, as fast as it was taken.
+    pps: f64,
+    /// Of the victim alone, which sent what it would have bought and 5 % more.
     solo_pps: f64,
-    /// Of the victim.
-    pub victim_pps: f64,
-    /// Of all aggressors together.
-    noisy_pps: f64,
+    doubt: Option<Doubt>,
 }
 
-impl Sale {
-    /// What the victim is to keep.
-    fn kept_pps(&self) -> f64 {
-        self.victim_pps.min(self.solo_pps)
+impl Speed {
+    /// What the victim bought, in frames a second.
+    fn victim_pps(&self) -> f64 {
+        VICTIM * SOLD * self.pps
+    }
+
+    /// What all aggressors bought together.
+    fn noisy_pps(&self) -> f64 {
+        (1.0 - VICTIM) * SOLD * self.pps
     }
 }
 
@@ -139,116 +159,174 @@ pub(super) fn well_behaved(pps: f64) -> Offer {
     Offer { size: SIZE, flows: 1, rate: Rate::Frames(OVER * pps) }
 }
 
-/// Sells the capacity of the switch in `rig`, which knows no limits.
-fn sale(bed: &Bed, rig: &mut Rig, secs: f64) -> anyhow::Result<Sale> {
-    let greedy = Offer { size: SIZE, flows: 1, rate: Rate::Max };
-    rig.awake(|rig| {
-        let both = [("victim", greedy.clone()), ("noisy1", greedy.clone())];
-        let capacity = rig.capacity(bed, &both, secs)?;
-        let solo_pps = rig.window(bed, &[("victim", greedy.clone())], secs)?.pps();
-        let sold = SOLD * capacity.pps;
-        let (victim_pps, noisy_pps) = (VICTIM * sold, (1.0 - VICTIM) * sold);
-        Ok(Sale { capacity, solo_pps, victim_pps, noisy_pps })
-    })
-}
-
 /// A subject, ready to be measured.
 #[derive(Debug)]
 pub(super) struct Subject {
     name: &'static str,
     pub rig: Rig,
-    sale: Sale,
+    crowd: usize,
+    pub tally: Tally,
 }
 
 impl Subject {
-    /// What each of `crowd` aggressors bought.
-    pub fn each_pps(&self, crowd: usize) -> f64 {
-        self.sale.noisy_pps / crowd_f64(crowd)
+    /// Whether it sells bits, and not cycles.
+    fn sells_bits(&self) -> bool {
+        self.name != SUBJECTS[0]
     }
 
-    pub fn window(
-        &mut self,
-        bed: &Bed,
-        crowd: usize,
-        offer: &Offer,
-        secs: f64,
-    ) -> anyhow::Result<Window> {
-        let names: Vec<String> = (0..crowd).map(noisy).collect();
-        let mut offers = vec![("victim", well_behaved(self.sale.victim_pps))];
-        offers.extend(names.iter().map(|name| (name.as_str(), offer.clone())));
-        self.rig.awake(|rig| rig.window(bed, &offers, secs))
+    /// The limit in bits a second, as its policer counts them, for so many frames a second.
+    fn bits(&self, pps: f64) -> f64 {
+        // The peer's counts a frame without its 14 bytes of Ethernet header.
+        let left_out = if self.name == OVS_DPDK { 14.0 } else { 0.0 };
+        pps * (bytes(SIZE) - left_out) * 8.0
+    }
+
+    /// Sets limits in bits by a calibration, or takes them away for one.
+    fn limit(&mut self, by: Option<&Speed>) -> anyhow::Result<()> {
+        if !self.sells_bits() {
+            return Ok(());
+        }
+        let each = by.map(|by| self.bits(by.noisy_pps() / crowd_f64(self.crowd)));
+        self.rig.switch.limit("victim", by.map(|by| self.bits(by.victim_pps())))?;
+        (0..self.crowd).try_for_each(|i| self.rig.switch.limit(&noisy(i), each))
+    }
+
+    /// What the victim bought, by the calibrations around a window.
+    fn bought_pps(&self, judged: &Window) -> f64 {
+        let (before, after) = (judged.before.victim_pps(), judged.after.victim_pps());
+        if self.sells_bits() { before } else { f64::midpoint(before, after) }
     }
 
     /// Percent of what the victim is to keep.
-    pub fn kept(&self, window: &Window) -> anyhow::Result<f64> {
-        Ok(100.0 * window.sender("victim")?.pps / self.sale.kept_pps())
+    pub fn kept(&self, judged: &Window) -> anyhow::Result<f64> {
+        let solo = f64::midpoint(judged.before.solo_pps, judged.after.solo_pps);
+        let due = self.bought_pps(judged).min(solo);
+        Ok(100.0 * judged.found.window.sender("victim")?.pps / due)
+    }
+
+    /// What the victim bought in Gbit/s.
+    pub fn bought_gbps(&self, judged: &Window) -> f64 {
+        self.bought_pps(judged) * bytes(SIZE) * 8.0 / 1e9
+    }
+
+    /// Windows of `secs` until `wanted` are judged; `case` of none: all behave.
+    pub fn windows(
+        &mut self,
+        bed: &Bed,
+        case: Option<Case>,
+        (secs, wanted): (f64, u32),
+    ) -> anyhow::Result<Vec<Window>> {
+        let mut tally = Tally::default();
+        self.rig.switch.resume()?;
+        let judged =
+            judge(&mut Bout { bed, subject: self, case, secs }, (wanted, LOAD), &mut tally);
+        self.rig.switch.pause()?;
+        self.tally.add(&tally);
+        judged
     }
 }
 
-/// Ours without limits, to sell by; it ends before others start.
-pub(super) fn sell_ours(bed: &Bed, secs: f64) -> anyhow::Result<Sale> {
-    let free = plan("round-robin", 1, |_, _| Bound::default());
-    let mut rig = Rig::ours(bed, "calibration", &free)?;
-    let sale = sale(bed, &mut rig, secs)?;
-    rig.switch.resume()?;
-    Ok(sale)
+/// A window that is judged.
+pub(super) type Window = Judged<Speed, Seen>;
+
+/// A window as it came, and what was offered in it.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub window: fleet::Window,
+    offers: Vec<(String, Offer)>,
 }
 
-pub(super) fn ours(
-    bed: &Bed,
-    name: &'static str,
-    crowd: usize,
-    sale: Sale,
-) -> anyhow::Result<Subject> {
-    let capacity = sale.capacity;
-    let sold_pps = SOLD * capacity.pps;
-    let plan = if name == "c2qos" {
+/// One case on one subject.
+#[derive(Debug)]
+struct Bout<'a> {
+    bed: &'a Bed,
+    subject: &'a mut Subject,
+    case: Option<Case>,
+    secs: f64,
+}
+
+impl Turns for Bout<'_> {
+    type Speed = Speed;
+    type Found = Seen;
+
+    fn calibrate(&mut self) -> anyhow::Result<Speed> {
+        let greedy = Offer { size: SIZE, flows: 1, rate: Rate::Max };
+        let both = vec![("victim".to_owned(), greedy.clone()), (noisy(0), greedy)];
+        self.subject.limit(None)?;
+        let mut window = |offers: &[(String, Offer)], secs| {
+            let span = Span { warm: WARM_SECS[0], secs, parts: 3 };
+            self.subject.rig.once(self.bed, offers, span)
+        };
+        let all = window(&both, CALIBRATION_SECS[0])?;
+        let mut speed = Speed { pps: all.pps(), solo_pps: 0.0, doubt: doubt(&all, &both) };
+        let alone = vec![("victim".to_owned(), well_behaved(speed.victim_pps()))];
+        let solo = window(&alone, CALIBRATION_SECS[1])?;
+        speed.solo_pps = solo.pps();
+        speed.doubt = speed.doubt.or_else(|| doubt(&solo, &alone));
+        Ok(speed)
+    }
+
+    fn measure(&mut self, by: &Speed) -> anyhow::Result<Seen> {
+        self.subject.limit(Some(by))?;
+        let crowd = self.subject.crowd;
+        let each = by.noisy_pps() / crowd_f64(crowd);
+        let offer = self.case.map_or_else(|| well_behaved(each), |case| case.offer(each));
+        let mut offers = vec![("victim".to_owned(), well_behaved(by.victim_pps()))];
+        offers.extend((0..crowd).map(|i| (noisy(i), offer.clone())));
+        let span = Span { warm: WARM_SECS[1], secs: self.secs, parts: 5 };
+        let window = self.subject.rig.once(self.bed, &offers, span)?;
+        Ok(Seen { window, offers })
+    }
+
+    fn speed(of: &Speed) -> f64 {
+        of.pps
+    }
+
+    fn doubt_speed(of: &Speed) -> Option<Doubt> {
+        of.doubt
+    }
+
+    fn doubt(found: &Seen) -> Option<Doubt> {
+        doubt(&found.window, &found.offers)
+    }
+}
+
+/// Ours, for so many aggressors; `name`: `c2qos` or `bps`.
+pub(super) fn ours(bed: &Bed, name: &'static str, crowd: usize) -> anyhow::Result<Subject> {
+    let capacity = (CORE_PART * bed.tsc_hz()).round();
+    let mut plan = if name == SUBJECTS[0] {
         plan("hbs", crowd, |share, weight| Bound {
             policy: Policy::Minmax,
-            cycles: share * sold_pps * capacity.cycles,
+            cycles: share * SOLD * capacity,
             weight,
             ..Bound::default()
         })
     } else {
-        plan("round-robin", crowd, |share, _| Bound {
-            policy: Policy::Bps,
-            bits: share * sold_pps * bytes(SIZE) * 8.0,
-            ..Bound::default()
-        })
+        plan("round-robin", crowd, |_, _| Bound::default())
     };
-    Ok(Subject { name, rig: Rig::ours(bed, name, &plan)?, sale })
+    plan.worker = format!("capacity = {capacity:.0}\n");
+    let rig = Rig::ours(bed, name, &plan)?;
+    Ok(Subject { name, rig, crowd, tally: Tally::default() })
 }
 
-/// The peer, without limits as yet.
-fn peer(bed: &Bed, secs: f64) -> anyhow::Result<Subject> {
-    let free = plan("", 1, |_, _| Bound::default());
-    let mut rig = Rig::peer(bed, "ovs", &free)?;
-    let sale = sale(bed, &mut rig, secs)?;
-    Ok(Subject { name: OVS_DPDK, rig, sale })
+/// The peer.
+fn peer(bed: &Bed) -> anyhow::Result<Subject> {
+    let rig = Rig::peer(bed, "ovs", &plan("", 1, |_, _| Bound::default()))?;
+    Ok(Subject { name: OVS_DPDK, rig, crowd: 1, tally: Tally::default() })
 }
 
-fn limit_peer(subject: &mut Subject, crowd: usize) -> anyhow::Result<()> {
-    // Its policer counts a frame without its 14 bytes of Ethernet header.
-    let bits = |pps: f64| pps * (bytes(SIZE) - 14.0) * 8.0;
-    let (victim, each) = (bits(subject.sale.victim_pps), bits(subject.each_pps(crowd)));
-    subject.rig.awake(|rig| {
-        rig.switch.limit("victim", victim)?;
-        (0..crowd).try_for_each(|i| rig.switch.limit(&noisy(i), each))
-    })
-}
-
-/// What was found of one case on one subject.
+/// What was found of one case on one subject in one window.
 #[derive(Debug, Clone)]
 struct Found {
     subject: &'static str,
     case: Case,
     /// Percent of what the victim is to keep.
     kept: f64,
-    /// Percent that the victim's rate changed by.
+    /// Percent that it has less or more than when all behaved.
     delta: f64,
     /// Share of turns in which flooding VMs found their rings full.
     full: f64,
-    /// As in [`Window`].
+    /// As in [`fleet::Window`].
     wait: f64,
 }
 
@@ -262,27 +340,25 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         ovs::check()?;
     }
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
-    let (secs, runs) = (context.live.secs.unwrap_or(0.7), context.live.runs.unwrap_or(2));
+    let windows = (context.live.secs.unwrap_or(0.25), context.live.runs.unwrap_or(3));
     let mut outcome = Outcome { platform: platform(&bed, with_peer), ..Outcome::default() };
-    let sale = sell_ours(&bed, secs)?;
-    let mut other = if with_peer { Some(peer(&bed, secs)?) } else { None };
+    outcome.note("worker_capacity_of_core", CORE_PART);
+    outcome.note("sold_of_calibrated_percent", 100.0 * SOLD);
+    let mut other = if with_peer { Some(peer(&bed)?) } else { None };
     let mut found = Vec::new();
+    let mut tallies = vec![Tally::default(); SUBJECTS.len()];
     for (nth, crowd) in CROWDS.into_iter().enumerate() {
-        let mut subjects = vec![ours(&bed, "c2qos", crowd, sale)?, ours(&bed, "bps", crowd, sale)?];
+        let mut subjects = vec![ours(&bed, "c2qos", crowd)?, ours(&bed, "bps", crowd)?];
         if let Some(mut peer) = other.take() {
-            limit_peer(&mut peer, crowd)?;
+            peer.crowd = crowd;
             subjects.push(peer);
         }
-        for run in 0..runs {
-            let done = (f64::from(run) / f64::from(runs) + crowd_f64(nth + 1) - 1.0) / 2.0;
-            context.progress(done, format!("{crowd} aggressors, run {}", run + 1));
-            let first = (run == 0 && crowd == 1).then_some(&mut outcome);
-            turns(&bed, &mut subjects, crowd, secs, &mut found, first)?;
-        }
+        let draw = (nth == 0).then_some(&mut outcome);
+        all_cases((context, nth), &bed, &mut subjects, windows, &mut found, draw)?;
         // The daemons end when they run.
-        for mut subject in subjects {
+        for (mut subject, tally) in subjects.into_iter().zip(&mut tallies) {
+            tally.add(&std::mem::take(&mut subject.tally));
             subject.rig.switch.resume()?;
-            note_sale(&mut outcome, &subject);
             if subject.name == OVS_DPDK {
                 subject.rig.switch.pause()?;
                 other = Some(subject);
@@ -290,78 +366,98 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         }
     }
     conclude(&mut outcome, &found, with_peer)?;
+    tell(&mut outcome, &tallies, with_peer);
     Ok(outcome)
 }
 
-/// All cases of one crowd, each on all subjects in turn. The first run draws the curves.
-fn turns(
+/// All cases of one crowd, each on all subjects in turn; `draw`: the curves as well.
+fn all_cases(
+    (context, nth): (&Context<'_>, usize),
     bed: &Bed,
     subjects: &mut [Subject],
-    crowd: usize,
-    secs: f64,
+    windows: (f64, u32),
     found: &mut Vec<Found>,
     mut draw: Option<&mut Outcome>,
 ) -> anyhow::Result<()> {
     let mut before = Vec::new();
     for subject in subjects.iter_mut() {
-        let offer = well_behaved(subject.each_pps(crowd));
-        before.push(subject.window(bed, crowd, &offer, secs)?);
+        before.push(subject.windows(bed, None, windows)?);
     }
-    for case in Case::all().filter(|case| case.crowd == crowd) {
+    let cases: Vec<Case> = Case::all().filter(|case| case.crowd == CROWDS[nth]).collect();
+    for (at, case) in cases.iter().enumerate() {
+        let done = (crowd_f64(nth) + crowd_f64(at) / crowd_f64(cases.len())) / 2.0;
+        context.progress(done, case.name());
         for (subject, before) in subjects.iter_mut().zip(&before) {
-            let offer = case.offer(subject.each_pps(crowd));
-            let after = subject.window(bed, crowd, &offer, secs)?;
-            let (then, now) = (before.sender("victim")?.pps, after.sender("victim")?.pps);
-            let full: Vec<f64> =
-                after.senders.iter().skip(1).take(crowd).map(|sender| sender.full).collect();
-            found.push(Found {
-                subject: subject.name,
-                case,
-                kept: subject.kept(&after)?,
-                delta: 100.0 * (now / then - 1.0),
-                full: full.iter().copied().fold(f64::INFINITY, f64::min),
-                wait: after.wait().max(before.wait()),
-            });
+            let after = subject.windows(bed, Some(*case), windows)?;
+            let kept = |judged| subject.kept(judged);
+            let normal = before.iter().map(kept).collect::<anyhow::Result<Vec<_>>>()?;
+            for judged in &after {
+                found.push(of_window(subject, *case, middle(&normal), judged)?);
+            }
             if let Some(outcome) = &mut draw
                 && (case.event, case.flood) == (Event::Size, false)
             {
-                curves(outcome, subject.name, before, &after, secs)?;
+                curves(outcome, subject, [before, &after], windows.0)?;
             }
         }
     }
     Ok(())
 }
 
-/// The size event over time.
+fn of_window(subject: &Subject, case: Case, normal: f64, judged: &Window) -> anyhow::Result<Found> {
+    let window = &judged.found.window;
+    let kept = subject.kept(judged)?;
+    let aggressors = window.senders.iter().filter(|s| s.name.starts_with("noisy"));
+    let full = aggressors.take(subject.crowd).map(|sender| sender.full);
+    Ok(Found {
+        subject: subject.name,
+        case,
+        kept,
+        delta: 100.0 * (kept / normal - 1.0),
+        full: full.fold(f64::INFINITY, f64::min),
+        wait: window.wait(),
+    })
+}
+
+/// The windows before and after the size event, as if there were nothing between them.
 fn curves(
     outcome: &mut Outcome,
-    subject: &str,
-    before: &Window,
-    after: &Window,
+    subject: &Subject,
+    windows: [&[Window]; 2],
     secs: f64,
 ) -> anyhow::Result<()> {
+    let all = || windows.into_iter().flatten();
+    let curve = |outcome: &mut Outcome, name: &str, bits: Vec<f64>, step: f64| {
+        let points = (1_u32..).map(|i| f64::from(i) * step).zip(bits);
+        outcome.series(&format!("{} {name}", subject.name), "Gbit/s", points);
+    };
     for vm in ["victim", "noisy1"] {
-        let bits = before.sender(vm)?.parts.iter().chain(&after.sender(vm)?.parts);
-        let count = u32::try_from(before.sender(vm)?.parts.len()).unwrap_or(1);
-        let step = secs / f64::from(count.max(1));
-        let points = (1..).map(|i: u32| f64::from(i) * step).zip(bits.map(|b| b / 1e9));
-        outcome.series(&format!("{subject} {vm}"), "Gbit/s", points);
+        let (mut bits, mut step) = (Vec::new(), secs);
+        for judged in all() {
+            let parts = &judged.found.window.sender(vm)?.parts;
+            step = secs / crowd_f64(parts.len().max(1));
+            bits.extend(parts.iter().map(|bits| bits / 1e9));
+        }
+        curve(outcome, vm, bits, step);
     }
+    let bought = all().map(|judged| subject.bought_gbps(judged)).collect();
+    curve(outcome, "victim bought", bought, secs);
     Ok(())
 }
 
-fn note_sale(outcome: &mut Outcome, subject: &Subject) {
-    let sale = subject.sale;
-    let note = json!({
-        "capacity_mpps": sale.capacity.pps / 1e6,
-        "cycles_per_frame": sale.capacity.cycles,
-        "worker_busy_percent": 100.0 * sale.capacity.busy,
-        "solo_mpps": sale.solo_pps / 1e6,
-        "victim_bought_mpps": sale.victim_pps / 1e6,
-        "aggressors_bought_mpps": sale.noisy_pps / 1e6,
-        "sold_percent": 100.0 * (sale.victim_pps + sale.noisy_pps) / sale.capacity.pps,
-    });
-    outcome.note(&format!("sold_{}", subject.name.replace('-', "_")), note);
+/// How many windows were judged, how many repeated, and why.
+fn tell(outcome: &mut Outcome, tallies: &[Tally], with_peer: bool) {
+    for (subject, tally) in SUBJECTS.into_iter().zip(tallies) {
+        if subject != OVS_DPDK || with_peer {
+            let name = format!("windows_{}", subject.replace('-', "_"));
+            outcome.note(&name, tally.told("frames/s"));
+        }
+    }
+    let mut all = Tally::default();
+    tallies.iter().for_each(|tally| all.add(tally));
+    for claim in all.claims() {
+        outcome.claim(claim);
+    }
 }
 
 /// The median over the runs of one case on one subject.
@@ -389,7 +485,7 @@ fn conclude(outcome: &mut Outcome, found: &[Found], with_peer: bool) -> anyhow::
     }
     let worst = |subject: &str| {
         let kept = cases.iter().map(|case| of(found, subject, *case, |f| f.kept));
-        kept.fold(f64::INFINITY, f64::min)
+        kept.fold(f64::INFINITY, nan_min)
     };
     let change = |subject: &str, crowd, event, flood| {
         of(found, subject, Case { crowd, event, flood }, |f| f.delta)
@@ -432,6 +528,11 @@ fn conclude(outcome: &mut Outcome, found: &[Found], with_peer: bool) -> anyhow::
     Ok(())
 }
 
+/// The smaller one; NaN if one of them is: a case that was not measured is no case that held.
+pub(super) fn nan_min(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -444,6 +545,16 @@ mod tests {
         assert_eq!(case(Event::Flows, false).offer(1000.0).rate, Rate::Frames(OVER * 1000.0));
         assert_eq!(case(Event::Size, true).offer(1000.0).rate, Rate::Max);
         assert_eq!(Case::all().count(), 12);
+    }
+
+    #[test]
+    fn a_case_without_a_judged_window_is_not_dropped_from_the_worst_of_all() {
+        let case = Case::all().next().unwrap();
+        let one = Found { subject: "c2qos", case, kept: 100.0, delta: 0.0, full: 1.0, wait: 0.0 };
+        let mut outcome = Outcome::new();
+        conclude(&mut outcome, &[one], false).unwrap();
+        let claim = outcome.claims.iter().find(|c| c.id == "c2qos_victim_kept_pct").unwrap();
+        assert_eq!((claim.measured, claim.holds), (None, false));
     }
 
     #[test]

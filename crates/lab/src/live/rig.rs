@@ -25,6 +25,17 @@ pub(crate) struct Rig {
     pub switch: Box<dyn Switch>,
 }
 
+/// How long a window lasts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    /// Seconds of load before the counting starts.
+    pub warm: f64,
+    /// Seconds that are counted.
+    pub secs: f64,
+    /// Parts of them.
+    pub parts: u32,
+}
+
 /// What a calibration found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
@@ -93,6 +104,36 @@ impl Rig {
             }
         }
         best.context("no window was measured")
+    }
+
+    /// One window as it comes under these offers, all others silent.
+    pub fn once(
+        &mut self,
+        bed: &Bed,
+        offers: &[(String, Offer)],
+        Span { warm, secs, parts }: Span,
+    ) -> anyhow::Result<Window> {
+        self.fleet.hush();
+        for (name, offer) in offers {
+            self.fleet.offer(name, offer);
+        }
+        let (fleet, switch) = (&mut self.fleet, self.switch.as_ref());
+        bed.on_generator_core(|| fleet.run(switch, warm, secs, parts))
+    }
+
+    /// What a frame costs under these offers, and the window in which that was found.
+    pub fn cost(
+        &mut self,
+        bed: &Bed,
+        offers: &[(String, Offer)],
+        span: Span,
+    ) -> anyhow::Result<(Capacity, Window)> {
+        self.switch.mark()?;
+        let window = self.once(bed, offers, span)?;
+        let (frames, busy) = self.switch.read()?;
+        let cycles = to_f64(busy) / to_f64(frames.max(1));
+        let busy = window.pps() * cycles / bed.tsc_hz();
+        Ok((Capacity { pps: window.pps(), cycles, busy }, window))
     }
 
     /// What the worker can do under these offers.

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::fleet::to_f64;
 use super::plan::Plan;
-use super::switch::{Ours, Switch as _, count};
+use super::switch::{Ours, Switch, count};
 use crate::bench::bed::Bed;
 use crate::bench::guard::{THIS_PROGRAM, Ward};
 use crate::bench::process::{Daemon, ask, await_some};
@@ -151,6 +151,16 @@ impl Stage {
             let mut command = self.inside(vm, "timeout", &["1", "bash", "-c", &probe])?;
             Ok(ask(&mut command).ok().map(drop))
         })
+    }
+
+    /// Limits what a port sends, in bits a second without FCS.
+    pub fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()> {
+        self.ours.limit(port, Some(bits))
+    }
+
+    /// As of [`Switch`].
+    pub fn waited_ns(&self) -> u64 {
+        self.ours.waited_ns()
     }
 
     /// What the ports have sent so far.

@@ -14,6 +14,8 @@ use crate::bench::ovs::{OvsDpdk, Tso};
 use crate::bench::process::{Daemon, ThreadClock, await_some};
 use crate::bench::subject::Subject as _;
 
+/// The least limit: the configuration takes no less, and 0 is none to the peer.
+const LEAST_BITS: f64 = 8_000.0;
 /// How long the ports may take to listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 
@@ -33,8 +35,8 @@ pub(crate) trait Switch: std::fmt::Debug + Send + Sync {
     fn mark(&mut self) -> anyhow::Result<()>;
     /// Since the mark: frames, and cycles of turns that moved some, core taken away included.
     fn read(&mut self) -> anyhow::Result<(u64, u64)>;
-    /// Limits what a port sends to `bits` a second of a policer's own counting.
-    fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()>;
+    /// Limits what a port sends to `bits` a second of a policer's own counting; none: no limit.
+    fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()>;
     /// The same switch, where it is ours.
     fn ours(&self) -> Option<&Ours> {
         None
@@ -140,10 +142,14 @@ impl Switch for Ours {
         Ok((frames - self.before.0, busy - self.before.1))
     }
 
-    fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()> {
-        let burst = (bits / 8.0 / 100.0).max(65_536.0);
-        let police = format!("police={{cir={bits:.0},cbs={burst:.0},ebs=0}}");
-        self.ask(&["port", "set", port, "ingress_policy=bps", &police]).map(drop)
+    fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()> {
+        let [policy, police] = bits.map_or([String::new(), String::new()], |bits| {
+            let bits = bits.max(LEAST_BITS);
+            let burst = (bits / 8.0 / 100.0).max(65_536.0);
+            ["bps".to_owned(), format!("{{cir={bits:.0},cbs={burst:.0},ebs=0}}")]
+        });
+        let (policy, police) = (format!("ingress_policy={policy}"), format!("police={police}"));
+        self.ask(&["port", "set", port, &policy, &police, "--no-save"]).map(drop)
     }
 
     fn ours(&self) -> Option<&Ours> {
@@ -170,7 +176,7 @@ impl Peer {
         ovs.set_rules(&plan.flows())?;
         let mut peer = Self { ovs };
         for vm in plan.vms.iter().filter(|vm| vm.bound.policy == Policy::Bps) {
-            peer.limit(&vm.name, vm.bound.bits)?;
+            peer.limit(&vm.name, Some(vm.bound.bits))?;
         }
         Ok(peer)
     }
@@ -211,9 +217,9 @@ impl Switch for Peer {
         Ok((reading.frames, reading.busy_cycles))
     }
 
-    fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()> {
-        // A burst of 10 ms of the rate, as its documentation advises.
-        let kbits = whole(bits / 1000.0);
+    fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()> {
+        // A burst of 10 ms of the rate, as its documentation advises; 0 is no limit.
+        let kbits = whole(bits.map_or(0.0, |bits| bits.max(LEAST_BITS)) / 1000.0);
         self.ovs.police(port, kbits, kbits / 100)
     }
 }

@@ -1,0 +1,346 @@
+//! A window between two calibrations: figures on a machine whose speed changes.
+//!
+//! **Problem.** On a shared host a frame costs up to three times as much from one second to the
+//! next. What was calibrated before a run, and sold by that, is wrong in it: then a victim that has
+//! all it bought seems to have lost half.
+//!
+//! **Rule.** Short windows by turns: calibrate, measure, calibrate (A B A). A window is judged by
+//! the two calibrations around it if both found the same speed within some per cent, nobody waited for
+//! a core, and the generator was not what was short. Else it is taken again, a few times as
+//! often as wanted at most ([`Rule`]). The second calibration of a window is the first of the next.
+//!
+//! **What is told.** Of every figure how many windows were judged, how many repeated and why, and
+//! how many could not be had. What could not be had is not measured, and no claim on it holds.
+//!
+//! **Example.** Calibrations of 5.0, 5.1, 2.1, 2.0 M frames/s around three windows: the first and
+//! the third are judged, by 5.05 and 2.05; the second, during which the machine changed, is not.
+//!
+//! **Limit.** A machine that changes and changes back within one window is not noticed; that is
+//! why windows are short, and a case's value is the one in the middle of several.
+
+use serde_json::{Value, json};
+
+use super::fleet::{Offer, Window, middle};
+use crate::figures::Claim;
+use crate::load::Rate;
+
+/// When a window is judged.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rule {
+    /// Two calibrations agree if one is at most so much over the other.
+    pub agree: f64,
+    /// Windows taken for one that is wanted, at most.
+    pub tries: u32,
+}
+
+/// For load of ours, whose calibrations scatter by a per cent.
+pub(crate) const LOAD: Rule = Rule { agree: 0.04, tries: 6 };
+/// For real programs: TCP takes its time, and scatters.
+pub(crate) const PROGRAMS: Rule = Rule { agree: 0.08, tries: 3 };
+
+/// Share of a window that worker or generator may have waited for its core.
+pub(crate) const WAITED: f64 = 0.03;
+/// A sender published less than this part of what was due: something kept it.
+const PUBLISHED: f64 = 0.97;
+/// That was the switch if its ring was full in this share of the turns at least; of the turns that
+/// the missing frames make up, if it did not send all that it could.
+const RING_FULL: f64 = 0.5;
+
+/// Why a window was taken again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// The calibrations around it differ.
+    SpeedChanged,
+    /// Worker or generator did not have its core.
+    WaitedForCore,
+    /// The generator could not send what was due.
+    GeneratorShort,
+}
+
+impl Doubt {
+    const ALL: [Self; 3] = [Self::SpeedChanged, Self::WaitedForCore, Self::GeneratorShort];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::SpeedChanged => "speed_changed",
+            Self::WaitedForCore => "waited_for_core",
+            Self::GeneratorShort => "generator_short",
+        }
+    }
+}
+
+/// What is done by turns.
+pub(crate) trait Turns {
+    /// What a calibration finds.
+    type Speed: Clone;
+    /// What a window finds.
+    type Found;
+    /// Calibrates.
+    fn calibrate(&mut self) -> anyhow::Result<Self::Speed>;
+    /// Measures, by what was calibrated right before.
+    fn measure(&mut self, by: &Self::Speed) -> anyhow::Result<Self::Found>;
+    /// The number that two calibrations must agree in.
+    fn speed(of: &Self::Speed) -> f64;
+    /// Why a calibration, by itself, is not to be relied on.
+    fn doubt_speed(_: &Self::Speed) -> Option<Doubt> {
+        None
+    }
+    /// Why a window, by itself, is not to be relied on.
+    fn doubt(found: &Self::Found) -> Option<Doubt>;
+}
+
+/// A window that is judged, and the calibrations around it.
+#[derive(Debug, Clone)]
+pub(crate) struct Judged<S, F> {
+    /// Right before.
+    pub before: S,
+    /// The window.
+    pub found: F,
+    /// Right after.
+    pub after: S,
+}
+
+/// How it went.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tally {
+    judged: u32,
+    repeated: [u32; Doubt::ALL.len()],
+    missing: u32,
+    speeds: Vec<f64>,
+}
+
+impl Tally {
+    /// Windows that were taken again.
+    pub fn repeated(&self) -> u32 {
+        self.repeated.iter().sum()
+    }
+
+    /// Adds another's.
+    pub fn add(&mut self, other: &Self) {
+        self.judged += other.judged;
+        self.missing += other.missing;
+        self.repeated.iter_mut().zip(other.repeated).for_each(|(all, more)| *all += more);
+        self.speeds.extend(&other.speeds);
+    }
+
+    /// What is shown beside a figure's claims: a claim without a band promises nothing.
+    pub fn claims(&self) -> [Claim; 3] {
+        [
+            ("windows_judged", "Windows judged by the calibrations around them.", self.judged),
+            (
+                "windows_repeated",
+                "Windows taken again: the machine changed during them, or the generator or a \
+                 wait for a core was in the way.",
+                self.repeated(),
+            ),
+            (
+                "windows_not_had",
+                "Windows given up after that; what they were to show is not measured.",
+                self.missing,
+            ),
+        ]
+        .map(|(id, what, count)| Claim::new(id, what, "windows").measured(f64::from(count)))
+    }
+
+    /// For the outcome; `unit` is that of the speed.
+    pub fn told(&self, unit: &str) -> Value {
+        let mut why = serde_json::Map::new();
+        for (doubt, count) in Doubt::ALL.into_iter().zip(self.repeated) {
+            why.insert(doubt.name().to_owned(), count.into());
+        }
+        let least = self.speeds.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.speeds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        json!({
+            "windows_judged": self.judged,
+            "windows_repeated": self.repeated(),
+            "repeated_because": why,
+            "windows_not_had": self.missing,
+            "speed_unit": unit,
+            "speed_least_median_most": [least, middle(&self.speeds), most],
+        })
+    }
+}
+
+impl Rule {
+    fn agree(&self, a: f64, b: f64) -> bool {
+        let (low, high) = (a.min(b), a.max(b));
+        low > 0.0 && high <= (1.0 + self.agree) * low
+    }
+}
+
+/// Why a calibration is not to be relied on: it says so, or it found nothing at all.
+fn doubt_speed<T: Turns>(of: &T::Speed) -> Option<Doubt> {
+    let speed = T::speed(of);
+    let none = !speed.is_finite() || speed <= 0.0;
+    T::doubt_speed(of).or(none.then_some(Doubt::SpeedChanged))
+}
+
+/// Takes windows until `wanted` are judged.
+pub(crate) fn judge<T: Turns>(
+    turns: &mut T,
+    (wanted, rule): (u32, Rule),
+    tally: &mut Tally,
+) -> anyhow::Result<Vec<Judged<T::Speed, T::Found>>> {
+    let mut judged = Vec::new();
+    let mut missing = wanted;
+    let mut before = turns.calibrate()?;
+    tally.speeds.push(T::speed(&before));
+    for _ in 0..wanted.saturating_mul(rule.tries) {
+        if missing == 0 {
+            break;
+        }
+        if let Some(doubt) = doubt_speed::<T>(&before) {
+            // Nothing can be sold by it.
+            tally.repeated[doubt as usize] += 1;
+            before = turns.calibrate()?;
+            tally.speeds.push(T::speed(&before));
+            continue;
+        }
+        let found = turns.measure(&before)?;
+        let after = turns.calibrate()?;
+        tally.speeds.push(T::speed(&after));
+        let doubt = T::doubt(&found).or_else(|| doubt_speed::<T>(&after)).or_else(|| {
+            let same = rule.agree(T::speed(&before), T::speed(&after));
+            (!same).then_some(Doubt::SpeedChanged)
+        });
+        match doubt {
+            Some(doubt) => tally.repeated[doubt as usize] += 1,
+            None => {
+                judged.push(Judged { before, found, after: after.clone() });
+                missing -= 1;
+            }
+        }
+        before = after;
+    }
+    tally.judged += wanted - missing;
+    tally.missing += missing;
+    Ok(judged)
+}
+
+/// Why a window under these offers, by name, is not to be relied on.
+pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt> {
+    if window.wait() > WAITED {
+        return Some(Doubt::WaitedForCore);
+    }
+    let short = |(name, offer): &(String, Offer)| {
+        let Some(sent) = window.senders.iter().find(|sent| sent.name == *name) else {
+            return true;
+        };
+        let due = match offer.rate {
+            Rate::Stop => return false,
+            Rate::Max => return sent.full < RING_FULL,
+            Rate::Frames(due) => due,
+            Rate::Bits(due) => due / (f64::from(offer.size) * 8.0),
+        };
+        // A ring that empties a tenth more slowly than it is filled is full a tenth of the time.
+        let missing = 1.0 - sent.offered_pps / due.max(1.0);
+        missing > 1.0 - PUBLISHED && sent.full < RING_FULL * missing
+    };
+    offers.iter().any(short).then_some(Doubt::GeneratorShort)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::fleet::Sent;
+
+    /// A machine whose speeds are given; a window finds the speed before it.
+    struct Machine {
+        speeds: std::collections::VecDeque<f64>,
+        doubtful: Vec<f64>,
+    }
+
+    impl Turns for Machine {
+        type Speed = f64;
+        type Found = (f64, bool);
+
+        fn calibrate(&mut self) -> anyhow::Result<f64> {
+            Ok(self.speeds.pop_front().unwrap_or(1.0))
+        }
+
+        fn measure(&mut self, by: &f64) -> anyhow::Result<(f64, bool)> {
+            let doubtful = self.doubtful.first() == Some(by);
+            Ok((*by, doubtful))
+        }
+
+        fn speed(of: &f64) -> f64 {
+            *of
+        }
+
+        fn doubt(found: &(f64, bool)) -> Option<Doubt> {
+            found.1.then_some(Doubt::WaitedForCore)
+        }
+    }
+
+    fn machine(speeds: &[f64]) -> Machine {
+        Machine { speeds: speeds.iter().copied().collect(), doubtful: Vec::new() }
+    }
+
+    #[test]
+    fn a_window_during_which_the_machine_changed_is_taken_again_and_told() {
+        let mut tally = Tally::default();
+        let judged = judge(&mut machine(&[5.0, 5.1, 2.1, 2.05]), (2, LOAD), &mut tally).unwrap();
+        let around: Vec<_> = judged.iter().map(|j| (j.before, j.after)).collect();
+        assert_eq!(around, [(5.0, 5.1), (2.1, 2.05)]);
+        let told = tally.told("Mframes/s");
+        assert_eq!((&told["windows_judged"], &told["windows_repeated"]), (&2.into(), &1.into()));
+        assert_eq!(told["repeated_because"]["speed_changed"], 1);
+        assert_eq!(told["speed_least_median_most"][0], 2.05);
+    }
+
+    #[test]
+    fn a_machine_that_never_rests_yields_nothing_and_says_so() {
+        let speeds: Vec<f64> = (0..100).map(|i| f64::from(1 + i % 2)).collect();
+        let mut tally = Tally::default();
+        let judged = judge(&mut machine(&speeds), (3, LOAD), &mut tally).unwrap();
+        assert!(judged.is_empty());
+        let told = tally.told("");
+        assert_eq!(told["windows_not_had"], 3);
+        assert_eq!(tally.repeated(), 3 * LOAD.tries);
+    }
+
+    #[test]
+    fn nothing_is_measured_by_a_calibration_that_found_nothing() {
+        let mut tally = Tally::default();
+        let speeds = [0.0, f64::NAN, 5.0, 5.0];
+        let judged = judge(&mut machine(&speeds), (1, LOAD), &mut tally).unwrap();
+        assert_eq!(judged.len(), 1);
+        assert_eq!(tally.told("")["repeated_because"]["speed_changed"], 2);
+    }
+
+    #[test]
+    fn a_doubtful_window_is_counted_by_its_reason() {
+        let mut machine = machine(&[5.0, 4.9, 4.95]);
+        machine.doubtful.push(5.0);
+        let mut tally = Tally::default();
+        let judged = judge(&mut machine, (1, LOAD), &mut tally).unwrap();
+        assert!((judged[0].before - 4.9).abs() < 1e-9);
+        assert_eq!(tally.told("")["repeated_because"]["waited_for_core"], 1);
+    }
+
+    #[test]
+    fn the_generator_is_short_where_frames_were_due_and_rings_had_room() {
+        let window = |offered_pps, full, wait| Window {
+            senders: vec![Sent {
+                name: "vm".to_owned(),
+                pps: 0.0,
+                full,
+                offered_pps,
+                parts: Vec::new(),
+                times: None,
+            }],
+            worker_wait: wait,
+            generator_wait: 0.0,
+            idle: 0.0,
+            standstill: 0.0,
+        };
+        let of = |rate| vec![("vm".to_owned(), Offer { size: 512, flows: 1, rate })];
+        let paced = of(Rate::Frames(100.0));
+        assert_eq!(doubt(&window(99.0, 0.0, 0.0), &paced), None);
+        assert_eq!(doubt(&window(60.0, 0.3, 0.0), &paced), None, "the switch took no more");
+        assert_eq!(doubt(&window(60.0, 0.1, 0.0), &paced), Some(Doubt::GeneratorShort));
+        assert_eq!(doubt(&window(60.0, 0.1, 0.0), &of(Rate::Max)), Some(Doubt::GeneratorShort));
+        assert_eq!(doubt(&window(60.0, 0.9, 0.0), &of(Rate::Max)), None);
+        assert_eq!(doubt(&window(99.0, 0.9, 0.2), &paced), Some(Doubt::WaitedForCore));
+    }
+}

@@ -5,7 +5,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use penstock_qos::c2tb::{BucketSet, Mode, Terms};
-use penstock_qos::hbs::{BatchScheduler, Readiness};
+use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
 use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
 
 const HZ: u64 = 2_000_000_000;
@@ -69,7 +69,7 @@ impl Bed {
     fn refill(&mut self) {
         self.buckets.refill(Cycles(self.now - self.refilled));
         self.refilled = self.now;
-        self.scheduler.release(|slot| self.buckets.may_run(slot / 8));
+        self.scheduler.release(RELEASE_MOST, |slot| self.buckets.may_run(slot / 8));
     }
 }
 

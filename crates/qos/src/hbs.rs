@@ -29,12 +29,16 @@
 //! **Departures.** None; what the paper leaves open is how many looks demote: here 3.
 //!
 //! **Cost.** A decision: one look at each ready unit without frames in the classes before the one
-//! that runs, and O(1). Queues are lists through one array: nothing is allocated after the start.
+//! that runs, and O(1). A release: what it is told to look at, [`RELEASE_MOST`] after a refill. Queues are lists through one array: nothing is allocated after the start.
 
 use penstock_units::Priority;
 
 /// Looks in a row that found nothing, after which a unit falls by a class.
 pub const DEMOTE_AFTER: u8 = 3;
+
+/// Units without tokens that a refill asks for: what it costs must not grow with their number. As
+/// many as have a batch each in a refill interval or two, so that nobody waits longer for it.
+pub const RELEASE_MOST: usize = 32;
 
 /// How units without frames are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -279,21 +283,30 @@ impl BatchScheduler {
         }
     }
 
-    /// After a refill: all that wait and that `has_tokens` says yes to are ready again, in the
-    /// order in which they were held. Returns how many.
-    pub fn release(&mut self, mut has_tokens: impl FnMut(usize) -> bool) -> usize {
+    /// After a refill: of those that wait the first `most` are looked at; those that `has_tokens`
+    /// says yes to are ready again, in the order in which they were held. If more wait than were
+    /// looked at, the others come first the next time. Returns how many are ready again.
+    pub fn release(&mut self, most: usize, mut has_tokens: impl FnMut(usize) -> bool) -> usize {
+        let all = self.waiting() <= most;
         let mut released = 0;
         let mut at = self.queues[usize::from(WAITING)].head;
-        while at != NIL {
+        for _ in 0..most.min(self.waiting()) {
             let slot = at as usize;
             at = self.nodes[slot].next;
             if has_tokens(slot) {
                 let class = self.nodes[slot].effective;
                 self.move_to(slot, class);
                 released += 1;
+            } else if !all {
+                self.rotate(WAITING);
             }
         }
         released
+    }
+
+    /// One of those that wait, another one each time.
+    pub fn next_waiting(&mut self) -> Option<usize> {
+        (self.waiting() > 0).then(|| self.rotate(WAITING))
     }
 
     /// A ready unit for a glance outside any decision, another one each time: how those behind
@@ -457,7 +470,7 @@ mod tests {
         hbs.hold(2);
         assert_eq!(decide(&mut hbs, |_| true), Some(3));
         assert_eq!((hbs.len(), hbs.waiting()), (3, 2));
-        assert_eq!(hbs.release(|slot| slot == 2), 1);
+        assert_eq!(hbs.release(9, |slot| slot == 2), 1);
         assert_eq!(decide(&mut hbs, |_| true), Some(2));
         assert_eq!(decide(&mut hbs, |slot| slot == 3), Some(3), "the ready ones without frames");
         assert_eq!(decide(&mut hbs, |_| false), None);
@@ -493,11 +506,35 @@ mod tests {
         hbs.hold(0);
         hbs.set_class(0, class(2));
         assert_eq!(hbs.state(0), Some((class(2), false)));
-        hbs.release(|_| true);
+        hbs.release(9, |_| true);
         assert_eq!(hbs.state(0), Some((class(2), true)));
         hbs.remove(0);
         hbs.remove(0);
         assert!(hbs.is_empty() && hbs.state(0).is_none());
+    }
+
+    /// However many wait, a release looks at a few, and at all of them in turn.
+    #[test]
+    fn a_release_is_bounded_and_leaves_nobody_out() {
+        let mut hbs = BatchScheduler::new(10, Readiness::Pending);
+        for slot in 0..10 {
+            hbs.add(slot, class(1));
+            hbs.hold(slot);
+        }
+        let mut asked = Vec::new();
+        for _ in 0..4 {
+            let released = hbs.release(3, |slot| {
+                asked.push(slot);
+                slot == 4
+            });
+            assert!(released <= 1);
+        }
+        assert_eq!(asked[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!((hbs.state(4), hbs.waiting()), (Some((class(1), true)), 9));
+        let turns: Vec<_> = (0..10).filter_map(|_| hbs.next_waiting()).collect();
+        assert_eq!(turns[0], turns[9], "in turn");
+        assert_eq!(hbs.release(9, |_| true), 9);
+        assert_eq!(hbs.next_waiting(), None);
     }
 
     #[test]

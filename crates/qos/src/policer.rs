@@ -14,8 +14,9 @@
 //! frames of 1000 bytes are green, the third is yellow, the fourth red; 500 us later a frame of 500
 //! is green.
 //!
-//! **What is counted.** Bytes of the frame on the wire, Ethernet header included, FCS, preamble and
-//! gap not; [`Spec::per_frame`] adds what a link spends on each frame. A large segment (TSO) counts
+//! **What is counted.** Bytes of the frame as the switch has it, from the Ethernet header on;
+//! [`Spec::per_frame`] adds what each has besides: the FCS for a rate that was sold, and preamble
+//! and gap for a link's. A large segment (TSO) counts
 //! as the frames that it becomes on a wire, each with its headers: who has offloads pays the same
 //! as who has none.
 //!

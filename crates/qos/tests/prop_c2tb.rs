@@ -26,6 +26,7 @@ enum Event {
     Change(usize, Terms),
     Leave(usize),
     Charge(usize, u64, bool),
+    Lend(usize, u64),
     Elsewhere(usize, u64),
     Spend(u64),
     Waiting(usize, bool),
@@ -33,7 +34,7 @@ enum Event {
 }
 
 fn some_terms() -> impl Strategy<Value = Terms> {
-    let mode = prop_oneof![Just(Mode::Strict), Just(Mode::MinMax)];
+    let mode = prop_oneof![Just(Mode::Strict), Just(Mode::MinMax), Just(Mode::Free)];
     (0..HZ / 4, 1..=10_000_u64, mode, 1..2_000_000_u64)
         .prop_map(|(rate, weight, mode, depth)| terms(rate, weight, mode, depth))
 }
@@ -46,6 +47,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => slot.clone().prop_map(Event::Leave),
         8 => (slot.clone(), 1..200_000_u64, any::<bool>())
             .prop_map(|(s, c, m)| Event::Charge(s, c, m)),
+        1 => (slot.clone(), 1..50_000_u64).prop_map(|(s, c)| Event::Lend(s, c)),
         1 => (slot.clone(), 1..50_000_u64).prop_map(|(s, c)| Event::Elsewhere(s, c)),
         1 => (1..50_000_u64).prop_map(Event::Spend),
         1 => (slot, any::<bool>()).prop_map(|(s, w)| Event::Waiting(s, w)),
@@ -59,6 +61,12 @@ fn apply(set: &mut BucketSet, event: &Event) {
         Event::Change(slot, ref terms) => set.change(slot, terms),
         Event::Leave(slot) => drop(set.leave(slot)),
         Event::Charge(slot, cost, more) => drop(set.charge(slot, Cycles(cost), more)),
+        // What is given back was charged before.
+        Event::Lend(slot, cost) if !set.may_run(slot) => {
+            set.charge(slot, Cycles(cost), true);
+            set.lend(slot, Cycles(cost));
+        }
+        Event::Lend(..) => {}
         Event::Elsewhere(slot, cost) => set.charge_elsewhere(slot, Cycles(cost)),
         Event::Spend(cost) => set.spend(Cycles(cost)),
         Event::Waiting(slot, waiting) => set.note_waiting(slot, waiting),
@@ -161,6 +169,44 @@ proptest! {
         let slack: u64 = costs.iter().sum::<u64>() + INTERVAL;
         prop_assert_eq!(after.discarded, before.discarded);
         prop_assert!(charged.abs_diff(generated) <= slack, "{} of {}", charged, generated);
+    }
+
+    /// One of several that have emptied their buckets goes on alone. The core is never without
+    /// work, and no more is lent than the buckets that fill up meanwhile can hold.
+    #[test]
+    fn a_core_with_a_backlogged_minmax_port_never_idles(
+        ports in proptest::collection::vec((0..HZ / 12, 1..100_u64, 500..60_000_u64), 2..SLOTS),
+    ) {
+        let mut set = set(HZ);
+        let costs: Vec<u64> = ports.iter().map(|p| p.2).collect();
+        let depth = 3 * INTERVAL;
+        for (slot, (rate, weight, _)) in ports.iter().enumerate() {
+            set.join(slot, &terms(*rate, *weight, Mode::MinMax, depth), 0);
+        }
+        run_backlogged(&mut set, &costs, 200);
+        (1..costs.len()).for_each(|slot| set.note_waiting(slot, false));
+        let (before, cost) = (set.ledger(), Cycles(costs[0]));
+        let (mut now, mut refilled) = (0, 0);
+        while now < 400 * INTERVAL {
+            let had = set.may_run(0);
+            set.charge(0, cost, true);
+            if !had {
+                set.lend(0, cost);
+            }
+            now += cost.0;
+            if now - refilled >= INTERVAL {
+                set.refill(Cycles(now - refilled));
+                refilled = now;
+            }
+        }
+        let after = set.ledger();
+        prop_assert_eq!(after.unaccounted(), 0);
+        prop_assert_eq!(after.charged - before.charged + after.lent - before.lent, now);
+        // In debt by a batch each, and what is generated is one interval late.
+        let room: u64 = costs.iter().map(|cost| depth + cost).sum();
+        let lent = after.lent - before.lent;
+        prop_assert!(lent <= room + 2 * (INTERVAL + cost.0), "{lent} lent, room for {room}");
+        prop_assert_eq!(after.discarded, before.discarded, "it always had room");
     }
 
     /// What goes beyond the entitlements is shared by weight, to a batch.

@@ -109,7 +109,7 @@ fn apply(hbs: &mut BatchScheduler, model: &mut Model, event: &Event) {
             model.waits[slot] |= model.there[slot].is_some();
         }
         Event::Release(tokens) => {
-            hbs.release(|slot| has(tokens, slot));
+            hbs.release(usize::MAX, |slot| has(tokens, slot));
             (0..SLOTS).filter(|&s| has(tokens, s)).for_each(|s| model.waits[s] = false);
         }
     }

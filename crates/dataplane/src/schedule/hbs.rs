@@ -69,8 +69,12 @@ impl Schedule for Hbs {
         self.0.hold(slot_of(unit));
     }
 
-    fn release(&mut self, has_tokens: &dyn Fn(PortId) -> bool) {
-        self.0.release(|slot| has_tokens(unit_of(slot).port));
+    fn release(&mut self, most: usize, has_tokens: &dyn Fn(PortId) -> bool) {
+        self.0.release(most, |slot| has_tokens(unit_of(slot).port));
+    }
+
+    fn next_held(&mut self) -> Option<Unit> {
+        self.0.next_waiting().map(unit_of)
     }
 
     fn glance(&mut self) -> Option<Unit> {

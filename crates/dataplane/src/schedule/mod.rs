@@ -68,8 +68,10 @@ pub trait Schedule: Send {
     fn ran(&mut self, _unit: Unit) {}
     /// The unit's port has no cycles left: it need not be looked at before the next `release`.
     fn hold(&mut self, _unit: Unit) {}
-    /// Cycles were generated: those held whose port has some again take part again.
-    fn release(&mut self, _has_tokens: &dyn Fn(PortId) -> bool) {}
+    /// Of those held, `most` are asked for; whose port has cycles again takes part again.
+    fn release(&mut self, _most: usize, _has_tokens: &dyn Fn(PortId) -> bool) {}
+    /// A unit of those held, another one each time; where none is put aside, of all.
+    fn next_held(&mut self) -> Option<Unit>;
     /// A unit for a look outside any decision, another one each time; only where some may be left
     /// out of decisions for long.
     fn glance(&mut self) -> Option<Unit> {
@@ -148,7 +150,8 @@ forward! {
     fn ran(unit: Unit);
     #[inline]
     fn hold(unit: Unit);
-    fn release(has_tokens: &dyn Fn(PortId) -> bool);
+    fn release(most: usize, has_tokens: &dyn Fn(PortId) -> bool);
+    fn next_held() -> Option<Unit>;
     fn glance() -> Option<Unit>;
     const #[inline] fn held() -> usize;
     const #[inline] fn len() -> usize;

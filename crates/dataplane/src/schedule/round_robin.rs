@@ -56,6 +56,10 @@ impl Schedule for RoundRobin {
         Some((unit, wraps))
     }
 
+    fn next_held(&mut self) -> Option<Unit> {
+        Schedule::next(self).map(|(unit, _)| unit)
+    }
+
     #[inline]
     fn len(&self) -> usize {
         self.units.len()

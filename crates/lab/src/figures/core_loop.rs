@@ -8,7 +8,7 @@
 //! the next refill.
 
 use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth};
-use penstock_qos::hbs::{BatchScheduler, Readiness};
+use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
 use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
 
 /// What a VM bought.
@@ -134,7 +134,7 @@ impl CoreLoop {
         self.refills += 1;
         if self.schedule.waiting() > 0 {
             let buckets = &self.buckets;
-            self.schedule.release(|slot| buckets.may_run(slot));
+            self.schedule.release(RELEASE_MOST, |slot| buckets.may_run(slot));
         }
     }
 }

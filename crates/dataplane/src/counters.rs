@@ -166,7 +166,7 @@ counters! {
         cycles_busy: "cycles", "TSC cycles of the turns that moved frames";
         cycles_idle: "cycles", "TSC cycles of the turns that found nothing";
         cycles_stolen: "cycles", "TSC cycles during which the core was taken away";
-        cycles_control: "cycles", "TSC cycles spent on control requests";
+        cycles_control: "cycles", "TSC cycles of control requests and of cycle buckets' refills";
         stolen_batches: "batches", "batches during which the core was taken away";
         requests: "requests", "control requests served";
         sleeps: "sleeps", "times the idle worker gave up the core";
@@ -176,6 +176,8 @@ counters! {
         kicks: "kicks", "kicks of drivers that reached the worker";
         refills: "refills", "refills of the cycle buckets";
         cycles_generated: "cycles", "TSC cycles generated for ports with a cycle bucket";
+        cycles_lent: "cycles", "TSC cycles of batches that ran without, on time nobody else wanted";
+        lent_batches: "batches", "batches of ports without cycles, on time nobody else wanted";
         cycles_discarded: "cycles", "TSC cycles of these that found every min-max bucket full";
         heartbeat: "cycles", "TSC value at the last loop turn";
     }

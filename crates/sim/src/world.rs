@@ -89,6 +89,14 @@ struct Core {
     idle: bool,
 }
 
+impl Core {
+    /// Nothing happens until `to`.
+    fn jump(&mut self, to: Cycles) {
+        self.counter.advance_to(to);
+        self.worker.rested();
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct World {
@@ -303,7 +311,7 @@ impl World {
         // One that is busy may hand something over at any moment: not beyond it.
         let busy = self.cores.iter().filter(|core| !core.idle).map(|core| core.counter.now()).min();
         if let Some(busy) = busy {
-            self.cores[at].counter.advance_to(Cycles(busy.0 + 1));
+            self.cores[at].jump(Cycles(busy.0 + 1));
             return;
         }
         // Nothing changes before the next event: jump there, or to the end.
@@ -314,7 +322,7 @@ impl World {
         // A refill may let somebody go on.
         let refill = self.cores.iter().filter_map(|core| core.worker.next_due()).min();
         let to = refill.map_or(to, |refill| refill.min(to));
-        self.cores.iter().for_each(|core| core.counter.advance_to(to));
+        self.cores.iter_mut().for_each(|core| core.jump(to));
     }
 
     fn act(&mut self, at: Nanos, event: Event) {

@@ -5,10 +5,12 @@
 //! anyway (its last counter reading) after each batch. When all that have frames are out of tokens
 //! it does not wait for the interval's end: an eighth of it is enough. What is generated is what
 //! the core could have spent: the time since the last refill, less what the kernel took away, what
-//! control requests took, and what ports without a bucket spent. **Cost.** Without any metered
-//! port: one load and comparison a look, and a few of them and an addition a batch.
+//! control requests took, and what ports without a bucket spent. Where ports are scheduled by class,
+//! those that bought nothing have a bucket too as soon as one did ([`Mode::Free`]). **Cost.**
+//! Without any metered port: one load and comparison a look, and a few of them and an addition a
+//! batch.
 
-use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth};
+use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth, free_floor};
 use penstock_qos::share::{Owner, forecast, settle};
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, WorkerId};
 
@@ -28,6 +30,9 @@ const EARLY: u64 = 8;
 pub(super) struct Meter {
     buckets: BucketSet,
     core: TscRate,
+    capacity: CyclesPerSecond,
+    /// What each port that bought nothing is sure of; `None`: it has no bucket.
+    floor: Option<CyclesPerSecond>,
     interval: u64,
     /// The count at which a refill is due; never, without a bucket.
     due: u64,
@@ -78,6 +83,8 @@ impl Meter {
         Self {
             buckets: BucketSet::new(slots, core, capacity),
             core,
+            capacity,
+            floor: None,
             interval: core.to_cycles(interval).0.max(EARLY),
             due: u64::MAX,
             refilled_at: 0,
@@ -94,7 +101,7 @@ impl Meter {
 
     /// A port's queue pairs are here, under these terms; `tokens` come with them.
     pub(super) fn set(&mut self, port: PortId, qos: &PortQos, tokens: i64, now: Cycles) {
-        if !qos.ingress.is_metered() {
+        if !self.meters(qos) {
             self.leave(port);
             return;
         }
@@ -120,7 +127,11 @@ impl Meter {
 
     /// A port's terms on one of `parts` workers.
     fn terms(&self, qos: &PortQos, parts: u64) -> Terms {
-        let entitlement = CyclesPerSecond(qos.entitlement.0 / parts);
+        // A floor is one worker's anyway.
+        let entitlement = match self.floor.filter(|_| !qos.ingress.is_metered()) {
+            Some(floor) => floor,
+            None => CyclesPerSecond(qos.entitlement.0 / parts),
+        };
         let by_default = || {
             let shared = if parts > 1 { entitlement.0 / 1_000 * SHARED_DEPTH_MS } else { 0 };
             default_depth(entitlement, self.core) + Cycles(shared)
@@ -130,10 +141,23 @@ impl Meter {
             weight: qos.weight,
             mode: match qos.ingress {
                 IngressPolicy::CyclesStrict => Mode::Strict,
-                _ => Mode::MinMax,
+                IngressPolicy::CyclesMinmax => Mode::MinMax,
+                IngressPolicy::None | IngressPolicy::Bps | IngressPolicy::Pps => Mode::Free,
             },
             depth: qos.depth.unwrap_or_else(by_default),
         }
+    }
+
+    /// Whether a port under these terms has a bucket here.
+    pub(super) fn meters(&self, qos: &PortQos) -> bool {
+        qos.ingress.is_metered() || self.floor.is_some()
+    }
+
+    /// Told what those here bought (`None`: nobody did, or nobody can be kept from its turn) and
+    /// how many bought nothing. True: those have buckets now and had none, or other ones, or none.
+    pub(super) fn set_floor(&mut self, sold: Option<CyclesPerSecond>, free: usize) -> bool {
+        let floor = sold.map(|sold| free_floor(self.capacity, sold, free));
+        core::mem::replace(&mut self.floor, floor) != floor
     }
 
     /// A port has no queue pair here any more; its tokens, to go with them.
@@ -171,6 +195,28 @@ impl Meter {
     #[inline]
     pub(super) fn note_waiting(&mut self, port: PortId, waiting: bool) {
         self.buckets.note_waiting(port.index(), waiting);
+    }
+
+    /// Whether a port without tokens may run on time that nobody with tokens wants.
+    #[inline]
+    pub(super) fn may_borrow(&self, port: PortId) -> bool {
+        self.buckets.may_borrow(port.index())
+    }
+
+    /// Whether ports wait for tokens; `held`: the scheduler has put some aside.
+    #[inline]
+    pub(super) const fn holds_back(&self, held: bool) -> bool {
+        held || self.throttled
+    }
+
+    /// Gives back what a port's last batch was charged: it ran on time that nobody wanted.
+    pub(super) fn lend(&mut self, port: PortId, cost: Cycles) {
+        self.buckets.lend(port.index(), cost);
+    }
+
+    /// On how many workers a port has queue pairs, as far as is known here.
+    pub(super) fn parts(&self, port: PortId) -> u64 {
+        self.books[port.index()].parts.max(1)
     }
 
     /// Takes a batch's cost; false: the port has no tokens left.
@@ -276,7 +322,7 @@ impl Meter {
         let generated = self.buckets.entitled(port.index(), Cycles(passed)).0;
         let cap = match self.buckets.mode(port.index()) {
             Mode::Strict => i64::MAX,
-            Mode::MinMax => i64::try_from(generated).unwrap_or(i64::MAX),
+            Mode::MinMax | Mode::Free => i64::try_from(generated).unwrap_or(i64::MAX),
         };
         let mut all = [Owner::default(); WORKERS_MAX];
         let workers = || (0_u16..).map(WorkerId).take(notes.workers().min(WORKERS_MAX));
@@ -315,7 +361,7 @@ impl Meter {
     /// scheduler has put some aside.
     #[inline]
     pub(super) fn is_due_early(&self, now: Cycles, held: bool) -> bool {
-        (held || self.throttled) && now.0 >= self.early()
+        self.holds_back(held) && now.0 >= self.early()
     }
 
     fn early(&self) -> u64 {
@@ -324,7 +370,7 @@ impl Meter {
 
     /// When a worker that found nothing could find something without anything happening outside.
     pub(super) fn next_due(&self, held: bool) -> Option<Cycles> {
-        (self.metered > 0 && (held || self.throttled)).then(|| Cycles(self.early()))
+        (self.metered > 0 && self.holds_back(held)).then(|| Cycles(self.early()))
     }
 
     /// Refills; returns whether a decision had come to its end since the last time.

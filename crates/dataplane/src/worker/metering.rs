@@ -1,11 +1,12 @@
 //! What the worker does about cycles beside running batches: refills, its ports' books, and terms
 //! that change.
 
-use penstock_units::{Cycles, PortId, Priority};
+use penstock_qos::hbs::RELEASE_MOST;
+use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority};
 
 use super::Worker;
 use crate::port::Pending;
-use crate::schedule::{PortQos, Schedule};
+use crate::schedule::{Discipline, PortQos, Schedule};
 use crate::tsc::CycleCounter;
 
 /// Ports whose counters are brought up to date with each refill; and among several workers, where
@@ -14,27 +15,100 @@ const BOOKS: u32 = 2;
 const BOOKS_SHARED: u32 = 4;
 /// Looks a refill at those who had no turn.
 const GLANCES: u32 = 4;
+/// Of those without tokens, how many are asked for frames before an idle turn ends.
+const BORROWERS: usize = 64;
 
 impl<C: CycleCounter> Worker<C> {
     /// Generates cycles for those who bought some, and lets those go on that waited for them.
     #[inline(never)]
     pub(super) fn refill(&mut self) {
+        self.refill_now();
+        self.kept_house();
+    }
+
+    fn refill_now(&mut self) {
         let passed = self.meter.refill(self.last);
         let meter = &self.meter;
-        self.schedule.release(&|port| meter.may_run(port));
+        self.schedule.release(RELEASE_MOST, &|port| meter.may_run(port));
         self.counters.refills.add(1);
         let ledger = self.meter.ledger();
         self.counters.cycles_generated.set(ledger.generated);
         self.counters.cycles_discarded.set(ledger.discarded);
+        self.counters.cycles_lent.set(ledger.lent);
         self.keep_books();
         // Others may fill the core for long: whoever has no turn meanwhile, though it has tokens,
         // must not be taken for idle.
         for _ in 0..if passed { 0 } else { GLANCES } {
             let Some(unit) = self.schedule.glance() else { break };
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
-            let waiting = queue.pending(self.last) == Pending::Yes;
+            // Who can only be polled may well have frames: its part is kept for it until it was.
+            let waiting = queue.pending(self.last) != Pending::No;
             self.meter.note_waiting(unit.port, waiting);
         }
+    }
+
+    /// Nobody with tokens has frames: one that has frames and may have more than it bought gets a
+    /// batch that is charged to nobody, as the core would stand still. `None`: there is none.
+    #[inline(never)]
+    pub(super) fn lend_batch(&mut self) -> Option<usize> {
+        // Where none is put aside, any may be without tokens.
+        let held = match self.schedule.held() {
+            0 => self.schedule.len(),
+            held => held,
+        };
+        for _ in 0..held.min(BORROWERS) {
+            let unit = self.schedule.next_held()?;
+            let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
+            if !self.meter.may_borrow(unit.port) || queue.pending(self.last) == Pending::No {
+                continue;
+            }
+            let before = self.charged(unit.port);
+            let frames = self.run_batch(unit);
+            if frames > 0 {
+                let cost = self.charged(unit.port).saturating_sub(before);
+                self.meter.lend(unit.port, cost);
+                self.counters.lent_batches.add(1);
+                self.resting.note_busy(unit, self.last);
+                self.finish_turn(false);
+                return Some(frames);
+            }
+        }
+        None
+    }
+
+    /// What a port's batches have cost here so far.
+    fn charged(&self, port: PortId) -> Cycles {
+        let counters = self.port_counters[port.index()].as_deref();
+        Cycles(counters.map_or(0, |counters| counters.cycles.get()))
+    }
+
+    /// Whether those that bought nothing have buckets, and which, follows from what all here have.
+    pub(super) fn rank_free(&mut self) {
+        let by_class = matches!(self.schedule, Discipline::Hbs(_));
+        let (mut sold, mut free) = (None, 0);
+        for port in self.here() {
+            let qos = self.qos(port);
+            if qos.ingress.is_metered() {
+                let part = qos.entitlement.0 / self.meter.parts(port);
+                sold = Some(sold.unwrap_or(0_u64).saturating_add(part));
+            } else {
+                free += 1;
+            }
+        }
+        if !self.meter.set_floor(sold.filter(|_| by_class).map(CyclesPerSecond), free) {
+            return;
+        }
+        for port in (0..self.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
+            if self.ports[port.index()].owned != 0 && !self.qos(port).ingress.is_metered() {
+                self.schedule_port(port, 0);
+            }
+        }
+    }
+
+    /// Ports with queue pairs here.
+    pub(super) fn here(&self) -> impl Iterator<Item = PortId> {
+        let here = (0_u16..).zip(&self.ports).filter(|(_, slot)| slot.owned != 0);
+        here.map(|(port, _)| PortId(port))
     }
 
     /// Brings the books of some ports up to date, others each time.
@@ -99,7 +173,7 @@ impl<C: CycleCounter> Worker<C> {
         let qos = self.qos(port);
         self.schedule.set_class(port, qos.priority);
         let before = self.meter.is_metered(port);
-        if before && !qos.ingress.is_metered() {
+        if before && !self.meter.meters(&qos) {
             self.forget_bucket(port);
         }
         self.meter.set(port, &qos, tokens, self.last);
@@ -109,7 +183,7 @@ impl<C: CycleCounter> Worker<C> {
         }
         // Who is held may have become free to run.
         let meter = &self.meter;
-        self.schedule.release(&|port| meter.may_run(port));
+        self.schedule.release(usize::MAX, &|port| meter.may_run(port));
     }
 
     /// The count at which a worker that found nothing would find something although nothing

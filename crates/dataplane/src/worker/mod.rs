@@ -320,6 +320,11 @@ impl<C: CycleCounter> Worker<C> {
                 return Turn::Busy(frames);
             }
         }
+        if self.meter.holds_back(self.schedule.held() > 0)
+            && let Some(frames) = self.lend_batch()
+        {
+            return Turn::Busy(frames);
+        }
         self.idle_turn();
         Turn::Idle
     }
@@ -592,17 +597,23 @@ impl<C: CycleCounter> Worker<C> {
             self.tell_peers();
         }
         self.counter.spent(Stage::Idle, &Work::NONE);
+        self.counters.turns.add(1);
+        self.rested();
+        self.counters.heartbeat.set(self.last.0);
+        if self.meter.is_due(self.last) {
+            self.refill();
+        }
+    }
+
+    /// Told by whoever calls [`Self::turn`] after a pause between two turns: it was idle time, and
+    /// is not charged to whoever sends next.
+    pub fn rested(&mut self) {
         let now = self.counter.now();
         let passed = now.saturating_sub(self.last);
         let idle = self.stolen.settle_idle(passed, &self.counters);
         self.meter.lose(passed.saturating_sub(idle));
-        self.counters.turns.add(1);
         self.counters.cycles_idle.add(idle.0);
-        self.counters.heartbeat.set(now.0);
-        self.last = now;
-        if self.meter.is_due(now) {
-            self.refill();
-        }
+        self.last = self.last.max(now);
     }
 
     fn age(&mut self) {
@@ -645,12 +656,13 @@ impl<C: CycleCounter> Worker<C> {
         old
     }
 
-    /// The first class among the ports here may have become another.
+    /// What follows from all ports here together may have become another: the first class, and what
+    /// those have that bought nothing.
     pub(super) fn rank(&mut self) {
-        let here = (0_u16..).zip(&self.ports).filter(|(_, slot)| slot.owned != 0);
-        let first = here.map(|(port, _)| self.class(PortId(port))).min();
+        let first = self.here().map(|port| self.class(port)).min();
         let by_class = matches!(self.schedule, Discipline::Hbs(_));
         self.bound.set_first(first.filter(|_| by_class).unwrap_or(Priority::LAST));
+        self.rank_free();
     }
 }
 

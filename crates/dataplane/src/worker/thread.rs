@@ -134,7 +134,9 @@ impl Runner {
         self.idle = self.idle.saturating_add(1);
         if self.idle < SPIN_TURNS {
             core::hint::spin_loop();
-        } else if self.idle < PAUSE_TURNS || self.backoff == Nanos::ZERO {
+            return;
+        }
+        if self.idle < PAUSE_TURNS || self.backoff == Nanos::ZERO {
             (0..PAUSES).for_each(|_| core::hint::spin_loop());
         } else {
             self.worker.count_sleep();
@@ -142,6 +144,7 @@ impl Runner {
             let _ =
                 clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::empty(), &request);
         }
+        self.worker.rested();
     }
 }
 

@@ -129,7 +129,21 @@ impl Question<'_> {
                 "give it a better `priority`, move it (`worker`), or sell less of the core",
             );
         }
+        why.push_str(&self.free(answer));
         (why, "meter the ports: ingress_policy = \"cycles-minmax\" and `cycles` for each")
+    }
+
+    /// What a port has that bought nothing, beside some that did.
+    fn free(&self, answer: &Explanation) -> String {
+        if self.port.policy.is_metered() || answer.entitled == 0 {
+            return String::new();
+        }
+        format!(
+            "; it bought nothing: it is sure of {}, has a part by weight of what others leave, \
+             and used {}",
+            cycles(answer.entitled),
+            amount(answer.used)
+        )
     }
 
     fn core(&self, answer: &Explanation) -> (String, &'static str) {
@@ -164,7 +178,8 @@ impl Question<'_> {
             "nothing here: it sends {rate} frames/s, {} bit/s, and nothing waits",
             amount(answer.sends_bps)
         );
-        if answer.entitled > 0 {
+        why.push_str(&self.free(answer));
+        if self.port.policy.is_metered() && answer.entitled > 0 {
             let (used, entitled) = (amount(answer.used), cycles(answer.entitled));
             why.push_str(&format!("; it uses {used} of {entitled}"));
         }

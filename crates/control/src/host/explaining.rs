@@ -106,7 +106,14 @@ impl Core {
     fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
         let (terms, capacity, stalled) = {
             let shared = lock(&self.shared);
-            let bought = |name: &String| (name.clone(), shared.terms(name));
+            let plan = &shared.pricing.plan;
+            let bought = |name: &String| {
+                let mut terms = shared.terms(name);
+                if !terms.ingress.is_metered() {
+                    terms.entitlement = plan.port(name).map(|port| port.floor).unwrap_or_default();
+                }
+                (name.clone(), terms)
+            };
             let terms: BTreeMap<String, PortQos> = now.ports.keys().map(bought).collect();
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_qos::admission::{self, Admission, Claim, WorkerSet};
+use penstock_qos::c2tb::free_floor;
 use penstock_qos::cost_model::{
     Action as Work, BatchPrice, Contract, CostModel, Deployment, Flows, Profile, Rate, RingKind,
     SizeMix,
@@ -82,6 +83,10 @@ pub struct PortPlan {
     pub share: f64,
     /// What a batch of its frames should cost.
     pub price: BatchPrice,
+    /// What it is sure of under a policy that guarantees nothing, on all its workers together;
+    /// beyond that it has a part by weight of what others leave. 0: nobody can keep it from its
+    /// turn, or its policy guarantees `cycles`.
+    pub floor: CyclesPerSecond,
 }
 
 impl PortPlan {
@@ -161,8 +166,32 @@ impl Planner<'_> {
             })
             .collect();
         plan.admission = admission::admit(&plan.capacity, plan.link, &claims);
+        self.floors(&mut plan);
         plan.refusals.extend(text::refusals(&plan, &sellers));
         plan
+    }
+
+    /// What ports are sure of that no policy guarantees anything, where classes come first and
+    /// others bought cycles. The workers do the same sum for themselves.
+    fn floors(&self, plan: &mut Plan) {
+        if self.config.worker.schedule != config::Schedule::Hbs {
+            return;
+        }
+        let metered: Vec<bool> = self.config.ports.iter().map(is_metered).collect();
+        for (worker, capacity) in plan.capacity.iter().enumerate() {
+            let here = |port: &PortPlan| port.workers.contains(WorkerSet::one(worker));
+            let ports = || plan.ports.iter().zip(&metered).filter(|(port, _)| here(port));
+            let bought = ports().filter(|(_, metered)| **metered);
+            let parts = bought.map(|(port, _)| port.cycles.0 / port.workers.len() as u64);
+            let Some(sold) = parts.reduce(u64::saturating_add) else { continue };
+            let free = ports().filter(|(_, metered)| !**metered).count();
+            let floor = free_floor(*capacity, CyclesPerSecond(sold), free);
+            for (port, _) in plan.ports.iter_mut().zip(&metered).filter(|(_, metered)| !**metered) {
+                if port.workers.contains(WorkerSet::one(worker)) {
+                    port.floor = CyclesPerSecond(port.floor.0.saturating_add(floor.0));
+                }
+            }
+        }
     }
 
     /// The uplinks that say what they carry, together.
@@ -235,6 +264,7 @@ impl Planner<'_> {
             workers: homes.collect(),
             share: to_f64(cycles.0) / to_f64(each.0.max(1)),
             price: self.model.map(|model| model.price(&profile, at)).unwrap_or_default(),
+            floor: CyclesPerSecond::default(),
             contract,
             profile,
         }

@@ -104,6 +104,23 @@ fn cycles_win_over_a_contract_and_a_difference_is_told() {
     );
 }
 
+/// 2 GHz: 2 % of it for two together, less if less is unsold, a thousandth in any case.
+#[test]
+fn who_bought_nothing_is_sure_of_a_floor_where_classes_come_first() {
+    let floors = |schedule: &str, sold: &str| -> Vec<u64> {
+        let worker = format!("[worker]\nschedule = \"{schedule}\"\n");
+        let ports = port("a", &format!("cycles = \"{sold}\"\ningress_policy = \"cycles-minmax\""))
+            + &port("b", "")
+            + &port("c", "ingress_policy = \"pps\"\npolice = { pps = \"1k\" }");
+        let plan = plan_of(&(worker + RED + &ports), None, 1);
+        plan.ports.iter().map(|port| port.floor.0).collect()
+    };
+    assert_eq!(floors("hbs", "1G"), [0, 20_000_000, 20_000_000]);
+    assert_eq!(floors("hbs", "1990M"), [0, 5_000_000, 5_000_000]);
+    assert_eq!(floors("hbs", "2G"), [0, 1_000_000, 1_000_000]);
+    assert_eq!(floors("round-robin", "1G"), [0; 3], "there everybody has a turn");
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_what_would() {
     let ports = port("a", "contract = { rate = \"8Mpps\", size = 1064 }\nworker = 0")

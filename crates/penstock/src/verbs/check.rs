@@ -85,6 +85,7 @@ fn ports(config: &HostConfig, plan: &Plan) -> String {
     for (port, of) in config.ports.iter().zip(&plan.ports) {
         let sold = of.basis != Basis::None;
         let dash = |text: String| if sold { text } else { "-".to_owned() };
+        let floor = format!(">={}", cycles_per_second(of.floor.0));
         table.row([
             port.name.clone(),
             port.ingress_policy.to_string(),
@@ -94,8 +95,8 @@ fn ports(config: &HostConfig, plan: &Plan) -> String {
                 Some(cost) => format!("{cost:.0} ±{:.0} %", 100.0 * of.uncertainty),
                 None => "-".to_owned(),
             },
-            dash(cycles_per_second(of.cycles.0)),
-            of.basis.name().to_owned(),
+            if of.floor.0 > 0 { floor } else { dash(cycles_per_second(of.cycles.0)) },
+            if of.floor.0 > 0 && !sold { "rest" } else { of.basis.name() }.to_owned(),
             dash(percent(of.share)),
             port.priority.0.get().to_string(),
             port.weight.0.get().to_string(),
@@ -172,6 +173,7 @@ fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
             "cycles_per_frame": of.cost,
             "uncertainty": of.uncertainty,
             "cycles_per_second": of.cycles.0,
+            "floor_cycles_per_second": of.floor.0,
             "from": of.basis.name(),
             "core_share": of.share,
             "priority": port.priority.0.get(),

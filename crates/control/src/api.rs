@@ -4,6 +4,7 @@
 //! [`crate::host::Host`]; the wire format (gRPC) is the binary's business alone. Configuration
 //! objects ([`crate::config`]) are used as they are; this module holds the readings.
 
+use penstock_qos::cost_model::FCS;
 use serde::Serialize;
 
 /// A counter with its unit, by name: `drops` and `tx_drops` hold only the non-zero reasons.
@@ -198,7 +199,7 @@ pub struct Explanation {
     pub remedy: String,
     /// Frames per second from it.
     pub sends_pps: u64,
-    /// Bits per second from it, without FCS.
+    /// Bits per second from it, FCS included ([`bits_of`]).
     pub sends_bps: u64,
     /// Part of its frames that were dropped, in thousandths.
     pub dropped_permille: u64,
@@ -324,4 +325,12 @@ pub struct ChangeReport {
     /// What could not be done although the configuration is valid (a TAP that is in use); the
     /// object is in state `error`.
     pub warnings: Vec<String>,
+}
+
+/// Bits of frames as all rates in bits per second count them, whether sold, policed or shown: with
+/// FCS, of which counters of bytes know nothing. "64 bytes" are 60 and 4. A large segment (TSO)
+/// that was not cut yet counts one.
+#[must_use]
+pub const fn bits_of(bytes: u64, frames: u64) -> u64 {
+    bytes.saturating_add(frames.saturating_mul(FCS)).saturating_mul(8)
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use penstock_control::api::{Named, PortStats, Stats, WorkerStatus};
+use penstock_control::api::{Named, PortStats, Stats, WorkerStatus, bits_of};
 
 use crate::table::to_f64;
 
@@ -23,11 +23,11 @@ pub struct PortRates {
     pub port: String,
     /// Frames per second from the port.
     pub rx_pps: f64,
-    /// Bits per second from the port, without FCS and gap.
+    /// Bits per second from the port, FCS included, gap not.
     pub rx_bps: f64,
     /// Frames per second to the port.
     pub tx_pps: f64,
-    /// Bits per second to the port, without FCS and gap.
+    /// Bits per second to the port, FCS included, gap not.
     pub tx_bps: f64,
     /// Drops per second of frames from and towards the port.
     pub drop_pps: f64,
@@ -118,9 +118,10 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     let rate = |name| to_f64(delta(name)) / seconds;
     rates.cycles = rate("cycles");
     rates.rx_pps = rate("rx_frames");
-    rates.rx_bps = rate("rx_bytes") * 8.0;
+    let bits = |bytes, frames| to_f64(bits_of(delta(bytes), delta(frames))) / seconds;
+    rates.rx_bps = bits("rx_bytes", "rx_frames");
     rates.tx_pps = rate("tx_frames");
-    rates.tx_bps = rate("tx_bytes") * 8.0;
+    rates.tx_bps = bits("tx_bytes", "tx_frames");
     for (name, rate) in drop_rates(before, now, seconds) {
         rates.drop_pps += rate;
         if rate > 0.0 && rates.drop_reason.as_ref().is_none_or(|(_, most)| rate > *most) {
@@ -212,7 +213,7 @@ mod tests {
         );
         let rates = Rates::between(&earlier, &later, 100_000);
         let port = &rates.ports[0];
-        assert_eq!((port.rx_pps, port.rx_bps), (100.0, 51_200.0));
+        assert_eq!((port.rx_pps, port.rx_bps), (100.0, 54_400.0));
         assert_eq!(port.drop_pps, 7.0);
         assert_eq!(port.drop_reason, Some(("runt".into(), 5.0)));
         assert_eq!(port.cycles_per_frame, Some(100.0));

@@ -1,5 +1,6 @@
 //! From `police`, `contract` and `link` to what the data path polices by.
 
+use penstock_qos::cost_model::FCS;
 use penstock_qos::policer::{Limit, Spec, SpecError, default_depth};
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
@@ -9,8 +10,9 @@ use super::share::{ContractRate, Police, Sizes};
 
 /// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
 const IMIX_BYTES: u64 = 362;
-/// FCS, which no rate of ours counts.
-const FCS_BYTES: u64 = 4;
+/// What every rate in bits per second counts for a frame beyond the bytes that the switch sees.
+const FCS_BYTES: u8 = 4;
+const _: () = assert!(FCS_BYTES as u64 == FCS);
 /// Frames at once where `burst` is not given.
 const BURST_DEFAULT: u32 = 256;
 
@@ -105,7 +107,8 @@ impl Port {
             }
             _ => return Ok(None),
         };
-        Ok(Some(Spec::new(limit)?))
+        // As contracts and the cost model count: a frame of 64 bytes is 60 and the FCS.
+        Ok(Some(Spec::new(limit)?.per_frame(FCS_BYTES)))
     }
 
     /// The same for a configuration that was checked.
@@ -114,13 +117,12 @@ impl Port {
         self.checked_police().ok().flatten()
     }
 
-    /// The rate that the port bought, in bits per second of frame bytes: the contract's, else that
+    /// The rate that the port bought, in bits per second, FCS included: the contract's, else that
     /// of `police`. Frames per second count by the contract's size.
     #[must_use]
     pub fn bought(&self) -> Option<BitsPerSecond> {
         let of_frames = |rate: PacketsPerSecond, size: Option<u64>| {
-            let bytes = size.unwrap_or(IMIX_BYTES).saturating_sub(FCS_BYTES);
-            BitsPerSecond(rate.0.saturating_mul(8 * bytes))
+            BitsPerSecond(rate.0.saturating_mul(8 * size.unwrap_or(IMIX_BYTES)))
         };
         match (&self.contract, &self.police) {
             (Some(contract), _) => Some(match contract.rate {
@@ -140,6 +142,8 @@ impl Port {
 mod tests {
     use super::super::model::PortKind;
     use super::*;
+    use penstock_qos::policer::{Colour, Policer, Size};
+    use penstock_units::Nanos;
 
     fn port(toml: &str) -> Port {
         let text = format!("name = \"vm1\"\ntype = \"tap\"\ninterface = \"t\"\n{toml}");
@@ -170,6 +174,25 @@ mod tests {
         assert_eq!(spec("police = { cir = \"2G\" }"), Ok(None), "another policy");
     }
 
+    /// 1,000 frames of 64 bytes, 60 of them before the FCS, are 512,000 bits: what a contract says
+    /// and what a policer lets pass are the same frames.
+    #[test]
+    fn a_policed_frame_counts_its_fcs() {
+        let toml = "ingress_policy = \"bps\"\npolice = { cir = \"512k\", cbs = 640 }";
+        let policer = Policer::new(port(toml).policed().unwrap());
+        let frame = Size { bytes: 60, frames: 1 };
+        let burst = (0..20).take_while(|_| policer.mark(frame) == Colour::Green).count();
+        assert_eq!(burst, 10, "640 bytes");
+        let mut passed = 0;
+        for millis in 1..=1_000 {
+            policer.refill(Nanos::from_millis(millis));
+            passed += u32::from(policer.mark(frame) == Colour::Green);
+        }
+        assert_eq!(passed, 1_000);
+        let bought = port("contract = { rate = \"1kpps\", size = 64 }").bought();
+        assert_eq!(bought, Some(BitsPerSecond(512_000)));
+    }
+
     #[test]
     fn mixtures_are_refused_with_a_remedy() {
         for (police, error) in [
@@ -195,7 +218,7 @@ mod tests {
         let bought = |toml| port(toml).bought().map(|rate| rate.0);
         assert_eq!(bought("contract = { rate = \"4G\" }\npolice = { cir = \"1G\" }"), Some(4 * G));
         assert_eq!(bought("police = { cir = \"1G\" }"), Some(G));
-        assert_eq!(bought("contract = { rate = \"1Mpps\", size = 1004 }"), Some(8 * G));
+        assert_eq!(bought("contract = { rate = \"1Mpps\", size = 1000 }"), Some(8 * G));
         assert_eq!(bought(""), None);
         assert_eq!(Port::new("vm1", PortKind::Tap).bought(), None);
     }

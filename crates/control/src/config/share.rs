@@ -45,7 +45,7 @@ rate! {
     CyclesPerSecond, "CyclesPerSecond"
 }
 rate! {
-    /// Bits per second of frame bytes, without FCS.
+    /// Bits per second of frames, FCS included.
     BitsPerSecond, "BitsPerSecond"
 }
 rate! {

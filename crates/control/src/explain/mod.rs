@@ -32,7 +32,7 @@ use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::schedule::IngressPolicy;
 
-use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus};
+use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, bits_of};
 
 /// Parts of less than so many thousandths are noise.
 pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
@@ -58,7 +58,7 @@ pub(crate) struct PortGrowth {
     pub(crate) reading: PortReading,
     /// Cycles by worker.
     pub(crate) cycles: Vec<u64>,
-    /// What it bought, and its class.
+    /// What it bought, and its class; of a port that is not metered, what it is sure of.
     pub(crate) policy: IngressPolicy,
     pub(crate) entitled: u64,
     pub(crate) weight: u16,
@@ -133,7 +133,7 @@ impl Growth {
             share_permille: permille(cycles(port), total),
             priority: port.priority,
             pps: self.per_second(port.reading.rx_frames),
-            bps: self.per_second(port.reading.rx_bytes).saturating_mul(8),
+            bps: self.per_second(bits_of(port.reading.rx_bytes, port.reading.rx_frames)),
         };
         all.into_iter().take(CONSUMERS_MAX).map(consumer).collect()
     }
@@ -163,7 +163,7 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
         port: port.name.clone(),
         window_ms: growth.nanos / 1_000_000,
         sends_pps: growth.per_second(port.reading.rx_frames),
-        sends_bps: growth.per_second(port.reading.rx_bytes).saturating_mul(8),
+        sends_bps: growth.per_second(bits_of(port.reading.rx_bytes, port.reading.rx_frames)),
         dropped_permille: permille(port.reading.dropped(), port.reading.rx_frames),
         policy: port.policy.name().to_owned(),
         entitled: port.entitled,

@@ -193,7 +193,19 @@ fn a_port_whose_batches_are_not_full_sends_less() {
     assert_eq!(answer.limit, Limit::Nothing);
     assert_eq!(
         answer.why,
-        "nothing here: it sends 1M frames/s, 800.0 M bit/s, and nothing waits; it uses 200.0 M of \
+        "nothing here: it sends 1M frames/s, 832.0 M bit/s, and nothing waits; it uses 200.0 M of \
          400.0 M cycles/s"
     );
+}
+
+#[test]
+fn a_port_that_bought_nothing_is_told_what_it_is_sure_of() {
+    let mut growth = full_core();
+    growth.ports[0].policy = IngressPolicy::None;
+    growth.ports[0].entitled = 20_000_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Neighbours);
+    let floor = "; it bought nothing: it is sure of 20.0 M cycles/s, has a part by weight of what \
+                 others leave, and used 200.0 M";
+    assert!(answer.why.ends_with(floor), "{}", answer.why);
 }

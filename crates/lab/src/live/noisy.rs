@@ -302,7 +302,11 @@ pub(super) fn ours(bed: &Bed, name: &'static str, crowd: usize) -> anyhow::Resul
             ..Bound::default()
         })
     } else {
-        plan("round-robin", crowd, |_, _| Bound::default())
+        plan("round-robin", crowd, |share, _| Bound {
+            policy: Policy::Bps,
+            bits: share * sold_pps * f64::from(SIZE) * 8.0,
+            ..Bound::default()
+        })
     };
     plan.worker = format!("capacity = {capacity:.0}\n");
     let rig = Rig::ours(bed, name, &plan)?;

@@ -18,7 +18,7 @@ pub(crate) struct Bound {
     pub policy: Policy,
     /// Cycles a second that it bought.
     pub cycles: f64,
-    /// Bits a second that it bought, frames without FCS; for `bps`.
+    /// Bits a second that it bought, FCS included; for `bps`.
     pub bits: f64,
     /// Its part of what others leave.
     pub weight: u16,

@@ -43,9 +43,10 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Bits a second, without FCS, that `port` sent since `before`.
+    /// Bits a second, FCS included, that `port` sent since `before`.
     pub fn bps(&self, before: &Self, port: &str) -> f64 {
-        8.0 * self.per_second(before, port, "rx_bytes")
+        let frames = self.per_second(before, port, "rx_frames");
+        8.0 * (self.per_second(before, port, "rx_bytes") + 4.0 * frames)
     }
 
     /// A counter's growth a second.

@@ -264,7 +264,7 @@ vm1   from it  rule        7  a rule says drop
             rates_table(&Rates::between(&earlier, &later, 1_000_000_000)),
             "\
 PORT         RX     RX RATE     TX  TX RATE   DROPS  MOST FOR     CORE  CYCLES/FRAME
-vm1   1.00 Mpps  512 Mbit/s  0 pps  0 bit/s  10 pps  ring-full  13.0 %           130
+vm1   1.00 Mpps  544 Mbit/s  0 pps  0 bit/s  10 pps  ring-full  13.0 %           130
 worker 0 on core 3: busy 25.0 %, taken away 0.0 %
 "
         );

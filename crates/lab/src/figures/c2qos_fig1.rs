@@ -45,8 +45,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Bytes of a frame in (c) and (d).
 const SOLD_OUT: u16 = 228;
-/// The event, in seconds.
-const EVENT: u64 = 10;
+/// The event.
+const EVENT: Nanos = Nanos::from_secs(10);
 
 /// How VM2 fares: (before, after) in M frames/s.
 fn run(
@@ -60,10 +60,11 @@ fn run(
     let [vm1, vm2] = host.vms[..] else { anyhow::bail!("two VMs") };
     host.bed.send(vm2, Nanos::ZERO, Traffic { pace: pace(&sold[1]), ..before.clone() });
     host.bed.send(vm1, Nanos::ZERO, before);
-    host.bed.send(vm1, WARM_UP + Nanos::from_secs(EVENT), after);
-    let record = host.record(2 * EVENT, Nanos::from_millis(500));
+    host.bed.send(vm1, WARM_UP + ctx.scaled(EVENT), after);
+    let record = host.record(ctx.scaled(EVENT + EVENT), ctx.scaled(Nanos::from_millis(500)));
     record.add_to(outcome, name);
-    Ok(delta_pct(record.mpps(1, (0.0, 10.0)), record.mpps(1, (10.0, 20.0))))
+    let rate = |span| record.mpps(1, ctx.span(span));
+    Ok(delta_pct(rate((0.0, 10.0)), rate((10.0, 20.0))))
 }
 
 fn pace(sold: &Sold) -> penstock_sim::testbed::Pace {

@@ -50,22 +50,23 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// Part of what VM1 bought that it sends beside the probe.
 const OWN: f64 = 0.97;
 /// A phase.
-const PHASE: u64 = 10;
+const PHASE: Nanos = Nanos::from_secs(10);
 
-fn at(secs: u64) -> Nanos {
-    WARM_UP + Nanos::from_secs(secs)
+/// When a phase begins, from 0.
+fn start(ctx: &Context<'_>, phase: u64) -> Nanos {
+    WARM_UP + Nanos(phase * ctx.scaled(PHASE).0)
 }
 
 fn span(phase: u32) -> (f64, f64) {
     (f64::from(phase) * 10.0, f64::from(phase) * 10.0 + 10.0)
 }
 
-fn noise(host: &mut Host) {
+fn noise(ctx: &Context<'_>, host: &mut Host) {
     let [_, vm2, vm3, vm4] = host.vms[..] else { return };
     host.bed.send(vm3, Nanos::ZERO, Traffic::greedy(1024));
-    host.bed.send(vm2, at(PHASE), Traffic::greedy(64));
-    host.bed.send(vm4, at(PHASE), Traffic::greedy(64));
-    host.bed.send(vm3, at(2 * PHASE), Traffic::greedy(64));
+    host.bed.send(vm2, start(ctx, 1), Traffic::greedy(64));
+    host.bed.send(vm4, start(ctx, 1), Traffic::greedy(64));
+    host.bed.send(vm3, start(ctx, 2), Traffic::greedy(64));
 }
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
@@ -78,17 +79,18 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         ctx.progress(f64::from(done) / 7.0, policy.name());
         let mut host = Scenario::new(ctx.seed, &sold, policy).remote().build()?;
         host.bed.send(host.vms[0], Nanos::ZERO, Traffic::greedy(1024));
-        noise(&mut host);
-        let record = host.record(3 * PHASE, Nanos::from_millis(500));
+        noise(ctx, &mut host);
+        let length = Nanos(3 * ctx.scaled(PHASE).0);
+        let record = host.record(length, ctx.scaled(Nanos::from_millis(500)));
         record.add_to(&mut outcome, policy.name());
-        vm1.push([0, 1, 2].map(|phase| record.gbps(0, span(phase))));
+        vm1.push([0, 1, 2].map(|phase| record.gbps(0, ctx.span(span(phase)))));
     }
     bandwidth_claims(&mut outcome, &vm1);
     let policies = [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs];
     let mut added = Vec::new();
     for (done, policy) in (3_u32..).zip(policies) {
         ctx.progress(f64::from(done) / 7.0, policy.name());
-        added.push(latency(ctx.seed, &sold, policy, &mut outcome)?);
+        added.push(latency(ctx, &sold, policy, &mut outcome)?);
     }
     latency_claims(&mut outcome, &added);
     Ok(outcome)
@@ -126,26 +128,31 @@ fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
 }
 
 /// VM1's mean latency while the others are noisy, in microseconds.
-fn latency(seed: u64, sold: &[Sold], policy: Policy, outcome: &mut Outcome) -> anyhow::Result<f64> {
-    let mut host = Scenario::new(seed, sold, policy).remote().build()?;
+fn latency(
+    ctx: &Context<'_>,
+    sold: &[Sold],
+    policy: Policy,
+    outcome: &mut Outcome,
+) -> anyhow::Result<f64> {
+    let mut host = Scenario::new(ctx.seed, sold, policy).remote().build()?;
     let vm1 = host.vms[0];
     host.bed.send(vm1, Nanos::ZERO, Traffic::paced(1024, sold[0].frames() * OWN));
     if policy != Policy::None {
-        noise(&mut host);
+        noise(ctx, &mut host);
     }
     let (server, guest) = (PROBE_OUTSIDE, PROBE_OUTSIDE);
-    host.bed.probe(vm1, Probe { from: at(0), until: at(3 * PHASE), server, guest });
-    host.run_until(at(3 * PHASE));
+    let (from, until) = (start(ctx, 0), start(ctx, 3));
+    host.bed.probe(vm1, Probe { from, until, server, guest });
+    host.run_until(until);
     let trips = host.bed.round_trips(vm1);
-    let means = (0..6 * PHASE).map(|half| {
-        let from = at(0) + Nanos::from_millis(500 * half);
-        let here = latencies(&trips, (from, from + Nanos::from_millis(500)));
-        #[expect(clippy::cast_precision_loss, reason = "seconds")]
-        let secs = (half + 1) as f64 / 2.0;
-        (secs, mean(&here))
+    let step = ctx.scaled(Nanos::from_millis(500)).0;
+    let means = (0..until.saturating_sub(from).0 / step).map(|n| {
+        let from = from + Nanos(n * step);
+        let here = latencies(&trips, (from, from + Nanos(step)));
+        (testbed::float((n + 1) * step) / 1e9, mean(&here))
     });
     outcome.series(&format!("{} vm1 latency", policy.name()), "us", means);
-    let phase = |n| mean(&latencies(&trips, (at(n * PHASE), at((n + 1) * PHASE))));
+    let phase = |n| mean(&latencies(&trips, (start(ctx, n), start(ctx, n + 1))));
     Ok(f64::midpoint(phase(1), phase(2)))
 }
 

@@ -9,7 +9,7 @@
 //! entitlements are worth. (a) Four VMs that declared 512 B send 512 B, 448 and 576, 256 and 768,
 //! 64 and 960. (b) Each VM has its own size, 64 to 1024 B; together they bought 90 % of the cores.
 //! Before learning: the first 100 ms, on what the model sold, whose cells are up to 10 % wrong.
-//! After: [`SECS`] s behind the warm-up. The deviation claimed is the one furthest from 0 of all
+//! After: [`LENGTH`] behind the warm-up. The deviation claimed is the one furthest from 0 of all
 //! VMs and deployments.
 //!
 //! (c) 16 VMs, four in each of the classes 1 to 4, bought 90 % of the core in 512 B frames and
@@ -42,8 +42,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Seconds of a measurement.
-const SECS: u64 = 2;
+/// A measurement.
+const LENGTH: Nanos = Nanos::from_secs(2);
 /// Of the cores, what is sold.
 const SOLD: f64 = 0.9;
 const SIZES: [u16; 5] = [64, 128, 256, 512, 1024];
@@ -58,7 +58,7 @@ fn worth(share: f64, size: u16, factor: f64) -> f64 {
 }
 
 /// Deviations of all VMs in per cent: on what the model sold, and after it has learned.
-fn deviations(host: &mut Host, sold: &[Sold]) -> Vec<(f64, f64)> {
+fn deviations(ctx: &Context<'_>, host: &mut Host, sold: &[Sold]) -> Vec<(f64, f64)> {
     let frames =
         |host: &Host| -> Vec<u64> { host.read().iter().map(|vm| vm.carried.frames).collect() };
     let of = |from: &[u64], to: &[u64], secs: f64| -> Vec<f64> {
@@ -71,28 +71,29 @@ fn deviations(host: &mut Host, sold: &[Sold]) -> Vec<(f64, f64)> {
     let before = of(&start, &frames(host), 0.08);
     host.run_until(WARM_UP);
     let start = frames(host);
-    host.run_until(WARM_UP + Nanos::from_secs(SECS));
-    let after = of(&start, &frames(host), testbed::float(SECS));
+    let length = ctx.scaled(LENGTH);
+    host.run_until(WARM_UP + length);
+    let after = of(&start, &frames(host), testbed::float(length.0) / 1e9);
     before.into_iter().zip(after).collect()
 }
 
 /// (a)
-fn mixed(seed: u64) -> anyhow::Result<Vec<(f64, f64)>> {
+fn mixed(ctx: &Context<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
     let factor = paper::vms_factor(4, Placement::OneNode);
     let sold: Vec<Sold> = (0..4)
         .map(|_| mpps(worth(SOLD / 4.0, 512, factor) / 1e6, 512))
         .collect::<Result<_, _>>()?;
-    let mut host = Scenario::new(seed, &sold, Policy::StrictHbs).build()?;
+    let mut host = Scenario::new(ctx.seed, &sold, Policy::StrictHbs).build()?;
     let mixes = [[512, 512], [448, 576], [256, 768], [64, 960]];
     for (vm, [small, large]) in host.vms.clone().into_iter().zip(mixes) {
         let traffic = Traffic::greedy(512).with_sizes(&[(small, 1), (large, 1)]);
         host.bed.send(vm, Nanos::ZERO, traffic);
     }
-    Ok(deviations(&mut host, &sold))
+    Ok(deviations(ctx, &mut host, &sold))
 }
 
 /// (b)
-fn deployed(seed: u64, vms: usize, cores: u16) -> anyhow::Result<Vec<(f64, f64)>> {
+fn deployed(ctx: &Context<'_>, vms: usize, cores: u16) -> anyhow::Result<Vec<(f64, f64)>> {
     let count = u32::try_from(vms)?;
     let placement = Placement::SeveralNodes;
     let factor = paper::vms_factor(count, placement) * paper::cores_factor(cores.into());
@@ -103,12 +104,13 @@ fn deployed(seed: u64, vms: usize, cores: u16) -> anyhow::Result<Vec<(f64, f64)>
         mpps(worth(SOLD / f64::from(on_core), size, factor) / 1e6, size)
     });
     let sold: Vec<Sold> = sold.collect::<Result<_, _>>()?;
-    let scenario = Scenario { cores, placement, ..Scenario::new(seed, &sold, Policy::StrictHbs) };
+    let scenario = Scenario::new(ctx.seed, &sold, Policy::StrictHbs);
+    let scenario = Scenario { cores, placement, ..scenario };
     let mut host = scenario.build()?;
     for (vm, number) in host.vms.clone().into_iter().zip(0..) {
         host.bed.send(vm, Nanos::ZERO, Traffic::greedy(SIZES[number % SIZES.len()].into()));
     }
-    Ok(deviations(&mut host, &sold))
+    Ok(deviations(ctx, &mut host, &sold))
 }
 
 /// The one furthest from 0.
@@ -117,7 +119,7 @@ fn worst(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let mut groups: Vec<(&str, Vec<(f64, f64)>)> = vec![("mixed_sizes", mixed(ctx.seed)?)];
+    let mut groups: Vec<(&str, Vec<(f64, f64)>)> = vec![("mixed_sizes", mixed(ctx)?)];
     let places = |all: &[(f64, f64)]| -> Vec<(f64, f64)> {
         (0_u32..).map(f64::from).zip(all.iter().map(|d| d.1)).collect()
     };
@@ -127,7 +129,7 @@ fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
         let mut points = Vec::new();
         for (done, vms) in (0_u32..).zip(VMS) {
             ctx.progress(0.1 + 0.08 * f64::from(done), format_args!("{vms} VMs, {name}"));
-            let here = deployed(ctx.seed, vms, cores)?;
+            let here = deployed(ctx, vms, cores)?;
             points.extend(here.iter().map(|d| (f64::from(done), d.1)));
             all.extend(here);
         }
@@ -167,7 +169,7 @@ fn classes(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     });
     let sold: Vec<Sold> = sold.collect::<anyhow::Result<_>>()?;
     let mut host = Scenario::new(ctx.seed, &sold, Policy::StrictHbs).build()?;
-    let end = WARM_UP + Nanos::from_secs(4);
+    let end = WARM_UP + ctx.scaled(Nanos::from_secs(4));
     for (number, vm) in (0_u32..).zip(host.vms.clone()) {
         let part = 0.92 + 0.06 * f64::from(number * 7 % 16) / 15.0;
         let pace = Pace::Bursts(frames * part, 32);

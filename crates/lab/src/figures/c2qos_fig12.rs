@@ -61,9 +61,9 @@ const REQUESTS: f64 = 20_000.0;
 /// How long larger objects take, and how often they come.
 const WAVE: Nanos = Nanos::from_micros(8_000);
 const EVERY: Nanos = Nanos::from_millis(50);
-/// Seconds without and with pressure.
-const CALM: u64 = 5;
-const PRESSURE: u64 = 10;
+/// Without and with pressure.
+const CALM: Nanos = Nanos::from_secs(5);
+const PRESSURE: Nanos = Nanos::from_secs(10);
 
 const POLICIES: [Policy; 4] = [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs];
 
@@ -74,16 +74,21 @@ struct Found {
     us: Vec<f64>,
 }
 
-fn run(seed: u64, sold: &[Sold], policy: Policy, outcome: &mut Outcome) -> anyhow::Result<Found> {
+fn run(
+    ctx: &Context<'_>,
+    sold: &[Sold],
+    policy: Policy,
+    outcome: &mut Outcome,
+) -> anyhow::Result<Found> {
     let scenario = Scenario {
         placement: Placement::SeveralNodes,
-        ..Scenario::new(seed, sold, policy).remote()
+        ..Scenario::new(ctx.seed, sold, policy).remote()
     };
     let mut host = scenario.build()?;
     let (ftp, web) = host.vms.split_at(2);
     let (ftp, web) = (ftp.to_vec(), web.to_vec());
-    let (from, until) = (WARM_UP + Nanos::from_secs(CALM), Nanos::from_secs(CALM + PRESSURE));
-    let until = WARM_UP + until;
+    let from = WARM_UP + ctx.scaled(CALM);
+    let until = from + ctx.scaled(PRESSURE);
     if policy != Policy::None {
         for vm in &ftp {
             host.bed.send(*vm, Nanos::ZERO, Traffic::greedy(1024));
@@ -120,14 +125,17 @@ fn run(seed: u64, sold: &[Sold], policy: Policy, outcome: &mut Outcome) -> anyho
             },
         );
     }
-    let record = host.record(CALM + PRESSURE, Nanos::from_millis(250));
+    let record = host.record(until.saturating_sub(WARM_UP), ctx.scaled(Nanos::from_millis(250)));
     record.add_to(outcome, policy.name());
-    let (calm, pressure) = ((0.0, testbed::float(CALM)), testbed::float(CALM + PRESSURE));
-    let both = |span| record.gbps(0, span) + record.gbps(1, span);
+    let secs = |time: Nanos| testbed::float(time.saturating_sub(WARM_UP).0) / 1e9;
+    let both = |from, until| {
+        let span = (secs(from), secs(until));
+        record.gbps(0, span) + record.gbps(1, span)
+    };
     let us = web.iter().flat_map(|vm| host.bed.responses(*vm));
     let us: Vec<f64> = us.map(|t| testbed::float(t.took.0) / 1e3).collect();
     outcome.series(&format!("{} responses", policy.name()), "share", distribution(&us));
-    Ok(Found { ftp_delta_pct: delta_pct(both(calm), both((calm.1, pressure))), us })
+    Ok(Found { ftp_delta_pct: delta_pct(both(WARM_UP, from), both(from, until)), us })
 }
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
@@ -142,7 +150,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut found = Vec::new();
     for (done, policy) in (0_u32..).zip(POLICIES) {
         ctx.progress(f64::from(done) / 4.0, policy.name());
-        found.push(run(ctx.seed, &sold, policy, &mut outcome)?);
+        found.push(run(ctx, &sold, policy, &mut outcome)?);
     }
     let [native, bps, cycles, hbs] = &found[..] else { anyhow::bail!("four runs") };
     outcome.claim(

@@ -41,7 +41,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
-const EVENT: u64 = 15;
+const EVENT: Nanos = Nanos::from_secs(15);
 
 /// The daemon's part: watches the link and switches limits.
 struct Handler {
@@ -79,11 +79,11 @@ fn run(ctx: &Context<'_>, handler: bool, outcome: &mut Outcome) -> anyhow::Resul
     let mut host = Scenario::new(ctx.seed, &sold, Policy::StrictHbs).build()?;
     let [vm1, vm2] = host.vms[..] else { anyhow::bail!("two VMs") };
     host.bed.send(vm1, Nanos::ZERO, Traffic::greedy(128));
-    host.bed.send(vm1, WARM_UP + Nanos::from_secs(EVENT), Traffic::greedy(1500));
+    host.bed.send(vm1, WARM_UP + event(ctx), Traffic::greedy(1500));
     host.bed.send(vm2, Nanos::ZERO, Traffic::greedy(1024));
     let bought = sold.each_ref().map(|vm| Some(vm.contract.bandwidth()));
     let mut watch = if handler { Some(Handler::new(&mut host, &bought)?) } else { None };
-    let record = host.record_with(2 * EVENT, INTERVAL, |host, now| {
+    let record = host.record_with(Nanos(2 * event(ctx).0), INTERVAL, |host, now| {
         if let Some(watch) = &mut watch {
             watch.look(now, host);
         }
@@ -92,13 +92,20 @@ fn run(ctx: &Context<'_>, handler: bool, outcome: &mut Outcome) -> anyhow::Resul
     Ok(record)
 }
 
+/// When VM1 takes to 1500 B: at the end of an interval.
+fn event(ctx: &Context<'_>) -> Nanos {
+    Nanos(ctx.scaled(EVENT).0 / INTERVAL.0 * INTERVAL.0)
+}
+
 /// Seconds from the event to the end of the last interval in which VM2 was more than 2 % off.
-fn recovery(record: &testbed::Record, before: f64) -> f64 {
-    let off = (150..300)
-        .rev()
-        .map(|tenth| f64::from(tenth) / 10.0)
-        .find(|from| delta_pct(before, record.gbps(1, (*from, from + 0.1))).abs() > 2.0);
-    off.map_or(0.0, |from| from + 0.1 - 15.0)
+fn recovery(ctx: &Context<'_>, record: &testbed::Record, before: f64) -> f64 {
+    let intervals = event(ctx).0 / INTERVAL.0;
+    let at = |interval: u64| testbed::float(interval * INTERVAL.0) / 1e9;
+    let off = (intervals..2 * intervals).rev().find(|&interval| {
+        let here = record.gbps(1, (at(interval), at(interval + 1)));
+        delta_pct(before, here).abs() > 2.0
+    });
+    off.map_or(0.0, |interval| at(interval + 1 - intervals))
 }
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
@@ -107,24 +114,26 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let without = run(ctx, false, &mut outcome)?;
     ctx.progress(0.5, "with the handler");
     let with = run(ctx, true, &mut outcome)?;
-    let before = |record: &testbed::Record| record.gbps(1, (0.0, 15.0));
+    let event = testbed::float(event(ctx).0) / 1e9;
+    let before = |record: &testbed::Record| record.gbps(1, (0.0, event));
+    let after = |record: &testbed::Record| record.gbps(1, (event + 1.0, 2.0 * event));
     outcome.claim(
         Claim::new("without_handler_victim_delta_pct", "VM2 loses when VM1 sends 1500 B", "%")
             .published(-8.0)
             .at_most(-4.0)
-            .measured(delta_pct(before(&without), without.gbps(1, (16.0, 30.0)))),
+            .measured(delta_pct(before(&without), after(&without))),
     );
     outcome.claim(
         Claim::new("with_handler_victim_delta_pct", "the same with the handler, after 1 s", "%")
             .published(0.0)
             .within(-2.0, 2.0)
-            .measured(delta_pct(before(&with), with.gbps(1, (16.0, 30.0)))),
+            .measured(delta_pct(before(&with), after(&with))),
     );
     outcome.claim(
         Claim::new("recovery_s", "from the event until VM2 has its rate again", "s")
             .published(2.0)
             .at_most(1.0)
-            .measured(recovery(&with, before(&with))),
+            .measured(recovery(ctx, &with, before(&with))),
     );
     Ok(outcome)
 }

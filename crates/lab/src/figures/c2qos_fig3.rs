@@ -41,21 +41,22 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 const SIZE: u16 = 384;
-/// Each VM measures for so long, and is quiet for [`QUIET`] before.
+/// Each VM measures for so long, and is quiet for [`QUIET`] before, while its ring runs empty.
 const TURN: Nanos = Nanos::from_millis(50);
 const QUIET: Nanos = Nanos::from_millis(10);
 
 /// Latencies of all VMs together, in microseconds.
-fn run(seed: u64, vms: usize, policy: Policy) -> anyhow::Result<Vec<f64>> {
+fn run(ctx: &Context<'_>, vms: usize, policy: Policy) -> anyhow::Result<Vec<f64>> {
     let count = u32::try_from(vms)?;
     let cost = paper::cost(SIZE.into(), Flows::Single).total();
     let factor = paper::vms_factor(count, Placement::OneNode);
     #[expect(clippy::cast_precision_loss, reason = "a frequency")]
     let all = 0.9 * paper::HZ as f64 / (cost * factor) / 1e6;
     let sold: Vec<_> = vec![mpps(all / f64::from(count), SIZE)?.in_class(2); vms];
-    let mut host = Scenario { learns: false, ..Scenario::new(seed, &sold, policy) }.build()?;
+    let mut host = Scenario { learns: false, ..Scenario::new(ctx.seed, &sold, policy) }.build()?;
     let traffic = Traffic::greedy(SIZE.into());
-    let turn = |n: usize| Nanos((n as u64 + 1) * (TURN + QUIET).0);
+    let measures = ctx.scaled(TURN);
+    let turn = |n: usize| Nanos((n as u64 + 1) * (measures + QUIET).0);
     for (n, vm) in host.vms.clone().into_iter().enumerate() {
         host.bed.send(vm, Nanos::ZERO, traffic.clone());
         host.bed.send(vm, turn(n), Traffic::off());
@@ -89,7 +90,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         let mut means = Vec::new();
         for vms in VMS {
             ctx.progress(0.0, format_args!("{vms} VMs"));
-            let us = run(ctx.seed, vms, policy)?;
+            let us = run(ctx, vms, policy)?;
             means.push(mean(&us));
             let numbers = five_numbers(&us);
             let all = (0_u32..).map(f64::from).zip(numbers);

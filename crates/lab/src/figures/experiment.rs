@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use penstock_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use super::outcome::{Outcome, Record};
@@ -104,6 +105,8 @@ pub struct Context<'a> {
     pub live: &'a LiveArgs,
     /// Where results go, for what does not fit into JSON, picture and CSV.
     pub out: Option<&'a Path>,
+    /// Phases of simulated figures last this part of what they should: see [`Self::scaled`].
+    pub part: f64,
     guard: Option<&'a Guard>,
     started: Instant,
     said: Cell<Option<Instant>>,
@@ -123,7 +126,32 @@ impl<'a> Context<'a> {
         guard: Option<&'a Guard>,
     ) -> Self {
         let started = clock::now();
-        Self { experiment, mode, seed, live, out, guard, started, said: Cell::new(None) }
+        let said = Cell::new(None);
+        Self { experiment, mode, seed, live, out, part: 1.0, guard, started, said }
+    }
+
+    /// The same with phases that last `part` of what they should.
+    #[must_use]
+    pub fn with_part(mut self, part: f64) -> Self {
+        self.part = part;
+        self
+    }
+
+    /// How long a phase that should last `full` lasts in this run. Only what is repeated or waited
+    /// for is shortened; warm-ups, and intervals that are part of what is tried, are not.
+    #[must_use]
+    pub fn scaled(&self, full: Nanos) -> Nanos {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52 ns")]
+        let nanos = (full.0 as f64 * self.part).round();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of a length")]
+        let nanos = nanos as u64;
+        Nanos(nanos)
+    }
+
+    /// The same for two times in seconds.
+    #[must_use]
+    pub fn span(&self, (from, until): (f64, f64)) -> (f64, f64) {
+        (from * self.part, until * self.part)
     }
 
     /// Who takes everything down that a live run makes.

@@ -45,6 +45,7 @@
 //! | [`experiment`], [`outcome`], [`claim`] | what a figure is, is given, and yields |
 //! | [`picture`], [`stats`] | SVG; percentiles, distributions, fits |
 //! | [`run`], [`files`], [`seeds`] | the command line, what is written, many seeds |
+//! | [`missed`] | the list of claims that are known as missed |
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
 //! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
 //! | `c2qos_*` | the figures |
@@ -52,6 +53,7 @@
 pub mod claim;
 pub mod experiment;
 pub mod files;
+pub mod missed;
 pub mod outcome;
 pub mod paper_platform;
 pub mod paper_testbed;

@@ -413,22 +413,22 @@ impl Host {
         self.vms.iter().map(|vm| self.bed.vm(*vm)).collect()
     }
 
-    /// Runs from the end of the warm-up for `secs`, and reads every `step`; the first reading is
+    /// Runs from the end of the warm-up for `length`, and reads every `step`; the first reading is
     /// that of the start.
-    pub fn record(&mut self, secs: u64, step: Nanos) -> Record {
-        self.record_with(secs, step, |_, _| ())
+    pub fn record(&mut self, length: Nanos, step: Nanos) -> Record {
+        self.record_with(length, step, |_, _| ())
     }
 
     /// The same with somebody who looks at each reading's time.
     pub fn record_with(
         &mut self,
-        secs: u64,
+        length: Nanos,
         step: Nanos,
         mut look: impl FnMut(&Self, Nanos),
     ) -> Record {
         self.run_until(WARM_UP);
         let mut readings = vec![self.read()];
-        let end = WARM_UP + Nanos::from_secs(secs);
+        let end = WARM_UP + length;
         while self.now < end {
             self.run_until((self.now + step).min(end));
             look(self, self.now);

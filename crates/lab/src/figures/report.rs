@@ -15,6 +15,7 @@ use super::experiment::Mode;
 use super::files::Results;
 use super::outcome::{OVS_DPDK, Record};
 use super::picture::{self, escaped};
+use super::run::SHORT;
 use super::seeds::{ClaimSummary, Summary};
 use super::stats;
 use super::{EXPERIMENTS, find};
@@ -66,6 +67,10 @@ fn read(dir: &Path) -> anyhow::Result<Found> {
             continue;
         };
         for record in results.into_records() {
+            if record.platform.contains_key(SHORT) {
+                eprintln!("penstock lab: {}: a short run, left out", file.display());
+                continue;
+            }
             found.entry((record.experiment.clone(), record.mode)).or_default().push(record);
         }
     }

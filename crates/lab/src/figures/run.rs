@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use super::claim::number_or_dash;
 use super::experiment::{Context, Experiment, LiveArgs, Mode};
 use super::files::{self, Results};
+use super::missed::Missed;
 use super::outcome::Record;
 use super::seeds::Summary;
 use super::{EXPERIMENTS, find};
@@ -16,6 +17,8 @@ use crate::bench::Guard;
 
 /// Exit status when an experiment could not be run; 1 says that a claim does not hold.
 const FAILED: u8 = 2;
+/// The platform's entry that says by how much a run's phases are shorter than the figure's.
+pub const SHORT: &str = "phases_part";
 /// Every experiment that has the mode.
 const ALL: &str = "all";
 
@@ -34,6 +37,20 @@ pub struct RunArgs {
     /// Once for each of these seeds, such as 1-20
     #[arg(long, value_name = "A-B")]
     pub seeds: Option<SeedRange>,
+    /// Let phases of simulated figures last this part of what they should: a quick look, and not
+    /// the figure
+    #[arg(
+        long,
+        value_name = "PART",
+        default_value_t = 1.0,
+        value_parser = part,
+        conflicts_with = "out"
+    )]
+    pub vary: f64,
+    /// Markdown file with a list of claims that are known as missed, such as docs/figures.md:
+    /// exit status 1 if another one is missed, and if a listed one holds
+    #[arg(long, value_name = "FILE")]
+    pub missed: Option<PathBuf>,
     /// Write the results here; `-`: to standard output, and no table
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -70,6 +87,15 @@ impl FromStr for SeedRange {
     }
 }
 
+/// Shortest part of a figure's phases: some of them begin with a second that does not count.
+const PART_MIN: f64 = 0.1;
+
+fn part(text: &str) -> Result<f64, String> {
+    let part: Option<f64> = text.parse().ok();
+    let part = part.filter(|part| (PART_MIN..=1.0).contains(part));
+    part.ok_or_else(|| format!("`{text}` is no part from {PART_MIN} to 1"))
+}
+
 impl RunArgs {
     /// The experiments asked for, each once.
     fn experiments(&self) -> anyhow::Result<Vec<&'static Experiment>> {
@@ -103,18 +129,29 @@ impl RunArgs {
         }
     }
 
+    /// Whether phases are shorter than the figures'.
+    fn is_short(&self) -> bool {
+        self.vary < 1.0
+    }
+
     /// Whether standard output is for JSON alone.
     fn json_only(&self) -> bool {
         self.json.as_deref() == Some(Path::new("-"))
     }
 }
 
-/// Runs what was asked for. Returns 0, 1 if a claim does not hold, 2 if a run failed.
+/// Runs what was asked for. Returns 0, 1 if a claim does not hold (with `missed`: if the list is
+/// not right about one), 2 if a run failed.
 ///
 /// # Errors
 /// When nothing could be started, or a result cannot be written.
 pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
     let experiments = args.experiments()?;
+    anyhow::ensure!(
+        !args.is_short() || args.mode == Mode::Sim,
+        "only simulated figures have phases to shorten; live ones take --secs and --runs"
+    );
+    let missed = args.missed.as_deref().map(Missed::read).transpose()?;
     let (mut groups, mut failed) = (Vec::new(), false);
     for experiment in experiments {
         let mut records = Vec::new();
@@ -131,7 +168,7 @@ pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
         if !args.json_only()
             && let Some(summary) = Summary::of(&records)
         {
-            print!("{}", table(experiment, &summary));
+            print!("{}", table(experiment, &summary, args.vary));
         }
         if let Some(dir) = &args.out {
             files::write(dir, experiment, &records)?;
@@ -139,13 +176,27 @@ pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
         groups.push(records);
     }
     groups.retain(|records| !records.is_empty());
-    let holds = groups.iter().flatten().all(Record::holds);
+    let holds = match &missed {
+        Some(list) => as_listed(list, &groups, args),
+        None => groups.iter().flatten().all(Record::holds),
+    };
     write_json(args, &groups)?;
     Ok(match (failed, holds) {
         (true, _) => ExitCode::from(FAILED),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,
     })
+}
+
+/// Whether exactly the listed claims are missed; says so, or which are not as listed.
+fn as_listed(list: &Missed, groups: &[Vec<Record>], args: &RunArgs) -> bool {
+    let mut right = true;
+    for remark in groups.iter().flat_map(|group| list.judge(group, args.is_short())) {
+        right &= !remark.is_failure();
+        // On standard output may stand JSON.
+        eprintln!("penstock lab: {remark}");
+    }
+    right && groups.iter().flatten().all(|record| !record.claims.is_empty())
 }
 
 fn once(
@@ -157,7 +208,11 @@ fn once(
     let run = experiment.run_of(args.mode).context("it does not have this mode")?;
     let out = args.out.as_deref();
     let context = Context::new(experiment.name, (args.mode, seed), &args.live, out, guard);
-    Ok(Record::new(experiment, args.mode, seed, run(&context)?))
+    let mut outcome = run(&context.with_part(args.vary))?;
+    if args.is_short() {
+        outcome.note(SHORT, args.vary);
+    }
+    Ok(Record::new(experiment, args.mode, seed, outcome))
 }
 
 fn write_json(args: &RunArgs, groups: &[Vec<Record>]) -> anyhow::Result<()> {
@@ -174,7 +229,7 @@ fn write_json(args: &RunArgs, groups: &[Vec<Record>]) -> anyhow::Result<()> {
 }
 
 /// The claims of an experiment as text.
-fn table(experiment: &Experiment, summary: &Summary) -> String {
+fn table(experiment: &Experiment, summary: &Summary, part: f64) -> String {
     let seeds = match summary.seeds[..] {
         [seed] => format!("seed {seed}"),
         _ => format!("{} seeds", summary.seeds.len()),
@@ -185,7 +240,7 @@ fn table(experiment: &Experiment, summary: &Summary) -> String {
         let holds = match (claim.holds, claim.of) {
             (true, _) => "yes".to_owned(),
             (false, 1) => "NO".to_owned(),
-            (false, of) => format!("{} of {of}", claim.held),
+            (false, of) => format!("{} of {of}, not {}", claim.held, joined(&claim.missed)),
         };
         rows.push([
             claim.id.clone(),
@@ -197,13 +252,24 @@ fn table(experiment: &Experiment, summary: &Summary) -> String {
             claim.statement.clone(),
         ]);
     }
+    let short = if part < 1.0 {
+        format!(", SHORT, phases x {part}: not the figure")
+    } else {
+        String::new()
+    };
     let mut text = format!(
-        "{} ({}, {seeds})  {}: {}\n",
+        "{} ({}, {seeds}{short})  {}: {}\n",
         experiment.name, summary.mode, experiment.source, experiment.about
     );
     text += &columns(&rows);
     text.push('\n');
     text
+}
+
+/// Seeds as text.
+fn joined(seeds: &[u64]) -> String {
+    let seeds: Vec<_> = seeds.iter().map(ToString::to_string).collect();
+    seeds.join(" ")
 }
 
 /// Rows in columns as wide as they need to be; the last one ends ragged.
@@ -250,6 +316,7 @@ pub fn list(json: bool) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Claim, Outcome};
     use super::*;
 
     #[test]
@@ -259,6 +326,25 @@ mod tests {
         for text in ["20-1", "5", "a-b", "0-99999999"] {
             assert!(text.parse::<SeedRange>().unwrap_err().contains("1-20"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_short_run_says_that_it_is_not_the_figure() {
+        assert!(part("0.1").is_ok() && part("1").is_ok());
+        for text in ["0.05", "1.5", "-1", "NaN", "x"] {
+            assert!(part(text).is_err(), "{text}");
+        }
+        let claim = Claim::new("a", "A.", "%").at_most(1.0);
+        let record = |seed, value: f64| {
+            let mut outcome = Outcome::new();
+            outcome.claim(claim.clone().measured(value));
+            Record::new(&EXPERIMENTS[0], Mode::Sim, seed, outcome)
+        };
+        let summary = Summary::of(&[record(1, 0.0), record(5, 2.0), record(9, 3.0)]).unwrap();
+        let short = table(&EXPERIMENTS[0], &summary, 0.1);
+        assert!(short.lines().next().unwrap().contains("SHORT, phases x 0.1: not the figure"));
+        let full = table(&EXPERIMENTS[0], &summary, 1.0);
+        assert!(!full.contains("SHORT") && full.contains("1 of 3, not 5 9"), "{full}");
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub struct ClaimSummary {
     pub held: usize,
     /// Of how many.
     pub of: usize,
+    /// The seeds with which it did not hold.
+    #[serde(default)]
+    pub missed: Vec<u64>,
     /// Whether it held with all.
     pub holds: bool,
 }
@@ -77,7 +80,9 @@ impl ClaimSummary {
         let values: Vec<f64> = claims().filter_map(|c| c.measured).collect();
         let [min, _, median, _, max] =
             five_numbers(&values).map(|v| Some(v).filter(|v| v.is_finite()));
-        let held = claims().filter(|c| c.holds).count();
+        let holds = |r: &Record| r.claim(&claim.id).is_some_and(|c| c.holds);
+        let missed: Vec<u64> = records.iter().filter(|r| !holds(r)).map(|r| r.seed).collect();
+        let held = records.len() - missed.len();
         Self {
             id: claim.id.clone(),
             statement: claim.statement.clone(),
@@ -91,7 +96,8 @@ impl ClaimSummary {
             max,
             held,
             of: records.len(),
-            holds: held == records.len(),
+            holds: missed.is_empty(),
+            missed,
         }
     }
 
@@ -134,6 +140,7 @@ mod tests {
         assert!(claim.holds && claim.measured() == "1.5 [1..2]");
         let summary = Summary::of(&[record(1, 1.0), record(2, 3.0)]).unwrap();
         assert_eq!((summary.claims[0].held, summary.claims[0].holds), (1, false));
+        assert_eq!(summary.claims[0].missed, [2]);
         assert!(Summary::of(&[]).is_none());
     }
 

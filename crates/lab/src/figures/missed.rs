@@ -1,0 +1,288 @@
+//! The list of claims that are known as missed, and what a run makes of it.
+//!
+//! **Problem.** A claim that does not hold must stay visible for years without hiding the next one
+//! that breaks; and when it holds one day, the text that says it does not has become untrue.
+//! **Rule.** The list is a table in a Markdown file, so that the reason stands where people read
+//! it. Under a heading that contains "missed", each row names an experiment, a mode, a claim, the
+//! seeds (`all`, or such as `3, 7-9`), the figure found, and why. A claim that is missed and not
+//! listed for its seed is a failure; so is one that is listed and holds, and one that is listed
+//! and does not exist. Other tables and text of the file are not looked at.
+//!
+//! **Example.**
+//!
+//! ```text
+//! ## Claims known as missed
+//!
+//! | Experiment | Mode | Claim | Seeds | Found | Why |
+//! |---|---|---|---|---|---|
+//! | `c2qos-fig12` | sim | `added_latency_left_pct_hbs` | 7 | 21 % | one wave more than usual |
+//! ```
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use super::experiment::Mode;
+use super::find;
+use super::outcome::Record;
+
+/// Words in the heading of the list.
+const HEADING: &str = "missed";
+/// Cells of a row: experiment, mode, claim, seeds, found, why.
+const CELLS: usize = 6;
+
+/// A claim that is known as missed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    experiment: String,
+    mode: Mode,
+    claim: String,
+    seeds: Seeds,
+}
+
+/// With which seeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Seeds {
+    All,
+    Ranges(Vec<(u64, u64)>),
+}
+
+impl Seeds {
+    fn parse(text: &str) -> Option<Self> {
+        if text == "all" {
+            return Some(Self::All);
+        }
+        let range = |text: &str| {
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
+            let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            (first <= last).then_some((first, last))
+        };
+        text.split(',').map(range).collect::<Option<_>>().map(Self::Ranges)
+    }
+
+    fn has(&self, seed: u64) -> bool {
+        match self {
+            Self::All => true,
+            Self::Ranges(all) => all.iter().any(|&(first, last)| (first..=last).contains(&seed)),
+        }
+    }
+}
+
+/// All of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Missed(Vec<Entry>);
+
+/// What a run says about the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Missed, and listed: what was expected.
+    Expected,
+    /// Missed, and not listed.
+    Unlisted,
+    /// Listed, and it holds.
+    Holds,
+    /// Listed, and there is no such claim.
+    Unknown,
+}
+
+/// A verdict on one claim with one seed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    experiment: String,
+    claim: String,
+    seed: u64,
+    verdict: Verdict,
+}
+
+impl Remark {
+    /// Whether the run fails for it.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        self.verdict != Verdict::Expected
+    }
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { experiment, claim, seed, verdict } = self;
+        let what = match verdict {
+            Verdict::Expected => "missed, as listed",
+            Verdict::Unlisted => "missed, and not on the list",
+            Verdict::Holds => "on the list, and holds: take it off",
+            Verdict::Unknown => "on the list, and no claim of that name",
+        };
+        write!(f, "{experiment} {claim} (seed {seed}): {what}")
+    }
+}
+
+impl Missed {
+    /// The list of a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, has no such list, or a row of it is wrong.
+    pub fn read(file: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(file);
+        let text = text.with_context(|| format!("reading {}", file.display()))?;
+        Self::parse(&text).with_context(|| file.display().to_string())
+    }
+
+    /// The list of a file's text.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; the text names the line.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let (mut inside, mut found, mut entries) = (false, false, Vec::new());
+        for (number, line) in (1..).zip(text.lines()) {
+            if line.starts_with('#') {
+                inside = line.to_lowercase().contains(HEADING);
+                found |= inside;
+            }
+            if inside && let Some(row) = cells(line) {
+                let entry = Entry::parse(&row).with_context(|| format!("line {number}"))?;
+                anyhow::ensure!(!entries.contains(&entry), "line {number}: listed a second time");
+                entries.push(entry);
+            }
+        }
+        anyhow::ensure!(found, "no heading contains `{HEADING}`: there is no list to go by");
+        Ok(Self(entries))
+    }
+
+    /// What `records` say about the list, and it about them. `short`: they are of runs that were
+    /// shorter than the figures, of which that a listed claim holds says nothing.
+    #[must_use]
+    pub fn judge(&self, records: &[Record], short: bool) -> Vec<Remark> {
+        let mut remarks = Vec::new();
+        for record in records {
+            let mut remark = |claim: &str, verdict| {
+                let (experiment, claim) = (record.experiment.clone(), claim.to_owned());
+                remarks.push(Remark { experiment, claim, seed: record.seed, verdict });
+            };
+            for claim in &record.claims {
+                match (claim.holds, self.has(record, &claim.id)) {
+                    (false, true) => remark(&claim.id, Verdict::Expected),
+                    (false, false) => remark(&claim.id, Verdict::Unlisted),
+                    (true, true) if !short => remark(&claim.id, Verdict::Holds),
+                    (true, _) => {}
+                }
+            }
+            for entry in self.of(record).filter(|e| record.claim(&e.claim).is_none()) {
+                remark(&entry.claim, Verdict::Unknown);
+            }
+        }
+        remarks
+    }
+
+    fn of<'a>(&'a self, record: &'a Record) -> impl Iterator<Item = &'a Entry> {
+        let here = |e: &&Entry| e.experiment == record.experiment && e.mode == record.mode;
+        self.0.iter().filter(here)
+    }
+
+    fn has(&self, record: &Record, claim: &str) -> bool {
+        self.of(record).any(|e| e.claim == claim && e.seeds.has(record.seed))
+    }
+}
+
+impl Entry {
+    fn parse(row: &[&str]) -> anyhow::Result<Self> {
+        let &[experiment, mode, claim, seeds, _, why] = row else {
+            anyhow::bail!("{} cells where {CELLS} are wanted", row.len());
+        };
+        let mode = match mode {
+            "sim" => Mode::Sim,
+            "live" => Mode::Live,
+            other => anyhow::bail!("`{other}` is no mode; there are sim, live"),
+        };
+        let seeds = Seeds::parse(seeds)
+            .with_context(|| format!("`{seeds}` are no seeds such as `all` or `3, 7-9`"))?;
+        anyhow::ensure!(!why.is_empty(), "no reason is given");
+        let experiment = find(experiment.trim_matches('`'))?.name.to_owned();
+        Ok(Self { experiment, mode, claim: claim.trim_matches('`').to_owned(), seeds })
+    }
+}
+
+/// The cells of a row of a table; `None` of its head, the line below it, and all that is no row.
+fn cells(line: &str) -> Option<Vec<&str>> {
+    let row = line.trim().strip_prefix('|')?.strip_suffix('|')?;
+    let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+    let rule = |cell: &&str| cell.chars().all(|c| matches!(c, '-' | ':'));
+    let is_head = cells.first() == Some(&"Experiment");
+    (!is_head && !cells.iter().all(rule)).then_some(cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Claim;
+    use super::*;
+    use serde_json::Map;
+
+    const HEAD: &str = "# Figures\n\n| a | table |\n|---|---|\n| of | others |\n\n\
+        ## Claims known as missed\n\n| Experiment | Mode | Claim | Seeds | Found | Why |\n\
+        |---|---|---|---|---|---|\n";
+
+    fn list(rows: &str) -> anyhow::Result<Missed> {
+        Missed::parse(&format!("{HEAD}{rows}\n## After\n\n| x |\n"))
+    }
+
+    /// Claim `a` holds when it is at most 1.
+    fn record(seed: u64, a: f64) -> Record {
+        Record {
+            experiment: "c2qos-fig12".to_owned(),
+            source: "C2QoS".to_owned(),
+            mode: Mode::Sim,
+            seed,
+            platform: Map::new(),
+            series: Vec::new(),
+            claims: vec![Claim::new("a", "A.", "%").at_most(1.0).measured(a)],
+        }
+    }
+
+    fn verdicts(rows: &str, records: &[Record], short: bool) -> Vec<Verdict> {
+        let remarks = list(rows).unwrap().judge(records, short);
+        remarks.into_iter().map(|remark| remark.verdict).collect()
+    }
+
+    const ROW: &str = "| `c2qos-fig12` | sim | `a` | 3, 7-9 | 2 % | because |";
+
+    #[test]
+    fn a_listed_miss_is_expected_with_its_seeds_and_no_others() {
+        let records = [record(3, 2.0), record(4, 1.0), record(8, 2.0)];
+        assert_eq!(verdicts(ROW, &records, false), [Verdict::Expected, Verdict::Expected]);
+        assert_eq!(verdicts(ROW, &[record(4, 2.0)], false), [Verdict::Unlisted]);
+        assert_eq!(verdicts("", &[record(4, 2.0)], false), [Verdict::Unlisted]);
+        let all = ROW.replace("3, 7-9", "all");
+        assert_eq!(verdicts(&all, &[record(4, 2.0)], false), [Verdict::Expected]);
+        let live = ROW.replace("| sim |", "| live |");
+        assert_eq!(verdicts(&live, &[record(3, 2.0)], false), [Verdict::Unlisted]);
+    }
+
+    #[test]
+    fn a_listed_claim_that_holds_is_a_failure_but_in_a_short_run() {
+        assert_eq!(verdicts(ROW, &[record(3, 1.0)], false), [Verdict::Holds]);
+        assert_eq!(verdicts(ROW, &[record(3, 1.0)], true), []);
+        assert_eq!(verdicts(ROW, &[record(4, 2.0)], true), [Verdict::Unlisted]);
+    }
+
+    #[test]
+    fn a_listed_claim_that_does_not_exist_is_a_failure() {
+        let rows = ROW.replace("`a`", "`b`");
+        assert_eq!(verdicts(&rows, &[record(4, 1.0)], false), [Verdict::Unknown]);
+    }
+
+    #[test]
+    fn a_wrong_row_is_refused_with_its_line_and_reason() {
+        let error = |rows: &str| format!("{:#}", list(rows).unwrap_err());
+        for (from, to, says) in [
+            ("c2qos-fig12", "c2qos-fig99", "no experiment is called"),
+            ("sim", "dream", "`dream` is no mode"),
+            ("3, 7-9", "9-7", "`9-7` are no seeds"),
+            ("because", "", "no reason"),
+            ("| 2 % ", "", "5 cells"),
+        ] {
+            let error = error(&ROW.replace(from, to));
+            assert!(error.contains(says) && error.contains("line 11"), "{error}");
+        }
+        assert!(error(&format!("{ROW}\n{ROW}")).contains("line 12: listed a second time"));
+        assert!(Missed::parse("# Figures\n").is_err());
+    }
+}

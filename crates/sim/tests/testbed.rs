@@ -11,6 +11,7 @@ const CORE: TscRate = TscRate::from_hz(2_000_000_000);
 fn setup(seed: u64) -> Setup {
     Setup {
         core: CORE,
+        capacity: None,
         workers: 1,
         costs: TrueCosts {
             ingress_frame: 400.0,

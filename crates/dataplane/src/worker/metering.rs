@@ -4,7 +4,7 @@
 use penstock_qos::hbs::RELEASE_MOST;
 use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority};
 
-use super::Worker;
+use super::{Ledger, Worker};
 use crate::port::Pending;
 use crate::schedule::{Discipline, PortQos, Schedule};
 use crate::tsc::CycleCounter;
@@ -193,6 +193,12 @@ impl<C: CycleCounter> Worker<C> {
         let refill = self.meter.next_due(self.schedule.held() > 0);
         // Before the rest is over no refill makes a difference.
         self.pace.next_due(self.last).or(refill)
+    }
+
+    /// Where all cycles went that were generated for the buckets here.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        self.meter.ledger()
     }
 
     /// A port's tokens here.

@@ -42,6 +42,9 @@ pub use stolen::RunQueueWait;
 pub use thread::spawn;
 pub use workers::Workers;
 
+/// Where all cycles went that were generated for buckets.
+pub use penstock_qos::c2tb::Ledger;
+
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::Arc;
 

@@ -10,23 +10,24 @@
 //! the loop itself. So the claims are made with `capacity` at 2.16 G, and the core without it
 //! (0.3667, 0.7333) stands beside as series.
 //!
-//! **What runs.** The buckets and the schedule of the data path ([`super::core_loop`]), batches of
-//! 32 frames of 1024 B at the paper's cost ([`super::paper_platform`]), each ±5 % by the seed. For
-//! two seconds all four are backlogged; then VM2 sleeps, then VM4 as well, and what they leave goes
-//! to the others.
+//! **What runs.** The production worker in the testbed ([`super::paper_testbed`]) with
+//! `capacity` set, its buckets and its turns: four VMs at their maximum with 512 B frames, at the
+//! paper's cost ([`super::paper_platform`]) with noise. (Of larger frames what is handed out would
+//! fill the link.) What each VM used is read from the worker's counters of its port, where its
+//! batches are charged. For two seconds all four are backlogged; then VM2 sleeps, then VM4 as
+//! well, and what they leave goes to the others.
 //!
 //! **What is compared.** `vm1_max_gcps` and `vm3_max_gcps` while all are backlogged, against the
 //! printed 0.36 and 0.72; in every phase the shares must sum to all that there is.
 
-use penstock_qos::c2tb::Mode as Bucket;
-use penstock_sim::Rng;
-use penstock_units::{CyclesPerSecond, Priority, TscRate, Weight};
+use penstock_dataplane::schedule::{IngressPolicy, PortQos};
+use penstock_sim::testbed::{Setup, Testbed, Traffic, VmId};
+use penstock_units::{CyclesPerSecond, Nanos, Weight};
 
 use super::claim::Claim;
-use super::core_loop::{Bought, CoreLoop};
 use super::experiment::{Context, Experiment};
 use super::outcome::{Outcome, Record};
-use super::paper_platform::{self as paper, Flows};
+use super::paper_testbed::{self as testbed, Policy, RING, Scenario, gbps};
 use super::picture::{Axis, Panel, Picture};
 
 /// See the module's text.
@@ -39,35 +40,36 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// G cycles/s bought, and weight.
-const VMS: [(f64, u64); 4] = [(0.2, 1), (0.2, 1), (0.4, 2), (0.4, 2)];
+/// Gbit/s bought, which is the weight, and the G cycles/s that they are.
+const VMS: [(f64, f64); 4] = [(1.0, 0.2), (1.0, 0.2), (2.0, 0.4), (2.0, 0.4)];
+/// Bytes of a frame.
+const SIZE: u16 = 512;
 /// G cycles/s that can be sold so that the figure's numbers follow.
 const SALEABLE: f64 = 2.16;
 const CORE: f64 = 2.2;
-const REFILL_US: u64 = 50;
-/// Seconds of a phase, and of the beginning of each that is not counted.
-const PHASE: f64 = 2.0;
-const SETTLE: f64 = 0.1;
+/// A phase, and the beginning of each that is not counted.
+const PHASE: Nanos = Nanos::from_secs(2);
+const SETTLE: Nanos = Nanos::from_millis(100);
 /// Who sleeps in which phase, from 0.
 const ASLEEP: [&[usize]; 3] = [&[], &[1], &[1, 3]];
 /// Points a phase.
-const POINTS: u32 = 50;
+const POINTS: u64 = 50;
 
 /// G cycles/s of each VM, over time and as the mean of each phase.
 #[derive(Default)]
 struct Shares {
     over_time: Vec<(f64, [f64; 4])>,
     of_phase: Vec<[f64; 4]>,
-    unaccounted: i128,
+    /// Whether the buckets' ledger adds up, and what it charged is what the ports' counters say.
+    balanced: bool,
     batches: u64,
     refills: u64,
 }
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
-    outcome.note("hz", paper::HZ);
+    testbed::describe(&mut outcome);
     outcome.note("capacity_gcps", SALEABLE);
-    outcome.note("refill_us", REFILL_US);
     let sold = hand_out(ctx, SALEABLE)?;
     let whole = hand_out(ctx, CORE)?;
     outcome.note("batches", sold.batches);
@@ -88,7 +90,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
                 .measured(max(vm - 1)),
         );
     }
-    let bought: f64 = VMS.iter().map(|vm| vm.0).sum();
+    let bought: f64 = VMS.iter().map(|vm| vm.1).sum();
     let handed_out = sold.of_phase[0].iter().sum::<f64>() - bought;
     outcome.claim(
         Claim::new(
@@ -108,65 +110,73 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.claim(
         Claim::new("used_pct_min", what, "%").within(99.9, 100.1).measured(used(&sold, SALEABLE)),
     );
-    let what = "generated = charged + stored + passed on + discarded, to the cycle";
-    let balanced = sold.unaccounted == 0 && whole.unaccounted == 0;
+    let what = "generated = charged + stored + discarded, and charged = the ports' counters";
+    let balanced = sold.balanced && whole.balanced;
     outcome.claim(Claim::truth("ledger_balances", what, balanced));
     Ok(outcome)
 }
 
+/// Runs the three phases on a core of which `gcps` may be spent.
 fn hand_out(ctx: &Context<'_>, gcps: f64) -> anyhow::Result<Shares> {
-    let core = TscRate::from_hz(paper::HZ);
-    let mut switch = CoreLoop::new(core, rate(gcps), REFILL_US, VMS.len());
-    let class = Priority::new(8)?;
-    for (bought, weight) in VMS {
-        let (entitlement, weight) = (rate(bought), Weight::new(weight)?);
-        switch.add(&Bought { entitlement, weight, mode: Bucket::MinMax, class }, true);
-    }
-    let mut noise = Rng::new(ctx.seed);
-    let batch = 32.0 * paper::cost(1024, Flows::Single).total();
-    let mut cost = |_: usize| {
-        let draw = noise.below(1001);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "thousands")]
-        #[expect(clippy::cast_precision_loss, reason = "at most 1000")]
-        let cycles = (batch * (0.95 + draw as f64 / 10_000.0)) as u64;
-        cycles
-    };
-    let read = |switch: &CoreLoop| [0, 1, 2, 3].map(|slot| gcycles(switch.charged(slot)));
+    let (mut bed, vms) = build(ctx.seed, gcps)?;
+    let read = |bed: &Testbed| [0, 1, 2, 3].map(|vm| bed.vm(vms[vm]).port.cycles);
+    let length = ctx.scaled(PHASE);
+    let counted = length.saturating_sub(SETTLE);
     let mut shares = Shares::default();
-    for (phase, asleep) in (0_u32..).zip(ASLEEP) {
-        (0..VMS.len()).for_each(|slot| switch.wake(slot, !asleep.contains(&slot)));
-        let start = f64::from(phase) * PHASE;
-        let run = |switch: &mut CoreLoop, until: f64, cost: &mut dyn FnMut(usize) -> u64| {
-            while gcycles(switch.now()) < until * CORE {
-                switch.turn(&mut *cost);
-            }
-        };
-        run(&mut switch, start + SETTLE, &mut cost);
-        let (settled, from) = (read(&switch), gcycles(switch.now()) / CORE);
-        let (mut last, mut at) = (settled, from);
-        for point in 1..=POINTS {
-            let share = f64::from(point) / f64::from(POINTS);
-            run(&mut switch, start + SETTLE + share * (PHASE - SETTLE), &mut cost);
-            let (now, then) = (read(&switch), gcycles(switch.now()) / CORE);
-            let rates = [0, 1, 2, 3].map(|i| (now[i] - last[i]) / (then - at));
-            shares.over_time.push((then, rates));
-            (last, at) = (now, then);
+    for (phase, asleep) in (0..).zip(ASLEEP) {
+        let start = Nanos(phase * length.0);
+        for vm in asleep {
+            bed.send(vms[*vm], start, Traffic::off());
         }
-        shares.of_phase.push([0, 1, 2, 3].map(|i| (last[i] - settled[i]) / (at - from)));
+        bed.run_until(start + SETTLE);
+        let settled = (bed.now(), read(&bed));
+        let mut last = settled;
+        for point in 1..=POINTS {
+            bed.run_until(start + SETTLE + Nanos(counted.0 * point / POINTS));
+            let now = (bed.now(), read(&bed));
+            shares.over_time.push((testbed::float(now.0.0) / 1e9, rates(&last, &now)));
+            last = now;
+        }
+        shares.of_phase.push(rates(&settled, &last));
     }
-    shares.unaccounted = switch.ledger().unaccounted();
-    (shares.batches, shares.refills) = (switch.batches(), switch.refills());
+    let (ledger, worker) = (bed.ledger(0), bed.worker(0));
+    let counted: u64 = read(&bed).iter().sum();
+    shares.balanced = ledger.unaccounted() == 0 && ledger.charged == counted;
+    shares.batches = vms.iter().map(|vm| bed.vm(*vm).port.rx_batches).sum();
+    shares.refills = worker.refills;
     Ok(shares)
+}
+
+/// The host, all VMs at their maximum.
+fn build(seed: u64, gcps: f64) -> anyhow::Result<(Testbed, [VmId; 4])> {
+    let sold = [0, 1, 2, 3].map(|vm| gbps(VMS[vm].0, SIZE));
+    let sold = sold.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let scenario = Scenario::new(seed, &sold, Policy::MinMax).remote();
+    let mut bed = Testbed::new(&Setup { capacity: Some(rate(gcps)), ..scenario.setup()? });
+    let mut vms = Vec::new();
+    for ((_, bought), sold) in VMS.iter().zip(&sold) {
+        let qos = PortQos {
+            ingress: IngressPolicy::CyclesMinmax,
+            entitlement: rate(*bought),
+            weight: Weight::new(sold.weight)?,
+            ..PortQos::default()
+        };
+        let vm = bed.add_vm(RING, qos, 0);
+        bed.send(vm, Nanos::ZERO, Traffic::greedy(SIZE.into()));
+        vms.push(vm);
+    }
+    Ok((bed, vms[..].try_into()?))
+}
+
+/// G cycles/s of each VM between two readings.
+fn rates(from: &(Nanos, [u64; 4]), to: &(Nanos, [u64; 4])) -> [f64; 4] {
+    let nanos = testbed::float(to.0.saturating_sub(from.0).0);
+    [0, 1, 2, 3].map(|vm| testbed::float(to.1[vm] - from.1[vm]) / nanos)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a core's cycles")]
 fn rate(gcps: f64) -> CyclesPerSecond {
     CyclesPerSecond((gcps * 1e9).round() as u64)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "seconds of a core are far below 2^52 cycles")]
-fn gcycles(cycles: u64) -> f64 {
-    cycles as f64 / 1e9
 }
 
 fn picture(record: &Record) -> Picture {
@@ -178,7 +188,8 @@ fn picture(record: &Record) -> Picture {
                 panel = panel.series(format!("VM{vm}"), series);
             }
         }
-        panel.event("VM2 sleeps", PHASE).event("VM4 sleeps", 2.0 * PHASE)
+        let phase = testbed::float(PHASE.0) / 1e9;
+        panel.event("VM2 sleeps", phase).event("VM4 sleeps", 2.0 * phase)
     };
     let sold = panel("(a) 2.16 G can be sold", "")
         .published("published: 0.36 and 0.72", 0.36)

@@ -7,7 +7,7 @@
 //! is the core's cycles, and passes by what batches cost; a core on which nobody may run waits for
 //! the next refill.
 
-use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth};
+use penstock_qos::c2tb::{BucketSet, Mode, Terms, default_depth};
 use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
 use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
 
@@ -31,7 +31,6 @@ pub(super) struct CoreLoop {
     now: u64,
     refilled: u64,
     refills: u64,
-    batches: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +51,6 @@ impl CoreLoop {
             now: 0,
             refilled: 0,
             refills: 0,
-            batches: 0,
         }
     }
 
@@ -82,11 +80,6 @@ impl CoreLoop {
         self.now
     }
 
-    /// Batches that ran.
-    pub fn batches(&self) -> u64 {
-        self.batches
-    }
-
     /// Refills so far.
     pub fn refills(&self) -> u64 {
         self.refills
@@ -95,11 +88,6 @@ impl CoreLoop {
     /// What `slot` was charged so far.
     pub fn charged(&self, slot: usize) -> u64 {
         self.vms[slot].charged
-    }
-
-    /// Where all cycles went.
-    pub fn ledger(&self) -> Ledger {
-        self.buckets.ledger()
     }
 
     /// One turn of the worker; a batch of `slot` costs `cost(slot)`.
@@ -117,7 +105,6 @@ impl CoreLoop {
             }
             let cost = cost(slot);
             self.now += cost;
-            self.batches += 1;
             self.vms[slot].charged += cost;
             self.schedule.ran(slot);
             if !self.buckets.charge(slot, Cycles(cost), true) {

@@ -48,6 +48,7 @@
 //! | [`missed`] | the list of claims that are known as missed |
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
 //! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
+//! | [`paper_testbed`], [`paper_counters`] | its testbed, and what the worker counts there |
 //! | `c2qos_*` | the figures |
 
 pub mod claim;
@@ -55,6 +56,7 @@ pub mod experiment;
 pub mod files;
 pub mod missed;
 pub mod outcome;
+pub mod paper_counters;
 pub mod paper_platform;
 pub mod paper_testbed;
 pub mod picture;

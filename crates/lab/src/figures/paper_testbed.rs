@@ -251,9 +251,11 @@ impl<'a> Scenario<'a> {
         CostModel::new(parts).context("the paper's cost table as a model")
     }
 
-    fn setup(&self) -> anyhow::Result<Setup> {
+    /// The testbed, its VMs apart.
+    pub fn setup(&self) -> anyhow::Result<Setup> {
         Ok(Setup {
             core: TscRate::from_hz(paper::HZ),
+            capacity: None,
             workers: self.cores,
             costs: TrueCosts {
                 ingress_frame: paper::INGRESS_FRAME,

@@ -32,7 +32,7 @@ use penstock_dataplane::police::Limits;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::schedule::{PortQos, Readiness, ScheduleKind};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig};
+use penstock_dataplane::worker::{Arrival, Ledger, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig};
 use penstock_units::{CyclesPerSecond, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
 pub use cost::TrueCosts;
@@ -54,6 +54,8 @@ const TENANT: u16 = 1;
 pub struct Setup {
     /// Cycles a second of each core.
     pub core: TscRate,
+    /// How many of them may be spent on frames; `None`: all.
+    pub capacity: Option<CyclesPerSecond>,
     /// How many I/O cores, a worker each.
     pub workers: u16,
     /// What frames cost.
@@ -146,6 +148,7 @@ impl Testbed {
                     schedule: setup.schedule,
                     readiness: setup.readiness,
                     refill: setup.refill,
+                    capacity: setup.capacity,
                     fdb_entries: 1024,
                     seed: setup.seed,
                     tsc: setup.core,
@@ -384,6 +387,12 @@ impl Testbed {
     #[must_use]
     pub fn worker(&self, worker: usize) -> WorkerReading {
         self.cores[worker].worker.counters().read()
+    }
+
+    /// Where a worker's cycles went.
+    #[must_use]
+    pub fn ledger(&self, worker: usize) -> Ledger {
+        self.cores[worker].worker.ledger()
     }
 
     /// A VM's tokens.

@@ -21,8 +21,10 @@ lane_tidy() { cargo run --locked -q -p penstock-tidy; }
 # The same cases in every run; PROPTEST_RNG_SEED=N tries others.
 lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \
-        cargo test --locked --workspace --no-fail-fast
+        cargo test --locked --workspace --no-fail-fast -- --skip short_figures
 }
+# Half a minute on two idle cores: simulated figures with a tenth of their length, each twice.
+lane_figures() { cargo test --locked -p penstock-lab --test figures; }
 # The modules without files and rings, under an interpreter that knows what Rust leaves undefined.
 lane_miri() {
     if ! cargo +nightly miri --version >/dev/null 2>&1; then
@@ -93,6 +95,7 @@ test)
         ignored=1
     fi
     lane unit "unit, property, simulation and integration tests"
+    lane figures "simulated figures, shortened: their claims, and the same bytes for a seed"
     lane miri "undefined behaviour in what needs no files"
     lane instructions "instructions of the data path per frame, against those kept"
     lane guests "Linux guests and endpoints on a running switch"

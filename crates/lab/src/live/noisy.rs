@@ -176,9 +176,10 @@ impl Subject {
 
     /// The limit in bits a second, as its policer counts them, for so many frames a second.
     fn bits(&self, pps: f64) -> f64 {
-        // The peer's counts a frame without its 14 bytes of Ethernet header.
-        let left_out = if self.name == OVS_DPDK { 14.0 } else { 0.0 };
-        pps * (bytes(SIZE) - left_out) * 8.0
+        // The peer's counts a frame without its 14 bytes of Ethernet header and without FCS.
+        let counted =
+            if self.name == OVS_DPDK { bytes(SIZE) - 14.0 } else { f64::from(SIZE) };
+        pps * counted * 8.0
     }
 
     /// Sets limits in bits by a calibration, or takes them away for one.
@@ -302,11 +303,7 @@ pub(super) fn ours(bed: &Bed, name: &'static str, crowd: usize) -> anyhow::Resul
             ..Bound::default()
         })
     } else {
-        plan("round-robin", crowd, |share, _| Bound {
-            policy: Policy::Bps,
-            bits: share * sold_pps * f64::from(SIZE) * 8.0,
-            ..Bound::default()
-        })
+        plan("round-robin", crowd, |_, _| Bound::default())
     };
     plan.worker = format!("capacity = {capacity:.0}\n");
     let rig = Rig::ours(bed, name, &plan)?;

@@ -7,10 +7,11 @@
 //!
 //! **Rule.** The stand-in of the uplink is a VM that empties its ring no faster than a link of the
 //! given rate would carry the frames (20 bytes each for preamble and gap). What cycles a frame
-//! of each profile costs is measured first; the two parts are scaled so that they are 90 % of the
-//! core; the link is 15 % above what was sold. The same switch runs without and with `link` in its
-//! configuration, which switches the handler on. VM1 floods after the event, VM2 offers 2 % more
-//! than it bought throughout.
+//! of each profile costs is measured right before and right after ([`super::bracket`]); the two
+//! parts are scaled so that they are 90 % of what the worker may spend, [`CORE_PART`] of its core;
+//! the link is 15 % above what was sold. Each such run has a switch of its own, without or with
+//! `link` in its configuration, which switches the handler on. VM1 floods after the event, VM2
+//! offers 2 % more than it bought throughout.
 //!
 //! **Cost.** About 30 s on a machine that is quiet.
 

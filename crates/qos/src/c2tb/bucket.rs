@@ -96,14 +96,15 @@ impl Bucket {
         self.tokens = self.tokens.saturating_add(whole);
     }
 
-    /// Its tokens now, with what it earned; for one that is full, those it has.
+    /// Its tokens now, with what it earned and can keep; what it was brought beyond its limit it has
+    /// until it is looked at.
     #[inline]
     pub fn level(&self, now: Clocks, cap: i64) -> i64 {
         if self.place >= UNMETERED {
             return self.tokens;
         }
         let whole = i64::try_from(self.earned(now) >> FRACTION).unwrap_or(i64::MAX);
-        self.tokens.saturating_add(whole).min(self.limit(cap))
+        self.tokens.saturating_add(whole).min(self.limit(cap).max(self.tokens))
     }
 
     /// The most it keeps: its depth, and up to `cap` more while frames wait.

@@ -11,13 +11,13 @@
 //! **Departures.** The paper's batches are all of 32. **Cost.** A comparison a batch, and a
 //! division where a whole batch takes longer than the bound.
 
-use penstock_units::{Cycles, Nanos, PortId, Priority, TscRate};
+use penstock_qos::latency_bound::{self, LOWER_CLASS};
+use penstock_units::{Cycles, PortId, Priority, TscRate};
 
 use crate::batch::BATCH_FRAMES;
 
-/// The most that a batch below the first class should take: a whole one of ours takes less at
-/// nearly all sizes, so that it costs no throughput.
-const LOWER_CLASS: Nanos = Nanos::from_micros(5);
+// What is promised of latency counts on it.
+const _: () = assert!(BATCH_FRAMES == latency_bound::BATCH_FRAMES as usize);
 
 /// See the module's text.
 #[derive(Debug)]

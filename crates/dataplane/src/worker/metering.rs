@@ -2,6 +2,7 @@
 //! that change.
 
 use penstock_qos::hbs::RELEASE_MOST;
+use penstock_qos::latency_bound::GLANCES;
 use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority};
 
 use super::{Ledger, Worker};
@@ -13,8 +14,6 @@ use crate::tsc::CycleCounter;
 /// 28 ports are gone round in 350 us.
 const BOOKS: u32 = 2;
 const BOOKS_SHARED: u32 = 4;
-/// Looks a refill at those who had no turn.
-const GLANCES: u32 = 4;
 /// Of those without tokens, how many are asked for frames before an idle turn ends.
 const BORROWERS: usize = 64;
 

@@ -22,8 +22,8 @@
 //! is shared by weight among the [`Mode::MinMax`] buckets with room; what one of them cannot hold
 //! is shared again among the others. Only when all of them are full is anything discarded. A bucket
 //! whose port has frames waiting but does not get its turn is not idle: its part, of the pool too,
-//! is not given to those who hold it up, it is kept for it above the depth, as arrears. (Without
-//! that, who comes first in the order of classes would live on the overflow of those it keeps
+//! is not given to those who hold it up, it is kept for it above the depth, as arrears, until nothing
+//! waits. (Without that, who comes first in the order of classes would live on the overflow of those it keeps
 //! waiting, for ever.) Arrears need no bound of their own: what is generated is no more than what
 //! the core can spend, so all tokens together do not grow while anybody has work and tokens. A cap
 //! stands all the same.
@@ -292,6 +292,10 @@ impl BucketSet {
         let left = bucket.tokens > 0 || bucket.mode == Mode::Free;
         self.ledger.stored -= paid;
         self.ledger.charged += paid.cast_unsigned();
+        let arrears = !more && bucket.tokens > bucket.depth;
+        if arrears {
+            self.settle(slot);
+        }
         if paid < cost {
             self.spend(Cycles((cost - paid).cast_unsigned()));
         }
@@ -375,6 +379,10 @@ impl BucketSet {
             // By the old limit up to now, by the new one from here on.
             self.touch(slot);
             self.buckets[slot].waiting = waiting;
+            if !waiting {
+                // Arrears end at once: with the next frame it has no more than its depth.
+                self.settle(slot);
+            }
         }
     }
 

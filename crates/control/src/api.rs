@@ -229,9 +229,35 @@ pub struct Explanation {
     pub inside_profile: Option<bool>,
     /// The same in words; empty without a contract.
     pub profile: String,
-    /// The longest that a frame of its class waits for its batch, in microseconds; `None` where
-    /// it is not worked out, as in this release.
+    /// The longest that a frame of its class waits for the end of its batch, in microseconds, if
+    /// its port keeps to its bucket; `None`: there is no bound.
     pub bound_us: Option<u64>,
+    /// The same in words; or why there is none, and what would give one.
+    pub latency: String,
+    /// What the bound follows from.
+    pub bound: Option<LatencyBound>,
+}
+
+/// What a class's latency bound follows from (`penstock_qos::latency_bound`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LatencyBound {
+    /// The port of the class that may wait longest.
+    pub port: String,
+    /// Batches in which its bucket's worth is taken.
+    pub rounds: u64,
+    /// A batch that had begun, in cycles.
+    pub begun: u64,
+    /// All batches of the class in these rounds, in cycles.
+    pub beside: u64,
+    /// What those before it may have saved up, in cycles.
+    pub above: u64,
+    /// What is generated for them meanwhile, in cycles per second.
+    pub above_rate: u64,
+    /// What the worker may spend, in cycles per second.
+    pub capacity: u64,
+    /// The bound in microseconds where those of its class and later ones leave those before it
+    /// cycles that they bought; `None`: there is none then.
+    pub left_us: Option<u64>,
 }
 
 /// A VM's part of a link, which holds while the link is the bottleneck.

@@ -257,7 +257,25 @@ impl From<api::Explanation> for v1::Explanation {
             inside_profile: from.inside_profile,
             profile: from.profile,
             bound_us: from.bound_us,
+            latency: from.latency,
+            bound: from.bound.map(Into::into),
         }
+    }
+}
+
+impl From<api::LatencyBound> for v1::LatencyBound {
+    fn from(from: api::LatencyBound) -> Self {
+        let api::LatencyBound { port, rounds, begun, beside, above, .. } = from;
+        let (above_rate, capacity, left_us) = (from.above_rate, from.capacity, from.left_us);
+        Self { port, rounds, begun, beside, above, above_rate, capacity, left_us }
+    }
+}
+
+impl From<v1::LatencyBound> for api::LatencyBound {
+    fn from(from: v1::LatencyBound) -> Self {
+        let v1::LatencyBound { port, rounds, begun, beside, above, .. } = from;
+        let (above_rate, capacity, left_us) = (from.above_rate, from.capacity, from.left_us);
+        Self { port, rounds, begun, beside, above, above_rate, capacity, left_us }
     }
 }
 
@@ -287,6 +305,8 @@ impl TryFrom<v1::Explanation> for api::Explanation {
             inside_profile: from.inside_profile,
             profile: from.profile,
             bound_us: from.bound_us,
+            latency: from.latency,
+            bound: from.bound.map(Into::into),
         })
     }
 }
@@ -422,6 +442,8 @@ mod tests {
             consumers: vec![api::Consumer { port: "vm2".into(), used: 7, ..Default::default() }],
             inside_profile: Some(true),
             bound_us: Some(120),
+            latency: "at most 120 us".into(),
+            bound: Some(api::LatencyBound { rounds: 2, left_us: Some(7), ..Default::default() }),
             ..Default::default()
         };
         let back = api::Explanation::try_from(v1::Explanation::from(answer.clone())).unwrap();

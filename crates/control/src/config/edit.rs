@@ -126,7 +126,9 @@ fn form(key: &str) -> Form {
     match key {
         "mac" | "ip" | "trunk" | "vlans" | "actions" => Form::List,
         "vlan" | "native" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
-        | "fdb_limit" | "priority" | "weight" | "contract" | "police" | "match" => Form::Literal,
+        | "fdb_limit" | "priority" | "weight" | "depth" | "contract" | "police" | "match" => {
+            Form::Literal
+        }
         _ => Form::Text,
     }
 }

@@ -379,6 +379,12 @@ pub struct Port {
     /// `cycles-minmax`. Default: worked out from `contract` by the cost model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cycles: Option<CyclesPerSecond>,
+    /// Most cycles that its bucket keeps while nothing waits, 1000 to 1000000000000: what it may
+    /// use at once, and what later classes may have to wait for it. Default: 1 ms of what it
+    /// bought and 50 us of the core.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1_000, max = 1_000_000_000_000_u64))]
+    pub depth: Option<u64>,
     /// Its part of what others leave, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weight: Weight,
@@ -426,6 +432,7 @@ impl Port {
             slow_path: None,
             ingress_policy: IngressPolicy::None,
             cycles: None,
+            depth: None,
             weight: Weight::default(),
             priority: Priority::default(),
             contract: None,

@@ -53,6 +53,7 @@ impl Past {
         let gone = || ApiError::new(ErrorKind::NotFound, "port", "it has just left", "ask again");
         let mut answer = explain(&growth, &status).ok_or_else(gone)?;
         core.profile(&mut answer, status.id);
+        core.bound(&mut answer, &growth);
         Ok(answer)
     }
 }

@@ -11,6 +11,7 @@
 //! stalled worker can still be seen.
 
 mod apply;
+mod bounding;
 mod error;
 mod explaining;
 mod links;

@@ -558,3 +558,53 @@ fn a_vm_that_is_held_back_gets_what_it_bought_although_its_frames_cost_more() {
     host.add_port(Port { vlan: None, ..tap("t9") }, false).unwrap();
     assert!(entitlement(&fake).abs_diff(220_000_000) < 2_000_000);
 }
+
+#[test]
+fn explain_bounds_a_class_by_what_is_in_force() {
+    use crate::api::Explanation;
+    use crate::explain::{Growth, PortGrowth};
+
+    let bought = |cycles: &str, class: u8| {
+        format!(
+            "vlan = 100\ningress_policy = \"cycles-strict\"\ncycles = \"{cycles}\"\n\
+             depth = 20000\npriority = {class}\n"
+        )
+    };
+    let text = TEXT.replacen("vlan = 100 # like vm2\n", &bought("200M", 1), 1);
+    let text = text.replacen("vlan = 100\n\n[[fdb]]", &(bought("100M", 2) + "\n[[fdb]]"), 1);
+    let text = text.replacen("[[tenant]]", "[worker]\nschedule = \"hbs\"\n\n[[tenant]]", 1);
+    let file = TempFile::new("bound", &text);
+    let (host, fake) = start(&file);
+    assert_eq!(fake.snapshot().port(1).unwrap().qos.depth.unwrap().0, 20_000);
+
+    // 32 frames are 10,000 cycles: 10 us; of a lower class 16 are 5 us.
+    let mut seen = PortGrowth { name: "vm1".to_owned(), ..PortGrowth::default() };
+    (seen.reading.rx_frames, seen.reading.cycles) = (1_000, 312_500);
+    let growth = Growth { ports: vec![seen], ..Growth::default() };
+    let ask = |port: &str, growth: &Growth| {
+        let mut answer = Explanation { port: port.to_owned(), ..Explanation::default() };
+        host.core.bound(&mut answer, growth);
+        answer
+    };
+    // It may put 10,000 cycles into its ring at once: one batch before it, two rounds.
+    let first = ask("vm1", &growth);
+    assert_eq!(first.bound_us, Some(31), "{}", first.latency);
+    // (5 begun + 4 rounds of 5 + 20 saved up + 10 into debt + 10 with a refill) / 0.8.
+    let second = ask("vm2", &growth);
+    assert_eq!(second.bound_us, Some(82), "{}", second.latency);
+    let bound = second.bound.unwrap();
+    assert_eq!((bound.port.as_str(), bound.rounds, bound.above), ("vm2", 4, 40_000));
+    assert_eq!((bound.above_rate, bound.left_us), (200_000_000, Some(82)));
+
+    let unknown = ask("vm2", &Growth::default());
+    assert_eq!(unknown.bound_us, None);
+    assert!(unknown.latency.starts_with("no bound: what a frame costs"), "{}", unknown.latency);
+    host.set_port("vm1", &[("ingress_policy".to_owned(), "none".to_owned())], false).unwrap();
+    let free = ask("vm2", &growth);
+    assert_eq!((free.bound_us, free.bound), (None, None));
+    assert!(
+        free.latency.contains("has no cycle bucket (vm1); give it `cycles`"),
+        "{}",
+        free.latency
+    );
+}

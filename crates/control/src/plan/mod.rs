@@ -21,6 +21,7 @@ use penstock_qos::cost_model::{
     Action as Work, BatchPrice, Contract, CostModel, Deployment, Flows, Profile, Rate, RingKind,
     SizeMix,
 };
+use penstock_qos::latency_bound::Batches;
 use penstock_qos::learner::Terms;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PortId, QueueId, TscRate};
 
@@ -87,6 +88,9 @@ pub struct PortPlan {
     /// beyond that it has a part by weight of what others leave. 0: nobody can keep it from its
     /// turn, or its policy guarantees `cycles`.
     pub floor: CyclesPerSecond,
+    /// What its largest batches cost where it is of the worker's first class, and where it is not;
+    /// `None` without a model.
+    pub batches: Option<[Batches; 2]>,
 }
 
 impl PortPlan {
@@ -265,6 +269,10 @@ impl Planner<'_> {
             share: to_f64(cycles.0) / to_f64(each.0.max(1)),
             price: self.model.map(|model| model.price(&profile, at)).unwrap_or_default(),
             floor: CyclesPerSecond::default(),
+            batches: self.model.map(|model| {
+                let of = |whole| Batches::modelled(model, (&profile, at), self.tsc, whole);
+                [of(true), of(false)]
+            }),
             contract,
             profile,
         }

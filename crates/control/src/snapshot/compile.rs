@@ -11,7 +11,7 @@ use penstock_dataplane::classify::{
 };
 use penstock_dataplane::schedule::{self, PortQos};
 use penstock_qos::cost_model::BatchPrice;
-use penstock_units::{CyclesPerSecond, MacAddr, Vid};
+use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
 use super::ids::IdTable;
 use super::limits::{LimitTable, WatchedLink};
@@ -253,7 +253,7 @@ impl World<'_> {
             entitlement: self.entitlement(port),
             weight: port.weight.0,
             priority: port.priority.0,
-            depth: None,
+            depth: port.depth.map(Cycles),
             price: self.sold.get(&port.name).map(|sold| sold.price).unwrap_or_default(),
         };
         policy.limits = self.limits.of(&port.name);

@@ -72,6 +72,32 @@ struct Books {
     parts: u64,
 }
 
+/// The terms of a port's bucket on one of the `parts` workers that have queue pairs of it; `floor`
+/// is what a port gets there that bought nothing.
+#[must_use]
+pub fn terms(qos: &PortQos, parts: u64, core: TscRate, floor: Option<CyclesPerSecond>) -> Terms {
+    let parts = parts.max(1);
+    // A floor is one worker's anyway.
+    let entitlement = match floor.filter(|_| !qos.ingress.is_metered()) {
+        Some(floor) => floor,
+        None => CyclesPerSecond(qos.entitlement.0 / parts),
+    };
+    let by_default = || {
+        let shared = if parts > 1 { entitlement.0 / 1_000 * SHARED_DEPTH_MS } else { 0 };
+        default_depth(entitlement, core) + Cycles(shared)
+    };
+    Terms {
+        entitlement,
+        weight: qos.weight,
+        mode: match qos.ingress {
+            IngressPolicy::CyclesStrict => Mode::Strict,
+            IngressPolicy::CyclesMinmax => Mode::MinMax,
+            IngressPolicy::None | IngressPolicy::Bps | IngressPolicy::Pps => Mode::Free,
+        },
+        depth: qos.depth.unwrap_or_else(by_default),
+    }
+}
+
 impl Meter {
     pub(super) fn new(
         slots: usize,
@@ -106,7 +132,7 @@ impl Meter {
             return;
         }
         let parts = self.books[port.index()].parts.max(1);
-        let terms = self.terms(qos, parts);
+        let terms = terms(qos, parts, self.core, self.floor);
         if self.buckets.is_metered(port.index()) && tokens == 0 {
             self.buckets.change(port.index(), &terms);
             return;
@@ -123,29 +149,6 @@ impl Meter {
                 Books { entitled_at, settled_at, noted_at, parts, ..Books::default() };
         }
         self.buckets.join(port.index(), &terms, tokens);
-    }
-
-    /// A port's terms on one of `parts` workers.
-    fn terms(&self, qos: &PortQos, parts: u64) -> Terms {
-        // A floor is one worker's anyway.
-        let entitlement = match self.floor.filter(|_| !qos.ingress.is_metered()) {
-            Some(floor) => floor,
-            None => CyclesPerSecond(qos.entitlement.0 / parts),
-        };
-        let by_default = || {
-            let shared = if parts > 1 { entitlement.0 / 1_000 * SHARED_DEPTH_MS } else { 0 };
-            default_depth(entitlement, self.core) + Cycles(shared)
-        };
-        Terms {
-            entitlement,
-            weight: qos.weight,
-            mode: match qos.ingress {
-                IngressPolicy::CyclesStrict => Mode::Strict,
-                IngressPolicy::CyclesMinmax => Mode::MinMax,
-                IngressPolicy::None | IngressPolicy::Bps | IngressPolicy::Pps => Mode::Free,
-            },
-            depth: qos.depth.unwrap_or_else(by_default),
-        }
     }
 
     /// Whether a port under these terms has a bucket here.

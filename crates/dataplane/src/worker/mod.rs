@@ -33,6 +33,7 @@ pub(crate) use interrupter::{
     Interrupter, SIGNAL as INTERRUPT_SIGNAL, install as install_interrupt,
 };
 pub use membership::Arrival;
+pub use meter::terms as bucket_terms;
 pub(crate) use peers::Handed;
 pub use peers::{Mesh, Peers};
 pub use positions::Positions;

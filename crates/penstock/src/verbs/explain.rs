@@ -89,13 +89,9 @@ fn text(answer: &Explanation) -> String {
     if !answer.profile.is_empty() {
         line("profile", printable(&answer.profile));
     }
-    line(
-        "latency",
-        match answer.bound_us {
-            Some(us) => format!("a frame of its class waits at most {us} us for its batch"),
-            None => "its bound is not worked out in this release".to_owned(),
-        },
-    );
+    if !answer.latency.is_empty() {
+        line("latency", printable(&answer.latency));
+    }
     line(
         "core",
         format!(
@@ -163,6 +159,7 @@ mod tests {
             weight: 2,
             busy_permille: 995,
             bound_us: Some(120),
+            latency: "at most 120 us to the end of its batch".into(),
             consumers: vec![Consumer {
                 port: "vm2".into(),
                 used: 1_500_000_000,
@@ -189,7 +186,7 @@ over the last 3.0 s:
   sends      1.00 Mpps, 4.00 Gbit/s, 12.5 % of it dropped, 0.0 % of the batches full
   cycles     uses 201 Mcycles/s, entitled to 200 Mcycles/s; out of cycles 0.0 % of the time
   terms      policy cycles-strict, class 1, weight 2
-  latency    a frame of its class waits at most 120 us for its batch
+  latency    at most 120 us to the end of its batch
   core       worker 0: busy 99.5 %, taken away 0.0 %
 
 USES THE CORE   SHARE          CYCLES  ENTITLED  CLASS       RATE

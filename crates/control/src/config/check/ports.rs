@@ -14,6 +14,9 @@ use super::{World, check_count, check_names, check_range, check_socket};
 /// Longest interface name: `IFNAMSIZ` has 16 bytes, the last one 0.
 const INTERFACE_BYTES_MAX: usize = 15;
 
+/// Depths of a cycle bucket.
+const DEPTHS: core::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
+
 /// The slowest link that is watched.
 const LINK_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
@@ -141,6 +144,11 @@ fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
     if port.offloads.is_some_and(|o| o.tso && !o.csum) {
         let problem = "`tso` without `csum` is impossible: segments are checksummed when cut";
         report.at(object, "offloads", problem, "say csum = true or tso = false");
+    }
+    if let Some(depth) = port.depth.filter(|depth| !DEPTHS.contains(depth)) {
+        let problem = format!("`depth` {depth} is out of range");
+        let remedy = format!("write cycles from {} to {}", DEPTHS.start(), DEPTHS.end());
+        report.at(object, "depth", problem, remedy);
     }
     let slow = port.slow_path.unwrap_or_default();
     check_range(object, "slow_path.per_second", slow.per_second, 1..=10_000_000, report);

@@ -1,0 +1,201 @@
+//! `penstock explain`: the longest that a frame of a port's class waits, and what that rests on.
+//!
+//! **Rule.** [`penstock_qos::latency_bound`] with what is in force: the workers that have the
+//! ports' queue pairs, their terms with what was learned, and what their batches cost: by the model
+//! for what they declared, with the error that was learned; without a model by what their frames
+//! cost in the last seconds, and for a port that sent none by the dearest of the others.
+
+use penstock_dataplane::worker::bucket_terms;
+use penstock_qos::latency_bound::{
+    Batches, Bound, Core as Worker, Member, Surplus, Unbounded, of_class,
+};
+use penstock_units::{CyclesPerSecond, Nanos, PortId, Priority};
+
+use super::apply::{Core, lock};
+use crate::api::{Explanation, LatencyBound};
+use crate::config::Schedule;
+use crate::explain::Growth;
+
+/// Fewer frames say nothing of what one costs.
+const FRAMES_MIN: u64 = 100;
+/// Ports without a bucket that are named.
+const NAMED_MAX: usize = 3;
+
+/// Who is on a worker, or hands frames over to it.
+struct Population {
+    worker: Worker,
+    names: Vec<String>,
+    members: Vec<Member>,
+}
+
+impl Core {
+    /// Fills in the bound of the port's class on its worker, or why there is none.
+    pub(super) fn bound(&self, answer: &mut Explanation, growth: &Growth) {
+        let Some(population) = self.population(answer.worker, growth) else {
+            answer.latency = "no bound: what a frame costs is not known; give [model] a file, or \
+                              ask while frames flow"
+                .to_owned();
+            return;
+        };
+        let own = population.names.iter().zip(&population.members);
+        let own =
+            own.filter(|(_, member)| !member.elsewhere).find(|(name, _)| **name == answer.port);
+        let Some(class) = own.map(|(_, member)| member.class) else {
+            answer.latency = "no bound: the port has no queue pair".to_owned();
+            return;
+        };
+        let of = |surplus| of_class(&population.worker, &population.members, class, surplus);
+        match of(Surplus::Shared) {
+            Ok((whose, bound)) => {
+                let left = of(Surplus::Left).ok().map(|(_, bound)| bound);
+                population.word(answer, whose, &bound, left.as_ref());
+            }
+            Err(why) => answer.latency = population.word_none(class, why),
+        }
+    }
+
+    fn population(&self, worker: u16, growth: &Growth) -> Option<Population> {
+        let asked: Vec<(String, PortId, u16)> = {
+            let shared = lock(&self.shared);
+            let live = shared.ports.iter().filter(|(_, port)| port.link.is_some());
+            live.map(|(name, port)| (name.clone(), port.id, port.attachment.queues())).collect()
+        };
+        let owned: Vec<_> = asked
+            .into_iter()
+            .map(|(name, id, queues)| (name, id, self.switch.owners(id, queues)))
+            .collect();
+        let shared = lock(&self.shared);
+        let (tsc, config) = (self.switch.tsc(), &shared.config.worker);
+        let by_class = config.schedule == Schedule::Hbs;
+        let class = |name: &String| match by_class {
+            true => shared.terms(name).priority,
+            false => Priority::FIRST,
+        };
+        let here = owned.iter().filter(|(_, _, owners)| owners.contains(&worker));
+        let first = here.map(|(name, ..)| class(name)).min().unwrap_or(Priority::FIRST);
+        let dearest = growth.ports.iter().filter_map(per_frame).fold(0.0, f64::max);
+        let batches = |name: &String, id: PortId, whole: bool| {
+            let plan = shared.pricing.plan.port(name);
+            if let Some([first, lower]) = plan.and_then(|plan| plan.batches) {
+                let learned = shared.pricing.learned(id).and_then(|port| port.model_error);
+                let factor = 1.0 + learned.unwrap_or(0.0);
+                return Some(if whole { first } else { lower }.scaled(factor));
+            }
+            let seen = growth.ports.iter().find(|port| port.name == *name).and_then(per_frame);
+            let cost = seen.unwrap_or(dearest);
+            (cost > 0.0).then(|| Batches::measured(cost, tsc, whole))
+        };
+        let (mut names, mut members) = (Vec::new(), Vec::new());
+        for (name, id, owners) in &owned {
+            let mut workers = owners.clone();
+            workers.sort_unstable();
+            workers.dedup();
+            let qos = shared.terms(name);
+            let terms = bucket_terms(&qos, workers.len() as u64, tsc, None);
+            let count = owners.iter().filter(|owner| **owner == worker).count();
+            for (elsewhere, count) in [(false, count), (true, owners.len() - count)] {
+                if count > 0 {
+                    let whole = elsewhere || class(name) <= first;
+                    names.push(name.clone());
+                    members.push(Member {
+                        class: class(name),
+                        units: u32::try_from(count).unwrap_or(u32::MAX),
+                        elsewhere,
+                        batches: batches(name, *id, whole)?,
+                        bucket: qos.ingress.is_metered().then_some(terms),
+                    });
+                }
+            }
+        }
+        let whole = CyclesPerSecond(tsc.hz());
+        let capacity = config.capacity.map_or(whole, |capacity| capacity.0.min(whole));
+        let refill = Nanos::from_micros(config.refill_us.into());
+        Some(Population { worker: Worker { capacity, refill }, names, members })
+    }
+}
+
+/// Cycles a frame, where enough were seen.
+fn per_frame(port: &crate::explain::PortGrowth) -> Option<f64> {
+    let reading = &port.reading;
+    (reading.rx_frames >= FRAMES_MIN).then(|| to_f64(reading.cycles) / to_f64(reading.rx_frames))
+}
+
+impl Population {
+    fn us(&self, cycles: u64) -> f64 {
+        to_f64(cycles) * 1e6 / to_f64(self.worker.capacity.0.max(1))
+    }
+
+    fn word(&self, answer: &mut Explanation, whose: usize, bound: &Bound, left: Option<&Bound>) {
+        let us = |bound: &Bound| bound.wait.0.div_ceil(1_000);
+        let mut words = format!(
+            "at most {} us to the end of its batch, for a frame of class {} whose port keeps to \
+             its bucket: {:.1} us of a batch that had begun, {:.1} us for {} rounds of its class",
+            us(bound),
+            answer.priority,
+            self.us(bound.begun.0),
+            self.us(bound.beside.0),
+            bound.rounds,
+        );
+        if bound.above.0 > 0 {
+            words.push_str(&format!(
+                ", {:.1} us that those before it may have saved up, while they get {:.1} % of the \
+                 core",
+                self.us(bound.above.0),
+                self.us(bound.above_rate.0) / 1e4,
+            ));
+        }
+        match left {
+            Some(left) if us(left) > us(bound) => words.push_str(&format!(
+                "; at most {} us where ports of its class and later ones leave those before it \
+                 cycles that they bought",
+                us(left)
+            )),
+            Some(_) => {}
+            None => words.push_str("; without bound where others leave those before it theirs"),
+        }
+        let free = self.names.iter().zip(&self.members).filter(|(_, m)| m.bucket.is_none());
+        let free: Vec<&str> = free.map(|(name, _)| name.as_str()).collect();
+        if !free.is_empty() {
+            let named = free[..free.len().min(NAMED_MAX)].join(", ");
+            let more = if free.len() > NAMED_MAX { ", ..." } else { "" };
+            words.push_str(&format!(
+                "; ports without a bucket ({named}{more}) are taken to use no more than what is \
+                 not sold"
+            ));
+        }
+        answer.latency = words;
+        answer.bound_us = Some(us(bound));
+        answer.bound = Some(LatencyBound {
+            port: self.names[whose].clone(),
+            rounds: bound.rounds,
+            begun: bound.begun.0,
+            beside: bound.beside.0,
+            above: bound.above.0,
+            above_rate: bound.above_rate.0,
+            capacity: self.worker.capacity.0,
+            left_us: left.map(us),
+        });
+    }
+
+    fn word_none(&self, class: Priority, why: Unbounded) -> String {
+        let (who, remedy) = match why {
+            Unbounded::Free(at) => {
+                let handed = if self.members[at].elsewhere { ", on another worker" } else { "" };
+                let remedy =
+                    "give it `cycles` and a policy that meters them, or a later `priority`";
+                (format!(" ({}{handed})", self.names[at]), remedy)
+            }
+            Unbounded::Full => {
+                (String::new(), "sell less to those before it, or give it an earlier `priority`")
+            }
+            Unbounded::Slow => (String::new(), "give it a class with fewer ports, or sell it less"),
+            Unbounded::Absent => (String::new(), "see `penstock port show`"),
+        };
+        format!("no bound for class {}: {why}{who}; {remedy}", class.get())
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "cycles, shown with a digit")]
+fn to_f64(count: u64) -> f64 {
+    count as f64
+}

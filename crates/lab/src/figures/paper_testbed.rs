@@ -25,11 +25,13 @@ use anyhow::Context as _;
 use penstock_dataplane::counters::PortReading;
 use penstock_dataplane::police::{Limits, LinkLimit};
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
+use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::admission::WorkerSet;
 use penstock_qos::cost_model::{
     About, BatchTerm, Cell, CellKey, Coefficient, Contract, CostModel, Deployment, Flows, Parts,
-    Rate, RingKind, SizeMix, Source, Spread,
+    Profile, Rate, RingKind, SizeMix, Source, Spread,
 };
+use penstock_qos::latency_bound::{Batches, Bound, Core, Member, Surplus, of_class};
 use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::Rng;
@@ -51,6 +53,8 @@ pub const BATCH_NOISE: f64 = 0.05;
 pub const LEARN_EVERY: Nanos = Nanos::from_millis(100);
 /// Before a figure begins.
 pub const WARM_UP: Nanos = Nanos::from_secs(3);
+/// Between two refills of the cycle buckets (C2QoS §V).
+pub const REFILL: Nanos = Nanos::from_micros(50);
 /// Frames in a VM's ring (virtio's default).
 pub const RING: usize = 256;
 /// A probe as the paper's: `qperf tcp_lat` says half of a round trip, 26 to 27 us for one VM alone
@@ -167,13 +171,16 @@ pub struct Scenario<'a> {
     pub remote: bool,
     /// Whether the model learns.
     pub learns: bool,
+    /// The uplink's class; it has no bucket.
+    pub uplink_class: u8,
 }
 
 impl<'a> Scenario<'a> {
     /// VMs on the node of the one I/O core.
     pub const fn new(seed: u64, vms: &'a [Sold], policy: Policy) -> Self {
         let placement = Placement::OneNode;
-        Self { seed, vms, policy, cores: 1, placement, remote: false, learns: true }
+        let (remote, learns, uplink_class) = (false, true, 1);
+        Self { seed, vms, policy, cores: 1, placement, remote, learns, uplink_class }
     }
 
     /// The same on a node that is not the core's, as in §VI-A.
@@ -268,11 +275,11 @@ impl<'a> Scenario<'a> {
                 idle: Cycles(200),
             },
             link: Link { rate: BitsPerSecond(10_000_000_000), ring: 2048 },
-            uplink: PortQos { priority: priority(1)?, ..PortQos::default() },
+            uplink: PortQos { priority: priority(self.uplink_class)?, ..PortQos::default() },
             vms: self.vms.len(),
             schedule: self.policy.schedule(),
             readiness: Readiness::Pending,
-            refill: Nanos::from_micros(50),
+            refill: REFILL,
             seed: self.seed,
         })
     }
@@ -296,6 +303,11 @@ pub struct Host {
     pub vms: Vec<VmId>,
     learner: Option<Learner>,
     model: CostModel,
+    at: Deployment,
+    /// What VMs declared.
+    profiles: Vec<Profile>,
+    schedule: ScheduleKind,
+    uplink: Priority,
     last: Vec<PortReading>,
     now: Nanos,
     /// What was learned about each VM's cost at last: the model's error.
@@ -359,7 +371,55 @@ impl Host {
             learner
         });
         let last = vec![PortReading::default(); vms.len()];
-        Ok(Self { bed, vms, learner, model, last, now: Nanos::ZERO, bases })
+        let profiles =
+            scenario.vms.iter().map(|vm| vm.contract.profile(1, RingKind::Split)).collect();
+        let (schedule, uplink) = (scenario.policy.schedule(), priority(scenario.uplink_class)?);
+        let now = Nanos::ZERO;
+        Ok(Self { bed, vms, learner, model, at, profiles, schedule, uplink, last, now, bases })
+    }
+
+    /// A VM's bucket as it is now.
+    pub fn terms(&self, vm: VmId) -> penstock_qos::c2tb::Terms {
+        bucket_terms(&self.bed.qos(vm), 1, TscRate::from_hz(paper::HZ))
+    }
+
+    /// The longest that a frame of `class` waits, by what the seller knows, as `penstock explain`
+    /// says it; for hosts of one core whose uplink sends no more than what is not sold.
+    ///
+    /// # Errors
+    /// There is no bound.
+    pub fn bound(&self, class: u8) -> anyhow::Result<Bound> {
+        let core = TscRate::from_hz(paper::HZ);
+        let by_class = self.schedule == ScheduleKind::Hbs;
+        let class_of = |class: Priority| if by_class { class } else { Priority::FIRST };
+        let classes = self.vms.iter().map(|vm| class_of(self.bed.qos(*vm).priority));
+        let first = classes.chain([class_of(self.uplink)]).min().unwrap_or(Priority::FIRST);
+        let batches = |profile: &Profile, class: Priority| {
+            Batches::modelled(&self.model, (profile, self.at), core, class <= first)
+        };
+        let member = |class: Priority, batches: Batches, bucket| Member {
+            class,
+            units: 1,
+            elsewhere: false,
+            batches,
+            bucket,
+        };
+        let mut members = Vec::new();
+        for (vm, profile) in self.vms.iter().zip(&self.profiles) {
+            let learned = self.learner.as_ref().and_then(|learner| learner.port(vm.port()));
+            let error = learned.and_then(|port| port.model_error).unwrap_or(0.0);
+            let qos = self.bed.qos(*vm);
+            let class = class_of(qos.priority);
+            let terms = qos.ingress.is_metered().then(|| self.terms(*vm));
+            members.push(member(class, batches(profile, class).scaled(1.0 + error), terms));
+        }
+        let uplink = class_of(self.uplink);
+        members.push(member(uplink, batches(&Profile::default(), uplink), None));
+        let worker = Core { capacity: CyclesPerSecond(core.hz()), refill: REFILL };
+        let (_, bound) =
+            of_class(&worker, &members, class_of(priority(class)?), Surplus::Shared)
+                .map_err(|why| anyhow::anyhow!("class {class} has no latency bound: {why}"))?;
+        Ok(bound)
     }
 
     /// What the seller thinks a frame costs.

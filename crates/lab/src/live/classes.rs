@@ -340,7 +340,7 @@ pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut subjects = Subjects::start(context)?;
     let mut outcome = Outcome::new();
     let tsc_hz = subjects.bed.tsc_hz();
-    let bounds = bounds(&mut subjects)?;
+    let mut explained = Vec::new();
     let mut tally = Tally::default();
     let mut seen = vec![Seen::default(); SUBJECTS.len()];
     for (nth, name) in SUBJECTS.into_iter().enumerate() {
@@ -351,12 +351,15 @@ pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let mut rounds = Rounds { subjects: &mut subjects, nth, secs };
         let judged = judge(&mut rounds, (wanted, LOAD), &mut tally)?;
         seen[nth] = Seen::of(&judged, tsc_hz)?;
+        if nth == 0 {
+            explained = bounds(&mut subjects)?;
+        }
         if let Some(last) = judged.last() {
             note(&mut outcome, name, &last.found.0, tsc_hz)?;
         }
     }
     subjects.describe(&mut outcome);
-    conclude_fig11(&mut outcome, &seen, &bounds);
+    conclude_fig11(&mut outcome, &seen, &explained);
     for claim in tally.claims() {
         outcome.claim(claim);
     }
@@ -388,7 +391,8 @@ fn note(outcome: &mut Outcome, name: &str, window: &Window, hz: f64) -> anyhow::
     Ok(())
 }
 
-/// The worst case of each class in microseconds, as `penstock explain` prints it.
+/// The worst case of each class in microseconds, as `penstock explain` prints it; asked just after a
+/// window, because without a cost model it goes by what frames cost in the last seconds.
 fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     subjects.c2qos.awake(|rig| {
         let Some(ours) = rig.switch.ours() else { return Ok(Vec::new()) };
@@ -450,7 +454,12 @@ fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
             "x",
         )
         .at_most(1.0)
-        .measured(over.fold(f64::NEG_INFINITY, nan_max)),
+        .measured(over.clone().fold(f64::NEG_INFINITY, nan_max)),
+    );
+    outcome.claim(
+        Claim::new("bound_over_p999_max", "The bound over p99.9, the largest of all classes.", "x")
+            .at_most(5.0)
+            .measured(over.map(f64::recip).fold(f64::NEG_INFINITY, nan_max)),
     );
 }
 

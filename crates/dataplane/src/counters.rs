@@ -150,6 +150,8 @@ counters! {
         throttled: "cycles", "TSC cycles in which frames waited and the cycle bucket was empty";
         tokens: "cycles", "level of the cycle bucket now; 0 while it is in debt";
         debt: "cycles", "debt of the cycle bucket now; 0 while it has tokens";
+        delay: "nanoseconds", "longest that each batch can have waited for its turn, added up";
+        delay_max: "nanoseconds", "the largest of these in this second and the last";
         queued: "frames", "frames of this port waiting inside the switch now";
     }
     arrays {

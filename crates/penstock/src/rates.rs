@@ -45,6 +45,9 @@ pub struct PortRates {
     pub cycles: f64,
     /// Cycles in its bucket now; negative while it owes some.
     pub tokens: i64,
+    /// The longest that frames can have waited for their turn, in nanoseconds: the mean of its
+    /// batches, and the largest of the last two seconds; none without batches.
+    pub delay_ns: Option<(f64, u64)>,
     /// Part of the time in which frames waited and there were no cycles for them, 0..=1.
     pub throttled_share: f64,
 }
@@ -134,6 +137,9 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     }
     let frames = delta("rx_frames");
     rates.cycles_per_frame = (frames > 0).then(|| to_f64(delta("cycles")) / to_f64(frames));
+    let batches = delta("rx_batches");
+    let delay_max = counter(&now.counters, "delay_max");
+    rates.delay_ns = (batches > 0).then(|| (to_f64(delta("delay")) / to_f64(batches), delay_max));
     let stages = ["cycles_ingress", "cycles_classification", "cycles_egress"];
     let sampled = delta("sampled_frames");
     rates.stage_cycles =
@@ -219,6 +225,15 @@ mod tests {
         assert_eq!(port.cycles_per_frame, Some(100.0));
         assert_eq!(port.core_share, 0.1);
         assert_eq!(rates.workers[0].busy_share, 0.25);
+    }
+
+    #[test]
+    fn a_ports_delay_is_the_mean_of_its_batches_and_the_largest() {
+        let earlier = reading(10, &[("rx_batches", 5), ("delay", 1_000)], &[]);
+        let counters = [("rx_batches", 9), ("delay", 3_000), ("delay_max", 900)];
+        let later = reading(11, &counters, &[]);
+        assert_eq!(Rates::between(&earlier, &later, 1).ports[0].delay_ns, Some((500.0, 900)));
+        assert_eq!(Rates::between(&later, &later, 1).ports[0].delay_ns, None);
     }
 
     #[test]

@@ -151,6 +151,7 @@ impl<C: CycleCounter> Worker<C> {
         let unit = Unit { port, queue };
         self.ports[port.index()].owned |= 1 << queue.index();
         self.resting.note_busy(unit, self.last);
+        self.delays.begin(unit, self.last);
         let class = self.class(port);
         self.schedule.add(unit, class);
         let tokens = self.egress.peers.directory().take_tokens(port);

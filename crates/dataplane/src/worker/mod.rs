@@ -8,6 +8,7 @@
 
 mod absent;
 mod bound;
+mod delay;
 mod directory;
 mod doorbell;
 mod handle;
@@ -59,6 +60,7 @@ use crate::port::{Pending, PortQueue};
 use crate::schedule::{Discipline, Readiness, Schedule, ScheduleKind, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
 use bound::BatchBound;
+use delay::Delays;
 use handover::Found;
 use meter::Meter;
 use pace::Pace;
@@ -148,6 +150,7 @@ pub struct Worker<C> {
     meter: Meter,
     pace: Pace,
     bound: BatchBound,
+    delays: Delays,
     resting: Resting,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
@@ -236,6 +239,7 @@ impl<C: CycleCounter> Worker<C> {
                 config.max_ports * QUEUES_MAX,
             ),
             bound: BatchBound::new(config.max_ports, config.tsc),
+            delays: Delays::new(config.max_ports),
             meter: Meter::new(config.max_ports, config.tsc, config.capacity, config.refill),
             pace: Pace::new(config.tsc, config.capacity),
             resting: Resting::new(config.max_ports, config.tsc),
@@ -423,14 +427,17 @@ impl<C: CycleCounter> Worker<C> {
             let slot = &mut self.ports[unit.port.index()];
             let queue = &mut slot.queues[unit.queue.index()];
             if queue.pending(self.last) != Pending::No {
+                let waited = self.delays.of(unit, self.last);
                 let frames = self.run_batch(unit);
                 if frames > 0 {
+                    self.count_delay(unit, waited);
                     self.resting.note_busy(unit, self.last);
                     self.finish_turn(sweep_ends);
                     return Some(frames);
                 }
             }
             self.meter.note_waiting(unit.port, false);
+            self.delays.begin(unit, self.last);
             if self.schedule.len() > AWAKE_MIN && self.resting.is_idle(unit, self.last) {
                 self.put_to_rest(unit);
             }
@@ -465,6 +472,7 @@ impl<C: CycleCounter> Worker<C> {
         if let Some(queue) = slot.and_then(|slot| slot.queues.get_mut(unit.queue.index())) {
             queue.wake();
             self.resting.note_busy(unit, self.last);
+            self.delays.begin(unit, self.last);
             let class = self.class(unit.port);
             self.schedule.add(unit, class);
             self.counters.wakes.add(1);

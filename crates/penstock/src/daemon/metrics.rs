@@ -155,7 +155,7 @@ fn catalogue() -> Vec<Metric> {
         metrics.push(Metric {
             name: name("penstock_port", field, unit),
             unit,
-            is_gauge: matches!(*field, "queued" | "tokens" | "debt"),
+            is_gauge: matches!(*field, "queued" | "tokens" | "debt" | "delay_max"),
             labels: "port",
             help: (*help).to_owned(),
             source: Source::Port(field),

@@ -7,7 +7,7 @@ use crate::rates::PortRates;
 use crate::table::{Align, Table, cycle_rate, or_dash, percent, to_f64};
 
 /// The columns.
-pub const HEADING: [&str; 10] = [
+pub const HEADING: [&str; 11] = [
     "PORT",
     "POLICY",
     "CLASS",
@@ -18,13 +18,14 @@ pub const HEADING: [&str; 10] = [
     "CORE",
     "TOKENS",
     "THROTTLED",
+    "DELAY us",
 ];
 /// Their widths on a terminal.
-pub const WIDTHS: [u16; 10] = [14, 13, 5, 6, 16, 16, 9, 7, 12, 9];
+pub const WIDTHS: [u16; 11] = [14, 13, 5, 6, 16, 16, 9, 7, 12, 9, 17];
 
 /// A port's row.
 #[must_use]
-pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 10] {
+pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 11] {
     let dash = || "-".to_owned();
     let metered = status.is_some_and(|status| status.policy.starts_with("cycles"));
     let entitled = status.map_or(0, |status| status.entitled);
@@ -40,6 +41,9 @@ pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 10] {
         percent(port.core_share),
         if metered { port.tokens.to_string() } else { dash() },
         if metered { percent(port.throttled_share) } else { dash() },
+        port.delay_ns.map_or_else(dash, |(mean, most)| {
+            format!("{:.1}/{:.1}", mean / 1e3, to_f64(most) / 1e3)
+        }),
     ]
 }
 
@@ -75,15 +79,16 @@ mod tests {
             core_share: 0.075,
             tokens: -12_345,
             throttled_share: 0.25,
+            delay_ns: Some((12_340.0, 56_780)),
             ..PortRates::default()
         };
         assert_eq!(
             cells(&port, Some(&status)).join("|"),
-            "vm1|cycles-strict|1|2|200 Mcycles/s|150 Mcycles/s|75.0 %|7.5 %|-12345|25.0 %"
+            "vm1|cycles-strict|1|2|200 Mcycles/s|150 Mcycles/s|75.0 %|7.5 %|-12345|25.0 %|12.3/56.8"
         );
         let free = PortStatus { policy: "none".into(), priority: 8, ..PortStatus::default() };
         let row = cells(&port, Some(&free)).join("|");
-        assert_eq!(row, "vm1|none|8|0|-|150 Mcycles/s|-|7.5 %|-|-");
+        assert_eq!(row, "vm1|none|8|0|-|150 Mcycles/s|-|7.5 %|-|-|12.3/56.8");
         assert_eq!(cells(&port, None)[1], "-");
     }
 }

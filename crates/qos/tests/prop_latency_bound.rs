@@ -150,7 +150,7 @@ impl World {
         self.refilled = self.now;
         self.throttled = false;
         let buckets = &self.buckets;
-        self.hbs.release(|slot| buckets.may_run(slot));
+        self.hbs.release(penstock_qos::hbs::RELEASE_MOST, |slot| buckets.may_run(slot));
         for _ in 0..if core::mem::take(&mut self.passed) { 0 } else { GLANCES } {
             let Some(slot) = self.hbs.next_glance() else { break };
             self.buckets.note_waiting(slot, !self.ports[slot].ring.is_empty());

@@ -380,7 +380,7 @@ impl Host {
 
     /// A VM's bucket as it is now.
     pub fn terms(&self, vm: VmId) -> penstock_qos::c2tb::Terms {
-        bucket_terms(&self.bed.qos(vm), 1, TscRate::from_hz(paper::HZ))
+        bucket_terms(&self.bed.qos(vm), 1, TscRate::from_hz(paper::HZ), None)
     }
 
     /// The longest that a frame of `class` waits, by what the seller knows, as `penstock explain`

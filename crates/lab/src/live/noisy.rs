@@ -177,8 +177,7 @@ impl Subject {
     /// The limit in bits a second, as its policer counts them, for so many frames a second.
     fn bits(&self, pps: f64) -> f64 {
         // The peer's counts a frame without its 14 bytes of Ethernet header and without FCS.
-        let counted =
-            if self.name == OVS_DPDK { bytes(SIZE) - 14.0 } else { f64::from(SIZE) };
+        let counted = if self.name == OVS_DPDK { bytes(SIZE) - 14.0 } else { f64::from(SIZE) };
         pps * counted * 8.0
     }
 

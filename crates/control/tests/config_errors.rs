@@ -95,7 +95,7 @@ name = "h2"
         &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
                  worker, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, \
-                 cycles, weight, priority, contract, police, link, egress"],
+                 cycles, depth, weight, priority, contract, police, link, egress"],
     ),
     (
         r#"[[port]]

@@ -29,7 +29,8 @@
 //! **Departures.** None; what the paper leaves open is how many looks demote: here 3.
 //!
 //! **Cost.** A decision: one look at each ready unit without frames in the classes before the one
-//! that runs, and O(1). A release: what it is told to look at, [`RELEASE_MOST`] after a refill. Queues are lists through one array: nothing is allocated after the start.
+//! that runs, and O(1). A release: what it is told to look at, [`RELEASE_MOST`] after a refill.
+//! Queues are lists through one array: nothing is allocated after the start.
 
 use penstock_units::Priority;
 

@@ -5,10 +5,10 @@
 //! anyway (its last counter reading) after each batch. When all that have frames are out of tokens
 //! it does not wait for the interval's end: an eighth of it is enough. What is generated is what
 //! the core could have spent: the time since the last refill, less what the kernel took away, what
-//! control requests took, and what ports without a bucket spent. Where ports are scheduled by class,
-//! those that bought nothing have a bucket too as soon as one did ([`Mode::Free`]). **Cost.**
-//! Without any metered port: one load and comparison a look, and a few of them and an addition a
-//! batch.
+//! control requests took, and what ports without a bucket spent. Where ports are scheduled by
+//! class, those that bought nothing have a bucket too as soon as one did ([`Mode::Free`]).
+//! **Cost.** Without any metered port: one load and comparison a look, and a few of them and an
+//! addition a batch.
 
 use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth, free_floor};
 use penstock_qos::share::{Owner, forecast, settle};

@@ -12,7 +12,8 @@
 //! factors ([`super::paper_platform`]); that they come out again says that each port is charged
 //! its own batches and nothing else, also when two workers hand each other tokens and frames.
 //! Between 1 and 4 VMs the factor is straight; beyond 4 the paper says only that it grows much
-//! below 8 and stays from 10 on, so the curve's end is drawn from that sentence and claimed nowhere.
+//! below 8 and stays from 10 on, so the curve's end is drawn from that sentence and claimed
+//! nowhere.
 //!
 //! **live**: the factor of more VMs on this machine with its spread (`crate::live::many`).
 //! **Departures.** A machine of one NUMA node has no (a), and one of two cores no (c), where worker

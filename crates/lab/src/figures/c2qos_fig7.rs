@@ -60,7 +60,8 @@ const POINTS: u64 = 50;
 struct Shares {
     over_time: Vec<(f64, [f64; 4])>,
     of_phase: Vec<[f64; 4]>,
-    /// Whether the buckets' ledger adds up, and what it charged is what the ports' counters say.
+    /// Whether the buckets' ledger adds up, and what it charged and lent is what the ports' counters
+    /// say.
     balanced: bool,
     batches: u64,
     refills: u64,
@@ -110,7 +111,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.claim(
         Claim::new("used_pct_min", what, "%").within(99.9, 100.1).measured(used(&sold, SALEABLE)),
     );
-    let what = "generated = charged + stored + discarded, and charged = the ports' counters";
+    let what = "generated = charged + stored + discarded, and charged and lent = the ports' counters";
     let balanced = sold.balanced && whole.balanced;
     outcome.claim(Claim::truth("ledger_balances", what, balanced));
     Ok(outcome)
@@ -141,7 +142,7 @@ fn hand_out(ctx: &Context<'_>, gcps: f64) -> anyhow::Result<Shares> {
     }
     let (ledger, worker) = (bed.ledger(0), bed.worker(0));
     let counted: u64 = read(&bed).iter().sum();
-    shares.balanced = ledger.unaccounted() == 0 && ledger.charged == counted;
+    shares.balanced = ledger.unaccounted() == 0 && ledger.charged + ledger.lent == counted;
     shares.batches = vms.iter().map(|vm| bed.vm(*vm).port.rx_batches).sum();
     shares.refills = worker.refills;
     Ok(shares)

@@ -5,8 +5,8 @@
 //! all it bought seems to have lost half.
 //!
 //! **Rule.** Short windows by turns: calibrate, measure, calibrate (A B A). A window is judged by
-//! the two calibrations around it if both found the same speed within some per cent, nobody waited for
-//! a core, and the generator was not what was short. Else it is taken again, a few times as
+//! the two calibrations around it if both found the same speed within some per cent, nobody waited
+//! for a core, and the generator was not what was short. Else it is taken again, a few times as
 //! often as wanted at most ([`Rule`]). The second calibration of a window is the first of the next.
 //!
 //! **What is told.** Of every figure how many windows were judged, how many repeated and why, and

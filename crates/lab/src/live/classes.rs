@@ -391,8 +391,8 @@ fn note(outcome: &mut Outcome, name: &str, window: &Window, hz: f64) -> anyhow::
     Ok(())
 }
 
-/// The worst case of each class in microseconds, as `penstock explain` prints it; asked just after a
-/// window, because without a cost model it goes by what frames cost in the last seconds.
+/// The worst case of each class in microseconds, as `penstock explain` prints it; asked just after
+/// a window, because without a cost model it goes by what frames cost in the last seconds.
 fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     subjects.c2qos.awake(|rig| {
         let Some(ours) = rig.switch.ours() else { return Ok(Vec::new()) };

@@ -119,6 +119,8 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
         rig::attach(&mut a);
         rig::attach(&mut b);
         rig.wait_up(2);
+        // What goes to nobody known is a flood, of which a port has few at once.
+        rig::announce(&mut b, mac(1), &mut a);
         for round in 0..20 {
             let f = frame(mac(0), mac(1), 100, round);
             send(&mut a, &VnetHdr::default(), &f);

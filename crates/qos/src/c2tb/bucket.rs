@@ -96,8 +96,8 @@ impl Bucket {
         self.tokens = self.tokens.saturating_add(whole);
     }
 
-    /// Its tokens now, with what it earned and can keep; what it was brought beyond its limit it has
-    /// until it is looked at.
+    /// Its tokens now, with what it earned and can keep; what it was brought beyond its limit it
+    /// has until it is looked at.
     #[inline]
     pub fn level(&self, now: Clocks, cap: i64) -> i64 {
         if self.place >= UNMETERED {

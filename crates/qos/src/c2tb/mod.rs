@@ -22,18 +22,19 @@
 //! is shared by weight among the [`Mode::MinMax`] buckets with room; what one of them cannot hold
 //! is shared again among the others. Only when all of them are full is anything discarded. A bucket
 //! whose port has frames waiting but does not get its turn is not idle: its part, of the pool too,
-//! is not given to those who hold it up, it is kept for it above the depth, as arrears, until nothing
-//! waits. (Without that, who comes first in the order of classes would live on the overflow of those it keeps
-//! waiting, for ever.) Arrears need no bound of their own: what is generated is no more than what
-//! the core can spend, so all tokens together do not grow while anybody has work and tokens. A cap
-//! stands all the same.
+//! is not given to those who hold it up, it is kept for it above the depth, as arrears, until
+//! nothing waits. (Without that, who comes first in the order of classes would live on the overflow
+//! of those it keeps waiting, for ever.) Arrears need no bound of their own: what is generated is
+//! no more than what the core can spend, so all tokens together do not grow while anybody has work
+//! and tokens. A cap stands all the same.
 //!
 //! **Time that nobody wants.** While a bucket fills up, its tokens are not spent, and a core with
 //! one port at work would stand still until all others are full. So a min-max port without tokens
 //! may run when nobody with tokens has frames; its cost is [lent](BucketSet::lend), which is to say
 //! charged to nobody: what the others fill up with is a claim on later time, and this time passes
-//! either way. (With a `capacity` below the core's it need not: there it comes off what is generated
-//! next.)
+//! either way. With a `capacity` below the core's it need not pass, so nothing is lent there: what
+//! is short is cycles and not time, and whoever ran without tokens would run at the others'
+//! expense.
 //!
 //! **Who bought nothing** ([`Mode::Free`]) is not held by any gate, and would all the same wait for
 //! ever behind ports of an earlier class that live on what is left over. It has a bucket with a
@@ -264,7 +265,8 @@ impl BucketSet {
     #[inline]
     #[must_use]
     pub fn may_borrow(&self, slot: usize) -> bool {
-        self.buckets.get(slot).is_some_and(|bucket| bucket.mode != Mode::Strict)
+        self.capacity >= 1 << FRACTION
+            && self.buckets.get(slot).is_some_and(|bucket| bucket.mode != Mode::Strict)
     }
 
     /// Tokens of `slot`; 0 without a bucket.
@@ -303,7 +305,6 @@ impl BucketSet {
     }
 
     /// Gives back what the last batch of `slot` was charged, as it ran on time that nobody wanted.
-    /// Where less than the whole core may be spent, it is generated for nobody else either.
     pub fn lend(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) {
             return;
@@ -314,9 +315,6 @@ impl BucketSet {
         self.ledger.stored += cost.cast_signed();
         self.ledger.charged -= cost;
         self.ledger.lent += cost;
-        if self.capacity < 1 << FRACTION {
-            self.spend(Cycles(cost));
-        }
     }
 
     /// Takes what another worker spent for `slot`: this core did not, so it is for others here.

@@ -76,6 +76,12 @@ mod short_figures {
         fig11: "c2qos-fig11";
         fig12: "c2qos-fig12";
         fig13: "c2qos-fig13";
+        fsvde_fig4: "fsvde-fig4";
+        fsvde_table2: "fsvde-table2";
+        jitter_fig8: "jitter-fig8";
+        jitter_fig9: "jitter-fig9";
+        jitter_fig10: "jitter-fig10";
+        jitter_fig11: "jitter-fig11";
     }
 
     #[test]

@@ -49,7 +49,7 @@
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
 //! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
 //! | [`paper_testbed`], [`paper_counters`] | its testbed, and what the worker counts there |
-//! | `c2qos_*` | the figures |
+//! | `c2qos_*`, `fsvde_*`, `jitter_*` | the figures |
 
 pub mod claim;
 pub mod experiment;
@@ -77,7 +77,17 @@ mod c2qos_fig6;
 mod c2qos_fig7;
 mod c2qos_overhead;
 mod core_loop;
+mod fsvde_fig4;
+mod fsvde_link;
+mod fsvde_table2;
+#[cfg(test)]
+mod holds;
+mod jitter_fig10;
+mod jitter_fig11;
+mod jitter_fig8;
+mod jitter_fig9;
 mod live_only;
+mod shaped_vm;
 
 pub use claim::Claim;
 pub use experiment::{Context, Experiment, LiveArgs, Mode};
@@ -97,6 +107,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     c2qos_fig12::EXPERIMENT,
     c2qos_fig13::EXPERIMENT,
     c2qos_overhead::EXPERIMENT,
+    fsvde_fig4::EXPERIMENT,
+    fsvde_table2::EXPERIMENT,
+    jitter_fig8::EXPERIMENT,
+    jitter_fig9::EXPERIMENT,
+    jitter_fig10::EXPERIMENT,
+    jitter_fig11::EXPERIMENT,
 ];
 
 /// The experiment called `name`, or the `demo`.

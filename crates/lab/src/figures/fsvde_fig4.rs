@@ -1,0 +1,123 @@
+//! FS-VDE, Fig. 4: three clients of weights 5, 3 and 1 with seven, four and one flows.
+//!
+//! **Problem.** A link whose frames go as they come is divided among flows, so who has more of them
+//! has more. **Source.** FS-VDE §4.1, Fig. 4: c1, c2 and c3 own three, two and one VMs. "In the
+//! legacy VDE ... c1 gets about a half of the bandwidth, c2 gets a third and c3 gets only a
+//! twelfth"; "the VTRR scheduler makes schedule (c1, c2, c3, c1, c2, c1, c2, c1, c1)".
+//!
+//! **What is compared.** The schedule, by turns of exactly a frame each ([`penstock_qos::vtrr`]),
+//! as printed. Shares of the link ([`super::fsvde_link`]), of 1 Gbit/s: by flows 7/12, 4/12, 1/12,
+//! by weight 5/9, 3/9, 1/9. How the flows lie on the VMs is not printed: 3 + 2 + 2, 2 + 2, 1.
+
+use penstock_qos::discipline::Discipline;
+use penstock_qos::vtrr::Vtrr;
+use penstock_units::{BitsPerSecond, Weight};
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment};
+use super::fsvde_link::{self as link, Client, Egress};
+use super::outcome::{Outcome, Record};
+use super::picture::{Axis, Panel, Picture, points};
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "fsvde-fig4",
+    source: "FS-VDE §4.1, Fig. 4",
+    about: "a link divided by weight instead of by the number of flows",
+    sim: Some(sim),
+    live: None,
+    picture,
+};
+
+const CLIENTS: [Client; 3] = [
+    Client { weight: 5, flows: &[3, 2, 2] },
+    Client { weight: 3, flows: &[2, 2] },
+    Client { weight: 1, flows: &[1] },
+];
+/// As printed, from 0.
+const SCHEDULE: [usize; 9] = [0, 1, 2, 0, 1, 0, 1, 0, 0];
+const RATE: BitsPerSecond = BitsPerSecond(1_000_000_000);
+const SECS: u64 = 10;
+/// Shares by flows and by weight.
+const LEGACY: [f64; 3] = [7.0 / 12.0, 4.0 / 12.0, 1.0 / 12.0];
+const FAIR: [f64; 3] = [5.0 / 9.0, 3.0 / 9.0, 1.0 / 9.0];
+const BAND: f64 = 0.002;
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("link_bps", RATE.0);
+    outcome.note("window_frames", link::WINDOW);
+    let schedule = schedule()?;
+    let at = (0_u32..).map(f64::from).zip(schedule.iter().map(|client| number(client + 1)));
+    outcome.series("schedule", "client", at);
+    let same = schedule.chunks(SCHEDULE.len()).all(|cycle| cycle == SCHEDULE);
+    let what = "turns go c1 c2 c3 c1 c2 c1 c2 c1 c1, cycle after cycle";
+    outcome.claim(Claim::truth("schedule", what, same));
+    for (egress, name, due) in [(Egress::Fifo, "legacy", LEGACY), (Egress::FairShare, "fair", FAIR)]
+    {
+        let sent = link::run(&CLIENTS, egress, RATE, (SECS, ctx.seed))?;
+        let shares = [0, 1, 2].map(|client| sent.client_mbps(client) / sent.all_mbps());
+        outcome.series(name, "share", (0_u32..).map(f64::from).zip(shares));
+        for (client, (share, due)) in shares.iter().zip(due).enumerate() {
+            let id = format!("{name}_share_c{}", client + 1);
+            let what = format!("c{}'s share of the link under {}", client + 1, egress.name());
+            outcome.claim(
+                Claim::new(&id, what, "")
+                    .published(due)
+                    .within(due - BAND, due + BAND)
+                    .measured(*share),
+            );
+        }
+    }
+    Ok(outcome)
+}
+
+/// Three cycles of turns.
+fn schedule() -> anyhow::Result<Vec<usize>> {
+    let mut vtrr = Vtrr::new(CLIENTS.len());
+    for (slot, client) in CLIENTS.iter().enumerate() {
+        vtrr.join(slot, Weight::new(client.weight)?);
+    }
+    let frame = vtrr.turn();
+    (0..CLIENTS.len()).for_each(|slot| vtrr.backlogged(slot, frame));
+    let mut turn = || {
+        let slot = vtrr.pick()?;
+        vtrr.charge(slot, frame, frame);
+        Some(slot)
+    };
+    Ok((0..3 * SCHEDULE.len()).filter_map(|_| turn()).collect())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "small")]
+fn number(n: usize) -> f64 {
+    n as f64
+}
+
+fn picture(record: &Record) -> Picture {
+    let bars = |title: &str, name: &str, due: [f64; 3]| {
+        let axis = Axis::named("client", ["c1", "c2", "c3"]);
+        let share = record.series(name).map(points).into_iter().flatten();
+        let due = (0_u32..).map(f64::from).zip(due);
+        Panel::new(title, axis, Axis::linear("share of the link").to(0.65))
+            .bars("measured", share)
+            .published_points("by the paper's rule", due)
+    };
+    let turns = record.series("schedule").map(points).into_iter().flatten();
+    let schedule = Panel::new("(c) schedule", Axis::linear("turn"), Axis::linear("client").to(3.5))
+        .points("who has it", turns);
+    Picture::new("FS-VDE, Fig. 4: weights 5, 3, 1; seven, four, one flows")
+        .panel(bars("(a) first come, first served", "legacy", LEGACY))
+        .panel(bars("(b) fair-share", "fair", FAIR))
+        .panel(schedule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::holds::assert_holds;
+
+    #[test]
+    fn schedule_and_shares_are_the_printed_ones_for_any_seed() {
+        assert_holds("fsvde-fig4", sim, &[1, 20]);
+    }
+}

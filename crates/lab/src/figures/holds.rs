@@ -1,0 +1,24 @@
+//! For tests: a simulated figure whose claims hold.
+
+use clap::Parser as _;
+
+use super::experiment::{Context, Mode, Run};
+use super::run::RunArgs;
+
+#[derive(clap::Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: RunArgs,
+}
+
+/// Every claim that has a band holds with each of these seeds.
+pub(super) fn assert_holds(name: &'static str, sim: Run, seeds: &[u64]) {
+    let args = Cli::parse_from(["run", name]).args;
+    for seed in seeds {
+        let context = Context::new(name, (Mode::Sim, *seed), &args.live, None, None);
+        let outcome = sim(&context).unwrap();
+        let failed: Vec<_> = outcome.claims.iter().filter(|c| !c.holds).collect();
+        assert!(failed.is_empty(), "{name}, seed {seed}: {failed:?}");
+        assert!(outcome.claims.iter().any(|c| c.low.is_some() || c.high.is_some()));
+    }
+}

@@ -1,0 +1,197 @@
+//! VM jitter, Fig. 10: the window moves to where its rate is, and stays there.
+//!
+//! **Problem.** Spacing within a window limits no rate unless the window stands at it. **Source.**
+//! VM jitter §V-B, Fig. 10: the window slides by itself during the experiments of Figs. 8 and 9.
+//!
+//! **What is compared.** `settle_intervals`: a VM that always has frames (64 to 1,514 bytes, by the
+//! seed), at 2 Mbit/s, with a window four times too slow and four times too fast; intervals of 1 s
+//! before all whose rate is within 2 % and whose window holds the rate, the worse of both.
+//! `spacing_outside_window`: of the same and at 256 kbit/s, 8 Mbit/s and (in groups) 200 Mbit/s,
+//! departures from 10 s on that came sooner or later than the window has it, as the shaper gives
+//! them; the wheel adds up to 2 us ([`penstock_qos::wheel`]). Shown beside: the window over time
+//! under Fig. 8's stream.
+
+use penstock_qos::shaper::{INTERVAL, Shaper, Smooth, Window};
+use penstock_sim::Rng;
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment};
+use super::jitter_fig8 as rtp;
+use super::outcome::{Outcome, Record};
+use super::picture::{Axis, Panel, Picture};
+use super::shaped_vm::{Kind, Run, ShapedVm, ms};
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "jitter-fig10",
+    source: "VM jitter §V-B, Fig. 10",
+    about: "the smoothing window moves to its rate and stays there",
+    sim: Some(sim),
+    live: None,
+    picture,
+};
+
+/// Seconds of a run, and of its beginning that is no steady state.
+const SECS: u64 = 20;
+const SETTLED: u64 = 10;
+const RATE: u64 = 2_000_000;
+const RATES: [u64; 4] = [256_000, RATE, 8_000_000, 200_000_000];
+/// What is within the rate.
+const NEAR: f64 = 0.02;
+const OFF: [(f64, &str); 2] = [(4.0, "4 x too slow"), (0.25, "4 x too fast")];
+
+/// A second of a VM that always has frames.
+#[derive(Clone, Copy)]
+struct Interval {
+    /// Rate over the limit.
+    rate: f64,
+    window: Window,
+}
+
+#[derive(Default)]
+struct Backlogged {
+    intervals: Vec<Interval>,
+    outside: u64,
+    spacings: u64,
+}
+
+fn backlogged(rate: u64, off: f64, seed: u64) -> anyhow::Result<Backlogged> {
+    let mut shaper = Smooth::new(BitsPerSecond(rate))?.off_by(off);
+    let mut noise = Rng::new(seed);
+    let mut run = Backlogged::default();
+    let (mut last, mut group, mut bytes, mut end) = (Nanos(0), 0_u32, 0_u64, INTERVAL);
+    loop {
+        let length = u32::try_from(64 + noise.below(1_451))?;
+        let at = shaper.depart(Nanos(0), length);
+        let window = shaper.window();
+        while at >= end {
+            run.intervals.push(Interval { rate: over(bytes, rate), window });
+            (bytes, end) = (0, end + INTERVAL);
+        }
+        if at >= Nanos::from_secs(SECS) {
+            return Ok(run);
+        }
+        if at > last && last >= Nanos::from_secs(SETTLED) {
+            let (low, high) = (window.low * f64::from(group), window.high * f64::from(group));
+            let spacing = ms(at.saturating_sub(last)) * 1e6;
+            run.spacings += 1;
+            // Departures are whole nanoseconds.
+            run.outside += u64::from(spacing + 1.0 < low || spacing - 1.0 > high);
+        }
+        group = if at > last { length } else { group + length };
+        bytes += u64::from(length);
+        last = at;
+    }
+}
+
+/// Bytes in a second, over a rate.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+fn over(bytes: u64, rate: u64) -> f64 {
+    bytes as f64 * 8.0 / rate as f64
+}
+
+/// Intervals before all that are settled.
+fn settle(run: &Backlogged, rate: u64) -> usize {
+    // Nanoseconds a byte.
+    let due = over(1, rate) * 1e9;
+    let settled =
+        |i: &Interval| (i.rate - 1.0).abs() <= NEAR && i.window.low <= due && due <= i.window.high;
+    run.intervals.iter().rposition(|interval| !settled(interval)).map_or(0, |last| last + 1)
+}
+
+/// Milliseconds between frames of 1,500 bytes.
+fn frame_ms(ns_a_byte: f64) -> f64 {
+    ns_a_byte * 1_500.0 / 1e6
+}
+
+fn add_window(outcome: &mut Outcome, name: &str, over_time: &[(f64, Window)]) {
+    let end =
+        |which: fn(&Window) -> f64| over_time.iter().map(move |(at, w)| (*at, frame_ms(which(w))));
+    outcome.series(&format!("{name} low"), "ms", end(|w| w.low));
+    outcome.series(&format!("{name} high"), "ms", end(|w| w.high));
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("rate_bps", RATE);
+    let (mut slowest, mut outside, mut spacings) = (0, 0, 0);
+    for (off, name) in OFF {
+        for rate in RATES {
+            let run = backlogged(rate, off, ctx.seed)?;
+            (outside, spacings) = (outside + run.outside, spacings + run.spacings);
+            if rate != RATE {
+                continue;
+            }
+            slowest = slowest.max(settle(&run, rate));
+            let seconds = || (1_u32..).map(f64::from);
+            let windows: Vec<_> = seconds().zip(run.intervals.iter().map(|i| i.window)).collect();
+            add_window(&mut outcome, name, &windows);
+            let rates = seconds().zip(run.intervals.iter().map(|i| i.rate));
+            outcome.series(&format!("{name} rate"), "of the limit", rates);
+        }
+    }
+    outcome.note("spacings", spacings);
+    let what = "intervals from a window four times off until rate and window stay right";
+    #[expect(clippy::cast_precision_loss, reason = "small")]
+    let (slowest, outside) = (slowest as f64, outside as f64);
+    outcome.claim(Claim::new("settle_intervals", what, "").at_most(6.0).measured(slowest));
+    let what = "spacings outside of the window in steady state";
+    outcome
+        .claim(Claim::new("spacing_outside_window", what, "").within(0.0, 0.0).measured(outside));
+    add_window(&mut outcome, "rtp", &under_rtp(ctx.seed)?);
+    Ok(outcome)
+}
+
+/// The window after each second of Fig. 8's stream.
+fn under_rtp(seed: u64) -> anyhow::Result<Vec<(f64, Window)>> {
+    let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(rtp::RATE)?, 256 * 1024));
+    for (due, sent) in rtp::stream(seed) {
+        run.at(sent, rtp::FRAME, due.0);
+    }
+    let (mut windows, mut happened, mut next) = (Vec::new(), Vec::new(), Nanos(0));
+    while let Some(now) = run.step(Nanos(u64::MAX), &mut happened) {
+        if now >= next
+            && let Shaper::Smooth(smooth) = run.vm.shaper()
+        {
+            windows.push((ms(now) / 1e3, smooth.window()));
+            next = now + INTERVAL;
+        }
+    }
+    Ok(windows)
+}
+
+fn picture(record: &Record) -> Picture {
+    let mut picture = Picture::new("VM jitter, Fig. 10: the window finds its rate");
+    for (name, title) in
+        [(OFF[0].1, "(a) 4 x too slow"), (OFF[1].1, "(b) 4 x too fast"), ("rtp", "(c) under RTP")]
+    {
+        let y = Axis::linear("ms between frames of 1,500 B");
+        let mut panel = Panel::new(title, Axis::linear("time, s"), y);
+        for end in ["low", "high"] {
+            if let Some(series) = record.series(&format!("{name} {end}")) {
+                panel = panel.series(format!("window, {end} end"), series);
+            }
+        }
+        picture = picture.panel(panel.published("the rate", frame_ms(4_000.0)));
+    }
+    let mut panel =
+        Panel::new("(d) rate", Axis::linear("time, s"), Axis::linear("of the limit").to(1.5));
+    for (_, name) in OFF {
+        if let Some(series) = record.series(&format!("{name} rate")) {
+            panel = panel.series(name, series);
+        }
+    }
+    picture.panel(panel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::holds::assert_holds;
+
+    #[test]
+    fn the_window_comes_back_and_spacing_stays_in_it_for_any_seed() {
+        assert_holds("jitter-fig10", sim, &[1, 20]);
+    }
+}

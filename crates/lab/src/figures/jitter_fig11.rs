@@ -1,0 +1,194 @@
+//! VM jitter, Fig. 11: the mean rate under smoothing is the limit's, for TCP and UDP.
+//!
+//! **Problem.** Smoothing must not cost accuracy. **Source.** VM jitter §V-B, Fig. 11: Netperf by
+//! TCP and UDP at limits of 4, 8, 16 and 32 Mbit/s, 60 s, three times each; here also at 200 Mbit/s
+//! and 2 Gbit/s.
+//!
+//! **The streams.** UDP: frames of 1,514 bytes, always one more in the queue's 128 KiB. TCP: slow
+//! start from ten segments, one more a round trip after a loss halved the window, a loss being a
+//! segment for which the queue has no room (256 KiB, or 20 ms of the rate); acknowledgements come
+//! 0.2 ms after a departure, give or take by the seed. Segments are of 1,514 bytes, from 200 Mbit/s
+//! on of eight times 1,448 with headers (TSO).
+//!
+//! **What is compared.** Frame bytes that departed from the first departure on, in 60 s, against
+//! the limit; the worst of all runs.
+
+use penstock_sim::Rng;
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment};
+use super::outcome::{Outcome, Record};
+use super::picture::{Axis, Panel, Picture, points};
+use super::shaped_vm::{Happened, Kind, Run, ShapedVm};
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "jitter-fig11",
+    source: "VM jitter §V-B, Fig. 11",
+    about: "the mean rate under smoothing, TCP and UDP, from 4 Mbit/s to 2 Gbit/s",
+    sim: Some(sim),
+    live: None,
+    picture,
+};
+
+const RATES: [u64; 6] = [4_000_000, 8_000_000, 16_000_000, 32_000_000, 200_000_000, 2_000_000_000];
+const SECS: u64 = 60;
+const RUNS: u64 = 3;
+const FRAME: u32 = 1_514;
+const SEGMENT: u32 = 8 * 1_448 + 66;
+/// From here on TCP sends large segments.
+const LARGE_FROM: u64 = 200_000_000;
+const ROUND_TRIP: u64 = 200_000;
+
+/// Bytes that departed in 60 s.
+fn udp(rate: u64, seed: u64) -> anyhow::Result<u64> {
+    let mut vm = ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, 128 * 1024);
+    // The first frame comes within 10 ms.
+    let start = Nanos(Rng::new(seed).below(10_000_000));
+    let until = start + Nanos::from_secs(SECS);
+    let (mut now, mut bytes) = (start, 0);
+    loop {
+        while vm.has_room(FRAME) {
+            vm.come(now, FRAME, 0);
+        }
+        match vm.next_event() {
+            Some(next) if next <= until => now = next,
+            _ => return Ok(bytes),
+        }
+        vm.depart(now, |frame| bytes += u64::from(frame.bytes));
+    }
+}
+
+/// A sender's window, in segments.
+struct Tcp {
+    window: f64,
+    threshold: f64,
+    in_flight: u32,
+    /// Losses before this belong to one that has been answered.
+    recovered: Nanos,
+}
+
+impl Tcp {
+    fn acknowledged(&mut self) {
+        self.in_flight -= 1;
+        self.window += if self.window < self.threshold { 1.0 } else { 1.0 / self.window };
+    }
+
+    fn lost(&mut self, now: Nanos) {
+        self.in_flight -= 1;
+        if now >= self.recovered {
+            self.threshold = (self.window / 2.0).max(2.0);
+            self.window = self.threshold;
+            self.recovered = now + Nanos(ROUND_TRIP);
+        }
+    }
+}
+
+/// The same of a TCP stream.
+fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
+    let room = (rate / 8 / 50).max(256 * 1024);
+    let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, room));
+    let segment = if rate >= LARGE_FROM { SEGMENT } else { FRAME };
+    let mut noise = Rng::new(seed);
+    let mut tcp = Tcp { window: 10.0, threshold: f64::INFINITY, in_flight: 0, recovered: Nanos(0) };
+    // When acknowledgements come: in the order of departures.
+    let mut acks = std::collections::VecDeque::new();
+    let (mut now, mut bytes, mut first) = (Nanos(noise.below(10_000_000)), 0, None);
+    let mut happened = Vec::new();
+    loop {
+        while f64::from(tcp.in_flight + 1) <= tcp.window {
+            tcp.in_flight += 1;
+            run.at(now, segment, 0);
+        }
+        let until = acks.front().copied().unwrap_or(Nanos(u64::MAX));
+        let Some(at) = run.step(until, &mut happened) else {
+            // Nothing happens before the next acknowledgement.
+            let Some(ack) = acks.pop_front() else { anyhow::bail!("the stream stands still") };
+            now = ack;
+            tcp.acknowledged();
+            continue;
+        };
+        now = at;
+        let begin = *first.get_or_insert(now);
+        if now > begin + Nanos::from_secs(SECS) {
+            return Ok(bytes);
+        }
+        for event in &happened {
+            match event {
+                Happened::Departed(frame) => {
+                    bytes += u64::from(frame.bytes);
+                    let back = now.0 + ROUND_TRIP + noise.below(ROUND_TRIP / 4);
+                    let last = acks.back().copied().unwrap_or(Nanos(0));
+                    acks.push_back(last.max(Nanos(back)));
+                }
+                Happened::Dropped(_) => tcp.lost(now),
+            }
+        }
+    }
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("secs", SECS);
+    outcome.note("runs", RUNS);
+    let mut worst: f64 = 0.0;
+    let streams: [(&str, fn(u64, u64) -> anyhow::Result<u64>); 2] = [("tcp", tcp), ("udp", udp)];
+    for (done, (name, stream)) in (0_u32..).zip(streams) {
+        let (mut got, mut errors) = (Vec::new(), Vec::new());
+        for (at, rate) in (0_u32..).zip(RATES) {
+            ctx.progress(f64::from(6 * done + at) / 12.0, format!("{name} at {rate} bit/s"));
+            let mut sum = 0.0;
+            let mut off: f64 = 0.0;
+            for run in 0..RUNS {
+                let part = over(stream(rate, ctx.seed * RUNS + run)?, rate);
+                sum += part;
+                off = off.max(100.0 * (part - 1.0).abs());
+            }
+            got.push((f64::from(at), 100.0 * sum / over_runs()));
+            errors.push((f64::from(at), off));
+            worst = worst.max(off);
+        }
+        outcome.series(name, "% of the limit", got);
+        outcome.series(&format!("{name} error"), "%", errors);
+    }
+    let what = "furthest that a run's rate was from its limit";
+    outcome.claim(Claim::new("rate_error_pct_max", what, "%").at_most(1.0).measured(worst));
+    Ok(outcome)
+}
+
+fn over_runs() -> f64 {
+    f64::from(u32::try_from(RUNS).unwrap_or(1))
+}
+
+/// Bytes in a run, over what a rate brings in it.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+fn over(bytes: u64, rate: u64) -> f64 {
+    bytes as f64 * 8.0 / (rate * SECS) as f64
+}
+
+fn picture(record: &Record) -> Picture {
+    let names = ["4 M", "8 M", "16 M", "32 M", "200 M", "2 G"];
+    let axis = || Axis::named("limit, bit/s", names);
+    let series = |name: &str| record.series(name).map(points).into_iter().flatten();
+    let rate = Panel::new("(a) rate", axis(), Axis::linear("% of the limit").to(110.0))
+        .bars("TCP", series("tcp"))
+        .bars("UDP", series("udp"))
+        .published("the limit", 100.0);
+    let error = Panel::new("(b) furthest from the limit", axis(), Axis::linear("%").to(1.2))
+        .bars("TCP", series("tcp error"))
+        .bars("UDP", series("udp error"))
+        .published("what is claimed", 1.0);
+    Picture::new("VM jitter, Fig. 11: the mean rate under smoothing").panel(rate).panel(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::holds::assert_holds;
+
+    #[test]
+    fn the_mean_is_the_limit_for_any_seed() {
+        assert_holds("jitter-fig11", sim, &[1]);
+    }
+}

@@ -60,8 +60,7 @@ const POINTS: u64 = 50;
 struct Shares {
     over_time: Vec<(f64, [f64; 4])>,
     of_phase: Vec<[f64; 4]>,
-    /// Whether the buckets' ledger adds up, and what it charged and lent is what the ports' counters
-    /// say.
+    /// Whether the buckets' ledger adds up, and is what the ports' counters say.
     balanced: bool,
     batches: u64,
     refills: u64,
@@ -111,7 +110,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.claim(
         Claim::new("used_pct_min", what, "%").within(99.9, 100.1).measured(used(&sold, SALEABLE)),
     );
-    let what = "generated = charged + stored + discarded, and charged and lent = the ports' counters";
+    let what =
+        "generated = charged + stored + discarded, and charged and lent = the ports' counters";
     let balanced = sold.balanced && whole.balanced;
     outcome.claim(Claim::truth("ledger_balances", what, balanced));
     Ok(outcome)

@@ -92,7 +92,7 @@ fn megabits(bytes: u64) -> f64 {
 /// Who goes next.
 enum Line {
     Fifo(VecDeque<u32>),
-    Fair { fair: FairShare<u32>, rings: Vec<VecDeque<u32>> },
+    Fair { fair: Box<FairShare<u32>>, rings: Vec<VecDeque<u32>> },
 }
 
 impl Line {
@@ -110,7 +110,7 @@ impl Line {
                 slot += 1;
             }
         }
-        Ok(Self::Fair { fair, rings: vec![VecDeque::new(); vms] })
+        Ok(Self::Fair { fair: Box::new(fair), rings: vec![VecDeque::new(); vms] })
     }
 
     /// A frame of a flow comes from its VM.

@@ -122,18 +122,21 @@ fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
                     let last = acks.back().copied().unwrap_or(Nanos(0));
                     acks.push_back(last.max(Nanos(back)));
                 }
-                Happened::Dropped(_) => tcp.lost(now),
+                Happened::Dropped => tcp.lost(now),
             }
         }
     }
 }
+
+/// Bytes that arrive in a run.
+type Stream = fn(u64, u64) -> anyhow::Result<u64>;
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
     outcome.note("secs", SECS);
     outcome.note("runs", RUNS);
     let mut worst: f64 = 0.0;
-    let streams: [(&str, fn(u64, u64) -> anyhow::Result<u64>); 2] = [("tcp", tcp), ("udp", udp)];
+    let streams: [(&str, Stream); 2] = [("tcp", tcp), ("udp", udp)];
     for (done, (name, stream)) in (0_u32..).zip(streams) {
         let (mut got, mut errors) = (Vec::new(), Vec::new());
         for (at, rate) in (0_u32..).zip(RATES) {

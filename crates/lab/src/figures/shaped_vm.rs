@@ -152,7 +152,7 @@ impl Run {
         } else if let Some(Reverse((_, tag, bytes))) = self.coming.pop()
             && !self.vm.come(now, bytes, tag)
         {
-            happened.push(Happened::Dropped(tag));
+            happened.push(Happened::Dropped);
         }
         Some(now)
     }
@@ -163,8 +163,8 @@ impl Run {
 pub(super) enum Happened {
     /// It left.
     Departed(Frame),
-    /// There was no room; its tag.
-    Dropped(u64),
+    /// There was no room.
+    Dropped,
 }
 
 /// Nanoseconds in milliseconds.

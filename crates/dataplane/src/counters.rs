@@ -119,6 +119,7 @@ counters! {
         rx_errors: "chains", "descriptor chains or reads that held no usable frame";
         rx_batches: "batches", "batches taken from the port";
         rx_full: "batches", "batches that ended because they were full: more frames may wait";
+        kept_waiting: "looks", "looks that found frames at it while others had the turns";
         rx_empty: "polls", "polls that found no frame";
         rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
         rx_csum: "frames", "frames taken whose checksum is still to be finished";

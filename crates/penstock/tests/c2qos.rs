@@ -272,7 +272,9 @@ fn a_class_set_on_a_running_port_goes_before_the_others_from_then_on() {
     bed.daemon.ask("stats --check").ok();
 }
 
+// Guests, worker and daemon take turns on a busy machine, and then it is others that hold the port.
 #[test]
+#[ignore = "wants an idle machine with two cores; the cases themselves are tests of `explain`"]
 fn what_holds_a_port_is_told_as_it_changes() {
     let Some(bed) = Bed::start(FEW, false) else { return };
     let Some(core) = bed.explained("vm1", "core") else { return };

@@ -217,7 +217,9 @@ impl Question<'_> {
             return if got_its_own { Limit::Entitlement } else { self.on_core() };
         }
         let reading = &self.port.reading;
-        if permille(reading.rx_full, reading.rx_batches) >= FULL_PERMILLE {
+        // Without one batch none was full: frames were seen that had no turn.
+        let no_turn = reading.rx_batches == 0 && reading.kept_waiting > 0;
+        if no_turn || permille(reading.rx_full, reading.rx_batches) >= FULL_PERMILLE {
             return self.on_core();
         }
         Limit::Nothing

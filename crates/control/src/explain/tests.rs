@@ -209,3 +209,14 @@ fn a_port_that_bought_nothing_is_told_what_it_is_sure_of() {
                  others leave, and used 200.0 M";
     assert!(answer.why.ends_with(floor), "{}", answer.why);
 }
+
+#[test]
+fn a_port_whose_frames_never_had_a_turn_is_held_by_its_neighbours() {
+    let mut growth = full_core();
+    let reading = &mut growth.ports[0].reading;
+    (reading.rx_batches, reading.rx_full, reading.rx_frames, reading.kept_waiting) = (0, 0, 0, 40);
+    growth.ports[0].cycles.fill(0);
+    assert_eq!(ask(&growth).limit, Limit::Neighbours);
+    growth.ports[0].reading.kept_waiting = 0;
+    assert_eq!(ask(&growth).limit, Limit::Nothing);
+}

@@ -41,8 +41,13 @@ impl<C: CycleCounter> Worker<C> {
             let Some(unit) = self.schedule.glance() else { break };
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
             // Who can only be polled may well have frames: its part is kept for it until it was.
-            let waiting = queue.pending(self.last) != Pending::No;
-            self.meter.note_waiting(unit.port, waiting);
+            let pending = queue.pending(self.last);
+            self.meter.note_waiting(unit.port, pending != Pending::No);
+            if pending == Pending::Yes
+                && let Some(counters) = self.port_counters[unit.port.index()].as_deref()
+            {
+                counters.kept_waiting.add(1);
+            }
         }
     }
 

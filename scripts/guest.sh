@@ -29,9 +29,20 @@ CMDLINE+=" rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0"
 guest_pid() {
     local pid
     pid=$(cat "$GUESTS/$1/pid" 2>/dev/null) || return 1
-    # cmdline separates by NUL, which grep takes for a character like others with -a.
-    grep -qsaF "$GUESTS/$1/" "/proc/$pid/cmdline" || return 1
+    is_of_guest "$pid" "$1" || return 1
     echo "$pid"
+}
+
+# The process becomes another program twice before it is QEMU, and has no command line while it does.
+is_of_guest() {
+    local look
+    for look in 1 2 3; do
+        # cmdline separates by NUL, which grep takes for a character like others with -a.
+        grep -qsaF "$GUESTS/$2/" "/proc/$1/cmdline" && return
+        [ -e "/proc/$1" ] || return 1
+        [ "$look" = 3 ] || sleep 0.05
+    done
+    return 1
 }
 
 is_gone() { ! guest_pid "$1" >/dev/null; }
@@ -127,7 +138,7 @@ wait_ready() {
         grep ^READY "$GUESTS/$name/console.log"
         return
     fi
-    tail -5 "$GUESTS/$name/qemu.log" "$GUESTS/$name/console.log" >&2 || true
+    tail -n 5 "$GUESTS/$name/qemu.log" "$GUESTS/$name/console.log" >&2 || true
     die "guest $name: not ready after $seconds s"
 }
 

@@ -221,6 +221,9 @@ pub struct LossArgs {
     /// Seconds of trials at the rate that was found, in all
     #[arg(long, default_value_t = 21.0, value_parser = seconds)]
     pub confirm: f64,
+    /// Seconds of trials for each goal, after which its search ends as it stands
+    #[arg(long, value_name = "SECS", default_value_t = 180.0, value_parser = seconds)]
+    pub search_limit: f64,
     /// Leave the search out: only the soak
     #[arg(long, requires = "soak")]
     pub no_search: bool,

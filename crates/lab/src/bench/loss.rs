@@ -188,6 +188,7 @@ fn one_switch(
                 short_secs: args.trial,
                 confirm_secs: args.confirm,
                 long_secs: (3.0 * args.trial).min(args.confirm),
+                limit_secs: args.search_limit,
             };
             let limit_ns = limit_ns(args.ring, max);
             let found = search(&settings, goal, |rate, secs| {
@@ -205,6 +206,14 @@ fn one_switch(
             found_row.mpps = Some(found_row.median);
             found_row.note("percent_of_max", 100.0 * found.rate / max);
             found_row.note("trials", f64::from(found.trials));
+            found_row.detail.insert("confirmed".into(), found.confirmed.into());
+            if !found.confirmed {
+                eprintln!(
+                    "loss {}, {name}, {case}: not confirmed: losses that do not depend on the \
+                     rate, or too little time (--search-limit)",
+                    sizes.name
+                );
+            }
             report.rows.push(found_row);
         }
     }
@@ -232,12 +241,14 @@ fn quiet_trial(
     limit_ns: u64,
 ) -> anyhow::Result<Trial> {
     let mut least: Option<Trial> = None;
+    let mut spent = 0.0;
     for _ in 0..AGAIN {
+        spent += secs;
         let before = switch.subject.worker_waited_ns();
         let pair = &mut switch.pair;
         let paced = bed.on_generator_core(|| pair.paced(rate, secs, Duration::MAX, |_| Ok(())))?;
         let waited = switch.subject.worker_waited_ns() - before;
-        let trial = Trial { offered: paced.due, lost: paced.lost() };
+        let trial = Trial { offered: paced.due, lost: paced.lost(), secs };
         if least.is_none_or(|least| trial.lost < least.lost) {
             least = Some(trial);
         }
@@ -246,7 +257,8 @@ fn quiet_trial(
             break;
         }
     }
-    least.ok_or_else(|| anyhow::anyhow!("no trial was made"))
+    let least = least.ok_or_else(|| anyhow::anyhow!("no trial was made"))?;
+    Ok(Trial { secs: spent, ..least })
 }
 
 fn soak(

@@ -11,6 +11,10 @@
 //! a short trial misses. A trial at `lower` that does not meet the goal makes it the new `upper`,
 //! and the search goes on below, with a step that doubles and with long trials only.
 //!
+//! **End.** Where losses do not depend on the rate (a machine that takes the core away now and then),
+//! no rate is ever confirmed. A search that has used up `limit_secs` of trials ends with the highest
+//! rate that met the goal in every trial made at it, and says that it is not confirmed.
+//!
 //! **Departures.** A trial of the final length that fails is not weighed against those that
 //! passed: one failure is enough. Trials are not repeated to find a conditional throughput.
 
@@ -21,6 +25,8 @@ pub(crate) struct Trial {
     pub offered: u64,
     /// Frames that did not arrive, those the ring refused among them.
     pub lost: u64,
+    /// Seconds it took, with those of its repetitions.
+    pub secs: f64,
 }
 
 impl Trial {
@@ -42,6 +48,8 @@ pub(crate) struct Search {
     pub confirm_secs: f64,
     /// Seconds of one of those.
     pub long_secs: f64,
+    /// Seconds of trials after which the search ends as it stands.
+    pub limit_secs: f64,
 }
 
 /// Where the search ended.
@@ -51,10 +59,10 @@ pub(crate) struct Found {
     pub rate: f64,
     /// Trials made.
     pub trials: u32,
+    /// Whether the rate was confirmed; if not, the search ran out of time.
+    pub confirmed: bool,
 }
 
-/// Most trials of a goal; with the widths in use some 30 are enough.
-const TRIALS_MAX: u32 = 200;
 /// Below this share of the maximum the goal is given up.
 const LOWEST: f64 = 1e-3;
 
@@ -65,64 +73,105 @@ const LOWEST: f64 = 1e-3;
 pub(crate) fn search(
     settings: &Search,
     goal: f64,
-    mut trial: impl FnMut(f64, f64) -> anyhow::Result<Trial>,
+    trial: impl FnMut(f64, f64) -> anyhow::Result<Trial>,
 ) -> anyhow::Result<Found> {
-    let Search { max, width, short_secs, confirm_secs, long_secs } = *settings;
-    let (mut lower, mut upper, mut trials) = (0.0, max, 0);
+    let Search { max, width, short_secs, .. } = *settings;
+    let mut search = Running { settings, goal, trial, trials: 0, secs: 0.0 };
     // A goal that the maximum meets needs no search.
-    trials += 1;
-    if trial(max, short_secs)?.ratio() <= goal {
+    let (mut lower, mut upper) = (0.0, max);
+    if search.meets(max, short_secs)? {
         lower = max;
     }
     let (mut step, mut secs) = (width, short_secs);
-    while trials < TRIALS_MAX && upper >= max * LOWEST {
+    while upper >= max * LOWEST {
+        if search.is_over() {
+            return Ok(search.found(lower, false));
+        }
         if (upper - lower) / upper > width {
             let middle = f64::midpoint(lower, upper);
-            trials += 1;
-            if trial(middle, secs)?.ratio() <= goal {
+            if search.meets(middle, secs)? {
                 lower = middle;
             } else {
                 upper = middle;
             }
             continue;
         }
-        let mut confirmed = 0.0;
-        let mut met = true;
-        while met && confirmed < confirm_secs {
-            trials += 1;
-            met = trial(lower, long_secs)?.ratio() <= goal;
-            confirmed += long_secs;
+        match search.confirms(lower)? {
+            Some(true) => return Ok(search.found(lower, true)),
+            None => return Ok(search.found(lower, false)),
+            Some(false) => {}
         }
-        if met {
-            return Ok(Found { rate: lower, trials });
-        }
-        secs = long_secs;
-        upper = lower;
-        lower *= 1.0 - step;
-        step = (2.0 * step).min(0.5);
         // Is the new lower bound one? If not, go down until there is one.
+        secs = settings.long_secs;
         loop {
-            trials += 1;
-            if trial(lower, secs)?.ratio() <= goal {
-                break;
-            }
             upper = lower;
             lower *= 1.0 - step;
             step = (2.0 * step).min(0.5);
-            if trials >= TRIALS_MAX || lower < max * LOWEST {
-                return Ok(Found { rate: 0.0, trials });
+            if search.is_over() || lower < max * LOWEST {
+                return Ok(search.found(0.0, false));
+            }
+            if search.meets(lower, secs)? {
+                break;
             }
         }
     }
-    Ok(Found { rate: 0.0, trials })
+    Ok(search.found(0.0, false))
+}
+
+/// A search on its way.
+struct Running<'a, T> {
+    settings: &'a Search,
+    goal: f64,
+    trial: T,
+    trials: u32,
+    /// Of trials so far.
+    secs: f64,
+}
+
+impl<T: FnMut(f64, f64) -> anyhow::Result<Trial>> Running<'_, T> {
+    fn meets(&mut self, rate: f64, secs: f64) -> anyhow::Result<bool> {
+        let trial = (self.trial)(rate, secs)?;
+        self.trials += 1;
+        self.secs += trial.secs;
+        Ok(trial.ratio() <= self.goal)
+    }
+
+    /// Whether `rate` meets the goal for long; `None`: it did until time was up.
+    fn confirms(&mut self, rate: f64) -> anyhow::Result<Option<bool>> {
+        let mut confirmed = 0.0;
+        while confirmed < self.settings.confirm_secs {
+            if self.is_over() {
+                return Ok(None);
+            }
+            if !self.meets(rate, self.settings.long_secs)? {
+                return Ok(Some(false));
+            }
+            confirmed += self.settings.long_secs;
+        }
+        Ok(Some(true))
+    }
+
+    fn is_over(&self) -> bool {
+        self.secs >= self.settings.limit_secs
+    }
+
+    fn found(&self, rate: f64, confirmed: bool) -> Found {
+        Found { rate, trials: self.trials, confirmed }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SETTINGS: Search =
-        Search { max: 10e6, width: 0.005, short_secs: 1.0, confirm_secs: 21.0, long_secs: 3.0 };
+    const SETTINGS: Search = Search {
+        max: 10e6,
+        width: 0.005,
+        short_secs: 1.0,
+        confirm_secs: 21.0,
+        long_secs: 3.0,
+        limit_secs: 300.0,
+    };
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "frames")]
     fn frames(count: f64) -> u64 {
@@ -134,7 +183,7 @@ mod tests {
         move |rate, secs| {
             let offered = rate * secs;
             let lost = (offered - capacity * secs).max(0.0);
-            Ok(Trial { offered: frames(offered), lost: frames(lost) })
+            Ok(Trial { offered: frames(offered), lost: frames(lost), secs })
         }
     }
 
@@ -175,8 +224,24 @@ mod tests {
 
     #[test]
     fn a_switch_that_always_loses_ends_the_search() {
-        let lossy = |rate: f64, secs: f64| Ok(Trial { offered: frames(rate * secs), lost: 1 });
+        let lossy =
+            |rate: f64, secs: f64| Ok(Trial { offered: frames(rate * secs), lost: 1, secs });
         let found = search(&SETTINGS, 0.0, lossy).unwrap();
-        assert!(found.rate.abs() < 1e-9 && found.trials < TRIALS_MAX + 8, "{found:?}");
+        assert!(found.rate.abs() < 1e-9 && !found.confirmed && found.trials < 100, "{found:?}");
+    }
+
+    /// A machine that takes the core away every ten seconds, whatever the rate.
+    #[test]
+    fn losses_that_do_not_depend_on_the_rate_end_the_search_in_time() {
+        let mut at = 0.0;
+        let found = search(&SETTINGS, 0.0, |rate, secs| {
+            let before = at;
+            at += secs;
+            let taken = (before / 10.0).floor() < (at / 10.0).floor();
+            Ok(Trial { offered: frames(rate * secs), lost: taken.into(), secs })
+        })
+        .unwrap();
+        assert!(!found.confirmed, "{found:?}");
+        assert!((SETTINGS.limit_secs..SETTINGS.limit_secs + 4.0).contains(&at), "{at}");
     }
 }

@@ -409,6 +409,24 @@ impl Batch {
         self.commit(len, head, usize::from(len > head), offload);
     }
 
+    /// Names the pieces of frame `i` in its present form, in order: each is so many readable bytes,
+    /// which may lie in guest memory.
+    #[inline]
+    pub(crate) fn each_piece(&self, i: usize, mut piece: impl FnMut(*const u8, usize)) {
+        let head = self.head(i);
+        piece(head.as_ptr(), head.len());
+        for s in self.segments(i) {
+            piece(s.data, s.len as usize);
+        }
+    }
+
+    /// Copies the head of the frame being built, at most [`HEAD_COPY`] bytes, into its slot.
+    #[inline]
+    pub(crate) fn fill_slot(&mut self, head: &[u8]) {
+        let slot = &mut self.slots[self.len % BATCH_FRAMES].0;
+        slot[SLOT_HEADROOM..SLOT_HEADROOM + head.len()].copy_from_slice(head);
+    }
+
     /// The slot of the frame being built: [`HEAD_COPY`] bytes.
     #[inline]
     pub(crate) fn next_slot(&mut self) -> *mut u8 {

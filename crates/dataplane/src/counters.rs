@@ -154,6 +154,12 @@ counters! {
         delay: "nanoseconds", "longest that each batch can have waited for its turn, added up";
         delay_max: "nanoseconds", "the largest of these in this second and the last";
         queued: "frames", "frames of this port waiting inside the switch now";
+        held_back: "times", "times the port was not polled because too much of it waited";
+        tx_queued: "frames", "frames waiting for this port in its queue now";
+        tx_queue_p50: "nanoseconds", "median wait in this port's queue, over the last second";
+        tx_queue_p99: "nanoseconds", "99th percentile of that";
+        tx_queue_max: "nanoseconds", "the longest of these";
+        tx_queue_variation: "nanoseconds", "99th percentile of how it varied (RFC 3393)";
     }
     arrays {
         drops[DropReason::COUNT]: "frames", "frames from this port dropped, by reason";

@@ -54,6 +54,10 @@ reasons! {
     RingFull = "ring-full", "the output port had no buffer; the receiver is too slow";
     HandoverFull =
         "handover-full", "the ring to the output port's worker is full; that worker is too slow";
+    QueueFull =
+        "queue-full", "too much waits for the output already; buy more there or send less";
+    QueueLate = "queue-late", "it waited for the output for longer than its queue lets it";
+    QueueGone = "queue-gone", "the output's queue or the frame's port was taken away";
     TooBig = "too-big", "larger than the receiver's buffers and not to be segmented";
     TxError = "tx-error", "the output port refused the frame";
 }

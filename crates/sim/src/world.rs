@@ -246,11 +246,27 @@ impl World {
         self.vms[usize::from(vm.0)].source = Some((spec, SourceStats::default(), rng));
     }
 
+    /// Has a VM send one frame to nobody in particular, so that the switch knows where it is.
+    pub fn introduce(&mut self, vm: PortHandle) {
+        let mac = self.vms[usize::from(vm.0)].mac;
+        let frame = udp_frame(mac, Self::mac_of(u16::MAX), 60, 0, 0);
+        self.vms[usize::from(vm.0)].driver.send(MemoryFrame::plain(frame));
+        self.cores.iter_mut().for_each(|core| core.idle = false);
+    }
+
     /// What a VM buys, from now on.
     pub fn set_qos(&mut self, vm: PortHandle, qos: PortQos) {
         if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
             let policy = Arc::make_mut(policy);
             policy.qos = qos;
+        }
+        self.swap();
+    }
+
+    /// Changes what a VM's port may do, and what stands before it.
+    pub fn set_policy(&mut self, vm: PortHandle, change: impl FnOnce(&mut PortPolicy)) {
+        if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
+            change(Arc::make_mut(policy));
         }
         self.swap();
     }

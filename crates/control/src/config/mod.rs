@@ -19,6 +19,7 @@ mod matching;
 mod model;
 mod network;
 mod police;
+mod queueing;
 mod release;
 mod rule;
 mod save;
@@ -41,6 +42,7 @@ pub use model::{
     SocketMode, Tenant, WorkerSection,
 };
 pub(crate) use network::{Network, Networks, port_vlans};
+pub use queueing::{Excess, Queue, Shape, Shaper};
 pub use release::{Egress, IngressPolicy, Readiness, Schedule};
 pub use rule::{Action, Match, Rule};
 pub(crate) use save::save;

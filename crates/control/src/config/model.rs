@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::matching::StationMac;
+use super::queueing::{Queue, Shape};
 use super::release::{Egress, IngressPolicy, Readiness, Schedule};
 use super::rule::Rule;
 use super::share::{
@@ -167,6 +168,9 @@ pub struct Tenant {
     #[serde(default = "default_fdb_limit")]
     #[schemars(range(min = 1, max = 131_072))]
     pub fdb_limit: u32,
+    /// Its weight among tenants at a `fair-share` output, 1 to 10000. Default 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weight: Weight,
 }
 
 const fn default_fdb_limit() -> u32 {
@@ -177,7 +181,12 @@ impl Tenant {
     /// A tenant with one untagged network and the default limit.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), vlans: VlanList::default(), fdb_limit: default_fdb_limit() }
+        Self {
+            name: name.into(),
+            vlans: VlanList::default(),
+            fdb_limit: default_fdb_limit(),
+            weight: Weight::default(),
+        }
     }
 }
 
@@ -400,9 +409,20 @@ pub struct Port {
     /// Uplink: bits per second that its link carries. Default: it is not watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,
-    /// How frames towards it are ordered. Default `fifo`, the only one in this release.
+    /// How frames towards it are ordered. Default `fifo`. `fair-share` belongs to a shared port;
+    /// with `link` it sends no faster than that.
     #[serde(default, skip_serializing_if = "is_default")]
     pub egress: Egress,
+    /// How much may wait for it. Default: with `egress = "fair-share"` and `shape.receive` as the
+    /// table's keys say, else nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<Queue>,
+    /// Rates that what it sends and receives is delayed to. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<Shape>,
+    /// Its weight among its tenant's ports at a `fair-share` output, 1 to 10000. Default 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub share: Weight,
 }
 
 impl Port {
@@ -439,6 +459,9 @@ impl Port {
             police: None,
             link: None,
             egress: Egress::Fifo,
+            queue: None,
+            shape: None,
+            share: Weight::default(),
         }
     }
 

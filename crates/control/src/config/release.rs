@@ -111,6 +111,13 @@ pub enum Egress {
     /// As they come.
     #[default]
     Fifo,
+    /// Tenants by weight, then their VMs (FS-VDE §4.1).
+    FairShare,
 }
 
-choice!(Egress, "Egress", now ["fifo" => Fifo], later ["fair-share", "wfq"]);
+choice!(
+    Egress,
+    "Egress",
+    now ["fifo" => Fifo, "fair-share" => FairShare],
+    later ["wfq"]
+);

@@ -103,6 +103,7 @@ impl Core {
         for name in plan.removed.iter().chain(&plan.reattached) {
             self.detach(name).map_err(worker_failed)?;
         }
+        compiler.pace(&config);
         self.switch.swap_snapshot(Arc::clone(&snapshot)).map_err(worker_failed)?;
         let mut outcome = Outcome { changes: changes(&old, &config, &plan), ..Outcome::default() };
         outcome.warnings.append(&mut offer.warnings);
@@ -144,7 +145,9 @@ impl Core {
             else {
                 continue;
             };
-            let worker = port.worker;
+            let home = usize::from(id) % shared.watches.len().max(1);
+            let one = port.is_one_workers().then(|| u16::try_from(home).unwrap_or(0));
+            let worker = port.worker.or(one);
             if let Some(live) = shared.ports.get_mut(&port.name) {
                 live.attachment = attachment;
                 live.worker = worker;

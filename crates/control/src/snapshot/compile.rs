@@ -9,14 +9,16 @@ use penstock_dataplane::classify::{
     Binding, Domain, DomainMap, PortPolicy, RuleTableError, RuleTables, SlowPathLimit, Snapshot,
     VidSet,
 };
+use penstock_dataplane::queue::ShareTerms;
 use penstock_dataplane::schedule::{self, PortQos};
 use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
 use super::ids::IdTable;
 use super::limits::{LimitTable, WatchedLink};
+use super::queues::QueueTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
-use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, port_vlans};
+use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
 
 /// A configured address, in the data path's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,6 +40,7 @@ pub struct Compiler {
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
     limits: LimitTable,
+    queues: QueueTable,
     /// What ports bought, by number.
     bought: Vec<PortQos>,
     /// Workers that count hits; 0 is 1.
@@ -73,6 +76,7 @@ impl Compiler {
         let tables = tables(config, &mut targets, &self.tables, self.workers.max(1))?;
         let networks = Networks::new(config.tenants.iter().map(Some));
         let limits = self.limits.next(config);
+        let queues = self.queues.next(config);
         let sold = &self.sold;
         let world = World {
             config,
@@ -80,6 +84,7 @@ impl Compiler {
             tables: &tables,
             networks: &networks,
             limits: &limits,
+            queues: &queues,
             sold,
         };
         let snapshot = world.snapshot(generation, &sets);
@@ -87,10 +92,16 @@ impl Compiler {
         self.ids = ids;
         self.tables = tables;
         self.limits = limits;
+        self.queues = queues;
         let of = |policy: &Option<Arc<PortPolicy>>| policy.as_ref().map(|policy| policy.qos);
         self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
         self.sets = sets;
         Ok(Arc::new(snapshot))
+    }
+
+    /// The last configuration compiled comes into use: queues keep its rates.
+    pub(crate) fn pace(&self, config: &HostConfig) {
+        self.queues.pace(config);
     }
 
     /// A compiler for this many workers: each counts a rule's hits on its own.
@@ -168,6 +179,7 @@ struct World<'a> {
     tables: &'a BTreeMap<Scope, Built>,
     networks: &'a Networks,
     limits: &'a LimitTable,
+    queues: &'a QueueTable,
     sold: &'a BTreeMap<String, Sold>,
 }
 
@@ -258,6 +270,11 @@ impl World<'_> {
         };
         policy.limits = self.limits.of(&port.name);
         policy.watched = port.link.is_some();
+        policy.queue = self.queues.of(&port.name);
+        policy.shape = port.shaped();
+        let weight = |tenant: &&Tenant| Some(&tenant.name) == port.tenant.as_ref();
+        let tenant = self.config.tenants.iter().find(weight).map(|tenant| tenant.weight.0);
+        policy.share = ShareTerms { tenant: tenant.unwrap_or_default(), vm: port.share.0 };
         policy.finish()
     }
 

@@ -9,6 +9,7 @@
 mod compile;
 mod ids;
 mod limits;
+mod queues;
 mod rules;
 
 pub use compile::{Compiler, Sold, StaticAddress};

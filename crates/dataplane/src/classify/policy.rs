@@ -14,6 +14,7 @@ use super::key::{FlowMask, KeyFields, MAC_MASK};
 use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
 use crate::police::Limits;
+use crate::queue::{QueueHome, ShapeTerms, ShareTerms};
 use crate::schedule::PortQos;
 
 /// VLAN ids a trunk carries.
@@ -140,6 +141,12 @@ pub struct PortPolicy {
     pub qos: PortQos,
     /// The rates it is held to, if there are any.
     pub limits: Option<Arc<Limits>>,
+    /// The queue of what goes to it, if it has one.
+    pub queue: Option<Arc<QueueHome>>,
+    /// Its part of outputs that are shared.
+    pub share: ShareTerms,
+    /// How what it sends is shaped, if it is.
+    pub shape: Option<ShapeTerms>,
     /// Whether its link's load is watched, so that what goes there is counted as it is on the link.
     pub watched: bool,
     /// Worked out by [`Self::finish`].
@@ -181,6 +188,9 @@ impl PortPolicy {
             up: true,
             qos: PortQos::default(),
             limits: None,
+            queue: None,
+            share: ShareTerms::default(),
+            shape: None,
             watched: false,
             patch: None,
             relevant: FlowMask::new(&KeyFields::ALL),

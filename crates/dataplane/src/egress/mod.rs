@@ -3,11 +3,12 @@
 //! **Problem.** A batch's frames go to several ports; each port wants them in one burst, in order,
 //! in its own form (tagged or not, offloads finished or not). **Rule.** Frames are listed per
 //! output port, in the order they came; then each port gets its list. What does not go is counted
-//! with its reason, at the source and at the destination. The discipline of an output is `fifo`:
-//! straight to the port, no queue of ours (datapath rule 19); `fair-share` and `wfq` take its
-//! place on uplinks. **Cost.** O(frames + outputs); no allocation after start.
+//! with its reason, at the source and at the destination. Frames go straight to the port, without
+//! a queue of ours (datapath rule 19), unless the output has one (`waiting`, [`crate::queue`]).
+//! **Cost.** O(frames + outputs); no allocation after start.
 
 pub mod finish;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use crate::police::on_wire;
 use crate::port::TxOutcome;
 use crate::schedule::Unit;
 use crate::worker::{Handed, Peers, PortSlot};
+use waiting::Waiting;
 
 /// The frames of a batch that go to one port.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +108,7 @@ pub struct Egress {
     segmenter: finish::Segmenter,
     /// Segments that may still be cut in this turn.
     cuts_left: usize,
+    waiting: Waiting,
 }
 
 impl core::fmt::Debug for Egress {
@@ -127,6 +130,9 @@ struct Delivery {
     handover_full: u64,
     /// Bytes on the output's link, if that is watched.
     link: u64,
+    /// Frames that wait in the output's queue now, and those for which it has no room.
+    waiting: u64,
+    queue_full: u64,
 }
 
 impl Egress {
@@ -140,6 +146,7 @@ impl Egress {
             peers: Peers::none(ports),
             segmenter: finish::Segmenter::new(),
             cuts_left: 0,
+            waiting: Waiting::new(ports),
         }
     }
 
@@ -269,6 +276,10 @@ impl Egress {
                 }
                 formed.as_slice()
             };
+        if slot.output.is_some() {
+            self.enqueue(batch, source, slot, output, frames, snapshot, &mut delivery);
+            return delivery;
+        }
         if slot.queues.len() == 1 {
             self.send_to_queue(batch, slot, output, 0, frames, &mut delivery, touched);
         } else {
@@ -487,10 +498,11 @@ fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
     if d.replicated > 0 {
         source.replicated.add(d.replicated);
     }
-    if d.handed > 0 {
-        source.queued.add(d.handed);
+    if d.handed + d.waiting > 0 {
+        source.queued.add(d.handed + d.waiting);
     }
     if let Some(target) = target {
+        target.tx_queued.add(d.waiting);
         target.tx_frames.add(u64::from(o.frames));
         target.tx_bytes.add(o.bytes);
         target.tx_batches.add(1);
@@ -511,6 +523,7 @@ fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
         (DropReason::VlanEgress, d.vlan),
         (DropReason::NoPort, d.no_port),
         (DropReason::HandoverFull, d.handover_full),
+        (DropReason::QueueFull, d.queue_full),
     ];
     for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
         source.drops[reason as usize].add(n);

@@ -85,6 +85,11 @@ pub trait PortQueue: Send {
     /// go now is dropped and said in the outcome.
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome;
 
+    /// How many frames `tx_burst` would take now, as far as can be said without a system call.
+    fn tx_room(&self) -> usize {
+        usize::MAX
+    }
+
     /// Makes all that was done since the last call visible to the far side.
     fn publish(&mut self);
 

@@ -4,6 +4,7 @@ use penstock_qos::hbs::{BatchScheduler, Readiness};
 use penstock_units::{PortId, Priority, QueueId};
 
 use super::{Schedule, Unit};
+use crate::queue::UNITS_MAX;
 use crate::worker::QUEUES_MAX;
 
 /// See the module's text.
@@ -11,7 +12,7 @@ use crate::worker::QUEUES_MAX;
 pub struct Hbs(BatchScheduler);
 
 impl Hbs {
-    /// With room for `capacity` units, [`QUEUES_MAX`] a port.
+    /// With room for `capacity` units, [`UNITS_MAX`] a port.
     #[must_use]
     pub fn with_capacity(capacity: usize, readiness: Readiness) -> Self {
         Self(BatchScheduler::new(capacity, readiness))
@@ -20,13 +21,13 @@ impl Hbs {
 
 #[inline]
 const fn slot_of(unit: Unit) -> usize {
-    unit.port.index() * QUEUES_MAX + unit.queue.index()
+    unit.port.index() * UNITS_MAX + unit.queue.index()
 }
 
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "slots are made from units")]
 const fn unit_of(slot: usize) -> Unit {
-    Unit { port: PortId((slot / QUEUES_MAX) as u16), queue: QueueId((slot % QUEUES_MAX) as u16) }
+    Unit { port: PortId((slot / UNITS_MAX) as u16), queue: QueueId((slot % UNITS_MAX) as u16) }
 }
 
 impl Schedule for Hbs {
@@ -35,8 +36,8 @@ impl Schedule for Hbs {
     }
 
     fn remove(&mut self, port: PortId) {
-        let first = port.index() * QUEUES_MAX;
-        (first..first + QUEUES_MAX).for_each(|slot| self.0.remove(slot));
+        let first = port.index() * UNITS_MAX;
+        (first..first + UNITS_MAX).for_each(|slot| self.0.remove(slot));
     }
 
     fn leave(&mut self, unit: Unit) {
@@ -44,7 +45,8 @@ impl Schedule for Hbs {
     }
 
     fn set_class(&mut self, port: PortId, class: Priority) {
-        let first = port.index() * QUEUES_MAX;
+        let first = port.index() * UNITS_MAX;
+        // What waits for the port keeps its class until it has gone.
         (first..first + QUEUES_MAX).for_each(|slot| self.0.set_class(slot, class));
     }
 

@@ -5,7 +5,7 @@
 //! Control moves queue pairs only while all workers are held ([`super::Workers`]), so that does
 //! not happen.
 
-use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use penstock_units::{PortId, QueueId, WorkerId};
 
@@ -33,6 +33,8 @@ pub struct Directory {
     entries: Box<[Entry]>,
     /// Tokens of ports between two workers.
     tokens: Box<[AtomicI64]>,
+    /// Of which ports an output has too much waiting.
+    pressed: Box<[AtomicBool]>,
     /// What workers tell each other about ports' cycles.
     pub(super) notes: Notes,
 }
@@ -54,8 +56,23 @@ impl Directory {
         Self {
             entries: (0..ports).map(entry).collect(),
             tokens: (0..ports).map(|_| AtomicI64::new(0)).collect(),
+            pressed: (0..ports).map(|_| AtomicBool::new(false)).collect(),
             notes: Notes::new(ports, workers),
         }
+    }
+
+    /// An output has too much of a port waiting, or no longer: by that output's worker, for those
+    /// that take the port's frames.
+    pub(super) fn set_pressed(&self, port: PortId, pressed: bool) {
+        if let Some(place) = self.pressed.get(port.index()) {
+            place.store(pressed, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether an output has.
+    #[inline]
+    pub(super) fn is_pressed(&self, port: PortId) -> bool {
+        self.pressed.get(port.index()).is_some_and(|place| place.load(Ordering::Relaxed))
     }
 
     /// Keeps a port's tokens while it is between two workers; control holds both.

@@ -105,6 +105,10 @@ impl<C: CycleCounter> Worker<C> {
         self.schedule.leave(unit);
         let slot = &mut self.ports[port.index()];
         slot.owned &= !(1 << queue.index());
+        if slot.owned == 0 {
+            self.forget_outputs(port);
+        }
+        let slot = &mut self.ports[port.index()];
         let pair = core::mem::replace(&mut slot.queues[queue.index()], Box::new(Absent));
         if slot.owned == 0 {
             slot.queues.clear();
@@ -118,6 +122,9 @@ impl<C: CycleCounter> Worker<C> {
     /// Takes `port` out; its queue pairs that are here go back to the caller.
     pub fn detach(&mut self, port: PortId) -> Vec<Box<dyn PortQueue>> {
         self.notify();
+        if self.ports.get(port.index()).is_some() {
+            self.forget_outputs(port);
+        }
         self.schedule.remove(port);
         if self.port_counters.get(port.index()).is_some() {
             self.forget_bucket(port);
@@ -149,11 +156,18 @@ impl<C: CycleCounter> Worker<C> {
 
     fn own(&mut self, port: PortId, queue: QueueId) {
         let unit = Unit { port, queue };
+        if self.ports[port.index()].owned == 0 {
+            self.aside.forget(port);
+        }
         self.ports[port.index()].owned |= 1 << queue.index();
+        self.place_queue(port);
+        self.place_gate(port);
         self.resting.note_busy(unit, self.last);
         self.delays.begin(unit, self.last);
-        let class = self.class(port);
-        self.schedule.add(unit, class);
+        if !self.aside.is_aside(port) {
+            let class = self.class(port);
+            self.schedule.add(unit, class);
+        }
         let tokens = self.egress.peers.directory().take_tokens(port);
         self.schedule_port(port, tokens);
         self.rank();

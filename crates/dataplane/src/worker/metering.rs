@@ -3,10 +3,11 @@
 
 use penstock_qos::hbs::RELEASE_MOST;
 use penstock_qos::latency_bound::GLANCES;
-use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority};
+use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority};
 
 use super::{Ledger, Worker};
 use crate::port::Pending;
+use crate::queue::OUTPUT;
 use crate::schedule::{Discipline, PortQos, Schedule};
 use crate::tsc::CycleCounter;
 
@@ -39,6 +40,11 @@ impl<C: CycleCounter> Worker<C> {
         // must not be taken for idle.
         for _ in 0..if passed { 0 } else { GLANCES } {
             let Some(unit) = self.schedule.glance() else { break };
+            if unit.queue == OUTPUT {
+                // It takes part only while something waits.
+                self.meter.note_waiting(unit.port, true);
+                continue;
+            }
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
             // Who can only be polled may well have frames: its part is kept for it until it was.
             let pending = queue.pending(self.last);
@@ -62,13 +68,21 @@ impl<C: CycleCounter> Worker<C> {
         };
         for _ in 0..held.min(BORROWERS) {
             let unit = self.schedule.next_held()?;
+            if unit.queue == OUTPUT {
+                if let Some(frames) = self.lend_output(unit.port) {
+                    return Some(frames);
+                }
+                continue;
+            }
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
             if !self.meter.may_borrow(unit.port) || queue.pending(self.last) == Pending::No {
                 continue;
             }
             let before = self.charged(unit.port);
+            let waited = self.delays.of(unit, self.last);
             let frames = self.run_batch(unit);
             if frames > 0 {
+                self.after_batch(unit, waited);
                 let cost = self.charged(unit.port).saturating_sub(before);
                 self.meter.lend(unit.port, cost);
                 self.counters.lent_batches.add(1);
@@ -78,6 +92,20 @@ impl<C: CycleCounter> Worker<C> {
             }
         }
         None
+    }
+
+    /// The same for what waits for a port.
+    fn lend_output(&mut self, port: PortId) -> Option<usize> {
+        if !self.meter.may_borrow(port) {
+            return None;
+        }
+        let before = self.charged(port);
+        let frames = self.run_output(port)?;
+        let cost = self.charged(port).saturating_sub(before);
+        self.meter.lend(port, cost);
+        self.counters.lent_batches.add(1);
+        self.finish_turn(false);
+        Some(frames)
     }
 
     /// What a port's batches have cost here so far.
@@ -196,7 +224,21 @@ impl<C: CycleCounter> Worker<C> {
     pub fn next_due(&self) -> Option<Cycles> {
         let refill = self.meter.next_due(self.schedule.held() > 0);
         // Before the rest is over no refill makes a difference.
-        self.pace.next_due(self.last).or(refill)
+        if let Some(rest) = self.pace.next_due(self.last) {
+            return Some(rest);
+        }
+        let event = self.outputs.next_event().map(|at| self.clock.cycles(at));
+        match (event, refill) {
+            (Some(event), Some(refill)) => Some(event.min(refill)),
+            (event, refill) => event.or(refill),
+        }
+    }
+
+    /// How long a worker that found nothing may sleep, at most `most`.
+    #[must_use]
+    pub(super) fn may_sleep(&self, most: Nanos) -> Nanos {
+        let wait = |at: Nanos| at.saturating_sub(self.nanos());
+        self.outputs.next_event().map_or(most, |at| wait(at).min(most))
     }
 
     /// Where all cycles went that were generated for the buckets here.

@@ -7,6 +7,7 @@
 //! [`Worker::turn`] runs under `sim` on a virtual counter.
 
 mod absent;
+mod aside;
 mod bound;
 mod delay;
 mod directory;
@@ -17,11 +18,13 @@ mod interrupter;
 mod membership;
 mod meter;
 mod metering;
+mod outputs;
 mod pace;
 mod peers;
 mod positions;
 mod request;
 mod resting;
+mod shaping;
 mod split;
 mod stolen;
 mod thread;
@@ -57,12 +60,15 @@ use crate::classify::{Classifier, ClassifierConfig, Snapshot};
 use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Touched};
 use crate::port::{Pending, PortQueue};
+use crate::queue::{OUTPUT, OutputQueue, UNITS_MAX};
 use crate::schedule::{Discipline, Readiness, Schedule, ScheduleKind, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
+use aside::Aside;
 use bound::BatchBound;
 use delay::Delays;
 use handover::Found;
 use meter::Meter;
+use outputs::Outputs;
 use pace::Pace;
 use resting::{Resting, unit_of};
 use stolen::StolenTime;
@@ -130,6 +136,8 @@ pub struct PortSlot {
     /// Which queue pairs are here, one bit each; in the places of the others stands nothing that
     /// sends or takes.
     pub owned: u8,
+    /// What waits for it, if it has a queue.
+    pub output: Option<Box<OutputQueue>>,
 }
 
 impl core::fmt::Debug for PortSlot {
@@ -152,6 +160,8 @@ pub struct Worker<C> {
     bound: BatchBound,
     delays: Delays,
     resting: Resting,
+    aside: Aside,
+    outputs: Outputs,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
     batch: Box<Batch>,
@@ -197,6 +207,12 @@ impl Clock {
         nanos
     }
 
+    /// The count at which it is `at`, or just after.
+    fn cycles(&self, at: Nanos) -> Cycles {
+        let wide = (u128::from(at.0) << 32).div_ceil(u128::from(self.scale.max(1)));
+        Cycles(u64::try_from(wide).unwrap_or(u64::MAX))
+    }
+
     /// The coarse clock: whole seconds, from 1.
     #[inline]
     fn second(&mut self, now: Cycles) -> u32 {
@@ -228,15 +244,19 @@ impl<C: CycleCounter> Worker<C> {
     /// A worker without ports.
     pub fn new(config: &WorkerConfig, counter: C, wait: Option<RunQueueWait>) -> Self {
         let now = counter.now();
+        let clock = Clock::new(now, config.tsc);
+        let outputs = Outputs::new(config.max_ports, Nanos(clock.nanos(now)));
         Self {
             counter,
-            clock: Clock::new(now, config.tsc),
+            clock,
+            aside: Aside::new(config.max_ports),
+            outputs,
             ports: core::iter::repeat_with(PortSlot::default).take(config.max_ports).collect(),
             port_counters: vec![None; config.max_ports],
             schedule: Discipline::new(
                 config.schedule,
                 config.readiness,
-                config.max_ports * QUEUES_MAX,
+                config.max_ports * UNITS_MAX,
             ),
             bound: BatchBound::new(config.max_ports, config.tsc),
             delays: Delays::new(config.max_ports),
@@ -301,6 +321,7 @@ impl<C: CycleCounter> Worker<C> {
             self.idle_turn();
             return Turn::Idle;
         }
+        self.pass_time();
         // Turn and turn about with its own ports, when there are other workers at all.
         self.takes_over = !self.takes_over && !self.egress.peers.is_empty();
         if self.takes_over
@@ -378,6 +399,7 @@ impl<C: CycleCounter> Worker<C> {
             let (batch, ports) = (&mut self.batch, &mut self.ports);
             let (all, snapshot) = (&self.port_counters, &*self.snapshot);
             counters.queued.sub(frames as u64);
+            self.egress.set_now(Nanos(self.clock.nanos(self.last)));
             self.egress.deliver(batch, source, ports, all, snapshot, &mut self.touched);
             self.counter.spent(Stage::Egress, &Work { port: source, frames, bytes, misses: 0 });
             let now = self.counter.now();
@@ -393,6 +415,7 @@ impl<C: CycleCounter> Worker<C> {
                 peers.directory().notes.spend(source, peers.id(), cost.0);
             }
             self.last = now;
+            self.heed_outputs(source);
         }
         self.counters.taken_over.add(frames as u64);
         // Shown before the cells are given back: what is on its way is in one ring or another.
@@ -407,6 +430,7 @@ impl<C: CycleCounter> Worker<C> {
         while let Some(news) = self.classifier.fdb_mut().take_news() {
             self.egress.peers.tell(news);
         }
+        self.hear_others();
         self.egress.peers.show();
     }
 
@@ -416,6 +440,13 @@ impl<C: CycleCounter> Worker<C> {
         self.schedule.begin();
         for _ in 0..self.schedule.looks_max() {
             let Some((unit, sweep_ends)) = self.schedule.next() else { break };
+            if unit.queue == OUTPUT {
+                if let Some(frames) = self.serve_output(unit.port) {
+                    self.finish_turn(sweep_ends);
+                    return Some(frames);
+                }
+                continue;
+            }
             if !self.meter.may_run(unit.port) {
                 self.meter.note_throttled();
                 self.schedule.hold(unit);
@@ -430,7 +461,7 @@ impl<C: CycleCounter> Worker<C> {
                 let waited = self.delays.of(unit, self.last);
                 let frames = self.run_batch(unit);
                 if frames > 0 {
-                    self.count_delay(unit, waited);
+                    self.after_batch(unit, waited);
                     self.resting.note_busy(unit, self.last);
                     self.finish_turn(sweep_ends);
                     return Some(frames);
@@ -473,8 +504,10 @@ impl<C: CycleCounter> Worker<C> {
             queue.wake();
             self.resting.note_busy(unit, self.last);
             self.delays.begin(unit, self.last);
-            let class = self.class(unit.port);
-            self.schedule.add(unit, class);
+            if !self.aside.is_aside(unit.port) {
+                let class = self.class(unit.port);
+                self.schedule.add(unit, class);
+            }
             self.counters.wakes.add(1);
         }
         self.counters.resting.set(self.resting.len() as u64);
@@ -518,7 +551,8 @@ impl<C: CycleCounter> Worker<C> {
         let sample = self.until_sample == 0;
 
         self.batch.clear();
-        self.batch.limit(self.bound.frames(unit.port, policy.qos.priority));
+        let most = self.bound.frames(unit.port, policy.qos.priority);
+        self.batch.limit(most.min(self.outputs.gates.limit(unit.port)));
         let queue = &mut self.ports[id].queues[unit.queue.index()];
         queue.rx_burst(&mut self.batch);
         let (frames, more) = (self.batch.len(), !self.batch.has_room());
@@ -545,6 +579,7 @@ impl<C: CycleCounter> Worker<C> {
 
         let (batch, ports) = (&mut self.batch, &mut self.ports);
         let all = &self.port_counters;
+        self.egress.set_now(Nanos(nanos));
         self.egress.deliver(batch, unit.port, ports, all, snapshot, &mut self.touched);
         let slot = &mut self.ports[id];
         let queue = &mut slot.queues[unit.queue.index()];
@@ -631,6 +666,7 @@ impl<C: CycleCounter> Worker<C> {
     fn age(&mut self) {
         let second = self.clock.second(self.last);
         self.classifier.age(second, &self.snapshot);
+        self.tell_delays(second);
     }
 
     /// One full fence for all rings touched, then one look at each driver's wish for interrupts
@@ -655,12 +691,25 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
+    /// What follows from a batch whose first frame can have `waited` so long.
+    #[inline]
+    fn after_batch(&mut self, unit: Unit, waited: Cycles) {
+        self.count_delay(unit, waited);
+        self.heed_outputs(unit.port);
+        self.heed_others(unit.port);
+        if self.outputs.gates.is_shaped(unit.port) {
+            self.shape(unit.port, waited);
+        }
+    }
+
     /// Puts a new snapshot in place of the old one, which goes back to the caller.
     pub fn swap_snapshot(&mut self, new: Arc<Snapshot>) -> Arc<Snapshot> {
         self.classifier.on_snapshot(&new);
         let old = core::mem::replace(&mut self.snapshot, new);
         for port in (0..self.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
+            self.place_queue(port);
             if self.ports[port.index()].owned != 0 {
+                self.place_gate(port);
                 self.schedule_port(port, 0);
             }
         }

@@ -99,6 +99,10 @@ impl Resting {
         now.0.saturating_sub(busy_at) > self.idle_after
     }
 
+    pub(super) fn is_resting(&self, unit: Unit) -> bool {
+        self.place.get(bell_of(unit)).is_some_and(|place| *place != AWAKE)
+    }
+
     pub(super) fn add(&mut self, unit: Unit) {
         let Some(place) = self.place.get_mut(bell_of(unit)) else { return };
         if *place == AWAKE {

@@ -77,6 +77,9 @@ fn pin(core: Option<u32>) -> Result<(), String> {
         .map_err(|e| format!("CPU {core}: {e}"))
 }
 
+/// The kernel's shortest sleep takes longer than this.
+const NAP_LEAST: Nanos = Nanos::from_micros(100);
+
 struct Runner {
     worker: Worker<Tsc>,
     mailbox: Mailbox,
@@ -139,8 +142,15 @@ impl Runner {
         if self.idle < PAUSE_TURNS || self.backoff == Nanos::ZERO {
             (0..PAUSES).for_each(|_| core::hint::spin_loop());
         } else {
+            // Frames that wait for their time must not wait for the end of a nap.
+            let nap = self.worker.may_sleep(self.backoff);
+            if nap < self.backoff.min(NAP_LEAST) {
+                core::hint::spin_loop();
+                self.worker.rested();
+                return;
+            }
             self.worker.count_sleep();
-            let request = TimeSpec::from_duration(core::time::Duration::from_nanos(self.backoff.0));
+            let request = TimeSpec::from_duration(core::time::Duration::from_nanos(nap.0));
             let _ =
                 clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::empty(), &request);
         }

@@ -458,6 +458,13 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
+    /// Since when a VM's first frame waits; `None` where none does.
+    #[must_use]
+    pub fn oldest(&self, vm: usize) -> Option<Nanos> {
+        let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE)?;
+        self.pool.head(&vm.queue).map(|frame| frame.since)
+    }
+
     /// What a VM sent, has waiting, and lost; `None` where there is none.
     #[must_use]
     pub fn account(&self, vm: usize) -> Option<Account> {

@@ -6,6 +6,7 @@
 mod fdb;
 mod host;
 mod ports;
+mod queueing;
 mod rules;
 mod tenants;
 

@@ -30,6 +30,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         check_vlans(object, port, world, report);
         check_worker(object, port, draft, report);
         check_rates(object, port, report);
+        super::queueing::check(object, port, report);
     }
     check_targets(draft, report);
     check_bindings(draft, world, report);

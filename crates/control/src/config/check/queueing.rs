@@ -1,0 +1,82 @@
+//! `queue`, `shape`, `egress`: that what is asked for can be done, and by this port.
+
+use penstock_qos::shaper::{RATE_MAX, RATE_MIN};
+
+use super::super::decode::{Object, Report};
+use super::super::model::Port;
+use super::super::queueing::{BYTES, Excess, FRAMES, PERIOD_MS, Shaper, WAIT_US};
+use super::super::release::Egress;
+
+pub(super) fn check(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    check_queue(object, port, report);
+    check_shape(object, port, report);
+    if port.egress == Egress::FairShare && port.tenant.is_some() {
+        let problem = "`fair-share` divides a shared port among tenants; this one is a tenant's";
+        report.at(object, "egress", problem, "remove it, or remove `tenant`");
+    }
+    let several = port.queues.is_some_and(|queues| queues > 1);
+    if several && port.is_one_workers() && port.shape.is_some_and(|shape| shape.send.is_some()) {
+        // One shaper for all, but each queue pair has frames of its own time.
+        let problem = "`shape.send` keeps one order of frames; this port has several queue pairs";
+        report.at(object, "shape", problem, "say queues = 1, or shape what others receive");
+    }
+}
+
+fn outside<T: PartialOrd + core::fmt::Display>(
+    object: &Object<'_, Port>,
+    key: &str,
+    value: T,
+    range: &core::ops::RangeInclusive<T>,
+    report: &mut Report<'_>,
+) {
+    if !range.contains(&value) {
+        let problem = format!("`{key}` {value} is out of range");
+        report.at(object, key, problem, format!("write {} to {}", range.start(), range.end()));
+    }
+}
+
+fn check_queue(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let Some(queue) = port.queue else { return };
+    outside(object, "queue.bytes", queue.bytes, &BYTES, report);
+    outside(object, "queue.frames", queue.frames, &FRAMES, report);
+    if let Some(wait) = queue.wait_us {
+        outside(object, "queue.wait_us", wait, &WAIT_US, report);
+    }
+    if queue.excess == Some(Excess::Hold) && port.egress != Egress::FairShare {
+        let problem = "only a `fair-share` output can hold frames in their senders' rings";
+        let remedy = "say excess = \"drop\", or egress = \"fair-share\" on a shared port";
+        report.at(object, "queue.excess", problem, remedy);
+    }
+}
+
+fn check_shape(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let Some(shape) = port.shape else { return };
+    for (key, rate) in [("shape.send", shape.send), ("shape.receive", shape.receive)] {
+        if let Some(rate) = rate {
+            outside(object, key, rate.0, &(RATE_MIN..=RATE_MAX), report);
+        }
+    }
+    if shape.send.is_none() && shape.receive.is_none() {
+        let remedy = "add `send` or `receive`, as in shape = { send = \"4M\" }";
+        report.at(object, "shape", "`shape` names no rate", remedy);
+    }
+    match (shape.shaper, shape.period_ms) {
+        (Shaper::TokenBucket, Some(period)) => {
+            outside(object, "shape.period_ms", period, &PERIOD_MS, report);
+        }
+        (Shaper::Smooth, Some(_)) => {
+            let problem = "`period_ms` belongs to the shaper `token-bucket`";
+            report.at(object, "shape.period_ms", problem, "remove it");
+        }
+        (_, None) => {}
+    }
+    if shape.receive.is_some() && port.egress == Egress::FairShare {
+        let problem = "`fair-share` is paced by `link`, not by `shape.receive`";
+        report.at(object, "shape.receive", problem, "write the rate as `link`");
+    }
+    if shape.send.is_some() && port.offloads.is_none_or(|offloads| offloads.tso) {
+        let problem = "a large TCP segment would leave all at once, however its rate is shaped";
+        let remedy = "say offloads = { tso = false }, so that the VM cuts its segments itself";
+        report.at(object, "shape.send", problem, remedy);
+    }
+}

@@ -1,0 +1,207 @@
+//! One output's queue; see the folder's text.
+
+use penstock_qos::delay::{Histogram, Variation};
+use penstock_units::Nanos;
+
+use super::line::{Line, Next};
+use super::pacer::Pacer;
+use super::{FrameStore, Pacing, QueueTerms, Source, Stored};
+use crate::batch::{BATCH_FRAMES, Batch};
+
+/// Why a frame may not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Too much waits already.
+    Full,
+    /// The memory of all queues together is used up.
+    NoMemory,
+}
+
+/// Rates in bit/s count the frame check sequence.
+pub(crate) const FCS: u32 = 4;
+
+/// See the folder's text.
+#[derive(Debug)]
+pub struct OutputQueue {
+    terms: QueueTerms,
+    line: Line,
+    pacer: Pacer,
+    /// The next frame, taken out of the line while it waits for its time: a shaper says that for a
+    /// frame's length, once.
+    head: Option<Next>,
+    /// Frames of the batch that is being sent.
+    sending: Vec<Stored>,
+    /// How long frames waited, and how that varies from one to the next.
+    delays: Histogram,
+    variation: Variation,
+}
+
+impl OutputQueue {
+    /// An empty queue for `ports` sources of `tenants` tenants.
+    #[must_use]
+    pub fn new(terms: QueueTerms, ports: usize, tenants: usize) -> Self {
+        Self {
+            terms,
+            line: Line::new(&terms, ports, tenants),
+            pacer: Pacer::new(terms.pacing),
+            head: None,
+            sending: Vec::with_capacity(BATCH_FRAMES),
+            delays: Histogram::new(),
+            variation: Variation::new(),
+        }
+    }
+
+    /// Its terms.
+    #[must_use]
+    pub const fn terms(&self) -> &QueueTerms {
+        &self.terms
+    }
+
+    /// Frames that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.line.len() + usize::from(self.head.is_some())
+    }
+
+    /// Whether no frame waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.head.is_none() && self.line.is_empty()
+    }
+
+    /// How long frames waited since this was last cleared, and how that varies.
+    pub(crate) fn delays(&mut self) -> (&mut Histogram, &mut Variation) {
+        (&mut self.delays, &mut self.variation)
+    }
+
+    /// Frame `i` of `batch` waits from `now` on.
+    ///
+    /// # Errors
+    /// When it may not; nothing was copied then.
+    pub(crate) fn push(
+        &mut self,
+        store: &mut FrameStore,
+        batch: &Batch,
+        i: usize,
+        source: &Source,
+        now: Nanos,
+    ) -> Result<(), Refused> {
+        if !self.line.has_room(batch.at(i).len, store.free_bytes()) {
+            return Err(Refused::Full);
+        }
+        if self.is_empty() {
+            self.pacer.was_empty(now);
+        }
+        let frame = store.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
+        if self.line.push(source, frame, now) {
+            return Ok(());
+        }
+        store.release(&frame);
+        Err(Refused::Full)
+    }
+
+    /// When the next frame may go; `None`: none waits. `lost` gets the sources of those that waited
+    /// too long.
+    pub(crate) fn due(
+        &mut self,
+        store: &mut FrameStore,
+        now: Nanos,
+        lost: &mut impl FnMut(u16),
+    ) -> Option<Nanos> {
+        if self.head.is_none() {
+            let mut late = |frame: Stored| {
+                store.release(&frame);
+                lost(frame.source);
+            };
+            self.head = self.line.pop(now, &mut late);
+        }
+        let head = self.head.as_ref()?;
+        Some(self.pacer.due(head.since, head.frame.len + FCS))
+    }
+
+    /// Puts the frames whose time has come into the empty `batch`, for `output`. They stay in the
+    /// store until [`Self::sent`].
+    pub(crate) fn load(
+        &mut self,
+        store: &mut FrameStore,
+        batch: &mut Batch,
+        output: u16,
+        now: Nanos,
+        lost: &mut impl FnMut(u16),
+    ) {
+        self.sending.clear();
+        while let Some(due) = self.due(store, now, lost) {
+            if !self.pacer.goes(due, now, self.sending.is_empty()) {
+                break;
+            }
+            let Some(Next { frame, since }) = self.head else { break };
+            if store.load(&frame, batch, output).is_err() {
+                break;
+            }
+            self.head = None;
+            self.pacer.went(now, frame.len);
+            let waited = now.saturating_sub(since);
+            self.delays.record(waited);
+            self.variation.record(waited);
+            self.sending.push(frame);
+        }
+    }
+
+    /// The frames that were loaded last, in their order.
+    pub(crate) fn sending(&self) -> &[Stored] {
+        &self.sending
+    }
+
+    /// They are no longer needed.
+    pub(crate) fn sent(&mut self, store: &mut FrameStore) {
+        self.sending.drain(..).for_each(|frame| store.release(&frame));
+    }
+
+    /// See [`Line::is_over`].
+    pub(crate) fn is_over(&self, source: u16, store: &FrameStore, now: Nanos) -> bool {
+        self.line.is_over(source, store.free_bytes(), now)
+    }
+
+    /// See [`Line::is_under`].
+    pub(crate) fn is_under(&self, source: u16, store: &FrameStore, now: Nanos) -> bool {
+        self.line.is_under(source, store.free_bytes(), now)
+    }
+
+    /// A port goes; `lost` is told of each of its frames that waited.
+    pub(crate) fn forget(
+        &mut self,
+        store: &mut FrameStore,
+        source: u16,
+        mut lost: impl FnMut(u16),
+    ) {
+        if matches!(self.line, Line::Fair(_))
+            && let Some(head) = self.head.take_if(|head| head.frame.source == source)
+        {
+            store.release(&head.frame);
+            lost(source);
+        }
+        self.line.forget(source, |frame| {
+            store.release(&frame);
+            lost(frame.source);
+        });
+    }
+
+    /// Takes out all that waits; `lost` is told of each frame's source.
+    pub(crate) fn clear(&mut self, store: &mut FrameStore, now: Nanos, mut lost: impl FnMut(u16)) {
+        while self.due(store, now, &mut lost).is_some() {
+            if let Some(head) = self.head.take() {
+                store.release(&head.frame);
+                lost(head.frame.source);
+            }
+        }
+    }
+
+    /// The sources' weights may have changed, and its pacing is this from now on. A pacing of
+    /// another kind takes another queue, and changes nothing here.
+    pub(crate) fn change(&mut self, pacing: Pacing) {
+        self.line.changed();
+        if pacing != self.terms.pacing && self.pacer.change(pacing) {
+            self.terms.pacing = pacing;
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Frames that wait for an output: shares, rates, back-pressure, and that none is lost uncounted.
+
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::queue::{
+    Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind, ShareTerms,
+};
+use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
+use penstock_qos::fair_share::{Bound, Excess};
+use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
+use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
+
+const RATE: u64 = 2_000_000_000;
+const LINK: u64 = 1_000_000_000;
+/// What Ethernet adds to a frame on a link.
+const OVERHEAD: u64 = 24;
+
+fn fair(link: u64) -> QueueTerms {
+    QueueTerms {
+        order: Order::FairShare,
+        pacing: Pacing::Link(BitsPerSecond(link)),
+        bound: Bound::default(),
+        frames: 4_096,
+    }
+}
+
+fn shaped(rate: u64, kind: ShaperKind) -> QueueTerms {
+    let pacing = Pacing::Shaped(ShapeTerms { rate: BitsPerSecond(rate), kind });
+    let bound = Bound { bytes: 256 * 1024, wait: Nanos::from_secs(1), excess: Excess::Drop };
+    QueueTerms { order: Order::Fifo, pacing, bound, frames: 512 }
+}
+
+fn world(config: &WorldConfig) -> World {
+    World::with_config(config, TscRate::from_hz(RATE), CostTable::EXAMPLE, 64, 7)
+}
+
+fn to_vm0(size: usize, frames_per_second: u64, from: Nanos, until: Nanos) -> SourceSpec {
+    SourceSpec {
+        target: World::mac_of(0),
+        sizes: vec![(size, 1)],
+        frames_per_second,
+        flows: 1,
+        from,
+        until,
+        loss_ppm: 0,
+    }
+}
+
+/// A VM that others' frames go to by a queue, and tenants' VMs that flood it.
+struct Uplink {
+    world: World,
+    up: PortHandle,
+    /// VM, bytes of its frames, its tenant's weight.
+    vms: Vec<(PortHandle, usize, u64)>,
+}
+
+/// `tenants`: weight, and for each of its VMs the size of its frames.
+fn uplink(config: &WorldConfig, terms: QueueTerms, tenants: &[(u64, &[usize])]) -> Uplink {
+    let mut world = world(config);
+    let up = world.add_vm(1, 1_024, SinkSpec::default()).unwrap();
+    let home = QueueHome::new(terms, 64, 64);
+    world.set_policy(up, |policy| policy.queue = Some(home));
+    let mut vms = Vec::new();
+    for (&(weight, sizes), tenant) in tenants.iter().zip(0..) {
+        for &size in sizes {
+            let vm = world.add_vm(1, 256, SinkSpec::default()).unwrap();
+            world.set_policy(vm, |policy| {
+                policy.tenant = Some(tenant);
+                let tenant = Weight::new(weight).unwrap();
+                policy.share = ShareTerms { tenant, vm: Weight::ONE };
+            });
+            vms.push((vm, size, weight));
+        }
+    }
+    Uplink { world, up, vms }
+}
+
+/// Lets every VM offer twice the link for `secs`; bytes by VM after the first tenth.
+fn flood(case: &mut Uplink, secs: u64) -> Vec<u64> {
+    let end = Nanos::from_secs(secs);
+    for (&(vm, size, _), n) in case.vms.iter().zip(0..) {
+        // Not in step with each other.
+        let frames = 2 * LINK / 8 / size as u64 * (100 + n) / 100;
+        case.world.set_source(vm, to_vm0(size, frames, Nanos(0), end));
+    }
+    case.world.introduce(case.up);
+    let sent = |case: &Uplink| -> Vec<u64> {
+        let of =
+            |&(vm, size, _): &(PortHandle, usize, u64)| case.world.port(vm).forwarded * size as u64;
+        case.vms.iter().map(of).collect()
+    };
+    case.world.run_until(Nanos(end.0 / 10));
+    let before = sent(case);
+    case.world.run_until(end);
+    let sent = sent(case);
+    sent.iter().zip(before).map(|(after, before)| after - before).collect()
+}
+
+fn all_add_up(case: &Uplink) {
+    for &(vm, ..) in &case.vms {
+        let port = case.world.port(vm);
+        assert_eq!(port.unaccounted(), 0, "{port:?}");
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+fn ratio(a: u64, b: u64) -> f64 {
+    a as f64 / b as f64
+}
+
+#[test]
+fn tenants_get_their_shares_and_nothing_is_dropped() {
+    let tenants: &[(u64, &[usize])] = &[(5, &[1_514, 60, 600]), (3, &[300, 1_514]), (1, &[60])];
+    let mut case = uplink(&WorldConfig::default(), fair(LINK), tenants);
+    let bytes = flood(&mut case, 1);
+    let all: u64 = bytes.iter().sum();
+    let tenant = |from: usize, to: usize| bytes[from..to].iter().sum::<u64>();
+    for (got, due) in [(tenant(0, 3), 5), (tenant(3, 5), 3), (tenant(5, 6), 1)] {
+        let due = all * due / 9;
+        assert!(got.abs_diff(due) <= (due / 1_000).max(2 * 1_514), "{got} of {due}: {bytes:?}");
+    }
+    // Within a tenant VMs get the same, whatever their frames' sizes.
+    for pair in [(0, 1), (1, 2), (3, 4)] {
+        let (a, b) = (bytes[pair.0], bytes[pair.1]);
+        assert!((0.99..1.01).contains(&ratio(a, b)), "{bytes:?}");
+    }
+    // The link is full, no frame was dropped: what is too much stays in the VMs' rings.
+    let up = case.world.port(case.up);
+    let wire = (up.tx_bytes + OVERHEAD * up.tx_frames) * 8;
+    assert!((0.985..1.002).contains(&ratio(wire, LINK)), "{wire}");
+    for &(vm, ..) in &case.vms {
+        let port = case.world.port(vm);
+        assert_eq!(port.dropped(), 0, "{port:?}");
+        assert!(port.held_back > 0 && case.world.sent(vm).refused > 0);
+    }
+    all_add_up(&case);
+}
+
+#[test]
+fn first_come_first_served_gives_to_who_has_most() {
+    let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
+    let terms = QueueTerms { order: Order::Fifo, bound, ..fair(LINK) };
+    let tenants: &[(u64, &[usize])] = &[(1, &[1_000, 1_000, 1_000]), (1, &[1_000])];
+    let mut case = uplink(&WorldConfig::default(), terms, tenants);
+    let bytes = flood(&mut case, 1);
+    let share = ratio(bytes[0] + bytes[1] + bytes[2], bytes[3]);
+    assert!((2.7..3.3).contains(&share), "{bytes:?}");
+    assert!(case.world.port(case.vms[0].0).drops[DropReason::QueueFull as usize] > 0);
+    all_add_up(&case);
+}
+
+#[test]
+fn an_idle_tenants_share_is_used_by_the_others() {
+    let mut case = uplink(&WorldConfig::default(), fair(LINK), &[(9, &[1_000]), (1, &[1_000])]);
+    let idle = case.vms.remove(0);
+    let bytes = flood(&mut case, 1);
+    let wire = bytes[0] / 1_000 * (1_000 + OVERHEAD) * 8;
+    assert!((0.88..0.91).contains(&ratio(wire, LINK)), "{bytes:?}");
+    assert_eq!(case.world.port(idle.0).forwarded, 0);
+}
+
+#[test]
+fn two_workers_that_feed_one_uplink_keep_the_shares() {
+    let config = WorldConfig { workers: 2, ..WorldConfig::default() };
+    let tenants: &[(u64, &[usize])] = &[(3, &[1_000, 400]), (1, &[1_000, 400])];
+    let mut case = uplink(&config, fair(LINK), tenants);
+    let bytes = flood(&mut case, 1);
+    let share = ratio(bytes[0] + bytes[1], bytes[2] + bytes[3]);
+    assert!((2.97..3.03).contains(&share), "{bytes:?}");
+    all_add_up(&case);
+}
+
+#[test]
+fn what_a_vm_sends_keeps_its_rate_and_waits_in_its_ring() {
+    for (rate, size) in [(2_000_000, 1_514), (32_000_000, 200), (200_000_000, 1_514)] {
+        let mut world = world(&WorldConfig::default());
+        let sink = world.add_vm(1, 1_024, SinkSpec::default()).unwrap();
+        let vm = world.add_vm(1, 256, SinkSpec::default()).unwrap();
+        let terms = ShapeTerms { rate: BitsPerSecond(rate), kind: ShaperKind::Smooth };
+        world.set_policy(vm, |policy| policy.shape = Some(terms));
+        world.introduce(sink);
+        let secs = if rate < 10_000_000 { 20 } else { 4 };
+        let offered = 2 * rate / 8 / size as u64;
+        world.set_source(vm, to_vm0(size, offered, Nanos(0), Nanos::from_secs(secs)));
+        world.run_until(Nanos::from_secs(secs));
+        let port = world.port(vm);
+        let bits = port.forwarded * (size as u64 + 4) * 8;
+        let off = ratio(bits, rate * secs);
+        assert!((0.99..1.03).contains(&off), "{rate}: {off}");
+        assert_eq!((port.dropped(), port.unaccounted()), (0, 0));
+        assert!(world.received(sink).reordered == 0 && world.sent(vm).refused > 0);
+    }
+}
+
+#[test]
+fn what_a_vm_receives_keeps_its_rate_and_order() {
+    for kind in [ShaperKind::Smooth, ShaperKind::TokenBucket(Nanos::from_millis(50))] {
+        let mut case = uplink(
+            &WorldConfig::default(),
+            shaped(8_000_000, kind),
+            &[(1, &[1_000]), (1, &[1_000])],
+        );
+        let bytes = flood(&mut case, 4);
+        let up = case.world.port(case.up);
+        let off = ratio((up.tx_bytes + 4 * up.tx_frames) * 8, 8_000_000 * 4);
+        assert!((0.98..1.04).contains(&off), "{kind:?}: {off}, {bytes:?}");
+        assert_eq!(case.world.received(case.up).reordered, 0);
+        all_add_up(&case);
+    }
+}
+
+#[test]
+fn a_queue_that_goes_or_changes_counts_what_waited() {
+    let mut case =
+        uplink(&WorldConfig::default(), fair(LINK / 100), &[(1, &[1_000]), (2, &[1_000])]);
+    flood(&mut case, 1);
+    let queued: u64 = case.vms.iter().map(|vm| case.world.port(vm.0).queued).sum();
+    assert!(queued > 20, "{queued}");
+    assert_eq!(case.world.port(case.up).tx_queued, queued);
+    let up = case.up;
+    case.world.set_policy(up, |policy| policy.queue = None);
+    let gone = |case: &Uplink| -> u64 {
+        let of = |vm: &(PortHandle, usize, u64)| {
+            case.world.port(vm.0).drops[DropReason::QueueGone as usize]
+        };
+        case.vms.iter().map(of).sum()
+    };
+    assert_eq!(gone(&case), queued);
+    all_add_up(&case);
+    // Those that were held back are polled again, and what comes goes at once.
+    let end = Nanos::from_secs(2);
+    let before = case.world.port(case.vms[0].0).forwarded;
+    case.world.set_source(case.vms[0].0, to_vm0(1_000, 10_000, Nanos::from_secs(1), end));
+    case.world.run_until(end);
+    assert!(case.world.port(case.vms[0].0).forwarded >= before + 9_000);
+    assert_eq!(case.world.port(up).tx_queued, 0);
+    all_add_up(&case);
+}
+
+#[test]
+fn a_flooded_vm_pays_for_what_it_gets_and_the_others_keep_their_rate() {
+    let run = |flooded: bool| {
+        let config = WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() };
+        let mut world = world(&config);
+        let (sink, victim) =
+            (world.add_vm(1, 256, SinkSpec::default()), world.add_vm(1, 256, SinkSpec::default()));
+        let (sink, victim) = (sink.unwrap(), victim.unwrap());
+        let bought = |cycles, class| PortQos {
+            ingress: IngressPolicy::CyclesStrict,
+            entitlement: CyclesPerSecond(cycles),
+            priority: Priority::new(class).unwrap(),
+            ..PortQos::default()
+        };
+        world.set_qos(victim, bought(RATE / 20, 2));
+        let bound = Bound { excess: Excess::Drop, ..Bound::default() };
+        let terms = QueueTerms { order: Order::Fifo, pacing: Pacing::None, bound, frames: 512 };
+        let home = QueueHome::new(terms, 64, 64);
+        world.set_policy(victim, |policy| policy.queue = Some(home));
+        let other = world.add_vm(1, 256, SinkSpec::default()).unwrap();
+        world.set_qos(other, bought(RATE / 4, 1));
+        let outside = world.add_vm(1, 1_024, SinkSpec::default()).unwrap();
+        let end = Nanos::from_millis(500);
+        world.introduce(sink);
+        world.introduce(victim);
+        world.set_source(other, to_vm0(600, 300_000, Nanos(0), end));
+        if flooded {
+            let spec = to_vm0(60, 9_000_000, Nanos(0), end);
+            world.set_source(outside, SourceSpec { target: World::mac_of(1), ..spec });
+        }
+        world.run_until(end);
+        let _ = sink;
+        (world.port(other).forwarded, world.port(victim), world.port(outside))
+    };
+    let (alone, ..) = run(false);
+    let (beside, victim, outside) = run(true);
+    assert!(beside * 100 >= alone * 99, "{beside} of {alone}");
+    // It got no more cycles than it bought, and the rest was dropped before it was copied.
+    assert!(victim.cycles <= RATE / 20 / 2 * 21 / 20, "{}", victim.cycles);
+    assert!(victim.tx_frames > 0);
+    assert!(outside.drops[DropReason::QueueFull as usize] > outside.rx_frames / 2);
+    assert_eq!((outside.unaccounted(), victim.unaccounted()), (0, 0));
+}

@@ -95,7 +95,8 @@ name = "h2"
         &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
                  worker, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, \
-                 cycles, depth, weight, priority, contract, police, link, egress"],
+                 cycles, depth, weight, priority, contract, police, link, egress, queue, shape, \
+                 share"],
     ),
     (
         r#"[[port]]
@@ -120,7 +121,7 @@ socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 5000
 mac = ["52:54:00:00:00:02", "x"]
-queue = 3
+queuez = 3
 queues = "a"
 "#,
         &[
@@ -128,7 +129,7 @@ queues = "a"
                  to 4094",
             "7:29: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
                  bytes, as in 52:54:00:00:00:01",
-            r#"8:1: port "vm3": unknown key `queue`; did you mean `queues`?"#,
+            r#"8:1: port "vm3": unknown key `queuez`; did you mean `queues`?"#,
             "9:10: port \"vm3\": `queues`: invalid type: string \"a\"; write a whole number \
                  from 0 to 65535",
         ],
@@ -190,8 +191,63 @@ tenant = "red"
 vlan = 100
 egress = "wfq"
 "#,
-        &["7:10: port \"vm3\": `egress`: \"wfq\" is not in release 0.1.0; write \"fifo\", \
-                 the only one now"],
+        &["7:10: port \"vm3\": `egress`: \"wfq\" is not in release 0.1.0; write one of fifo, \
+                 fair-share"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "fair-share"
+queue = { bytes = 100, frames = 9000, wait_us = 1 }
+shape = { period_ms = 5 }
+"#,
+        &[
+            "7:10: port \"vm3\": `fair-share` divides a shared port among tenants; this one is a \
+                 tenant's; remove it, or remove `tenant`",
+            "8:19: port \"vm3\": `queue.bytes` 100 is out of range; write 2048 to 8388608",
+            "8:33: port \"vm3\": `queue.frames` 9000 is out of range; write 32 to 8192",
+            "8:49: port \"vm3\": `queue.wait_us` 1 is out of range; write 100 to 10000000",
+            "9:9: port \"vm3\": `shape` names no rate; add `send` or `receive`, as in shape = { \
+                 send = \"4M\" }",
+            "9:23: port \"vm3\": `period_ms` belongs to the shaper `token-bucket`; remove it",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+queues = 2
+offloads = { tso = false }
+queue = { excess = "hold" }
+shape = { send = "100k", receive = "20G" }
+
+[[port]]
+name = "vm4"
+type = "vhost-user"
+socket = "/run/vm4.sock"
+tenant = "red"
+vlan = 100
+shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
+"#,
+        &[
+            "9:20: port \"vm3\": only a `fair-share` output can hold frames in their senders' \
+                 rings; say excess = \"drop\", or egress = \"fair-share\" on a shared port",
+            "10:9: port \"vm3\": `shape.send` keeps one order of frames; this port has several \
+                 queue pairs; say queues = 1, or shape what others receive",
+            "10:18: port \"vm3\": `shape.send` 100k is out of range; write 256k to 10G",
+            "10:36: port \"vm3\": `shape.receive` 20G is out of range; write 256k to 10G",
+            "18:18: port \"vm4\": a large TCP segment would leave all at once, however its rate \
+                 is shaped; say offloads = { tso = false }, so that the VM cuts its segments \
+                 itself",
+            "18:61: port \"vm4\": `shape.period_ms` 0 is out of range; write 1 to 1000",
+        ],
     ),
     (
         r#"[[port]]

@@ -56,16 +56,16 @@ struct Uplink {
 /// `tenants`: weight, and for each of its VMs the size of its frames.
 fn uplink(config: &WorldConfig, terms: QueueTerms, tenants: &[(u64, &[usize])]) -> Uplink {
     let mut world = world(config);
-    let up = world.add_vm(1, 1_024, SinkSpec::default()).unwrap();
+    let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
     let home = QueueHome::new(terms, 64, 64);
     world.set_policy(up, |policy| policy.queue = Some(home));
     let mut vms = Vec::new();
     for (&(weight, sizes), tenant) in tenants.iter().zip(0..) {
         for &size in sizes {
-            let vm = world.add_vm(1, 256, SinkSpec::default()).unwrap();
+            let vm = world.add_vm(1, 256, SinkSpec::default()).expect("possible");
             world.set_policy(vm, |policy| {
                 policy.tenant = Some(tenant);
-                let tenant = Weight::new(weight).unwrap();
+                let tenant = Weight::new(weight).expect("possible");
                 policy.share = ShareTerms { tenant, vm: Weight::ONE };
             });
             vms.push((vm, size, weight));
@@ -173,8 +173,8 @@ fn two_workers_that_feed_one_uplink_keep_the_shares() {
 fn what_a_vm_sends_keeps_its_rate_and_waits_in_its_ring() {
     for (rate, size) in [(2_000_000, 1_514), (32_000_000, 200), (200_000_000, 1_514)] {
         let mut world = world(&WorldConfig::default());
-        let sink = world.add_vm(1, 1_024, SinkSpec::default()).unwrap();
-        let vm = world.add_vm(1, 256, SinkSpec::default()).unwrap();
+        let sink = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
+        let vm = world.add_vm(1, 256, SinkSpec::default()).expect("possible");
         let terms = ShapeTerms { rate: BitsPerSecond(rate), kind: ShaperKind::Smooth };
         world.set_policy(vm, |policy| policy.shape = Some(terms));
         world.introduce(sink);
@@ -243,11 +243,11 @@ fn a_flooded_vm_pays_for_what_it_gets_and_the_others_keep_their_rate() {
         let mut world = world(&config);
         let (sink, victim) =
             (world.add_vm(1, 256, SinkSpec::default()), world.add_vm(1, 256, SinkSpec::default()));
-        let (sink, victim) = (sink.unwrap(), victim.unwrap());
+        let (sink, victim) = (sink.expect("possible"), victim.expect("possible"));
         let bought = |cycles, class| PortQos {
             ingress: IngressPolicy::CyclesStrict,
             entitlement: CyclesPerSecond(cycles),
-            priority: Priority::new(class).unwrap(),
+            priority: Priority::new(class).expect("possible"),
             ..PortQos::default()
         };
         world.set_qos(victim, bought(RATE / 20, 2));
@@ -255,9 +255,9 @@ fn a_flooded_vm_pays_for_what_it_gets_and_the_others_keep_their_rate() {
         let terms = QueueTerms { order: Order::Fifo, pacing: Pacing::None, bound, frames: 512 };
         let home = QueueHome::new(terms, 64, 64);
         world.set_policy(victim, |policy| policy.queue = Some(home));
-        let other = world.add_vm(1, 256, SinkSpec::default()).unwrap();
+        let other = world.add_vm(1, 256, SinkSpec::default()).expect("possible");
         world.set_qos(other, bought(RATE / 4, 1));
-        let outside = world.add_vm(1, 1_024, SinkSpec::default()).unwrap();
+        let outside = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
         let end = Nanos::from_millis(500);
         world.introduce(sink);
         world.introduce(victim);

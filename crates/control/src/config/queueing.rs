@@ -34,7 +34,7 @@ pub enum Excess {
 /// `queue = { bytes = 262144, wait_us = 10000, frames = 4096, excess = "hold" }`: how much may wait
 /// for a port. With `egress = "fair-share"` of each VM, else of all together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table such as { bytes = 262144 }")]
 pub struct Queue {
     /// Bytes that wait, 2048 to 8388608. Default 262144.
     #[schemars(range(min = 2_048, max = 8_388_608))]
@@ -73,7 +73,7 @@ pub enum Shaper {
 
 /// `shape = { send = "4M", receive = "20M" }`: rates that a VM is delayed to and not policed to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table such as { send = \"4M\" }")]
 pub struct Shape {
     /// Bits per second that it sends, FCS included, 256k to 10G. Default: not shaped.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -604,12 +604,9 @@ impl<C: CycleCounter> Worker<C> {
         }
         if sample {
             self.until_sample = SAMPLE_EVERY;
-        }
-        if sample && cost == passed {
-            counters.sampled_frames.add(frames as u64);
-            counters.cycles_ingress.add(taken.saturating_sub(self.last).0);
-            counters.cycles_classification.add(classified.saturating_sub(taken).0);
-            counters.cycles_egress.add(now.saturating_sub(classified).0);
+            if cost == passed {
+                count_stages(counters, frames, [self.last, taken, classified, now]);
+            }
         }
         self.last = now;
         frames.max(1)
@@ -725,6 +722,18 @@ impl<C: CycleCounter> Worker<C> {
         self.bound.set_first(first.filter(|_| by_class).unwrap_or(Priority::LAST));
         self.rank_free();
     }
+}
+
+/// Counts a batch whose inner edges were timed.
+fn count_stages(
+    counters: &PortCounters,
+    frames: usize,
+    [began, taken, classified, ended]: [Cycles; 4],
+) {
+    counters.sampled_frames.add(frames as u64);
+    counters.cycles_ingress.add(taken.saturating_sub(began).0);
+    counters.cycles_classification.add(classified.saturating_sub(taken).0);
+    counters.cycles_egress.add(ended.saturating_sub(classified).0);
 }
 
 /// Counts what a burst took in, before anything is decided about it.

@@ -11,9 +11,9 @@
 //! a short trial misses. A trial at `lower` that does not meet the goal makes it the new `upper`,
 //! and the search goes on below, with a step that doubles and with long trials only.
 //!
-//! **End.** Where losses do not depend on the rate (a machine that takes the core away now and then),
-//! no rate is ever confirmed. A search that has used up `limit_secs` of trials ends with the highest
-//! rate that met the goal in every trial made at it, and says that it is not confirmed.
+//! **End.** Where losses do not depend on the rate (a machine that takes the core away now and
+//! then), no rate is ever confirmed. A search that has used up `limit_secs` of trials ends with the
+//! highest rate that met the goal in every trial made at it, and says that it is not confirmed.
 //!
 //! **Departures.** A trial of the final length that fails is not weighed against those that
 //! passed: one failure is enough. Trials are not repeated to find a conditional throughput.

@@ -206,8 +206,6 @@ queue = { bytes = 100, frames = 9000, wait_us = 1 }
 shape = { period_ms = 5 }
 "#,
         &[
-            "7:10: port \"vm3\": `fair-share` divides a shared port among tenants; this one is a \
-                 tenant's; remove it, or remove `tenant`",
             "8:19: port \"vm3\": `queue.bytes` 100 is out of range; write 2048 to 8388608",
             "8:33: port \"vm3\": `queue.frames` 9000 is out of range; write 32 to 8192",
             "8:49: port \"vm3\": `queue.wait_us` 1 is out of range; write 100 to 10000000",
@@ -263,8 +261,8 @@ link = "10G"
         &[
             "8:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or say \
                  ingress_policy = \"pps\"",
-            "9:8: port \"vm3\": `link` belongs to a shared port; remove it; a VM's rate is \
-                 `contract` or `police`",
+            "9:8: port \"vm3\": `link` belongs to a shared port; remove it, or add `queue`; a \
+                 VM's rate is `contract`, `police` or `shape`",
         ],
     ),
     (

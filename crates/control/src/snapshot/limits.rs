@@ -53,7 +53,7 @@ impl LimitTable {
         let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
         let links = config.ports.iter().filter_map(|port| {
             // An output that is shared needs no limits while it is full.
-            if port.egress == Egress::FairShare {
+            if port.egress == Egress::FairShare || port.tenant.is_some() {
                 return None;
             }
             let old = self.links.get(&port.name);

@@ -24,7 +24,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "FS-VDE §5, Tables I and II",
     about: "one flow of one client beside four of another that is due twice as much",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::table2),
     picture,
 };
 

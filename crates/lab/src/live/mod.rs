@@ -1,4 +1,4 @@
-//! Live runs of the C2QoS figures: our switch, OVS-DPDK and real load on this machine.
+//! Live runs of figures: our switch, OVS-DPDK and real load on this machine.
 //!
 //! **Problem.** What a simulation shows, real rings, caches and neighbours may contradict.
 //! **Rule.** One process starts the switches, plays all VMs from one loop on one core, stops the
@@ -21,6 +21,8 @@
 //! | `classes` | Fig. 3 and Fig. 11: latency on a full core |
 //! | `bandwidth` | Fig. 10: iperf3 and qperf |
 //! | `applications` | Fig. 12: FTP servers and web servers |
+//! | `shares` | FS-VDE, Table II: five flows of two clients |
+//! | `vde` | `vde_switch` beside it |
 
 mod applications;
 mod bandwidth;
@@ -33,9 +35,11 @@ mod noisy;
 mod picture;
 mod plan;
 mod rig;
+mod shares;
 mod stage;
 mod switch;
 mod uplink;
+mod vde;
 
 pub(crate) use applications::run as fig12;
 pub(crate) use bandwidth::run as fig10;
@@ -43,6 +47,7 @@ pub(crate) use classes::{fig3, fig11};
 pub(crate) use demo::{picture as demo_picture, run as demo};
 pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
+pub(crate) use shares::run as table2;
 pub(crate) use picture::by_unit as picture;
 pub(crate) use uplink::run as fig13;
 

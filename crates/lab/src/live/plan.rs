@@ -5,6 +5,7 @@
 //! that look at the destination. Without the first no decision depends on ports, and the switches
 //! may tell flows apart or not as they like: then "many flows" would cost one of them nothing.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -51,6 +52,11 @@ pub(crate) struct Vm {
     pub stamped: bool,
     /// What bounds it.
     pub bound: Bound,
+    /// Its tenant and that one's weight; none: the tenant of all.
+    pub tenant: Option<(String, u32)>,
+    /// Whether it answers those who send to it, tenants or not: all that they send goes there, and
+    /// its frames back to whom they name. A plan for our switch alone.
+    pub answers: bool,
     /// More lines of its port's table.
     pub more: String,
     /// Whether its port is nobody's, as an uplink is; the tenant then has a VLAN.
@@ -136,11 +142,20 @@ impl Plan {
             self.worker,
             if self.has_vlan() { "vlans = [100]\n" } else { "" },
         );
+        let tenants: BTreeMap<&str, u32> =
+            self.vms.iter().filter_map(|vm| vm.tenant.as_ref()).map(|(n, w)| (&**n, *w)).collect();
+        for (name, weight) in tenants {
+            let _ = write!(text, "\n[[tenant]]\nname = \"{name}\"\nweight = {weight}\n");
+        }
         for vm in &self.vms {
             self.port(&mut text, vm, dir);
         }
-        for (_, vm, to) in self.ways() {
-            self.rules(&mut text, vm, to);
+        for (from, vm, to) in self.ways() {
+            if self.vms[to].answers {
+                self.way_and_back(&mut text, from, to);
+            } else {
+                self.rules(&mut text, vm, to);
+            }
         }
         text
     }
@@ -148,7 +163,11 @@ impl Plan {
     fn port(&self, text: &mut String, vm: &Vm, dir: &Path) {
         let (name, on) = (&vm.name, self.offloads);
         let mode = if self.listens { "server" } else { "client" };
-        let tenant = if vm.shared { "" } else { "tenant = \"lab\"\n" };
+        let tenant = match &vm.tenant {
+            _ if vm.shared => String::new(),
+            None => "tenant = \"lab\"\n".to_owned(),
+            Some((tenant, _)) => format!("tenant = \"{tenant}\"\n"),
+        };
         let vlan = if self.has_vlan() { "vlan = 100\n" } else { "" };
         // Writing into a String cannot fail.
         let _ = write!(
@@ -184,6 +203,18 @@ impl Plan {
         if bound.priority > 0 {
             let _ = writeln!(text, "priority = {}", bound.priority);
         }
+    }
+
+    /// All that `from` sends goes to `to`, and what `to` sends to it comes back.
+    fn way_and_back(&self, text: &mut String, from: usize, to: usize) {
+        let (source, target, mac) = (&self.vms[from].name, &self.vms[to].name, Self::mac(from));
+        let _ = write!(
+            text,
+            "\n[[rule]]\nname = \"{source}-there\"\npriority = 10\nport = \"{source}\"\n\
+             actions = [\"output:{target}\"]\n\
+             \n[[rule]]\nname = \"{source}-back\"\npriority = 10\nport = \"{target}\"\n\
+             match = {{ dst_mac = \"{mac}\" }}\nactions = [\"output:{source}\"]\n"
+        );
     }
 
     fn rules(&self, text: &mut String, vm: &Vm, to: usize) {

@@ -58,8 +58,8 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
         report.at(object, error.key, error.problem, error.remedy);
     }
     let Some(link) = port.link.map(|link| link.0) else { return };
-    if port.tenant.is_some() {
-        let remedy = "remove it; a VM's rate is `contract` or `police`";
+    if port.tenant.is_some() && port.queued().is_none() {
+        let remedy = "remove it, or add `queue`; a VM's rate is `contract`, `police` or `shape`";
         report.at(object, "link", "`link` belongs to a shared port", remedy);
     }
     if !(LINK_MIN..=RATE_MAX).contains(&link) {

@@ -10,10 +10,6 @@ use super::super::release::Egress;
 pub(super) fn check(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     check_queue(object, port, report);
     check_shape(object, port, report);
-    if port.egress == Egress::FairShare && port.tenant.is_some() {
-        let problem = "`fair-share` divides a shared port among tenants; this one is a tenant's";
-        report.at(object, "egress", problem, "remove it, or remove `tenant`");
-    }
     let several = port.queues.is_some_and(|queues| queues > 1);
     if several && port.is_one_workers() && port.shape.is_some_and(|shape| shape.send.is_some()) {
         // One shaper for all, but each queue pair has frames of its own time.

@@ -17,12 +17,13 @@ pub mod split_ring;
 pub mod tap;
 pub mod vhost_user;
 mod vnet_socket;
+pub mod xdp;
 
 use core::any::Any;
 
 use penstock_units::Cycles;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, BatchFull};
 use crate::offload::OffloadCaps;
 
 /// Whether a frame is waiting, as far as can be said without a system call.
@@ -86,7 +87,7 @@ pub trait PortQueue: Send {
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome;
 
     /// How many frames `tx_burst` would take now, as far as can be said without a system call.
-    fn tx_room(&self) -> usize {
+    fn tx_room(&mut self) -> usize {
         usize::MAX
     }
 
@@ -107,11 +108,57 @@ pub trait PortQueue: Send {
     /// Ends what [`Self::rest`] began: the queue is polled again, the far side need not tell.
     fn wake(&mut self) {}
 
+    /// The queue's own memory, if frames can wait in it.
+    fn buffers(&mut self) -> Option<&mut dyn Buffers> {
+        None
+    }
+
     /// A message from this port's own control thread, executed between two batches. The returned
     /// box goes back to the sender, so that nothing is freed in the worker.
     fn control(&mut self, message: ControlMessage) -> ControlMessage {
         message
     }
+}
+
+/// A frame in a buffer of the port's own memory, in its present form and finished.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub(crate) buffer: u32,
+    pub(crate) len: u32,
+}
+
+/// Ports with memory of their own in which frames can wait.
+///
+/// A frame waits from [`Self::fill`] or [`Self::keep`] until it is sent or released, once. Frames
+/// that wait have a share of the memory to themselves: however many they are, the port goes on
+/// receiving.
+pub trait Buffers {
+    /// Buffers that are free for frames that wait or are sent.
+    fn free(&self) -> usize;
+
+    /// Copies frame `i` of `batch`, finished, into a buffer, where it waits for [`Self::send`].
+    /// `None`: no buffer is free, or it is too long.
+    fn fill(&mut self, batch: &Batch, i: usize) -> Option<Held>;
+
+    /// Sends frames that wait, in order. The first `frames + down + error` of them are taken, the
+    /// others stay: the ring is full. As after [`PortQueue::tx_burst`], [`PortQueue::publish`]
+    /// and [`PortQueue::notify`] follow.
+    fn send(&mut self, frames: &[Held]) -> TxOutcome;
+
+    /// Frame `i` of the last `rx_burst`, finished, keeps its buffer beyond `rx_done`, in the form
+    /// that it has in `batch` now; kept twice, it is copied the second time. `None`: no buffer is
+    /// free to take its part.
+    fn keep(&mut self, batch: &Batch, i: usize) -> Option<Held>;
+
+    /// Puts a frame that waits into a batch. Its bytes stay in the buffer: it may be sent or
+    /// released only when the batch was cleared.
+    ///
+    /// # Errors
+    /// [`BatchFull`]: nothing is added.
+    fn load(&mut self, frame: Held, batch: &mut Batch) -> Result<(), BatchFull>;
+
+    /// The frame waits no longer, its buffer is free.
+    fn release(&mut self, frame: Held);
 }
 
 /// What an attachment looks like from outside the worker.
@@ -173,6 +220,35 @@ pub enum PortError {
 }
 
 impl PortError {
+    /// Whether the kernel or the driver refuses the *way* of attaching (no permission, not
+    /// supported), so that another way may succeed. Not so if there is no such interface or
+    /// another program has it.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        /// `ENOTSUPP`, which some drivers answer; libc does not name it.
+        const NOT_SUPPORTED: i32 = 524;
+        let Self::System { source, .. } = self else { return false };
+        matches!(
+            source.raw_os_error(),
+            Some(
+                libc::EPERM
+                    | libc::EACCES
+                    | libc::ENOSYS
+                    | libc::EOPNOTSUPP
+                    | libc::EAFNOSUPPORT
+                    | libc::EPROTONOSUPPORT
+                    | libc::ENOPROTOOPT
+                    | libc::EINVAL
+                    | libc::E2BIG
+                    | libc::ENOMEM
+                    | libc::ENOBUFS
+                    | libc::ENOSPC
+                    | libc::ERANGE
+                    | NOT_SUPPORTED
+            )
+        )
+    }
+
     pub(crate) fn system(
         object: impl Into<String>,
         call: &'static str,

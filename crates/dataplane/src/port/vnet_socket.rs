@@ -202,6 +202,27 @@ impl Interface {
         self.flags().is_ok_and(|flags| flags & up != 0)
     }
 
+    /// Whether it is up and its other end is there.
+    pub(super) fn is_running(&self) -> bool {
+        let both = libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or(0x41);
+        self.flags().is_ok_and(|flags| flags & both == both)
+    }
+
+    pub(super) fn mtu(&self) -> std::io::Result<u32> {
+        let mut request = self.request();
+        self.ioctl(libc::SIOCGIFMTU, &mut request)?;
+        // SAFETY: SIOCGIFMTU fills this field. WHY: union.
+        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        Ok(u32::try_from(mtu).unwrap_or(0))
+    }
+
+    /// One of ethtool's commands that are words only: the command, then what it sets or gets.
+    pub(super) fn ethtool(&self, words: &mut [u32]) -> std::io::Result<()> {
+        let mut request = self.request();
+        request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
+        self.ioctl(libc::SIOCETHTOOL, &mut request)
+    }
+
     pub(super) fn set_up(&self) -> std::io::Result<()> {
         let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
         let mut request = self.request();

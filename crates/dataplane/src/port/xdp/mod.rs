@@ -1,0 +1,261 @@
+//! AF_XDP ports: an existing interface (a NIC, a veth), its frames taken before the kernel's stack.
+//!
+//! **Problem.** A packet socket costs a system call and a copy for each frame. **Rule.** The
+//! kernel puts frames into memory of ours and says so in a ring, and takes them from there to
+//! send; with zero-copy the NIC itself does. Each queue is a [`PortQueue`] of its own, with its
+//! own memory. Where the kernel or the driver refuses, [`PortError::is_refusal`] says so, and the
+//! interface can still be had by [`super::packet`].
+//!
+//! | Module | Holds |
+//! |---|---|
+//! | `mapping`, `umem` | the memory of the frames |
+//! | `pool` | who has which buffer |
+//! | `ring` | the four rings |
+//! | `program` | the XDP program |
+//! | `socket` | a socket with all of these, bound |
+//! | `link` | the interface: up or down, its settings |
+//! | `open_checksum` | what a sender in this kernel left to do |
+//! | `queue` | the port's queue |
+//!
+//! **What XDP does not see.** A frame comes without what the kernel knows of it. A VLAN tag that
+//! the NIC took out is lost, so the NIC is told to leave tags in (`rxvlan off`); and frames that it
+//! would merge are left single. The kernel at the other end of a veth leaves checksums open:
+//! `open_checksum` finishes TCP's and UDP's. It also puts tags beside frames, which no setting of
+//! our end changes: its end wants `ethtool -K PEER txvlan off` (large segments it stops sending
+//! by itself once the program is attached natively; else also `gso off tso off`). Frames of queues
+//! that are not ours go to the kernel.
+//!
+//! **Source.** The kernel's documentation of AF_XDP; datapath rules 1 to 6.
+
+mod link;
+mod mapping;
+mod open_checksum;
+mod pool;
+mod program;
+mod queue;
+mod ring;
+mod socket;
+mod umem;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use nix::poll::{PollTimeout, poll};
+
+use self::link::{Follower, OVERHEAD, Settings, is_software, promiscuous, receive_queues};
+use self::program::{Mode, Program};
+use self::queue::XdpQueue;
+use super::vnet_socket::{Interface, in_netns};
+use super::{AttachState, AttachStatus, PortError, PortQueue};
+use crate::worker::QUEUES_MAX;
+
+/// Tries of what an owner that has just gone may still hold, 10 ms apart.
+const TRIES: u32 = 100;
+
+/// Whether frames may lie where the NIC puts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZeroCopy {
+    /// If the driver can, else they are copied.
+    #[default]
+    Auto,
+    /// They are copied.
+    Never,
+}
+
+/// How an AF_XDP port is attached.
+#[derive(Clone, Debug)]
+pub struct XdpConfig {
+    /// Interface name, at most 15 bytes; it must exist.
+    pub interface: String,
+    /// Network namespace: a name under `/run/netns` or a path; `None`: the daemon's own.
+    pub netns: Option<PathBuf>,
+    /// Queues of the interface that are served, from its first, 1 to 8.
+    pub queues: u16,
+    /// Zero-copy or not.
+    pub zero_copy: ZeroCopy,
+}
+
+/// An AF_XDP port's control side. Dropped, the interface is as it was.
+#[derive(Debug)]
+pub struct Xdp {
+    // The program goes first: no frame is redirected to a socket that nobody serves.
+    program: Program,
+    follower: Follower,
+    _settings: Settings,
+    _promiscuous: OwnedFd,
+    queues: u16,
+    /// Queues that get a copy.
+    copied: u16,
+    /// Queues of the interface that are not ours.
+    others: u32,
+    name: String,
+}
+
+impl Xdp {
+    /// Opens the interface, brings it up and takes its frames.
+    ///
+    /// # Errors
+    /// [`PortError`]: no such interface or namespace; too many queues; another program or socket
+    /// is on it; or XDP is refused, see [`PortError::is_refusal`].
+    pub fn open(config: &XdpConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
+        let name = config.interface.as_str();
+        if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {
+            return Err(too_many(name, QUEUES_MAX as u64));
+        }
+        in_netns(config.netns.as_deref(), name, || open(config))
+    }
+
+    /// Whether the interface was deleted. One that is made anew is attached anew.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.follower.state().is_gone()
+    }
+
+    /// What the attachment looks like now.
+    #[must_use]
+    pub fn status(&self) -> AttachStatus {
+        let link = self.follower.state();
+        let error = if link.is_gone() {
+            Some(format!("{}: the interface is gone; make it again", self.name))
+        } else if self.others > 0 {
+            Some(format!(
+                "{}: frames of {} more queues go to the kernel; set `queues`, or `ethtool -L`",
+                self.name, self.others
+            ))
+        } else {
+            None
+        };
+        let copies = if self.copied == 0 { "zero-copy" } else { "copy" };
+        AttachStatus {
+            state: match (link.is_gone(), link.is_up()) {
+                (true, _) => AttachState::Error,
+                (false, true) => AttachState::Up,
+                (false, false) => AttachState::Down,
+            },
+            error,
+            features: vec![copies, self.program.mode().name(), "need-wakeup"],
+            ring_sizes: [socket::RECEIVE, socket::TX_RING].repeat(usize::from(self.queues)),
+            queues_up: if link.is_up() { self.queues } else { 0 },
+        }
+    }
+}
+
+/// The work of [`Xdp::open`] inside the interface's namespace.
+fn open(config: &XdpConfig) -> Result<(Xdp, Vec<Box<dyn PortQueue>>), PortError> {
+    let name = config.interface.as_str();
+    let rights = "run as root or with CAP_NET_ADMIN and CAP_NET_RAW";
+    let interface = Interface::new(name)?;
+    let index = interface.index().map_err(|e| {
+        PortError::system(name, "find the interface", "create it, or correct `interface`", e)
+    })?;
+    let there = receive_queues(&interface);
+    if let Some(there) = there.filter(|&there| there < u32::from(config.queues)) {
+        return Err(too_many(name, there.into()));
+    }
+    let shift = buffer_shift(name, interface.mtu().unwrap_or(1500))?;
+    interface.set_up().map_err(|e| PortError::system(name, "bring it up", rights, e))?;
+    let promiscuous = promiscuous(index)
+        .map_err(|e| PortError::system(name, "make it promiscuous", rights, e))?;
+    let number = index.unsigned_abs();
+    let program = Program::attach(name, number, config.queues.into())?;
+    let generic = program.mode() == Mode::Generic;
+    let software = generic || is_software(&interface);
+    let settings = Settings::prepare(Interface::new(name)?, generic);
+    let follower = Follower::start(interface, index, 1 << shift)
+        .map_err(|e| PortError::system(name, "follow the interface", "", e))?;
+    let zero_copy = config.zero_copy == ZeroCopy::Auto && !generic;
+    let (mut queues, mut copied) = (Vec::<Box<dyn PortQueue>>::new(), 0);
+    for queue in 0..u32::from(config.queues) {
+        let place = socket::Place { name, interface: number, queue, zero_copy, shift };
+        let opened = socket::open(place)?;
+        program
+            .serve(queue, opened.socket.as_fd())
+            .map_err(|e| refused(name, "enter a socket into the map", "see the kernel's log", e))?;
+        copied += u16::from(!opened.zero_copy);
+        queues.push(Box::new(XdpQueue::new(opened, follower.state().clone(), software)));
+    }
+    let xdp = Xdp {
+        program,
+        follower,
+        _settings: settings,
+        _promiscuous: promiscuous,
+        queues: config.queues,
+        copied,
+        others: there.unwrap_or(0).saturating_sub(config.queues.into()),
+        name: name.to_owned(),
+    };
+    Ok((xdp, queues))
+}
+
+fn too_many(name: &str, limit: u64) -> PortError {
+    PortError::Limit { object: name.to_owned(), problem: "number of queues", limit }
+}
+
+/// log2 of the buffers' size for frames of an MTU: 2 KiB, or a page.
+fn buffer_shift(name: &str, mtu: u32) -> Result<u32, PortError> {
+    let need = mtu.saturating_add(OVERHEAD).saturating_add(umem::HEADROOM);
+    match need {
+        ..=2048 => Ok(11),
+        2049..=4096 => Ok(12),
+        _ => Err(refused(
+            name,
+            "fit frames of its MTU into a page",
+            "lower the MTU to 3822 or less",
+            io::Error::from_raw_os_error(libc::ERANGE),
+        )),
+    }
+}
+
+/// A refusal by the kernel, as an error of ours.
+fn refused(name: &str, call: &'static str, remedy: &'static str, source: io::Error) -> PortError {
+    PortError::system(name, call, remedy, source)
+}
+
+/// Tries again for a second what is refused because somebody else has it: the kernel lets go of
+/// programs and queues a moment after their owner has ended.
+fn patience<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut tries = 0;
+    loop {
+        match attempt() {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && tries < TRIES => tries += 1,
+            done => return done,
+        }
+        let _ = poll(&mut [], PollTimeout::from(10_u8));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_as_long_as_the_mtu_wants() {
+        let shift = |mtu| buffer_shift("eth0", mtu);
+        assert_eq!((shift(1500).unwrap(), shift(1774).unwrap()), (11, 11));
+        assert_eq!((shift(1775).unwrap(), shift(3822).unwrap()), (12, 12));
+        let error = shift(3823).unwrap_err();
+        assert!(error.is_refusal() && error.to_string().contains("lower the MTU"), "{error}");
+        assert!(shift(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn what_another_way_may_have_is_told_from_what_none_has() {
+        let refusal =
+            |errno| refused("eth0", "attach", "", io::Error::from_raw_os_error(errno)).is_refusal();
+        assert!([libc::EPERM, libc::EOPNOTSUPP, libc::ENOSYS, 524].into_iter().all(refusal));
+        let foreign = [libc::EBUSY, libc::EEXIST, libc::ENODEV, libc::ENXIO, libc::ENOENT];
+        assert!(!foreign.into_iter().any(refusal) && !too_many("eth0", 8).is_refusal());
+    }
+
+    #[test]
+    fn only_what_another_has_is_tried_again() {
+        let mut tries = 0;
+        let taken: io::Result<()> = patience(|| {
+            tries += 1;
+            let errno = if tries < 3 { libc::EBUSY } else { libc::EPERM };
+            Err(io::Error::from_raw_os_error(errno))
+        });
+        assert_eq!((taken.unwrap_err().raw_os_error(), tries), (Some(libc::EPERM), 3));
+    }
+}

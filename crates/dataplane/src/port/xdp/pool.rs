@@ -1,0 +1,205 @@
+//! Who has which buffer of an AF_XDP queue: the kernel, the batch, those that wait, nobody.
+//!
+//! **Problem.** A buffer that is lost is never received into again; one handed out twice has two
+//! frames in it, perhaps of two tenants. **Rule.** Each buffer is in one place, and moves only
+//! from the place where it is; what the kernel says of a buffer that it was not given is refused.
+//! There are two shares. The *receive* share is always with the kernel to be filled, or in the
+//! present batch. The *send* share is free, held by frames that wait, or with the kernel to be
+//! sent. A received frame that is kept takes a free buffer of the send share for the one that it
+//! keeps, so frames that wait never take from what is received into, however many they are.
+//! **Cost.** One byte a buffer, and a look at it for each move.
+
+/// Where a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nobody has it.
+    Free,
+    /// The kernel, to receive a frame.
+    Receive,
+    /// The present batch, or it is on its way back to the kernel.
+    Batch,
+    /// A frame in it waits.
+    Held,
+    /// The kernel, to send its frame.
+    Send,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Pool {
+    places: Box<[Place]>,
+    /// Last in, first out: what was touched last is in the cache.
+    free: Vec<u32>,
+}
+
+impl Pool {
+    /// Buffers `0..receive` are with the kernel to receive, the `send` behind them are free.
+    pub(super) fn new(receive: u32, send: u32) -> Self {
+        let count = receive + send;
+        let place = |b| if b < receive { Place::Receive } else { Place::Free };
+        Self { places: (0..count).map(place).collect(), free: (receive..count).rev().collect() }
+    }
+
+    /// Buffers that are free.
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Moves a buffer on, if it is where it should be.
+    #[inline]
+    fn shift(&mut self, buffer: u32, from: Place, to: Place) -> bool {
+        match self.places.get_mut(buffer as usize) {
+            Some(place) if *place == from => {
+                *place = to;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The kernel put a frame into it.
+    #[inline]
+    pub(super) fn received(&mut self, buffer: u32) -> bool {
+        self.shift(buffer, Place::Receive, Place::Batch)
+    }
+
+    /// The kernel may receive into it again.
+    #[inline]
+    pub(super) fn refilled(&mut self, buffer: u32) -> bool {
+        self.shift(buffer, Place::Batch, Place::Receive)
+    }
+
+    /// A free buffer for a frame that waits, or is sent at once.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<u32> {
+        let buffer = self.free.pop()?;
+        self.places[buffer as usize] = Place::Held;
+        Some(buffer)
+    }
+
+    /// A frame of the batch stays in its buffer. Returns the free one that takes its part.
+    pub(super) fn keep(&mut self, buffer: u32) -> Option<u32> {
+        let instead = *self.free.last()?;
+        if !self.shift(buffer, Place::Batch, Place::Held) {
+            return None;
+        }
+        self.free.pop();
+        self.places[instead as usize] = Place::Batch;
+        Some(instead)
+    }
+
+    /// Whether a frame waits in it.
+    #[inline]
+    pub(super) fn is_held(&self, buffer: u32) -> bool {
+        self.places.get(buffer as usize) == Some(&Place::Held)
+    }
+
+    /// Whether a frame of the batch is in it.
+    #[inline]
+    pub(super) fn is_in_batch(&self, buffer: u32) -> bool {
+        self.places.get(buffer as usize) == Some(&Place::Batch)
+    }
+
+    /// The kernel has it to send.
+    #[inline]
+    pub(super) fn sent(&mut self, buffer: u32) -> bool {
+        self.shift(buffer, Place::Held, Place::Send)
+    }
+
+    /// The kernel has sent it.
+    #[inline]
+    pub(super) fn completed(&mut self, buffer: u32) -> bool {
+        let was = self.shift(buffer, Place::Send, Place::Free);
+        if was {
+            self.free.push(buffer);
+        }
+        was
+    }
+
+    /// The frame in it waits no longer.
+    pub(super) fn release(&mut self, buffer: u32) -> bool {
+        let was = self.shift(buffer, Place::Held, Place::Free);
+        if was {
+            self.free.push(buffer);
+        }
+        was
+    }
+
+    /// Buffers in a place.
+    #[cfg(test)]
+    pub(super) fn count(&self, place: Place) -> usize {
+        self.places.iter().filter(|&&p| p == place).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_buffer_moves_only_from_where_it_is() {
+        let mut pool = Pool::new(2, 2);
+        assert!(!pool.completed(0) && !pool.release(0) && !pool.sent(0) && !pool.refilled(0));
+        assert!(pool.received(0) && !pool.received(0), "the kernel says it twice");
+        assert!(!pool.received(2) && !pool.received(4) && !pool.received(u32::MAX));
+        let held = pool.take().unwrap();
+        assert!(pool.sent(held) && !pool.sent(held) && !pool.release(held));
+        assert!(pool.completed(held) && !pool.completed(held));
+        assert_eq!((pool.free(), pool.count(Place::Batch)), (2, 1));
+    }
+
+    #[test]
+    fn what_waits_takes_nothing_from_what_is_received_into() {
+        let mut pool = Pool::new(8, 3);
+        for buffer in 0..8 {
+            assert!(pool.received(buffer));
+        }
+        let kept: Vec<u32> = (0..8).filter_map(|b| pool.keep(b)).collect();
+        assert_eq!((kept.len(), pool.free()), (3, 0));
+        assert_eq!(pool.take(), None);
+        // Five that were not kept and three in the stead of those that were.
+        assert_eq!(pool.count(Place::Batch), 8);
+    }
+
+    proptest! {
+        /// Over any sequence of moves, lawful or not: no buffer is in two places or none, and the
+        /// receive share keeps its size.
+        #[test]
+        fn no_buffer_is_lost_or_handed_out_twice(
+            moves in proptest::collection::vec((0..7_u8, 0..30_u32), 0..400)
+        ) {
+            const RECEIVE: u32 = 16;
+            const SEND: u32 = 12;
+            let mut pool = Pool::new(RECEIVE, SEND);
+            let mut held: Vec<u32> = Vec::new();
+            for (what, buffer) in moves {
+                match what {
+                    0 => { pool.received(buffer); }
+                    1 => { pool.refilled(buffer); }
+                    2 => if let Some(taken) = pool.take() {
+                        prop_assert!(!held.contains(&taken));
+                        held.push(taken);
+                    }
+                    3 => if let Some(instead) = pool.keep(buffer) {
+                        prop_assert!(!held.contains(&buffer) && !held.contains(&instead));
+                        held.push(buffer);
+                    }
+                    4 => if pool.sent(buffer) { held.retain(|&b| b != buffer); },
+                    5 => { pool.completed(buffer); }
+                    _ => if pool.release(buffer) { held.retain(|&b| b != buffer); },
+                }
+                let mut free = pool.free.clone();
+                free.sort_unstable();
+                free.dedup();
+                prop_assert_eq!(free.len(), pool.free());
+                prop_assert_eq!(free.len(), pool.count(Place::Free));
+                prop_assert_eq!(held.len(), pool.count(Place::Held));
+                let receive = pool.count(Place::Receive) + pool.count(Place::Batch);
+                prop_assert_eq!(receive, RECEIVE as usize);
+                let send = pool.free() + held.len() + pool.count(Place::Send);
+                prop_assert_eq!(send, SEND as usize);
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The program that hands an interface's frames to our sockets, without a compiler at hand.
+//!
+//! **Problem.** Frames reach an AF_XDP socket only if an XDP program on the interface redirects
+//! them. **Rule.** The program is six instructions: it looks the frame's queue up in a map of
+//! sockets and redirects it there; a queue without a socket goes on to the kernel (`XDP_PASS`). It
+//! is attached by a BPF link, which the kernel takes off when its descriptor is closed, also
+//! when this process is killed: no interface stays behind with a program that nobody serves. The
+//! driver's own hook (*native*) is asked for first, the stack's (*generic*) where the driver has
+//! none. Another program on the interface is never replaced.
+//! **Source.** The kernel's `bpf.h`; `bpf_redirect_map` returns the action in its flags when the
+//! map has no entry since Linux 5.3, links of XDP programs came with 5.9.
+#![allow(unsafe_code, reason = "bpf(2)")]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::super::PortError;
+use super::{patience, refused};
+
+const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
+const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_LINK_CREATE: libc::c_int = 28;
+const BPF_MAP_TYPE_XSKMAP: u32 = 17;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+const BPF_XDP: u32 = 37;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
+/// Where the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// In the driver, before the kernel makes a buffer of its own.
+    Native,
+    /// In the stack, after it: slower, and never without a copy.
+    Generic,
+}
+
+impl Mode {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        }
+    }
+
+    const fn flags(self) -> u32 {
+        match self {
+            Self::Native => XDP_FLAGS_DRV_MODE,
+            Self::Generic => XDP_FLAGS_SKB_MODE,
+        }
+    }
+}
+
+/// The program on its interface; dropped, it is off again.
+#[derive(Debug)]
+pub(super) struct Program {
+    sockets: OwnedFd,
+    _program: OwnedFd,
+    _link: OwnedFd,
+    mode: Mode,
+}
+
+impl Program {
+    /// Loads the program and attaches it to the interface with this index, in the namespace of
+    /// the calling thread.
+    pub(super) fn attach(name: &str, index: u32, queues: u32) -> Result<Self, PortError> {
+        let rights = "run as root, or with CAP_NET_ADMIN and CAP_BPF";
+        let sockets = create_map(queues).map_err(|e| refused(name, "make a map", rights, e))?;
+        let program =
+            load(&sockets).map_err(|e| refused(name, "load the XDP program", rights, e))?;
+        let (link, mode) = attach_somehow(&program, index).map_err(|e| {
+            let remedy = match e.raw_os_error() {
+                Some(libc::EBUSY | libc::EEXIST) => {
+                    "another program is on the interface: end its owner, or take it off with \
+                     `ip link set dev NAME xdp off`"
+                }
+                Some(libc::ERANGE) => "lower the MTU of the interface or of its peer",
+                Some(libc::ENOSPC) => "give the interface as many queues as its peer sends with",
+                _ => "use a driver with XDP, or type = \"packet\"",
+            };
+            refused(name, "attach the XDP program", remedy, e)
+        })?;
+        Ok(Self { sockets, _program: program, _link: link, mode })
+    }
+
+    /// From now on frames of this queue go to this socket.
+    pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let value = u32::try_from(socket.as_raw_fd()).map_err(io::Error::other)?;
+        let update = MapUpdate {
+            map: descriptor(&self.sockets)?,
+            _pad: 0,
+            key: &raw const queue as u64,
+            value: &raw const value as u64,
+            flags: 0,
+        };
+        bpf(BPF_MAP_UPDATE_ELEM, &update).map(drop)
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+}
+
+/// One instruction: opcode, registers (source in the high half), offset, constant.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Instruction {
+    code: u8,
+    registers: u8,
+    offset: i16,
+    constant: i32,
+}
+
+const fn instruction(code: u8, registers: u8, offset: i16, constant: i32) -> Instruction {
+    Instruction { code, registers, offset, constant }
+}
+
+/// `return bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);`
+const fn instructions(sockets: i32) -> [Instruction; 6] {
+    const LOAD_WORD: u8 = 0x61;
+    const LOAD_DOUBLE_CONSTANT: u8 = 0x18;
+    const MOVE_CONSTANT: u8 = 0xb7;
+    const CALL: u8 = 0x85;
+    const EXIT: u8 = 0x95;
+    /// Source register that says: the constant is a map's descriptor.
+    const MAP: u8 = 1 << 4;
+    /// Offset of `rx_queue_index` in `struct xdp_md`.
+    const QUEUE: i16 = 16;
+    const XDP_PASS: i32 = 2;
+    const REDIRECT_MAP: i32 = 51;
+    [
+        instruction(LOAD_WORD, 1 << 4 | 2, QUEUE, 0), // r2 = *(u32 *)(r1 + 16)
+        instruction(LOAD_DOUBLE_CONSTANT, MAP | 1, 0, sockets), // r1 = sockets
+        instruction(0, 0, 0, 0),                      // its upper half
+        instruction(MOVE_CONSTANT, 3, 0, XDP_PASS),   // r3 = XDP_PASS
+        instruction(CALL, 0, 0, REDIRECT_MAP),
+        instruction(EXIT, 0, 0, 0),
+    ]
+}
+
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_bytes: u32,
+    value_bytes: u32,
+    entries: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map: u32,
+    _pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgramLoad {
+    kind: u32,
+    count: u32,
+    instructions: u64,
+    licence: u64,
+    log_level: u32,
+    log_bytes: u32,
+    log: u64,
+    kernel: u32,
+    flags: u32,
+    name: [u8; 16],
+    interface: u32,
+    attach: u32,
+}
+
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    interface: u32,
+    attach: u32,
+    flags: u32,
+}
+
+/// `bpf(2)` with one of the structures above.
+fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `attributes`, which are as `command` wants
+    // them, and what their addresses lead to: values of the callers, alive during the call.
+    // WHY: there is no safe form.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, command, core::ptr::from_ref(attributes), size_of::<T>())
+    };
+    match libc::c_int::try_from(done) {
+        Ok(done) if done >= 0 => Ok(done),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The same for a command that returns a new descriptor.
+fn bpf_open<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attributes)?;
+    // SAFETY: the kernel has just made this descriptor for us (close-on-exec, as all of bpf's).
+    // WHY: a raw number becomes an owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn descriptor(fd: &OwnedFd) -> io::Result<u32> {
+    u32::try_from(fd.as_raw_fd()).map_err(io::Error::other)
+}
+
+fn create_map(queues: u32) -> io::Result<OwnedFd> {
+    let (key_bytes, value_bytes) = (4, 4);
+    let kind = BPF_MAP_TYPE_XSKMAP;
+    bpf_open(BPF_MAP_CREATE, &MapCreate { kind, key_bytes, value_bytes, entries: queues, flags: 0 })
+}
+
+fn load(sockets: &OwnedFd) -> io::Result<OwnedFd> {
+    let program = instructions(sockets.as_raw_fd());
+    let mut name = [0; 16];
+    name[..8].copy_from_slice(b"penstock");
+    bpf_open(
+        BPF_PROG_LOAD,
+        &ProgramLoad {
+            kind: BPF_PROG_TYPE_XDP,
+            count: 6,
+            instructions: program.as_ptr() as u64,
+            licence: c"Apache-2.0 OR MIT".as_ptr() as u64,
+            log_level: 0,
+            log_bytes: 0,
+            log: 0,
+            kernel: 0,
+            flags: 0,
+            name,
+            interface: 0,
+            attach: BPF_XDP,
+        },
+    )
+}
+
+/// Natively, or if the driver cannot, in the stack. An owner that is just gone may still be on the
+/// interface: its link is taken off a moment after its process.
+fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mode)> {
+    let program = descriptor(program)?;
+    let attach = |mode: Mode| {
+        patience(|| {
+            let link = LinkCreate { program, interface, attach: BPF_XDP, flags: mode.flags() };
+            bpf_open(BPF_LINK_CREATE, &link)
+        })
+    };
+    match attach(Mode::Native) {
+        Ok(link) => Ok((link, Mode::Native)),
+        Err(native) if native.raw_os_error() == Some(libc::EBUSY) => Err(native),
+        // The driver's reason says more than the stack's, if both refuse.
+        Err(native) => attach(Mode::Generic).map(|link| (link, Mode::Generic)).map_err(|generic| {
+            if native.raw_os_error() == Some(libc::EOPNOTSUPP) { generic } else { native }
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes as `bpf(2)` wants them, by the instruction set's own words.
+    #[test]
+    fn the_program_is_what_its_comment_says() {
+        let bytes = |i: &Instruction| (i.code, i.registers, i.offset, i.constant);
+        let program = instructions(7);
+        let all: Vec<_> = program.iter().map(bytes).collect();
+        // BPF_LDX|BPF_MEM|BPF_W, BPF_LD|BPF_DW|BPF_IMM, BPF_ALU64|BPF_MOV|BPF_K, BPF_JMP|BPF_CALL,
+        // BPF_JMP|BPF_EXIT.
+        assert_eq!(
+            all,
+            [
+                (0x61, 0x12, 16, 0),
+                (0x18, 0x11, 0, 7),
+                (0, 0, 0, 0),
+                (0xb7, 0x03, 0, 2),
+                (0x85, 0, 0, 51),
+                (0x95, 0, 0, 0)
+            ]
+        );
+        assert_eq!(size_of::<Instruction>(), 8);
+        assert_eq!((size_of::<ProgramLoad>(), size_of::<MapUpdate>()), (72, 32));
+    }
+}

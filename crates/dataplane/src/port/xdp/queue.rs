@@ -1,0 +1,395 @@
+//! One queue of an AF_XDP port, as its worker sees it.
+//!
+//! **Receiving.** A frame stays where the kernel put it: its head is copied into the batch's slot,
+//! the rest is a segment in our memory, and `rx_done` gives the buffer back to be filled.
+//! **Sending.** A frame is copied once, into a free buffer; it goes at once
+//! ([`PortQueue::tx_burst`]) or waits there for its turn ([`Buffers`]). Who has which buffer is in
+//! [`super::pool`].
+//! **System calls.** One for what was put into the tx ring of a kernel that copies, which sends at
+//! most 32 frames a call, from the worker's core; with zero-copy one when the driver sleeps and
+//! says so. None to receive.
+#![allow(unsafe_code, reason = "copies out of buffers that the kernel gave back")]
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use penstock_units::Cycles;
+
+use super::super::vnet_socket::{ERRORS_MAX, PollSpacing};
+use super::super::{Buffers, Held, Pending, PortQueue, TxOutcome};
+use super::link::LinkState;
+use super::open_checksum;
+use super::pool::Pool;
+use super::socket::{Opened, Rings, TX_RING, frames_too_long, wake};
+use super::umem::Umem;
+use crate::batch::{BATCH_FRAMES, Batch, BatchFull, FRAME_MIN, HEAD_COPY};
+use crate::mem;
+use crate::offload::{Offload, OffloadCaps};
+
+/// Most wake-ups in a row: each sends 32 frames where the kernel copies.
+const WAKES_MAX: u32 = TX_RING / 32;
+/// Cycles between two questions for what the kernel could not receive: about 0.1 s.
+const STATISTICS_GAP: u64 = 200_000_000;
+/// `XDP_PKT_CONTD`: the frame goes on in the next descriptor. We have not asked for such frames.
+const CONTINUED: u32 = 1;
+
+/// Why a frame was not copied into a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    TooBig,
+    NoBuffer,
+}
+
+/// See the module's text.
+pub(super) struct XdpQueue {
+    socket: OwnedFd,
+    umem: Umem,
+    rings: Rings,
+    pool: Pool,
+    /// Where in its buffer a frame begins that waits.
+    starts: Box<[u16]>,
+    /// Buffers of the last `rx_burst`, on their way back to the kernel; never longer than the
+    /// receive share.
+    returns: Vec<u32>,
+    /// A frame of the present batch was kept: until `rx_done` its bytes may be read once more, so
+    /// no buffer that was sent is used again.
+    kept: bool,
+    software: bool,
+    link: Arc<LinkState>,
+    /// There is something in the tx ring that the kernel may not have seen.
+    to_send: bool,
+    spacing: PollSpacing,
+    now: Cycles,
+    statistics_due: u64,
+    too_long: u64,
+    /// Completions of what was not sent, not counted yet.
+    nonsense: u32,
+}
+
+impl XdpQueue {
+    /// Of a socket whose fill ring holds the first buffers, as many as it has entries; `software`:
+    /// received frames may have open checksums.
+    pub(super) fn new(opened: Opened, link: Arc<LinkState>, software: bool) -> Self {
+        let Opened { socket, umem, rings, .. } = opened;
+        let receive = rings.fill.size();
+        Self {
+            socket,
+            pool: Pool::new(receive, umem.chunks() - receive),
+            starts: vec![0; umem.chunks() as usize].into_boxed_slice(),
+            returns: Vec::with_capacity(receive as usize + 4 * BATCH_FRAMES),
+            umem,
+            rings,
+            kept: false,
+            software,
+            link,
+            to_send: false,
+            spacing: PollSpacing::default(),
+            now: Cycles::ZERO,
+            statistics_due: 0,
+            too_long: 0,
+            nonsense: 0,
+        }
+    }
+
+    /// Takes one descriptor of the rx ring into the batch, or counts why not.
+    #[inline]
+    fn receive(&mut self, descriptor: libc::xdp_desc, batch: &mut Batch) {
+        let place = self.umem.locate(descriptor.addr);
+        let Some((buffer, start)) = place.filter(|&(buffer, _)| self.pool.received(buffer)) else {
+            // An address that the kernel was not given: there is nothing to give back.
+            batch.errors += 1;
+            return;
+        };
+        self.returns.push(buffer);
+        let len = descriptor.len;
+        let fits = start.checked_add(len).is_some_and(|end| end <= self.umem.chunk());
+        if !fits || (len as usize) < FRAME_MIN || descriptor.options & CONTINUED != 0 {
+            batch.errors += 1;
+            return;
+        }
+        if self.software {
+            // SAFETY: the kernel gave the buffer back. WHY: the method is unsafe.
+            let bytes = unsafe { self.umem.bytes(buffer, start, len) };
+            let _was_open = bytes.is_some_and(open_checksum::finish);
+        }
+        self.push(buffer, start, len, batch);
+    }
+
+    /// Adds the frame in a buffer of ours to the batch, which has room.
+    #[inline]
+    fn push(&self, buffer: u32, start: u32, len: u32, batch: &mut Batch) {
+        let (from, len) = (self.umem.at(buffer, start), len as usize);
+        let head = len.min(HEAD_COPY);
+        // SAFETY: `len` bytes from `from` lie in the buffer (the callers have checked), which the
+        // kernel does not write while it is ours; the slot has HEAD_COPY bytes.
+        // WHY: the copy of a known few moves (datapath rule 4).
+        unsafe { mem::copy_head(batch.next_slot(), from, head) };
+        let rest = usize::from(len > head);
+        if rest == 1 {
+            batch.add_segment(0, from.wrapping_add(head), len - head);
+        }
+        batch.commit(len, head, rest, Offload::NONE);
+    }
+
+    /// Buffers that were sent are free again.
+    #[inline]
+    fn reap(&mut self) {
+        if self.kept || self.rings.completion.waiting() == 0 {
+            return;
+        }
+        while let Some(address) = self.rings.completion.pop() {
+            // What was not with the kernel stays where it is.
+            let place = self.umem.locate(address);
+            if !place.is_some_and(|(buffer, _)| self.pool.completed(buffer)) {
+                self.nonsense = self.nonsense.saturating_add(1);
+            }
+        }
+        self.rings.completion.release();
+    }
+
+    /// Copies frame `i` into a free buffer.
+    #[inline]
+    fn copy_in(&mut self, batch: &Batch, i: usize) -> Result<Held, Refused> {
+        let len = batch.frame(i).len;
+        if len > self.link.frame_max() || len > self.umem.chunk() {
+            return Err(Refused::TooBig);
+        }
+        let buffer = self.pool.take().ok_or(Refused::NoBuffer)?;
+        // SAFETY: the buffer was free and is ours now. WHY: the method is unsafe.
+        let Some(bytes) = (unsafe { self.umem.bytes(buffer, 0, len) }) else {
+            unreachable!("a frame no longer than a buffer lies in it")
+        };
+        batch.copy_to(i, bytes);
+        self.starts[buffer as usize] = 0;
+        Ok(Held { buffer, len })
+    }
+
+    /// Puts a frame that is ours into the tx ring; false: the ring is full.
+    #[inline]
+    fn queue(&mut self, frame: Held) -> bool {
+        let start = u32::from(self.starts[frame.buffer as usize]);
+        let addr = self.umem.address(frame.buffer, start);
+        let taken = self.rings.tx.push(libc::xdp_desc { addr, len: frame.len, options: 0 });
+        if taken {
+            let _ = self.pool.sent(frame.buffer);
+            self.to_send = true;
+        }
+        taken
+    }
+
+    /// Wakes the kernel until it has seen the whole tx ring, or goes on no further. Returns how
+    /// many calls that took.
+    fn wake_to_send(&mut self) -> u32 {
+        let mut calls = 0;
+        let mut left = self.rings.tx.backlog();
+        while left > 0 && self.rings.tx.needs_wakeup() && calls < WAKES_MAX {
+            calls += 1;
+            let done = wake(&self.socket, true);
+            let before = core::mem::replace(&mut left, self.rings.tx.backlog());
+            if done.is_ok() || left == before {
+                break;
+            }
+        }
+        self.to_send = left > 0;
+        calls
+    }
+
+    /// Keeps an idle ring going: a driver that sleeps for want of buffers, and frames that the
+    /// kernel had no room for. Spaced out, because it is a system call.
+    #[cold]
+    fn nudge(&mut self) {
+        if self.to_send && self.link.is_up() {
+            self.wake_to_send();
+        }
+        if self.rings.fill.needs_wakeup() {
+            // Nothing to be done if it fails: the next one is due soon.
+            let _ = wake(&self.socket, false);
+        }
+        self.spacing.polled(self.now, false);
+    }
+
+    /// Counts the frames that fitted no buffer since the last time.
+    #[cold]
+    fn count_too_long(&mut self, batch: &mut Batch) {
+        self.statistics_due = self.now.0.saturating_add(STATISTICS_GAP);
+        let so_far = frames_too_long(&self.socket).max(self.too_long);
+        let since = so_far - self.too_long;
+        self.too_long = so_far;
+        batch.errors = batch.errors.saturating_add(u32::try_from(since).unwrap_or(u32::MAX));
+    }
+}
+
+impl PortQueue for XdpQueue {
+    #[inline]
+    fn pending(&mut self, now: Cycles) -> Pending {
+        self.now = now;
+        if self.rings.rx.waiting() > 0 {
+            return Pending::Yes;
+        }
+        if (self.to_send || self.rings.fill.needs_wakeup()) && self.spacing.is_due(now) {
+            self.nudge();
+        }
+        if now.0 >= self.statistics_due { Pending::Unknown } else { Pending::No }
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        if self.now.0 >= self.statistics_due {
+            self.count_too_long(batch);
+        }
+        batch.errors = batch.errors.saturating_add(core::mem::take(&mut self.nonsense));
+        let errors = batch.errors;
+        // Errors are bounded, so that a burst ends; the buffers on their way back are, too.
+        while batch.has_room()
+            && batch.errors - errors < ERRORS_MAX
+            && self.returns.len() + 2 * BATCH_FRAMES < self.returns.capacity()
+        {
+            let Some(descriptor) = self.rings.rx.pop() else { break };
+            self.receive(descriptor, batch);
+        }
+        self.rings.rx.release();
+    }
+
+    fn rx_done(&mut self) {
+        self.kept = false;
+        while let Some(&buffer) = self.returns.last() {
+            // A buffer that was kept has sent another in its stead.
+            if self.pool.is_in_batch(buffer) {
+                if !self.rings.fill.push(self.umem.address(buffer, 0)) {
+                    return;
+                }
+                let _ = self.pool.refilled(buffer);
+            }
+            self.returns.pop();
+        }
+    }
+
+    #[inline]
+    fn tx_ready(&self) -> bool {
+        self.link.is_up()
+    }
+
+    fn caps(&self) -> OffloadCaps {
+        OffloadCaps::NONE
+    }
+
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        let mut out = TxOutcome::default();
+        if !self.link.is_up() {
+            out.down = u32::try_from(frames.len()).unwrap_or(u32::MAX);
+            return out;
+        }
+        self.reap();
+        for i in frames.iter().copied().map(usize::from) {
+            match self.copy_in(batch, i) {
+                Ok(frame) if self.queue(frame) => {
+                    out.frames += 1;
+                    out.bytes += u64::from(frame.len);
+                }
+                Ok(frame) => {
+                    let _ = self.pool.release(frame.buffer);
+                    out.ring_full += 1;
+                }
+                Err(Refused::TooBig) => out.too_big += 1,
+                Err(Refused::NoBuffer) => out.ring_full += 1,
+            }
+        }
+        out
+    }
+
+    fn tx_room(&mut self) -> usize {
+        (self.rings.tx.size() - self.rings.tx.backlog()) as usize
+    }
+
+    fn publish(&mut self) {
+        self.rings.tx.publish();
+        self.rings.fill.publish();
+    }
+
+    fn notify(&mut self) -> u32 {
+        let mut calls = if self.to_send { self.wake_to_send() } else { 0 };
+        if self.rings.fill.needs_wakeup() {
+            let _ = wake(&self.socket, false);
+            calls += 1;
+        }
+        calls
+    }
+
+    fn buffers(&mut self) -> Option<&mut dyn Buffers> {
+        Some(self)
+    }
+}
+
+impl Buffers for XdpQueue {
+    fn free(&self) -> usize {
+        self.pool.free()
+    }
+
+    fn fill(&mut self, batch: &Batch, i: usize) -> Option<Held> {
+        self.reap();
+        self.copy_in(batch, i).ok()
+    }
+
+    fn send(&mut self, frames: &[Held]) -> TxOutcome {
+        let mut out = TxOutcome::default();
+        let up = self.link.is_up();
+        for &frame in frames {
+            if !self.pool.is_held(frame.buffer) {
+                debug_assert!(false, "a frame is sent that does not wait");
+                out.error += 1;
+            } else if !up {
+                let _ = self.pool.release(frame.buffer);
+                out.down += 1;
+            } else if self.queue(frame) {
+                out.frames += 1;
+                out.bytes += u64::from(frame.len);
+            } else {
+                break;
+            }
+        }
+        out
+    }
+
+    fn keep(&mut self, batch: &Batch, i: usize) -> Option<Held> {
+        let (frame, head) = (batch.frame(i), batch.head(i));
+        if !frame.offload.is_none() {
+            return None;
+        }
+        // A frame that the slot holds whole says nothing of its buffer, and is cheap to copy.
+        let [rest] = batch.segments(i) else { return self.fill(batch, i) };
+        let place = self.umem.locate_pointer(rest.data);
+        let Some((buffer, behind)) = place.filter(|&(buffer, _)| self.pool.is_in_batch(buffer))
+        else {
+            // Kept already for another, or not of ours: a copy waits.
+            return self.fill(batch, i);
+        };
+        let start = behind.checked_sub(u32::try_from(head.len()).ok()?)?;
+        self.starts[buffer as usize] = u16::try_from(start).ok()?;
+        self.reap();
+        let instead = self.pool.keep(buffer)?;
+        self.returns.push(instead);
+        self.kept = true;
+        // What is sent is the slot, in its present form: it goes in front of the rest.
+        // SAFETY: the buffer was of the batch and is ours. WHY: the method is unsafe.
+        unsafe { self.umem.bytes(buffer, start, behind - start) }?.copy_from_slice(head);
+        Some(Held { buffer, len: frame.len })
+    }
+
+    fn load(&mut self, frame: Held, batch: &mut Batch) -> Result<(), BatchFull> {
+        if !batch.has_room() || !self.pool.is_held(frame.buffer) {
+            debug_assert!(!batch.has_room(), "a frame is loaded that does not wait");
+            return Err(BatchFull);
+        }
+        let start = u32::from(self.starts[frame.buffer as usize]);
+        self.push(frame.buffer, start, frame.len, batch);
+        Ok(())
+    }
+
+    fn release(&mut self, frame: Held) {
+        let held = self.pool.release(frame.buffer);
+        debug_assert!(held, "a frame is released that does not wait");
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

@@ -1,0 +1,116 @@
+//! The memory in which an AF_XDP socket's frames lie, as the kernel's and as our addresses.
+//!
+//! One mapping of equal chunks, a power of two of bytes each and aligned to it (the kernel's
+//! default mode, in which an address names its chunk whatever its lower bits). Who may touch a
+//! chunk is kept in [`super::pool`]; here are only its addresses.
+#![allow(unsafe_code, reason = "the bytes of a frame that belongs to us")]
+
+use std::io;
+
+use super::mapping::Mapping;
+
+/// Bytes that the kernel leaves free in front of a received frame (`XDP_PACKET_HEADROOM`).
+pub(super) const HEADROOM: u32 = 256;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Umem {
+    memory: Mapping,
+    /// log2 of a chunk's bytes.
+    shift: u32,
+    chunks: u32,
+}
+
+impl Umem {
+    /// Memory for `chunks` chunks of 2 to the power of `shift` bytes.
+    pub(super) fn new(shift: u32, chunks: u32) -> io::Result<Self> {
+        let memory = Mapping::anonymous((chunks as usize) << shift)?;
+        Ok(Self { memory, shift, chunks })
+    }
+
+    /// Bytes of a chunk.
+    pub(super) fn chunk(&self) -> u32 {
+        1 << self.shift
+    }
+
+    /// Chunks in all.
+    pub(super) fn chunks(&self) -> u32 {
+        self.chunks
+    }
+
+    /// What the kernel is told of it.
+    pub(super) fn registration(&self) -> libc::xdp_umem_reg {
+        libc::xdp_umem_reg {
+            addr: self.memory.at() as u64,
+            len: u64::from(self.chunks) << self.shift,
+            chunk_size: self.chunk(),
+            headroom: 0,
+            flags: 0,
+            tx_metadata_len: 0,
+        }
+    }
+
+    /// The kernel's address of byte `start` of a chunk.
+    pub(super) fn address(&self, chunk: u32, start: u32) -> u64 {
+        (u64::from(chunk) << self.shift) + u64::from(start)
+    }
+
+    /// The chunk that an address of the kernel's lies in, and the byte of it. `None`: outside.
+    pub(super) fn locate(&self, address: u64) -> Option<(u32, u32)> {
+        let chunk = u32::try_from(address >> self.shift).ok().filter(|&c| c < self.chunks)?;
+        #[expect(clippy::cast_possible_truncation, reason = "masked to less than a chunk")]
+        let start = (address & u64::from(self.chunk() - 1)) as u32;
+        Some((chunk, start))
+    }
+
+    /// The same for a pointer of ours.
+    pub(super) fn locate_pointer(&self, at: *const u8) -> Option<(u32, u32)> {
+        self.locate((at as u64).checked_sub(self.memory.at() as u64)?)
+    }
+
+    /// Where byte `start` of a chunk lies.
+    pub(super) fn at(&self, chunk: u32, start: u32) -> *mut u8 {
+        debug_assert!(chunk < self.chunks && start < self.chunk());
+        let byte = ((chunk as usize) << self.shift) + start as usize;
+        self.memory.at().wrapping_add(byte)
+    }
+
+    /// `len` bytes of a chunk from byte `start`; `None` if they are not all in it.
+    ///
+    /// # Safety
+    /// The chunk belongs to us: the kernel was not given it, or gave it back.
+    pub(super) unsafe fn bytes(&mut self, chunk: u32, start: u32, len: u32) -> Option<&mut [u8]> {
+        let end = start.checked_add(len).filter(|&end| end <= self.chunk());
+        if chunk >= self.chunks || end.is_none() {
+            return None;
+        }
+        // SAFETY: the range lies in a chunk of the mapping, which lives as long as `self`; nobody
+        // else writes it (the caller's promise), and `self` is borrowed for as long as the slice.
+        // WHY: a frame is copied into it in one go.
+        Some(unsafe { core::slice::from_raw_parts_mut(self.at(chunk, start), len as usize) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_name_their_chunk_and_nothing_outside() {
+        let mut umem = Umem::new(11, 4).unwrap();
+        assert_eq!(umem.address(3, 256), 3 * 2048 + 256);
+        assert_eq!(umem.locate(3 * 2048 + 256), Some((3, 256)));
+        assert_eq!(umem.locate(4 * 2048 - 1), Some((3, 2047)));
+        assert_eq!(umem.locate(4 * 2048), None);
+        assert_eq!(umem.locate(u64::MAX), None);
+        let at = umem.at(2, 17);
+        assert_eq!(umem.locate_pointer(at), Some((2, 17)));
+        assert_eq!(umem.locate_pointer(core::ptr::null()), None);
+        // SAFETY: no kernel knows of this memory. WHY: the method is unsafe.
+        unsafe {
+            assert!(umem.bytes(3, 0, 2048).is_some_and(|b| b.iter().all(|&b| b == 0)));
+            assert!(umem.bytes(3, 1, 2048).is_none() && umem.bytes(4, 0, 1).is_none());
+            assert!(umem.bytes(0, u32::MAX, 2).is_none());
+        }
+    }
+}

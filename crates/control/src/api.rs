@@ -55,7 +55,7 @@ pub struct PortStatus {
     pub name: String,
     /// Slot in the switch.
     pub id: u16,
-    /// `vhost-user`, `tap`, `packet` or `sim`.
+    /// `vhost-user`, `tap`, `packet`, `xdp` or `sim`.
     pub kind: String,
     /// Tenant, empty for a shared port.
     pub tenant: String,

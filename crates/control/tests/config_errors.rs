@@ -94,9 +94,9 @@ name = "h2"
 "#,
         &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
-                 worker, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, ingress_policy, \
-                 cycles, depth, weight, priority, contract, police, link, egress, queue, shape, \
-                 share"],
+                 worker, zero_copy, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, \
+                 ingress_policy, cycles, depth, weight, priority, contract, police, link, egress, \
+                 queue, shape, share"],
     ),
     (
         r#"[[port]]
@@ -406,7 +406,7 @@ type = "dpdk"
 name = "x y"
 "#,
         &[
-            r#"2:8: port "x y": `type`: "dpdk" is unknown; write vhost-user, tap, packet"#,
+            r#"2:8: port "x y": `type`: "dpdk" is unknown; write vhost-user, tap, packet, xdp"#,
             "3:8: port \"x y\": the name contains ' '; write 1 to 32 characters of a-z A-Z \
                  0-9 . _ -",
         ],
@@ -575,9 +575,47 @@ mtu = 1500
 "#,
         &[
             "6:10: port \"p\": `queues` is no key of a packet port; remove it; it belongs to \
-                 vhost-user, tap",
+                 vhost-user, tap, xdp",
             r#"7:7: port "p": `mtu` is no key of a packet port; remove it; it belongs to tap"#,
         ],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "xdp"
+tenant = "blue"
+queues = 9
+mtu = 1500
+offloads = false
+"#,
+        &[
+            "3:8: port \"p\": `interface` is missing, an xdp port needs it; add it, as in \
+                 interface = \"eth1\"",
+            r#"5:10: port "p": `queues` 9 is out of range; write a number from 1 to 8"#,
+            r#"6:7: port "p": `mtu` is no key of an xdp port; remove it; it belongs to tap"#,
+            "7:12: port \"p\": `offloads` is no key of an xdp port; remove it; it belongs to \
+                 vhost-user, tap, packet",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "xdp"
+tenant = "blue"
+interface = "eth1"
+zero_copy = "always"
+"#,
+        &[r#"6:13: port "p": `zero_copy`: "always" is unknown; write auto, never"#],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "tap"
+tenant = "blue"
+zero_copy = "never"
+interface = "t"
+"#,
+        &[r#"5:13: port "p": `zero_copy` is no key of a tap port; remove it; it belongs to xdp"#],
     ),
     (
         r#"[[port]]

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::model::{Offloads, Port, PortKind, SocketMode};
+use super::model::{Offloads, Port, PortKind, SocketMode, ZeroCopy};
 
 /// An attachment: when it changes, the port is attached anew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,6 +47,17 @@ pub enum Attachment {
         /// What the far side may be left to finish.
         offloads: Offloads,
     },
+    /// An existing interface, by AF_XDP if that can be had.
+    Xdp {
+        /// Its name.
+        interface: String,
+        /// Its network namespace.
+        netns: Option<String>,
+        /// Queues of it, 1 to 8.
+        queues: u16,
+        /// Whether frames may lie where the NIC puts them.
+        zero_copy: ZeroCopy,
+    },
 }
 
 impl Attachment {
@@ -54,7 +65,9 @@ impl Attachment {
     #[must_use]
     pub const fn queues(&self) -> u16 {
         match self {
-            Self::VhostUser { queues, .. } | Self::Tap { queues, .. } => *queues,
+            Self::VhostUser { queues, .. }
+            | Self::Tap { queues, .. }
+            | Self::Xdp { queues, .. } => *queues,
             Self::Packet { .. } => 1,
         }
     }
@@ -64,12 +77,12 @@ impl Attachment {
     pub fn target(&self) -> String {
         match self {
             Self::VhostUser { socket, .. } => socket.display().to_string(),
-            Self::Tap { interface, netns, .. } | Self::Packet { interface, netns, .. } => {
-                match netns {
-                    Some(netns) => format!("{interface}@{netns}"),
-                    None => interface.clone(),
-                }
-            }
+            Self::Tap { interface, netns, .. }
+            | Self::Packet { interface, netns, .. }
+            | Self::Xdp { interface, netns, .. } => match netns {
+                Some(netns) => format!("{interface}@{netns}"),
+                None => interface.clone(),
+            },
         }
     }
 }
@@ -102,6 +115,12 @@ impl Port {
             PortKind::Packet => {
                 Attachment::Packet { interface: self.interface.clone()?, netns, offloads }
             }
+            PortKind::Xdp => Attachment::Xdp {
+                interface: self.interface.clone()?,
+                netns,
+                queues,
+                zero_copy: self.zero_copy.unwrap_or_default(),
+            },
         })
     }
 }

@@ -126,9 +126,8 @@ fn form(key: &str) -> Form {
     match key {
         "mac" | "ip" | "trunk" | "vlans" | "actions" => Form::List,
         "vlan" | "native" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
-        | "fdb_limit" | "priority" | "weight" | "depth" | "contract" | "police" | "match" => {
-            Form::Literal
-        }
+        | "fdb_limit" | "priority" | "weight" | "depth" | "contract" | "police" | "match"
+        | "queue" | "shape" | "share" => Form::Literal,
         _ => Form::Text,
     }
 }

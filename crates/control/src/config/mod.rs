@@ -39,7 +39,7 @@ pub use matching::{
 };
 pub use model::{
     FdbStatic, ForwardingSection, HostConfig, HostSection, Offloads, Port, PortKind, SlowPath,
-    SocketMode, Tenant, WorkerSection,
+    SocketMode, Tenant, WorkerSection, ZeroCopy,
 };
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queueing::{Excess, Queue, Shape, Shaper};

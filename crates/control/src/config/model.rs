@@ -200,6 +200,8 @@ pub enum PortKind {
     Tap,
     /// An existing interface, by a packet socket.
     Packet,
+    /// An existing interface, by AF_XDP; by a packet socket where that is refused.
+    Xdp,
 }
 
 impl PortKind {
@@ -210,6 +212,7 @@ impl PortKind {
             Self::VhostUser => "vhost-user",
             Self::Tap => "tap",
             Self::Packet => "packet",
+            Self::Xdp => "xdp",
         }
     }
 }
@@ -229,6 +232,17 @@ pub enum SocketMode {
     Server,
     /// The switch connects, and again whenever the connection is lost.
     Client,
+}
+
+/// Whether the frames of an `xdp` port may lie where the NIC puts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ZeroCopy {
+    /// If the driver can, else they are copied.
+    #[default]
+    Auto,
+    /// They are copied.
+    Never,
 }
 
 /// `offloads = true`, `false`, or `{ csum = true, tso = false }`.
@@ -306,8 +320,9 @@ impl Default for SlowPath {
 /// `[[port]]`: the attachment of one virtual machine, namespace or interface.
 ///
 /// `socket`, `mode`, `socket_mode`, `socket_owner`, `socket_group` belong to `vhost-user`;
-/// `interface` and `netns` to `tap` and `packet`; `mtu` to `tap`; `queues` to `vhost-user` and
-/// `tap`. [`Port::attachment`] gives them as the type says.
+/// `interface` and `netns` to `tap`, `packet` and `xdp`; `mtu` to `tap`; `queues` to all but
+/// `packet`; `zero_copy` to `xdp`; `offloads` to all but `xdp`. [`Port::attachment`] gives them as
+/// the type says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
@@ -336,14 +351,14 @@ pub struct Port {
     /// vhost-user server: the socket's group, a name or number. Default: the daemon's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
-    /// tap, packet: the interface, at most 15 bytes.
+    /// tap, packet, xdp: the interface, at most 15 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// tap, packet: the network namespace of the interface, a name under `/run/netns` or a path.
-    /// Default: the daemon's.
+    /// tap, packet, xdp: the network namespace of the interface, a name under `/run/netns` or a
+    /// path. Default: the daemon's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
-    /// vhost-user, tap: queue pairs, 1 to 8. Default 1.
+    /// vhost-user, tap, xdp: queue pairs, 1 to 8. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 8))]
     pub queues: Option<u16>,
@@ -352,7 +367,10 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 15))]
     pub worker: Option<u16>,
-    /// What the far side may be left to finish. Default `true`.
+    /// xdp: whether frames may lie where the NIC puts them. Default `auto`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero_copy: Option<ZeroCopy>,
+    /// vhost-user, tap, packet: what the far side may be left to finish. Default `true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offloads: Option<Offloads>,
     /// tap: the interface's MTU, 68 to 65521. Default: the kernel's, 1500.
@@ -442,6 +460,7 @@ impl Port {
             netns: None,
             queues: None,
             worker: None,
+            zero_copy: None,
             offloads: None,
             mtu: None,
             vlan: None,

@@ -1,4 +1,4 @@
-//! The real data path: a worker thread, vhost-user sockets, TAP and packet interfaces.
+//! The real data path: worker threads, vhost-user sockets, TAP, packet and AF_XDP interfaces.
 
 use core::hash::{BuildHasher, Hasher};
 use std::hash::RandomState;
@@ -12,6 +12,7 @@ use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::packet::{Packet, PacketConfig};
 use penstock_dataplane::port::tap::{Tap, TapConfig};
 use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
+use penstock_dataplane::port::xdp::{self, Xdp, XdpConfig};
 use penstock_dataplane::port::{AttachStatus, PortQueue};
 use penstock_dataplane::schedule::{self, ScheduleKind};
 use penstock_dataplane::tsc;
@@ -20,7 +21,7 @@ use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
 use super::switch::{AttachError, Link, Switch, home};
 use crate::config::{
-    self, Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, SocketMode,
+    self, Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, SocketMode, ZeroCopy,
 };
 
 /// See the module's text.
@@ -125,6 +126,22 @@ impl Switch for LiveSwitch {
                 self.join(id, queues, worker, counters)?;
                 Arc::new(packet)
             }
+            Attachment::Xdp { interface, netns, queues, zero_copy } => {
+                let (link, queues) = open_xdp(
+                    name,
+                    &XdpConfig {
+                        interface: interface.clone(),
+                        netns: netns.as_ref().map(PathBuf::from),
+                        queues: *queues,
+                        zero_copy: match zero_copy {
+                            ZeroCopy::Auto => xdp::ZeroCopy::Auto,
+                            ZeroCopy::Never => xdp::ZeroCopy::Never,
+                        },
+                    },
+                )?;
+                self.join(id, queues, worker, counters)?;
+                link
+            }
         };
         Ok(link)
     }
@@ -136,6 +153,9 @@ impl Switch for LiveSwitch {
     }
 
     fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError> {
+        // An interface that was had by a packet socket has one queue, whatever was asked for.
+        let there = self.owners(id, queues).len();
+        let queues = queues.min(u16::try_from(there).unwrap_or(queues).max(1));
         self.workers.move_port(id, queues, |queue| home(id, queue, worker, self.cores.len()))
     }
 
@@ -209,6 +229,56 @@ impl Link for Tap {
 impl Link for Packet {
     fn status(&self) -> AttachStatus {
         self.status()
+    }
+}
+
+impl Link for Xdp {
+    fn status(&self) -> AttachStatus {
+        self.status()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.is_gone()
+    }
+}
+
+/// An interface that was to be had by AF_XDP, and why it is had by a packet socket instead.
+struct FallBack {
+    packet: Packet,
+    reason: String,
+}
+
+impl Link for FallBack {
+    fn status(&self) -> AttachStatus {
+        let mut status = self.packet.status();
+        status.features.insert(0, "packet");
+        status.error = Some(format!("attached as packet, as XDP is refused: {}", self.reason));
+        status
+    }
+}
+
+type Opened = (Arc<dyn Link>, Vec<Box<dyn PortQueue>>);
+
+/// Opens an interface by AF_XDP, or where that is refused by a packet socket. An interface that
+/// is not there or is another's is neither's to have.
+fn open_xdp(name: &str, config: &XdpConfig) -> Result<Opened, AttachError> {
+    let reason = match Xdp::open(config) {
+        Ok((xdp, queues)) => return Ok((Arc::new(xdp), queues)),
+        Err(error) if error.is_refusal() => error,
+        Err(error) => return Err(refused(error)),
+    };
+    let offloads = OffloadCaps::ALL;
+    let (interface, netns) = (config.interface.clone(), config.netns.clone());
+    match Packet::open(&PacketConfig { interface, netns, offloads }) {
+        Ok((packet, queues)) => {
+            tracing::warn!(port = name, %reason, "XDP is refused, the port is attached as packet");
+            Ok((Arc::new(FallBack { packet, reason: reason.to_string() }), queues))
+        }
+        Err(error) => {
+            let (xdp, packet) = (refused(reason), refused(error));
+            let problem = format!("{}, and as packet: {}", xdp.problem, packet.problem);
+            Err(AttachError { problem, remedy: packet.remedy })
+        }
     }
 }
 

@@ -39,7 +39,7 @@ use explaining::Past;
 use links::Handlers;
 use live::LiveSwitch;
 use pricing::Pricing;
-use state::{Changing, Seen, Shared, Watch};
+use state::{Changing, LivePort, Seen, Shared, Watch};
 use switch::Switch;
 
 pub use error::{ApiError, ErrorKind, HostError};
@@ -482,8 +482,25 @@ impl Host {
         }
     }
 
+    /// Lets go of ports whose interface is gone, so that they are attached anew when it is back.
+    fn let_go(&self) {
+        let gone: Vec<String> = {
+            let shared = lock(&self.core.shared);
+            let is_gone = |port: &LivePort| port.link.as_ref().is_some_and(|link| link.is_gone());
+            let ports = shared.ports.iter().filter(|(_, port)| is_gone(port));
+            ports.map(|(name, _)| name.clone()).collect()
+        };
+        for name in gone {
+            match self.core.detach(&name) {
+                Ok(()) => tracing::warn!("port {name}: its interface is gone"),
+                Err(error) => tracing::warn!("port {name}: {error}"),
+            }
+        }
+    }
+
     /// Tries to attach what is not attached; says so when that, or the reason it fails, is new.
     fn retry(&self) {
+        self.let_go();
         let broken: Vec<_> = {
             let shared = lock(&self.core.shared);
             let ports = shared.ports.iter().filter(|(_, port)| port.link.is_none());

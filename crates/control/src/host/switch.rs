@@ -28,6 +28,11 @@ impl fmt::Display for AttachError {
 pub(crate) trait Link: Send + Sync {
     fn status(&self) -> AttachStatus;
 
+    /// Whether what it was attached to is gone for good: only a new attachment helps.
+    fn is_gone(&self) -> bool {
+        false
+    }
+
     /// Ends what talks to the worker on the port's behalf; called once, before it is detached.
     fn close(&self) {}
 }

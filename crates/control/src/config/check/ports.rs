@@ -70,31 +70,34 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
 
 /// That each key belongs to the port's type, and the type's own is there.
 fn check_keys(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
-    use PortKind::{Packet, Tap, VhostUser};
-    let keys: [(&str, bool, &[PortKind]); 9] = [
+    use PortKind::{Packet, Tap, VhostUser, Xdp};
+    let keys: [(&str, bool, &[PortKind]); 11] = [
         ("socket", port.socket.is_some(), &[VhostUser]),
         ("mode", port.mode.is_some(), &[VhostUser]),
         ("socket_mode", port.socket_mode.is_some(), &[VhostUser]),
         ("socket_owner", port.socket_owner.is_some(), &[VhostUser]),
         ("socket_group", port.socket_group.is_some(), &[VhostUser]),
-        ("interface", port.interface.is_some(), &[Tap, Packet]),
-        ("netns", port.netns.is_some(), &[Tap, Packet]),
-        ("queues", port.queues.is_some(), &[VhostUser, Tap]),
+        ("interface", port.interface.is_some(), &[Tap, Packet, Xdp]),
+        ("netns", port.netns.is_some(), &[Tap, Packet, Xdp]),
+        ("queues", port.queues.is_some(), &[VhostUser, Tap, Xdp]),
         ("mtu", port.mtu.is_some(), &[Tap]),
+        ("zero_copy", port.zero_copy.is_some(), &[Xdp]),
+        ("offloads", port.offloads.is_some(), &[VhostUser, Tap, Packet]),
     ];
     for (key, _, kinds) in keys.iter().filter(|(_, set, kinds)| *set && !kinds.contains(&port.kind))
     {
         let of: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
-        let problem = format!("`{key}` is no key of a {} port", port.kind);
+        let problem = format!("`{key}` is no key of {} port", with_article(port.kind));
         report.at(object, key, problem, format!("remove it; it belongs to {}", of.join(", ")));
     }
     let (need, there, example) = match port.kind {
         VhostUser => ("socket", port.socket.is_some(), "/run/penstock/vm1.sock"),
         Tap => ("interface", port.interface.is_some(), "tap1"),
-        Packet => ("interface", port.interface.is_some(), "eth1"),
+        Packet | Xdp => ("interface", port.interface.is_some(), "eth1"),
     };
     if !there {
-        let problem = format!("`{need}` is missing, a {} port needs it", port.kind);
+        let kind = with_article(port.kind);
+        let problem = format!("`{need}` is missing, {kind} port needs it");
         report.at(object, "type", problem, format!("add it, as in {need} = \"{example}\""));
     }
     if port.mode == Some(super::super::SocketMode::Client) {
@@ -108,6 +111,12 @@ fn check_keys(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
             report.at(object, key, problem, "remove it, or say mode = \"server\"");
         }
     }
+}
+
+/// `a tap`, `an xdp`.
+fn with_article(kind: PortKind) -> String {
+    let article = if kind == PortKind::Xdp { "an" } else { "a" };
+    format!("{article} {kind}")
 }
 
 /// The ranges and forms of single values.

@@ -102,12 +102,9 @@ impl Touched {
 pub struct Egress {
     lists: Box<[List]>,
     outputs: Vec<u16>,
-    scratch: Box<Batch>,
     /// Other workers, for ports that are theirs.
     pub(crate) peers: Peers,
-    segmenter: finish::Segmenter,
-    /// Segments that may still be cut in this turn.
-    cuts_left: usize,
+    finisher: Finisher,
     waiting: Waiting,
 }
 
@@ -142,10 +139,8 @@ impl Egress {
         Self {
             lists: vec![List::EMPTY; ports].into_boxed_slice(),
             outputs: Vec::with_capacity(ports),
-            scratch: Batch::new(),
             peers: Peers::none(ports),
-            segmenter: finish::Segmenter::new(),
-            cuts_left: 0,
+            finisher: Finisher::new(),
             waiting: Waiting::new(ports),
         }
     }
@@ -160,7 +155,7 @@ impl Egress {
         snapshot: &Snapshot,
         touched: &mut Touched,
     ) {
-        self.cuts_left = finish::CUTS_PER_TURN_MAX;
+        self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
         let Some(own) = counters[source.index()].as_deref() else { return };
         if let Some(output) = common_output(batch) {
             let frames = &ALL[..batch.len()];
@@ -395,13 +390,40 @@ impl Egress {
         port: &mut dyn crate::port::PortQueue,
         delivery: &mut Delivery,
     ) {
+        self.finisher.run(batch, i, delivery, |part, delivery| {
+            merge(&mut delivery.outcome, port.tx_burst(part, &ALL[..part.len()]));
+        });
+    }
+}
+
+/// Finishes in software what an output or its queue cannot.
+struct Finisher {
+    scratch: Box<Batch>,
+    segmenter: finish::Segmenter,
+    /// Segments that may still be cut in this turn.
+    cuts_left: usize,
+}
+
+impl Finisher {
+    fn new() -> Self {
+        Self { scratch: Batch::new(), segmenter: finish::Segmenter::new(), cuts_left: 0 }
+    }
+
+    /// Hands what frame `i` becomes to `sink`, a batch at a time.
+    fn run(
+        &mut self,
+        batch: &Batch,
+        i: usize,
+        delivery: &mut Delivery,
+        mut sink: impl FnMut(&Batch, &mut Delivery),
+    ) {
         let scratch = &mut *self.scratch;
         scratch.clear();
         if !batch.frame(i).offload.is_gso() {
             match finish::finish_checksum(batch, i, scratch) {
                 Ok(()) => {
                     delivery.sw_csum += 1;
-                    merge(&mut delivery.outcome, port.tx_burst(scratch, &ALL[..1]));
+                    sink(scratch, delivery);
                 }
                 Err(finish::CannotFinish) => delivery.outcome.error += 1,
             }
@@ -418,7 +440,7 @@ impl Egress {
         loop {
             scratch.clear();
             let done = self.segmenter.fill(scratch);
-            merge(&mut delivery.outcome, port.tx_burst(scratch, &ALL[..scratch.len()]));
+            sink(scratch, delivery);
             if done {
                 return;
             }

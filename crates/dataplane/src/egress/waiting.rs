@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use penstock_units::{Nanos, PortId};
+use penstock_units::{Nanos, PortId, QueueId};
 
-use super::{Delivery, Egress, Touched, account, link_bytes};
-use crate::batch::Batch;
+use super::{Delivery, Egress, Touched, account, finish, link_bytes};
+use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::Snapshot;
 use crate::counters::PortCounters;
-use crate::queue::{CELL, FrameStore, Pacing, Source};
+use crate::port::Held;
+use crate::queue::{CELL, FrameStore, Memory, Pacing, Source, Stored};
+use crate::schedule::Unit;
 use crate::worker::PortSlot;
 
 /// Cells of a worker's store: 16 MiB, of which only what is used takes memory.
@@ -75,52 +77,36 @@ impl Egress {
         snapshot: &Snapshot,
         delivery: &mut Delivery,
     ) {
-        let Some(queue) = slot.output.as_deref_mut() else { return };
-        if !slot.queues.iter().any(|queue| queue.tx_ready()) {
+        let PortSlot { queues, output: Some(queue), .. } = slot else { return };
+        let Some(caps) = queues.iter().find(|queue| queue.tx_ready()).map(|queue| queue.caps())
+        else {
             delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
             return;
-        }
-        let policy = snapshot.ports.get(source.index()).and_then(Option::as_deref);
-        let from = Source {
-            port: source.0,
-            tenant: policy.and_then(|policy| policy.tenant).map_or(0, |tenant| tenant + 1),
-            share: policy.map(|policy| policy.share).unwrap_or_default(),
         };
+        let from = source_of(source, snapshot);
         // A large segment would leave a shaper all at once.
         let cuts = matches!(queue.terms().pacing, Pacing::Shaped(_));
         let Waiting { now, store, .. } = &mut self.waiting;
+        let memory = &mut Memory::of(store, queues);
+        let finished = memory.is_the_ports();
+        let mut push = |part: &Batch, i: usize, delivery: &mut Delivery| match queue
+            .push(memory, part, i, &from, *now)
+        {
+            Ok(()) => delivery.waiting += 1,
+            Err(_) => delivery.queue_full += 1,
+        };
         for &i in frames {
             let i = usize::from(i);
-            if cuts && batch.at(i).offload.is_gso() {
-                let wanted = self.segmenter.begin(batch, i).ok();
-                let Some(segments) = wanted.filter(|segments| *segments <= self.cuts_left) else {
-                    delivery.outcome.too_big += 1;
-                    continue;
-                };
-                self.cuts_left -= segments;
-                delivery.sw_tso += 1;
-                delivery.replicated += segments as u64 - 1;
-                loop {
-                    self.scratch.clear();
-                    let done = self.segmenter.fill(&mut self.scratch);
-                    for part in 0..self.scratch.len() {
-                        match queue.push(store, &self.scratch, part, &from, *now) {
-                            Ok(()) => delivery.waiting += 1,
-                            Err(_) => delivery.queue_full += 1,
-                        }
-                    }
-                    if done {
-                        break;
-                    }
-                }
+            let offload = batch.at(i).offload;
+            if !(cuts && offload.is_gso()) && (!finished || caps.takes(offload)) {
+                push(batch, i, delivery);
                 continue;
             }
-            match queue.push(store, batch, i, &from, *now) {
-                Ok(()) => delivery.waiting += 1,
-                Err(_) => delivery.queue_full += 1,
-            }
+            self.finisher.run(batch, i, delivery, |parts, delivery| {
+                (0..parts.len()).for_each(|part| push(parts, part, delivery));
+            });
         }
-        let over = queue.is_over(source.0, store, *now);
+        let over = queue.is_over(source.0, memory, *now);
         self.waiting.over |= over;
         if delivery.waiting > 0 && !self.waiting.queued.contains(&output) {
             self.waiting.queued.push(output);
@@ -137,7 +123,7 @@ impl Egress {
         snapshot: &Snapshot,
         touched: &mut Touched,
     ) {
-        self.cuts_left = super::finish::CUTS_PER_TURN_MAX;
+        self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
         let slot = &mut ports[port.index()];
         let Some(queue) = slot.output.take() else { return };
         let watched = snapshot.port(port.0).is_some_and(|policy| policy.watched);
@@ -146,7 +132,9 @@ impl Egress {
             let frames = &super::ALL[first..first + run.len()];
             first += run.len();
             let mut delivery = Delivery::default();
-            if slot.queues.len() == 1 {
+            if run[0].in_port().is_some() {
+                self.send_held(slot, port, run, &mut delivery, touched);
+            } else if slot.queues.len() == 1 {
                 self.send_to_queue(batch, slot, port.0, 0, frames, &mut delivery, touched);
             } else {
                 let source = PortId(run[0].source);
@@ -167,5 +155,41 @@ impl Egress {
             }
         }
         slot.output = Some(queue);
+    }
+
+    /// Sends frames that wait in the port's own memory.
+    fn send_held(
+        &mut self,
+        slot: &mut PortSlot,
+        port: PortId,
+        run: &[Stored],
+        delivery: &mut Delivery,
+        touched: &mut Touched,
+    ) {
+        let PortSlot { queues, marked, .. } = slot;
+        let [pair] = &mut queues[..] else { return };
+        let Some(buffers) = pair.buffers() else { return };
+        let mut held = [Held::default(); BATCH_FRAMES];
+        let frames = run.iter().filter_map(Stored::in_port).take(BATCH_FRAMES);
+        let count = held.iter_mut().zip(frames).map(|(to, frame)| *to = frame).count();
+        let mut outcome = buffers.send(&held[..count]);
+        let taken = (outcome.frames + outcome.down + outcome.error) as usize;
+        for frame in &held[taken.min(count)..count] {
+            buffers.release(*frame);
+            outcome.ring_full += 1;
+        }
+        super::merge(&mut delivery.outcome, outcome);
+        pair.publish();
+        touched.add(Unit { port, queue: QueueId(0) }, &mut marked[0]);
+    }
+}
+
+/// Whose the frames of port `source` are.
+fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
+    let policy = snapshot.ports.get(source.index()).and_then(Option::as_deref);
+    Source {
+        port: source.0,
+        tenant: policy.and_then(|policy| policy.tenant).map_or(0, |tenant| tenant + 1),
+        share: policy.map(|policy| policy.share).unwrap_or_default(),
     }
 }

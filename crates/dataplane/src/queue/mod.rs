@@ -10,12 +10,14 @@
 //! **Cost.** One copy more than without; nothing is allocated in the loop.
 
 mod line;
+mod memory;
 mod output;
 mod pacer;
 mod store;
 mod terms;
 
 pub(crate) use line::Source;
+pub(crate) use memory::Memory;
 pub(crate) use output::FCS;
 pub use output::OutputQueue;
 pub use pacer::shaper;

@@ -5,7 +5,7 @@ use penstock_units::Nanos;
 
 use super::line::{Line, Next};
 use super::pacer::Pacer;
-use super::{FrameStore, Pacing, QueueTerms, Source, Stored};
+use super::{Memory, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 
 /// Why a frame may not wait.
@@ -80,23 +80,23 @@ impl OutputQueue {
     /// When it may not; nothing was copied then.
     pub(crate) fn push(
         &mut self,
-        store: &mut FrameStore,
+        memory: &mut Memory<'_>,
         batch: &Batch,
         i: usize,
         source: &Source,
         now: Nanos,
     ) -> Result<(), Refused> {
-        if !self.line.has_room(batch.at(i).len, store.free_bytes()) {
+        if !self.line.has_room(batch.at(i).len, memory.free_bytes()) {
             return Err(Refused::Full);
         }
         if self.is_empty() {
             self.pacer.was_empty(now);
         }
-        let frame = store.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
+        let frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
         if self.line.push(source, frame, now) {
             return Ok(());
         }
-        store.release(&frame);
+        memory.release(&frame);
         Err(Refused::Full)
     }
 
@@ -104,13 +104,13 @@ impl OutputQueue {
     /// too long.
     pub(crate) fn due(
         &mut self,
-        store: &mut FrameStore,
+        memory: &mut Memory<'_>,
         now: Nanos,
         lost: &mut impl FnMut(u16),
     ) -> Option<Nanos> {
         if self.head.is_none() {
             let mut late = |frame: Stored| {
-                store.release(&frame);
+                memory.release(&frame);
                 lost(frame.source);
             };
             self.head = self.line.pop(now, &mut late);
@@ -119,23 +119,25 @@ impl OutputQueue {
         Some(self.pacer.due(head.since, head.frame.len + FCS))
     }
 
-    /// Puts the frames whose time has come into the empty `batch`, for `output`. They stay in the
-    /// store until [`Self::sent`].
+    /// Takes out the frames whose time has come, at most `most`: into the empty `batch` those that
+    /// have to be copied to `output`. They keep their memory until [`Self::sent`].
     pub(crate) fn load(
         &mut self,
-        store: &mut FrameStore,
+        memory: &mut Memory<'_>,
         batch: &mut Batch,
-        output: u16,
+        (output, most): (u16, usize),
         now: Nanos,
         lost: &mut impl FnMut(u16),
     ) {
         self.sending.clear();
-        while let Some(due) = self.due(store, now, lost) {
+        while self.sending.len() < most
+            && let Some(due) = self.due(memory, now, lost)
+        {
             if !self.pacer.goes(due, now, self.sending.is_empty()) {
                 break;
             }
             let Some(Next { frame, since }) = self.head else { break };
-            if store.load(&frame, batch, output).is_err() {
+            if memory.load(&frame, batch, output).is_err() {
                 break;
             }
             self.head = None;
@@ -152,45 +154,46 @@ impl OutputQueue {
         &self.sending
     }
 
-    /// They are no longer needed.
-    pub(crate) fn sent(&mut self, store: &mut FrameStore) {
-        self.sending.drain(..).for_each(|frame| store.release(&frame));
+    /// They are no longer needed. Those in the port's memory are the port's by now.
+    pub(crate) fn sent(&mut self, memory: &mut Memory<'_>) {
+        let copied = self.sending.drain(..).filter(|frame| frame.in_port().is_none());
+        copied.for_each(|frame| memory.release(&frame));
     }
 
     /// See [`Line::is_over`].
-    pub(crate) fn is_over(&self, source: u16, store: &FrameStore, now: Nanos) -> bool {
-        self.line.is_over(source, store.free_bytes(), now)
+    pub(crate) fn is_over(&self, source: u16, memory: &Memory<'_>, now: Nanos) -> bool {
+        self.line.is_over(source, memory.free_bytes(), now)
     }
 
     /// See [`Line::is_under`].
-    pub(crate) fn is_under(&self, source: u16, store: &FrameStore, now: Nanos) -> bool {
-        self.line.is_under(source, store.free_bytes(), now)
+    pub(crate) fn is_under(&self, source: u16, memory: &Memory<'_>, now: Nanos) -> bool {
+        self.line.is_under(source, memory.free_bytes(), now)
     }
 
     /// A port goes; `lost` is told of each of its frames that waited.
     pub(crate) fn forget(
         &mut self,
-        store: &mut FrameStore,
+        memory: &mut Memory<'_>,
         source: u16,
         mut lost: impl FnMut(u16),
     ) {
         if matches!(self.line, Line::Fair(_))
             && let Some(head) = self.head.take_if(|head| head.frame.source == source)
         {
-            store.release(&head.frame);
+            memory.release(&head.frame);
             lost(source);
         }
         self.line.forget(source, |frame| {
-            store.release(&frame);
+            memory.release(&frame);
             lost(frame.source);
         });
     }
 
     /// Takes out all that waits; `lost` is told of each frame's source.
-    pub(crate) fn clear(&mut self, store: &mut FrameStore, now: Nanos, mut lost: impl FnMut(u16)) {
-        while self.due(store, now, &mut lost).is_some() {
+    pub(crate) fn clear(&mut self, memory: &mut Memory<'_>, now: Nanos, mut lost: impl FnMut(u16)) {
+        while self.due(memory, now, &mut lost).is_some() {
             if let Some(head) = self.head.take() {
-                store.release(&head.frame);
+                memory.release(&head.frame);
                 lost(head.frame.source);
             }
         }

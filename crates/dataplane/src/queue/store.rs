@@ -8,16 +8,31 @@
 
 use crate::batch::{Batch, BatchFull, FRAME_MAX, HEAD_COPY, Verdict};
 use crate::offload::Offload;
+use crate::port::Held;
 
 /// Bytes of a cell: a frame of an MTU of 1,500 with its tags, and of 2,000 for tunnels.
 pub const CELL: usize = 2_048;
 const NIL: u32 = u32::MAX;
 
-/// A frame in a [`FrameStore`], without its bytes.
+/// Where a frame's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    /// In the store, from this cell on.
+    Cells(u32),
+    /// In its output's own memory, finished.
+    Port(Held),
+}
+
+impl Default for At {
+    fn default() -> Self {
+        Self::Cells(NIL)
+    }
+}
+
+/// A frame that waits, without its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Its first cell.
-    first: u32,
+    pub(super) at: At,
     /// Its length.
     pub len: u32,
     /// The hash of its flow.
@@ -30,6 +45,29 @@ pub struct Stored {
     tagged: bool,
     /// The port it came from.
     pub source: u16,
+}
+
+impl Stored {
+    /// A frame in its output's own memory.
+    pub(super) fn held(held: Held, source: u16) -> Self {
+        Self { at: At::Port(held), len: held.len, source, ..Self::default() }
+    }
+
+    /// Where it is in its output's own memory, if it is there.
+    pub(crate) fn in_port(&self) -> Option<Held> {
+        match self.at {
+            At::Port(held) => Some(held),
+            At::Cells(_) => None,
+        }
+    }
+
+    /// The first cell; [`NIL`] of a frame that is not in the store.
+    fn first(&self) -> u32 {
+        match self.at {
+            At::Cells(first) => first,
+            At::Port(_) => NIL,
+        }
+    }
 }
 
 /// See the module's text.
@@ -96,7 +134,8 @@ impl FrameStore {
         }
         self.write(batch, i, first);
         let (hash, offload, tci, tagged) = (frame.hash, frame.offload, frame.tci, frame.tagged);
-        Some(Stored { first, len: frame.len, hash, offload, tci, tagged, source })
+        let at = At::Cells(first);
+        Some(Stored { at, len: frame.len, hash, offload, tci, tagged, source })
     }
 
     fn write(&mut self, batch: &Batch, i: usize, first: u32) {
@@ -131,7 +170,7 @@ impl FrameStore {
         }
         let len = frame.len as usize;
         let head = len.min(HEAD_COPY);
-        let mut cell = frame.first as usize;
+        let mut cell = frame.first() as usize;
         batch.fill_slot(&self.bytes[cell * CELL..][..head]);
         let (mut at, mut left, mut segments) = (head, len - head, 0);
         while left > 0 {
@@ -152,12 +191,15 @@ impl FrameStore {
     /// A frame's cells are free again.
     pub fn release(&mut self, frame: &Stored) {
         let cells = (frame.len as usize).div_ceil(CELL).max(1);
-        let mut last = frame.first;
+        if frame.first() == NIL {
+            return;
+        }
+        let mut last = frame.first();
         for _ in 1..cells {
             last = self.next[last as usize];
         }
         self.next[last as usize] = self.free;
-        self.free = frame.first;
+        self.free = frame.first();
         self.free_count += cells;
     }
 }

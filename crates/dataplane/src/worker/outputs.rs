@@ -16,7 +16,7 @@ use super::{PortSlot, Worker};
 use crate::batch::BATCH_FRAMES;
 use crate::drop::DropReason;
 use crate::port::PortQueue;
-use crate::queue::{OUTPUT, Order, OutputQueue, QueueHome};
+use crate::queue::{Memory, OUTPUT, Order, OutputQueue, QueueHome};
 use crate::schedule::{Schedule, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
 use std::sync::Arc;
@@ -240,7 +240,8 @@ impl<C: CycleCounter> Worker<C> {
         let counters = &self.port_counters;
         let PortSlot { output, queues, .. } = &mut self.ports[port.index()];
         let Some(queue) = output.as_deref_mut() else { return };
-        let due = queue.due(self.egress.store(), now, &mut |source| {
+        let memory = &mut Memory::of(self.egress.store(), queues);
+        let due = queue.due(memory, now, &mut |source| {
             count_loss(counters, source, port, DropReason::QueueLate);
         });
         let blocked = room(queues) == 0;
@@ -268,20 +269,23 @@ impl<C: CycleCounter> Worker<C> {
         self.batch.clear();
         let counters = &self.port_counters;
         if queues.iter().all(|queue| !queue.tx_ready()) {
-            queue.clear(self.egress.store(), now, |source| {
+            queue.clear(&mut Memory::of(self.egress.store(), queues), now, |source| {
                 count_loss(counters, source, port, DropReason::PortDown);
             });
             self.release_pressed(port, now);
             return (0, true);
         }
-        self.batch.limit(room(queues).min(BATCH_FRAMES));
-        queue.load(self.egress.store(), &mut self.batch, port.0, now, &mut |source| {
+        let most = room(queues).min(BATCH_FRAMES);
+        self.batch.limit(most);
+        let memory = &mut Memory::of(self.egress.store(), queues);
+        queue.load(memory, &mut self.batch, (port.0, most), now, &mut |source| {
             count_loss(counters, source, port, DropReason::QueueLate);
         });
-        if self.batch.is_empty() {
+        let frames = queue.sending().len();
+        if frames == 0 {
             return (0, true);
         }
-        let (frames, bytes) = (self.batch.len(), self.batch.bytes());
+        let bytes = queue.sending().iter().map(|frame| frame.len as usize).sum();
         let (batch, ports) = (&mut self.batch, &mut self.ports);
         let (snapshot, touched) = (&*self.snapshot, &mut self.touched);
         self.egress.depart(batch, port, ports, counters, snapshot, touched);
@@ -325,15 +329,18 @@ impl<C: CycleCounter> Worker<C> {
     fn release_sent(&mut self, port: PortId, now: Nanos) {
         let Some(mut queue) = self.ports[port.index()].output.take() else { return };
         for run in queue.sending().chunk_by(|a, b| a.source == b.source) {
-            self.ease(&queue, PortId(run[0].source), now);
+            self.ease(&queue, port, PortId(run[0].source), now);
         }
-        queue.sent(self.egress.store());
+        queue.sent(&mut Memory::of(self.egress.store(), &mut self.ports[port.index()].queues));
         self.ports[port.index()].output = Some(queue);
     }
 
-    fn ease(&mut self, queue: &OutputQueue, source: PortId, now: Nanos) {
-        let pressed = self.egress.peers.directory().is_pressed(source);
-        if pressed && queue.is_under(source.0, self.egress.store(), now) {
+    fn ease(&mut self, queue: &OutputQueue, port: PortId, source: PortId, now: Nanos) {
+        if !self.egress.peers.directory().is_pressed(source) {
+            return;
+        }
+        let memory = Memory::of(self.egress.store(), &mut self.ports[port.index()].queues);
+        if queue.is_under(source.0, &memory, now) {
             self.egress.peers.directory().set_pressed(source, false);
             self.take_back(source, Why::Pressed);
         }
@@ -343,7 +350,7 @@ impl<C: CycleCounter> Worker<C> {
     fn release_pressed(&mut self, port: PortId, now: Nanos) {
         let Some(queue) = self.ports[port.index()].output.take() else { return };
         for source in (0..self.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
-            self.ease(&queue, source, now);
+            self.ease(&queue, port, source, now);
         }
         self.ports[port.index()].output = Some(queue);
     }
@@ -384,7 +391,8 @@ impl<C: CycleCounter> Worker<C> {
             return;
         };
         let counters = &self.port_counters;
-        queue.clear(self.egress.store(), now, |source| {
+        let queues = &mut self.ports[port.index()].queues;
+        queue.clear(&mut Memory::of(self.egress.store(), queues), now, |source| {
             count_loss(counters, source, port, DropReason::QueueGone);
         });
         match self.outputs.stands[port.index()] {
@@ -406,10 +414,12 @@ impl<C: CycleCounter> Worker<C> {
     pub(super) fn forget_outputs(&mut self, port: PortId) {
         self.take_queue(port);
         for other in 0..self.ports.len() {
-            let Some(queue) = self.ports[other].output.as_deref_mut() else { continue };
+            let PortSlot { output: Some(queue), queues, .. } = &mut self.ports[other] else {
+                continue;
+            };
             let target = PortId(u16::try_from(other).unwrap_or(u16::MAX));
             let counters = &self.port_counters;
-            queue.forget(self.egress.store(), port.0, |source| {
+            queue.forget(&mut Memory::of(self.egress.store(), queues), port.0, |source| {
                 count_loss(counters, source, target, DropReason::QueueGone);
             });
         }
@@ -422,8 +432,9 @@ impl<C: CycleCounter> Worker<C> {
 }
 
 /// Frames that the port can take now.
-fn room(queues: &[Box<dyn PortQueue>]) -> usize {
-    queues.iter().filter(|queue| queue.tx_ready()).map(|queue| queue.tx_room()).max().unwrap_or(1)
+fn room(queues: &mut [Box<dyn PortQueue>]) -> usize {
+    let ready = queues.iter_mut().filter(|queue| queue.tx_ready());
+    ready.map(|queue| queue.tx_room()).max().unwrap_or(1)
 }
 
 /// Counts a frame of `source` that waited for `target` and is lost.

@@ -81,6 +81,7 @@ want bench librte-mempool-ring23 \
 want bench qperf qperf "measures latency in live figures"
 want bench wrk wrk "puts web servers under pressure in live figures"
 want bench nginx-light nginx "a web server of live figures"
+want bench vde2 vde_switch "a switch that live figures measure beside ours"
 want bench vsftpd vsftpd "an FTP server of live figures"
 want bench curl curl "an FTP client of live figures"
 find_rust

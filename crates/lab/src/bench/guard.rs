@@ -79,6 +79,16 @@ impl FromStr for Ward {
     }
 }
 
+/// Ends all processes in a namespace of ours: servers leave sessions behind that are nobody's
+/// children any more.
+pub(crate) fn end_inside(netns: &str) {
+    let Ok(told) = Command::new("ip").args(["netns", "pids", netns]).output() else { return };
+    for pid in String::from_utf8_lossy(&told.stdout).lines().filter_map(|pid| pid.parse().ok()) {
+        // One that ended meanwhile is what was wanted.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
 impl Ward {
     /// A process that runs.
     pub fn process(pid: u32) -> anyhow::Result<Self> {
@@ -96,6 +106,7 @@ impl Ward {
             },
             Self::Netns(name) => {
                 if Path::new("/run/netns").join(name).exists() {
+                    end_inside(name);
                     let status = Command::new("ip").args(["netns", "del", name]).status()?;
                     anyhow::ensure!(status.success(), "ip netns del: {status}");
                 }

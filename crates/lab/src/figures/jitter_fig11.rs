@@ -28,7 +28,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "VM jitter §V-B, Fig. 11",
     about: "the mean rate under smoothing, TCP and UDP, from 4 Mbit/s to 2 Gbit/s",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::jitter_fig11),
     picture,
 };
 

@@ -22,6 +22,7 @@
 //! | `bandwidth` | Fig. 10: iperf3 and qperf |
 //! | `applications` | Fig. 12: FTP servers and web servers |
 //! | `shares` | FS-VDE, Table II: five flows of two clients |
+//! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
 //! | `vde` | `vde_switch` beside it |
 
 mod applications;
@@ -34,6 +35,7 @@ mod many;
 mod noisy;
 mod picture;
 mod plan;
+mod rates;
 mod rig;
 mod shares;
 mod stage;
@@ -47,8 +49,9 @@ pub(crate) use classes::{fig3, fig11};
 pub(crate) use demo::{picture as demo_picture, run as demo};
 pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
-pub(crate) use shares::run as table2;
 pub(crate) use picture::by_unit as picture;
+pub(crate) use rates::run as jitter_fig11;
+pub(crate) use shares::run as table2;
 pub(crate) use uplink::run as fig13;
 
 /// Whether a program can be run here.

@@ -16,7 +16,7 @@ use super::fleet::to_f64;
 use super::plan::Plan;
 use super::switch::{Ours, Switch, count};
 use crate::bench::bed::Bed;
-use crate::bench::guard::{THIS_PROGRAM, Ward};
+use crate::bench::guard::{THIS_PROGRAM, Ward, end_inside};
 use crate::bench::process::{Daemon, ask, await_some};
 use crate::clock;
 
@@ -154,6 +154,11 @@ impl Stage {
         })
     }
 
+    /// Sets a key of a port, as in `queue={ bytes = 4096 }`, for as long as the switch runs.
+    pub fn set(&self, port: &str, change: &str) -> anyhow::Result<()> {
+        self.ours.ask(&["port", "set", port, change, "--no-save"]).map(drop)
+    }
+
     /// Limits what a port sends, in bits a second without FCS.
     pub fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()> {
         self.ours.limit(port, Some(bits))
@@ -179,6 +184,13 @@ impl Stage {
             readings.push(self.read()?);
         }
         Ok(readings)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.programs.clear();
+        self.namespaces.iter().for_each(|(_, netns)| end_inside(netns));
     }
 }
 

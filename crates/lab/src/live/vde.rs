@@ -8,10 +8,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::plan::Plan;
 use crate::bench::bed::Bed;
-use crate::bench::guard::Ward;
+use crate::bench::guard::{Ward, end_inside};
 use crate::bench::process::{Daemon, ask, await_some};
 
 /// How long until packets pass.
@@ -20,10 +22,9 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct VdeSwitch {
-    // What is behind the switch ends before it.
     programs: Vec<Daemon>,
-    _plugs: Vec<Daemon>,
-    _switch: Daemon,
+    plugs: Vec<Daemon>,
+    pid: i32,
     dir: PathBuf,
     namespaces: Vec<String>,
     core: String,
@@ -35,17 +36,18 @@ impl VdeSwitch {
         super::needs("vde_plug2tap", "vde2")?;
         let dir = bed.dir().join("vde");
         std::fs::create_dir_all(&dir).context("making a directory")?;
-        let socket = dir.join("switch").display().to_string();
-        let core = bed.generator_core().to_string();
+        let (socket, pid) = (dir.join("switch"), dir.join("switch.pid"));
+        let (worker, core) = (bed.worker_core().to_string(), bed.generator_core().to_string());
+        // Without `-d` its input is its console, and it ends with that.
         let mut command = Command::new("taskset");
-        // `-x`: all ports hear all; without it is a learning switch. `-d` would leave us.
-        let worker = bed.worker_core().to_string();
-        command.args(["-c", &worker, "sh", "-c", "sleep infinity | vde_switch -s \"$0\"", &socket]);
-        let mut switch = Daemon::start(&mut command, dir.join("switch.log"), bed.guard())?;
-        await_some("vde_switch", START_LIMIT, || {
-            switch.check()?;
-            Ok(dir.join("switch/ctl").exists().then_some(()))
+        command.args(["-c", &worker, "vde_switch", "-d", "-s"]).arg(&socket).arg("-p").arg(&pid);
+        ask(&mut command).context("starting vde_switch")?;
+        let pid = await_some("vde_switch", START_LIMIT, || {
+            let told = std::fs::read_to_string(&pid).unwrap_or_default();
+            Ok(told.trim().parse().ok().filter(|_| socket.join("ctl").exists()))
         })?;
+        bed.guard().take(&Ward::process(pid)?)?;
+        let socket = socket.display().to_string();
         let (mut plugs, mut namespaces) = (Vec::new(), Vec::new());
         for number in 0..vms {
             let netns = format!("pl{}-vde-{number}", std::process::id());
@@ -68,7 +70,8 @@ impl VdeSwitch {
             ask(&mut inside(&["ip", "link", "set", "eth0", "up"]))?;
             namespaces.push(netns);
         }
-        Ok(Self { programs: Vec::new(), _plugs: plugs, _switch: switch, dir, namespaces, core })
+        let pid = i32::try_from(pid)?;
+        Ok(Self { programs: Vec::new(), plugs, pid, dir, namespaces, core })
     }
 
     fn inside(&self, vm: usize, program: &str, words: &[&str]) -> Command {
@@ -100,9 +103,8 @@ impl VdeSwitch {
     pub(super) fn await_tcp(&self, from: usize, to: usize, port: &str) -> anyhow::Result<()> {
         let at = Plan::ip(to);
         await_some(&format!("port {port} of {at}"), START_LIMIT, || {
-            // A connection would be the server's one client: only that the host answers.
-            let address = at.to_string();
-            let mut command = self.inside(from, "ping", &["-c", "1", "-W", "1", &address]);
+            let probe = format!("exec 3<>/dev/tcp/{at}/{port}");
+            let mut command = self.inside(from, "timeout", &["1", "bash", "-c", &probe]);
             Ok(ask(&mut command).ok().map(drop))
         })
     }
@@ -111,5 +113,15 @@ impl VdeSwitch {
     pub(super) fn await_end(&mut self, program: usize, limit: Duration) -> anyhow::Result<String> {
         self.programs.get_mut(program).context("no such program")?.await_end(limit)?;
         std::fs::read_to_string(self.log(program)).context("reading what a program said")
+    }
+}
+
+impl Drop for VdeSwitch {
+    fn drop(&mut self) {
+        self.programs.clear();
+        self.plugs.clear();
+        self.namespaces.iter().for_each(|netns| end_inside(netns));
+        // It may have ended; if it cannot be ended, the guard does it.
+        let _ = kill(Pid::from_raw(self.pid), Signal::SIGTERM);
     }
 }

@@ -9,8 +9,9 @@
 //! |---|---|
 //! | attachment | the port cannot pass frames |
 //! | own rate | frames dropped as `policed` |
-//! | link | frames dropped as `link-limit`, or by the ring of a watched uplink that is full |
-//! | destination | frames dropped by a receiver's ring |
+//! | link | frames dropped as `link-limit`, or by the ring of a watched uplink that is full, or not |
+//! | | taken from it because too much waits for a shared output (`held_back`) |
+//! | destination | frames dropped by a receiver's ring or queue |
 //! | own entitlement | frames waited while it had no cycles, and it used what it is entitled to |
 //! | neighbours | frames waited, others had the core, and it got less than it is entitled to |
 //! | core | frames waited, and the core had no more |
@@ -48,6 +49,9 @@ const ALONE_PERMILLE: u64 = 900;
 const ENTITLED_PERMILLE: u64 = 970;
 /// A link sends all it can from here on.
 const LINK_FULL_PERMILLE: u64 = 950;
+/// What the receiver's side had no room for.
+const FULL: [DropReason; 3] =
+    [DropReason::RingFull, DropReason::HandoverFull, DropReason::QueueFull];
 /// Consumers that are listed.
 const CONSUMERS_MAX: usize = 5;
 
@@ -207,8 +211,11 @@ impl Question<'_> {
         if noticeable(self.drops(&[DropReason::LinkLimit])) {
             return Limit::Link(self.link().map_or_else(String::new, |link| link.port.clone()));
         }
-        if noticeable(self.drops(&[DropReason::RingFull, DropReason::HandoverFull])) {
+        if noticeable(self.drops(&FULL)) {
             return self.receiver();
+        }
+        if self.port.reading.held_back > 0 {
+            return Limit::Link(String::new());
         }
         if self.throttled() >= THROTTLED_PERMILLE {
             let used = self.growth.per_second(self.port.cycles.iter().sum());
@@ -233,8 +240,7 @@ impl Question<'_> {
     /// Whose ring was full: the port that most frames were dropped at.
     fn receiver(&self) -> Limit {
         let full = |port: &PortGrowth| -> u64 {
-            let reasons = [DropReason::RingFull, DropReason::HandoverFull];
-            reasons.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
+            FULL.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
         };
         let most = self.growth.ports.iter().filter(|p| full(p) > 0).max_by_key(|port| full(port));
         let Some(port) = most else { return Limit::Destination(String::new()) };

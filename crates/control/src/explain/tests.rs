@@ -107,13 +107,24 @@ fn its_part_of_a_full_link_is_the_link() {
 }
 
 #[test]
+fn who_waits_for_its_part_of_a_shared_output_is_told_so() {
+    let mut growth = full_core();
+    growth.ports[0].reading.held_back = 12;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Link(String::new()));
+    assert!(answer.why.starts_with("its part of a shared output: it was not polled 12 times"));
+    dropped(&mut growth, DropReason::QueueFull, 300_000);
+    assert!(matches!(ask(&growth).limit, Limit::Destination(_)));
+}
+
+#[test]
 fn a_full_ring_at_a_receiver_is_the_receiver() {
     let mut growth = full_core();
     dropped(&mut growth, DropReason::RingFull, 120_000);
     growth.ports[1].reading.tx_drops[DropReason::RingFull as usize] = 120_000;
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Destination("noisy".into()));
-    let why = "the receiver noisy: its ring was full for 12.0 % of the port's frames";
+    let why = "the receiver noisy: its ring or queue was full for 12.0 % of the port's frames";
     assert_eq!(answer.why, why);
 }
 

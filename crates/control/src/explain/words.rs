@@ -64,6 +64,17 @@ impl Question<'_> {
     }
 
     fn of_link(&self, port: &str) -> (String, &'static str) {
+        if self.port.reading.held_back > 0 && port.is_empty() {
+            let why = format!(
+                "its part of a shared output: it was not polled {} times because too much of it \
+                 waits there",
+                self.port.reading.held_back
+            );
+            return (
+                why,
+                "give its tenant more `weight`, it more `share`, or the output more `link`",
+            );
+        }
         let link = self.growth.links.iter().find(|link| link.port == port);
         let Some(link) = link else {
             return ("a link that was full: it is no longer watched".to_owned(), "ask again");
@@ -88,9 +99,11 @@ impl Question<'_> {
     }
 
     fn destination(&self, port: &str) -> (String, &'static str) {
-        let share = percent(self.drops(&[DropReason::RingFull, DropReason::HandoverFull]));
+        let share = percent(self.drops(&super::FULL));
         let who = if port.is_empty() { "a receiver that left" } else { port };
-        let why = format!("the receiver {who}: its ring was full for {share} of the port's frames");
+        let why = format!(
+            "the receiver {who}: its ring or queue was full for {share} of the port's frames"
+        );
         (why, "the receiver is too slow: give it longer rings, more queues or more CPU")
     }
 

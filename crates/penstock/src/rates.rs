@@ -48,6 +48,9 @@ pub struct PortRates {
     /// The longest that frames can have waited for their turn, in nanoseconds: the mean of its
     /// batches, and the largest of the last two seconds; none without batches.
     pub delay_ns: Option<(f64, u64)>,
+    /// Frames that wait for it now, and the 99th percentile of the wait in nanoseconds; none: it
+    /// has no queue, or nothing waited in the last second.
+    pub queue: Option<(u64, u64)>,
     /// Part of the time in which frames waited and there were no cycles for them, 0..=1.
     pub throttled_share: f64,
 }
@@ -140,6 +143,8 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     let batches = delta("rx_batches");
     let delay_max = counter(&now.counters, "delay_max");
     rates.delay_ns = (batches > 0).then(|| (to_f64(delta("delay")) / to_f64(batches), delay_max));
+    let queue = ["tx_queued", "tx_queue_p99"].map(|name| counter(&now.counters, name));
+    rates.queue = (queue != [0, 0]).then_some((queue[0], queue[1]));
     let stages = ["cycles_ingress", "cycles_classification", "cycles_egress"];
     let sampled = delta("sampled_frames");
     rates.stage_cycles =

@@ -7,7 +7,7 @@ use crate::rates::PortRates;
 use crate::table::{Align, Table, cycle_rate, or_dash, percent, to_f64};
 
 /// The columns.
-pub const HEADING: [&str; 11] = [
+pub const HEADING: [&str; 12] = [
     "PORT",
     "POLICY",
     "CLASS",
@@ -19,13 +19,14 @@ pub const HEADING: [&str; 11] = [
     "TOKENS",
     "THROTTLED",
     "DELAY us",
+    "QUEUE/p99 us",
 ];
 /// Their widths on a terminal.
-pub const WIDTHS: [u16; 11] = [14, 13, 5, 6, 16, 16, 9, 7, 12, 9, 17];
+pub const WIDTHS: [u16; 12] = [14, 13, 5, 6, 16, 16, 9, 7, 12, 9, 17, 15];
 
 /// A port's row.
 #[must_use]
-pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 11] {
+pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 12] {
     let dash = || "-".to_owned();
     let metered = status.is_some_and(|status| status.policy.starts_with("cycles"));
     let entitled = status.map_or(0, |status| status.entitled);
@@ -44,6 +45,7 @@ pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 11] {
         port.delay_ns.map_or_else(dash, |(mean, most)| {
             format!("{:.1}/{:.1}", mean / 1e3, to_f64(most) / 1e3)
         }),
+        port.queue.map_or_else(dash, |(frames, p99)| format!("{frames}/{:.0}", to_f64(p99) / 1e3)),
     ]
 }
 
@@ -80,15 +82,16 @@ mod tests {
             tokens: -12_345,
             throttled_share: 0.25,
             delay_ns: Some((12_340.0, 56_780)),
+            queue: Some((31, 4_567_000)),
             ..PortRates::default()
         };
-        assert_eq!(
-            cells(&port, Some(&status)).join("|"),
-            "vm1|cycles-strict|1|2|200 Mcycles/s|150 Mcycles/s|75.0 %|7.5 %|-12345|25.0 %|12.3/56.8"
-        );
+        let row = cells(&port, Some(&status)).join("|");
+        let bought = "vm1|cycles-strict|1|2|200 Mcycles/s|150 Mcycles/s|75.0 %|7.5 %";
+        assert_eq!(row, format!("{bought}|-12345|25.0 %|12.3/56.8|31/4567"));
         let free = PortStatus { policy: "none".into(), priority: 8, ..PortStatus::default() };
+        let port = PortRates { queue: None, ..port };
         let row = cells(&port, Some(&free)).join("|");
-        assert_eq!(row, "vm1|none|8|0|-|150 Mcycles/s|-|7.5 %|-|-|12.3/56.8");
+        assert_eq!(row, "vm1|none|8|0|-|150 Mcycles/s|-|7.5 %|-|-|12.3/56.8|-");
         assert_eq!(cells(&port, None)[1], "-");
     }
 }

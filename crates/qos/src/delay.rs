@@ -160,6 +160,12 @@ impl Variation {
         self.last = None;
     }
 
+    /// No frame seen again.
+    pub fn clear(&mut self) {
+        self.sizes.clear();
+        (self.last, self.least, self.most) = (None, 0, 0);
+    }
+
     /// Differences without their signs.
     #[must_use]
     pub const fn sizes(&self) -> &Histogram {
@@ -269,6 +275,9 @@ mod tests {
         assert_eq!(variation.record(Nanos(9_000)), None);
         assert_eq!(variation.range(), (-40, 30));
         assert_eq!((variation.sizes().count(), variation.sizes().max()), (2, Nanos(40)));
+        variation.clear();
+        assert_eq!(variation.record(Nanos(9_000)), None);
+        assert_eq!((variation.range(), variation.sizes().count()), ((0, 0), 0));
     }
 
     /// RFC 3550 A.8, worked through: D is 0, 900, 900 (back), and then 0 again.

@@ -9,9 +9,9 @@
 //! |---|---|
 //! | attachment | the port cannot pass frames |
 //! | own rate | frames dropped as `policed` |
-//! | link | frames dropped as `link-limit`, or by the ring of a watched uplink that is full, or not |
-//! | | taken from it because too much waits for a shared output (`held_back`) |
+//! | link | frames dropped as `link-limit`, or by the full ring of a watched uplink |
 //! | destination | frames dropped by a receiver's ring or queue |
+//! | link | frames not taken, as too much waits for a shared output (`held_back`) |
 //! | own entitlement | frames waited while it had no cycles, and it used what it is entitled to |
 //! | neighbours | frames waited, others had the core, and it got less than it is entitled to |
 //! | core | frames waited, and the core had no more |

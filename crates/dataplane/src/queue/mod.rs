@@ -33,3 +33,6 @@ use crate::worker::QUEUES_MAX;
 pub const OUTPUT: QueueId = QueueId(QUEUES_MAX as u16);
 /// Units of a port: its queue pairs, and what waits for it.
 pub const UNITS_MAX: usize = QUEUES_MAX + 1;
+
+#[cfg(test)]
+mod tests;

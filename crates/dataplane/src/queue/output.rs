@@ -34,6 +34,8 @@ pub struct OutputQueue {
     /// How long frames waited, and how that varies from one to the next.
     delays: Histogram,
     variation: Variation,
+    /// The coarse second in which that was last told.
+    told: u32,
 }
 
 impl OutputQueue {
@@ -48,6 +50,7 @@ impl OutputQueue {
             sending: Vec::with_capacity(BATCH_FRAMES),
             delays: Histogram::new(),
             variation: Variation::new(),
+            told: 0,
         }
     }
 
@@ -67,6 +70,11 @@ impl OutputQueue {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.head.is_none() && self.line.is_empty()
+    }
+
+    /// Whether that is to be told in this coarse second; once.
+    pub(crate) fn is_due_to_tell(&mut self, second: u32) -> bool {
+        core::mem::replace(&mut self.told, second) != second
     }
 
     /// How long frames waited since this was last cleared, and how that varies.

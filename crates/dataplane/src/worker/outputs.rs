@@ -6,7 +6,6 @@
 //! still to come, the output stands in the worker's [`Wheel`] until then. Frames of a shared
 //! output are charged to whom they came from, in equal parts of their batch.
 
-use penstock_qos::delay::Variation;
 use penstock_qos::wheel::Wheel;
 use penstock_units::{Cycles, Nanos, PortId, Priority};
 
@@ -14,6 +13,7 @@ use super::aside::Why;
 use super::shaping::Gates;
 use super::{PortSlot, Worker};
 use crate::batch::BATCH_FRAMES;
+use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::port::PortQueue;
 use crate::queue::{Memory, OUTPUT, Order, OutputQueue, QueueHome};
@@ -47,8 +47,8 @@ pub(super) struct Outputs {
     pub(super) gates: Gates,
     /// Ports of which outputs of other workers have too much waiting.
     elsewhere: Vec<PortId>,
-    /// The second in which delays were last told.
-    second: u32,
+    /// Whose delays were told last.
+    told: usize,
 }
 
 impl Outputs {
@@ -59,7 +59,7 @@ impl Outputs {
             homes: vec![None; ports].into_boxed_slice(),
             gates: Gates::new(ports),
             elsewhere: Vec::with_capacity(ports),
-            second: 0,
+            told: 0,
         }
     }
 
@@ -181,28 +181,18 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
-    /// Once a second: what waited how long.
+    /// Tells what waited how long, of each output once a second: of one of them a call, so that
+    /// many outputs make no pause.
     #[inline]
     pub(super) fn tell_delays(&mut self, second: u32) {
-        if self.outputs.second != second {
-            self.outputs.second = second;
-            self.publish_delays();
-        }
-    }
-
-    #[cold]
-    fn publish_delays(&mut self) {
-        for (slot, counters) in self.ports.iter_mut().zip(&self.port_counters) {
-            let (Some(queue), Some(counters)) = (slot.output.as_deref_mut(), counters) else {
-                continue;
-            };
-            let (delays, variation) = queue.delays();
-            counters.tx_queue_p50.set(delays.percentile(50_000).0);
-            counters.tx_queue_p99.set(delays.percentile(99_000).0);
-            counters.tx_queue_max.set(delays.max().0);
-            counters.tx_queue_variation.set(variation.sizes().percentile(99_000).0);
-            delays.clear();
-            *variation = Variation::new();
+        let next = self.outputs.told + 1;
+        self.outputs.told = if next < self.ports.len() { next } else { 0 };
+        let slot = self.ports.get_mut(self.outputs.told);
+        let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) else { return };
+        if let Some(counters) = self.port_counters[self.outputs.told].as_deref()
+            && queue.is_due_to_tell(second)
+        {
+            publish_delays(queue, counters);
         }
     }
 
@@ -431,6 +421,17 @@ impl<C: CycleCounter> Worker<C> {
     }
 }
 
+#[cold]
+fn publish_delays(queue: &mut OutputQueue, counters: &PortCounters) {
+    let (delays, variation) = queue.delays();
+    counters.tx_queue_p50.set(delays.percentile(50_000).0);
+    counters.tx_queue_p99.set(delays.percentile(99_000).0);
+    counters.tx_queue_max.set(delays.max().0);
+    counters.tx_queue_variation.set(variation.sizes().percentile(99_000).0);
+    delays.clear();
+    variation.clear();
+}
+
 /// Frames that the port can take now.
 fn room(queues: &mut [Box<dyn PortQueue>]) -> usize {
     let ready = queues.iter_mut().filter(|queue| queue.tx_ready());
@@ -439,7 +440,7 @@ fn room(queues: &mut [Box<dyn PortQueue>]) -> usize {
 
 /// Counts a frame of `source` that waited for `target` and is lost.
 fn count_loss(
-    counters: &[Option<Arc<crate::counters::PortCounters>>],
+    counters: &[Option<Arc<PortCounters>>],
     source: u16,
     target: PortId,
     reason: DropReason,

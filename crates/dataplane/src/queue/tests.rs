@@ -1,0 +1,261 @@
+//! Queues over both kinds of memory: order, bounds, and that no frame and no buffer is lost.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use penstock_qos::fair_share::{Bound, Excess};
+use penstock_units::{BitsPerSecond, Cycles, Nanos};
+use proptest::prelude::*;
+
+use super::*;
+use crate::batch::{Batch, BatchFull};
+use crate::offload::{Offload, OffloadCaps};
+use crate::port::{Buffers, Held, Pending, PortQueue, TxOutcome};
+
+/// A port with memory of its own for a few frames.
+#[derive(Debug, Default)]
+struct OwnMemory {
+    buffers: Vec<Option<Vec<u8>>>,
+    sent: Vec<Vec<u8>>,
+}
+
+impl OwnMemory {
+    fn take(&mut self, held: Held) -> Vec<u8> {
+        self.buffers[held.buffer as usize].take().expect("a frame is given back once")
+    }
+}
+
+impl Buffers for OwnMemory {
+    fn free(&self) -> usize {
+        self.buffers.iter().filter(|buffer| buffer.is_none()).count()
+    }
+
+    fn fill(&mut self, batch: &Batch, i: usize) -> Option<Held> {
+        let at = self.buffers.iter().position(Option::is_none)?;
+        let mut bytes = Vec::new();
+        batch.copy_out(i, &mut bytes);
+        self.buffers[at] = Some(bytes);
+        Some(Held { buffer: u32::try_from(at).unwrap(), len: batch.frame(i).len })
+    }
+
+    fn send(&mut self, frames: &[Held]) -> TxOutcome {
+        for &held in frames {
+            let frame = self.take(held);
+            self.sent.push(frame);
+        }
+        TxOutcome { frames: u32::try_from(frames.len()).unwrap(), ..TxOutcome::default() }
+    }
+
+    fn keep(&mut self, _: &Batch, _: usize) -> Option<Held> {
+        None
+    }
+
+    fn load(&mut self, _: Held, _: &mut Batch) -> Result<(), BatchFull> {
+        Err(BatchFull)
+    }
+
+    fn release(&mut self, held: Held) {
+        self.take(held);
+    }
+}
+
+impl PortQueue for OwnMemory {
+    fn pending(&mut self, _: Cycles) -> Pending {
+        Pending::No
+    }
+    fn rx_burst(&mut self, _: &mut Batch) {}
+    fn rx_done(&mut self) {}
+    fn tx_ready(&self) -> bool {
+        true
+    }
+    fn caps(&self) -> OffloadCaps {
+        OffloadCaps::NONE
+    }
+    fn tx_burst(&mut self, _: &Batch, _: &[u8]) -> TxOutcome {
+        TxOutcome::default()
+    }
+    fn publish(&mut self) {}
+    fn notify(&mut self) -> u32 {
+        0
+    }
+    fn buffers(&mut self) -> Option<&mut dyn Buffers> {
+        Some(self)
+    }
+}
+
+fn terms(order: Order, excess: Excess) -> QueueTerms {
+    QueueTerms {
+        order,
+        pacing: Pacing::Link(BitsPerSecond(100_000_000)),
+        bound: Bound { bytes: 20_000, wait: Nanos::from_millis(2), excess },
+        frames: 64,
+    }
+}
+
+fn source(port: u16) -> Source {
+    Source { port, tenant: port % 2, share: ShareTerms::default() }
+}
+
+/// A frame that says where it came from and which one it is.
+fn frame(port: u16, number: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len.max(14)];
+    bytes[..2].copy_from_slice(&port.to_be_bytes());
+    bytes[2..6].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+/// What happens next: a frame comes, time passes and what may go goes, a source leaves.
+#[derive(Clone, Debug)]
+enum Step {
+    Come(u16, usize),
+    Go(u64),
+    Leave(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..5_u16, 14..3_000_usize).prop_map(|(port, len)| Step::Come(port, len)),
+        4 => (0..800_000_u64).prop_map(Step::Go),
+        1 => (0..5_u16).prop_map(Step::Leave),
+    ]
+}
+
+/// The queue, both memories, and what is known to wait, by source.
+struct Bench {
+    queue: OutputQueue,
+    store: FrameStore,
+    port: Vec<Box<dyn PortQueue>>,
+    waits: BTreeMap<u16, VecDeque<u32>>,
+    now: Nanos,
+    number: u32,
+}
+
+impl Bench {
+    fn new(terms: QueueTerms, own: bool) -> Self {
+        let memory = OwnMemory { buffers: vec![None; 24], sent: Vec::new() };
+        let port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
+        let (queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
+        Self { queue, store, port, waits: BTreeMap::new(), now: Nanos(1), number: 0 }
+    }
+
+    fn come(&mut self, port: u16, len: usize) {
+        let mut batch = Batch::new();
+        batch.push(&frame(port, self.number, len), Offload::NONE).expect("one frame fits");
+        let memory = &mut Memory::of(&mut self.store, &mut self.port);
+        if self.queue.push(memory, &batch, 0, &source(port), self.now).is_ok() {
+            self.waits.entry(port).or_default().push_back(self.number);
+        }
+        self.number += 1;
+    }
+
+    /// Those that waited too long are their source's oldest.
+    fn forget_oldest(waits: &mut BTreeMap<u16, VecDeque<u32>>, port: u16) {
+        waits.get_mut(&port).and_then(VecDeque::pop_front).expect("what is lost had waited");
+    }
+
+    fn go(&mut self, nanos: u64) {
+        self.now += Nanos(nanos);
+        let mut batch = Batch::new();
+        let mut lost: BTreeMap<u16, usize> = BTreeMap::new();
+        let memory = &mut Memory::of(&mut self.store, &mut self.port);
+        self.queue.load(memory, &mut batch, (1, 32), self.now, &mut |port| {
+            *lost.entry(port).or_default() += 1;
+        });
+        let sending = self.queue.sending().to_vec();
+        if let [port] = &mut self.port[..] {
+            let held: Vec<Held> = sending.iter().filter_map(Stored::in_port).collect();
+            let buffers = port.buffers().expect("it has some");
+            assert_eq!(buffers.send(&held).frames as usize, held.len());
+            sending.iter().for_each(|s| Self::forget_oldest(&mut self.waits, s.source));
+        } else {
+            for (i, stored) in sending.iter().enumerate() {
+                let mut bytes = Vec::new();
+                batch.copy_out(i, &mut bytes);
+                assert_eq!(bytes[..2], stored.source.to_be_bytes());
+                let number = u32::from_be_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
+                let waits = self.waits.get_mut(&stored.source).expect("it came");
+                // What was before it had waited too long.
+                let before = waits.iter().position(|other| *other == number).expect("in its turn");
+                waits.drain(..=before);
+                let lost = lost.entry(stored.source).or_default();
+                *lost = lost.checked_sub(before).expect("in their order");
+            }
+        }
+        for (port, count) in lost {
+            (0..count).for_each(|_| Self::forget_oldest(&mut self.waits, port));
+        }
+        self.queue.sent(&mut Memory::of(&mut self.store, &mut self.port));
+    }
+
+    fn leave(&mut self, port: u16) {
+        let waits = &mut self.waits;
+        let memory = &mut Memory::of(&mut self.store, &mut self.port);
+        self.queue.forget(memory, port, |port| Self::forget_oldest(waits, port));
+    }
+
+    fn free(&mut self) -> u64 {
+        Memory::of(&mut self.store, &mut self.port).free_bytes()
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_frame_and_no_buffer_is_lost(
+        steps in proptest::collection::vec(step(), 1..120),
+        fair in any::<bool>(),
+        drops in any::<bool>(),
+        own in any::<bool>(),
+    ) {
+        let order = if fair { Order::FairShare } else { Order::Fifo };
+        let excess = if drops || !fair { Excess::Drop } else { Excess::Hold };
+        let mut bench = Bench::new(terms(order, excess), own);
+        let all = bench.free();
+        for step in steps {
+            match step {
+                Step::Come(port, len) => bench.come(port, len),
+                Step::Go(nanos) => bench.go(nanos),
+                Step::Leave(port) => bench.leave(port),
+            }
+            let waiting: usize = bench.waits.values().map(VecDeque::len).sum();
+            prop_assert_eq!(bench.queue.len(), waiting);
+        }
+        let waits = &mut bench.waits;
+        let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+        bench.queue.clear(memory, bench.now, |port| Bench::forget_oldest(waits, port));
+        prop_assert!(bench.queue.is_empty() && bench.waits.values().all(VecDeque::is_empty));
+        prop_assert_eq!(bench.free(), all);
+    }
+}
+
+#[test]
+fn a_link_that_was_idle_does_not_send_faster_for_it() {
+    let mut bench = Bench::new(terms(Order::Fifo, Excess::Drop), false);
+    bench.go(50_000_000);
+    (0..4).for_each(|_| bench.come(1, 1_226));
+    // 1,250 bytes with what Ethernet adds take 100 us at 100 Mbit/s.
+    let mut left = Vec::new();
+    for _ in 0..4 {
+        bench.go(50_000);
+        left.push(bench.queue.len());
+        bench.go(50_000);
+        left.push(bench.queue.len());
+    }
+    assert_eq!(left, [3, 2, 2, 1, 1, 0, 0, 0]);
+}
+
+#[test]
+fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
+    let mut bench = Bench::new(terms(Order::FairShare, Excess::Hold), false);
+    bench.store = FrameStore::new(1_000);
+    let over = |bench: &mut Bench, now| {
+        let memory = Memory::of(&mut bench.store, &mut bench.port);
+        (bench.queue.is_over(3, &memory, now), bench.queue.is_under(3, &memory, now))
+    };
+    (0..10).for_each(|_| bench.come(3, 1_000));
+    assert_eq!(over(&mut bench, Nanos(1)), (false, true), "a half");
+    bench.come(3, 1_000);
+    assert_eq!(over(&mut bench, Nanos(1)), (false, false), "more than that, but not too much");
+    (0..10).for_each(|_| bench.come(3, 1_000));
+    assert_eq!(over(&mut bench, Nanos(1)), (true, false));
+    let memory = Memory::of(&mut bench.store, &mut bench.port);
+    assert!(!bench.queue.is_over(2, &memory, Nanos(1)), "another VM has nothing");
+}

@@ -10,11 +10,13 @@ use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::worker::{
     Arrival, Mesh, QUEUES_MAX, Reply, Request, Turn, Worker, WorkerConfig,
 };
-use penstock_units::{Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_qos::fair_share::Bound;
+use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
 /// Every turn takes some time.
 #[derive(Clone, Debug, Default)]
@@ -73,16 +75,25 @@ impl Bed {
             bed.drivers.push(drivers);
             bed.counters.push(sets);
         }
-        let policy = |id| PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0).finish();
-        let ports: Vec<u16> = (0..u16::try_from(homes.len()).unwrap()).collect();
+        bed.swap(|_| {});
+        bed
+    }
+
+    /// A snapshot of all ports, as `change` makes their policies.
+    fn swap(&mut self, change: impl Fn(&mut PortPolicy)) {
+        let policy = |id| {
+            let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
+            change(&mut policy);
+            policy.finish()
+        };
+        let ports: Vec<u16> = (0..u16::try_from(self.counters.len()).unwrap()).collect();
         let policies = ports.iter().map(|&id| Some(Arc::new(policy(id)))).collect();
         let domain =
             Domain { tenant: Some(1), vid: 0, members: ports.into_boxed_slice(), fdb_limit: 64 };
         let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
-        for worker in &mut bed.workers {
+        for worker in &mut self.workers {
             worker.swap_snapshot(Arc::clone(&snapshot));
         }
-        bed
     }
 
     fn adopt(
@@ -235,6 +246,37 @@ fn a_port_moves_while_frames_are_on_their_way_and_none_is_lost_or_overtaken() {
     bed.settle();
     assert_eq!(bed.received(0, 0), (0..due).collect::<Vec<_>>());
     assert_eq!(bed.received(1, 0), (0..due).collect::<Vec<_>>());
+    bed.check();
+}
+
+#[test]
+fn what_waits_for_an_output_goes_in_its_turn_although_its_sender_has_moved() {
+    let mut bed = Bed::new(&[&[0], &[0]]);
+    introduce(&mut bed, &[0, 1]);
+    let terms = QueueTerms {
+        order: Order::FairShare,
+        pacing: Pacing::Link(BitsPerSecond(10_000_000)),
+        bound: Bound::default(),
+        frames: 64,
+    };
+    let home = QueueHome::new(terms, 8, 8);
+    bed.swap(|policy| policy.queue = (policy.id == 1).then(|| Arc::clone(&home)));
+    (0..20).for_each(|n| bed.send(0, 0, frame(0, 1, n, 60)));
+    while bed.reading(0).queued == 0 {
+        bed.workers[0].turn();
+    }
+    assert_eq!(bed.reading(0).queued, 20, "one batch, and none has gone");
+    let pair = bed.workers[0].release(PortId(0), QueueId(0)).unwrap();
+    bed.adopt(1, PortId(0), QueueId(0), 1, pair);
+    let mut received = Vec::new();
+    for _ in 0..200_000 {
+        bed.workers.iter_mut().for_each(|worker| {
+            worker.turn();
+        });
+        received.extend(bed.received(1, 0));
+    }
+    assert_eq!(received, (0..20).collect::<Vec<_>>());
+    assert_eq!((bed.reading(0).queued, bed.reading(0).dropped()), (0, 0));
     bed.check();
 }
 

@@ -106,7 +106,7 @@ impl<C: CycleCounter> Worker<C> {
         let slot = &mut self.ports[port.index()];
         slot.owned &= !(1 << queue.index());
         if slot.owned == 0 {
-            self.forget_outputs(port);
+            self.leave_outputs(port);
         }
         let slot = &mut self.ports[port.index()];
         let pair = core::mem::replace(&mut slot.queues[queue.index()], Box::new(Absent));

@@ -400,9 +400,19 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
+    /// The last queue pair of a port goes to another worker: its queue goes along, empty. What of
+    /// the port's own frames waits here for others stays and goes in its turn.
+    pub(super) fn leave_outputs(&mut self, port: PortId) {
+        self.take_queue(port);
+        self.outputs.elsewhere.retain(|other| *other != port);
+        self.outputs.wheel.cancel(2 * port.index() + 1);
+        self.outputs.gates.forget(port);
+        self.aside.forget(port);
+    }
+
     /// A port goes: nothing of it waits anywhere, and nothing for it.
     pub(super) fn forget_outputs(&mut self, port: PortId) {
-        self.take_queue(port);
+        self.leave_outputs(port);
         for other in 0..self.ports.len() {
             let PortSlot { output: Some(queue), queues, .. } = &mut self.ports[other] else {
                 continue;
@@ -414,10 +424,6 @@ impl<C: CycleCounter> Worker<C> {
             });
         }
         self.egress.peers.directory().set_pressed(port, false);
-        self.outputs.elsewhere.retain(|other| *other != port);
-        self.outputs.wheel.cancel(2 * port.index() + 1);
-        self.outputs.gates.forget(port);
-        self.aside.forget(port);
     }
 }
 

@@ -3,11 +3,12 @@
 //! **Problem.** An output with a rate of its own (an uplink's link, a VM that bought a bandwidth
 //! towards it) cannot take what comes when it comes: somebody must hold frames and say whose goes
 //! next, and when. **Sources.** FS-VDE §4.1; VM jitter §III-C. **Rule.** An output with an
-//! [`OutputQueue`] gets no frame directly: egress copies it into the worker's [`FrameStore`], the
-//! queue remembers it in its [`Order`], and a unit of the schedule, [`OUTPUT`], takes frames out
-//! when [`Pacing`] lets them go. What finds no room is dropped before it is copied; where frames
-//! are shared by [`Order::FairShare`], a VM that has too much waiting is not polled instead.
-//! **Cost.** One copy more than without; nothing is allocated in the loop.
+//! [`OutputQueue`] gets no frame directly: egress copies it into the port's own memory or the
+//! worker's [`FrameStore`], the queue remembers it in its [`Order`], and a unit of the schedule,
+//! [`OUTPUT`], takes frames out when [`Pacing`] lets them go. What finds no room is dropped before
+//! it is copied; where frames are shared by [`Order::FairShare`], a VM that has too much waiting is
+//! not polled instead. **Cost.** One copy more than without, none where the port has memory;
+//! nothing is allocated in the loop.
 
 mod line;
 mod memory;

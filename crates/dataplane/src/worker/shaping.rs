@@ -7,7 +7,7 @@
 //! taken; one that is longer departs as early as that one would have, and the next waits for it.
 //! **Bound.** One group of the shaper (one frame below 20 Mbit/s) more than the shaper lets pass.
 
-use penstock_qos::shaper::{FRAME, Shaper};
+use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
 use penstock_units::{Cycles, Nanos, PortId};
 
 use super::Worker;
@@ -16,11 +16,6 @@ use crate::batch::{BATCH_FRAMES, Batch};
 use crate::queue::{FCS, ShapeTerms, ShaperKind, shaper};
 use crate::tsc::CycleCounter;
 
-/// What is taken at once, as a time at the rate: a group of the shaper, or its tokens' period, but
-/// no more than this.
-const GROUP_MOST: Nanos = Nanos::from_micros(500);
-/// Below this many bits per second frames go one by one.
-const GROUPS_FROM: u64 = 20_000_000;
 /// A port whose next frame is due within this is not put aside: a turn takes longer.
 const SOON: Nanos = Nanos(1_000);
 
@@ -36,13 +31,14 @@ struct Gate {
 #[derive(Debug)]
 pub(super) struct Gates(Box<[Option<Gate>]>);
 
+/// Frames to take at once: a group of the shaper, or what its tokens' period brings, but no more.
 fn group_of(terms: &ShapeTerms) -> usize {
-    if terms.rate.0 < GROUPS_FROM {
+    if terms.rate < GROUPS_FROM {
         return 1;
     }
     let time = match terms.kind {
-        ShaperKind::Smooth => GROUP_MOST,
-        ShaperKind::TokenBucket(period) => period.min(GROUP_MOST),
+        ShaperKind::Smooth => GROUP_TIME,
+        ShaperKind::TokenBucket(period) => period.min(GROUP_TIME),
     };
     let frames = terms.rate.0.saturating_mul(time.0) / 8_000_000_000 / u64::from(FRAME);
     usize::try_from(frames).unwrap_or(BATCH_FRAMES).clamp(1, BATCH_FRAMES)

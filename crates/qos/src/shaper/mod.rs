@@ -22,7 +22,7 @@ use core::fmt;
 
 use penstock_units::{BitsPerSecond, Nanos};
 
-pub use smooth::{INTERVAL, Smooth, WIDTH, Window};
+pub use smooth::{GROUP_TIME, GROUPS_FROM, INTERVAL, Smooth, WIDTH, Window};
 pub use token_bucket::{PERIOD_OF_XEN, TokenBucket};
 
 /// The slowest rate.

@@ -43,6 +43,9 @@ reasons! {
     Policed = "policed", "above the port's rate (`police`); buy more or send less";
     LinkLimit =
         "link-limit", "above the port's part of an uplink that is full; until it has room again";
+    ReceiveLimit = "receive-limit",
+        "above what the receiver may have (`receive`), its part of its tenant's if it has one";
+    TenantLimit = "tenant-limit", "above what the receiver's tenant may have (`receive`)";
     Rule = "rule", "a rule says drop";
     NoDestination = "no-destination", "nobody else is in the tenant's network";
     SamePort = "same-port", "the destination lives behind the port the frame came from";

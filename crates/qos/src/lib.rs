@@ -27,4 +27,5 @@ pub mod share;
 pub mod vtrr;
 pub mod wheel;
 
+mod bucket;
 mod heap;

@@ -31,9 +31,11 @@
 //! **Cost.** A batch that is green as a whole: one or two compare-and-swaps; else as many a frame.
 
 use core::fmt;
-use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
+
+use crate::bucket::{Bucket, PARTS_OF_BYTE, PARTS_OF_FRAME};
 
 /// The slowest rate in bits per second.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(8_000);
@@ -45,9 +47,6 @@ pub const PACKETS_MAX: PacketsPerSecond = PacketsPerSecond(1_000_000_000);
 pub const DEPTH_MAX: u32 = 1 << 29;
 /// The shallowest bucket that [`default_depth`] gives: a large segment on the wire, twice.
 pub const DEPTH_DEFAULT_MIN: u32 = 128 * 1024;
-
-const PARTS_OF_BYTE: i64 = 8_000_000_000;
-const PARTS_OF_FRAME: i64 = 1_000_000_000;
 
 /// RFC 2697 and 2698: the outcome for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -220,64 +219,6 @@ pub fn default_depth(rate: BitsPerSecond) -> u32 {
     bytes.clamp(DEPTH_DEFAULT_MIN, DEPTH_MAX)
 }
 
-/// A bucket of parts.
-#[derive(Debug)]
-struct Bucket {
-    level: AtomicI64,
-    depth: i64,
-}
-
-impl Bucket {
-    /// Full, as both RFCs have it.
-    const fn new(depth: u32, parts: i64) -> Self {
-        let depth = depth as i64 * parts;
-        Self { level: AtomicI64::new(depth), depth }
-    }
-
-    /// Adds; returns what found no room.
-    fn give(&self, parts: u64) -> u64 {
-        let mut level = self.level.load(Ordering::Relaxed);
-        loop {
-            // Neither a full bucket nor one in debt is further apart than 63 bits.
-            let room = (self.depth - level).unsigned_abs();
-            if room == 0 {
-                return parts;
-            }
-            let (to, over) = match i64::try_from(parts) {
-                Ok(more) if parts < room => (level + more, 0),
-                _ => (self.depth, parts - room.min(parts)),
-            };
-            match self.level.compare_exchange_weak(level, to, Ordering::Relaxed, Ordering::Relaxed)
-            {
-                Ok(_) => return over,
-                Err(now) => level = now,
-            }
-        }
-    }
-
-    /// Pays, if the level covers it or the bucket is full.
-    fn take(&self, parts: i64) -> bool {
-        // A bucket of no depth is full and empty at once.
-        let enough = if self.depth == 0 { i64::MAX } else { parts.min(self.depth) };
-        let mut level = self.level.load(Ordering::Relaxed);
-        loop {
-            if level < enough {
-                return false;
-            }
-            let to = level - parts;
-            match self.level.compare_exchange_weak(level, to, Ordering::Relaxed, Ordering::Relaxed)
-            {
-                Ok(_) => return true,
-                Err(now) => level = now,
-            }
-        }
-    }
-
-    fn covers(&self, parts: i64) -> bool {
-        self.level.load(Ordering::Relaxed) >= parts
-    }
-}
-
 /// Holds one stream to its limit; see the module's text.
 #[derive(Debug)]
 pub struct Policer {
@@ -416,7 +357,7 @@ impl Policer {
             Limit::Packets { .. } => PARTS_OF_FRAME,
             _ => PARTS_OF_BYTE,
         };
-        let level = |bucket: &Bucket| bucket.level.load(Ordering::Relaxed).div_euclid(parts);
+        let level = |bucket: &Bucket| bucket.level().div_euclid(parts);
         (level(&self.committed), level(&self.other))
     }
 }

@@ -22,24 +22,30 @@
 //! **Departures.** Eq. (3) moves t_r by the tokens *accepted*, `c'/r`, so a full bucket banks idle
 //! time without bound; here it moves to t. "More than one token" is read as at least one. Nothing
 //! is rounded to whole tokens. **Bound.** Over any time t, of a VM (strict) and of a tenant
-//! (always) no more passes than max(depth, one frame) + rate x t. **Cost.** A frame: up to four
-//! refills, each a multiplication; no timer, no allocation.
+//! (always) no more passes than max(depth, one frame) + rate x t. **Several threads** may police
+//! one VM or tenant together, as with [`crate::policer`]: what two of them pay at the same moment
+//! may be refused to one of them although it was there, never passed to both although it was not.
+//! **Cost.** A batch that passes as a whole: up to four refills, each a multiplication, and as
+//! many compare-and-swaps; else so much a frame. No timer, no allocation.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond, Weight};
 
+use crate::bucket::{Bucket, PARTS_OF_BYTE, PARTS_OF_FRAME};
 use crate::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, Size};
-
-const PARTS_OF_BYTE: i64 = 8_000_000_000;
-const PARTS_OF_FRAME: i64 = 1_000_000_000;
 
 /// Rates and depths of a tenant or a VM. Rates above [`RATE_MAX`] and [`PACKETS_MAX`], and depths
 /// above [`DEPTH_MAX`], count as those; a depth of 0 counts as 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// Bits of frames per second, and bytes at once; `None`: as many as come.
     pub bytes: Option<(BitsPerSecond, u32)>,
     /// Frames per second, and frames at once.
     pub frames: Option<(PacketsPerSecond, u32)>,
+    /// Bytes that each frame counts besides: 4 with the FCS.
+    pub per_frame: u8,
 }
 
 /// What a VM that is above its part may have of its tenant's.
@@ -63,163 +69,190 @@ pub enum Policed {
     AboveTenant,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    level: i64,
-    depth: i64,
+/// A rate with its bucket.
+#[derive(Debug)]
+struct Filled {
     /// Parts a nanosecond.
     rate: u64,
-    at: Nanos,
+    bucket: Bucket,
 }
 
-impl Bucket {
-    const fn new(rate: u64, depth: u32, parts: i64, now: Nanos) -> Self {
-        let depth = if depth > DEPTH_MAX { DEPTH_MAX } else { depth };
-        let depth = if depth == 0 { parts } else { depth as i64 * parts };
-        Self { level: depth, depth, rate, at: now }
-    }
-
-    /// Eq. (3), corrected: the clock moves to `now`, whether or not the bucket could take all.
-    fn refill(&mut self, now: Nanos) {
-        let passed = now.saturating_sub(self.at);
-        if passed.0 == 0 {
-            return;
-        }
-        self.at = now;
-        // Neither a full bucket nor one in debt is further apart than 63 bits.
-        let room = (self.depth - self.level).unsigned_abs();
-        let more = self.rate.saturating_mul(passed.0).min(room);
-        self.level += i64::try_from(more).unwrap_or(0);
-    }
-
-    fn covers(&self, parts: i64) -> bool {
-        self.level >= parts.min(self.depth)
-    }
-
-    /// Whether it does so out of its upper half.
-    fn spares(&self, parts: i64) -> bool {
-        self.level >= parts.min(self.depth / 2) + self.depth / 2
+impl Filled {
+    fn new(rate: u64, depth: u32, parts: i64) -> Self {
+        Self { rate, bucket: Bucket::new(depth.clamp(1, DEPTH_MAX), parts) }
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Meter {
-    bytes: Option<Bucket>,
-    frames: Option<Bucket>,
+/// What a tenant or a VM may have: its terms and the buckets that hold it to them.
+#[derive(Debug)]
+pub struct Meter {
+    terms: Terms,
+    /// Up to when tokens have been brought.
+    at: AtomicU64,
+    bytes: Option<Filled>,
+    frames: Option<Filled>,
 }
 
 impl Meter {
-    fn new(terms: &Terms, now: Nanos) -> Self {
+    /// With full buckets.
+    #[must_use]
+    pub fn new(terms: Terms) -> Self {
         let bytes = terms
             .bytes
-            .map(|(rate, depth)| Bucket::new(rate.0.min(RATE_MAX.0), depth, PARTS_OF_BYTE, now));
-        let frames = terms.frames.map(|(rate, depth)| {
-            Bucket::new(rate.0.min(PACKETS_MAX.0), depth, PARTS_OF_FRAME, now)
-        });
-        Self { bytes, frames }
+            .map(|(rate, depth)| Filled::new(rate.0.min(RATE_MAX.0), depth, PARTS_OF_BYTE));
+        let frames = terms
+            .frames
+            .map(|(rate, depth)| Filled::new(rate.0.min(PACKETS_MAX.0), depth, PARTS_OF_FRAME));
+        Self { terms, at: AtomicU64::new(0), bytes, frames }
     }
 
-    /// The same buckets with other terms: no deeper than they were full.
-    fn change(&mut self, terms: &Terms, now: Nanos) {
-        self.refill(now);
-        let old = *self;
-        *self = Self::new(terms, now);
-        for (new, old) in [(&mut self.bytes, old.bytes), (&mut self.frames, old.frames)] {
+    /// The same under other terms: what was used of the buckets stays used.
+    #[must_use]
+    pub fn changed(&self, terms: Terms) -> Self {
+        let new = Self::new(terms);
+        new.at.store(self.at.load(Ordering::Relaxed), Ordering::Relaxed);
+        for (new, old) in [(&new.bytes, &self.bytes), (&new.frames, &self.frames)] {
             if let (Some(new), Some(old)) = (new, old) {
-                new.level = old.level.min(new.depth);
+                new.bucket.lower_to(old.bucket.level());
+            }
+        }
+        new
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub const fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Eq. (3), corrected: the clock moves to `now`, whether or not the buckets could take all.
+    fn refill(&self, now: Nanos) {
+        let at = self.at.load(Ordering::Relaxed);
+        // Who comes second leaves the rest of the time to the next refill.
+        if now.0 <= at
+            || self.at.compare_exchange(at, now.0, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        for filled in [&self.bytes, &self.frames].into_iter().flatten() {
+            // A product that leaves 64 bits is more than two buckets of any depth hold.
+            filled.bucket.give(filled.rate.saturating_mul(now.0 - at));
+        }
+    }
+
+    fn parts(&self, size: Size) -> [i64; 2] {
+        let more = u64::from(size.frames) * u64::from(self.terms.per_frame);
+        let parts = |n: u64, of: i64| {
+            i64::try_from(n.min(DEPTH_MAX.into())).unwrap_or(i64::MAX).saturating_mul(of)
+        };
+        let bytes = u64::from(size.bytes) + more;
+        [parts(bytes, PARTS_OF_BYTE), parts(size.frames.into(), PARTS_OF_FRAME)]
+    }
+
+    /// Pays from both buckets by `take`, or from none.
+    fn pay(&self, size: Size, take: impl Fn(&Bucket, i64) -> bool) -> bool {
+        let [bytes, frames] = self.parts(size);
+        if let Some(filled) = &self.bytes
+            && !take(&filled.bucket, bytes)
+        {
+            return false;
+        }
+        let paid = self.frames.as_ref().is_none_or(|filled| take(&filled.bucket, frames));
+        if !paid && let Some(filled) = &self.bytes {
+            filled.bucket.give_back(bytes);
+        }
+        paid
+    }
+
+    fn give_back(&self, size: Size) {
+        for (filled, parts) in [&self.bytes, &self.frames].into_iter().zip(self.parts(size)) {
+            if let Some(filled) = filled {
+                filled.bucket.give_back(parts);
             }
         }
     }
 
-    fn refill(&mut self, now: Nanos) {
-        for bucket in [&mut self.bytes, &mut self.frames].into_iter().flatten() {
-            bucket.refill(now);
-        }
+    fn covers(&self, size: Size) -> bool {
+        let [bytes, frames] = self.parts(size);
+        self.bytes.as_ref().is_none_or(|filled| filled.bucket.covers(bytes))
+            && self.frames.as_ref().is_none_or(|filled| filled.bucket.covers(frames))
     }
-
-    fn all(&self, parts: [i64; 2], holds: impl Fn(&Bucket, i64) -> bool) -> bool {
-        let one = |bucket: &Option<Bucket>, parts| bucket.as_ref().is_none_or(|b| holds(b, parts));
-        one(&self.bytes, parts[0]) && one(&self.frames, parts[1])
-    }
-
-    fn pay(&mut self, parts: [i64; 2]) {
-        for (bucket, parts) in [(&mut self.bytes, parts[0]), (&mut self.frames, parts[1])] {
-            if let Some(bucket) = bucket {
-                bucket.level -= parts;
-            }
-        }
-    }
-}
-
-fn parts(size: Size) -> [i64; 2] {
-    let parts = |n: u32, of: i64| i64::from(n.min(DEPTH_MAX)).saturating_mul(of);
-    [parts(size.bytes, PARTS_OF_BYTE), parts(size.frames, PARTS_OF_FRAME)]
 }
 
 /// See the module's text.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Policing {
+    vm: Meter,
+    /// Shared by all VMs of the tenant.
+    tenant: Option<Arc<Meter>>,
     sharing: Sharing,
-    tenants: Box<[Option<Meter>]>,
-    vms: Box<[Option<(usize, Meter)>]>,
 }
 
 impl Policing {
-    /// Room for so many tenants and VMs; none is there, and what is not there passes.
+    /// A VM's, below its tenant's contract, if that has one.
     #[must_use]
-    pub fn new(tenants: usize, vms: usize, sharing: Sharing) -> Self {
-        Self {
-            sharing,
-            tenants: vec![None; tenants].into_boxed_slice(),
-            vms: vec![None; vms].into_boxed_slice(),
+    pub const fn new(vm: Meter, tenant: Option<Arc<Meter>>, sharing: Sharing) -> Self {
+        Self { vm, tenant, sharing }
+    }
+
+    /// The VM's part.
+    #[must_use]
+    pub const fn vm(&self) -> &Meter {
+        &self.vm
+    }
+
+    /// The tenant's contract.
+    #[must_use]
+    pub const fn tenant(&self) -> Option<&Arc<Meter>> {
+        self.tenant.as_ref()
+    }
+
+    /// What the VM may have above its part.
+    #[must_use]
+    pub const fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    /// Brings the tokens of the time up to `now`, on a clock that all who police share. A time that
+    /// lies before the last is no time.
+    #[inline]
+    pub fn refill(&self, now: Nanos) {
+        self.vm.refill(now);
+        if let Some(tenant) = &self.tenant {
+            tenant.refill(now);
         }
     }
 
-    /// A tenant's contract; `None`: it has none any more. Buckets begin full, and keep what they
-    /// have when the terms change.
-    pub fn set_tenant(&mut self, slot: usize, terms: Option<&Terms>, now: Nanos) {
-        let Some(tenant) = self.tenants.get_mut(slot) else { return };
-        match (tenant.as_mut(), terms) {
-            (Some(meter), Some(terms)) => meter.change(terms, now),
-            (_, terms) => *tenant = terms.map(|terms| Meter::new(terms, now)),
-        }
-    }
-
-    /// A VM's part of its tenant's contract, likewise.
-    pub fn set_vm(&mut self, slot: usize, tenant: usize, terms: Option<&Terms>, now: Nanos) {
-        let Some(vm) = self.vms.get_mut(slot) else { return };
-        match (vm.as_mut(), terms) {
-            (Some((of, meter)), Some(terms)) if *of == tenant => meter.change(terms, now),
-            (_, terms) => *vm = terms.map(|terms| (tenant, Meter::new(terms, now))),
-        }
-    }
-
-    /// A frame for a VM comes.
-    pub fn arrive(&mut self, vm: usize, size: Size, now: Nanos) -> Policed {
-        let Some(Some((tenant, part))) = self.vms.get_mut(vm) else { return Policed::Pass };
-        let parts = parts(size);
-        part.refill(now);
-        let within = part.all(parts, Bucket::covers);
-        if !within && self.sharing == Sharing::Strict {
-            return Policed::AboveVm;
-        }
-        if let Some(Some(contract)) = self.tenants.get_mut(*tenant) {
-            contract.refill(now);
-            if !contract.all(parts, Bucket::covers) {
-                return Policed::AboveTenant;
-            }
-            if !within && !contract.all(parts, Bucket::spares) {
-                return Policed::AboveVm;
-            }
-            contract.pay(parts);
-        } else if !within {
+    /// A frame for the VM comes.
+    pub fn arrive(&self, size: Size) -> Policed {
+        let within = self.vm.pay(size, Bucket::take);
+        match &self.tenant {
+            None if within => Policed::Pass,
             // There is nothing to borrow from.
-            return Policed::AboveVm;
+            None => Policed::AboveVm,
+            Some(_) if !within && self.sharing == Sharing::Strict => Policed::AboveVm,
+            Some(tenant) if within => {
+                if tenant.pay(size, Bucket::take) {
+                    return Policed::Pass;
+                }
+                self.vm.give_back(size);
+                Policed::AboveTenant
+            }
+            Some(tenant) => {
+                if tenant.pay(size, Bucket::take_spare) {
+                    return Policed::Pass;
+                }
+                if tenant.covers(size) { Policed::AboveVm } else { Policed::AboveTenant }
+            }
         }
-        if within {
-            part.pay(parts);
-        }
-        Policed::Pass
+    }
+
+    /// Lets all frames of a batch pass at once, if each of them would; else none is paid for.
+    #[inline]
+    pub fn all_pass(&self, sum: Size) -> bool {
+        // Not so if the sum is longer than a bucket is deep: each would pass one frame alone.
+        let covered = self.vm.covers(sum) && self.tenant.as_ref().is_none_or(|t| t.covers(sum));
+        covered && self.arrive(sum) == Policed::Pass
     }
 }
 
@@ -250,26 +283,32 @@ mod tests {
     const FRAME: Size = Size { bytes: 1_000, frames: 1 };
 
     fn frames(rate: u64, depth: u32) -> Terms {
-        Terms { bytes: None, frames: Some((PacketsPerSecond(rate), depth)) }
+        Terms { frames: Some((PacketsPerSecond(rate), depth)), ..Terms::default() }
     }
 
     fn bytes(rate: u64, depth: u32) -> Terms {
-        Terms { bytes: Some((BitsPerSecond(rate), depth)), frames: None }
+        Terms { bytes: Some((BitsPerSecond(rate), depth)), ..Terms::default() }
+    }
+
+    fn alone(terms: Terms) -> Policing {
+        Policing::new(Meter::new(terms), None, Sharing::Strict)
+    }
+
+    fn arrive(policing: &Policing, size: Size, nanos: u64) -> Policed {
+        policing.refill(Nanos(nanos));
+        policing.arrive(size)
     }
 
     /// What passes of a flood from `from` to `to`, a frame every 100 us.
-    fn flood(policing: &mut Policing, vm: usize, from: u64, to: u64) -> u64 {
-        let times = (from * 10_000..to * 10_000).map(|n| Nanos(n * 100_000));
-        let passed = times.filter(|now| policing.arrive(vm, FRAME, *now) == Policed::Pass);
-        passed.count() as u64
+    fn flood(policing: &Policing, from: u64, to: u64) -> u64 {
+        let times = (from * 10_000..to * 10_000).map(|n| n * 100_000);
+        times.filter(|now| arrive(policing, FRAME, *now) == Policed::Pass).count() as u64
     }
 
     /// FS-VDE Eq. (3) as printed passes 70,049 of this flood; 50 + 1,000/s x 10 s are due.
     #[test]
     fn sixty_idle_seconds_are_worth_no_more_than_the_depth() {
-        let mut policing = Policing::new(0, 1, Sharing::Strict);
-        policing.set_vm(0, 0, Some(&frames(1_000, 50)), Nanos(0));
-        assert_eq!(flood(&mut policing, 0, 60, 70), 10_049);
+        assert_eq!(flood(&alone(frames(1_000, 50)), 60, 70), 10_049);
         // As printed: c' = min(floor((t - t_r) r), m - c), c += c', t_r += c'/r; r is a token a
         // millisecond.
         let (mut level, mut refilled, mut passed) = (50, 0, 0);
@@ -287,42 +326,49 @@ mod tests {
 
     #[test]
     fn a_vm_is_held_to_its_part_and_the_tenant_to_its_contract() {
-        let mut policing = Policing::new(1, 3, Sharing::Strict);
-        policing.set_tenant(0, Some(&bytes(8_000_000, 10_000)), Nanos(0));
-        policing.set_vm(0, 0, Some(&bytes(6_000_000, 2_000)), Nanos(0));
-        policing.set_vm(1, 0, Some(&Terms::default()), Nanos(0));
-        assert_eq!([(); 3].map(|()| policing.arrive(0, FRAME, Nanos(0))), {
+        let tenant = Some(Arc::new(Meter::new(bytes(8_000_000, 10_000))));
+        let vm = |terms| Policing::new(Meter::new(terms), tenant.clone(), Sharing::Strict);
+        let (held, free) = (vm(bytes(6_000_000, 2_000)), vm(Terms::default()));
+        assert_eq!([(); 3].map(|()| arrive(&held, FRAME, 0)), {
             [Policed::Pass, Policed::Pass, Policed::AboveVm]
         });
-        let free = [(); 9].map(|()| policing.arrive(1, FRAME, Nanos(0)));
-        assert_eq!(free[7..], [Policed::Pass, Policed::AboveTenant]);
-        assert_eq!(policing.arrive(2, FRAME, Nanos(0)), Policed::Pass, "nobody's");
+        let passed = [(); 9].map(|()| arrive(&free, FRAME, 0));
+        assert_eq!(passed[7..], [Policed::Pass, Policed::AboveTenant]);
         // A millisecond is a frame of the tenant's and three quarters of one of the VM's.
-        assert_eq!(policing.arrive(0, FRAME, Nanos(1_000_000)), Policed::AboveVm);
-        assert_eq!(policing.arrive(0, FRAME, Nanos(1_333_334)), Policed::Pass);
+        assert_eq!(arrive(&held, FRAME, 1_000_000), Policed::AboveVm);
+        assert_eq!(arrive(&held, FRAME, 1_333_334), Policed::Pass);
+    }
+
+    #[test]
+    fn what_the_tenant_cannot_pay_costs_the_vm_nothing() {
+        let tenant = Arc::new(Meter::new(frames(1_000, 2)));
+        let part = Terms { bytes: Some((BitsPerSecond(8_000), 3_000)), ..frames(1_000, 3) };
+        let vm = Policing::new(Meter::new(part), Some(tenant), Sharing::Strict);
+        let got = [(); 4].map(|()| arrive(&vm, FRAME, 0));
+        assert_eq!(got, {
+            [Policed::Pass, Policed::Pass, Policed::AboveTenant, Policed::AboveTenant]
+        });
+        assert_eq!(arrive(&vm, FRAME, 1_000_000), Policed::Pass, "its third frame");
     }
 
     #[test]
     fn who_borrows_has_what_siblings_leave_and_takes_nothing_from_them() {
         let bed = |sharing| {
-            let mut policing = Policing::new(1, 2, sharing);
-            policing.set_tenant(0, Some(&frames(1_000, 40)), Nanos(0));
-            for vm in 0..2 {
-                policing.set_vm(vm, 0, Some(&frames(500, 10)), Nanos(0));
-            }
-            policing
+            let tenant = Arc::new(Meter::new(frames(1_000, 40)));
+            let vm =
+                || Policing::new(Meter::new(frames(500, 10)), Some(Arc::clone(&tenant)), sharing);
+            [vm(), vm()]
         };
-        assert_eq!(flood(&mut bed(Sharing::Strict), 0, 0, 10), 5_009);
-        let alone = flood(&mut bed(Sharing::Borrow), 0, 0, 10);
+        assert_eq!(flood(&bed(Sharing::Strict)[0], 0, 10), 5_009);
+        let alone = flood(&bed(Sharing::Borrow)[0], 0, 10);
         assert!((10_000..=10_040).contains(&alone), "{alone}");
         // Its sibling sends its part, a frame every 2 ms.
-        let mut policing = bed(Sharing::Borrow);
+        let [borrower, sibling] = bed(Sharing::Borrow);
         let (mut flooded, mut lost) = (0, 0);
         for n in 0..100_000_u64 {
-            let now = Nanos(n * 100_000);
-            flooded += u64::from(policing.arrive(0, FRAME, now) == Policed::Pass);
+            flooded += u64::from(arrive(&borrower, FRAME, n * 100_000) == Policed::Pass);
             if n % 20 == 0 {
-                lost += u64::from(policing.arrive(1, FRAME, now) != Policed::Pass);
+                lost += u64::from(arrive(&sibling, FRAME, n * 100_000) != Policed::Pass);
             }
         }
         assert_eq!(lost, 0);
@@ -331,26 +377,59 @@ mod tests {
 
     #[test]
     fn a_frame_longer_than_the_bucket_passes_when_it_is_full_and_is_owed() {
-        let mut policing = Policing::new(0, 1, Sharing::Strict);
-        policing.set_vm(0, 0, Some(&bytes(8_000_000, 1_500)), Nanos(0));
+        let policing = alone(bytes(8_000_000, 1_500));
         let segment = Size { bytes: 64_000, frames: 45 };
-        assert_eq!(policing.arrive(0, segment, Nanos(0)), Policed::Pass);
-        assert_eq!(policing.arrive(0, FRAME, Nanos(63_499_999)), Policed::AboveVm);
-        assert_eq!(policing.arrive(0, FRAME, Nanos(63_500_000)), Policed::Pass);
+        assert!(!policing.all_pass(segment), "as a batch it would pass with others");
+        assert_eq!(arrive(&policing, segment, 0), Policed::Pass);
+        assert_eq!(arrive(&policing, FRAME, 63_499_999), Policed::AboveVm);
+        assert_eq!(arrive(&policing, FRAME, 63_500_000), Policed::Pass);
     }
 
     #[test]
-    fn new_terms_keep_what_a_bucket_has() {
-        let mut policing = Policing::new(1, 1, Sharing::Strict);
-        policing.set_vm(0, 0, Some(&frames(1, 100)), Nanos(0));
+    fn a_batch_passes_as_a_whole_or_pays_nothing() {
+        let policing = alone(frames(1_000, 40));
+        let batch = |frames| Size { bytes: 64 * frames, frames };
+        assert!(policing.all_pass(batch(32)));
+        assert!(!policing.all_pass(batch(9)));
+        assert!(policing.all_pass(batch(8)));
+        assert_eq!(policing.arrive(FRAME), Policed::AboveVm);
+    }
+
+    #[test]
+    fn the_check_sequence_counts_when_it_is_asked_for() {
+        let with = |per_frame| alone(Terms { per_frame, ..bytes(8_000, 6_400) });
+        let minimal = Size { bytes: 60, frames: 1 };
+        let passed = |policing: Policing| {
+            (0..200).take_while(|_| policing.arrive(minimal) == Policed::Pass).count()
+        };
+        assert_eq!((passed(with(0)), passed(with(4))), (106, 100));
+    }
+
+    #[test]
+    fn new_terms_keep_what_was_used() {
+        let policing = alone(frames(1, 100));
         for _ in 0..95 {
-            assert_eq!(policing.arrive(0, FRAME, Nanos(0)), Policed::Pass);
+            assert_eq!(arrive(&policing, FRAME, 0), Policed::Pass);
         }
-        policing.set_vm(0, 0, Some(&frames(1, 1_000)), Nanos(0));
-        let more = (0..10).filter(|_| policing.arrive(0, FRAME, Nanos(0)) == Policed::Pass);
+        let changed = Policing::new(policing.vm().changed(frames(1, 1_000)), None, Sharing::Strict);
+        let more = (0..10).filter(|_| arrive(&changed, FRAME, 0) == Policed::Pass);
         assert_eq!(more.count(), 5);
-        policing.set_vm(0, 0, None, Nanos(0));
-        assert_eq!(policing.arrive(0, FRAME, Nanos(0)), Policed::Pass);
+    }
+
+    #[test]
+    fn two_threads_have_no_more_than_the_bucket() {
+        let tenant = Arc::new(Meter::new(frames(1, 10_000)));
+        let passed = std::thread::scope(|scope| {
+            let run = || {
+                let vm = Policing::new(Meter::new(frames(1, 8_000)), Some(tenant.clone()), {
+                    Sharing::Borrow
+                });
+                (0..50_000).filter(|_| vm.arrive(FRAME) == Policed::Pass).count()
+            };
+            let other = scope.spawn(run);
+            run() + other.join().expect("it ends")
+        });
+        assert!(passed <= 10_000 && passed >= 9_990, "{passed}");
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //! keeps to its terms loses nothing.
 
 use penstock_qos::policer::Size;
-use penstock_qos::policing::{Policed, Policing, Sharing, Terms};
+use std::sync::Arc;
+
+use penstock_qos::policing::{Meter, Policed, Policing, Sharing, Terms};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 use proptest::prelude::*;
 
@@ -25,7 +27,16 @@ fn terms() -> impl Strategy<Value = Terms> {
     let frames = (100..1_000_000_u64, 1..500_u32);
     let bytes = prop::option::of(bytes.prop_map(|(rate, depth)| (BitsPerSecond(rate), depth)));
     let frames = prop::option::of(frames.prop_map(|(rate, depth)| (PacketsPerSecond(rate), depth)));
-    (bytes, frames).prop_map(|(bytes, frames)| Terms { bytes, frames })
+    (bytes, frames).prop_map(|(bytes, frames)| Terms { bytes, frames, per_frame: 0 })
+}
+
+fn in_frames(rate: u64, depth: u32) -> Terms {
+    Terms { frames: Some((PacketsPerSecond(rate), depth)), ..Terms::default() }
+}
+
+fn arrive(policing: &Policing, size: Size, nanos: u64) -> Policed {
+    policing.refill(Nanos(nanos));
+    policing.arrive(size)
 }
 
 type Passed = Vec<(u64, Size)>;
@@ -60,16 +71,14 @@ proptest! {
         arrivals in prop::collection::vec((gap(), 0..VMS, frame()), 1..150),
     ) {
         let sharing = if borrow { Sharing::Borrow } else { Sharing::Strict };
-        let mut policing = Policing::new(1, VMS, sharing);
-        policing.set_tenant(0, Some(&contract), Nanos(0));
-        for (vm, part) in parts.iter().enumerate() {
-            policing.set_vm(vm, 0, Some(part), Nanos(0));
-        }
+        let tenant = Arc::new(Meter::new(contract));
+        let vm = |part: &Terms| Policing::new(Meter::new(*part), Some(Arc::clone(&tenant)), sharing);
+        let vms: Vec<Policing> = parts.iter().map(vm).collect();
         let (mut all, mut of_vm) = (Passed::new(), vec![Passed::new(); VMS]);
         let mut now = 0;
         for (gap, vm, size) in arrivals {
             now += gap;
-            if policing.arrive(vm, size, Nanos(now)) == Policed::Pass {
+            if arrive(&vms[vm], size, now) == Policed::Pass {
                 all.push((now, size));
                 of_vm[vm].push((now, size));
             }
@@ -87,14 +96,12 @@ proptest! {
     fn idle_time_is_worth_no_more_than_the_depth(
         rate in 100..100_000_u64, depth in 2..1_000_u32, idle in 1..1_000_u64,
     ) {
-        let mut policing = Policing::new(0, 1, Sharing::Strict);
-        let terms = Terms { bytes: None, frames: Some((PacketsPerSecond(rate), depth)) };
-        policing.set_vm(0, 0, Some(&terms), Nanos(0));
+        let policing = Policing::new(Meter::new(in_frames(rate, depth)), None, Sharing::Strict);
         let (start, size) = (idle * 1_000_000_000, Size { bytes: 64, frames: 1 });
         // A second at ten times the rate.
         let gap = 100_000_000 / rate;
-        let times = (0..10 * rate).map(|n| Nanos(start + n * gap));
-        let passed = times.filter(|now| policing.arrive(0, size, *now) == Policed::Pass).count();
+        let times = (0..10 * rate).map(|n| start + n * gap);
+        let passed = times.filter(|now| arrive(&policing, size, *now) == Policed::Pass).count();
         let brought = rate * ((10 * rate - 1) * gap) / 1_000_000_000;
         let (passed, most) = (passed as u64, u64::from(depth) + brought);
         prop_assert!(passed <= most && passed + 1 >= most.min(10 * rate), "{passed} of {most}");
@@ -106,25 +113,24 @@ proptest! {
         rate in 1_000..100_000_u64, burst in 1..20_u32,
         rounds in prop::collection::vec((0..3_u64, 1..200_u64), 1..100),
     ) {
-        let mut policing = Policing::new(1, 2, Sharing::Borrow);
-        let terms = |rate, depth| {
-            Terms { bytes: None, frames: Some((PacketsPerSecond(rate), depth)) }
-        };
         // The sibling's burst and the frame under way of the borrower are in the lower half.
-        policing.set_tenant(0, Some(&terms(2 * rate, 2 * burst + 2)), Nanos(0));
-        policing.set_vm(0, 0, Some(&terms(rate, 1)), Nanos(0));
-        policing.set_vm(1, 0, Some(&terms(rate, burst)), Nanos(0));
+        let tenant = Arc::new(Meter::new(in_frames(2 * rate, 2 * burst + 2)));
+        let vm = |depth| {
+            let part = Meter::new(in_frames(rate, depth));
+            Policing::new(part, Some(Arc::clone(&tenant)), Sharing::Borrow)
+        };
+        let (borrower, sibling) = (vm(1), vm(burst));
         let size = Size { bytes: 64, frames: 1 };
         let mut now = 0;
         for (idle, flood) in rounds {
             for n in 0..flood {
-                let _ = policing.arrive(0, size, Nanos(now + n));
+                let _ = arrive(&borrower, size, now + n);
             }
             // Long enough for the sibling's own bucket to be full.
             now += (idle + u64::from(burst)) * 1_000_000_000 / rate + 1_000;
-            let _ = policing.arrive(0, size, Nanos(now));
+            let _ = arrive(&borrower, size, now);
             for _ in 0..burst {
-                prop_assert_eq!(policing.arrive(1, size, Nanos(now)), Policed::Pass);
+                prop_assert_eq!(arrive(&sibling, size, now), Policed::Pass);
             }
         }
     }

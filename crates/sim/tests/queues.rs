@@ -258,6 +258,7 @@ fn a_flooded_vm_pays_for_what_it_gets_and_the_others_keep_their_rate() {
         let other = world.add_vm(1, 256, SinkSpec::default()).expect("possible");
         world.set_qos(other, bought(RATE / 4, 1));
         let outside = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
+        world.set_policy(outside, |policy| policy.tenant = None);
         let end = Nanos::from_millis(500);
         world.introduce(sink);
         world.introduce(victim);

@@ -20,6 +20,7 @@ mod model;
 mod network;
 mod police;
 mod queueing;
+mod receiving;
 mod release;
 mod rule;
 mod save;
@@ -43,6 +44,7 @@ pub use model::{
 };
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queueing::{Excess, Queue, Shape, Shaper};
+pub use receiving::{Receive, Sharing};
 pub use release::{Egress, IngressPolicy, Readiness, Schedule};
 pub use rule::{Action, Match, Rule};
 pub(crate) use save::save;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::matching::StationMac;
 use super::queueing::{Queue, Shape};
+use super::receiving::Receive;
 use super::release::{Egress, IngressPolicy, Readiness, Schedule};
 use super::rule::Rule;
 use super::share::{
@@ -171,6 +172,9 @@ pub struct Tenant {
     /// Its weight among tenants at a `fair-share` output, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weight: Weight,
+    /// What its VMs may receive together, and each by its `share`. Default: as much as comes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive: Option<Receive>,
 }
 
 const fn default_fdb_limit() -> u32 {
@@ -186,6 +190,7 @@ impl Tenant {
             vlans: VlanList::default(),
             fdb_limit: default_fdb_limit(),
             weight: Weight::default(),
+            receive: None,
         }
     }
 }
@@ -424,6 +429,10 @@ pub struct Port {
     /// The limits of the policies `bps` and `pps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub police: Option<Police>,
+    /// What it may receive. Default: its part, by `share`, of what its tenant may, else as much as
+    /// comes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive: Option<Receive>,
     /// Uplink: bits per second that its link carries. Default: it is not watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,
@@ -476,6 +485,7 @@ impl Port {
             priority: Priority::default(),
             contract: None,
             police: None,
+            receive: None,
             link: None,
             egress: Egress::Fifo,
             queue: None,

@@ -11,10 +11,10 @@ use super::share::{ContractRate, Police, Sizes};
 /// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
 const IMIX_BYTES: u64 = 362;
 /// What every rate in bits per second counts for a frame beyond the bytes that the switch sees.
-const FCS_BYTES: u8 = 4;
+pub(super) const FCS_BYTES: u8 = 4;
 const _: () = assert!(FCS_BYTES as u64 == FCS);
 /// Frames at once where `burst` is not given.
-const BURST_DEFAULT: u32 = 256;
+pub(super) const BURST_DEFAULT: u32 = 256;
 
 /// Why a port's limits make no sense: the key, what is wrong, what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]

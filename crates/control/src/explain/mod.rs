@@ -49,9 +49,14 @@ const ALONE_PERMILLE: u64 = 900;
 const ENTITLED_PERMILLE: u64 = 970;
 /// A link sends all it can from here on.
 const LINK_FULL_PERMILLE: u64 = 950;
-/// What the receiver's side had no room for.
-const FULL: [DropReason; 3] =
-    [DropReason::RingFull, DropReason::HandoverFull, DropReason::QueueFull];
+/// What the receiver's side had no room for, and what it may not have.
+const FULL: [DropReason; 5] = [
+    DropReason::RingFull,
+    DropReason::HandoverFull,
+    DropReason::QueueFull,
+    DropReason::ReceiveLimit,
+    DropReason::TenantLimit,
+];
 /// Consumers that are listed.
 const CONSUMERS_MAX: usize = 5;
 

@@ -129,6 +129,20 @@ fn a_full_ring_at_a_receiver_is_the_receiver() {
 }
 
 #[test]
+fn a_receiver_that_may_not_have_more_is_told_from_one_that_is_slow() {
+    let mut growth = full_core();
+    dropped(&mut growth, DropReason::TenantLimit, 120_000);
+    growth.ports[1].reading.tx_drops[DropReason::TenantLimit as usize] = 120_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Destination("noisy".into()));
+    assert_eq!(
+        answer.why,
+        "the receiver noisy: 12.0 % of the port's frames were above what its tenant may have"
+    );
+    assert!(answer.remedy.starts_with("raise `receive`"));
+}
+
+#[test]
 fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
     let mut growth = full_core();
     growth.ports[0].cycles = vec![401_400_000];

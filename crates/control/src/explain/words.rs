@@ -101,6 +101,15 @@ impl Question<'_> {
     fn destination(&self, port: &str) -> (String, &'static str) {
         let share = percent(self.drops(&super::FULL));
         let who = if port.is_empty() { "a receiver that left" } else { port };
+        let above = self.drops(&[DropReason::ReceiveLimit]);
+        let together = self.drops(&[DropReason::TenantLimit]);
+        if 2 * (above + together) > self.drops(&super::FULL) {
+            let whose = if above >= together { "it" } else { "its tenant" };
+            let why = format!(
+                "the receiver {who}: {share} of the port's frames were above what {whose} may have"
+            );
+            return (why, "raise `receive` of the receiver or its tenant, or send it less");
+        }
         let why = format!(
             "the receiver {who}: its ring or queue was full for {share} of the port's frames"
         );

@@ -17,6 +17,7 @@ use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 use super::ids::IdTable;
 use super::limits::{LimitTable, WatchedLink};
 use super::queues::QueueTable;
+use super::receiving::ReceiveTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
 
@@ -41,6 +42,7 @@ pub struct Compiler {
     statics: Vec<StaticAddress>,
     limits: LimitTable,
     queues: QueueTable,
+    receiving: ReceiveTable,
     /// What ports bought, by number.
     bought: Vec<PortQos>,
     /// Workers that count hits; 0 is 1.
@@ -77,6 +79,7 @@ impl Compiler {
         let networks = Networks::new(config.tenants.iter().map(Some));
         let limits = self.limits.next(config);
         let queues = self.queues.next(config);
+        let receiving = self.receiving.next(config);
         let sold = &self.sold;
         let world = World {
             config,
@@ -85,6 +88,7 @@ impl Compiler {
             networks: &networks,
             limits: &limits,
             queues: &queues,
+            receiving: &receiving,
             sold,
         };
         let snapshot = world.snapshot(generation, &sets);
@@ -93,6 +97,7 @@ impl Compiler {
         self.tables = tables;
         self.limits = limits;
         self.queues = queues;
+        self.receiving = receiving;
         let of = |policy: &Option<Arc<PortPolicy>>| policy.as_ref().map(|policy| policy.qos);
         self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
         self.sets = sets;
@@ -180,6 +185,7 @@ struct World<'a> {
     networks: &'a Networks,
     limits: &'a LimitTable,
     queues: &'a QueueTable,
+    receiving: &'a ReceiveTable,
     sold: &'a BTreeMap<String, Sold>,
 }
 
@@ -269,6 +275,7 @@ impl World<'_> {
             price: self.sold.get(&port.name).map(|sold| sold.price).unwrap_or_default(),
         };
         policy.limits = self.limits.of(&port.name);
+        policy.receive = self.receiving.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);
         policy.shape = port.shaped();

@@ -10,6 +10,7 @@ mod compile;
 mod ids;
 mod limits;
 mod queues;
+mod receiving;
 mod rules;
 
 pub use compile::{Compiler, Sold, StaticAddress};

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use penstock_qos::policing::Policing;
 use penstock_units::{PortId, Vid};
 
 use super::binding::Binding;
@@ -141,6 +142,8 @@ pub struct PortPolicy {
     pub qos: PortQos,
     /// The rates it is held to, if there are any.
     pub limits: Option<Arc<Limits>>,
+    /// What it may receive, if that is limited.
+    pub receive: Option<Arc<Policing>>,
     /// The queue of what goes to it, if it has one.
     pub queue: Option<Arc<QueueHome>>,
     /// Its part of outputs that are shared.
@@ -188,6 +191,7 @@ impl PortPolicy {
             up: true,
             qos: PortQos::default(),
             limits: None,
+            receive: None,
             queue: None,
             share: ShareTerms::default(),
             shape: None,

@@ -8,6 +8,7 @@
 //! **Cost.** O(frames + outputs); no allocation after start.
 
 pub mod finish;
+mod policing;
 mod waiting;
 
 use std::sync::Arc;
@@ -130,6 +131,9 @@ struct Delivery {
     /// Frames that wait in the output's queue now, and those for which it has no room.
     waiting: u64,
     queue_full: u64,
+    /// Frames above what the output may have, or its tenant.
+    receive_limit: u64,
+    tenant_limit: u64,
 }
 
 impl Egress {
@@ -271,7 +275,23 @@ impl Egress {
                 }
                 formed.as_slice()
             };
-        if slot.output.is_some() {
+        let passed;
+        let frames = match &policy.receive {
+            None => frames,
+            Some(policing) => {
+                let now = self.waiting.now();
+                passed = policing::police(policing, batch, frames, now, &mut delivery);
+                if passed.len == 0 {
+                    return delivery;
+                }
+                passed.as_slice()
+            }
+        };
+        if slot
+            .output
+            .as_deref()
+            .is_some_and(|queue| queue.takes_from(snapshot.port(source.0).map(|policy| &**policy)))
+        {
             self.enqueue(batch, source, slot, output, frames, snapshot, &mut delivery);
             return delivery;
         }
@@ -546,6 +566,8 @@ fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
         (DropReason::NoPort, d.no_port),
         (DropReason::HandoverFull, d.handover_full),
         (DropReason::QueueFull, d.queue_full),
+        (DropReason::ReceiveLimit, d.receive_limit),
+        (DropReason::TenantLimit, d.tenant_limit),
     ];
     for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
         source.drops[reason as usize].add(n);

@@ -34,6 +34,11 @@ impl Waiting {
         let store = FrameStore::new(CELLS);
         Self { now: Nanos::ZERO, queued: Vec::with_capacity(ports), over: false, store }
     }
+
+    /// The time of this batch.
+    pub(super) const fn now(&self) -> Nanos {
+        self.now
+    }
 }
 
 impl Egress {

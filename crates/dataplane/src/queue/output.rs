@@ -5,8 +5,9 @@ use penstock_units::Nanos;
 
 use super::line::{Line, Next};
 use super::pacer::Pacer;
-use super::{Memory, Pacing, QueueTerms, Source, Stored};
+use super::{Memory, Order, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
+use crate::classify::PortPolicy;
 
 /// Why a frame may not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,14 @@ impl OutputQueue {
     #[must_use]
     pub const fn terms(&self) -> &QueueTerms {
         &self.terms
+    }
+
+    /// Whether frames of this source wait here. Where nothing is paced or shared, only what comes
+    /// from outside does: what another VM sends has had that VM's turn, and its cycles pay.
+    #[inline]
+    pub(crate) fn takes_from(&self, source: Option<&PortPolicy>) -> bool {
+        let from_outside = source.is_none_or(|source| source.tenant.is_none());
+        from_outside || self.terms.order != Order::Fifo || self.terms.pacing != Pacing::None
     }
 
     /// Frames that wait.

@@ -7,6 +7,7 @@ mod fdb;
 mod host;
 mod ports;
 mod queueing;
+mod receiving;
 mod rules;
 mod tenants;
 

@@ -31,6 +31,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         check_worker(object, port, draft, report);
         check_rates(object, port, report);
         super::queueing::check(object, port, report);
+        super::receiving::check_port(object, port, report);
     }
     check_targets(draft, report);
     check_bindings(draft, world, report);

@@ -10,6 +10,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     for object in &draft.tenants {
         if let Some(tenant) = &object.value {
             check_range(object, "fdb_limit", tenant.fdb_limit, 1..=131_072, report);
+            super::receiving::check_tenant(object, tenant, report);
         }
     }
     let networks = world.networks.len();

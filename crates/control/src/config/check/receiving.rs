@@ -1,0 +1,68 @@
+//! `receive`, of ports and tenants: that it names a rate and is possible.
+
+use penstock_qos::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, RATE_MIN};
+use penstock_units::PacketsPerSecond;
+
+use super::super::decode::{Object, Report};
+use super::super::model::{Port, Tenant};
+use super::super::receiving::Receive;
+
+/// Bytes at once: a frame of an MTU of 1,500 must pass.
+const BURST_MIN: u32 = 1_514;
+
+pub(super) fn check_port(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let Some(receive) = &port.receive else { return };
+    if port.tenant.is_none() {
+        let remedy =
+            "remove it; give the port a `tenant`, or limit what the tenants' ports receive";
+        report.at(object, "receive", "`receive` belongs to a tenant's port", remedy);
+    }
+    if receive.sharing.is_some() {
+        let remedy = "write it into `receive` of the [[tenant]]";
+        report.at(object, "receive.sharing", "`sharing` is the tenant's to say", remedy);
+    }
+    check(object, receive, report);
+}
+
+pub(super) fn check_tenant(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) {
+    if let Some(receive) = &tenant.receive {
+        check(object, receive, report);
+    }
+}
+
+fn check<T>(object: &Object<'_, T>, receive: &Receive, report: &mut Report<'_>) {
+    let outside =
+        |report: &mut Report<'_>, key: &str, value: String, least: String, most: String| {
+            let problem = format!("`{key}` {value} is out of range");
+            report.at(object, key, problem, format!("write {least} to {most}"));
+        };
+    if receive.rate.is_none() && receive.pps.is_none() {
+        let remedy = "add `rate` or `pps`, as in receive = { rate = \"200M\" }";
+        report.at(object, "receive", "`receive` names no rate", remedy);
+    }
+    if let Some(rate) = receive.rate.map(|rate| rate.0)
+        && !(RATE_MIN..=RATE_MAX).contains(&rate)
+    {
+        let (least, most) = (RATE_MIN.to_string(), RATE_MAX.to_string());
+        outside(report, "receive.rate", rate.to_string(), least, most);
+    }
+    if let Some(pps) = receive.pps.map(|pps| pps.0)
+        && !(PacketsPerSecond(1)..=PACKETS_MAX).contains(&pps)
+    {
+        let most = PACKETS_MAX.to_string();
+        outside(report, "receive.pps", pps.to_string(), "1".to_owned(), most);
+    }
+    let depths = [
+        ("receive.burst", receive.burst, BURST_MIN, receive.rate.is_some(), "rate"),
+        ("receive.frames", receive.frames, 1, receive.pps.is_some(), "pps"),
+    ];
+    for (key, depth, least, has_rate, rate) in depths {
+        let Some(depth) = depth else { continue };
+        if !has_rate {
+            let problem = format!("`{key}` goes with `{rate}`");
+            report.at(object, key, problem, format!("add `{rate}`, or remove it"));
+        } else if !(least..=DEPTH_MAX).contains(&depth) {
+            outside(report, key, depth.to_string(), least.to_string(), DEPTH_MAX.to_string());
+        }
+    }
+}

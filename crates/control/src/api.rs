@@ -5,6 +5,7 @@
 //! objects ([`crate::config`]) are used as they are; this module holds the readings.
 
 use penstock_qos::cost_model::FCS;
+use penstock_qos::delay_scale;
 use serde::Serialize;
 
 /// A counter with its unit, by name: `drops` and `tx_drops` hold only the non-zero reasons.
@@ -99,6 +100,60 @@ pub struct PortStats {
     pub drops: Named,
     /// Frames towards this port dropped, by reason; zero reasons are left out.
     pub tx_drops: Named,
+    /// How long frames waited; those of which nothing was counted are left out.
+    pub delays: Vec<Delays>,
+    /// The RTP streams to it that its `rtp` marks.
+    pub rtp: Vec<RtpStatus>,
+}
+
+/// Frames by a delay, in the parts of [`penstock_qos::delay_scale`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Delays {
+    /// `waited`, `varied`, `tx_waited` or `shaped`: the arrays of
+    /// [`penstock_dataplane::counters::PortReading`].
+    pub name: String,
+    /// Frames by part, up to the last that has one.
+    pub counts: Vec<u64>,
+}
+
+impl Delays {
+    /// Frames counted.
+    #[must_use]
+    pub fn frames(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// In nanoseconds, what so many thousandths of a percent do not exceed; `None` of no frames.
+    #[must_use]
+    pub fn percentile(&self, milli_percent: u32) -> Option<u64> {
+        delay_scale::percentile(&self.counts, milli_percent).map(|delay| delay.0)
+    }
+
+    /// What was counted since `before`, of the same name; all of it if that was more.
+    #[must_use]
+    pub fn since(&self, before: Option<&Self>) -> Self {
+        let old = |at: usize| before.and_then(|b| b.counts.get(at)).copied().unwrap_or(0);
+        let grown = |(at, now): (usize, &u64)| now.checked_sub(old(at));
+        let counts: Option<Vec<u64>> = self.counts.iter().enumerate().map(grown).collect();
+        Self { name: self.name.clone(), counts: counts.unwrap_or_else(|| self.counts.clone()) }
+    }
+}
+
+/// A marked RTP stream, as the port it goes to sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RtpStatus {
+    /// The UDP port it goes to.
+    pub udp_port: u16,
+    /// The source that sends now (SSRC); 0 before the first packet.
+    pub ssrc: u32,
+    /// Packets of all sources.
+    pub packets: u64,
+    /// Sequence numbers that were left out.
+    pub lost: u64,
+    /// Interarrival jitter (RFC 3550) in nanoseconds.
+    pub jitter_ns: u64,
+    /// The largest that it was of this source.
+    pub jitter_max_ns: u64,
 }
 
 /// What a port's rate is limited by now.

@@ -95,8 +95,8 @@ name = "h2"
         &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
                  worker, zero_copy, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, \
-                 ingress_policy, cycles, depth, weight, priority, contract, police, link, egress, \
-                 queue, shape, share"],
+                 ingress_policy, cycles, depth, weight, priority, contract, police, receive, link, \
+                 egress, queue, shape, share, rtp"],
     ),
     (
         r#"[[port]]
@@ -212,6 +212,39 @@ shape = { period_ms = 5 }
             "9:9: port \"vm3\": `shape` names no rate; add `send` or `receive`, as in shape = { \
                  send = \"4M\" }",
             "9:23: port \"vm3\": `period_ms` belongs to the shaper `token-bucket`; remove it",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+receive = { rate = "1k", burst = 100, frames = 5, sharing = "strict" }
+rtp = [{ port = 5004 }, { port = 5004, clock_hz = 0 }]
+
+[[port]]
+name = "up2"
+type = "tap"
+interface = "up2"
+receive = { pps = "0" }
+rtp = [{ port = 5004 }]
+"#,
+        &[
+            "7:20: port \"vm3\": `receive.rate` 1k is out of range; write 8k to 400G",
+            "7:34: port \"vm3\": `receive.burst` 100 is out of range; write 1514 to 536870912",
+            "7:48: port \"vm3\": `receive.frames` goes with `pps`; add `pps`, or remove it",
+            "7:61: port \"vm3\": `sharing` is the tenant's to say; write it into `receive` of the \
+                 [[tenant]]",
+            "8:25: port \"vm3\": UDP port 5004 is 0 or marked twice; write each of 1 to 65535 once",
+            "8:25: port \"vm3\": `clock_hz` 0 is out of range; write 1 to 1000000000; 90000 for \
+                 video",
+            "14:11: port \"up2\": `receive` belongs to a tenant's port; remove it; give the port a \
+                 `tenant`, or limit what the tenants' ports receive",
+            "14:19: port \"up2\": `receive.pps` 0 is out of range; write 1 to 1G",
+            "15:7: port \"up2\": `rtp` belongs to a tenant's port; mark it at the VM's port that \
+                 receives the stream",
         ],
     ),
     (

@@ -11,6 +11,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use penstock_qos::delay_scale::PARTS;
 use penstock_units::WorkerId;
 
 use crate::drop::DropReason;
@@ -53,7 +54,7 @@ macro_rules! counters {
      }
      arrays { $($array:ident[$len:expr]: $aunit:literal, $ahelp:literal;)* }) => {
         $(#[$doc])*
-        #[derive(Debug, Default)]
+        #[derive(Debug)]
         #[repr(align(128))]
         pub struct $set {
             $(#[doc = $help] pub $field: Counter,)*
@@ -61,10 +62,26 @@ macro_rules! counters {
         }
 
         #[doc = concat!("A reading of [`", stringify!($set), "`].")]
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $reading {
             $(#[doc = $help] pub $field: u64,)*
             $(#[doc = $ahelp] pub $array: [u64; $len],)*
+        }
+
+        // Written out: `derive` has no arrays of more than 32.
+        impl Default for $set {
+            fn default() -> Self {
+                Self {
+                    $($field: Counter::default(),)*
+                    $($array: core::array::from_fn(|_| Counter::default()),)*
+                }
+            }
+        }
+
+        impl Default for $reading {
+            fn default() -> Self {
+                Self { $($field: 0,)* $($array: [0; $len],)* }
+            }
         }
 
         impl $set {
@@ -164,6 +181,10 @@ counters! {
     arrays {
         drops[DropReason::COUNT]: "frames", "frames from this port dropped, by reason";
         tx_drops[DropReason::COUNT]: "frames", "frames towards this port dropped, by reason";
+        waited[PARTS]: "frames", "frames of this port by how long they waited in the switch";
+        varied[PARTS]: "frames", "the same by how that differed from the one before (RFC 3393)";
+        tx_waited[PARTS]: "frames", "frames to this port by how long they waited in its queue";
+        shaped[PARTS]: "frames", "frames of this port by how long its shaper left them in its ring";
     }
 }
 

@@ -270,6 +270,9 @@ pub struct StatsArgs {
     /// Print drops by reason, with what to do about them.
     #[arg(long)]
     pub drops: bool,
+    /// Print how long frames waited, and the jitter of marked RTP streams.
+    #[arg(long, conflicts_with = "drops")]
+    pub delays: bool,
 }
 
 /// `penstock explain`.
@@ -353,6 +356,7 @@ mod tests {
             "penstock fdb list --tenant red --json",
             "penstock fdb flush --port vm1 --vlan 0",
             "penstock stats vm1 vm2 --drops",
+            "penstock stats vm1 --delays",
             "penstock stats --watch 0.5",
             "penstock stats --watch",
             "penstock stats --check",

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use penstock_control::api::{Named, PortStats, Stats, WorkerStatus, bits_of};
+use penstock_control::api::{Delays, Named, PortStats, RtpStatus, Stats, WorkerStatus, bits_of};
 
 use crate::table::to_f64;
 
@@ -53,6 +53,10 @@ pub struct PortRates {
     pub queue: Option<(u64, u64)>,
     /// Part of the time in which frames waited and there were no cycles for them, 0..=1.
     pub throttled_share: f64,
+    /// How long frames waited between the readings; those without frames are left out.
+    pub delays: Vec<Delays>,
+    /// Its RTP streams as of the later reading.
+    pub rtp: Vec<RtpStatus>,
 }
 
 /// What a worker did between two readings.
@@ -117,6 +121,7 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
         queued: counter(&now.counters, "queued"),
         tokens: counter(&now.counters, "tokens").cast_signed()
             - counter(&now.counters, "debt").cast_signed(),
+        rtp: now.rtp.clone(),
         ..PortRates::default()
     };
     let Some(before) = before.filter(|_| seconds > 0.0) else { return rates };
@@ -145,6 +150,9 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     rates.delay_ns = (batches > 0).then(|| (to_f64(delta("delay")) / to_f64(batches), delay_max));
     let queue = ["tx_queued", "tx_queue_p99"].map(|name| counter(&now.counters, name));
     rates.queue = (queue != [0, 0]).then_some((queue[0], queue[1]));
+    let old = |name: &str| before.delays.iter().find(|delays| delays.name == name);
+    let window = now.delays.iter().map(|delays| delays.since(old(&delays.name)));
+    rates.delays = window.filter(|delays| delays.frames() > 0).collect();
     let stages = ["cycles_ingress", "cycles_classification", "cycles_egress"];
     let sampled = delta("sampled_frames");
     rates.stage_cycles =
@@ -196,7 +204,7 @@ pub mod fixture {
                 port: "vm1".into(),
                 counters: own(counters),
                 drops: own(drops),
-                tx_drops: Vec::new(),
+                ..PortStats::default()
             }],
             workers: vec![WorkerStatus {
                 core: 3,

@@ -155,7 +155,24 @@ impl From<api::PortStats> for v1::PortStats {
             counters: named(from.counters),
             drops: named(from.drops),
             tx_drops: named(from.tx_drops),
+            delays: from.delays.into_iter().map(delays).collect(),
+            rtp: from.rtp.into_iter().map(rtp).collect(),
         }
+    }
+}
+
+fn delays(from: api::Delays) -> v1::Delays {
+    v1::Delays { name: from.name, counts: from.counts }
+}
+
+fn rtp(from: api::RtpStatus) -> v1::RtpStream {
+    v1::RtpStream {
+        udp_port: from.udp_port.into(),
+        ssrc: from.ssrc,
+        packets: from.packets,
+        lost: from.lost,
+        jitter_ns: from.jitter_ns,
+        jitter_max_ns: from.jitter_max_ns,
     }
 }
 
@@ -166,7 +183,25 @@ impl From<v1::PortStats> for api::PortStats {
             counters: unnamed(from.counters),
             drops: unnamed(from.drops),
             tx_drops: unnamed(from.tx_drops),
+            delays: from.delays.into_iter().map(of_delays).collect(),
+            rtp: from.rtp.iter().map(of_rtp).collect(),
         }
+    }
+}
+
+fn of_delays(from: v1::Delays) -> api::Delays {
+    api::Delays { name: from.name, counts: from.counts }
+}
+
+fn of_rtp(from: &v1::RtpStream) -> api::RtpStatus {
+    api::RtpStatus {
+        // A port that does not fit is shown as none.
+        udp_port: u16::try_from(from.udp_port).unwrap_or(0),
+        ssrc: from.ssrc,
+        packets: from.packets,
+        lost: from.lost,
+        jitter_ns: from.jitter_ns,
+        jitter_max_ns: from.jitter_max_ns,
     }
 }
 
@@ -418,6 +453,8 @@ mod tests {
                 counters: vec![("rx_frames".into(), 3)],
                 drops: vec![("rule".into(), 1)],
                 tx_drops: vec![("ring-full".into(), 2)],
+                delays: vec![api::Delays { name: "waited".into(), counts: vec![0, 5] }],
+                rtp: vec![api::RtpStatus { udp_port: 5_004, ssrc: 7, ..Default::default() }],
             }],
             workers: vec![api::WorkerStatus { id: 1, core: 3, ..Default::default() }],
             links: vec![api::LinkStatus {

@@ -90,3 +90,31 @@ fn what_a_vm_receives_is_delayed_and_more_is_dropped_before_it_is_copied() {
     assert!(arrived_f <= most, "{arrived} frames, at most {most}");
     bed.daemon.ask("stats --check").ok();
 }
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a rate is of time")]
+fn what_may_come_for_a_vm_is_set_live_and_its_delays_are_told() {
+    let Some(bed) = Bed::start(CAPACITY, true) else { return };
+    let refused = bed.daemon.ask(r#"port set sink receive={burst=9000}"#).fails();
+    assert!(refused.contains("names no rate; add `rate` or `pps`"), "{refused}");
+    bed.set(r#"sink receive={pps="500",frames=32}"#);
+    await_true("frames above the limit", || bed.dropped("vm2").contains_key("receive-limit"));
+    let (began, before) = (Instant::now(), bed.count("sink", "tx_frames"));
+    await_true("frames to arrive", || bed.count("sink", "tx_frames") > before + 400);
+    let arrived = bed.count("sink", "tx_frames") - before;
+    #[expect(clippy::cast_precision_loss, reason = "hundreds")]
+    let arrived_f = arrived as f64;
+    let took = began.elapsed().as_secs_f64();
+    // The second reading is taken before the time is.
+    assert!(arrived_f <= 500.0 * took + 33.0, "{arrived} frames in {took} s");
+    bed.set("sink receive= egress=fair-share link=8M");
+    await_true("frames that waited", || {
+        let stats = bed.daemon.ask("stats vm1 --json").json();
+        let waited = &stats["ports"][0]["delays"]["waited"];
+        waited["frames"].as_u64().is_some_and(|frames| frames > 100)
+            && waited["p99"].as_u64() > Some(1_000)
+    });
+    let text = bed.daemon.ask("stats --delays").ok();
+    assert!(text.contains("vm1   waited") && text.contains("sink  tx_waited"), "{text}");
+    bed.daemon.ask("stats --check").ok();
+}

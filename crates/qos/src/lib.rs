@@ -14,6 +14,7 @@ pub mod bottleneck;
 pub mod c2tb;
 pub mod cost_model;
 pub mod delay;
+pub mod delay_scale;
 pub mod discipline;
 pub mod eevdf;
 pub mod fair_share;

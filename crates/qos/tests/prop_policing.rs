@@ -72,7 +72,8 @@ proptest! {
     ) {
         let sharing = if borrow { Sharing::Borrow } else { Sharing::Strict };
         let tenant = Arc::new(Meter::new(contract));
-        let vm = |part: &Terms| Policing::new(Meter::new(*part), Some(Arc::clone(&tenant)), sharing);
+        let contract_of = || Some(Arc::clone(&tenant));
+        let vm = |part: &Terms| Policing::new(Meter::new(*part), contract_of(), sharing);
         let vms: Vec<Policing> = parts.iter().map(vm).collect();
         let (mut all, mut of_vm) = (Passed::new(), vec![Passed::new(); VMS]);
         let mut now = 0;

@@ -124,7 +124,7 @@ enum Form {
 
 fn form(key: &str) -> Form {
     match key {
-        "mac" | "ip" | "trunk" | "vlans" | "actions" => Form::List,
+        "mac" | "ip" | "trunk" | "vlans" | "actions" | "rtp" => Form::List,
         "vlan" | "native" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
         | "fdb_limit" | "priority" | "weight" | "depth" | "contract" | "police" | "match"
         | "queue" | "shape" | "share" | "receive" => Form::Literal,

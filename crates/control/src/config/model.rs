@@ -15,6 +15,7 @@ use super::matching::StationMac;
 use super::queueing::{Queue, Shape};
 use super::receiving::Receive;
 use super::release::{Egress, IngressPolicy, Readiness, Schedule};
+use super::rtp::RtpStream;
 use super::rule::Rule;
 use super::share::{
     BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
@@ -450,6 +451,9 @@ pub struct Port {
     /// Its weight among its tenant's ports at a `fair-share` output, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub share: Weight,
+    /// RTP streams to it whose jitter is measured, at most 8. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rtp: Vec<RtpStream>,
 }
 
 impl Port {
@@ -491,6 +495,7 @@ impl Port {
             queue: None,
             shape: None,
             share: Weight::default(),
+            rtp: Vec::new(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::port::{AttachState, AttachStatus};
+use penstock_qos::delay_scale::PARTS;
 use penstock_units::PortId;
 
 use super::FdbFilter;
@@ -14,7 +15,7 @@ use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Watch};
 use super::switch::Switch;
 use crate::api::{
-    FdbEntry, FlowStatus, HostStatus, Named, PortStats, PortStatus, Stats, WorkerStatus,
+    Delays, FdbEntry, FlowStatus, HostStatus, Named, PortStats, PortStatus, Stats, WorkerStatus,
 };
 use crate::config::{HostConfig, Port, Rule};
 use crate::snapshot::IdTable;
@@ -151,11 +152,17 @@ impl Core {
             named.map(|(port, live)| (port.name.clone(), reading(live))).collect();
         readings.extend(deleted.map(|last| ("(deleted)".to_owned(), last)));
         let schedule = config.worker.schedule.to_string();
+        let mut ports: Vec<PortStats> =
+            readings.iter().map(|(name, reading)| port_stats(name, reading)).collect();
+        {
+            let shared = lock(&self.shared);
+            ports.iter_mut().for_each(|port| port.rtp = shared.compiler.rtp(&port.port));
+        }
         Ok(Stats {
             time_ns,
             exact,
             violations: if exact { violations(&readings) } else { Vec::new() },
-            ports: readings.iter().map(|(name, reading)| port_stats(name, reading)).collect(),
+            ports,
             workers: worker_states(self.switch.as_ref(), &watches, &schedule),
             links: Vec::new(),
         })
@@ -234,7 +241,23 @@ fn port_stats(name: &str, reading: &PortReading) -> PortStats {
         counters: fields(PortReading::FIELDS, reading.values()),
         drops: by_reason(&reading.drops),
         tx_drops: by_reason(&reading.tx_drops),
+        delays: delays(reading),
+        rtp: Vec::new(),
     }
+}
+
+fn delays(reading: &PortReading) -> Vec<Delays> {
+    let kinds = [
+        ("waited", &reading.waited),
+        ("varied", &reading.varied),
+        ("tx_waited", &reading.tx_waited),
+        ("shaped", &reading.shaped),
+    ];
+    let used = |(name, counts): (&str, &[u64; PARTS])| {
+        let last = counts.iter().rposition(|count| *count > 0)?;
+        Some(Delays { name: name.to_owned(), counts: counts[..=last].to_vec() })
+    };
+    kinds.into_iter().filter_map(used).collect()
 }
 
 fn worker_states(switch: &dyn Switch, watches: &[Watch], schedule: &str) -> Vec<WorkerStatus> {

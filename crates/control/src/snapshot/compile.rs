@@ -19,6 +19,8 @@ use super::limits::{LimitTable, WatchedLink};
 use super::queues::QueueTable;
 use super::receiving::ReceiveTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
+use super::streams::StreamTable;
+use crate::api::RtpStatus;
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
 
 /// A configured address, in the data path's numbers.
@@ -43,6 +45,7 @@ pub struct Compiler {
     limits: LimitTable,
     queues: QueueTable,
     receiving: ReceiveTable,
+    streams: StreamTable,
     /// What ports bought, by number.
     bought: Vec<PortQos>,
     /// Workers that count hits; 0 is 1.
@@ -80,6 +83,7 @@ impl Compiler {
         let limits = self.limits.next(config);
         let queues = self.queues.next(config);
         let receiving = self.receiving.next(config);
+        let streams = self.streams.next(config);
         let sold = &self.sold;
         let world = World {
             config,
@@ -89,6 +93,7 @@ impl Compiler {
             limits: &limits,
             queues: &queues,
             receiving: &receiving,
+            streams: &streams,
             sold,
         };
         let snapshot = world.snapshot(generation, &sets);
@@ -98,6 +103,7 @@ impl Compiler {
         self.limits = limits;
         self.queues = queues;
         self.receiving = receiving;
+        self.streams = streams;
         let of = |policy: &Option<Arc<PortPolicy>>| policy.as_ref().map(|policy| policy.qos);
         self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
         self.sets = sets;
@@ -137,6 +143,12 @@ impl Compiler {
     pub fn bought(&self, port: &str) -> PortQos {
         let id = self.ids.port(port).map(usize::from);
         id.and_then(|id| self.bought.get(id)).copied().unwrap_or_default()
+    }
+
+    /// What is measured of a port's RTP streams, in the last configuration compiled.
+    #[must_use]
+    pub(crate) fn rtp(&self, port: &str) -> Vec<RtpStatus> {
+        self.streams.read(port)
     }
 
     /// The links of the last configuration compiled that are watched, by port.
@@ -186,6 +198,7 @@ struct World<'a> {
     limits: &'a LimitTable,
     queues: &'a QueueTable,
     receiving: &'a ReceiveTable,
+    streams: &'a StreamTable,
     sold: &'a BTreeMap<String, Sold>,
 }
 
@@ -276,6 +289,7 @@ impl World<'_> {
         };
         policy.limits = self.limits.of(&port.name);
         policy.receive = self.receiving.of(&port.name);
+        policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);
         policy.shape = port.shaped();

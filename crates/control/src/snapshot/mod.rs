@@ -12,6 +12,7 @@ mod limits;
 mod queues;
 mod receiving;
 mod rules;
+mod streams;
 
 pub use compile::{Compiler, Sold, StaticAddress};
 pub use ids::IdTable;

@@ -14,6 +14,7 @@ use super::fdb::{AGEING_DEFAULT_S, NO_DOMAIN};
 use super::key::{FlowMask, KeyFields, MAC_MASK};
 use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
+use crate::egress::rtp::RtpStreams;
 use crate::police::Limits;
 use crate::queue::{QueueHome, ShapeTerms, ShareTerms};
 use crate::schedule::PortQos;
@@ -150,6 +151,8 @@ pub struct PortPolicy {
     pub share: ShareTerms,
     /// How what it sends is shaped, if it is.
     pub shape: Option<ShapeTerms>,
+    /// The RTP streams to it that are measured.
+    pub rtp: Option<Arc<RtpStreams>>,
     /// Whether its link's load is watched, so that what goes there is counted as it is on the link.
     pub watched: bool,
     /// Worked out by [`Self::finish`].
@@ -192,6 +195,7 @@ impl PortPolicy {
             qos: PortQos::default(),
             limits: None,
             receive: None,
+            rtp: None,
             queue: None,
             share: ShareTerms::default(),
             shape: None,

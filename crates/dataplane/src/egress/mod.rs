@@ -9,6 +9,7 @@
 
 pub mod finish;
 mod policing;
+pub mod rtp;
 mod waiting;
 
 use std::sync::Arc;
@@ -294,6 +295,9 @@ impl Egress {
         {
             self.enqueue(batch, source, slot, output, frames, snapshot, &mut delivery);
             return delivery;
+        }
+        if let Some(streams) = &policy.rtp {
+            streams.measure(batch, frames, self.waiting.now());
         }
         if slot.queues.len() == 1 {
             self.send_to_queue(batch, slot, output, 0, frames, &mut delivery, touched);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use penstock_qos::delay_scale::part_of;
 use penstock_units::{Nanos, PortId, QueueId};
 
 use super::{Delivery, Egress, Touched, account, finish, link_bytes};
@@ -27,17 +28,33 @@ pub(super) struct Waiting {
     over: bool,
     /// Made when the first frame has to wait.
     store: FrameStore,
+    /// By port: how long the last of its frames waited.
+    last: Box<[Option<Nanos>]>,
 }
 
 impl Waiting {
     pub(super) fn new(ports: usize) -> Self {
         let store = FrameStore::new(CELLS);
-        Self { now: Nanos::ZERO, queued: Vec::with_capacity(ports), over: false, store }
+        let (now, queued) = (Nanos::ZERO, Vec::with_capacity(ports));
+        Self { now, queued, over: false, store, last: vec![None; ports].into_boxed_slice() }
     }
 
     /// The time of this batch.
     pub(super) const fn now(&self) -> Nanos {
         self.now
+    }
+}
+
+impl Waiting {
+    /// Counts how long frames of a port waited, and how that varied.
+    fn account(&mut self, port: u16, waits: &[Nanos], counters: &PortCounters) {
+        let Some(last) = self.last.get_mut(usize::from(port)) else { return };
+        for wait in waits {
+            counters.waited[part_of(*wait)].add(1);
+            if let Some(before) = last.replace(*wait) {
+                counters.varied[part_of(Nanos(wait.0.abs_diff(before.0)))].add(1);
+            }
+        }
     }
 }
 
@@ -131,10 +148,15 @@ impl Egress {
         self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
         let slot = &mut ports[port.index()];
         let Some(queue) = slot.output.take() else { return };
-        let watched = snapshot.port(port.0).is_some_and(|policy| policy.watched);
+        let policy = snapshot.port(port.0);
+        let watched = policy.is_some_and(|policy| policy.watched);
+        if let Some(streams) = policy.and_then(|policy| policy.rtp.as_ref()) {
+            streams.measure(batch, &super::ALL[..batch.len()], self.waiting.now);
+        }
         let mut first = 0;
         for run in queue.sending().chunk_by(|a, b| a.source == b.source) {
-            let frames = &super::ALL[first..first + run.len()];
+            let (frames, waits) = (first..first + run.len(), queue.waits());
+            let (frames, waits) = (&super::ALL[frames.clone()], &waits[frames]);
             first += run.len();
             let mut delivery = Delivery::default();
             if run[0].in_port().is_some() {
@@ -151,11 +173,13 @@ impl Egress {
             let target = counters[port.index()].as_deref();
             if let Some(target) = target {
                 target.tx_queued.sub(run.len() as u64);
+                waits.iter().for_each(|wait| target.tx_waited[part_of(*wait)].add(1));
             }
             let source = counters.get(usize::from(run[0].source)).and_then(Option::as_deref);
             // Of a port that left meanwhile nobody counts.
             if let Some(source) = source {
                 source.queued.sub(run.len() as u64);
+                self.waiting.account(run[0].source, waits, source);
                 account(&delivery, source, target);
             }
         }

@@ -32,6 +32,8 @@ pub struct OutputQueue {
     head: Option<Next>,
     /// Frames of the batch that is being sent.
     sending: Vec<Stored>,
+    /// How long each of them waited.
+    waits: Vec<Nanos>,
     /// How long frames waited, and how that varies from one to the next.
     delays: Histogram,
     variation: Variation,
@@ -49,6 +51,7 @@ impl OutputQueue {
             pacer: Pacer::new(terms.pacing),
             head: None,
             sending: Vec::with_capacity(BATCH_FRAMES),
+            waits: Vec::with_capacity(BATCH_FRAMES),
             delays: Histogram::new(),
             variation: Variation::new(),
             told: 0,
@@ -147,6 +150,7 @@ impl OutputQueue {
         lost: &mut impl FnMut(u16),
     ) {
         self.sending.clear();
+        self.waits.clear();
         while self.sending.len() < most
             && let Some(due) = self.due(memory, now, lost)
         {
@@ -163,12 +167,18 @@ impl OutputQueue {
             self.delays.record(waited);
             self.variation.record(waited);
             self.sending.push(frame);
+            self.waits.push(waited);
         }
     }
 
     /// The frames that were loaded last, in their order.
     pub(crate) fn sending(&self) -> &[Stored] {
         &self.sending
+    }
+
+    /// How long each of them waited.
+    pub(crate) fn waits(&self) -> &[Nanos] {
+        &self.waits
     }
 
     /// They are no longer needed. Those in the port's memory are the port's by now.

@@ -278,6 +278,7 @@ impl<C: CycleCounter> Worker<C> {
         let bytes = queue.sending().iter().map(|frame| frame.len as usize).sum();
         let (batch, ports) = (&mut self.batch, &mut self.ports);
         let (snapshot, touched) = (&*self.snapshot, &mut self.touched);
+        self.egress.set_now(now);
         self.egress.depart(batch, port, ports, counters, snapshot, touched);
         self.counter.spent(Stage::Egress, &Work { port, frames, bytes, misses: 0 });
         let left = self.charge_departure(port, shared, frames);

@@ -7,6 +7,7 @@
 //! taken; one that is longer departs as early as that one would have, and the next waits for it.
 //! **Bound.** One group of the shaper (one frame below 20 Mbit/s) more than the shaper lets pass.
 
+use penstock_qos::delay_scale::part_of;
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
 use penstock_units::{Cycles, Nanos, PortId};
 
@@ -106,6 +107,10 @@ impl<C: CycleCounter> Worker<C> {
     pub(super) fn shape(&mut self, port: PortId, waited: Cycles) {
         let now = self.nanos();
         let since = now.saturating_sub(Nanos(self.clock.nanos(waited)));
+        if let Some(counters) = self.port_counters[port.index()].as_deref() {
+            let waited = now.saturating_sub(since);
+            counters.shaped[part_of(waited)].add(self.batch.len() as u64);
+        }
         if let Some(at) = self.outputs.gates.pass(port, &self.batch, since, now)
             && at > now + SOON
         {

@@ -8,11 +8,14 @@
 
 use std::fmt;
 
-use penstock_control::api::{HostStatus, LinkStatus, Named, PortStatus, Stats};
+use penstock_control::api::{Delays, HostStatus, LinkStatus, Named, PortStatus, RtpStatus, Stats};
 use penstock_control::host::PortLearning;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
+use penstock_qos::delay_scale;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet, text,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -20,6 +23,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::rates::counter;
 use crate::table::to_f64;
+use crate::verbs::delays;
 
 /// What a scrape shows.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +50,9 @@ enum Source {
     Port(&'static str),
     Drops,
     TxDrops,
+    Delay(&'static str),
+    Rtp(fn(&RtpStatus) -> f64),
+    RtpCount(fn(&RtpStatus) -> u64),
     WorkerStalled,
     HeartbeatAge,
     Worker(&'static str),
@@ -66,6 +73,16 @@ struct Metric {
     labels: &'static str,
     help: String,
     source: Source,
+}
+
+impl Metric {
+    const fn kind(&self) -> MetricType {
+        match self.source {
+            Source::Delay(_) => MetricType::Histogram,
+            _ if self.is_gauge => MetricType::Gauge,
+            _ => MetricType::Counter,
+        }
+    }
 }
 
 type Labels = Vec<(&'static str, String)>;
@@ -178,6 +195,8 @@ fn catalogue() -> Vec<Metric> {
             source,
         });
     }
+    metrics.extend(delay_metrics());
+    metrics.extend(rtp_metrics());
     // The heartbeat's TSC value means nothing outside the process; its age is above.
     for (field, unit, help) in WorkerReading::FIELDS.iter().filter(|(f, ..)| *f != "heartbeat") {
         metrics.push(Metric {
@@ -192,6 +211,45 @@ fn catalogue() -> Vec<Metric> {
     metrics.extend(link_metrics());
     metrics.extend(learning_metrics());
     metrics
+}
+
+/// Histograms of how long frames waited. Their sums are of the parts' middles, within 12 %.
+fn delay_metrics() -> [Metric; 4] {
+    [
+        ("waited", "wait", "how long frames of this port waited in the switch for an output"),
+        ("varied", "wait_variation", "how that differed between consecutive frames (RFC 3393)"),
+        ("tx_waited", "tx_wait", "how long frames to this port waited in its queue"),
+        ("shaped", "shaping", "how long its shaper left frames of this port in its ring"),
+    ]
+    .map(|(array, name, help)| Metric {
+        name: format!("penstock_port_{name}"),
+        unit: "seconds",
+        is_gauge: false,
+        labels: "port",
+        help: help.to_owned(),
+        source: Source::Delay(array),
+    })
+}
+
+/// What is said of RTP streams that are marked.
+fn rtp_metrics() -> [Metric; 4] {
+    let metric = |name: &str, unit, is_gauge, help: &str, source| Metric {
+        name: format!("penstock_rtp{name}"),
+        unit,
+        is_gauge,
+        labels: "port, udp_port",
+        help: help.to_owned(),
+        source,
+    };
+    let jitter = Source::Rtp(|stream| to_f64(stream.jitter_ns) / 1e9);
+    let most = Source::Rtp(|stream| to_f64(stream.jitter_max_ns) / 1e9);
+    let lost = "sequence numbers of the stream that were left out";
+    [
+        metric("_jitter", "seconds", true, "interarrival jitter of the stream (RFC 3550)", jitter),
+        metric("_jitter_max", "seconds", true, "the largest that it was of its source", most),
+        metric("", "packets", false, "packets of the stream", Source::RtpCount(|s| s.packets)),
+        metric("_lost", "packets", false, lost, Source::RtpCount(|s| s.lost)),
+    ]
 }
 
 /// What is said of ports that bought cycles.
@@ -302,12 +360,33 @@ impl Reading {
                 self.learning.iter().filter_map(known).collect()
             }
             Source::LinkPart => self.stats.links.iter().flat_map(link_parts).collect(),
+            Source::Rtp(value) => self.streams(value),
             Source::Port(_)
             | Source::Drops
             | Source::TxDrops
+            | Source::Delay(_)
+            | Source::RtpCount(_)
             | Source::Worker(_)
             | Source::LinkEntered => Vec::new(),
         }
+    }
+
+    fn streams<T>(&self, value: impl Fn(&RtpStatus) -> T) -> Vec<(Labels, T)> {
+        let labels = |port: &str, stream: &RtpStatus| {
+            vec![("port", port.to_owned()), ("udp_port", stream.udp_port.to_string())]
+        };
+        let ports = self.stats.ports.iter();
+        let streams = ports.flat_map(|port| port.rtp.iter().map(move |stream| (port, stream)));
+        streams.map(|(port, stream)| (labels(&port.port, stream), value(stream))).collect()
+    }
+
+    /// A port's delays, if the metric is a histogram of such.
+    fn delays(&self, source: Source) -> impl Iterator<Item = (Labels, &Delays)> {
+        let ports = self.stats.ports.iter();
+        ports.filter_map(move |port| {
+            let Source::Delay(name) = source else { return None };
+            Some((vec![("port", port.port.clone())], delays::of(port, name)?))
+        })
     }
 
     fn workers(
@@ -333,6 +412,7 @@ impl Reading {
                 .collect(),
             Source::Drops => ports.iter().flat_map(|p| by_reason(&p.port, &p.drops)).collect(),
             Source::TxDrops => ports.iter().flat_map(|p| by_reason(&p.port, &p.tx_drops)).collect(),
+            Source::RtpCount(value) => self.streams(value),
             Source::Worker(field) => self
                 .stats
                 .workers
@@ -365,17 +445,38 @@ fn port_up(port: &PortStatus) -> (Labels, f64) {
     (labels, f64::from(u8::from(port.state == "up")))
 }
 
+/// A histogram with an upper end each octave.
+fn encode_delays(delays: &Delays, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+    let seconds = |nanos: u64| to_f64(nanos) / 1e9;
+    let (mut ends, mut count, mut sum, mut begin) = (Vec::new(), 0, 0.0, 0_u64);
+    for part in 0..delay_scale::PARTS {
+        let frames = delays.counts.get(part).copied().unwrap_or(0);
+        let end = delay_scale::end_of(part).map(|end| end.0);
+        count += frames;
+        sum += to_f64(frames) * seconds(begin.midpoint(end.unwrap_or(begin)));
+        if part % 4 == 0 || end.is_none() {
+            ends.push((end.map_or(f64::INFINITY, seconds), count));
+            count = 0;
+        }
+        begin = end.unwrap_or(begin);
+    }
+    encoder.encode_histogram::<NoLabelSet>(sum, delays.frames(), &ends, None)
+}
+
 impl Collector for Reading {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         for metric in catalogue() {
             let unit = (!metric.unit.is_empty()).then(|| Unit::Other(metric.unit.to_owned()));
-            let kind = if metric.is_gauge { MetricType::Gauge } else { MetricType::Counter };
+            let kind = metric.kind();
             let mut family =
                 encoder.encode_descriptor(&metric.name, &metric.help, unit.as_ref(), kind)?;
             let documented = |labels: &Labels| {
                 labels.iter().map(|(key, _)| *key).eq(metric.labels.split(", "))
                     || labels.is_empty() && metric.labels.is_empty()
             };
+            for (labels, delays) in self.delays(metric.source) {
+                encode_delays(delays, family.encode_family(&labels)?)?;
+            }
             for (labels, value) in self.values(metric.source) {
                 debug_assert!(documented(&labels), "{}", metric.name);
                 ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
@@ -469,6 +570,28 @@ mod tests {
         assert!(page.ends_with("# EOF\n"));
     }
 
+    #[test]
+    fn delays_are_a_histogram_with_an_end_each_octave() {
+        let mut sample = sample();
+        let mut counts = vec![0; 6];
+        (counts[0], counts[1], counts[5]) = (3, 2, 1);
+        sample.stats.ports[0].delays = vec![Delays { name: "waited".into(), counts }];
+        sample.stats.ports[0].rtp =
+            vec![RtpStatus { udp_port: 5_004, jitter_ns: 2_000_000, ..Default::default() }];
+        let page = page(sample).unwrap();
+        for line in [
+            "# TYPE penstock_port_wait_seconds histogram",
+            "penstock_port_wait_seconds_count{port=\"vm1\"} 6",
+            "penstock_port_wait_seconds_bucket{le=\"0.000001024\",port=\"vm1\"} 3",
+            "penstock_port_wait_seconds_bucket{le=\"0.000002048\",port=\"vm1\"} 5",
+            "penstock_port_wait_seconds_bucket{le=\"0.000004096\",port=\"vm1\"} 6",
+            "penstock_port_wait_seconds_bucket{le=\"+Inf\",port=\"vm1\"} 6",
+            "penstock_rtp_jitter_seconds{port=\"vm1\",udp_port=\"5004\"} 0.002",
+        ] {
+            assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");
+        }
+    }
+
     /// `PENSTOCK_BLESS=1` writes the list anew.
     #[test]
     fn the_list_in_the_docs_is_fresh() {
@@ -477,8 +600,11 @@ mod tests {
         for metric in catalogue() {
             let unit =
                 if metric.unit.is_empty() { String::new() } else { format!("_{}", metric.unit) };
-            let total = if metric.is_gauge { "" } else { "_total" };
-            let kind = if metric.is_gauge { "gauge" } else { "counter" };
+            let (kind, total) = match metric.kind() {
+                MetricType::Histogram => ("histogram", ""),
+                MetricType::Counter => ("counter", "_total"),
+                _ => ("gauge", ""),
+            };
             let Metric { name, labels, help, .. } = &metric;
             list.push_str(&format!(
                 "| `{name}{unit}{total}` | {kind} | {} | {labels} | {help} |\n",

@@ -1,6 +1,7 @@
 //! `penstock top`: the live view. Asking and keys here, state in [`model`], drawing in [`view`].
 
 mod cycles;
+mod delay;
 mod model;
 mod view;
 
@@ -18,7 +19,7 @@ use crate::cli::{TopArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::verbs::{print, stats::rates_table};
 use crate::wire::v1;
-use model::{Model, Reading};
+use model::{Model, Reading, View};
 
 /// Runs the view until `q`; as plain text when standard output is no terminal.
 ///
@@ -63,7 +64,8 @@ async fn plain(client: &mut Client, interval: Duration, count: Option<u64>) -> R
             _ = tokio::signal::ctrl_c() => return Ok(()),
         }
         model.take(read(client).await?);
-        print(&format!("{}\n{}\n", rates_table(&model.rates()), cycles::table(&model)))?;
+        let tables = [rates_table(&model.rates()), cycles::table(&model), delay::table(&model)];
+        print(&format!("{}\n", tables.join("\n")))?;
         left = left.map(|left| left - 1);
     }
     Ok(())
@@ -96,7 +98,7 @@ async fn live(client: &mut Client, interval: Duration) -> Result<()> {
             key = keys.recv() => match key {
                 None | Some(Key::Quit) => return Ok(()),
                 Some(Key::Sort) => model.sort = model.sort.next(),
-                Some(Key::Cycles) => model.cycles = !model.cycles,
+                Some(Key::Show(view)) => model.toggle(view),
                 Some(Key::Pause) => model.paused = !model.paused,
                 Some(Key::Up) => model.scroll = model.scroll.saturating_sub(1),
                 Some(Key::Down) => model.scroll_down(),
@@ -111,7 +113,7 @@ async fn live(client: &mut Client, interval: Duration) -> Result<()> {
 enum Key {
     Quit,
     Sort,
-    Cycles,
+    Show(View),
     Pause,
     Up,
     Down,
@@ -143,7 +145,8 @@ fn meaning(event: &Event) -> Option<Key> {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(Key::Quit),
         KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
         KeyCode::Char('s') => Some(Key::Sort),
-        KeyCode::Char('c') => Some(Key::Cycles),
+        KeyCode::Char('c') => Some(Key::Show(View::Cycles)),
+        KeyCode::Char('d') => Some(Key::Show(View::Delays)),
         KeyCode::Char('p') | KeyCode::Char(' ') => Some(Key::Pause),
         KeyCode::Up | KeyCode::Char('k') => Some(Key::Up),
         KeyCode::Down | KeyCode::Char('j') => Some(Key::Down),
@@ -161,7 +164,8 @@ mod tests {
         let press = |code, modifiers| meaning(&Event::Key(KeyEvent::new(code, modifiers)));
         assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(Key::Quit));
         assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Quit));
-        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), Some(Key::Cycles));
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), Some(Key::Show(View::Cycles)));
+        assert_eq!(press(KeyCode::Char('d'), KeyModifiers::NONE), Some(Key::Show(View::Delays)));
         assert_eq!(press(KeyCode::Char('s'), KeyModifiers::NONE), Some(Key::Sort));
         assert_eq!(press(KeyCode::Char('p'), KeyModifiers::NONE), Some(Key::Pause));
     }

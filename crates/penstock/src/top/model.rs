@@ -57,6 +57,18 @@ impl Sort {
     }
 }
 
+/// What is shown of the ports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum View {
+    /// Frames, bits and drops.
+    #[default]
+    Rates,
+    /// Cycles.
+    Cycles,
+    /// How long frames waited.
+    Delays,
+}
+
 /// The view's state.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
@@ -66,8 +78,8 @@ pub struct Model {
     pub sort: Sort,
     /// Whether new readings are left out.
     pub paused: bool,
-    /// Whether cycles are shown instead of rates.
-    pub cycles: bool,
+    /// What is shown of the ports.
+    pub view: View,
     /// How many ports are above the window.
     pub scroll: usize,
 }
@@ -78,6 +90,11 @@ impl Model {
         let before = std::mem::replace(&mut self.now, reading);
         self.before = (before.stats.time_ns > 0).then_some(before);
         self.scroll = self.scroll.min(self.last_scroll());
+    }
+
+    /// Shows this, or the rates again if it is shown.
+    pub fn toggle(&mut self, view: View) {
+        self.view = if self.view == view { View::Rates } else { view };
     }
 
     /// Moves the window one port down, as long as there is one.

@@ -6,8 +6,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
-use super::cycles;
-use super::model::Model;
+use super::model::{Model, View};
+use super::{cycles, delay};
 use crate::rates::{PortRates, Rates, WorkerRates};
 use crate::table::{percent, printable, seconds};
 
@@ -87,8 +87,10 @@ fn worker_line(worker: &WorkerRates) -> Line<'static> {
 }
 
 fn port_table(model: &Model, rates: &Rates) -> Table<'static> {
-    if model.cycles {
-        return cycles_table(model, rates);
+    match model.view {
+        View::Cycles => return cycles_table(model, rates),
+        View::Delays => return delay_table(model, rates),
+        View::Rates => {}
     }
     let rows = rates.ports.iter().skip(model.scroll).map(|port| port_row(model, port));
     let heading = HEADING.map(ToOwned::to_owned);
@@ -107,6 +109,14 @@ fn cycles_table(model: &Model, rates: &Rates) -> Table<'static> {
     let rows = rates.ports.iter().skip(model.scroll).map(row);
     Table::new(rows, cycles::WIDTHS.map(Constraint::Length))
         .header(Row::new(cycles::HEADING).style(Style::new().add_modifier(Modifier::REVERSED)))
+        .column_spacing(1)
+}
+
+fn delay_table(model: &Model, rates: &Rates) -> Table<'static> {
+    let row = |port: &PortRates| Row::new(delay::cells(port).map(|cell| printable(&cell)));
+    let rows = rates.ports.iter().skip(model.scroll).map(row);
+    Table::new(rows, delay::WIDTHS.map(Constraint::Length))
+        .header(Row::new(delay::HEADING).style(Style::new().add_modifier(Modifier::REVERSED)))
         .column_spacing(1)
 }
 
@@ -141,8 +151,10 @@ fn port_row(model: &Model, port: &PortRates) -> Row<'static> {
 
 fn foot_line(model: &Model) -> Line<'static> {
     let paused = if model.paused { "  PAUSED" } else { "" };
-    let text =
-        format!("q quit  s sort: {}  c cycles  p pause  ↑↓ scroll{paused}", model.sort.name());
+    let text = format!(
+        "q quit  s sort: {}  c cycles  d delays  p pause  ↑↓ scroll{paused}",
+        model.sort.name()
+    );
     Line::styled(text, Style::new().add_modifier(Modifier::DIM))
 }
 
@@ -212,7 +224,7 @@ mod tests {
             assert!(lines[3].contains(part), "{part}: {lines:#?}");
         }
         assert!(lines[7].starts_with("q quit  s sort: slot"), "{lines:#?}");
-        model.cycles = true;
+        model.toggle(View::Cycles);
         terminal.draw(|frame| draw(frame, &model)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let line: String = (0..140).map(|x| buffer[(x, 3)].symbol()).collect();

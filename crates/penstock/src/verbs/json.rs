@@ -1,6 +1,11 @@
 //! Readings as JSON: counters by name, `{"rx_frames": 7}`, in the daemon's order.
 
-use penstock_control::api::{HostStatus, LinkStatus, Named, PortStats, Stats, WorkerStatus};
+use std::collections::BTreeMap;
+
+use penstock_control::api::{
+    Delays, HostStatus, LinkStatus, Named, PortStats, RtpStatus, Stats, WorkerStatus,
+};
+use penstock_qos::delay_scale;
 use serde::{Serialize, Serializer};
 
 /// Counters as an object.
@@ -72,6 +77,34 @@ struct Port<'a> {
     counters: Counts<'a>,
     drops: Counts<'a>,
     tx_drops: Counts<'a>,
+    delays: BTreeMap<&'a str, Waits>,
+    rtp: &'a [RtpStatus],
+}
+
+/// How long frames waited, in nanoseconds.
+#[derive(Debug, Serialize)]
+struct Waits {
+    frames: u64,
+    p50: Option<u64>,
+    p99: Option<u64>,
+    p99_9: Option<u64>,
+    /// Where each part ends that has frames, and how many; the last may have no end.
+    parts: Vec<(Option<u64>, u64)>,
+}
+
+impl From<&Delays> for Waits {
+    fn from(from: &Delays) -> Self {
+        let part = |(at, count): (usize, &u64)| {
+            (*count > 0).then_some((delay_scale::end_of(at).map(|end| end.0), *count))
+        };
+        Self {
+            frames: from.frames(),
+            p50: from.percentile(50_000),
+            p99: from.percentile(99_000),
+            p99_9: from.percentile(99_900),
+            parts: from.counts.iter().enumerate().filter_map(part).collect(),
+        }
+    }
 }
 
 impl<'a> From<&'a PortStats> for Port<'a> {
@@ -81,6 +114,8 @@ impl<'a> From<&'a PortStats> for Port<'a> {
             counters: Counts(&from.counters),
             drops: Counts(&from.drops),
             tx_drops: Counts(&from.tx_drops),
+            delays: from.delays.iter().map(|d| (d.name.as_str(), d.into())).collect(),
+            rtp: &from.rtp,
         }
     }
 }
@@ -121,7 +156,8 @@ mod tests {
         assert!(
             text.starts_with(concat!(
                 r#"{"time_ns":1000000000,"exact":false,"ports":[{"port":"vm1","#,
-                r#""counters":{"rx_frames":7,"rx_bytes":9},"drops":{"rule":2},"tx_drops":{}}]"#
+                r#""counters":{"rx_frames":7,"rx_bytes":9},"drops":{"rule":2},"tx_drops":{},"#,
+                r#""delays":{},"rtp":[]}]"#
             )),
             "{text}"
         );

@@ -15,6 +15,7 @@ use crate::table::printable;
 use crate::wire::v1;
 
 pub mod check;
+pub mod delays;
 pub mod explain;
 pub mod fdb;
 pub mod flow;

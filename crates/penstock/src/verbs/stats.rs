@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use penstock_control::api::{LinkStatus, PortStats, Stats};
 use penstock_dataplane::drop::DropReason;
 
-use super::{json, print, print_json};
+use super::{delays, json, print, print_json};
 use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::rates::{Rates, counter};
@@ -32,6 +32,8 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
         print_json(&json::Reading::from(&stats))?;
     } else if args.drops {
         print(&drops_table(&stats.ports))?;
+    } else if args.delays {
+        print(&delays::table(&stats.ports))?;
     } else {
         print(&counters_table(&stats.ports))?;
         print(&links_text(&stats.links))?;

@@ -1,5 +1,6 @@
 //! `receive`, of ports and tenants: that it names a rate and is possible.
 
+use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use penstock_qos::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, RATE_MIN};
 use penstock_units::PacketsPerSecond;
 
@@ -11,6 +12,7 @@ use super::super::receiving::Receive;
 const BURST_MIN: u32 = 1_514;
 
 pub(super) fn check_port(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    check_rtp(object, port, report);
     let Some(receive) = &port.receive else { return };
     if port.tenant.is_none() {
         let remedy =
@@ -22,6 +24,28 @@ pub(super) fn check_port(object: &Object<'_, Port>, port: &Port, report: &mut Re
         report.at(object, "receive.sharing", "`sharing` is the tenant's to say", remedy);
     }
     check(object, receive, report);
+}
+
+fn check_rtp(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    if port.rtp.len() > RTP_STREAMS_MAX {
+        let problem = format!("{} streams are too many", port.rtp.len());
+        report.at(object, "rtp", problem, format!("mark at most {RTP_STREAMS_MAX}"));
+    }
+    if !port.rtp.is_empty() && port.tenant.is_none() {
+        let remedy = "mark it at the VM's port that receives the stream";
+        report.at(object, "rtp", "`rtp` belongs to a tenant's port", remedy);
+    }
+    for (at, stream) in port.rtp.iter().enumerate() {
+        if stream.port == 0 || port.rtp[..at].iter().any(|other| other.port == stream.port) {
+            let problem = format!("UDP port {} is 0 or marked twice", stream.port);
+            report.at(object, &format!("rtp.{at}"), problem, "write each of 1 to 65535 once");
+        }
+        if !(1..=1_000_000_000).contains(&stream.clock_hz) {
+            let problem = format!("`clock_hz` {} is out of range", stream.clock_hz);
+            let remedy = "write 1 to 1000000000; 90000 for video";
+            report.at(object, &format!("rtp.{at}"), problem, remedy);
+        }
+    }
 }
 
 pub(super) fn check_tenant(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) {

@@ -1,0 +1,240 @@
+//! The jitter of streams that the configuration marks, as their receiver sees it.
+//!
+//! **Problem.** Whether a voice or video stream is smooth is seen at neither the queue nor the
+//! shaper, since it has its own times in it. **Rule.** A port may name UDP ports to which RTP goes
+//! (RFC 3550 §5.1) and the clock of its timestamps. What is delivered to it there is measured by
+//! RFC 3550 §6.4.1, one source (SSRC) at a time; another source starts anew. Sequence numbers tell
+//! what was lost on the way here. **Cost.** Ports that mark none: one comparison a burst. Else the
+//! headers of each of its frames, and of a marked one a lock that nobody waits for: a second worker
+//! that delivers to the same port at the same moment leaves its frame unmeasured.
+
+use std::sync::{Mutex, TryLockError};
+
+use penstock_qos::delay::Jitter;
+use penstock_units::Nanos;
+
+use crate::batch::Batch;
+
+/// Most streams that a port marks.
+pub const RTP_STREAMS_MAX: usize = 8;
+
+/// What is known of a marked stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RtpReading {
+    /// The UDP port it goes to.
+    pub udp_port: u16,
+    /// The source that sends now; 0 before the first packet.
+    pub ssrc: u32,
+    /// Packets of all sources.
+    pub packets: u64,
+    /// Sequence numbers that were left out.
+    pub lost: u64,
+    /// Interarrival jitter.
+    pub jitter: Nanos,
+    /// The largest that it was of this source.
+    pub jitter_max: Nanos,
+}
+
+#[derive(Debug)]
+struct Stream {
+    reading: RtpReading,
+    clock_hz: u32,
+    jitter: Jitter,
+    next: Option<u16>,
+}
+
+impl Stream {
+    fn new(udp_port: u16, clock_hz: u32) -> Self {
+        let reading = RtpReading { udp_port, ..RtpReading::default() };
+        Self { reading, clock_hz, jitter: Jitter::new(clock_hz), next: None }
+    }
+
+    fn take(&mut self, packet: &Packet, now: Nanos) {
+        if self.next.is_none() || self.reading.ssrc != packet.ssrc {
+            let RtpReading { udp_port, packets, lost, .. } = self.reading;
+            let ssrc = packet.ssrc;
+            self.reading = RtpReading { udp_port, ssrc, packets, lost, ..RtpReading::default() };
+            (self.jitter, self.next) = (Jitter::new(self.clock_hz), None);
+        }
+        self.reading.packets += 1;
+        // What comes late or twice is behind what was expected: more than half round.
+        let ahead = self.next.map_or(0, |next| packet.sequence.wrapping_sub(next));
+        if ahead < 1 << 15 {
+            self.reading.lost += u64::from(ahead);
+            self.next = Some(packet.sequence.wrapping_add(1));
+        }
+        self.jitter.record(now, packet.timestamp);
+        self.reading.jitter = self.jitter.nanos();
+        self.reading.jitter_max = self.reading.jitter_max.max(self.reading.jitter);
+    }
+}
+
+/// The streams that a port marks; control reads what the workers measure.
+#[derive(Debug)]
+pub struct RtpStreams(Box<[(u16, Mutex<Stream>)]>);
+
+impl RtpStreams {
+    /// UDP ports, and the units a second of the timestamps there; the first
+    /// [`RTP_STREAMS_MAX`].
+    #[must_use]
+    pub fn new(streams: &[(u16, u32)]) -> Self {
+        let stream = |&(port, hz): &(u16, u32)| (port, Mutex::new(Stream::new(port, hz)));
+        Self(streams.iter().take(RTP_STREAMS_MAX).map(stream).collect())
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn read(&self) -> Vec<RtpReading> {
+        let of = |stream: &Mutex<Stream>| match stream.lock() {
+            Ok(stream) => stream.reading,
+            Err(poisoned) => poisoned.into_inner().reading,
+        };
+        self.0.iter().map(|(_, stream)| of(stream)).collect()
+    }
+
+    /// What is delivered at `now`.
+    #[inline(never)]
+    pub(super) fn measure(&self, batch: &Batch, frames: &[u8], now: Nanos) {
+        for &i in frames {
+            let Some((port, payload)) = udp(batch.head(usize::from(i))) else { continue };
+            let Some((_, stream)) = self.0.iter().find(|(marked, _)| *marked == port) else {
+                continue;
+            };
+            let Some(packet) = Packet::parse(payload) else { continue };
+            match stream.try_lock() {
+                Ok(mut stream) => stream.take(&packet, now),
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(&packet, now),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+    }
+}
+
+/// RFC 3550 §5.1: what is needed of the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packet {
+    sequence: u16,
+    timestamp: u32,
+    ssrc: u32,
+}
+
+impl Packet {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let header = bytes.first_chunk::<12>()?;
+        let version = header[0] >> 6;
+        // RTCP on the same port (RFC 5761 §4): its types 64 to 95 are no payload types.
+        let kind = header[1] & 0x7f;
+        if version != 2 || (64..96).contains(&kind) {
+            return None;
+        }
+        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|i| header[at + i]));
+        let sequence = u16::from_be_bytes([header[2], header[3]]);
+        Some(Self { sequence, timestamp: word(4), ssrc: word(8) })
+    }
+}
+
+/// A frame's UDP destination port and what follows; none of other frames, of fragments, and of IPv6
+/// with extension headers.
+fn udp(frame: &[u8]) -> Option<(u16, &[u8])> {
+    let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
+    let ip = if matches!(word(12)?, 0x8100 | 0x88a8) { 18 } else { 14 };
+    let transport = match word(ip - 2)? {
+        0x0800 => {
+            let header = usize::from(frame.get(ip)? & 0xf) * 4;
+            let whole = word(ip + 6)? & 0x3fff == 0;
+            (whole && header >= 20 && frame.get(ip + 9) == Some(&17)).then_some(ip + header)?
+        }
+        0x86dd => (frame.get(ip + 6) == Some(&17)).then_some(ip + 40)?,
+        _ => return None,
+    };
+    Some((word(transport + 2)?, frame.get(transport + 8..)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::Offload;
+    use proptest::prelude::*;
+
+    /// An RTP packet in UDP, IPv4 and Ethernet.
+    fn rtp(port: u16, sequence: u16, timestamp: u32, ssrc: u32) -> Vec<u8> {
+        let mut frame = vec![0; 14];
+        frame[12..].copy_from_slice(&[0x08, 0]);
+        frame.extend([0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame.extend([0x10, 0x00]);
+        frame.extend(port.to_be_bytes());
+        frame.extend([0, 40, 0, 0, 0x80, 96]);
+        frame.extend(sequence.to_be_bytes());
+        frame.extend(timestamp.to_be_bytes());
+        frame.extend(ssrc.to_be_bytes());
+        frame.extend([7; 20]);
+        frame
+    }
+
+    fn deliver(streams: &RtpStreams, frame: &[u8], millis: u64) {
+        let mut batch = Batch::new();
+        batch.push(frame, Offload::NONE).unwrap();
+        streams.measure(&batch, &[0], Nanos::from_millis(millis));
+    }
+
+    /// As worked through in [`penstock_qos::delay`]: 20 ms apart, one 10 ms late.
+    #[test]
+    fn a_marked_stream_has_the_jitter_of_rfc_3550() {
+        let streams = RtpStreams::new(&[(5_004, 90_000), (5_006, 8_000)]);
+        for (n, late) in [(0, 0), (1, 0), (2, 10), (3, 0)] {
+            let sequence = u16::try_from(n).unwrap();
+            let timestamp = 1_800 * u32::from(sequence);
+            deliver(&streams, &rtp(5_004, sequence, timestamp, 9), 20 * n + late);
+            deliver(&streams, &rtp(5_008, sequence, 0, 9), 20 * n + late);
+        }
+        let [video, audio] = streams.read()[..] else { panic!("two are marked") };
+        assert_eq!((video.udp_port, video.ssrc, video.packets, video.lost), (5_004, 9, 4, 0));
+        assert_eq!((video.jitter.0 / 1_000, video.jitter_max.0 / 1_000), (1_211, 1_211));
+        assert_eq!(audio, RtpReading { udp_port: 5_006, ..RtpReading::default() });
+    }
+
+    #[test]
+    fn what_is_lost_is_counted_and_another_source_starts_anew() {
+        let streams = RtpStreams::new(&[(5_004, 90_000)]);
+        for (at, sequence) in [(0, 65_534), (20, 65_535), (40, 1), (60, 0), (80, 2)] {
+            deliver(&streams, &rtp(5_004, sequence, at * 90, 1), u64::from(at));
+        }
+        let one = streams.read()[0];
+        assert_eq!((one.packets, one.lost), (5, 1), "0 was out of order");
+        deliver(&streams, &rtp(5_004, 700, 5, 2), 1_000);
+        let two = streams.read()[0];
+        assert_eq!((two.ssrc, two.packets, two.lost, two.jitter), (2, 6, 1, Nanos::ZERO));
+    }
+
+    #[test]
+    fn what_is_no_rtp_is_left_alone() {
+        let good = rtp(5_004, 1, 0, 1);
+        let edit = |at: usize, value: u8| {
+            let mut frame = good.clone();
+            frame[at] = value;
+            frame
+        };
+        let streams = RtpStreams::new(&[(5_004, 90_000)]);
+        // RTP version 1, RTCP, a later fragment, TCP, a short header, another ethertype.
+        let bad = [edit(42, 0x40), edit(43, 200), edit(21, 1), edit(23, 6), edit(14, 0x44)];
+        bad.iter().for_each(|frame| deliver(&streams, frame, 0));
+        deliver(&streams, &edit(12, 0x09), 0);
+        deliver(&streams, &good[..50], 0);
+        assert_eq!(streams.read()[0].packets, 0);
+        deliver(&streams, &good, 0);
+        assert_eq!(streams.read()[0].packets, 1);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_looked_at_safely(
+            mut frame in proptest::collection::vec(any::<u8>(), 14..128), kind in 0..3_u8,
+        ) {
+            let kinds = [[0x08, 0x00], [0x86, 0xdd], [0x81, 0x00]];
+            frame[12..14].copy_from_slice(&kinds[usize::from(kind)]);
+            if let Some((_, payload)) = udp(&frame) {
+                let _ = Packet::parse(payload);
+            }
+        }
+    }
+}

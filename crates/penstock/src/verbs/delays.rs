@@ -1,0 +1,122 @@
+//! `penstock stats --delays`: how long frames waited, how that varied, and RTP's jitter.
+
+use penstock_control::api::{Delays, PortStats};
+
+use crate::table::{Align, Table, count, to_f64};
+
+/// What each list of delays says, for people.
+const MEANINGS: [(&str, &str); 4] = [
+    ("waited", "its frames, in the switch"),
+    ("varied", "from one to the next (RFC 3393)"),
+    ("tx_waited", "frames to it, in its queue"),
+    ("shaped", "its frames, in its ring"),
+];
+
+/// Microseconds with as many digits as say something.
+#[must_use]
+pub fn micros(nanos: Option<u64>) -> String {
+    let Some(nanos) = nanos else { return "-".to_owned() };
+    let micros = to_f64(nanos) / 1e3;
+    if micros < 10.0 { format!("{micros:.1}") } else { format!("{micros:.0}") }
+}
+
+/// All ports' delays since the daemon's start, then their RTP streams.
+#[must_use]
+pub fn table(ports: &[PortStats]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("PORT", Left),
+        ("WAIT", Left),
+        ("FRAMES", Right),
+        ("p50 us", Right),
+        ("p99 us", Right),
+        ("p99.9 us", Right),
+        ("MEANING", Left),
+    ]);
+    let mut any = false;
+    for (port, delays) in ports.iter().flat_map(|p| p.delays.iter().map(move |d| (p, d))) {
+        any = true;
+        let of = |milli_percent| micros(delays.percentile(milli_percent));
+        let meaning = MEANINGS.iter().find(|(name, _)| *name == delays.name);
+        table.row([
+            port.port.clone(),
+            delays.name.clone(),
+            count(delays.frames()),
+            of(50_000),
+            of(99_000),
+            of(99_900),
+            meaning.map_or("", |(_, meaning)| meaning).to_owned(),
+        ]);
+    }
+    let waits = if any { table.render() } else { "no frame waited\n".to_owned() };
+    format!("{waits}{}", streams(ports))
+}
+
+fn streams(ports: &[PortStats]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("PORT", Left),
+        ("RTP TO", Right),
+        ("SSRC", Right),
+        ("PACKETS", Right),
+        ("LOST", Right),
+        ("JITTER us", Right),
+        ("MAX us", Right),
+    ]);
+    let mut any = false;
+    for (port, stream) in ports.iter().flat_map(|p| p.rtp.iter().map(move |s| (p, s))) {
+        any = true;
+        table.row([
+            port.port.clone(),
+            stream.udp_port.to_string(),
+            format!("{:08x}", stream.ssrc),
+            count(stream.packets),
+            count(stream.lost),
+            micros(Some(stream.jitter_ns)),
+            micros(Some(stream.jitter_max_ns)),
+        ]);
+    }
+    if any { format!("\n{}", table.render()) } else { String::new() }
+}
+
+/// The list of this name, if frames were counted in it.
+#[must_use]
+pub fn of<'a>(port: &'a PortStats, name: &str) -> Option<&'a Delays> {
+    port.delays.iter().find(|delays| delays.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_control::api::RtpStatus;
+
+    #[test]
+    fn delays_and_streams_are_listed() {
+        let mut counts = vec![0; 60];
+        (counts[0], counts[41]) = (90, 10);
+        let port = PortStats {
+            port: "vm1".into(),
+            delays: vec![Delays { name: "waited".into(), counts }],
+            rtp: vec![RtpStatus {
+                udp_port: 5_004,
+                ssrc: 0xabcd,
+                packets: 1_000,
+                lost: 2,
+                jitter_ns: 1_211_000,
+                jitter_max_ns: 4_000_000,
+            }],
+            ..PortStats::default()
+        };
+        assert_eq!(
+            table(&[port]),
+            "\
+PORT  WAIT    FRAMES  p50 us  p99 us  p99.9 us  MEANING
+vm1   waited     100     0.5    1180      1180  its frames, in the switch
+
+PORT  RTP TO      SSRC  PACKETS  LOST  JITTER us  MAX us
+vm1     5004  0000abcd    1,000     2       1211    4000
+"
+        );
+        assert_eq!(table(&[PortStats::default()]), "no frame waited\n");
+    }
+}

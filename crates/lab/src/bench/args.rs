@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::bed::BedArgs;
 use super::subject::Case;
+use super::through::Through;
 use crate::load::SizeMix;
 
 /// A subcommand of `penstock bench`.
@@ -124,6 +125,9 @@ pub struct V2vArgs {
     /// Ingress policy of Penstock's ports: `none`, `cycles-minmax`, `cycles-strict`
     #[arg(long, default_value = "none")]
     pub policy: String,
+    /// Frames leave each switch by an interface and come back in by another: what uplinks cost
+    #[arg(long, conflicts_with = "against_plain")]
+    pub through: Option<Through>,
     /// Measure Penstock with `round-robin` and `none` too, in turns; exit status 1 if what was
     /// asked for costs more than was promised
     #[arg(long, conflicts_with = "peer")]
@@ -212,6 +216,9 @@ pub struct LossArgs {
     /// Frame sizes, as of v2v
     #[arg(long, value_delimiter = ',', default_value = "64")]
     pub sizes: Vec<Sizes>,
+    /// As of v2v: frames leave each switch by an interface and come back in by another
+    #[arg(long)]
+    pub through: Option<Through>,
     /// Flows
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub flows: u32,

@@ -20,8 +20,8 @@ use super::attached::{Attached, Link, to_f64};
 use super::bed::Bed;
 use super::guard::Guard;
 use super::mlr::{Search, Trial, search};
-use super::ours::{Offloads, Penstock};
-use super::ovs::{self, OvsDpdk, Tso};
+use super::ours::Penstock;
+use super::ovs::{self, OvsDpdk};
 use super::pair::{Paced, Pair};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::Spread;
@@ -136,9 +136,10 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     platform.insert("ring_size".into(), args.ring.into());
     platform.insert("interval_ms".into(), 10.into());
     let link = Link { ring_size: args.ring, packed: false, touch: true };
-    let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
+    let mut switches =
+        vec![Attached::new(&bed, Penstock::start_through(&bed, args.through)?, &link)?];
     if args.peer.is_some() {
-        switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);
+        switches.push(Attached::new(&bed, OvsDpdk::start_through(&bed, args.through)?, &link)?);
     }
     let mut report = Report { bench: "loss", platform, rows: Vec::new(), ratios: Vec::new() };
     for switch in &mut switches {

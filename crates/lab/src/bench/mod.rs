@@ -11,6 +11,7 @@
 //! | [`guard`] | takes everything down, whatever ends a benchmark |
 //! | `bed`, `process` | directory, cores, hugepages; daemons and commands |
 //! | `subject`, `ours`, `ovs` | a switch under test, Penstock, OVS-DPDK |
+//! | `through` | interfaces that frames leave and come back by |
 //! | `pair`, `attached` | the generator in windows; a switch with it, stopped in between |
 //! | `v2v`, `tcp`, `rr`, `loss` | the benchmarks |
 //! | `live_pair` | two VMs and the stages' cycles, for figures |
@@ -35,6 +36,7 @@ mod rr;
 pub(crate) mod stats;
 pub(crate) mod subject;
 mod tcp;
+mod through;
 mod v2v;
 
 use std::process::ExitCode;
@@ -49,6 +51,7 @@ pub use bed::BedArgs;
 pub use guard::Guard;
 pub use report::{Ratio, Report, Row};
 pub use subject::Case;
+pub use through::Through;
 
 /// Runs a benchmark to its end and prints what it found.
 ///

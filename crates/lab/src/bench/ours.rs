@@ -12,6 +12,7 @@ use super::bed::{Bed, VM_A, VM_B};
 use super::guard::THIS_PROGRAM;
 use super::process::{Daemon, ThreadClock, ask, await_some};
 use super::subject::{Case, Subject, WorkerReading};
+use super::through::{ENDS, HOPS, Outside, Through};
 
 /// How long the daemon may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -45,6 +46,7 @@ impl Default for Qos {
 pub(crate) struct Penstock {
     name: &'static str,
     qos: Qos,
+    outside: Option<Outside>,
     daemon: Daemon,
     dir: PathBuf,
     tsc_hz: f64,
@@ -71,7 +73,12 @@ struct Totals {
 impl Penstock {
     /// Starts the daemon with two vhost-user ports, `a` and `b`, and rules between them.
     pub fn start(bed: &Bed, offloads: Offloads) -> anyhow::Result<Self> {
-        Self::start_as(bed, "penstock", offloads, Qos::default())
+        Self::start_as(bed, "penstock", offloads, Qos::default(), None)
+    }
+
+    /// With interfaces that frames leave by and come back in, if `way` says so.
+    pub fn start_through(bed: &Bed, way: Option<Through>) -> anyhow::Result<Self> {
+        Self::start_as(bed, "penstock", Offloads::Off, Qos::default(), way)
     }
 
     /// The same under a name of its own in reports, its ports bounded and ordered by `qos`.
@@ -80,19 +87,23 @@ impl Penstock {
         name: &'static str,
         offloads: Offloads,
         qos: Qos,
+        way: Option<Through>,
     ) -> anyhow::Result<Self> {
         let dir = bed.dir().join(name);
         std::fs::create_dir(&dir).context("making a directory")?;
         let file = dir.join("host.toml");
-        let text = configuration(&dir, bed, offloads, &qos);
+        let outside = way.map(|way| Outside::make(bed, way, "ours")).transpose()?;
+        let text = configuration(&dir, bed, offloads, &qos, outside.as_ref());
         std::fs::write(&file, text).context("writing the configuration")?;
         let (daemon, tsc_hz) = start_daemon(bed, &dir)?;
+        outside.as_ref().map(Outside::join).transpose()?;
         let worker = ThreadClock::find(daemon.id(), WORKER)?;
         let idle_backoff_us = bed.idle_backoff_us();
         let before = Totals::default();
         Ok(Self {
             name,
             qos,
+            outside,
             daemon,
             dir,
             tsc_hz,
@@ -201,6 +212,9 @@ impl Subject for Penstock {
         platform.insert("penstock_profile".into(), profile.into());
         platform.insert("penstock_idle_backoff_us".into(), self.idle_backoff_us.into());
         platform.insert("tsc_hz".into(), self.tsc_hz.into());
+        if let Some(outside) = &self.outside {
+            outside.describe(platform);
+        }
         let qos = format!("{}, {}", self.qos.schedule, self.qos.policy);
         platform.insert(format!("{}_qos", self.name).replace('-', "_"), qos.into());
     }
@@ -238,7 +252,13 @@ impl Subject for Penstock {
 }
 
 /// The daemon's configuration file.
-fn configuration(dir: &Path, bed: &Bed, offloads: Offloads, qos: &Qos) -> String {
+fn configuration(
+    dir: &Path,
+    bed: &Bed,
+    offloads: Offloads,
+    qos: &Qos,
+    outside: Option<&Outside>,
+) -> String {
     let at = dir.display();
     let (worker, control) = (bed.worker_core(), bed.generator_core());
     let mut text = format!(
@@ -261,7 +281,14 @@ fn configuration(dir: &Path, bed: &Bed, offloads: Offloads, qos: &Qos) -> String
              offloads = {{ csum = {on}, tso = {on} }}\n{policy}"
         );
     }
-    for (from, to, vm) in [("a", "b", VM_B), ("b", "a", VM_A)] {
+    let hops = match outside {
+        None => &[("a", "b", VM_B), ("b", "a", VM_A)][..],
+        Some(outside) => {
+            text += &ends(outside);
+            &HOPS
+        }
+    };
+    for (from, to, vm) in hops {
         for (half, net) in [("low", "0.0.0.0/1"), ("high", "128.0.0.0/1")] {
             text += &format!(
                 "\n[[rule]]\nname = \"{from}-{half}\"\npriority = 10\nport = \"{from}\"\n\
@@ -271,6 +298,19 @@ fn configuration(dir: &Path, bed: &Bed, offloads: Offloads, qos: &Qos) -> String
         }
     }
     text
+}
+
+/// The ports of the interfaces, and that nothing is flooded: it would go round for ever.
+fn ends(outside: &Outside) -> String {
+    let (kind, netns) = (outside.way.name(), &outside.netns);
+    let port = |end: &str| {
+        format!(
+            "\n[[port]]\nname = \"{end}\"\ntype = \"{kind}\"\ninterface = \"{end}\"\n\
+             netns = \"{netns}\"\n"
+        )
+    };
+    let ports: String = ENDS.into_iter().map(port).collect();
+    ports + "\n[[rule]]\nname = \"rest\"\npriority = 1\nmatch = {}\nactions = [\"drop\"]\n"
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use super::bed::{Bed, VM_A, VM_B};
 use super::process::{Daemon, ThreadClock, ask};
 use super::subject::{Case, Subject, WorkerReading};
+use super::through::{ENDS, HOPS, Outside, Through};
 use perf::PmdReading;
 
 /// The Debian package that has all of it.
@@ -48,6 +49,7 @@ pub(crate) struct OvsDpdk {
     _database: Daemon,
     dir: PathBuf,
     tso: Tso,
+    outside: Option<Outside>,
     version: String,
     core: u32,
     tsc_hz: f64,
@@ -84,8 +86,26 @@ impl OvsDpdk {
         Ok(ovs)
     }
 
+    /// With interfaces that frames leave by and come back in, if `way` says so.
+    pub fn start_through(bed: &Bed, way: Option<Through>) -> anyhow::Result<Self> {
+        let outside = way.map(|way| Outside::make(bed, way, "ovs")).transpose()?;
+        let mut ovs = Self::start_in(bed, "ovs", Tso::Off, &["a", "b"], outside)?;
+        ovs.set_case(Case::L3)?;
+        Ok(ovs)
+    }
+
     /// The same in directory `name` with these ports, numbered from 1, and no flow.
     pub fn start_ports(bed: &Bed, name: &str, tso: Tso, ports: &[&str]) -> anyhow::Result<Self> {
+        Self::start_in(bed, name, tso, ports, None)
+    }
+
+    fn start_in(
+        bed: &Bed,
+        name: &str,
+        tso: Tso,
+        ports: &[&str],
+        outside: Option<Outside>,
+    ) -> anyhow::Result<Self> {
         check()?;
         bed.need_hugepages(SOCKET_MEM / 2 + GUEST_PAGES)?;
         let dir = bed.dir().join(name);
@@ -103,14 +123,19 @@ impl OvsDpdk {
         configure(&dir, bed, tso)?;
 
         // A bridge makes devices of fixed names: a namespace of its own keeps them apart.
-        let mut command = Command::new("unshare");
-        command.args(["--net", "--", "taskset", "-c", &bed.generator_core().to_string(), VSWITCHD]);
+        let mut command = match &outside {
+            None => Command::new("unshare"),
+            Some(_) => Command::new("nsenter"),
+        };
+        let net = |outside: &Outside| format!("--net=/run/netns/{}", outside.netns);
+        command.arg(outside.as_ref().map_or_else(|| "--net".to_owned(), net));
+        command.args(["--", "taskset", "-c", &bed.generator_core().to_string(), VSWITCHD]);
         in_dir(&mut command, &dir)
             .arg(format!("unix:{}", dir.join("db.sock").display()))
             .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()));
         let mut switch = Daemon::start(&mut command, dir.join("vswitchd.log"), bed.guard())?;
         switch.await_file(&dir.join("vswitchd.ctl"), START_LIMIT)?;
-        let made = add_ports(&dir, ports);
+        let made = add_ports(&dir, ports, outside.as_ref());
         if made.is_err() {
             switch.check()?;
         }
@@ -124,6 +149,7 @@ impl OvsDpdk {
             _database: database,
             dir,
             tso,
+            outside,
             version,
             core,
             tsc_hz,
@@ -218,7 +244,7 @@ fn configure(dir: &Path, bed: &Bed, tso: Tso) -> anyhow::Result<()> {
 }
 
 /// Makes the bridge and its ports.
-fn add_ports(dir: &Path, ports: &[&str]) -> anyhow::Result<()> {
+fn add_ports(dir: &Path, ports: &[&str], outside: Option<&Outside>) -> anyhow::Result<()> {
     vsctl(dir, &words("add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure"))?;
     let ready = vsctl(dir, &words("get Open_vSwitch . dpdk_initialized"))?;
     if ready.trim() != "true" {
@@ -233,18 +259,31 @@ fn add_ports(dir: &Path, ports: &[&str]) -> anyhow::Result<()> {
         add.push(format!("options:vhost-server-path={}", socket.display()));
         vsctl(dir, &add)?;
     }
-    Ok(())
+    let Some(outside) = outside else { return Ok(()) };
+    for (number, end) in (ports.len() + 1..).zip(ENDS) {
+        let kind = outside.way.in_ovs(end);
+        let add =
+            format!("add-port br0 {end} -- set Interface {end} ofport_request={number} {kind}");
+        vsctl(dir, &words(&add))?;
+        let error = vsctl(dir, &words(&format!("get Interface {end} error")))?;
+        ensure!(error.trim() == "[]", "OVS has no port {end}: {}", error.trim());
+    }
+    outside.join()
 }
 
 /// The flow table of a case.
-fn rules(case: Case) -> Vec<String> {
+fn rules(case: Case, outside: bool) -> Vec<String> {
+    let number =
+        |port: &str| 1 + ["a", "b", "u0", "u1"].iter().position(|p| *p == port).unwrap_or(0);
+    let hops = if outside { &HOPS[..] } else { &[("a", "b", VM_B), ("b", "a", VM_A)] };
+    let hops = hops.iter().map(|(from, to, vm)| (number(from), number(to), vm));
     match case {
         Case::SimpleMatch => {
-            vec!["in_port=1,actions=output:2".into(), "in_port=2,actions=output:1".into()]
+            hops.map(|(from, to, _)| format!("in_port={from},actions=output:{to}")).collect()
         }
         Case::L3 => {
             let mut rules = Vec::new();
-            for (from, to, vm) in [(1, 2, VM_B), (2, 1, VM_A)] {
+            for (from, to, vm) in hops {
                 for net in ["0.0.0.0/1", "128.0.0.0/1"] {
                     rules.push(format!(
                         "priority=10,ip,in_port={from},dl_dst={},nw_dst={net},actions=output:{to}",
@@ -253,8 +292,10 @@ fn rules(case: Case) -> Vec<String> {
                 }
             }
             // The kernel's stacks behind the ports ask for each other; Penstock learns.
-            rules.push("priority=5,arp,in_port=1,actions=output:2".into());
-            rules.push("priority=5,arp,in_port=2,actions=output:1".into());
+            if !outside {
+                rules.push("priority=5,arp,in_port=1,actions=output:2".into());
+                rules.push("priority=5,arp,in_port=2,actions=output:1".into());
+            }
             rules
         }
     }
@@ -281,7 +322,7 @@ impl Subject for OvsDpdk {
     }
 
     fn set_case(&mut self, case: Case) -> anyhow::Result<()> {
-        self.set_rules(&rules(case))
+        self.set_rules(&rules(case, self.outside.is_some()))
     }
 
     fn pause(&mut self) -> anyhow::Result<()> {

@@ -1,0 +1,109 @@
+//! A way out of the switch and back in: what uplinks cost, measured as VM to VM.
+//!
+//! **Rule.** Frames from VM a leave the switch by an interface, cross the kernel once, come in by
+//! another, and go to VM b; b's to a the other way. So the same generator, sockets, counting and
+//! loss hold as between VMs, and a frame has one sending and one receiving uplink behind it: the
+//! worker takes it twice. The interfaces are the two ends of a veth, or two TAPs on a bridge of the
+//! kernel's, in a namespace of their own, where nothing else speaks.
+
+use std::process::Command;
+
+use serde_json::{Map, Value};
+
+use super::bed::{Bed, VM_A, VM_B, Vm};
+use super::guard::Ward;
+use super::process::ask;
+
+/// How the switch has the interfaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Through {
+    /// AF_XDP on a veth; the peer's `afxdp` ports
+    Xdp,
+    /// AF_PACKET on a veth; DPDK's `eth_af_packet`
+    Packet,
+    /// TAPs on a bridge of the kernel's; DPDK's `net_tap`
+    Tap,
+}
+
+/// The ports of the interfaces.
+pub(crate) const ENDS: [&str; 2] = ["u0", "u1"];
+
+/// Where frames of a VM go from each port: from, to, and whose.
+pub(crate) const HOPS: [(&str, &str, Vm); 4] =
+    [("a", "u0", VM_B), ("u1", "b", VM_B), ("b", "u1", VM_A), ("u0", "a", VM_A)];
+
+impl Through {
+    /// Its name in reports and in Penstock's configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::Packet => "packet",
+            Self::Tap => "tap",
+        }
+    }
+
+    /// What makes a port of an interface in OVS.
+    pub fn in_ovs(self, interface: &str) -> String {
+        match self {
+            Self::Xdp => "type=afxdp options:n_rxq=1".to_owned(),
+            Self::Packet => format!(
+                "type=dpdk options:dpdk-devargs=eth_af_packet_{interface},iface={interface},\
+                 qpairs=1,qdisc_bypass=1,blocksz=65536,framesz=2048,framecnt=4096"
+            ),
+            Self::Tap => {
+                format!("type=dpdk options:dpdk-devargs=net_tap_{interface},iface={interface}")
+            }
+        }
+    }
+}
+
+/// The namespace of a switch's interfaces.
+#[derive(Debug, Clone)]
+pub(crate) struct Outside {
+    pub way: Through,
+    pub netns: String,
+}
+
+impl Outside {
+    /// Makes it, with the veth if the way is one; the guard takes it down.
+    pub fn make(bed: &Bed, way: Through, of: &str) -> anyhow::Result<Self> {
+        let netns = format!("pb{}-{of}", std::process::id());
+        bed.guard().take(&Ward::Netns(netns.clone()))?;
+        ask(Command::new("ip").args(["netns", "add", &netns]))?;
+        let outside = Self { way, netns };
+        outside.ip("link set lo up")?;
+        // Nobody but the benchmark sends.
+        let quiet = ["all", "default"].map(|of| format!("net.ipv6.conf.{of}.disable_ipv6=1"));
+        let in_there = ["netns", "exec", &outside.netns, "sysctl", "-qw"];
+        ask(Command::new("ip").args(in_there).args(quiet))?;
+        if way != Through::Tap {
+            let [one, other] = ENDS;
+            outside.ip(&format!("link add {one} type veth peer name {other}"))?;
+            for end in ENDS {
+                outside.ip(&format!("link set {end} up"))?;
+            }
+        }
+        Ok(outside)
+    }
+
+    fn ip(&self, words: &str) -> anyhow::Result<()> {
+        let mut command = Command::new("ip");
+        ask(command.args(["-n", &self.netns]).args(words.split_whitespace())).map(drop)
+    }
+
+    /// Once the switch has its ports: joins the TAPs.
+    pub fn join(&self) -> anyhow::Result<()> {
+        if self.way != Through::Tap {
+            return Ok(());
+        }
+        self.ip("link add bridge type bridge forward_delay 0 mcast_snooping 0")?;
+        for end in ENDS {
+            self.ip(&format!("link set {end} master bridge up"))?;
+        }
+        self.ip("link set bridge up")
+    }
+
+    pub fn describe(&self, platform: &mut Map<String, Value>) {
+        platform.insert("through".into(), self.way.name().into());
+    }
+}

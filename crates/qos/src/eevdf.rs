@@ -19,15 +19,18 @@
 //! one with the earliest deadline d = v + request/weight sends, until its next frame is longer than
 //! what is left of its request; then it makes another. (A request shorter than the frame it is for
 //! would be let in before others that it then keeps waiting: sixty clients with large segments once
-//! had one of half the link 400 KB behind.) Who gets frames has v = max(its old, V): time without
-//! frames is no credit, and what it was ahead is not forgotten, unless all were idle. Who goes
-//! ahead or behind moves V by that much, so that the others' accounts stay whole.
+//! had one of half the link 400 KB behind.) Who runs empty keeps its account, ahead or behind by at most
+//! [`OWED_MAX`], until it has frames again, unless all were idle: time without frames is no credit,
+//! but who has short frames and a short queue runs empty in each of its requests, with its next
+//! frames on their way (it would lose them all: of 40 clients, others with large segments, one
+//! had 57 % of its due). Who goes ahead or behind moves V by that much, so that the others'
+//! accounts stay whole.
 //!
 //! **Example** (a test). Weights 1, 1, 2 and frames of a request: of 8 they have 2, 2, 4, and the
 //! third never two more than its half.
 //!
 //! **Departures.** None.
-//! **Error.** Ahead or behind by less than the longest request.
+//! **Error.** Ahead or behind by less than the longest request; who was idle, by [`OWED_MAX`] more.
 //! **Cost.** O(log n) a request in two heaps, no allocation after construction.
 
 use penstock_units::Weight;
@@ -36,6 +39,8 @@ use crate::discipline::{Discipline, QUANTUM};
 use crate::heap::SlotHeap;
 
 const SHIFT: u32 = 32;
+/// Bytes that a client without frames is owed at most: a segment that was let in before it.
+const OWED_MAX: u32 = 65_536;
 /// More than any frame; a charge above it counts as this.
 const BYTES_MAX: u32 = 1 << 24;
 
@@ -63,6 +68,8 @@ struct Client {
     deadline: u128,
     /// The busy period in which it ran empty.
     period: u64,
+    /// What v was behind V then.
+    owed: u128,
 }
 
 impl Client {
@@ -100,8 +107,15 @@ impl Eevdf {
     /// Room for clients in slots below `slots`.
     #[must_use]
     pub fn new(slots: usize) -> Self {
-        let absent =
-            Client { state: State::Absent, weight: 1, head: 0, time: 0, deadline: 0, period: 0 };
+        let absent = Client {
+            state: State::Absent,
+            weight: 1,
+            head: 0,
+            time: 0,
+            deadline: 0,
+            period: 0,
+            owed: 0,
+        };
         Self {
             clients: vec![absent; slots].into_boxed_slice(),
             ahead: SlotHeap::new(slots),
@@ -162,11 +176,14 @@ impl Discipline for Eevdf {
         let client = &mut self.clients[slot];
         if client.state == State::Absent {
             (client.state, client.time, client.period) = (State::Idle, time, period);
+            client.owed = 0;
         } else {
             // What it is ahead counts in bytes, not in bytes per weight.
             let ahead = client.time.saturating_sub(time);
             let new = u128::from(weight.get());
-            client.time = time.saturating_add(ahead * u128::from(client.weight) / new);
+            let scaled = |virtual_time: u128| virtual_time * u128::from(client.weight) / new;
+            let (ahead, owed) = (scaled(ahead), scaled(client.owed));
+            (client.time, client.owed) = (time.saturating_add(ahead), owed);
         }
         client.weight = u64::from(weight.get());
         if had_frames {
@@ -196,8 +213,16 @@ impl Discipline for Eevdf {
                 return;
             }
         }
-        let forgotten = client.period != self.period;
-        client.time = if forgotten { self.time } else { client.time.max(self.time) };
+        let owed = core::mem::take(&mut client.owed);
+        client.time = if client.period != self.period {
+            self.time
+        } else if owed > 0 {
+            // It draws V down as it comes in, and is to be as far behind that as it was.
+            let (weight, others) = (u128::from(client.weight), u128::from(self.weights));
+            self.time.saturating_sub(owed + owed * weight / others.max(1))
+        } else {
+            client.time.max(self.time)
+        };
         client.request();
         self.shift_mean(slot, true);
         self.weights += self.clients[slot].weight;
@@ -214,6 +239,8 @@ impl Discipline for Eevdf {
         }
         client.state = State::Idle;
         client.period = self.period;
+        let most = u128::from(client.worth(OWED_MAX));
+        client.owed = self.time.saturating_sub(client.time).min(most);
         self.shift_mean(slot, false);
         self.weights -= self.clients[slot].weight;
         if self.weights == 0 {
@@ -330,6 +357,41 @@ mod tests {
         eevdf.backlogged(0, QUANTUM);
         let order: Vec<_> = (0..15).map(|_| send(&mut eevdf, QUANTUM)).collect();
         assert_eq!(order, [1; 15]);
+    }
+
+    /// One with a frame at a time beside others with long requests: it runs empty each time.
+    #[test]
+    fn who_runs_empty_while_it_is_behind_is_not_the_loser() {
+        let mut eevdf = with(&[1; 41]);
+        let mut sent = [0_u64; 41];
+        for _ in 0..200_000 {
+            let slot = eevdf.pick().unwrap();
+            let bytes = if slot == 0 { 60 } else { 65_000 };
+            eevdf.charge(slot, bytes, bytes);
+            sent[slot] += u64::from(bytes);
+            if slot == 0 {
+                eevdf.drained(0);
+                eevdf.backlogged(0, 60);
+            }
+        }
+        let due = sent.iter().sum::<u64>() / 41;
+        assert!(sent.iter().all(|sent| sent.abs_diff(due) <= 130_000), "{sent:?}");
+    }
+
+    #[test]
+    fn what_an_idle_client_is_owed_is_bounded() {
+        let mut eevdf = with(&[1, 1]);
+        // 1 is kept waiting by 100 requests, then has no frames for long.
+        while eevdf.pick() != Some(0) {
+            send(&mut eevdf, QUANTUM);
+        }
+        eevdf.charge(0, 100 * QUANTUM, QUANTUM);
+        eevdf.drained(1);
+        (0..1_000).for_each(|_| assert_eq!(send(&mut eevdf, QUANTUM), 0));
+        eevdf.backlogged(1, QUANTUM);
+        let first = (0..1_000).take_while(|_| send(&mut eevdf, QUANTUM) == 1).count();
+        let most = 2 * OWED_MAX / QUANTUM + 1;
+        assert!((1..=most as usize).contains(&first), "{first}");
     }
 
     #[test]

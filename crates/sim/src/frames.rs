@@ -12,7 +12,7 @@ pub fn udp_frame(
     flow: u16,
     sequence: u64,
 ) -> Vec<u8> {
-    let len = len.clamp(60, 9_000);
+    let len = len.clamp(60, 65_000);
     let mut f = Vec::with_capacity(len);
     f.extend(target.0);
     f.extend(source.0);

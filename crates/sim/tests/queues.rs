@@ -135,6 +135,74 @@ fn tenants_get_their_shares_and_nothing_is_dropped() {
     all_add_up(&case);
 }
 
+/// Every tenant gets its due bytes over 10 s, within 0.1 % or two of the longest segments, however
+/// many there are and whatever the sizes of their frames; and its VMs get the same.
+fn shares_hold(tenants: u16, link: u64) {
+    const VMS: [&[usize]; 5] = [&[60], &[60, 1_514], &[1_514], &[600, 65_000], &[65_000, 9_000]];
+    const SEGMENT: u64 = 65_000;
+    let config = WorldConfig::default();
+    let ports = 2 * usize::from(tenants) + 1;
+    let hz = TscRate::from_hz(RATE);
+    let mut world = World::with_config(&config, hz, CostTable::EXAMPLE, ports, 7);
+    let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
+    let terms = QueueTerms { frames: 8_192, ..fair(link) };
+    let home = QueueHome::new(terms, ports, tenants.into());
+    world.set_policy(up, |policy| policy.queue = Some(home));
+    world.introduce(up);
+    let weight_of = |tenant: u16| 1 + u64::from(tenant % 7);
+    let weights: u64 = (0..tenants).map(weight_of).sum();
+    let end = Nanos::from_secs(11);
+    let mut vms: Vec<(u16, PortHandle, u64)> = Vec::new();
+    for tenant in 0..tenants {
+        for &size in VMS[usize::from(tenant) % VMS.len()] {
+            let vm = world.add_vm(1, 256, SinkSpec::default()).expect("possible");
+            world.set_policy(vm, |policy| {
+                policy.tenant = Some(tenant);
+                let tenant = Weight::new(weight_of(tenant)).expect("possible");
+                policy.share = ShareTerms { tenant, vm: Weight::ONE };
+            });
+            // Twice what its tenant is due.
+            let bytes = 2 * link / 8 * weight_of(tenant) / weights;
+            let frames = (bytes / size as u64).max(2);
+            world.set_source(vm, to_vm0(size, frames, Nanos(0), end));
+            vms.push((tenant, vm, size as u64));
+        }
+    }
+    let sent = |world: &World| -> Vec<u64> {
+        vms.iter().map(|(_, vm, size)| world.port(*vm).forwarded * size).collect()
+    };
+    world.run_until(Nanos::from_secs(1));
+    let before = sent(&world);
+    world.run_until(end);
+    let got: Vec<u64> = sent(&world).iter().zip(before).map(|(now, then)| now - then).collect();
+    let all: u64 = got.iter().sum();
+    assert!(all * 8 > link * 10 * 7 / 10, "{tenants}: {all}");
+    for tenant in 0..tenants {
+        let of_tenant: Vec<u64> =
+            vms.iter().zip(&got).filter(|(vm, _)| vm.0 == tenant).map(|(_, got)| *got).collect();
+        let (got, due) = (of_tenant.iter().sum::<u64>(), all * weight_of(tenant) / weights);
+        let allowed = (due / 1_000).max(2 * SEGMENT);
+        assert!(got.abs_diff(due) <= allowed, "{tenant} of {tenants}: {got} of {due}");
+        let (most, least) = (of_tenant.iter().max(), of_tenant.iter().min());
+        let apart = most.zip(least).map_or(0, |(most, least)| most - least);
+        assert!(apart <= (got / 200).max(2 * SEGMENT), "{tenant}: {of_tenant:?}");
+    }
+}
+
+#[test]
+fn shares_hold_for_few_and_many_tenants_and_any_sizes() {
+    shares_hold(2, 100_000_000);
+    shares_hold(40, 100_000_000);
+}
+
+/// Minutes without optimisation; `cargo test --release -p penstock-sim -- --ignored`.
+#[test]
+#[ignore = "takes long without optimisation"]
+fn shares_hold_for_a_thousand_tenants() {
+    shares_hold(300, 1_000_000_000);
+    shares_hold(1_000, 1_000_000_000);
+}
+
 #[test]
 fn first_come_first_served_gives_to_who_has_most() {
     let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };

@@ -14,8 +14,11 @@ use crate::queue::{CELL, FrameStore, Memory, Pacing, Source, Stored};
 use crate::schedule::Unit;
 use crate::worker::PortSlot;
 
-/// Cells of a worker's store: 16 MiB, of which only what is used takes memory.
-const CELLS: usize = (16 << 20) / CELL;
+/// Bytes of a worker's store for each port: a large segment that waits, and one that comes. Only
+/// what is used takes memory.
+const STORE_OF_PORT: usize = 128 << 10;
+/// And in all.
+const STORE_BYTES: core::ops::RangeInclusive<usize> = 16 << 20..=128 << 20;
 
 /// What a worker's egress knows about queues.
 #[derive(Debug)]
@@ -34,7 +37,8 @@ pub(super) struct Waiting {
 
 impl Waiting {
     pub(super) fn new(ports: usize) -> Self {
-        let store = FrameStore::new(CELLS);
+        let bytes = (ports * STORE_OF_PORT).clamp(*STORE_BYTES.start(), *STORE_BYTES.end());
+        let store = FrameStore::new(bytes / CELL);
         let (now, queued) = (Nanos::ZERO, Vec::with_capacity(ports));
         Self { now, queued, over: false, store, last: vec![None; ports].into_boxed_slice() }
     }

@@ -128,6 +128,10 @@ pub struct V2vArgs {
     /// Frames leave each switch by an interface and come back in by another: what uplinks cost
     #[arg(long, conflicts_with = "against_plain")]
     pub through: Option<Through>,
+    /// The receiver is an output with a queue: `fair-share` beside `fifo`, in turns; exit status 1
+    /// if it costs more than was promised
+    #[arg(long, conflicts_with_all = ["against_plain", "through", "peer"])]
+    pub shared: bool,
     /// Measure Penstock with `round-robin` and `none` too, in turns; exit status 1 if what was
     /// asked for costs more than was promised
     #[arg(long, conflicts_with = "peer")]

@@ -33,11 +33,13 @@ pub(crate) struct Qos {
     pub schedule: String,
     /// `ingress_policy` of both ports.
     pub policy: String,
+    /// `egress` of the receiving port, which has a queue and is nobody's then.
+    pub egress: Option<&'static str>,
 }
 
 impl Default for Qos {
     fn default() -> Self {
-        Self { schedule: "round-robin".to_owned(), policy: "none".to_owned() }
+        Self { schedule: "round-robin".to_owned(), policy: "none".to_owned(), egress: None }
     }
 }
 
@@ -275,8 +277,13 @@ fn configuration(
     }
     let on = offloads == Offloads::On;
     for port in ["a", "b"] {
+        let owner = match qos.egress.filter(|_| port == "b") {
+            None => "tenant = \"bench\"".to_owned(),
+            // Faster than any core, so that the queue's order is all that it adds.
+            Some(egress) => format!("egress = \"{egress}\"\nlink = \"400G\"\nqueue = {{}}"),
+        };
         text += &format!(
-            "\n[[port]]\nname = \"{port}\"\ntype = \"vhost-user\"\ntenant = \"bench\"\n\
+            "\n[[port]]\nname = \"{port}\"\ntype = \"vhost-user\"\n{owner}\n\
              mode = \"client\"\nsocket = \"{at}/{port}.sock\"\n\
              offloads = {{ csum = {on}, tso = {on} }}\n{policy}"
         );

@@ -51,7 +51,11 @@ impl Through {
                  qpairs=1,qdisc_bypass=1,blocksz=65536,framesz=2048,framecnt=4096"
             ),
             Self::Tap => {
-                format!("type=dpdk options:dpdk-devargs=net_tap_{interface},iface={interface}")
+                // It wants as many receive queues as OVS has threads that send.
+                format!(
+                    "type=dpdk options:n_rxq=2 \
+                     options:dpdk-devargs=net_tap_{interface},iface={interface}"
+                )
             }
         }
     }

@@ -24,6 +24,8 @@ const WARM_UP_SECS: f64 = 0.2;
 const SATURATED_PERCENT: f64 = 95.0;
 /// Penstock without metering and classes, beside itself with them.
 const PLAIN: &str = "penstock-plain";
+/// Penstock with its output's queue in the order of arrival, beside itself with shares.
+const FIFO: &str = "penstock-fifo";
 /// The frequency at which the absolute bar is stated.
 const BAR_HZ: f64 = 2.0e9;
 
@@ -74,12 +76,21 @@ pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     let bed = Bed::new(&args.bed, guard.clone())?;
     let mut platform = bed.describe();
     let link = Link { ring_size: args.ring, packed: args.packed, touch: !args.no_touch };
-    let qos = Qos { schedule: args.schedule.clone(), policy: args.policy.clone() };
+    let qos = Qos {
+        schedule: args.schedule.clone(),
+        policy: args.policy.clone(),
+        egress: args.shared.then_some("fair-share"),
+    };
+    let fifo = Qos { egress: Some("fifo"), ..qos.clone() };
     let ours = Penstock::start_as(&bed, "penstock", Offloads::Off, qos, args.through)?;
     let mut switches = vec![Attached::new(&bed, ours, &link)?];
     if args.against_plain {
         let plain = Penstock::start_as(&bed, PLAIN, Offloads::Off, Qos::default(), None)?;
         switches.push(Attached::new(&bed, plain, &link)?);
+    }
+    if args.shared {
+        let fifo = Penstock::start_as(&bed, FIFO, Offloads::Off, fifo, None)?;
+        switches.push(Attached::new(&bed, fifo, &link)?);
     }
     if args.peer.is_some() {
         switches.push(Attached::new(&bed, OvsDpdk::start_through(&bed, args.through)?, &link)?);
@@ -162,7 +173,11 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Attached], samples: &[
         let values =
             |i: usize, of: fn(&Sample) -> f64| samples[i].iter().map(of).collect::<Vec<_>>();
         let cycles = |i| values(i, Sample::cycles_per_frame);
-        let bar = if theirs.subject == PLAIN { plain_bar(load) } else { relative_bar(load) };
+        let bar = match theirs.subject.as_str() {
+            PLAIN => plain_bar(load),
+            FIFO => Bar::AtLeast(0.99),
+            _ => relative_bar(load),
+        };
         if let Some(ratio) = paired_ratio(&cycles(1), &cycles(0)) {
             report.ratios.push(Ratio::of(ours, &theirs.subject, "cycles_per_packet", ratio, bar));
         }

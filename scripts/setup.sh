@@ -84,6 +84,14 @@ want bench nginx-light nginx "a web server of live figures"
 want bench vde2 vde_switch "a switch that live figures measure beside ours"
 want bench vsftpd vsftpd "an FTP server of live figures"
 want bench curl curl "an FTP client of live figures"
+want bench apache2-utils ab "asks a web server one thing after the other in live figures"
+want bench ffmpeg ffmpeg "makes the video of a live figure"
+want bench gstreamer1.0-tools gst-launch-1.0 "sends it by RTP"
+plugins=/usr/lib/$(uname -m)-linux-gnu/gstreamer-1.0
+want bench gstreamer1.0-plugins-good "$plugins/libgstrtp.so" "RTP and UDP of the same"
+want bench gstreamer1.0-plugins-bad "$plugins/libgstmpegtsdemux.so" "the video's clock, likewise"
+want bench tcpdump tcpdump "captures what arrives in live figures"
+want bench tshark tshark "an independent look at what was captured"
 find_rust
 install
 if ! have cargo; then

@@ -30,12 +30,12 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "VM jitter §V-B, Fig. 9",
     about: "waiting times of HTTP requests under a token bucket of 50 ms, and smoothed",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::jitter_fig9),
     picture,
 };
 
-const RATE: BitsPerSecond = BitsPerSecond(2_000_000);
-const REQUESTS: usize = 2_000;
+pub(crate) const RATE: BitsPerSecond = BitsPerSecond(2_000_000);
+pub(crate) const REQUESTS: usize = 2_000;
 /// One way through the network.
 const WAY: Nanos = Nanos::from_micros(100);
 /// Payload of a full segment, and headers with Ethernet's.
@@ -53,12 +53,12 @@ const MORE: u64 = 2;
 const LAST: u64 = 3;
 
 /// Milliseconds that each request waited, and seconds in all.
-pub(super) struct Waited {
+pub(crate) struct Waited {
     pub waiting: Vec<f64>,
     pub secs: f64,
 }
 
-pub(super) fn exchange(kind: Kind, seed: u64) -> anyhow::Result<Waited> {
+fn exchange(kind: Kind, seed: u64) -> anyhow::Result<Waited> {
     let mut run = Run::new(ShapedVm::new(kind.shaper(RATE)?, ROOM));
     let mut noise = Rng::new(seed);
     let (mut waiting, mut asked) = (Vec::with_capacity(REQUESTS), Nanos(0));
@@ -101,7 +101,7 @@ fn answer(run: &mut Run, at: Nanos) {
     run.at(at, HEADERS, LAST);
 }
 
-fn deviation(values: &[f64]) -> f64 {
+pub(crate) fn deviation(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / count(values.len());
     (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count(values.len())).sqrt()
 }
@@ -109,22 +109,26 @@ fn deviation(values: &[f64]) -> f64 {
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
     outcome.note("rate_bps", RATE.0);
-    let mut deviations = Vec::new();
-    for kind in Kind::BOTH {
-        let waited = exchange(kind, ctx.seed)?;
+    let [bucket, smooth] = Kind::BOTH.map(|kind| exchange(kind, ctx.seed));
+    let both = [bucket?, smooth?];
+    let answered = both.iter().all(|waited| waited.waiting.len() == REQUESTS);
+    anyhow::ensure!(answered, "requests without an answer");
+    let deviations = both.each_ref().map(|waited| deviation(&waited.waiting));
+    conclude(&mut outcome, &both, deviations);
+    Ok(outcome)
+}
+
+/// What requests under both shapers, in [`Kind::BOTH`]'s order, show; their standard deviations are
+/// those that are claimed.
+pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f64; 2]) {
+    for ((kind, waited), std) in Kind::BOTH.into_iter().zip(both).zip(deviations) {
         let name = kind.name();
-        anyhow::ensure!(waited.waiting.len() == REQUESTS, "{name}: requests without an answer");
         let numbered = (1_u32..).map(f64::from).zip(waited.waiting.iter().copied());
         outcome.series(&format!("{name} waiting"), "ms", numbered);
         outcome.series(&format!("{name} distribution"), "%", distribution(&waited.waiting));
-        deviations.push(deviation(&waited.waiting));
         let id = name.replace('-', "_");
         let shown = [
-            (
-                "waiting_ms_std",
-                "standard deviation of the waiting time",
-                deviation(&waited.waiting),
-            ),
+            ("waiting_ms_std", "standard deviation of the waiting time", std),
             ("waiting_ms_p50", "median of the waiting time", percentile(&waited.waiting, 50.0)),
             ("waiting_ms_max", "longest waiting time", percentile(&waited.waiting, 100.0)),
         ];
@@ -132,7 +136,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
             let claim = Claim::new(&format!("{id}_{what}"), format!("{name}: {text}"), "ms");
             outcome.claim(claim.measured(value));
         }
-        let what = format!("{name}: all 2,000 requests");
+        let what = format!("{name}: all requests");
         let secs = Claim::new(&format!("{id}_secs"), what, "s").published(70.0);
         outcome.claim(secs.measured(waited.secs));
     }
@@ -142,7 +146,6 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
             .at_least(5.0)
             .measured(deviations[0] / deviations[1]),
     );
-    Ok(outcome)
 }
 
 fn picture(record: &Record) -> Picture {

@@ -84,8 +84,8 @@ mod fsvde_table2;
 mod holds;
 mod jitter_fig10;
 mod jitter_fig11;
-mod jitter_fig8;
-mod jitter_fig9;
+pub(crate) mod jitter_fig8;
+pub(crate) mod jitter_fig9;
 mod live_only;
 mod shaped_vm;
 
@@ -94,6 +94,7 @@ pub use experiment::{Context, Experiment, LiveArgs, Mode};
 pub use outcome::{OVS_DPDK, Outcome, Record, Series};
 pub use picture::{Axis, Panel, Picture};
 pub use run::RunArgs;
+pub(crate) use shaped_vm::Kind;
 
 /// All of them, in the order in which they are listed.
 pub const EXPERIMENTS: &[Experiment] = &[

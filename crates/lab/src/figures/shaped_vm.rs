@@ -16,7 +16,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 /// Which shaper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Refilled every 50 ms, as in Xen.
     TokenBucket,
     /// Spaced.

@@ -260,7 +260,7 @@ fn ftp_configuration(files: &str) -> String {
     )
 }
 
-fn web_configuration(dir: &str, files: &str, name: &str) -> String {
+pub(super) fn web_configuration(dir: &str, files: &str, name: &str) -> String {
     format!(
         "daemon off;\nuser root;\nworker_processes 1;\npid {dir}/{name}.pid;\nerror_log stderr;\n\
          events {{ worker_connections 256; }}\n\

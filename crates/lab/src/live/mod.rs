@@ -22,12 +22,17 @@
 //! | `bandwidth` | Fig. 10: iperf3 and qperf |
 //! | `applications` | Fig. 12: FTP servers and web servers |
 //! | `shares` | FS-VDE, Table II: five flows of two clients |
+//! | `shaped` | the stage of VM jitter's figures: a shaped VM |
+//! | `capture` | what arrives in a namespace, and when |
+//! | `rtp` | VM jitter, Fig. 8: an RTP stream |
+//! | `requests` | VM jitter, Fig. 9: ApacheBench |
 //! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
 //! | `vde` | `vde_switch` beside it |
 
 mod applications;
 mod bandwidth;
 mod bracket;
+mod capture;
 mod classes;
 mod demo;
 mod fleet;
@@ -36,7 +41,10 @@ mod noisy;
 mod picture;
 mod plan;
 mod rates;
+mod requests;
 mod rig;
+mod rtp;
+mod shaped;
 mod shares;
 mod stage;
 mod switch;
@@ -51,6 +59,8 @@ pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
 pub(crate) use picture::by_unit as picture;
 pub(crate) use rates::run as jitter_fig11;
+pub(crate) use requests::run as jitter_fig9;
+pub(crate) use rtp::run as jitter_fig8;
 pub(crate) use shares::run as table2;
 pub(crate) use uplink::run as fig13;
 

@@ -11,13 +11,15 @@
 
 use std::time::Duration;
 
+use penstock_units::BitsPerSecond;
 use serde_json::json;
 
-use super::plan::{Bound, Plan, Vm};
+use super::plan::Plan;
 use super::rig::platform;
+use super::shaped::{NET, NET_PLACE, VM, plan, shape, unshape};
 use super::stage::Stage;
 use crate::bench::bed::Bed;
-use crate::figures::{Claim, Context, Outcome};
+use crate::figures::{Claim, Context, Kind, Outcome};
 
 /// Mbit/s.
 const RATES: [f64; 6] = [4.0, 8.0, 16.0, 32.0, 200.0, 2_000.0];
@@ -33,10 +35,6 @@ const STEP: Duration = Duration::from_millis(250);
 const OFFERED: f64 = 1.25;
 /// How much more than a rate the programs must reach without a shaper.
 const ROOM: f64 = 1.05;
-const VM: &str = "vm1";
-const NET: &str = "net";
-const NET_PLACE: usize = 1;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Proto {
     Tcp,
@@ -54,11 +52,9 @@ impl Proto {
     }
 }
 
-fn plan() -> Plan {
-    let vm = Vm::sender(VM, NET, Bound::default());
-    let net = Vm { answers: true, ..Vm::sink(NET) };
-    // Ports offer no offloads: a large segment would leave a shaper all at once.
-    Plan::new("", vec![vm, net])
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of `RATES`")]
+fn bits(mbps: f64) -> BitsPerSecond {
+    BitsPerSecond((mbps * 1e6).round() as u64)
 }
 
 /// Mbit/s that arrive while a client sends by `proto`, at most `mbps` of them if that is given.
@@ -69,8 +65,10 @@ fn through(
     mbps: Option<f64>,
     secs: f64,
 ) -> anyhow::Result<f64> {
-    let shape = mbps.map_or(String::new(), |m| format!("{{ send = {:.0} }}", m * 1e6));
-    stage.set(VM, &format!("shape={shape}"))?;
+    match mbps {
+        None => unshape(stage)?,
+        Some(mbps) => shape(stage, Kind::Smooth, bits(mbps))?,
+    }
     let first = stage.programs();
     let port = (5300 + first % 1_000).to_string();
     stage.start_program(bed, NET, "iperf3", &["-s", "-p", &port])?;
@@ -136,17 +134,4 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         );
     }
     Ok(outcome)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    #[test]
-    fn the_vm_may_be_shaped() {
-        let text = plan().configuration(Path::new("/d"), (1, 0));
-        assert!(text.contains("offloads = { csum = false, tso = false }"), "{text}");
-        assert!(text.contains("actions = [\"output:net\"]"), "{text}");
-    }
 }

@@ -128,7 +128,26 @@ impl Stage {
     pub fn await_program(&mut self, program: usize, limit: Duration) -> anyhow::Result<String> {
         let running = self.programs.get_mut(program).and_then(Option::as_mut);
         running.context("no such program")?.await_end(limit)?;
+        self.said(program)
+    }
+
+    /// What a program has said so far.
+    pub fn said(&self, program: usize) -> anyhow::Result<String> {
         std::fs::read_to_string(self.log(program)).context("reading what a program said")
+    }
+
+    /// Waits until a program has said `text`; an error if it ends before.
+    pub fn await_said(
+        &mut self,
+        program: usize,
+        text: &str,
+        limit: Duration,
+    ) -> anyhow::Result<()> {
+        await_some(&format!("`{text}` of a program"), limit, || {
+            let running = self.programs.get_mut(program).and_then(Option::as_mut);
+            running.context("no such program")?.check()?;
+            Ok(self.said(program)?.contains(text).then_some(()))
+        })
     }
 
     /// How many programs were started.

@@ -1,0 +1,338 @@
+//! VM jitter, Fig. 8, live: an RTP stream from a shaped VM, as a capture has it.
+//!
+//! **Problem.** The simulated stream is due at times that a program made up; a real one is sent by
+//! a real program, wakes up late and shares its core. **Source.** VM jitter §V-B, Fig. 8; RTP of
+//! transport streams: RFC 2250 §2 (the timestamp is when the first byte is due); clock references:
+//! ISO/IEC 13818-1 §2.4.3.5.
+//!
+//! **Rule.** ffmpeg makes a video; its clock references are set anew, so that seven packets of it
+//! are due at each of the times of the simulated stream, by the same seed, and the mean rate, FCS
+//! included, is the limit's. GStreamer sends it from the VM's namespace by those references, as VLC
+//! does: one frame when it is due, with that time as its timestamp. (A player that sends a whole
+//! picture at once, all with one timestamp, has 10 ms of jitter by that alone, whoever shapes it.)
+//! Jitter is RFC 3550's over the kernel's times of arrival in the receiver's namespace. tshark's
+//! mean of the same capture stands beside where it is installed (`tshark_jitter_ms_mean`).
+//! **Cost.** Two minutes and a quarter.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use penstock_units::Nanos;
+use serde_json::json;
+
+use super::capture::{Capture, Captured};
+use super::plan::Plan;
+use super::rig::platform;
+use super::shaped::{NET, NET_PLACE, VM, plan, shape};
+use super::stage::Stage;
+use crate::bench::bed::Bed;
+use crate::bench::process::ask;
+use crate::figures::jitter_fig8::{CLOCK, FRAME, RATE, Received, SECS, conclude, stream};
+use crate::figures::{Context, Kind, Outcome};
+
+/// What Ethernet adds to a frame, and the shaper counts.
+const FCS: u64 = 4;
+/// A transport stream's packet, and how many a frame carries.
+const PACKET: usize = 188;
+const PACKETS: usize = 7;
+/// Clock references count so many units in a millisecond.
+const REFERENCE_KHZ: u64 = 27_000;
+pub(super) const PORT: u16 = 5_004;
+/// Between two looks whether the last frame has gone: longer than a token bucket's period.
+const QUIET: Duration = Duration::from_millis(200);
+/// How much longer than the video the player may take.
+const LATE: Duration = Duration::from_secs(20);
+
+/// Runs it.
+///
+/// # Errors
+/// When a program is missing or fails.
+pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
+    needs()?;
+    let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
+    let due = due(context.seed, context.live.secs);
+    let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
+    outcome.note("rate_bps", RATE.0);
+    outcome.note("frame_bytes", FRAME);
+    let mut stage = Stage::start(&bed, "rtp", &plan())?;
+    context.progress(0.0, "a video");
+    let video = video(stage.dir(), &due)?;
+    let mut both = Vec::new();
+    for (kind, done) in Kind::BOTH.into_iter().zip([0.0, 0.5]) {
+        context.progress(done, kind.name());
+        shape(&stage, kind, RATE)?;
+        let (capture, frames) = play(&bed, &mut stage, &video, due.len())?;
+        let received = received(&frames)?;
+        anyhow::ensure!(
+            received.packets() * 2 > due.len(),
+            "of {} packets only {} came",
+            due.len(),
+            received.packets()
+        );
+        outcome.note(&format!("{} packets", kind.name()), received.packets());
+        outcome.note(&format!("{} mbps", kind.name()), mbps(&frames));
+        let beside = tshark(&capture).unwrap_or_else(|error| json!(format!("{error:#}")));
+        outcome.note(&format!("{} tshark_jitter_ms_mean", kind.name()), beside);
+        both.push(received);
+    }
+    if let [bucket, smooth] = &both[..] {
+        conclude(&mut outcome, [bucket, smooth]);
+    }
+    Ok(outcome)
+}
+
+/// What [`video`] and [`play`] run.
+pub(super) fn needs() -> anyhow::Result<()> {
+    for (program, package) in [
+        ("ffmpeg", "ffmpeg"),
+        ("gst-launch-1.0", "gstreamer1.0-tools"),
+        ("gst-inspect-1.0", "gstreamer1.0-tools"),
+        ("tcpdump", "tcpdump"),
+    ] {
+        super::needs(program, package)?;
+    }
+    for (element, package) in
+        [("rtpmp2tpay", "good"), ("udpsink", "good"), ("udpsrc", "good"), ("tsparse", "bad")]
+    {
+        ask(Command::new("gst-inspect-1.0").args(["--exists", element])).with_context(|| {
+            format!(
+                "GStreamer has no {element}; install Debian's package \
+                 gstreamer1.0-plugins-{package}, or run `scripts/setup.sh bench`"
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// When each frame of the stream is due: Fig. 8's times, made longer by the FCS of each frame.
+pub(super) fn due(seed: u64, secs: Option<f64>) -> Vec<Nanos> {
+    let until = secs.map_or(Nanos::from_secs(SECS), |secs| {
+        Nanos(u64::try_from(Duration::from_secs_f64(secs).as_nanos()).unwrap_or(u64::MAX))
+    });
+    let frame = u64::from(FRAME);
+    let due = stream(seed).into_iter().map(|(due, _)| Nanos(due.0 * (frame + FCS) / frame));
+    due.take_while(|due| *due < until).collect()
+}
+
+/// A video of as many packets as are due.
+pub(super) fn video(dir: &Path, due: &[Nanos]) -> anyhow::Result<PathBuf> {
+    let file = dir.join("video.ts");
+    let last = due.last().context("a stream of no packets")?;
+    // Somewhat more than is needed.
+    let secs = (last.0 / 1_000_000_000 * 11 / 10 + 3).to_string();
+    let mut command = Command::new("ffmpeg");
+    command.args(["-v", "error", "-y", "-f", "lavfi", "-i", "testsrc2=size=352x288:rate=25"]);
+    command.args(["-t", &secs, "-c:v", "mpeg2video", "-b:v", "1750k", "-minrate", "1750k"]);
+    command.args(["-maxrate", "1750k", "-bufsize", "360k", "-g", "12"]);
+    command.args(["-f", "mpegts", "-muxrate", "1916k", "-pcr_period", "20"]).arg(&file);
+    ask(&mut command).context("making a video")?;
+    let mut stream = std::fs::read(&file).context("reading the video")?;
+    set_clock(&mut stream, due).context("the video is too short or has no clock")?;
+    std::fs::write(&file, stream).context("writing the video")?;
+    Ok(file)
+}
+
+/// Cuts a transport stream to frames that are due at these times and sets its clock references by
+/// them; `None` if it is too short or has none.
+fn set_clock(stream: &mut Vec<u8>, due: &[Nanos]) -> Option<()> {
+    let frames = due.len().checked_sub(1)?;
+    let bytes = frames * PACKETS * PACKET;
+    if stream.len() < bytes {
+        return None;
+    }
+    stream.truncate(bytes);
+    let mut first = None;
+    for (number, packet) in stream.chunks_exact_mut(PACKET).enumerate() {
+        // An adaptation field that is long enough and has a clock reference.
+        if packet[3] & 0x20 == 0 || packet[4] < 7 || packet[5] & 0x10 == 0 {
+            continue;
+        }
+        let reference: &mut [u8; 6] = (&mut packet[6..12]).try_into().ok()?;
+        let first = *first.get_or_insert_with(|| clock(*reference));
+        let (frame, place) = (number / PACKETS, number as u64 % PACKETS as u64);
+        let gap = due[frame + 1].0 - due[frame].0;
+        let nanos = due[frame].0 + gap * place / PACKETS as u64;
+        *reference = reference_of(first + nanos * REFERENCE_KHZ / 1_000_000);
+    }
+    first.map(drop)
+}
+
+/// A clock reference's value: 33 bits that count to 300, six that are not used, nine of 300.
+fn clock([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+    let bits = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+    (bits >> 15) * 300 + (bits & 0x1ff)
+}
+
+/// See [`clock`].
+fn reference_of(clock: u64) -> [u8; 6] {
+    let base = (clock / 300) & ((1 << 33) - 1);
+    let bits = (base << 15) | (0x3f << 9) | (clock % 300);
+    let [_, _, bytes @ ..] = bits.to_be_bytes();
+    bytes
+}
+
+/// Sends the video to the network once: the capture's file, and its frames.
+pub(super) fn play(
+    bed: &Bed,
+    stage: &mut Stage,
+    video: &Path,
+    frames: usize,
+) -> anyhow::Result<(PathBuf, Vec<Captured>)> {
+    let port = format!("port={PORT}");
+    let first = stage.programs();
+    let player = ["-q", "udpsrc", &port, "!", "fakesink"];
+    stage.start_program(bed, NET, "gst-launch-1.0", &player)?;
+    let capture = Capture::start(bed, stage, NET, &format!("udp dst port {PORT}"))?;
+    let place = format!("location={}", video.display());
+    let host = format!("host={}", Plan::ip(NET_PLACE));
+    let alignment = format!("alignment={PACKETS}");
+    let mut words = vec!["-q", "filesrc", &place, "!", "tsparse", "set-timestamps=true"];
+    words.extend([&alignment, "!", "rtpmp2tpay", "mtu=1400", "!", "udpsink", &host, &port]);
+    let sender = stage.start_program(bed, VM, "gst-launch-1.0", &words)?;
+    // A frame takes 5.5 ms.
+    let lasts = Duration::from_millis(6) * u32::try_from(frames)?;
+    let said = stage.await_program(sender, lasts + LATE)?;
+    anyhow::ensure!(!said.contains("ERROR"), "GStreamer said:\n{said}");
+    // What still waits for the shaper.
+    loop {
+        let readings = stage.watch(QUIET.as_secs_f64(), QUIET)?;
+        if let [before, .., after] = &readings[..]
+            && after.per_second(before, NET, "tx_frames") <= 0.0
+        {
+            break;
+        }
+    }
+    let captured = capture.end(stage)?;
+    stage.end_programs(first..stage.programs());
+    Ok(captured)
+}
+
+/// RTP's number and timestamp of a frame.
+fn rtp(frame: &Captured) -> Option<(u16, u32)> {
+    let (17, udp, _) = frame.ipv4()? else { return None };
+    let rtp = udp.get(8..20)?;
+    if udp[2..4] != PORT.to_be_bytes() || rtp[0] >> 6 != 2 {
+        return None;
+    }
+    let number = u16::from_be_bytes([rtp[2], rtp[3]]);
+    Some((number, u32::from_be_bytes([rtp[4], rtp[5], rtp[6], rtp[7]])))
+}
+
+/// The stream in a capture. A frame's delay is what it took longer than the fastest.
+fn received(frames: &[Captured]) -> anyhow::Result<Received> {
+    let packets: Vec<_> = frames.iter().filter_map(|f| Some((f.at, rtp(f)?))).collect();
+    let [(start, (number, stamp)), ..] = packets[..] else { anyhow::bail!("no RTP packet came") };
+    let late = |at: Nanos, timestamp: u32| {
+        let due = i64::from(timestamp.wrapping_sub(stamp)) * 1_000_000_000 / i64::from(CLOCK);
+        (at.0 - start.0).cast_signed() - due
+    };
+    let fastest = packets.iter().map(|(at, (_, stamp))| late(*at, *stamp)).min().unwrap_or(0);
+    let mut received = Received::new();
+    let (mut before, mut sent) = (number.wrapping_sub(1), 0);
+    for &(at, (number, timestamp)) in &packets {
+        let waited = late(at, timestamp) - fastest;
+        received.packet(Nanos(at.0 - start.0), timestamp, Nanos(waited.unsigned_abs()));
+        sent += u64::from(number.wrapping_sub(before));
+        before = number;
+    }
+    received.dropped = sent - packets.len() as u64;
+    Ok(received)
+}
+
+/// Mean rate of frames, FCS included.
+fn mbps(frames: &[Captured]) -> f64 {
+    let [first, .., last] = frames else { return f64::NAN };
+    let bytes: u64 = frames[1..].iter().map(|frame| u64::from(frame.bytes) + FCS).sum();
+    8e3 * super::fleet::to_f64(bytes) / super::fleet::to_f64(last.at.0 - first.at.0)
+}
+
+/// The mean jitter in ms that tshark finds in a capture.
+fn tshark(capture: &Path) -> anyhow::Result<serde_json::Value> {
+    super::needs("tshark", "tshark")?;
+    let mut command = Command::new("tshark");
+    let decode = format!("udp.port=={PORT},rtp");
+    command.args(["-n", "-q", "-z", "rtp,streams", "-d", &decode, "-r"]).arg(capture);
+    let said = ask(&mut command)?;
+    Ok(json!(mean_jitter(&said).with_context(|| format!("tshark said:\n{said}"))?))
+}
+
+/// The mean jitter in tshark's table of one stream.
+fn mean_jitter(said: &str) -> Option<f64> {
+    // Behind the lost packets' percentage: least, mean and largest gap, and the same of the jitter.
+    let mut words = said.lines().find(|line| line.contains(" 0x"))?.split_whitespace();
+    words.find(|word| word.ends_with("%)"))?;
+    words.nth(4)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clock_references_are_read_and_written() {
+        let reference = [0x12, 0x34, 0x56, 0x78, 0xff, 0x23];
+        assert_eq!(reference_of(clock(reference)), reference);
+        assert_eq!(clock([0, 0, 0, 0, 0xfe, 5]), 300 + 5);
+        assert_eq!(clock(reference_of(27_000_000)), 27_000_000);
+    }
+
+    #[test]
+    fn a_video_is_due_when_the_stream_is() {
+        let mut stream = vec![0; 4 * PACKETS * PACKET];
+        for number in [3, 14] {
+            let packet = &mut stream[number * PACKET..];
+            (packet[3], packet[4], packet[5]) = (0x20, 7, 0x10);
+            packet[6..12].copy_from_slice(&reference_of(1_000));
+        }
+        let due = [0, 7_000_000, 10_000_000, 12_000_000].map(Nanos);
+        let of = |stream: &[u8], number: usize| {
+            clock(stream[number * PACKET + 6..number * PACKET + 12].try_into().unwrap())
+        };
+        set_clock(&mut stream, &due).unwrap();
+        assert_eq!(stream.len(), 3 * PACKETS * PACKET);
+        assert_eq!((of(&stream, 3), of(&stream, 14)), (1_000 + 81_000, 1_000 + 270_000));
+        assert_eq!(set_clock(&mut vec![0; PACKET], &due), None);
+        assert_eq!(set_clock(&mut vec![0; 4 * PACKETS * PACKET], &due), None, "no clock");
+    }
+
+    fn frame(millis: u64, number: u16, timestamp: u32) -> Captured {
+        let mut head = vec![0; 54];
+        (head[12], head[14], head[23], head[42]) = (8, 0x45, 17, 0x80);
+        (head[17], head[16]) = (0x48, 5);
+        head[36..38].copy_from_slice(&PORT.to_be_bytes());
+        head[44..46].copy_from_slice(&number.to_be_bytes());
+        head[46..50].copy_from_slice(&timestamp.to_be_bytes());
+        Captured { at: Nanos(1 << 60) + Nanos::from_millis(millis), bytes: 1_370, head }
+    }
+
+    /// RFC 3550 A.8 by hand: D of 0, 900, 900; J of 0, 56.25, 109.
+    #[test]
+    fn jitter_is_that_of_the_capture_and_gaps_are_lost() {
+        let stamp = |n: u32| 0xffff_ff00_u32.wrapping_add(1_800 * n);
+        let frames = [
+            frame(5, 0xffff, stamp(0)),
+            frame(25, 0, stamp(1)),
+            frame(55, 1, stamp(2)),
+            frame(65, 4, stamp(3)),
+            Captured { head: vec![0; 54], ..frame(66, 0, 0) },
+        ];
+        let received = received(&frames).unwrap();
+        assert_eq!((received.packets(), received.dropped), (4, 2));
+        let (twice, thrice) = (900.0 / 16.0 / 90.0, 109.0 / 90.0);
+        assert!((received.mean() - (twice + thrice) / 4.0).abs() < 0.01, "{}", received.mean());
+        assert!(super::received(&frames[4..]).is_err());
+        let rate = 4.0 * 1_374.0 * 8.0 / 61e3;
+        assert!((mbps(&frames) - rate).abs() < 1e-9);
+    }
+
+    #[test]
+    fn tshark_is_understood() {
+        let said = "== RTP Streams ==\n   Start time ... Problems?\n     0.000000      9.483398  \
+                    10.0.1.1 45142   10.0.2.1  5004 0xF6A96DBC  MPEG-II streams  1726     0 (0.0%) \
+                    0.297           5.498         9.318           0.003         0.139   0.972 X";
+        assert_eq!(mean_jitter(said), Some(0.139));
+        assert_eq!(mean_jitter("nothing"), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! A VM whose port is shaped, and the network behind it: the stage of VM jitter's figures.
+
+use penstock_units::BitsPerSecond;
+
+use super::plan::{Bound, Plan, Vm};
+use super::stage::Stage;
+use crate::figures::Kind;
+
+/// The VM, which sends.
+pub(super) const VM: &str = "vm1";
+/// Everybody else.
+pub(super) const NET: &str = "net";
+/// Places in the plan.
+pub(super) const VM_PLACE: usize = 0;
+/// See [`VM_PLACE`].
+pub(super) const NET_PLACE: usize = 1;
+
+/// The VM and the network.
+pub(super) fn plan() -> Plan {
+    let vm = Vm::sender(VM, NET, Bound::default());
+    let net = Vm { answers: true, ..Vm::sink(NET) };
+    // Ports offer no offloads: a large segment would leave a shaper all at once.
+    Plan::new("", vec![vm, net])
+}
+
+/// Shapes what the VM sends from now on; a token bucket is refilled every 50 ms, as Xen's.
+pub(super) fn shape(stage: &Stage, kind: Kind, rate: BitsPerSecond) -> anyhow::Result<()> {
+    let period = if kind == Kind::TokenBucket { ", period_ms = 50" } else { "" };
+    let shaper = kind.name();
+    stage.set(VM, &format!("shape={{ send = {}, shaper = \"{shaper}\"{period} }}", rate.0))
+}
+
+/// Leaves what the VM sends alone from now on.
+pub(super) fn unshape(stage: &Stage) -> anyhow::Result<()> {
+    stage.set(VM, "shape=")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_vm_may_be_shaped() {
+        let text = plan().configuration(Path::new("/d"), (1, 0));
+        assert!(text.contains("offloads = { csum = false, tso = false }"), "{text}");
+        assert!(text.contains("actions = [\"output:net\"]"), "{text}");
+        assert_eq!((plan().number(VM), plan().number(NET)), (Some(VM_PLACE), Some(NET_PLACE)));
+    }
+}

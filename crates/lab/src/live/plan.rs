@@ -96,6 +96,8 @@ pub(crate) struct Plan {
     pub offloads: bool,
     /// Whether the ports listen on their sockets; else they connect.
     pub listens: bool,
+    /// The largest IP packet of a namespace's interface; 0: 1,500 bytes.
+    pub mtu: u16,
 }
 
 impl Plan {

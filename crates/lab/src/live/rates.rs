@@ -6,8 +6,14 @@
 //!
 //! **Rule.** A namespace behind a vhost-user endpoint runs iperf3 to another, by `shape.send` of
 //! its port, set while it runs; UDP offers a quarter more than the rate. The rate is that of the
-//! frames that the switch delivered, FCS included, over [`SECS`] after a third of that. A rate that
-//! the programs do not reach without a shaper is told and not judged. **Cost.** Two minutes.
+//! frames that the switch delivered, FCS included, over [`SECS`] after a third of that, the worst
+//! of as many runs as are asked for. A rate that the programs do not reach without a shaper is told
+//! and not judged, and the claim on it does not hold.
+//!
+//! **2 Gbit/s.** Both programs, both kernel stacks and the endpoint share one core, which carries 1
+//! to 2 Gbit/s in packets of 1,500 bytes (about 160,000 a second), and large segments are not for a
+//! shaped VM. So there the interfaces have an MTU of [`JUMBO`]: 28,000 frames a second. **Cost.**
+//! Two minutes; as long and as often as the paper (`--secs 60 --runs 3`), 50.
 
 use std::time::Duration;
 
@@ -23,10 +29,15 @@ use crate::figures::{Claim, Context, Kind, Outcome};
 
 /// Mbit/s.
 const RATES: [f64; 6] = [4.0, 8.0, 16.0, 32.0, 200.0, 2_000.0];
-/// From this one on the bar is [`WIDE_PCT`].
+/// From this one on the bar is [`WIDE_PCT`], and packets are of [`JUMBO`] bytes.
 const WIDE_FROM: f64 = 2_000.0;
 const BAR_PCT: f64 = 1.0;
 const WIDE_PCT: f64 = 2.0;
+/// The largest IP packet, elsewhere and from [`WIDE_FROM`] on.
+const USUAL: u16 = 1_500;
+const JUMBO: u16 = 9_000;
+/// Headers of IP and UDP.
+const HEADERS: u16 = 28;
 /// Seconds of a measurement.
 const SECS: f64 = 6.0;
 /// Between two readings.
@@ -35,6 +46,7 @@ const STEP: Duration = Duration::from_millis(250);
 const OFFERED: f64 = 1.25;
 /// How much more than a rate the programs must reach without a shaper.
 const ROOM: f64 = 1.05;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Proto {
     Tcp,
@@ -57,35 +69,97 @@ fn bits(mbps: f64) -> BitsPerSecond {
     BitsPerSecond((mbps * 1e6).round() as u64)
 }
 
-/// Mbit/s that arrive while a client sends by `proto`, at most `mbps` of them if that is given.
-fn through(
-    bed: &Bed,
-    stage: &mut Stage,
-    proto: Proto,
-    mbps: Option<f64>,
+/// Interfaces with an MTU.
+struct Bench<'a> {
+    bed: &'a Bed,
+    stage: Stage,
+    mtu: u16,
     secs: f64,
-) -> anyhow::Result<f64> {
-    match mbps {
-        None => unshape(stage)?,
-        Some(mbps) => shape(stage, Kind::Smooth, bits(mbps))?,
+}
+
+impl Bench<'_> {
+    /// Mbit/s that arrive while a client sends by `proto`, at most `mbps` of them if that is given.
+    fn through(&mut self, proto: Proto, mbps: Option<f64>) -> anyhow::Result<f64> {
+        let Self { bed, stage, mtu, secs } = self;
+        match mbps {
+            None => unshape(stage)?,
+            Some(mbps) => shape(stage, Kind::Smooth, bits(mbps))?,
+        }
+        let first = stage.programs();
+        let number = 5300 + u16::try_from(first % 1_000)?;
+        let port = number.to_string();
+        stage.start_program(bed, NET, "iperf3", &["-s", "-p", &port])?;
+        stage.await_tcp(VM, NET_PLACE, number)?;
+        let server = Plan::ip(NET_PLACE).to_string();
+        let mut words = vec!["-c", &server, "-p", &port, "-t", "600"];
+        let offered = mbps.map_or("0".to_owned(), |m| format!("{:.0}", m * 1e6 * OFFERED));
+        let payload = (*mtu - HEADERS).to_string();
+        if proto == Proto::Udp {
+            words.extend(["-u", "-l", &payload, "-b", &offered]);
+        }
+        stage.start_program(bed, VM, "iperf3", &words)?;
+        let readings = stage.watch(*secs * 4.0 / 3.0, STEP)?;
+        stage.end_programs(first..first + 2);
+        let counted = &readings[readings.len() / 4..];
+        let [before, .., after] = counted else {
+            anyhow::bail!("{secs} s are too few for a reading")
+        };
+        let of = |name: &str| after.per_second(before, NET, name);
+        Ok(8.0 * (of("tx_bytes") + 4.0 * of("tx_frames")) / 1e6)
     }
-    let first = stage.programs();
-    let port = (5300 + first % 1_000).to_string();
-    stage.start_program(bed, NET, "iperf3", &["-s", "-p", &port])?;
-    stage.await_tcp(VM, NET_PLACE, 5300 + u16::try_from(first % 1_000).unwrap_or(0))?;
-    let server = Plan::ip(NET_PLACE).to_string();
-    let mut words = vec!["-c", &server, "-p", &port, "-t", "600"];
-    let offered = mbps.map_or("0".to_owned(), |m| format!("{:.0}", m * 1e6 * OFFERED));
-    if proto == Proto::Udp {
-        words.extend(["-u", "-l", "1472", "-b", &offered]);
+}
+
+/// A rate that was judged.
+#[derive(Debug, Clone, Copy)]
+struct Judged {
+    proto: Proto,
+    /// Its place in [`RATES`].
+    at: f64,
+    rate: f64,
+    /// The mean of all runs, in percent of the rate.
+    mean: f64,
+    /// The worst of them, in percent off.
+    worst: f64,
+}
+
+/// All rates of an MTU.
+fn judge(
+    context: &Context<'_>,
+    bench: &mut Bench<'_>,
+    outcome: &mut Outcome,
+    judged: &mut Vec<Judged>,
+) -> anyhow::Result<()> {
+    let runs = context.live.runs.unwrap_or(1);
+    let jumbo = bench.mtu == JUMBO;
+    for proto in Proto::ALL {
+        let most = bench.through(proto, None)?;
+        let (name, mtu) = (proto.name(), bench.mtu);
+        outcome.note(&format!("{name}_unshaped_mbps_mtu_{mtu}"), most);
+        for (rate, at) in RATES.into_iter().zip([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) {
+            let shown = rate >= WIDE_FROM && !jumbo;
+            if jumbo && rate < WIDE_FROM {
+                continue;
+            }
+            context.progress(at / 6.0, format_args!("{name} at {rate} Mbit/s"));
+            if most < ROOM * rate {
+                let why = format!("the programs reach {most:.0} Mbit/s without a shaper");
+                outcome.note(&format!("{name}_{rate}_mtu_{mtu}_not_reached"), json!(why));
+                continue;
+            }
+            let (mut mean, mut worst) = (0.0, 0.0_f64);
+            for _ in 0..runs {
+                let part = 100.0 * bench.through(proto, Some(rate))? / rate;
+                mean += part / f64::from(runs);
+                worst = worst.max((part - 100.0).abs());
+            }
+            if shown {
+                outcome.note(&format!("{name}_{rate}_mtu_{mtu}_pct"), mean);
+                continue;
+            }
+            judged.push(Judged { proto, at, rate, mean, worst });
+        }
     }
-    stage.start_program(bed, VM, "iperf3", &words)?;
-    let readings = stage.watch(secs * 4.0 / 3.0, STEP)?;
-    stage.end_programs(first..first + 2);
-    let counted = &readings[readings.len() / 4..];
-    let [before, .., after] = counted else { anyhow::bail!("{secs} s are too few for a reading") };
-    let of = |name: &str| after.per_second(before, NET, name);
-    Ok(8.0 * (of("tx_bytes") + 4.0 * of("tx_frames")) / 1e6)
+    Ok(())
 }
 
 /// Runs it.
@@ -97,41 +171,59 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
-    let mut stage = Stage::start(&bed, "rates", &plan())?;
-    let (mut worst, mut wide) = (f64::NAN, f64::NAN);
-    for (proto, done) in Proto::ALL.into_iter().zip([0.0, 0.5]) {
-        context.progress(done, proto.name());
-        let most = through(&bed, &mut stage, proto, None, secs)?;
-        outcome.note(&format!("{}_unshaped_mbps", proto.name()), most);
-        let mut errors = Vec::new();
-        for (rate, at) in RATES.into_iter().zip([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) {
-            if most < ROOM * rate {
-                let why = format!("the programs reach {most:.0} Mbit/s without a shaper");
-                outcome.note(&format!("{}_{rate}_not_judged", proto.name()), json!(why));
-                continue;
-            }
-            let got = through(&bed, &mut stage, proto, Some(rate), secs)?;
-            let error = 100.0 * (got / rate - 1.0);
-            errors.push((at, error));
-            let worse = if rate >= WIDE_FROM { &mut wide } else { &mut worst };
-            *worse = worse.max(error.abs());
-        }
-        let of_limit = errors.iter().map(|&(at, error)| (at, 100.0 + error));
-        outcome.series(proto.name(), "% of the limit", of_limit);
-        let sizes = errors.iter().map(|&(at, error)| (at, error.abs()));
-        outcome.series(&format!("{} error", proto.name()), "%", sizes);
+    let mut judged = Vec::new();
+    for mtu in [USUAL, JUMBO] {
+        let stage = Stage::start(&bed, &format!("mtu-{mtu}"), &Plan { mtu, ..plan() })?;
+        let mut bench = Bench { bed: &bed, stage, mtu, secs };
+        judge(context, &mut bench, &mut outcome, &mut judged)?;
     }
+    conclude(&mut outcome, &judged);
+    Ok(outcome)
+}
+
+fn conclude(outcome: &mut Outcome, judged: &[Judged]) {
+    for proto in Proto::ALL {
+        let of = || judged.iter().filter(|judged| judged.proto == proto);
+        outcome.series(proto.name(), "% of the limit", of().map(|j| (j.at, j.mean)));
+        outcome.series(&format!("{} error", proto.name()), "%", of().map(|j| (j.at, j.worst)));
+    }
+    let worst = |wide: bool| {
+        let of = || judged.iter().filter(|judged| (judged.rate >= WIDE_FROM) == wide);
+        let all = RATES.iter().filter(|rate| (**rate >= WIDE_FROM) == wide).count();
+        // Of rates that were not reached nothing is claimed, so not of all either.
+        let whole = of().count() == all * Proto::ALL.len();
+        if whole { of().map(|judged| judged.worst).fold(0.0, f64::max) } else { f64::NAN }
+    };
     outcome.claim(
         Claim::new("rate_error_pct_max", "the largest error of a rate up to 200 Mbit/s", "%")
             .at_most(BAR_PCT)
-            .measured(worst),
+            .measured(worst(false)),
     );
-    if !wide.is_nan() {
-        outcome.claim(
-            Claim::new("rate_error_pct_2g", "the same at 2 Gbit/s", "%")
-                .at_most(WIDE_PCT)
-                .measured(wide),
-        );
+    outcome.claim(
+        Claim::new("rate_error_pct_2g", "the same at 2 Gbit/s", "%")
+            .at_most(WIDE_PCT)
+            .measured(worst(true)),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_is_claimed_if_all_was_judged() {
+        let of = |proto, rate, worst| Judged { proto, at: 0.0, rate, mean: 99.9, worst };
+        let mut judged: Vec<_> = RATES.map(|rate| of(Proto::Tcp, rate, 0.2)).into();
+        judged.extend(RATES.map(|rate| of(Proto::Udp, rate, 0.9)));
+        judged[11].worst = 2.1;
+        let measured = |judged: &[Judged]| {
+            let mut outcome = Outcome::new();
+            conclude(&mut outcome, judged);
+            outcome.claims.iter().map(|c| (c.measured, c.holds)).collect::<Vec<_>>()
+        };
+        assert_eq!(measured(&judged), [(Some(0.9), true), (Some(2.1), false)]);
+        judged.pop();
+        judged[3].worst = 1.2;
+        assert_eq!(measured(&judged), [(Some(1.2), false), (None, false)]);
     }
-    Ok(outcome)
 }

@@ -72,8 +72,9 @@ impl Stage {
             let netns = format!("pl{}-{name}-{number}", std::process::id());
             bed.guard().take(&Ward::Netns(netns.clone()))?;
             let offloads = if plan.offloads { "on" } else { "off" };
+            let mtu = if plan.mtu == 0 { 1_500 } else { plan.mtu };
             command.arg("--nic").arg(format!(
-                "socket={},mode=client,netns={netns},mac={},ip={}/8,offloads={offloads}",
+                "socket={},mode=client,netns={netns},mac={},ip={}/8,offloads={offloads},mtu={mtu}",
                 ours.socket(&vm.name).display(),
                 Plan::mac(number),
                 Plan::ip(number),

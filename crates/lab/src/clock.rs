@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use penstock_units::Nanos;
 
 /// Reads the monotonic clock.
 #[expect(
@@ -34,6 +35,13 @@ pub(crate) fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool
             false
         }
     }
+}
+
+/// Time since 1970, as the kernel stamps frames with it.
+pub(crate) fn since_1970() -> Nanos {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
+    let now = now.map_or(Duration::ZERO, Duration::from);
+    Nanos(nanos(now))
 }
 
 /// Date and time, UTC, to the second: `2026-11-21T14:00:00Z`.

@@ -9,7 +9,7 @@
 //! `spacing_outside_window`: of the same and at 256 kbit/s, 8 Mbit/s and (in groups) 200 Mbit/s,
 //! departures from 10 s on that came sooner or later than the window has it, as the shaper gives
 //! them; the wheel adds up to 2 us ([`penstock_qos::wheel`]). Shown beside: the window over time
-//! under Fig. 8's stream.
+//! under Fig. 8's stream. Live, departures in its place: `live/spacing.rs`.
 
 use penstock_qos::shaper::{INTERVAL, Shaper, Smooth, Window};
 use penstock_sim::Rng;
@@ -19,7 +19,7 @@ use super::claim::Claim;
 use super::experiment::{Context, Experiment};
 use super::jitter_fig8 as rtp;
 use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture};
+use super::picture::{Axis, Panel, Picture, points};
 use super::shaped_vm::{Kind, Run, ShapedVm, ms};
 
 /// See the module's text.
@@ -28,7 +28,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "VM jitter §V-B, Fig. 10",
     about: "the smoothing window moves to its rate and stays there",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::jitter_fig10),
     picture,
 };
 
@@ -39,7 +39,7 @@ const RATE: u64 = 2_000_000;
 const RATES: [u64; 4] = [256_000, RATE, 8_000_000, 200_000_000];
 /// What is within the rate.
 const NEAR: f64 = 0.02;
-const OFF: [(f64, &str); 2] = [(4.0, "4 x too slow"), (0.25, "4 x too fast")];
+pub(crate) const OFF: [(f64, &str); 2] = [(4.0, "4 x too slow"), (0.25, "4 x too fast")];
 
 /// A second of a VM that always has frames.
 #[derive(Clone, Copy)]
@@ -101,7 +101,7 @@ fn settle(run: &Backlogged, rate: u64) -> usize {
 }
 
 /// Milliseconds between frames of 1,500 bytes.
-fn frame_ms(ns_a_byte: f64) -> f64 {
+pub(crate) fn frame_ms(ns_a_byte: f64) -> f64 {
     ns_a_byte * 1_500.0 / 1e6
 }
 
@@ -172,6 +172,10 @@ fn picture(record: &Record) -> Picture {
             if let Some(series) = record.series(&format!("{name} {end}")) {
                 panel = panel.series(format!("window, {end} end"), series);
             }
+        }
+        // Live.
+        if let Some(series) = record.series(&format!("{name} spacing")) {
+            panel = panel.points("departures", points(series));
         }
         picture = picture.panel(panel.published("the rate", frame_ms(4_000.0)));
     }

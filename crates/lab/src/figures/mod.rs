@@ -82,7 +82,7 @@ mod fsvde_link;
 mod fsvde_table2;
 #[cfg(test)]
 mod holds;
-mod jitter_fig10;
+pub(crate) mod jitter_fig10;
 mod jitter_fig11;
 pub(crate) mod jitter_fig8;
 pub(crate) mod jitter_fig9;
@@ -95,6 +95,7 @@ pub use outcome::{OVS_DPDK, Outcome, Record, Series};
 pub use picture::{Axis, Panel, Picture};
 pub use run::RunArgs;
 pub(crate) use shaped_vm::Kind;
+pub(crate) use stats::percentile;
 
 /// All of them, in the order in which they are listed.
 pub const EXPERIMENTS: &[Experiment] = &[

@@ -26,6 +26,7 @@
 //! | `capture` | what arrives in a namespace, and when |
 //! | `rtp` | VM jitter, Fig. 8: an RTP stream |
 //! | `requests` | VM jitter, Fig. 9: ApacheBench |
+//! | `spacing` | VM jitter, Fig. 10: how far apart frames leave |
 //! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
 //! | `vde` | `vde_switch` beside it |
 
@@ -46,6 +47,7 @@ mod rig;
 mod rtp;
 mod shaped;
 mod shares;
+mod spacing;
 mod stage;
 mod switch;
 mod uplink;
@@ -62,6 +64,7 @@ pub(crate) use rates::run as jitter_fig11;
 pub(crate) use requests::run as jitter_fig9;
 pub(crate) use rtp::run as jitter_fig8;
 pub(crate) use shares::run as table2;
+pub(crate) use spacing::run as jitter_fig10;
 pub(crate) use uplink::run as fig13;
 
 /// Whether a program can be run here.

@@ -1,0 +1,218 @@
+//! VM jitter, Fig. 10, live: how far apart a shaped VM's frames leave, over time.
+//!
+//! **Problem.** The simulation sees the shaper's window; outside one sees departures. **Source.**
+//! VM jitter §V-B, Fig. 10.
+//!
+//! **Rule.** A VM that always has frames of 1,500 bytes (iperf3, UDP) has been held to a quarter,
+//! or to four times, of 2 Mbit/s for [`BEFORE`] when its rate becomes 2 Mbit/s: the window stands
+//! four times off. A capture where the frames arrive says when each came. Between two frames lies
+//! what the first of them has for its length, told for 1,500 bytes. Then the same under Fig. 8's
+//! stream. A second is settled if its rate is within 2 % of the limit and its median spacing within
+//! the window of a shaper at that rate; steady is the second half. **Departure.** Nothing tells a
+//! running shaper to stand elsewhere, and a change of rate takes its window along at once; the
+//! simulation takes that away to see the controller, which is not to be seen here. Claims have no
+//! band: the spacing contains what the receiver's core adds. **Cost.** A minute and a half.
+
+use std::time::Duration;
+
+use penstock_qos::shaper::{Smooth, Window};
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::capture::{Capture, Captured};
+use super::plan::Plan;
+use super::rig::platform;
+use super::rtp;
+use super::shaped::{NET, NET_PLACE, VM, plan, shape};
+use super::stage::Stage;
+use crate::bench::bed::Bed;
+use crate::clock;
+use crate::figures::jitter_fig8::RATE;
+use crate::figures::jitter_fig10::{OFF, frame_ms};
+use crate::figures::{Claim, Context, Kind, Outcome, percentile};
+
+const FCS: u32 = 4;
+/// Payload of frames of 1,500 bytes with FCS.
+const PAYLOAD: &str = "1454";
+/// What the VM offers, bits a second: more than four times the rate.
+const OFFERED: &str = "10000000";
+/// Seconds at the other rate.
+const BEFORE: f64 = 3.0;
+/// Seconds at 2 Mbit/s.
+const SECS: f64 = 20.0;
+/// Seconds of that which are shown: not how connections begin.
+const SHOWN: f64 = 2.0;
+/// How near a settled second's rate is.
+const NEAR: f64 = 0.02;
+const SERVER: u16 = 5_201;
+
+/// Runs it.
+///
+/// # Errors
+/// When a program is missing or fails.
+pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
+    super::needs("iperf3", "iperf3")?;
+    rtp::needs()?;
+    let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
+    let secs = context.live.secs.unwrap_or(SECS);
+    let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
+    outcome.note("rate_bps", RATE.0);
+    let window = Smooth::new(RATE)?.window();
+    outcome.note("window_ms", vec![frame_ms(window.low), frame_ms(window.high)]);
+    let mut stage = Stage::start(&bed, "spacing", &plan())?;
+    let (mut settled, mut outside) = (0, Vec::new());
+    for ((off, name), done) in OFF.into_iter().zip([0.0, 0.35]) {
+        context.progress(done, name);
+        let departed = change(&bed, &mut stage, off, secs)?;
+        show(&mut outcome, name, &departed);
+        let rates = seconds(&departed, secs);
+        settled = settled.max(settle(&rates, &window));
+        let rates = rates.iter().zip(1_u32..).map(|(second, at)| (f64::from(at), second.rate));
+        outcome.series(&format!("{name} rate"), "of the limit", rates);
+        let steady = departed.iter().filter(|d| d.at >= secs / 2.0).map(|d| d.spacing);
+        outside.extend(steady.map(|s| s < frame_ms(window.low) || s > frame_ms(window.high)));
+    }
+    context.progress(0.7, "an RTP stream");
+    shape(&stage, Kind::Smooth, RATE)?;
+    let due = rtp::due(context.seed, Some(secs));
+    let video = rtp::video(stage.dir(), &due)?;
+    let (_, frames) = rtp::play(&bed, &mut stage, &video, due.len())?;
+    show(&mut outcome, "rtp", &departures(&frames, frames.first().map_or(Nanos(0), |f| f.at)));
+    conclude(&mut outcome, settled, &outside);
+    Ok(outcome)
+}
+
+/// A frame that departed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Departed {
+    /// Seconds from the change on; before it negative.
+    at: f64,
+    /// Until the next frame, ms for 1,500 bytes.
+    spacing: f64,
+    /// Its length with FCS.
+    bytes: u32,
+}
+
+/// What departs around a change of the rate: before it was `off` times too slow.
+fn change(bed: &Bed, stage: &mut Stage, off: f64, secs: f64) -> anyhow::Result<Vec<Departed>> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of `OFF`")]
+    let before = BitsPerSecond((super::fleet::to_f64(RATE.0) / off) as u64);
+    shape(stage, Kind::Smooth, before)?;
+    let first = stage.programs();
+    stage.start_program(bed, NET, "iperf3", &["-s"])?;
+    stage.await_tcp(VM, NET_PLACE, SERVER)?;
+    let server = Plan::ip(NET_PLACE).to_string();
+    let capture = Capture::start(bed, stage, NET, &format!("ip dst host {server}"))?;
+    let words = ["-c", &server, "-t", "600", "-u", "-l", PAYLOAD, "-b", OFFERED];
+    stage.start_program(bed, VM, "iperf3", &words)?;
+    pass(stage, BEFORE)?;
+    let at = clock::since_1970();
+    shape(stage, Kind::Smooth, RATE)?;
+    pass(stage, secs)?;
+    let (_, frames) = capture.end(stage)?;
+    stage.end_programs(first..stage.programs());
+    Ok(departures(&frames, at))
+}
+
+/// Lets seconds pass; whoever asks the switch meanwhile takes the receiver's core away.
+fn pass(stage: &Stage, secs: f64) -> anyhow::Result<()> {
+    stage.watch(secs, Duration::from_secs_f64(secs)).map(drop)
+}
+
+/// Times and spacings of what was captured, from `zero` on.
+fn departures(frames: &[Captured], zero: Nanos) -> Vec<Departed> {
+    let since = |from: Nanos, to: Nanos| {
+        #[expect(clippy::cast_precision_loss, reason = "of a run")]
+        let nanos = to.0.wrapping_sub(from.0).cast_signed() as f64;
+        nanos / 1e9
+    };
+    let each = |pair: &[Captured]| {
+        let bytes = pair[0].bytes + FCS;
+        let spacing = 1e9 * since(pair[0].at, pair[1].at) / f64::from(bytes);
+        Departed { at: since(zero, pair[0].at), spacing: frame_ms(spacing), bytes }
+    };
+    frames.windows(2).map(each).collect()
+}
+
+/// A second after the change.
+#[derive(Debug, Clone, Copy)]
+struct Second {
+    /// Of the limit.
+    rate: f64,
+    /// Median spacing, ms for 1,500 bytes.
+    spacing: f64,
+}
+
+/// The whole seconds after the change.
+fn seconds(departed: &[Departed], secs: f64) -> Vec<Second> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of a length")]
+    let whole = secs as u32;
+    let second = |at: u32| {
+        let within = f64::from(at)..f64::from(at + 1);
+        let of: Vec<_> = departed.iter().filter(|d| within.contains(&d.at)).collect();
+        let bytes: u32 = of.iter().map(|d| d.bytes).sum();
+        let spacings: Vec<f64> = of.iter().map(|d| d.spacing).collect();
+        let rate = f64::from(bytes) * 8.0 / super::fleet::to_f64(RATE.0);
+        Second { rate, spacing: percentile(&spacings, 50.0) }
+    };
+    (0..whole).map(second).collect()
+}
+
+/// Seconds before all that are settled.
+fn settle(seconds: &[Second], window: &Window) -> usize {
+    let spacings = frame_ms(window.low)..=frame_ms(window.high);
+    let settled = |s: &Second| (s.rate - 1.0).abs() <= NEAR && spacings.contains(&s.spacing);
+    seconds.iter().rposition(|second| !settled(second)).map_or(0, |last| last + 1)
+}
+
+fn show(outcome: &mut Outcome, name: &str, departed: &[Departed]) {
+    let points = departed.iter().filter(|d| d.at >= -SHOWN).map(|d| (d.at, d.spacing));
+    outcome.series(&format!("{name} spacing"), "ms", points);
+}
+
+fn conclude(outcome: &mut Outcome, settled: usize, outside: &[bool]) {
+    let count = |n: usize| super::fleet::to_f64(n as u64);
+    let what = "seconds from a rate four times off until rate and spacing stay right";
+    outcome.claim(Claim::new("settle_intervals", what, "").measured(count(settled)));
+    let out = outside.iter().filter(|out| **out).count();
+    let what = "spacings outside of the window in steady state, as they arrive";
+    let part = 100.0 * count(out) / count(outside.len());
+    outcome.claim(Claim::new("spacing_outside_window_pct", what, "%").measured(part));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames of 1,500 bytes with FCS, at these milliseconds.
+    fn frames(at: &[u64]) -> Vec<Captured> {
+        let frame = |ms: &u64| Captured {
+            at: Nanos::from_millis(1_000_000 + ms),
+            bytes: 1_496,
+            head: Vec::new(),
+        };
+        at.iter().map(frame).collect()
+    }
+
+    #[test]
+    fn spacing_is_told_for_a_frame_of_1_500_bytes_and_from_the_change_on() {
+        let mut frames = frames(&[0, 24, 30]);
+        frames[1].bytes = 746;
+        let departed = departures(&frames, Nanos::from_millis(1_000_012));
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(near(departed[0].at, -0.012) && near(departed[0].spacing, 24.0));
+        assert!(near(departed[1].spacing, 12.0), "half of the bytes in 6 ms");
+        assert_eq!(departed.len(), 2);
+    }
+
+    #[test]
+    fn a_rate_is_settled_when_all_later_seconds_are() {
+        // At first every 24 ms, then, from 2 s on, every 6 ms.
+        let times: Vec<u64> = (0..83).map(|n| n * 24).chain((333..1_000).map(|n| n * 6)).collect();
+        let departed = departures(&frames(&times), Nanos::from_millis(1_000_000));
+        let seconds = seconds(&departed, 5.5);
+        assert_eq!(seconds.len(), 5);
+        let window = Smooth::new(RATE).unwrap().window();
+        assert_eq!(settle(&seconds, &window), 2);
+        assert_eq!(settle(&seconds[3..], &window), 0);
+    }
+}

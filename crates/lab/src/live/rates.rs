@@ -13,7 +13,7 @@
 //! **2 Gbit/s.** Both programs, both kernel stacks and the endpoint share one core, which carries 1
 //! to 2 Gbit/s in packets of 1,500 bytes (about 160,000 a second), and large segments are not for a
 //! shaped VM. So there the interfaces have an MTU of [`JUMBO`]: 28,000 frames a second. **Cost.**
-//! Two minutes; as long and as often as the paper (`--secs 60 --runs 3`), 50.
+//! Two minutes and a half; as long and as often as the paper (`--secs 60 --runs 3`), an hour.
 
 use std::time::Duration;
 

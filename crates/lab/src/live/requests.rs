@@ -149,7 +149,7 @@ fn waiting(frames: &[Captured]) -> Vec<f64> {
         if tcp[2..4] == HTTP.to_be_bytes() {
             asked = Some(frame.at);
         } else if let Some(asked) = asked.take() {
-            waiting.push(super::fleet::to_f64(frame.at.0 - asked.0) / 1e6);
+            waiting.push(super::fleet::to_f64(frame.at.saturating_sub(asked).0) / 1e6);
         }
     }
     waiting

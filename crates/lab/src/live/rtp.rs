@@ -226,18 +226,18 @@ fn received(frames: &[Captured]) -> anyhow::Result<Received> {
     let [(start, (number, stamp)), ..] = packets[..] else { anyhow::bail!("no RTP packet came") };
     let late = |at: Nanos, timestamp: u32| {
         let due = i64::from(timestamp.wrapping_sub(stamp)) * 1_000_000_000 / i64::from(CLOCK);
-        (at.0 - start.0).cast_signed() - due
+        at.0.wrapping_sub(start.0).cast_signed() - due
     };
     let fastest = packets.iter().map(|(at, (_, stamp))| late(*at, *stamp)).min().unwrap_or(0);
     let mut received = Received::new();
     let (mut before, mut sent) = (number.wrapping_sub(1), 0);
     for &(at, (number, timestamp)) in &packets {
         let waited = late(at, timestamp) - fastest;
-        received.packet(Nanos(at.0 - start.0), timestamp, Nanos(waited.unsigned_abs()));
+        received.packet(at.saturating_sub(start), timestamp, Nanos(waited.unsigned_abs()));
         sent += u64::from(number.wrapping_sub(before));
         before = number;
     }
-    received.dropped = sent - packets.len() as u64;
+    received.dropped = sent.saturating_sub(packets.len() as u64);
     Ok(received)
 }
 

@@ -7,3 +7,8 @@
 //! Source: "Enabling Work-Conserving Bandwidth Guarantees for Multi-Tenant Datacenters via Dynamic
 //! Tenant-Queue Binding" (Z. Liu et al., QShare).
 #![forbid(unsafe_code)]
+
+pub mod hose;
+pub mod ledger;
+pub mod tenant_placement;
+pub mod topology;

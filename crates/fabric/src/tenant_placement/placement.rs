@@ -1,0 +1,145 @@
+//! Where a tenant went, and what that costs.
+
+use penstock_units::BitsPerSecond;
+
+use super::exact::Laid;
+use super::policy::{Policy, QueueWeight};
+use super::request::Request;
+use crate::hose::Need;
+use crate::ledger::{Entry, Ledger};
+use crate::topology::{LinkId, NodeId};
+
+/// VMs of one kind on one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VmShare {
+    /// The server.
+    pub server: NodeId,
+    /// The kind: its place in the hose's classes.
+    pub class: u32,
+    /// How many; at least 1.
+    pub vms: u32,
+}
+
+/// What a placement costs (QShare §IV-B).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// c_b: reserved on all links of the tree, the larger direction of each, in bit/s.
+    pub bandwidth: u128,
+    /// c_q: most tenants on any link that the tenant uses, itself included; 0 without links.
+    pub queue: u32,
+    /// Links that the tenant uses with more tenants than dedicated queues.
+    pub overfull: u32,
+    /// Both weighed: a * c_q / Q + (1 - a) * c_b / (N * B * depth).
+    pub weighed: f64,
+}
+
+/// A tenant's tree, VMs and reservations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// Root of the tenant's tree; a server if all VMs are on it.
+    pub root: NodeId,
+    /// Its VMs, by server and kind.
+    pub shares: Vec<VmShare>,
+    /// Slots and rates that it takes; its links are those of its tree that it needs.
+    pub entry: Entry,
+    /// What it cost when it was placed.
+    pub cost: Cost,
+}
+
+impl Placement {
+    /// VMs on a server, of all kinds.
+    #[must_use]
+    pub fn vms_on(&self, server: NodeId) -> u32 {
+        self.shares.iter().filter(|share| share.server == server).map(|share| share.vms).sum()
+    }
+
+    /// Whether it uses any link.
+    #[must_use]
+    pub fn has_network(&self) -> bool {
+        !self.entry.links.is_empty()
+    }
+}
+
+/// The placement of a tenant of one kind as laid out in the tree of `root`.
+pub(super) fn of_laid(
+    ledger: &Ledger,
+    policy: &Policy,
+    request: &Request,
+    root: NodeId,
+    laid: &Laid,
+) -> Placement {
+    let mut shares = Vec::new();
+    for (server, vms) in &laid.servers {
+        // All kinds are alike, so they are dealt out in order.
+        deal(request, NodeId(*server), *vms, &mut shares);
+    }
+    let links = laid.links.iter().filter_map(|(link, below)| {
+        let rate = request.hose.uniform()?.0;
+        let need = rate * u64::from((*below).min(request.hose.vms() - below));
+        let need = Need { up: BitsPerSecond(need), down: BitsPerSecond(need) };
+        (!need.is_zero()).then_some((LinkId(*link), need))
+    });
+    finish(ledger, policy, request, root, shares, links.collect())
+}
+
+/// Takes the next VMs of the request, kind by kind.
+fn deal(request: &Request, server: NodeId, mut vms: u32, shares: &mut Vec<VmShare>) {
+    for (class, kind) in (0_u32..).zip(request.hose.classes()) {
+        let dealt: u32 = shares.iter().filter(|s| s.class == class).map(|s| s.vms).sum();
+        let taken = (kind.vms - dealt).min(vms);
+        if taken > 0 {
+            shares.push(VmShare { server, class, vms: taken });
+            vms -= taken;
+        }
+    }
+}
+
+/// A placement of shares and links, with its cost.
+pub(super) fn finish(
+    ledger: &Ledger,
+    policy: &Policy,
+    request: &Request,
+    root: NodeId,
+    mut shares: Vec<VmShare>,
+    mut links: Vec<(LinkId, Need)>,
+) -> Placement {
+    shares.sort_unstable();
+    links.sort_unstable_by_key(|(link, _)| *link);
+    let mut slots: Vec<(NodeId, u32)> = Vec::new();
+    for share in &shares {
+        match slots.last_mut() {
+            Some((server, vms)) if *server == share.server => *vms += share.vms,
+            _ => slots.push((share.server, share.vms)),
+        }
+    }
+    let used = links.iter().map(|(link, need)| (*link, u128::from(need.larger().0)));
+    let cost = cost(ledger, policy, request, root, used);
+    Placement { root, shares, entry: Entry { slots, links }, cost }
+}
+
+/// The cost of using these links so much.
+pub(super) fn cost(
+    ledger: &Ledger,
+    policy: &Policy,
+    request: &Request,
+    root: NodeId,
+    links: impl Iterator<Item = (LinkId, u128)>,
+) -> Cost {
+    let (mut bandwidth, mut queue, mut overfull) = (0, 0, 0);
+    for (link, need) in links {
+        let tenants = ledger.tenants(link) + 1;
+        bandwidth += need;
+        queue = queue.max(tenants);
+        overfull += u32::from(tenants > policy.dedicated());
+    }
+    let total = request.hose.total();
+    let depth = ledger.topology().layer_of(root).max(1);
+    #[expect(clippy::cast_precision_loss, reason = "a cost to be compared")]
+    let share = bandwidth as f64 / (total.larger().0 as f64 * depth as f64);
+    let a = match policy.queue_weight {
+        QueueWeight::Fixed(a) => a,
+        QueueWeight::ByLoad => (1.0 - ledger.scarcest_share()).clamp(0.2, 0.9),
+    };
+    let weighed = a * f64::from(queue) / f64::from(policy.queues) + (1.0 - a) * share;
+    Cost { bandwidth, queue, overfull, weighed }
+}

@@ -1,0 +1,99 @@
+//! How trees are chosen.
+
+use thiserror::Error;
+
+/// What c_q weighs against c_b (QShare §IV-B: more when the datacenter is lightly loaded).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QueueWeight {
+    /// 1 less the reserved share of the scarcest layer, within 0.2 and 0.9.
+    ByLoad,
+    /// Always this, from 0 to 1: 0.9 is the stress test of QShare §VII-C.
+    Fixed(f64),
+}
+
+/// Which tree of a layer is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// That of least cost among all (QShare Algorithm 1).
+    Balanced,
+    /// The first that fits, filled from the left: greedy as in Oktopus, for comparison.
+    FirstFit,
+}
+
+/// The settings of placement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// Queues of a switch port, 2 or more.
+    pub queues: u32,
+    /// Queues of a port that no tenant may have for itself: the shared one and those of other
+    /// uses; at least 1.
+    pub reserved_queues: u32,
+    /// What c_q weighs.
+    pub queue_weight: QueueWeight,
+    /// Which tree is taken.
+    pub choice: Choice,
+}
+
+/// A policy that leaves nothing to choose.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// No dedicated queue.
+    #[error("{reserved} of {queues} queues are reserved; keep at least 1 shared and 1 for tenants")]
+    Queues {
+        /// Of a port.
+        queues: u32,
+        /// Of these.
+        reserved: u32,
+    },
+    /// A weight that is none.
+    #[error("the weight of queues is {0}; write 0 to 1")]
+    Weight(f64),
+}
+
+impl Default for Policy {
+    /// Eight queues a port, one of them shared, weights by load.
+    fn default() -> Self {
+        let queue_weight = QueueWeight::ByLoad;
+        Self { queues: 8, reserved_queues: 1, queue_weight, choice: Choice::Balanced }
+    }
+}
+
+impl Policy {
+    /// Queues of a port that tenants may have for themselves.
+    #[must_use]
+    pub const fn dedicated(&self) -> u32 {
+        self.queues.saturating_sub(self.reserved_queues)
+    }
+
+    /// # Errors
+    /// When there is no dedicated or no shared queue, or the weight is not from 0 to 1.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        if self.reserved_queues == 0 || self.dedicated() == 0 {
+            let (queues, reserved) = (self.queues, self.reserved_queues);
+            return Err(PolicyError::Queues { queues, reserved });
+        }
+        match self.queue_weight {
+            QueueWeight::Fixed(a) if !(0.0..=1.0).contains(&a) => Err(PolicyError::Weight(a)),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_without_queues_or_with_no_weight_is_refused() {
+        assert!(Policy::default().check().is_ok());
+        for reserved_queues in [0, 8, 9] {
+            let policy = Policy { reserved_queues, ..Policy::default() };
+            assert!(matches!(policy.check(), Err(PolicyError::Queues { .. })));
+        }
+        for a in [f64::NAN, -0.1, 1.1] {
+            let queue_weight = QueueWeight::Fixed(a);
+            assert!(Policy { queue_weight, ..Policy::default() }.check().is_err());
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Algorithm 1: the lowest layer that has a tree with room, and of its trees the best.
+
+use super::exact::{Ask, Laid, Order, Survey};
+use super::mixed;
+use super::placement::{Cost, Placement, cost, of_laid};
+use super::policy::{Choice, Policy};
+use super::request::Request;
+use crate::ledger::Ledger;
+use crate::topology::{LinkId, NodeId};
+
+/// Memory of a search, used again for the next.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Search {
+    pub(super) survey: Survey,
+    laid: Laid,
+    best: Laid,
+}
+
+/// A request with what was worked out of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish<'a> {
+    pub(super) request: &'a Request,
+    pub(super) caps: &'a [u32],
+    pub(super) allowed: Option<&'a [bool]>,
+}
+
+impl Search {
+    /// Where the request goes, if anywhere.
+    pub(super) fn run(
+        &mut self,
+        ledger: &Ledger,
+        policy: &Policy,
+        wish: &Wish<'_>,
+    ) -> Option<Placement> {
+        let request = wish.request;
+        let uniform = request.hose.uniform();
+        let ask = Ask {
+            vms: request.hose.vms(),
+            // With several rates, all taken as the largest is enough though not necessary.
+            rate: uniform.map_or_else(|| mixed::largest(&request.hose), |rate| rate.0),
+            caps: wish.caps,
+            allowed: wish.allowed,
+        };
+        for layer in 0..ledger.topology().layers() {
+            match layer {
+                0 => self.survey.servers(ledger, &ask),
+                _ => self.survey.switches(ledger, &ask, layer),
+            }
+            if let Some((root, _)) = self.best_of(ledger, policy, request, &ask, layer) {
+                return Some(match uniform {
+                    Some(_) => of_laid(ledger, policy, request, root, &self.best),
+                    None => mixed::of_laid(ledger, policy, request, root, &self.best),
+                });
+            }
+            if uniform.is_none()
+                && let Some(placement) = mixed::in_layer(ledger, policy, wish, layer)
+            {
+                return Some(placement);
+            }
+        }
+        None
+    }
+
+    /// The best tree of a layer; its layout is left in `best`.
+    fn best_of(
+        &mut self,
+        ledger: &Ledger,
+        policy: &Policy,
+        request: &Request,
+        ask: &Ask<'_>,
+        layer: usize,
+    ) -> Option<(NodeId, Cost)> {
+        let order = match policy.choice {
+            Choice::Balanced => Order::Room,
+            Choice::FirstFit => Order::Number,
+        };
+        let mut best: Option<(NodeId, Cost)> = None;
+        for root in ledger.topology().layer(layer) {
+            if self.survey.most(root) < ask.vms {
+                continue;
+            }
+            let Some(()) = self.survey.lay(ledger, ask, root, order, &mut self.laid) else {
+                continue;
+            };
+            let used = self.laid.links.iter().filter_map(|(link, below)| {
+                let need = u128::from((*below).min(ask.vms - below)) * u128::from(ask.rate);
+                (need > 0).then_some((LinkId(*link), need))
+            });
+            let found = cost(ledger, policy, request, root, used);
+            if best.as_ref().is_none_or(|(_, cost)| is_better(&found, cost)) {
+                best = Some((root, found));
+                core::mem::swap(&mut self.best, &mut self.laid);
+            }
+            // All servers cost nothing, and first fit asks no further.
+            if layer == 0 || policy.choice == Choice::FirstFit {
+                break;
+            }
+        }
+        best
+    }
+}
+
+/// Fewest links pushed past their queues, then the weighed cost; what comes first keeps its place.
+pub(super) fn is_better(a: &Cost, than: &Cost) -> bool {
+    (a.overfull, a.weighed) < (than.overfull, than.weighed)
+}

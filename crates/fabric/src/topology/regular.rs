@@ -1,0 +1,256 @@
+//! Regular trees: every node of a layer looks like the others. Fat-trees are among them.
+//!
+//! **Problem.** Nobody writes a hundred thousand servers down. **Source.** Al-Fares et al.,
+//! SIGCOMM 2008 (fat-tree); QShare §VII-C: k = 16, over-subscribed "by disabling certain links and
+//! switches".
+//!
+//! **Rule.** A *group* of layer i is `fan_out` groups of layer i - 1 and the switches over them.
+//! A group of layer 0 is a server. If a group below has R roots and each has u links up, the group
+//! has R * u switches; switch (j, x) has a link to root j of each group below. So every switch has
+//! one way down to each server below it. A fat-tree of k has fan-outs k/2, k/2, k and links up
+//! 1, k/2, k/2.
+//!
+//! **Worked example** (a test). Fan-outs 8, 8, 16, links up 1, 1, 1 and rates 10G, 40G, 40G: 1,024
+//! servers; a rack has 80G down and 40G up, a pod's one switch 320G down and 40G up: 16:1.
+
+use penstock_units::BitsPerSecond;
+use thiserror::Error;
+
+use super::build::{Parts, build};
+use super::{ELEMENTS_MAX, Names, SLOTS_MAX, TIERS_MAX, Topology};
+
+/// One layer of switches and the links below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tier {
+    /// Groups of the layer below in a group of this layer; at least 1.
+    pub fan_out: u32,
+    /// Links up of each node below into this layer; at least 1.
+    pub uplinks: u32,
+    /// Rate of each of these links, in each direction; above 0.
+    pub rate: BitsPerSecond,
+}
+
+/// A regular tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Regular {
+    /// Slots of each server; at least 1.
+    pub slots: u32,
+    /// From the servers up; at least one.
+    pub tiers: Vec<Tier>,
+}
+
+/// Why a regular tree cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RegularError {
+    /// No tier or too many.
+    #[error("{0} tiers: a tree has 1 to {TIERS_MAX}")]
+    Tiers(usize),
+    /// A server without slots or with too many.
+    #[error("{0} slots a server: 1 to {SLOTS_MAX} are possible")]
+    Slots(u32),
+    /// A tier with a zero.
+    #[error("tier {tier}: `{what}` is 0; write 1 or more")]
+    Zero {
+        /// From 1, the lowest first.
+        tier: usize,
+        /// Which of its values.
+        what: &'static str,
+    },
+    /// More nodes or links than can be numbered.
+    #[error("the tree has more than {ELEMENTS_MAX} nodes or links; take a smaller one")]
+    Size,
+    /// A fat-tree of an odd or zero k.
+    #[error("a fat-tree's k is even and at least 2, and not {0}")]
+    OddK(u32),
+}
+
+impl Regular {
+    /// A fat-tree of k-port switches with `slots` VMs a server, rates of server links and of all
+    /// others. `agg` of the k/2 aggregation switches of a pod are there, and `core` links up of
+    /// each: k/2 and k/2 are the full tree, less is over-subscription as in QShare §VII-C.
+    ///
+    /// # Errors
+    /// When k is odd or 0, or `agg` or `core` is 0.
+    pub fn fat_tree(
+        k: u32,
+        slots: u32,
+        (server, switch): (BitsPerSecond, BitsPerSecond),
+        (agg, core): (u32, u32),
+    ) -> Result<Self, RegularError> {
+        if k == 0 || !k.is_multiple_of(2) {
+            return Err(RegularError::OddK(k));
+        }
+        let tiers = vec![
+            Tier { fan_out: k / 2, uplinks: 1, rate: server },
+            Tier { fan_out: k / 2, uplinks: agg.min(k / 2), rate: switch },
+            Tier { fan_out: k, uplinks: core.min(k / 2), rate: switch },
+        ];
+        let tree = Self { slots, tiers };
+        tree.check().map(|()| tree)
+    }
+
+    /// # Errors
+    /// When it has zeroes or is too large; see [`RegularError`].
+    pub fn check(&self) -> Result<(), RegularError> {
+        if self.tiers.is_empty() || self.tiers.len() > TIERS_MAX {
+            return Err(RegularError::Tiers(self.tiers.len()));
+        }
+        if self.slots == 0 || self.slots > SLOTS_MAX {
+            return Err(RegularError::Slots(self.slots));
+        }
+        for (at, tier) in self.tiers.iter().enumerate() {
+            let zero = |what| Err(RegularError::Zero { tier: at + 1, what });
+            match (tier.fan_out, tier.uplinks, tier.rate.0) {
+                (0, ..) => return zero("fan_out"),
+                (_, 0, _) => return zero("uplinks"),
+                (.., 0) => return zero("rate"),
+                _ => {}
+            }
+        }
+        let counted = self.counts().ok_or(RegularError::Size)?;
+        let nodes = counted.iter().map(|(groups, roots)| groups * roots);
+        let links = counted.iter().zip(&self.tiers);
+        let links = links.map(|((groups, roots), tier)| groups * roots * u64::from(tier.uplinks));
+        let most = ELEMENTS_MAX as u64;
+        let fits = nodes.sum::<u64>() <= most && links.sum::<u64>() <= most;
+        fits.then_some(()).ok_or(RegularError::Size)
+    }
+
+    /// By layer: how many groups, and how many roots each has. `None` when far too many.
+    fn counts(&self) -> Option<Vec<(u64, u64)>> {
+        let most = ELEMENTS_MAX as u64;
+        let within = |n: Option<u64>| n.filter(|n| *n <= most);
+        let mut groups = 1_u64;
+        for tier in &self.tiers {
+            groups = within(groups.checked_mul(u64::from(tier.fan_out)))?;
+        }
+        let mut counts = vec![(groups, 1)];
+        let mut roots = 1_u64;
+        for tier in &self.tiers {
+            groups /= u64::from(tier.fan_out);
+            roots = within(roots.checked_mul(u64::from(tier.uplinks)))?;
+            within(groups.checked_mul(roots))?;
+            within(groups.checked_mul(roots)?.checked_mul(u64::from(tier.fan_out)))?;
+            counts.push((groups, roots));
+        }
+        Some(counts)
+    }
+
+    /// The tree.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn build(&self) -> Result<Topology, RegularError> {
+        self.check()?;
+        let counts: Vec<(u32, u32)> = self
+            .counts()
+            .ok_or(RegularError::Size)?
+            .iter()
+            .map(|(groups, roots)| {
+                let small = |n: u64| u32::try_from(n).map_err(|_| RegularError::Size);
+                Ok((small(*groups)?, small(*roots)?))
+            })
+            .collect::<Result<_, RegularError>>()?;
+        let mut links = Vec::new();
+        let mut below = 0_u32;
+        for (tier, pair) in self.tiers.iter().zip(counts.windows(2)) {
+            let ((groups_below, roots_below), (groups, roots)) = (pair[0], pair[1]);
+            let here = below + groups_below * roots_below;
+            for group in 0..groups {
+                for root in 0..roots {
+                    let parent = here + group * roots + root;
+                    let below_root = root / tier.uplinks;
+                    for member in 0..tier.fan_out {
+                        let child_group = group * tier.fan_out + member;
+                        let child = below + child_group * roots_below + below_root;
+                        links.push((child, parent, tier.rate.0));
+                    }
+                }
+            }
+            below = here;
+        }
+        let layers: Vec<u32> = counts.iter().map(|(groups, roots)| groups * roots).collect();
+        let slots = vec![self.slots; layers[0] as usize];
+        Ok(build(Parts { layers, slots, links, names: Names::Numbered }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{NodeId, number};
+
+    const G: u64 = 1_000_000_000;
+
+    fn fat_tree(k: u32, agg: u32, core: u32) -> Topology {
+        let rates = (BitsPerSecond(10 * G), BitsPerSecond(40 * G));
+        Regular::fat_tree(k, 100, rates, (agg, core)).unwrap().build().unwrap()
+    }
+
+    #[test]
+    fn a_full_fat_tree_has_the_published_numbers_of_nodes() {
+        for k in [2_u32, 4, 16, 48] {
+            let tree = fat_tree(k, k / 2, k / 2);
+            assert_eq!(number(tree.servers()), k * k * k / 4);
+            let by_layer = (0..4).map(|l| number(tree.layer(l).count()));
+            let want = [k * k * k / 4, k * k / 2, k * k / 2, k * k / 4];
+            assert!(by_layer.eq(want), "k = {k}");
+            assert_eq!(number(tree.links()), 3 * k * k * k / 4);
+            assert_eq!(number(tree.cone(tree.layer(3).next().unwrap()).len()), {
+                // One aggregation switch and all of k/2 racks in each of k pods.
+                1 + k * (1 + k / 2 * (1 + k / 2))
+            });
+        }
+    }
+
+    #[test]
+    fn the_papers_over_subscriptions_are_reached_by_leaving_switches_out() {
+        for (agg, core, rack, pod, servers) in
+            [(2, 8, 1.0, 1.0, 1024), (1, 4, 2.0, 2.0, 1024), (1, 1, 2.0, 8.0, 1024)]
+        {
+            let tree = fat_tree(16, agg, core);
+            assert_eq!(tree.servers(), servers);
+            let ratio = |layer| tree.oversubscription(tree.layer(layer).next().unwrap()).unwrap();
+            assert!((ratio(1) - rack).abs() < 1e-9 && (ratio(2) - pod).abs() < 1e-9);
+        }
+        let tree = fat_tree(4, 2, 2);
+        assert_eq!(tree.oversubscription(tree.layer(3).next().unwrap()), None);
+        assert_eq!(tree.oversubscription(NodeId(0)), None);
+    }
+
+    #[test]
+    fn every_node_is_found_by_its_name_and_every_path_up_ends_at_its_root() {
+        let tree = fat_tree(4, 2, 2);
+        for node in (0..tree.nodes()).map(|n| NodeId(u32::try_from(n).unwrap())) {
+            assert_eq!(tree.find(&tree.name(node).to_string()), Some(node));
+        }
+        assert_eq!(tree.name(NodeId(16)).to_string(), "rack-0");
+        assert_eq!((tree.find("rack-8"), tree.find("core-4"), tree.find("x")), (None, None, None));
+        let root = tree.layer(3).next_back().unwrap();
+        for server in tree.layer(0) {
+            let path = tree.path_up(server, root).unwrap();
+            assert_eq!((path.len(), tree.parent(path[2])), (3, root));
+        }
+        let rack = tree.layer(1).next().unwrap();
+        assert_eq!(tree.path_up(NodeId(15), rack), None);
+    }
+
+    #[test]
+    fn what_cannot_be_built_is_refused_with_the_reason() {
+        let rates = (BitsPerSecond(G), BitsPerSecond(G));
+        assert_eq!(Regular::fat_tree(3, 1, rates, (1, 1)), Err(RegularError::OddK(3)));
+        assert_eq!(
+            Regular::fat_tree(4, 1, rates, (1, 0)),
+            Err(RegularError::Zero { tier: 3, what: "uplinks" })
+        );
+        let zero = (BitsPerSecond(0), BitsPerSecond(G));
+        assert_eq!(
+            Regular::fat_tree(4, 1, zero, (1, 1)),
+            Err(RegularError::Zero { tier: 1, what: "rate" })
+        );
+        assert_eq!(Regular::fat_tree(4, 0, rates, (1, 1)), Err(RegularError::Slots(0)));
+        assert_eq!(Regular::fat_tree(4000, 1, rates, (9, 9)), Err(RegularError::Size));
+        assert_eq!(Regular { slots: 1, tiers: vec![] }.check(), Err(RegularError::Tiers(0)));
+    }
+}

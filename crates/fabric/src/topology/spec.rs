@@ -1,0 +1,401 @@
+//! A topology written down node by node and link by link, and what may be wrong with it.
+//!
+//! **Rule.** A description is taken whole or refused whole, with all of its mistakes. A node's
+//! layer is one above its highest child; a link must join neighbouring layers; from every switch
+//! there is one way down to each server, so that a tenant's tree is a tree.
+
+use std::collections::HashMap;
+
+use penstock_units::BitsPerSecond;
+use thiserror::Error;
+
+use super::build::{Parts, build};
+use super::{ELEMENTS_MAX, Names, SLOTS_MAX, TIERS_MAX, Topology, number};
+
+/// A server or a switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSpec {
+    /// Its name, unique among servers and switches.
+    pub name: String,
+    /// Slots of a server; `None`: a switch.
+    pub slots: Option<u32>,
+}
+
+/// A link: from `child` up to `parent`. Several cables between the two are one link of their sum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkSpec {
+    /// The lower end's name.
+    pub child: String,
+    /// The upper end's name.
+    pub parent: String,
+    /// Rate in each direction; above 0.
+    pub rate: BitsPerSecond,
+}
+
+/// All of a datacenter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TopologySpec {
+    /// Servers and switches.
+    pub nodes: Vec<NodeSpec>,
+    /// Links.
+    pub links: Vec<LinkSpec>,
+}
+
+/// A mistake. `at` is the place in [`TopologySpec::nodes`] or [`TopologySpec::links`], from 0.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// No server.
+    #[error("there is no server; describe at least one")]
+    NoServer,
+    /// Too many nodes or links.
+    #[error("more than {ELEMENTS_MAX} nodes or links; describe fewer")]
+    Size,
+    /// Two nodes of one name.
+    #[error("the name `{name}` is taken; give each server and switch a name of its own")]
+    DuplicateName {
+        /// The second of them.
+        at: usize,
+        /// The name.
+        name: String,
+    },
+    /// A server without slots, or with too many.
+    #[error("`{name}` has {slots} slots; write 1 to {SLOTS_MAX}")]
+    Slots {
+        /// The server.
+        at: usize,
+        /// Its name.
+        name: String,
+        /// What was written.
+        slots: u32,
+    },
+    /// A link names a node that is not there.
+    #[error("no server or switch is called `{name}`; correct the name or describe it")]
+    Unknown {
+        /// The link.
+        at: usize,
+        /// The name.
+        name: String,
+    },
+    /// A link without a rate.
+    #[error("the link from `{child}` to `{parent}` carries nothing; give it a rate above 0")]
+    ZeroRate {
+        /// The link.
+        at: usize,
+        /// Its lower end.
+        child: String,
+        /// Its upper end.
+        parent: String,
+    },
+    /// Two links between the same nodes.
+    #[error("a second link from `{child}` to `{parent}`; write one link of their sum")]
+    DuplicateLink {
+        /// The second of them.
+        at: usize,
+        /// Its lower end.
+        child: String,
+        /// Its upper end.
+        parent: String,
+    },
+    /// A link whose upper end is a server.
+    #[error("`{parent}` is a server and has nothing below it; name a switch as the upper end")]
+    AboveServer {
+        /// The link.
+        at: usize,
+        /// Its upper end.
+        parent: String,
+    },
+    /// A way up that comes back to where it began.
+    #[error("going up from `{name}` leads back to it; a link's upper end is nearer to the core")]
+    Cycle {
+        /// A link of the circle.
+        at: usize,
+        /// Its lower end.
+        name: String,
+    },
+    /// A link that jumps over a layer.
+    #[error(
+        "the link from `{child}` (layer {low}) to `{parent}` (layer {high}) jumps over a layer; \
+         join neighbouring layers"
+    )]
+    Jump {
+        /// The link.
+        at: usize,
+        /// Its lower end.
+        child: String,
+        /// Its layer.
+        low: usize,
+        /// Its upper end.
+        parent: String,
+        /// Its layer.
+        high: usize,
+    },
+    /// A switch with nothing below it.
+    #[error("`{name}` has no server below it; join it to one or leave it out")]
+    Childless {
+        /// The switch.
+        at: usize,
+        /// Its name.
+        name: String,
+    },
+    /// Two ways down.
+    #[error(
+        "from `{root}` there are two ways down to `{to}`, so what lies below it is no tree; \
+         each switch has one way down to each server"
+    )]
+    TwoWays {
+        /// The upper switch.
+        at: usize,
+        /// Its name.
+        root: String,
+        /// The node that is reached twice.
+        to: String,
+    },
+    /// More layers than are possible.
+    #[error("{0} layers of switches; at most {TIERS_MAX} are possible")]
+    Layers(usize),
+}
+
+impl TopologySpec {
+    /// The topology.
+    ///
+    /// # Errors
+    /// All mistakes of the first kind that was found: of single nodes and links, then of the whole.
+    pub fn build(&self) -> Result<Topology, Vec<SpecError>> {
+        if self.nodes.len() > ELEMENTS_MAX || self.links.len() > ELEMENTS_MAX {
+            return Err(vec![SpecError::Size]);
+        }
+        let ends = self.ends()?;
+        let layers = self.layers(&ends)?;
+        self.check_shape(&ends, &layers)?;
+        let topology = self.lay_out(&ends, &layers);
+        let errors = self.two_ways(&topology);
+        if errors.is_empty() { Ok(topology) } else { Err(errors) }
+    }
+
+    /// Each link's ends as places in `nodes`.
+    fn ends(&self) -> Result<Vec<(usize, usize)>, Vec<SpecError>> {
+        let mut errors = Vec::new();
+        let mut names = HashMap::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            let name = node.name.clone();
+            if names.insert(node.name.as_str(), at).is_some() {
+                errors.push(SpecError::DuplicateName { at, name });
+            } else if let Some(slots) = node.slots.filter(|s| *s == 0 || *s > SLOTS_MAX) {
+                errors.push(SpecError::Slots { at, name, slots });
+            }
+        }
+        if self.nodes.iter().all(|node| node.slots.is_none()) {
+            errors.push(SpecError::NoServer);
+        }
+        let mut seen = HashMap::new();
+        let mut ends = Vec::with_capacity(self.links.len());
+        for (at, link) in self.links.iter().enumerate() {
+            let (child, parent) = (link.child.clone(), link.parent.clone());
+            let mut find = |name: &str| {
+                let found = names.get(name).copied();
+                if found.is_none() {
+                    errors.push(SpecError::Unknown { at, name: name.to_owned() });
+                }
+                found
+            };
+            let (Some(low), Some(high)) = (find(&link.child), find(&link.parent)) else { continue };
+            if link.rate.0 == 0 {
+                errors.push(SpecError::ZeroRate { at, child, parent });
+            } else if self.nodes[high].slots.is_some() {
+                errors.push(SpecError::AboveServer { at, parent });
+            } else if seen.insert((low, high), at).is_some() {
+                errors.push(SpecError::DuplicateLink { at, child, parent });
+            }
+            ends.push((low, high));
+        }
+        if errors.is_empty() { Ok(ends) } else { Err(errors) }
+    }
+
+    /// Each node's layer: one above its highest child.
+    fn layers(&self, ends: &[(usize, usize)]) -> Result<Vec<usize>, Vec<SpecError>> {
+        let mut layers = vec![0; self.nodes.len()];
+        let mut waiting = vec![0_u32; self.nodes.len()];
+        let mut above = vec![Vec::new(); self.nodes.len()];
+        for (child, parent) in ends {
+            waiting[*parent] += 1;
+            above[*child].push(*parent);
+        }
+        let mut ready: Vec<usize> = (0..self.nodes.len()).filter(|n| waiting[*n] == 0).collect();
+        while let Some(node) = ready.pop() {
+            for parent in &above[node] {
+                layers[*parent] = layers[*parent].max(layers[node] + 1);
+                waiting[*parent] -= 1;
+                if waiting[*parent] == 0 {
+                    ready.push(*parent);
+                }
+            }
+        }
+        if let Some(at) = self.circle(ends, &waiting) {
+            return Err(vec![SpecError::Cycle { at, name: self.links[at].child.clone() }]);
+        }
+        let highest = layers.iter().copied().max().unwrap_or(0);
+        if highest > TIERS_MAX { Err(vec![SpecError::Layers(highest)]) } else { Ok(layers) }
+    }
+
+    /// A link of a circle: going down from a node that waits, always to one that waits as well,
+    /// comes to a node a second time, and the link to it is one of a circle's.
+    fn circle(&self, ends: &[(usize, usize)], waiting: &[u32]) -> Option<usize> {
+        let mut below = vec![None; self.nodes.len()];
+        for (at, (child, parent)) in ends.iter().enumerate().rev() {
+            if waiting[*child] > 0 && waiting[*parent] > 0 {
+                below[*parent] = Some(at);
+            }
+        }
+        let mut node = waiting.iter().position(|n| *n > 0)?;
+        let mut seen = vec![false; self.nodes.len()];
+        loop {
+            seen[node] = true;
+            let link: usize = below[node]?;
+            node = ends[link].0;
+            if seen[node] {
+                return Some(link);
+            }
+        }
+    }
+
+    fn check_shape(&self, ends: &[(usize, usize)], layers: &[usize]) -> Result<(), Vec<SpecError>> {
+        let mut errors = Vec::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            if node.slots.is_none() && layers[at] == 0 {
+                errors.push(SpecError::Childless { at, name: node.name.clone() });
+            }
+        }
+        for (at, (low, high)) in ends.iter().enumerate() {
+            if layers[*low] + 1 != layers[*high] {
+                let (child, parent) = (self.links[at].child.clone(), self.links[at].parent.clone());
+                let (low, high) = (layers[*low], layers[*high]);
+                errors.push(SpecError::Jump { at, child, low, parent, high });
+            }
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    fn lay_out(&self, ends: &[(usize, usize)], layers: &[usize]) -> Topology {
+        let mut order: Vec<usize> = (0..self.nodes.len()).collect();
+        order.sort_by_key(|at| layers[*at]);
+        let mut place = vec![0_u32; self.nodes.len()];
+        for (new, at) in order.iter().enumerate() {
+            place[*at] = number(new);
+        }
+        let highest = layers.iter().copied().max().unwrap_or(0);
+        let count = |layer| number(layers.iter().filter(|l| **l == layer).count());
+        let links = ends.iter().zip(&self.links);
+        let links = links.map(|((c, p), link)| (place[*c], place[*p], link.rate.0)).collect();
+        let slots = order.iter().filter_map(|at| self.nodes[*at].slots).collect();
+        let names = order.iter().map(|at| self.nodes[*at].name.clone().into_boxed_str()).collect();
+        let names = Names::Given(names);
+        build(Parts { layers: (0..=highest).map(count).collect(), slots, links, names })
+    }
+
+    /// Switches from which a node can be reached twice. The lowest that has such a node is named;
+    /// those above it would only repeat it.
+    fn two_ways(&self, topology: &Topology) -> Vec<SpecError> {
+        let mut seen = vec![u32::MAX; topology.nodes()];
+        let mut errors = Vec::new();
+        for layer in 2..topology.layers() {
+            for root in topology.layer(layer) {
+                let twice = topology.cone(root).into_iter().find(|node| {
+                    let again = seen[node.index()] == root.0;
+                    seen[node.index()] = root.0;
+                    again
+                });
+                if let Some(to) = twice {
+                    let (root, to) = (topology.name(root).to_string(), topology.name(to));
+                    let at = self.nodes.iter().position(|node| node.name == root).unwrap_or(0);
+                    errors.push(SpecError::TwoWays { at, root, to: to.to_string() });
+                }
+            }
+            if !errors.is_empty() {
+                break;
+            }
+        }
+        errors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(servers: &[&str], switches: &[&str], links: &[(&str, &str)]) -> TopologySpec {
+        let node = |name: &&str, slots| NodeSpec { name: (*name).to_owned(), slots };
+        let rate = BitsPerSecond(1_000_000_000);
+        let link = |(child, parent): &(&str, &str)| LinkSpec {
+            child: (*child).to_owned(),
+            parent: (*parent).to_owned(),
+            rate,
+        };
+        let servers = servers.iter().map(|name| node(name, Some(10)));
+        let switches = switches.iter().map(|name| node(name, None));
+        let nodes = servers.chain(switches).collect();
+        TopologySpec { nodes, links: links.iter().map(link).collect() }
+    }
+
+    fn two_racks() -> TopologySpec {
+        let links = [("a", "r1"), ("b", "r1"), ("c", "r2"), ("r1", "core"), ("r2", "core")];
+        spec(&["a", "b", "c"], &["r1", "core", "r2"], &links)
+    }
+
+    fn refused(spec: &TopologySpec) -> String {
+        let errors = spec.build().unwrap_err();
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn nodes_are_numbered_by_layer_and_keep_their_names() {
+        let topology = two_racks().build().unwrap();
+        assert_eq!((topology.layers(), topology.servers(), topology.links()), (3, 3, 5));
+        for name in ["a", "b", "c", "r1", "r2", "core"] {
+            assert_eq!(topology.name(topology.find(name).unwrap()).to_string(), name);
+        }
+        let core = topology.find("core").unwrap();
+        assert_eq!((topology.layer_of(core), topology.down(core).count()), (2, 2));
+        assert_eq!(topology.cone(core).len(), 6);
+    }
+
+    #[test]
+    fn a_circle_a_jump_and_two_ways_down_are_refused() {
+        let mut circle = two_racks();
+        circle.nodes.push(NodeSpec { name: "x".to_owned(), slots: None });
+        for (child, parent) in [("core", "x"), ("x", "r1")] {
+            let (child, parent) = (child.to_owned(), parent.to_owned());
+            circle.links.push(LinkSpec { child, parent, rate: BitsPerSecond(1) });
+        }
+        let errors = circle.build().unwrap_err();
+        let [SpecError::Cycle { at, .. }] = errors[..] else { panic!("{errors:?}") };
+        assert!([3, 5, 6].contains(&at), "link {at} is on the circle");
+        let jump = spec(&["a", "b"], &["r", "c"], &[("a", "r"), ("r", "c"), ("b", "c")]);
+        assert!(refused(&jump).contains("`b` (layer 0) to `c` (layer 2) jumps"));
+        let links = [("a", "r1"), ("a", "r2"), ("r1", "c"), ("r2", "c")];
+        let two = spec(&["a"], &["r1", "r2", "c"], &links);
+        assert!(refused(&two).contains("from `c` there are two ways down to `a`"));
+    }
+
+    #[test]
+    fn all_mistakes_of_single_objects_are_told_at_once() {
+        let mut wrong = two_racks();
+        wrong.nodes[1].name = "a".to_owned();
+        wrong.nodes[2].slots = Some(0);
+        wrong.links[4].rate = BitsPerSecond(0);
+        let text = refused(&wrong);
+        for says in ["the name `a` is taken", "`c` has 0 slots", "called `b`", "`r2` to `core`"] {
+            assert!(text.contains(says), "{says}: {text}");
+        }
+        let mut wrong = two_racks();
+        wrong.links.push(wrong.links[0].clone());
+        wrong.links[1].parent = "c".to_owned();
+        let text = refused(&wrong);
+        assert!(
+            text.contains("a second link from `a` to `r1`") && text.contains("`c` is a server")
+        );
+        let lonely = spec(&["a"], &["r", "x"], &[("a", "r")]);
+        assert!(refused(&lonely).contains("`x` has no server below it"));
+        assert!(refused(&spec(&[], &["r"], &[])).contains("there is no server"));
+    }
+}

@@ -89,7 +89,7 @@ pub(super) struct Laid {
 /// The order in which a node's children are filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Most room first, then fewest tenants on the link, then by number.
+    /// Best fit, else most room first, then fewest tenants on the link, then by number.
     Room,
     /// By number: first fit.
     Number,
@@ -257,7 +257,7 @@ impl Layout<'_> {
         let mut at = base;
         while vms > 0 {
             if self.order == Order::Room {
-                self.bring_best_to(at);
+                self.bring_best_to(at, vms);
             }
             let (share, _, link) = self.scratch[at];
             let taken = share.min(vms);
@@ -269,9 +269,14 @@ impl Layout<'_> {
         self.scratch.truncate(base);
     }
 
-    /// Swaps the child with most room of those from `at` on to `at`.
-    fn bring_best_to(&mut self, at: usize) {
-        let key = |(share, tenants, link): (u32, u32, u32)| (u32::MAX - share, tenants, link);
+    /// Swaps the best child of those from `at` on to `at`: one that takes all of `vms` and has
+    /// least room beyond that, so that large rooms stay whole; else the one with most room. Of
+    /// equal ones that with fewest tenants on its link.
+    fn bring_best_to(&mut self, at: usize, vms: u32) {
+        let key = |(share, tenants, link): (u32, u32, u32)| match share.checked_sub(vms) {
+            Some(beyond) => (false, beyond, tenants, link),
+            None => (true, u32::MAX - share, tenants, link),
+        };
         let best = (at..self.scratch.len()).min_by_key(|i| key(self.scratch[*i]));
         if let Some(best) = best {
             self.scratch.swap(at, best);

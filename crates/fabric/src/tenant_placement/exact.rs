@@ -59,11 +59,14 @@ pub(super) struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// VMs whose rate is free on a link, at most all.
-    fn room(&self, ledger: &Ledger, link: u32) -> u32 {
+    /// How many of `vms` VMs a link has rate for.
+    fn share(&self, ledger: &Ledger, link: u32, vms: u32) -> u32 {
         let free = ledger.available_both(link);
-        let room = free.checked_div(self.rate).unwrap_or(u64::MAX);
-        u32::try_from(room).unwrap_or(u32::MAX).min(self.vms)
+        // Most links have room for all, and a division takes as long as all the rest.
+        if u128::from(free) >= u128::from(self.rate) * u128::from(vms) {
+            return vms;
+        }
+        u32::try_from(free / self.rate).unwrap_or(vms)
     }
 }
 
@@ -72,6 +75,8 @@ impl Ask<'_> {
 pub(super) struct Survey {
     /// By node: most VMs below it with the centre at it or elsewhere.
     plain: Vec<u32>,
+    /// By link: most VMs below it when it does not lead to the centre.
+    shares: Vec<u32>,
     /// By node: where its front is in `ways`.
     fronts: Vec<(u32, u32)>,
     ways: Vec<Way>,
@@ -84,6 +89,8 @@ pub(super) struct Laid {
     pub(super) servers: Vec<(u32, u32)>,
     /// Links and the VMs below them.
     pub(super) links: Vec<(u32, u32)>,
+    /// Children that are being chosen from: room, tenants, link.
+    choice: Vec<(u32, u32, u32)>,
 }
 
 /// The order in which a node's children are filled.
@@ -101,6 +108,7 @@ impl Survey {
         let topology = ledger.topology();
         self.plain.resize(topology.nodes(), 0);
         self.fronts.resize(topology.nodes(), (0, 0));
+        self.shares.resize(topology.links(), 0);
         self.ways.clear();
         for server in topology.layer(0) {
             let may = ask.allowed.is_none_or(|allowed| allowed[server.index()]);
@@ -126,7 +134,10 @@ impl Survey {
         for node in topology.layer(layer) {
             let mut sum = 0_u64;
             for link in topology.down_range(node) {
-                sum += u64::from(self.share(ledger, ask, link));
+                let below = self.plain[topology.child(LinkId(link)).index()];
+                let share = ask.share(ledger, link, below);
+                self.shares[link as usize] = share;
+                sum += u64::from(share);
             }
             let most = |vms: u64| u32::try_from(vms).unwrap_or(u32::MAX).min(all).min(cap);
             let start = self.len();
@@ -136,13 +147,16 @@ impl Survey {
             self.ways.push(Way { vms, carried, via: HERE, next: 0 });
             for link in topology.down_range(node) {
                 let (from, until) = self.fronts[topology.child(LinkId(link)).index()];
+                if from == until {
+                    continue;
+                }
+                let room = ask.share(ledger, link, all);
                 for next in from..until {
                     let way = self.ways[next as usize];
-                    let room = ask.room(ledger, link);
                     if 2 * u64::from(way.vms) <= u64::from(all) || all - way.vms > room {
                         continue;
                     }
-                    let others = sum - u64::from(self.share(ledger, ask, link));
+                    let others = sum - u64::from(self.shares[link as usize]);
                     let vms = most(others + u64::from(way.vms));
                     let carried = way.carried + 2 * u64::from(all - way.vms);
                     self.keep(start, Way { vms, carried, via: link, next });
@@ -150,12 +164,6 @@ impl Survey {
             }
             self.fronts[node.index()] = (start, self.len());
         }
-    }
-
-    /// Most VMs below a link that does not lead to the centre.
-    fn share(&self, ledger: &Ledger, ask: &Ask<'_>, link: u32) -> u32 {
-        let child = self.plain[ledger.topology().child(LinkId(link)).index()];
-        if child == 0 { 0 } else { child.min(ask.room(ledger, link)) }
     }
 
     /// Adds a way to the front that begins at `start`, unless another is as good in both; those
@@ -208,7 +216,7 @@ impl Survey {
         laid.servers.clear();
         laid.links.clear();
         let best = self.best(root, ask.vms)?;
-        let mut layout = Layout { survey: self, ledger, ask, order, laid, scratch: Vec::new() };
+        let mut layout = Layout { survey: self, ledger, order, laid };
         layout.toward_centre(root, best, ask.vms);
         Some(())
     }
@@ -217,10 +225,8 @@ impl Survey {
 struct Layout<'a> {
     survey: &'a Survey,
     ledger: &'a Ledger,
-    ask: &'a Ask<'a>,
     order: Order,
     laid: &'a mut Laid,
-    scratch: Vec<(u32, u32, u32)>,
 }
 
 impl Layout<'_> {
@@ -247,11 +253,11 @@ impl Layout<'_> {
             self.laid.servers.push((node.0, vms));
             return;
         }
-        let base = self.scratch.len();
+        let base = self.laid.choice.len();
         for link in topology.down_range(node).filter(|link| Some(*link) != except) {
-            let share = self.survey.share(self.ledger, self.ask, link);
+            let share = self.survey.shares[link as usize];
             if share > 0 {
-                self.scratch.push((share, self.ledger.tenants(LinkId(link)), link));
+                self.laid.choice.push((share, self.ledger.tenants(LinkId(link)), link));
             }
         }
         let mut at = base;
@@ -259,14 +265,14 @@ impl Layout<'_> {
             if self.order == Order::Room {
                 self.bring_best_to(at, vms);
             }
-            let (share, _, link) = self.scratch[at];
+            let (share, _, link) = self.laid.choice[at];
             let taken = share.min(vms);
             self.laid.links.push((link, taken));
             self.fill(topology.child(LinkId(link)), taken, None);
             vms -= taken;
             at += 1;
         }
-        self.scratch.truncate(base);
+        self.laid.choice.truncate(base);
     }
 
     /// Swaps the best child of those from `at` on to `at`: one that takes all of `vms` and has
@@ -277,9 +283,9 @@ impl Layout<'_> {
             Some(beyond) => (false, beyond, tenants, link),
             None => (true, u32::MAX - share, tenants, link),
         };
-        let best = (at..self.scratch.len()).min_by_key(|i| key(self.scratch[*i]));
+        let best = (at..self.laid.choice.len()).min_by_key(|i| key(self.laid.choice[*i]));
         if let Some(best) = best {
-            self.scratch.swap(at, best);
+            self.laid.choice.swap(at, best);
         }
     }
 }

@@ -112,34 +112,52 @@ pub(super) fn finish(
             _ => slots.push((share.server, share.vms)),
         }
     }
-    let used = links.iter().map(|(link, need)| (*link, u128::from(need.larger().0)));
-    let cost = cost(ledger, policy, request, root, used);
+    let used = links.iter().map(|(link, need)| (*link, need.larger().0));
+    let depth = ledger.topology().layer_of(root);
+    let cost = Scale::new(ledger, policy, request).cost(ledger, depth, used);
     Placement { root, shares, entry: Entry { slots, links }, cost }
 }
 
-/// The cost of using these links so much.
-pub(super) fn cost(
-    ledger: &Ledger,
-    policy: &Policy,
-    request: &Request,
-    root: NodeId,
-    links: impl Iterator<Item = (LinkId, u128)>,
-) -> Cost {
-    let (mut bandwidth, mut queue, mut overfull) = (0, 0, 0);
-    for (link, need) in links {
-        let tenants = ledger.tenants(link) + 1;
-        bandwidth += need;
-        queue = queue.max(tenants);
-        overfull += u32::from(tenants > policy.dedicated());
+/// What costs of one request are weighed by, in the books as they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    dedicated: u32,
+    queues: f64,
+    /// What c_q weighs; c_b weighs the rest.
+    a: f64,
+    /// N * B, in bit/s.
+    total: f64,
+}
+
+impl Scale {
+    pub(super) fn new(ledger: &Ledger, policy: &Policy, request: &Request) -> Self {
+        let a = match policy.queue_weight {
+            QueueWeight::Fixed(a) => a,
+            QueueWeight::ByLoad => (1.0 - ledger.scarcest_share()).clamp(0.2, 0.9),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a cost to be compared")]
+        let total = request.hose.total().larger().0 as f64;
+        Self { dedicated: policy.dedicated(), queues: f64::from(policy.queues), a, total }
     }
-    let total = request.hose.total();
-    let depth = ledger.topology().layer_of(root).max(1);
-    #[expect(clippy::cast_precision_loss, reason = "a cost to be compared")]
-    let share = bandwidth as f64 / (total.larger().0 as f64 * depth as f64);
-    let a = match policy.queue_weight {
-        QueueWeight::Fixed(a) => a,
-        QueueWeight::ByLoad => (1.0 - ledger.scarcest_share()).clamp(0.2, 0.9),
-    };
-    let weighed = a * f64::from(queue) / f64::from(policy.queues) + (1.0 - a) * share;
-    Cost { bandwidth, queue, overfull, weighed }
+
+    /// The cost of using these links, with the larger direction of each, in a tree whose root is
+    /// in layer `depth`.
+    pub(super) fn cost(
+        &self,
+        ledger: &Ledger,
+        depth: usize,
+        links: impl Iterator<Item = (LinkId, u64)>,
+    ) -> Cost {
+        let (mut bandwidth, mut queue, mut overfull) = (0_u128, 0, 0);
+        for (link, need) in links {
+            let tenants = ledger.tenants(link) + 1;
+            bandwidth += u128::from(need);
+            queue = queue.max(tenants);
+            overfull += u32::from(tenants > self.dedicated);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a cost to be compared")]
+        let share = bandwidth as f64 / (self.total * depth.max(1) as f64);
+        let weighed = self.a * f64::from(queue) / self.queues + (1.0 - self.a) * share;
+        Cost { bandwidth, queue, overfull, weighed }
+    }
 }

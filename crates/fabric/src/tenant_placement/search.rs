@@ -2,7 +2,7 @@
 
 use super::exact::{Ask, Laid, Order, Survey};
 use super::mixed;
-use super::placement::{Cost, Placement, cost, of_laid};
+use super::placement::{Cost, Placement, Scale, of_laid};
 use super::policy::{Choice, Policy};
 use super::request::Request;
 use crate::ledger::Ledger;
@@ -74,6 +74,7 @@ impl Search {
             Choice::Balanced => Order::Room,
             Choice::FirstFit => Order::Number,
         };
+        let scale = Scale::new(ledger, policy, request);
         let mut best: Option<(NodeId, Cost)> = None;
         for root in ledger.topology().layer(layer) {
             if self.survey.most(root) < ask.vms {
@@ -83,10 +84,10 @@ impl Search {
                 continue;
             };
             let used = self.laid.links.iter().filter_map(|(link, below)| {
-                let need = u128::from((*below).min(ask.vms - below)) * u128::from(ask.rate);
+                let need = u64::from((*below).min(ask.vms - below)) * ask.rate;
                 (need > 0).then_some((LinkId(*link), need))
             });
-            let found = cost(ledger, policy, request, root, used);
+            let found = scale.cost(ledger, layer, used);
             if best.as_ref().is_none_or(|(_, cost)| is_better(&found, cost)) {
                 best = Some((root, found));
                 core::mem::swap(&mut self.best, &mut self.laid);

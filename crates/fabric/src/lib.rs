@@ -8,7 +8,10 @@
 //! Tenant-Queue Binding" (Z. Liu et al., QShare).
 #![forbid(unsafe_code)]
 
+pub mod dscp;
 pub mod hose;
 pub mod ledger;
+pub mod queue_binding;
+pub mod score;
 pub mod tenant_placement;
 pub mod topology;

@@ -1,0 +1,234 @@
+//! Code points: tenants with a queue of their own that meet on a link are told apart by theirs.
+//!
+//! **Problem.** Six bits of a packet say whose queue it goes to; a fabric has more tenants than
+//! values. **Source.** QShare §V-D: tenants whose trees share no link may have the same value;
+//! fewest values is graph colouring. Brélaz, CACM 1979 (DSATUR).
+//!
+//! **Rule.** 0 is the shared queue's. A tenant keeps its value where that is legal: a change
+//! is work for every host. Earlier tenants of the list keep theirs first. Of the others, the one
+//! with most values around it is next (of equals, the one with most links, then the first), and
+//! takes the lowest value that is free around it. Who finds none shares a queue, and is listed.
+//!
+//! **Cost.** For each tenant its links times the tenants on them; 8 bytes a link.
+
+use std::collections::BinaryHeap;
+
+use thiserror::Error;
+
+use crate::topology::LinkId;
+
+/// The shared queue's value.
+pub const SHARED: u8 = 0;
+/// The highest value of six bits.
+pub const HIGHEST: u8 = 63;
+
+/// The values that may be given to tenants, in the order in which they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Palette(Vec<u8>);
+
+/// Values that cannot be given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PaletteError {
+    /// A value of more than six bits.
+    #[error("code point {0} has more than six bits; write 1 to {HIGHEST}")]
+    TooHigh(u8),
+    /// The shared queue's.
+    #[error("code point 0 is the shared queue's; write 1 to {HIGHEST}")]
+    Shared,
+    /// A value twice.
+    #[error("code point {0} is there twice; write it once")]
+    Twice(u8),
+    /// No value.
+    #[error("no code point is left; reserve fewer")]
+    Empty,
+}
+
+impl Palette {
+    /// Exactly these values.
+    ///
+    /// # Errors
+    /// See [`PaletteError`].
+    pub fn new(values: Vec<u8>) -> Result<Self, PaletteError> {
+        let mut seen = 0_u64;
+        for value in &values {
+            match *value {
+                SHARED => return Err(PaletteError::Shared),
+                high if high > HIGHEST => return Err(PaletteError::TooHigh(high)),
+                twice if seen >> twice & 1 == 1 => return Err(PaletteError::Twice(twice)),
+                fine => seen |= 1 << fine,
+            }
+        }
+        if values.is_empty() { Err(PaletteError::Empty) } else { Ok(Self(values)) }
+    }
+
+    /// All values but 0 and those that the fabric uses for something else.
+    ///
+    /// # Errors
+    /// When a reserved value has more than six bits, or none is left.
+    pub fn without(reserved: &[u8]) -> Result<Self, PaletteError> {
+        if let Some(high) = reserved.iter().find(|value| **value > HIGHEST) {
+            return Err(PaletteError::TooHigh(*high));
+        }
+        Self::new((1..=HIGHEST).filter(|value| !reserved.contains(value)).collect())
+    }
+
+    /// The values.
+    #[must_use]
+    pub fn values(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// A value's place, if it may be given out.
+    fn place(&self, value: u8) -> Option<u32> {
+        self.0.iter().position(|v| *v == value).and_then(|at| u32::try_from(at).ok())
+    }
+}
+
+/// A tenant with a queue of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User<'a> {
+    /// The value that it has.
+    pub has: Option<u8>,
+    /// The links that it uses.
+    pub links: &'a [LinkId],
+}
+
+/// Gives each user a value that nobody else on its links has; `None` where there is none.
+/// `links`: how many there are.
+#[must_use]
+pub fn colour(palette: &Palette, links: usize, users: &[User<'_>]) -> Vec<Option<u8>> {
+    let mut colouring = Colouring::new(palette, links, users);
+    colouring.keep();
+    colouring.rest();
+    colouring.values
+}
+
+struct Colouring<'a> {
+    palette: &'a Palette,
+    users: &'a [User<'a>],
+    /// By link: which values, by place in the palette, are taken on it.
+    taken: Vec<u64>,
+    /// By link: the users on it without a value.
+    waiting: Vec<Vec<u32>>,
+    values: Vec<Option<u8>>,
+}
+
+impl<'a> Colouring<'a> {
+    fn new(palette: &'a Palette, links: usize, users: &'a [User<'a>]) -> Self {
+        let (taken, waiting) = (vec![0; links], vec![Vec::new(); links]);
+        Self { palette, users, taken, waiting, values: vec![None; users.len()] }
+    }
+
+    fn around(&self, user: usize) -> u64 {
+        self.users[user].links.iter().fold(0, |mask, link| mask | self.taken[link.index()])
+    }
+
+    fn take(&mut self, user: usize, place: u32) {
+        self.values[user] = self.palette.0.get(place as usize).copied();
+        for link in self.users[user].links {
+            self.taken[link.index()] |= 1 << place;
+        }
+    }
+
+    fn keep(&mut self) {
+        for user in 0..self.users.len() {
+            let place = self.users[user].has.and_then(|value| self.palette.place(value));
+            if let Some(place) = place.filter(|place| self.around(user) >> place & 1 == 0) {
+                self.take(user, place);
+            }
+        }
+    }
+
+    fn rest(&mut self) {
+        let mut next = BinaryHeap::new();
+        for user in (0..self.users.len()).filter(|user| self.values[*user].is_none()) {
+            let id = crate::topology::number(user);
+            next.push(self.rank(id));
+            for link in self.users[user].links {
+                self.waiting[link.index()].push(id);
+            }
+        }
+        while let Some(rank @ (_, _, core::cmp::Reverse(id))) = next.pop() {
+            let user = id as usize;
+            // Ranks only rise; an entry that is out of date has a newer one before it.
+            if self.values[user].is_some() || rank != self.rank(id) {
+                continue;
+            }
+            let free = (!self.around(user)).trailing_zeros();
+            if free as usize >= self.palette.0.len() {
+                continue;
+            }
+            self.take(user, free);
+            for link in self.users[user].links {
+                let waiting = core::mem::take(&mut self.waiting[link.index()]);
+                let still = waiting.into_iter().filter(|w| self.values[*w as usize].is_none());
+                let still: Vec<u32> = still.collect();
+                next.extend(still.iter().map(|other| self.rank(*other)));
+                self.waiting[link.index()] = still;
+            }
+        }
+    }
+
+    fn rank(&self, id: u32) -> (u32, usize, core::cmp::Reverse<u32>) {
+        let links = self.users[id as usize].links.len();
+        (self.around(id as usize).count_ones(), links, core::cmp::Reverse(id))
+    }
+}
+
+/// How many different values were given out.
+#[must_use]
+pub fn used(values: &[Option<u8>]) -> usize {
+    let mask = values.iter().flatten().fold(0_u64, |mask, value| mask | 1 << value);
+    mask.count_ones() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(has: Option<u8>, links: &[LinkId]) -> User<'_> {
+        User { has, links }
+    }
+
+    const L: [LinkId; 4] = [LinkId(0), LinkId(1), LinkId(2), LinkId(3)];
+
+    #[test]
+    fn those_that_meet_differ_and_those_that_do_not_may_be_the_same() {
+        let palette = Palette::without(&[1, 2]).unwrap();
+        let users = [user(None, &L[0..2]), user(None, &L[1..3]), user(None, &L[2..4])];
+        assert_eq!(colour(&palette, 4, &users), [Some(3), Some(4), Some(3)]);
+    }
+
+    #[test]
+    fn legal_values_are_kept_and_illegal_ones_are_not() {
+        let palette = Palette::without(&[9]).unwrap();
+        let users = [
+            user(Some(5), &L[0..1]),
+            user(Some(5), &L[0..2]),
+            user(Some(9), &L[1..2]),
+            user(Some(7), &L[3..4]),
+        ];
+        let values = colour(&palette, 4, &users);
+        assert_eq!((values[0], values[3]), (Some(5), Some(7)));
+        assert!(values[1] != Some(5) && values[2] != Some(9) && values[1] != values[2]);
+        assert_eq!(used(&values), 4);
+    }
+
+    #[test]
+    fn who_finds_no_value_has_none() {
+        let palette = Palette::new(vec![10, 11]).unwrap();
+        let users = [user(None, &L[0..1]), user(None, &L[0..1]), user(None, &L[0..1])];
+        assert_eq!(colour(&palette, 1, &users), [Some(10), Some(11), None]);
+    }
+
+    #[test]
+    fn a_palette_has_no_shared_no_high_and_no_double_value() {
+        assert_eq!(Palette::new(vec![0]), Err(PaletteError::Shared));
+        assert_eq!(Palette::new(vec![64]), Err(PaletteError::TooHigh(64)));
+        assert_eq!(Palette::new(vec![3, 3]), Err(PaletteError::Twice(3)));
+        assert_eq!(Palette::new(vec![]), Err(PaletteError::Empty));
+        assert_eq!(Palette::without(&[0, 8]).unwrap().values().len(), 62);
+        assert_eq!(Palette::without(&[77]), Err(PaletteError::TooHigh(77)));
+    }
+}

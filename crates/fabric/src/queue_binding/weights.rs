@@ -1,0 +1,89 @@
+//! Queue weights as hardware has them: whole numbers.
+//!
+//! **Problem.** A queue's share of a link must be at least what is reserved in it (QShare §V-C:
+//! reserved in the queue over reserved on the link), and switches take weights from 1 to 100.
+//!
+//! **Rule.** The largest queue gets s, the others ceil(s * g / g_max); of all s the one whose worst
+//! shortfall max(g / C - w / sum of w) is least, of equal ones the smallest. What is left of the
+//! shortfall is reported as the guarantee error.
+//!
+//! **Worked example** (a test). 500, 300 and 200 of 1,000 Mbit/s: 5, 3, 2, error 0.
+
+/// The largest weight of a queue.
+pub const WEIGHT_MAX: u32 = 100;
+
+/// Weights of a port's queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Weights {
+    /// By queue, the shared one first; 1 to [`WEIGHT_MAX`].
+    pub weights: Vec<u32>,
+    /// By how much the worst queue's share of the link is below its guarantee, in millionths of
+    /// the link; 0 if none is.
+    pub error_ppm: u32,
+}
+
+/// The weights for what is reserved in each queue, on a link of `rate`, all in bit/s. A queue with
+/// nothing reserved gets the least weight that there is.
+///
+/// **Cost.** 100 times the queues.
+#[must_use]
+pub fn weights(reserved: &[u64], rate: u64) -> Weights {
+    let most = reserved.iter().copied().max().unwrap_or(0);
+    let mut best: Option<Weights> = None;
+    for scale in 1..=WEIGHT_MAX {
+        let weight = |g: &u64| match most {
+            0 => 1,
+            most => {
+                let wide = (u128::from(*g) * u128::from(scale)).div_ceil(u128::from(most));
+                u32::try_from(wide).unwrap_or(WEIGHT_MAX).clamp(1, WEIGHT_MAX)
+            }
+        };
+        let weights: Vec<u32> = reserved.iter().map(weight).collect();
+        let error_ppm = shortfall_ppm(reserved, &weights, rate);
+        if best.as_ref().is_none_or(|best| error_ppm < best.error_ppm) {
+            best = Some(Weights { weights, error_ppm });
+        }
+        if best.as_ref().is_some_and(|best| best.error_ppm == 0) {
+            break;
+        }
+    }
+    best.unwrap_or_default()
+}
+
+/// max(g / C - w / sum of w), not below 0, in millionths, rounded up.
+#[must_use]
+pub fn shortfall_ppm(reserved: &[u64], weights: &[u32], rate: u64) -> u32 {
+    let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
+    let below = u128::from(rate) * sum;
+    let short = |(g, w): (&u64, &u32)| {
+        let (wanted, given) = (u128::from(*g) * sum, u128::from(*w) * u128::from(rate));
+        let short = wanted.saturating_sub(given) * 1_000_000;
+        if below == 0 { 0 } else { short.div_ceil(below) }
+    };
+    let worst = reserved.iter().zip(weights).map(short).max().unwrap_or(0);
+    u32::try_from(worst).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worked_example_comes_out() {
+        let fair = weights(&[500, 300, 200], 1000);
+        assert_eq!(fair, Weights { weights: vec![5, 3, 2], error_ppm: 0 });
+    }
+
+    #[test]
+    fn a_link_that_is_not_fully_reserved_needs_less_exact_weights() {
+        assert_eq!(weights(&[100, 99, 1], 1000).weights, [1, 1, 1]);
+        assert_eq!(weights(&[0, 0], 1000).weights, [1, 1]);
+    }
+
+    #[test]
+    fn what_cannot_be_met_is_reported() {
+        // 1 of 10,000 takes at least 1 of 101 parts.
+        let fair = weights(&[9_999, 1], 10_000);
+        assert_eq!((fair.weights, fair.error_ppm), (vec![100, 1], 9_801));
+    }
+}

@@ -1,0 +1,143 @@
+//! How much a tenant deserves a queue of its own.
+//!
+//! **Problem.** Queues go to tenants with more to send than they are guaranteed, and a tenant must
+//! not get one by lying about what it needs. **Source.** QShare §V-A, eq. (1); §V-B, eq. (2).
+//!
+//! **Quantities.** On host j a tenant has m of its N VMs, which sent U^o and received U^i bit/s
+//! during the interval; the payment factor is what it pays for, N * B bit/s (the pricing constant
+//! k is 1: only comparisons matter).
+//!
+//! **Rule.** The usage factor is the largest of max(U^i, U^o) / (B * min(m, N - m)) over its hosts,
+//! at most 1; the score is payment * usage. With equal rates B drops out of it below the bound, so
+//! the score is `min(payment, max of max(U^i, U^o) * N / min(m, N - m))`, which is how it is
+//! computed, for all tenants. So for the same traffic a smaller guarantee never scores more, and
+//! one beyond the use never either: properties in `tests/prop_score.rs`.
+//!
+//! **Worked example** (a test). Ten VMs of 100 Mbit/s, two on each of five hosts. One host sends
+//! 100 of its 200 Mbit/s: the usage is 0.5, the payment 1,000, the score 500. Had the tenant
+//! declared 10 Mbit/s a VM, its score would be 100; with 1,000 Mbit/s a VM it would still be 500.
+//!
+//! **Departures.** A host with all VMs of a tenant (m = N) has no network, and no usage; printed
+//! eq. (1) would divide by 0. With different rates a host's guarantee is not used for the score:
+//! a tenant could lower it on one host and appear to use all of it.
+
+use penstock_units::BitsPerSecond;
+
+use crate::hose::Hose;
+
+/// What a tenant's VMs on one host did during an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostUsage {
+    /// Its VMs there.
+    pub vms: u32,
+    /// What they sent.
+    pub sent: BitsPerSecond,
+    /// What they received.
+    pub received: BitsPerSecond,
+}
+
+impl HostUsage {
+    fn larger(&self) -> u64 {
+        self.sent.max(self.received).0
+    }
+}
+
+/// Payment factor: half of all guarantees to send and to receive, which is N * B, in bit/s.
+#[must_use]
+pub fn payment(hose: &Hose) -> u64 {
+    let total = hose.total();
+    total.up.0.midpoint(total.down.0)
+}
+
+/// Usage factor by eq. (1), 0 to 1, for a tenant with the rate `rate` for each of `vms` VMs.
+#[must_use]
+pub fn usage_factor(vms: u32, rate: BitsPerSecond, hosts: &[HostUsage]) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a share to be shown")]
+    let share = |host: &HostUsage| {
+        let side = host.vms.min(vms.saturating_sub(host.vms));
+        let guarantee = u128::from(rate.0) * u128::from(side);
+        if guarantee == 0 { 0.0 } else { host.larger() as f64 / guarantee as f64 }
+    };
+    hosts.iter().map(share).fold(0.0, f64::max).min(1.0)
+}
+
+/// The score of an interval, in bit/s; at most [`payment`].
+#[must_use]
+pub fn score(hose: &Hose, hosts: &[HostUsage]) -> u64 {
+    let vms = hose.vms();
+    let share = |host: &HostUsage| {
+        let side = host.vms.min(vms.saturating_sub(host.vms));
+        let wide = u128::from(host.larger()) * u128::from(vms);
+        wide.checked_div(u128::from(side)).unwrap_or(0)
+    };
+    let used = hosts.iter().map(share).max().unwrap_or(0);
+    u64::try_from(used).unwrap_or(u64::MAX).min(payment(hose))
+}
+
+/// A score that follows with half of each change: a burst of one interval is not a trend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Smoothed {
+    value: Option<u64>,
+}
+
+impl Smoothed {
+    /// Takes in the score of an interval; returns the smoothed one. The first is taken as it is.
+    pub fn follow(&mut self, score: u64) -> u64 {
+        let value = self.value.map_or(score, |old| old.midpoint(score));
+        self.value = Some(value);
+        value
+    }
+
+    /// The smoothed score; 0 before the first.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.value.unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1_000_000;
+
+    fn host(vms: u32, sent: u64, received: u64) -> HostUsage {
+        let (sent, received) = (BitsPerSecond(sent), BitsPerSecond(received));
+        HostUsage { vms, sent, received }
+    }
+
+    #[test]
+    fn the_worked_example_comes_out() {
+        let hosts = [host(2, 100 * M, 0), host(2, 5 * M, 20 * M)];
+        let at = |rate: u64| {
+            let hose = Hose::homogeneous(10, BitsPerSecond(rate * M)).unwrap();
+            (score(&hose, &hosts) / M, usage_factor(10, BitsPerSecond(rate * M), &hosts))
+        };
+        assert_eq!(at(100), (500, 0.5));
+        assert_eq!(at(10), (100, 1.0));
+        assert_eq!(at(1000), (500, 0.05));
+    }
+
+    #[test]
+    fn many_to_one_traffic_shows_at_the_receiver() {
+        // Nine senders of 10 Mbit/s each, one receiver alone on its host: 90 of 100.
+        let senders = [host(3, 30 * M, 0); 3];
+        let hosts = [senders.as_slice(), &[host(1, 0, 90 * M)]].concat();
+        let hose = Hose::homogeneous(10, BitsPerSecond(100 * M)).unwrap();
+        assert_eq!(score(&hose, &hosts) / M, 900);
+    }
+
+    #[test]
+    fn a_host_with_all_vms_has_no_network() {
+        let hose = Hose::homogeneous(4, BitsPerSecond(M)).unwrap();
+        assert_eq!(score(&hose, &[host(4, 9 * M, 9 * M)]), 0);
+        assert!(usage_factor(4, BitsPerSecond(M), &[host(4, 9 * M, 9 * M)]).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_score_follows_by_halves() {
+        let mut smoothed = Smoothed::default();
+        assert_eq!((smoothed.get(), smoothed.follow(100), smoothed.follow(0)), (0, 100, 50));
+        assert_eq!(smoothed.follow(0), 25);
+    }
+}

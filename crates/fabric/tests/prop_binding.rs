@@ -1,0 +1,261 @@
+//! What binding keeps from interval to interval, and at every step between two.
+#![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_fabric::dscp::{Palette, SHARED};
+use penstock_fabric::hose::Hose;
+use penstock_fabric::queue_binding::{
+    Binding, Candidate, Mode, Pass, Plan, Port, Settings, Step, Weights,
+};
+use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot};
+use penstock_fabric::topology::{LinkId, Regular, Tier};
+use penstock_units::{BitsPerSecond, Nanos};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+/// Hosts and switches that do what plans say, with packets still on their way.
+#[derive(Default)]
+struct Fabric {
+    epoch: u64,
+    maps: BTreeMap<(Port, u8), u8>,
+    weights: BTreeMap<Port, Weights>,
+    marks: BTreeMap<TenantSlot, u8>,
+    /// Values with which a tenant's packets may still be under way.
+    flying: BTreeMap<TenantSlot, BTreeSet<u8>>,
+}
+
+impl Fabric {
+    fn carry_out(&mut self, plan: &Plan, ports: &BTreeMap<TenantSlot, Vec<Port>>, drain: Nanos) {
+        assert!(plan.epoch > self.epoch, "a plan is newer than the one before");
+        self.epoch = plan.epoch;
+        for step in &plan.steps {
+            match step {
+                Step::Weigh { port, weights } => {
+                    self.weights.insert(*port, weights.clone());
+                }
+                Step::Mark { tenant, dscp } => {
+                    self.marks.insert(*tenant, *dscp);
+                    self.flying.entry(*tenant).or_default().insert(*dscp);
+                }
+                Step::Wait(time) => {
+                    assert!(*time >= drain);
+                    let marks = self.marks.iter();
+                    self.flying = marks.map(|(t, dscp)| (*t, BTreeSet::from([*dscp]))).collect();
+                }
+                Step::Unmap { port, dscp } => {
+                    assert!(self.maps.remove(&(*port, *dscp)).is_some(), "it was mapped");
+                }
+                Step::Map { port, dscp, queue } => {
+                    let old = self.maps.insert((*port, *dscp), *queue);
+                    assert_eq!(old, None, "a value has one meaning on a port");
+                }
+                Step::ReadBack(told) => {
+                    assert!(told.iter().all(|port| self.maps.keys().any(|(p, _)| p == port)));
+                }
+                _ => panic!("{step:?}"),
+            }
+            self.check(ports);
+        }
+    }
+
+    /// Every packet under way has a queue, and no two tenants are in one that is not shared.
+    fn check(&self, ports: &BTreeMap<TenantSlot, Vec<Port>>) {
+        let mut inside: BTreeMap<(Port, u8), TenantSlot> = BTreeMap::new();
+        for (tenant, values) in &self.flying {
+            for dscp in values.iter().filter(|dscp| **dscp != SHARED) {
+                for port in ports.get(tenant).into_iter().flatten() {
+                    let queue = self.maps.get(&(*port, *dscp));
+                    let queue = *queue.unwrap_or_else(|| panic!("{dscp} is unmapped on {port:?}"));
+                    let other = inside.insert((*port, queue), *tenant);
+                    assert!(other.is_none_or(|other| other == *tenant), "queue of one tenant");
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Place(Request),
+    Remove(Index),
+    Pass(Vec<u64>),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        3 => common::uniform(8).prop_map(Act::Place),
+        1 => any::<Index>().prop_map(Act::Remove),
+        3 => prop::collection::vec(0_u64..1000, 16).prop_map(Act::Pass),
+    ]
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let mode = prop_oneof![Just(Mode::StaticMap), Just(Mode::PerPortMap), Just(Mode::PerEgressMap)];
+    (mode, 2_u8..=5, 0_u64..=2, 0_u8..=4).prop_map(|(mode, queues, hold, spare)| {
+        // Few values, so that they run out where the mode allows that.
+        let least = if mode == Mode::StaticMap { queues - 1 } else { 2 };
+        let palette = Palette::new((1..=least + spare).map(|value| 3 * value).collect()).unwrap();
+        Settings { queues, hold, palette, ..Settings::new(mode) }
+    })
+}
+
+fn candidates<'a>(datacenter: &'a Datacenter, scores: &[u64]) -> Vec<Candidate<'a>> {
+    let score = |slot: TenantSlot| scores[slot.index() % scores.len()];
+    let candidate = |(tenant, t): (TenantSlot, &'a penstock_fabric::tenant_placement::Tenant)| {
+        Candidate { tenant, score: score(tenant), links: &t.placement.entry.links }
+    };
+    datacenter.tenants().map(candidate).collect()
+}
+
+fn ports_of(candidates: &[Candidate<'_>]) -> BTreeMap<TenantSlot, Vec<Port>> {
+    let both = |link: LinkId| [false, true].map(|up| Port { link, up });
+    let ports = |c: &Candidate<'_>| c.links.iter().flat_map(|(link, _)| both(*link)).collect();
+    candidates.iter().map(|c| (c.tenant, ports(c))).collect()
+}
+
+/// What holds between two intervals.
+fn audit(binding: &Binding, datacenter: &Datacenter, candidates: &[Candidate<'_>]) {
+    let settings = binding.settings();
+    let ports = ports_of(candidates);
+    let mut on_port: BTreeMap<Port, Vec<(u8, u8)>> = BTreeMap::new();
+    for (tenant, bound) in binding.bound() {
+        let has: Vec<Port> = bound.queues.iter().map(|(port, _)| *port).collect();
+        assert_eq!(Some(&has), ports.get(&tenant), "a queue on every port of its tree");
+        assert!(settings.palette.values().contains(&bound.dscp), "a value that may be used");
+        for (port, queue) in &bound.queues {
+            assert_eq!(binding.holder(*port, *queue), Some(tenant));
+            on_port.entry(*port).or_default().push((*queue, bound.dscp));
+            if settings.mode == Mode::StaticMap {
+                assert_eq!(settings.palette.values()[usize::from(*queue) - 1], bound.dscp);
+            }
+        }
+        if settings.mode == Mode::PerPortMap {
+            let switch = |port: &Port| {
+                let end = datacenter.topology();
+                if port.up { end.child(port.link) } else { end.parent(port.link) }
+            };
+            let classes: BTreeSet<_> = bound.queues.iter().map(|(p, q)| (switch(p), *q)).collect();
+            let switches: BTreeSet<_> = bound.queues.iter().map(|(p, _)| switch(p)).collect();
+            assert_eq!(classes.len(), switches.len(), "one class a switch");
+        }
+    }
+    for held in on_port.values() {
+        assert!(held.len() < usize::from(settings.queues), "queues of a port");
+        let queues: BTreeSet<u8> = held.iter().map(|(queue, _)| *queue).collect();
+        let values: BTreeSet<u8> = held.iter().map(|(_, value)| *value).collect();
+        assert_eq!((queues.len(), values.len()), (held.len(), held.len()), "all differ");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_packet_is_ever_unmapped_and_every_dedicated_tenant_has_a_queue_on_all_of_its_tree(
+        tree in common::regular(),
+        settings in settings(),
+        acts in prop::collection::vec(act(), 1..40),
+    ) {
+        let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+        let mut binding = Binding::new(settings.clone(), datacenter.topology().links()).unwrap();
+        let mut fabric = Fabric::default();
+        let mut ports = BTreeMap::new();
+        for act in &acts {
+            match act {
+                Act::Place(request) => { let _ = datacenter.try_place(request); }
+                Act::Remove(index) => {
+                    let slots: Vec<_> = datacenter.tenants().map(|(slot, _)| slot).collect();
+                    if !slots.is_empty() {
+                        datacenter.remove(*index.get(&slots));
+                    }
+                }
+                Act::Pass(scores) => {
+                    let tenants = candidates(&datacenter, scores);
+                    let topology = datacenter.topology();
+                    let pass = binding.pass(topology, &tenants);
+                    // The packets of a tenant that is gone still go where they went.
+                    let now = ports_of(&tenants);
+                    let lost: BTreeSet<_> = pass.plan.steps.iter().filter_map(|step| match step {
+                        Step::Mark { tenant, dscp: SHARED } => Some(*tenant),
+                        _ => None,
+                    }).collect();
+                    let mut under_way = now.clone();
+                    under_way.extend(lost.iter().filter_map(|t| Some((*t, ports.get(t)?)))
+                        .filter(|(t, old)| now.get(t) != Some(*old))
+                        .map(|(t, _): (TenantSlot, &Vec<Port>)| (t, Vec::new())));
+                    fabric.carry_out(&pass.plan, &under_way, settings.drain);
+                    audit(&binding, &datacenter, &tenants);
+                    check_pass(&binding, &pass);
+                    ports = now;
+                    let again = binding.clone().pass(topology, &tenants);
+                    let changed = again.plan.steps.len();
+                    if again.promoted.is_empty() && again.demoted.is_empty() {
+                        prop_assert_eq!(changed, 0, "nothing to do is no plan");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The two lists and the state say the same.
+fn check_pass(binding: &Binding, pass: &Pass) {
+    assert!(pass.promoted.iter().all(|tenant| binding.of(*tenant).is_some()));
+    assert!(pass.demoted.iter().all(|tenant| binding.of(*tenant).is_none()));
+    assert!(pass.without_code_point.iter().all(|tenant| binding.of(*tenant).is_none()));
+}
+
+/// Tenants of two VMs, one on each of two servers: all meet on both links.
+fn meeting(tenants: u32) -> Datacenter {
+    let tier = Tier { fan_out: 2, uplinks: 1, rate: BitsPerSecond(1000) };
+    let tree = Regular { slots: 100, tiers: vec![tier] };
+    let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+    let request = Request::new(Hose::homogeneous(2, BitsPerSecond(50)).unwrap());
+    for _ in 0..tenants {
+        datacenter.place(&request.clone().most_per_server(1)).unwrap();
+    }
+    datacenter
+}
+
+fn bound(binding: &Binding) -> Vec<u32> {
+    binding.bound().map(|(tenant, _)| tenant.0).collect()
+}
+
+#[test]
+fn a_queue_is_taken_only_by_a_clearly_higher_score_and_after_its_hold() {
+    let datacenter = meeting(4);
+    let settings = Settings { queues: 4, ..Settings::new(Mode::StaticMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut pass = |scores: [u64; 4]| {
+        let pass = binding.pass(datacenter.topology(), &candidates(&datacenter, &scores));
+        (bound(&binding), pass.demoted.len())
+    };
+    assert_eq!(pass([100, 90, 80, 10]), (vec![0, 1, 2], 0));
+    assert_eq!(pass([100, 90, 80, 200]), (vec![0, 1, 2], 0), "held for one interval only");
+    assert_eq!(pass([100, 90, 80, 88]), (vec![0, 1, 2], 0), "not a tenth above");
+    assert_eq!(pass([100, 90, 80, 89]), (vec![0, 1, 3], 1));
+}
+
+#[test]
+fn who_would_cost_more_than_it_is_worth_takes_nothing() {
+    // Tenant 2 meets tenant 0 on one rack and tenant 1 on the other.
+    let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1000) };
+    let tree = Regular { slots: 2, tiers: vec![tier(2), tier(2)] };
+    let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+    let hose = |vms| Hose::homogeneous(vms, BitsPerSecond(10)).unwrap();
+    for _ in 0..2 {
+        datacenter.place(&Request::new(hose(2)).most_per_server(1)).unwrap();
+    }
+    datacenter.place(&Request::new(hose(4)).most_per_server(1)).unwrap();
+    let settings = Settings { queues: 2, ..Settings::new(Mode::StaticMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut pass = |scores: [u64; 3]| {
+        binding.pass(datacenter.topology(), &candidates(&datacenter, &scores));
+        bound(&binding)
+    };
+    assert_eq!(pass([60, 50, 0]), [0, 1]);
+    assert_eq!(pass([60, 50, 0]), [0, 1]);
+    assert_eq!(pass([60, 50, 110]), [0, 1], "110 is not above 60 + 50");
+    assert_eq!(pass([60, 50, 111]), [2]);
+}

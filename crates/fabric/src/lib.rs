@@ -12,6 +12,7 @@ pub mod dscp;
 pub mod hose;
 pub mod ledger;
 pub mod queue_binding;
+pub mod rate_alloc;
 pub mod score;
 pub mod tenant_placement;
 pub mod topology;

@@ -9,6 +9,7 @@
 
 mod cost;
 mod events;
+pub mod fabric;
 mod frames;
 mod rng;
 mod sink;

@@ -1,0 +1,678 @@
+//! The flow-level simulator: connections, the flows they ask for, and time.
+//!
+//! **Problem.** Minutes of ten tenants on a gigabit are a hundred million packets and a hundred
+//! thousand flows. **Rule.** Between two events every flow has a constant rate, the one that
+//! [`Rates`] settles on. Events are: a flow has come whole, a connection asks, limits move, queues
+//! are bound, a sample is taken. At each, what was transferred since the last is accounted, the
+//! event does what it does, and rates are settled anew.
+//!
+//! All flows of a pair of VMs have the same way, queue and limit and so the same rate: a pair is
+//! one stream, and what each of its flows has received is one number. **Randomness.** Every
+//! connection draws from its own generator, so that the same flows come in the same order whatever
+//! the system; the same seed gives the same run.
+//!
+//! **Left out.** Packets, so queuing delays and slow starts; a flow has its rate from its first
+//! bit.
+
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::link_share::Queue;
+use super::pair_limits::{Ends, Limits, secs};
+use super::rates::{LinkId, Rates, StreamId};
+use super::record::{FlowRecord, Record, Sample};
+use super::spec::{Connection, Order, Spec, SpecError, TenantNo, VmNo};
+use super::system::{HostUsage, QueueControl, System};
+use crate::{EventQueue, Rng};
+
+/// What happens, in the order in which things of one moment do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Ask(usize),
+    Rates,
+    Divide,
+    Control,
+    Apply,
+    Sample,
+}
+
+/// Two VMs, sender and receiver, of a tenant.
+#[derive(Debug)]
+struct Pair {
+    tenant: TenantNo,
+    vms: [VmNo; 2],
+    stream: StreamId,
+    /// Trinity's lower priority.
+    low: Option<StreamId>,
+    entitled: Option<StreamId>,
+    /// Bit n: the pair's path has the n-th watched link.
+    watched: u32,
+    /// Its flows: what each of them will have received when it is whole, and its connection.
+    flows: Vec<(f64, usize)>,
+    next: f64,
+    /// What each of its flows has received since the pair began.
+    served: f64,
+    per_flow: f64,
+    rate: f64,
+    refused: f64,
+    /// All that it sent, and how much of that at the last sample and at the last interval's end.
+    bits: f64,
+    sampled: f64,
+    measured: f64,
+    entitled_rate: f64,
+    entitled_bits: f64,
+    place: usize,
+}
+
+/// A connection at work.
+#[derive(Debug)]
+struct Client {
+    rng: Rng,
+    round: Vec<VmNo>,
+    asked: Nanos,
+    bytes: u64,
+    done: u64,
+}
+
+/// A simulation.
+#[derive(Debug)]
+pub struct FlowSim {
+    spec: Spec,
+    system: System,
+    now: Nanos,
+    events: EventQueue<Event>,
+    rates: Rates,
+    entitled: Option<Rates>,
+    pairs: Vec<Pair>,
+    /// `pair_of[tenant]`: its first pair, and how many VMs it has.
+    pair_of: Vec<(usize, usize)>,
+    vm_base: Vec<usize>,
+    active: Vec<usize>,
+    clients: Vec<Client>,
+    waiting: usize,
+    limits: Option<Limits>,
+    /// Who has a queue of its own, and who will.
+    dedicated: Vec<bool>,
+    pending: Vec<bool>,
+    /// What each tenant has reserved on each link.
+    reserved: Vec<Vec<BitsPerSecond>>,
+    last_control: Nanos,
+    record: Record,
+}
+
+impl FlowSim {
+    /// Sets up `spec` under `system`.
+    ///
+    /// # Errors
+    /// What cannot be simulated.
+    pub fn new(spec: Spec, system: System) -> Result<Self, SpecError> {
+        spec.check()?;
+        let mut vm_base = Vec::new();
+        let mut vms = 0;
+        for tenant in &spec.tenants {
+            vm_base.push(vms);
+            vms += tenant.vms.len();
+        }
+        let seed = Rng::new(spec.seed);
+        let client = |number: u64| Client {
+            rng: seed.fork(number),
+            round: Vec::new(),
+            asked: Nanos(0),
+            bytes: 0,
+            done: 0,
+        };
+        let clients: Vec<_> = (0..).take(spec.connections.len()).map(client).collect();
+        let reserved = spec.tenants.iter().map(|t| t.reserved(&spec.network)).collect();
+        let none = vec![false; spec.tenants.len()];
+        let mut sim = Self {
+            now: Nanos(0),
+            events: EventQueue::new(),
+            rates: Rates::new(&capacities(&spec, &system, vms)),
+            entitled: None,
+            pairs: Vec::new(),
+            pair_of: Vec::new(),
+            vm_base,
+            active: Vec::new(),
+            waiting: clients.len(),
+            clients,
+            limits: None,
+            dedicated: none.clone(),
+            pending: none,
+            reserved,
+            last_control: Nanos(0),
+            record: Record::default(),
+            spec,
+            system,
+        };
+        sim.add_pairs();
+        sim.start(vms);
+        Ok(sim)
+    }
+
+    /// The same that also accounts what tenants are entitled to: the rates that their flows would
+    /// have if the hose guarantees were all that limits them.
+    #[must_use]
+    pub fn with_entitlements(mut self) -> Self {
+        let vms: usize = self.spec.tenants.iter().map(|t| t.vms.len()).sum();
+        let hoses = hoses(&self.spec, vms);
+        let mut rates = Rates::new(&hoses);
+        for pair in &mut self.pairs {
+            let path = hose_path(0, self.vm_base[pair.tenant], pair.vms);
+            pair.entitled = Some(rates.add(0, &path));
+        }
+        self.entitled = Some(rates);
+        self
+    }
+
+    fn add_pairs(&mut self) {
+        let links = self.spec.network.links.len();
+        for (tenant, spec) in self.spec.tenants.iter().enumerate() {
+            self.pair_of.push((self.pairs.len(), spec.vms.len()));
+            for from in 0..spec.vms.len() {
+                for to in 0..spec.vms.len() {
+                    let hosts = &self.spec.network.paths[spec.vms[from]];
+                    let mut path = hosts[spec.vms[to]].clone();
+                    let on = |(bit, link): (u32, &LinkId)| u32::from(path.contains(link)) << bit;
+                    let watched = (0..).zip(&self.spec.watched).map(on).sum();
+                    if self.system.has_hoses() {
+                        path.extend(hose_path(links, self.vm_base[tenant], [from, to]));
+                    }
+                    let trinity = matches!(self.system, System::Trinity(_));
+                    let stream = self.rates.add(self.system.class(tenant), &path);
+                    let low = trinity.then(|| self.rates.add(1, &path));
+                    self.pairs.push(Pair::new(tenant, [from, to], (stream, low), watched));
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, vms: usize) {
+        for (number, connection) in self.spec.connections.iter().enumerate() {
+            self.events.post(connection.from + connection.latency, Event::Ask(number));
+        }
+        self.events.post(self.spec.sample, Event::Sample);
+        let limits = match &mut self.system {
+            System::ElasticSwitch(limits) | System::Trinity(limits) => Some(*limits),
+            System::QShare(control) => {
+                let nothing = vec![Vec::new(); self.spec.tenants.len()];
+                self.pending = control.binder.bind(&nothing);
+                self.events.post(control.interval, Event::Control);
+                control.shared
+            }
+            System::PlainTcp | System::StaticReservation => None,
+        };
+        if let Some(limits) = limits {
+            self.events.post(limits.rates.period, Event::Rates);
+            self.events.post(limits.partition, Event::Divide);
+            self.limits = Some(Limits::new(limits, self.pairs.len(), vms));
+        }
+        match self.system {
+            System::Trinity(_) => {
+                let queue = |priority| Queue { priority, weight: 1.0 };
+                for link in 0..self.spec.network.links.len() {
+                    let queues = vec![queue(0), queue(1)];
+                    self.rates.set_queues(link_id(link), queues, vec![0, 1]);
+                }
+            }
+            System::QShare(_) => self.apply(),
+            _ => {}
+        }
+    }
+
+    /// Runs until `end`.
+    pub fn run_until(&mut self, end: Nanos) {
+        while self.now < end {
+            self.step(end);
+        }
+    }
+
+    /// Runs until all connections have had all of their flows, at most until `end`.
+    pub fn run_to_completion(&mut self, end: Nanos) {
+        while self.now < end && self.waiting > 0 {
+            self.step(end);
+        }
+    }
+
+    /// What was recorded so far.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The simulated time.
+    #[must_use]
+    pub const fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// How often rates did not settle within their bound; 0 in a run to be trusted.
+    #[must_use]
+    pub const fn unsettled(&self) -> u64 {
+        self.rates.unsettled()
+    }
+
+    fn step(&mut self, end: Nanos) {
+        let finish = self.settle();
+        let next = self.events.next_at().unwrap_or(end).min(finish).min(end);
+        let seconds = secs(next) - secs(self.now);
+        self.now = next;
+        self.account(seconds);
+        while let Some((_, event)) = self.events.pop_due(self.now) {
+            self.happens(event);
+        }
+    }
+
+    /// Settles rates; returns when the next flow will be whole.
+    fn settle(&mut self) -> Nanos {
+        self.rates.settle();
+        let mut first = f64::INFINITY;
+        for number in &self.active {
+            let pair = &mut self.pairs[*number];
+            pair.rate = self.rates.rate(pair.stream);
+            pair.refused = self.rates.refused(pair.stream);
+            if let Some(low) = pair.low {
+                pair.rate += self.rates.rate(low);
+                pair.refused = self.rates.refused(low);
+            }
+            pair.per_flow = pair.rate / count(pair.flows.len());
+            if pair.per_flow > 0.0 {
+                first = first.min((pair.next - pair.served) / pair.per_flow);
+            }
+        }
+        if let Some(rates) = &mut self.entitled {
+            rates.settle();
+            for number in &self.active {
+                let pair = &mut self.pairs[*number];
+                pair.entitled_rate = pair.entitled.map_or(0.0, |stream| rates.rate(stream));
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+        let wait = (first * 1e9).ceil() as u64;
+        self.now + Nanos(wait.max(1))
+    }
+
+    /// `seconds` passed at the settled rates; flows that are whole now are done.
+    fn account(&mut self, seconds: f64) {
+        let mut whole = Vec::new();
+        for number in &self.active {
+            let pair = &mut self.pairs[*number];
+            pair.served += pair.per_flow * seconds;
+            pair.bits += pair.rate * seconds;
+            pair.entitled_bits += pair.entitled_rate * seconds;
+            if let Some(limits) = &mut self.limits {
+                limits.refused(low32(*number), pair.refused, seconds);
+            }
+            // Within what passes in a nanosecond, which is as finely as time is told.
+            if pair.next - pair.served <= pair.per_flow * 1e-9 {
+                whole.push(*number);
+            }
+        }
+        for number in whole {
+            self.flows_whole(number);
+        }
+    }
+
+    fn flows_whole(&mut self, number: usize) {
+        let slack = self.pairs[number].per_flow * 1e-9;
+        let mut at = 0;
+        while at < self.pairs[number].flows.len() {
+            let pair = &mut self.pairs[number];
+            if pair.flows[at].0 - pair.served > slack {
+                at += 1;
+                continue;
+            }
+            let (_, client) = pair.flows.swap_remove(at);
+            self.flow_done(number, client);
+        }
+        self.pairs[number].find_next();
+        self.flows_changed(number);
+    }
+
+    fn flow_done(&mut self, number: usize, client: usize) {
+        let pair = &self.pairs[number];
+        let connection = &self.spec.connections[client];
+        let at = &mut self.clients[client];
+        self.record.flows.push(FlowRecord {
+            tenant: pair.tenant,
+            far: pair.watched != 0,
+            bytes: at.bytes,
+            asked: at.asked,
+            done: self.now,
+        });
+        at.done += 1;
+        if at.done >= connection.flows_max {
+            self.waiting -= 1;
+            return;
+        }
+        let sleeps = at.rng.chance_ppm(connection.pause_ppm);
+        let pause = if sleeps { at.rng.below(connection.pause_max.0) } else { 0 };
+        let again = self.now + Nanos(pause) + connection.latency;
+        self.events.post(again, Event::Ask(client));
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Ask(client) => self.ask(client),
+            Event::Rates => {
+                let Some(limits) = &mut self.limits else { return };
+                limits.period_ends(self.now);
+                self.events.post(self.now + limits.settings().rates.period, event);
+                self.limits_changed();
+            }
+            Event::Divide => {
+                let Some(limits) = &mut self.limits else { return };
+                let pairs = &self.pairs;
+                limits.divide(self.now, |pair| pairs[pair as usize].bits);
+                self.events.post(self.now + limits.settings().partition, event);
+                self.limits_changed();
+            }
+            Event::Control => self.control(),
+            Event::Apply => self.apply(),
+            Event::Sample => {
+                self.sample();
+                self.events.post(self.now + self.spec.sample, event);
+            }
+        }
+    }
+
+    fn ask(&mut self, client: usize) {
+        let connection = &self.spec.connections[client];
+        let at = &mut self.clients[client];
+        at.asked = self.now.saturating_sub(connection.latency);
+        let server = at.next_server(connection);
+        let bits = match &connection.sizes {
+            Some(sizes) => {
+                at.bytes = sizes.draw(&mut at.rng);
+                bits_of(at.bytes)
+            }
+            None => f64::INFINITY,
+        };
+        let (first, vms) = self.pair_of[connection.tenant];
+        let number = first + server * vms + connection.client;
+        let pair = &mut self.pairs[number];
+        pair.flows.push((pair.served + bits, client));
+        pair.next = pair.next.min(pair.served + bits);
+        self.flows_changed(number);
+    }
+
+    /// A pair has more or fewer flows than before.
+    fn flows_changed(&mut self, number: usize) {
+        let ends = self.ends(number);
+        let pair = &mut self.pairs[number];
+        let (is, was) = (!pair.flows.is_empty(), pair.place != usize::MAX);
+        if is && !was {
+            pair.place = self.active.len();
+            self.active.push(number);
+            if let Some(limits) = self.limits.as_mut().filter(|_| !self.dedicated[pair.tenant]) {
+                limits.begins(ends, pair.bits);
+            }
+        } else if was && !is {
+            let place = std::mem::replace(&mut pair.place, usize::MAX);
+            pair.restart();
+            self.active.swap_remove(place);
+            if let Some(moved) = self.active.get(place) {
+                self.pairs[*moved].place = place;
+            }
+            if let Some(limits) = &mut self.limits {
+                limits.ends(ends.pair, self.now);
+            }
+        }
+        self.set_streams(number);
+    }
+
+    /// Tells the streams of a pair how many flows they have and what its limit is.
+    fn set_streams(&mut self, number: usize) {
+        let pair = &self.pairs[number];
+        let flows = count(pair.flows.len());
+        let any = (f64::INFINITY, f64::INFINITY);
+        let (guarantee, rate) = self.limits.as_ref().map_or(any, |l| l.of(low32(number)));
+        match pair.low {
+            Some(low) => {
+                self.rates.set(pair.stream, flows, guarantee);
+                let above = if rate.is_finite() { rate - guarantee } else { rate };
+                self.rates.set(low, flows, above);
+            }
+            None => self.rates.set(pair.stream, flows, rate),
+        }
+        if let (Some(rates), Some(stream)) = (&mut self.entitled, pair.entitled) {
+            rates.set(stream, flows, f64::INFINITY);
+        }
+    }
+
+    fn limits_changed(&mut self) {
+        let Some(limits) = &self.limits else { return };
+        let pairs: Vec<u32> = limits.pairs().collect();
+        for pair in pairs {
+            if !self.pairs[pair as usize].flows.is_empty() {
+                self.set_streams(pair as usize);
+            }
+        }
+    }
+
+    fn ends(&self, number: usize) -> Ends {
+        let pair = &self.pairs[number];
+        let vm = |vm: VmNo| low32(self.vm_base[pair.tenant] + vm);
+        let hose = self.spec.tenants[pair.tenant].hose;
+        Ends { pair: low32(number), vms: pair.vms.map(vm), hose }
+    }
+
+    /// A control interval ends: measure, decide, and have it applied later.
+    fn control(&mut self) {
+        let usage = self.usage();
+        let System::QShare(QueueControl { interval, delay, binder, .. }) = &mut self.system else {
+            return;
+        };
+        self.pending = binder.bind(&usage);
+        self.events.post(self.now + *delay, Event::Apply);
+        self.events.post(self.now + *interval, Event::Control);
+    }
+
+    /// What every host measured of every tenant since the last interval's end.
+    fn usage(&mut self) -> Vec<Vec<HostUsage>> {
+        let seconds = secs(self.now) - secs(self.last_control);
+        self.last_control = self.now;
+        let hosts = self.spec.network.paths.len();
+        let mut bits = vec![vec![[0.0_f64; 2]; hosts]; self.spec.tenants.len()];
+        for pair in &mut self.pairs {
+            let sent = pair.bits - std::mem::replace(&mut pair.measured, pair.bits);
+            for (side, vm) in pair.vms.into_iter().enumerate() {
+                bits[pair.tenant][self.spec.tenants[pair.tenant].vms[vm]][side] += sent;
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate")]
+        let rate = |bits: f64| BitsPerSecond((bits / seconds).round() as u64);
+        let of = |tenant: Vec<[f64; 2]>| {
+            let of = |(host, [sent, received]): (usize, [f64; 2])| HostUsage {
+                host,
+                sent: rate(sent),
+                received: rate(received),
+            };
+            tenant.into_iter().enumerate().map(of).collect()
+        };
+        bits.into_iter().map(of).collect()
+    }
+
+    /// Queues, weights and limits as the last decision wants them.
+    fn apply(&mut self) {
+        self.dedicated.clone_from(&self.pending);
+        self.record.bindings.push((self.now, self.dedicated.clone()));
+        let links = self.spec.network.links.len();
+        for link in 0..links {
+            let (queues, queue_of) = self.queues(link);
+            self.rates.set_queues(link_id(link), queues, queue_of);
+        }
+        if self.system.has_hoses() {
+            for (tenant, spec) in self.spec.tenants.iter().enumerate() {
+                let open = self.dedicated[tenant];
+                let hose = if open { f64::INFINITY } else { bits_per_sec(spec.hose) };
+                for vm in 0..spec.vms.len() {
+                    for link in hose_path(links, self.vm_base[tenant], [vm, vm]) {
+                        self.rates.set_capacity(link, hose);
+                    }
+                }
+            }
+        }
+        let Self { limits: Some(limits), pairs, dedicated, .. } = self else { return };
+        limits.lift(|ends| dedicated[pairs[ends.pair as usize].tenant]);
+        for number in self.active.clone() {
+            let ends = self.ends(number);
+            let pair = &self.pairs[number];
+            if let Some(limits) = self.limits.as_mut().filter(|_| !self.dedicated[pair.tenant]) {
+                limits.begins(ends, pair.bits);
+            }
+            self.set_streams(number);
+        }
+    }
+
+    /// A link's queues, the shared one first, weighted by what is reserved in them.
+    fn queues(&self, link: usize) -> (Vec<Queue>, Vec<usize>) {
+        let mut queues = vec![Queue { priority: 0, weight: 0.0 }];
+        let mut queue_of = Vec::new();
+        for (tenant, reserved) in self.reserved.iter().enumerate() {
+            let weight = bits_per_sec(reserved[link]);
+            if self.dedicated[tenant] && weight > 0.0 {
+                queue_of.push(queues.len());
+                queues.push(Queue { priority: 0, weight });
+            } else {
+                queue_of.push(0);
+                queues[0].weight += weight;
+            }
+        }
+        // A queue that nobody uses divides nothing, but it needs a weight.
+        queues[0].weight = queues[0].weight.max(1.0);
+        (queues, queue_of)
+    }
+
+    fn sample(&mut self) {
+        let watched = self.spec.watched.len();
+        let empty = vec![0.0; self.spec.tenants.len() * watched];
+        let mut sample = Sample { at: self.now, bits: empty.clone(), entitled: empty };
+        for pair in &mut self.pairs {
+            let sent = pair.bits - std::mem::replace(&mut pair.sampled, pair.bits);
+            let entitled = std::mem::replace(&mut pair.entitled_bits, 0.0);
+            for link in (0..watched).filter(|link| pair.watched >> link & 1 == 1) {
+                sample.bits[pair.tenant * watched + link] += sent;
+                sample.entitled[pair.tenant * watched + link] += entitled;
+            }
+        }
+        self.record.samples.push(sample);
+    }
+}
+
+impl Pair {
+    fn new(
+        tenant: TenantNo,
+        vms: [VmNo; 2],
+        (stream, low): (StreamId, Option<StreamId>),
+        watched: u32,
+    ) -> Self {
+        Self {
+            tenant,
+            vms,
+            stream,
+            low,
+            entitled: None,
+            watched,
+            flows: Vec::new(),
+            next: f64::INFINITY,
+            served: 0.0,
+            per_flow: 0.0,
+            rate: 0.0,
+            refused: 0.0,
+            bits: 0.0,
+            sampled: 0.0,
+            measured: 0.0,
+            entitled_rate: 0.0,
+            entitled_bits: 0.0,
+            place: usize::MAX,
+        }
+    }
+
+    fn find_next(&mut self) {
+        self.next = self.flows.iter().map(|flow| flow.0).fold(f64::INFINITY, f64::min);
+    }
+
+    /// Without flows it begins anew, so that what they received stays a small, exact number.
+    fn restart(&mut self) {
+        (self.served, self.next) = (0.0, f64::INFINITY);
+        (self.rate, self.per_flow, self.refused, self.entitled_rate) = (0.0, 0.0, 0.0, 0.0);
+    }
+}
+
+impl Client {
+    fn next_server(&mut self, connection: &Connection) -> VmNo {
+        let servers = &connection.servers;
+        let below = |rng: &mut Rng, count: usize| {
+            let count = u64::try_from(count).unwrap_or(u64::MAX);
+            usize::try_from(rng.below(count)).unwrap_or(0)
+        };
+        if connection.order == Order::Random {
+            return servers[below(&mut self.rng, servers.len())];
+        }
+        if self.round.is_empty() {
+            self.round.clone_from(servers);
+        }
+        let at = below(&mut self.rng, self.round.len());
+        self.round.swap_remove(at)
+    }
+}
+
+impl System {
+    /// Whether VMs may be held to their guarantees.
+    fn has_hoses(&self) -> bool {
+        match self {
+            Self::StaticReservation => true,
+            Self::QShare(control) => control.shared.is_none(),
+            _ => false,
+        }
+    }
+
+    fn class(&self, tenant: TenantNo) -> usize {
+        if matches!(self, Self::QShare(_)) { tenant } else { 0 }
+    }
+}
+
+/// The network's links, and two more for each VM where VMs may be held to their guarantees.
+fn capacities(spec: &Spec, system: &System, vms: usize) -> Vec<f64> {
+    let mut links: Vec<_> = spec.network.links.iter().map(|link| bits_per_sec(*link)).collect();
+    if system.has_hoses() {
+        links.extend(hoses(spec, vms));
+    }
+    links
+}
+
+/// What each VM may send and what it may receive, as links.
+fn hoses(spec: &Spec, vms: usize) -> Vec<f64> {
+    let mut hoses = Vec::with_capacity(2 * vms);
+    for tenant in &spec.tenants {
+        hoses.extend(std::iter::repeat_n(bits_per_sec(tenant.hose), 2 * tenant.vms.len()));
+    }
+    hoses
+}
+
+/// The links of [`hoses`] that a pair passes.
+fn hose_path(links: usize, vm_base: usize, [from, to]: [VmNo; 2]) -> [LinkId; 2] {
+    [link_id(links + 2 * (vm_base + from)), link_id(links + 2 * (vm_base + to) + 1)]
+}
+
+fn link_id(number: usize) -> LinkId {
+    LinkId(low32(number))
+}
+
+fn low32(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "flows of a pair are few")]
+fn count(number: usize) -> f64 {
+    number as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53 bits")]
+fn bits_of(bytes: u64) -> f64 {
+    bytes as f64 * 8.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates are far below 2^53")]
+fn bits_per_sec(rate: BitsPerSecond) -> f64 {
+    rate.0 as f64
+}

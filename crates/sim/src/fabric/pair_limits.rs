@@ -1,0 +1,224 @@
+//! Limits on pairs of VMs, as hypervisors keep them: [`penstock_fabric::rate_alloc`] at work.
+//!
+//! **Rule.** A pair that begins has the smaller of an equal part of its two VMs' guarantees, and
+//! that rate. Every `partition` both of its VMs divide their guarantees anew, by what was measured
+//! since the last time and by what the other side then said. Every period of the rates it gets a
+//! signal: the share of what it asked of its queue that was refused, over the period. A TCP that is
+//! held by a limit above what it can have would lose that share of what the limit lets out.
+
+use penstock_fabric::rate_alloc::{DemandEstimate, PairRate, Signal, UNLIMITED, WHOLE, partition};
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::system::PairLimits;
+
+/// What is known of a pair that is limited.
+#[derive(Debug)]
+struct Limited {
+    rate: PairRate,
+    demand: DemandEstimate,
+    /// What the two sides kept for it last.
+    sides: [BitsPerSecond; 2],
+    /// Bits that it had sent when its guarantee was last looked at.
+    bits: f64,
+    /// Of the time since the rates' last period, refused share times seconds.
+    refused: f64,
+    /// Whether anything was refused since its guarantee was last looked at.
+    pressed: bool,
+    idle_since: Option<Nanos>,
+}
+
+/// A pair as limits see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// The pair.
+    pub pair: u32,
+    /// Its VMs: sender, receiver.
+    pub vms: [u32; 2],
+    /// What each of its VMs is guaranteed.
+    pub hose: BitsPerSecond,
+}
+
+/// All limits.
+#[derive(Debug)]
+pub(super) struct Limits {
+    settings: PairLimits,
+    pairs: Vec<Option<Limited>>,
+    listed: Vec<Ends>,
+    /// How many limited pairs a VM has as sender and as receiver.
+    busy: Vec<[usize; 2]>,
+    last_period: Nanos,
+    last_partition: Nanos,
+}
+
+impl Limits {
+    pub fn new(settings: PairLimits, pairs: usize, vms: usize) -> Self {
+        let pairs = std::iter::repeat_with(|| None).take(pairs).collect();
+        Self {
+            settings,
+            pairs,
+            listed: Vec::new(),
+            busy: vec![[0; 2]; vms],
+            last_period: Nanos(0),
+            last_partition: Nanos(0),
+        }
+    }
+
+    pub fn settings(&self) -> &PairLimits {
+        &self.settings
+    }
+
+    /// A pair has flows again; `bits` is what it sent in all.
+    pub fn begins(&mut self, ends: Ends, bits: f64) {
+        if let Some(limited) = &mut self.pairs[ends.pair as usize] {
+            limited.idle_since = None;
+            return;
+        }
+        let hose = self.given(ends.hose);
+        for side in 0..2 {
+            self.busy[ends.vms[side] as usize][side] += 1;
+        }
+        let part = |side: usize| partition::equal(hose, self.busy[ends.vms[side] as usize][side]);
+        let sides = [part(0), part(1)];
+        let guarantee = partition::pair(sides[0], sides[1]);
+        self.listed.push(ends);
+        self.pairs[ends.pair as usize] = Some(Limited {
+            rate: PairRate::new(guarantee, &self.settings.rates),
+            demand: DemandEstimate::new(self.settings.slack),
+            sides,
+            bits,
+            refused: 0.0,
+            pressed: false,
+            idle_since: None,
+        });
+    }
+
+    /// A pair has no flows any more.
+    pub fn ends(&mut self, pair: u32, now: Nanos) {
+        if let Some(limited) = &mut self.pairs[pair as usize] {
+            limited.idle_since = Some(now);
+        }
+    }
+
+    /// Limits of pairs for which `gone` says so are lifted.
+    pub fn lift(&mut self, mut gone: impl FnMut(&Ends) -> bool) {
+        let Self { pairs, listed, busy, .. } = self;
+        listed.retain(|ends| {
+            let lifted = gone(ends);
+            if lifted {
+                pairs[ends.pair as usize] = None;
+                for side in 0..2 {
+                    busy[ends.vms[side] as usize][side] -= 1;
+                }
+            }
+            !lifted
+        });
+    }
+
+    /// For `seconds`, this share of what a pair asked for was refused.
+    pub fn refused(&mut self, pair: u32, share: f64, seconds: f64) {
+        if let Some(limited) = &mut self.pairs[pair as usize] {
+            limited.refused += share * seconds;
+        }
+    }
+
+    /// A pair's guarantee and rate, bits/s; infinite if it is not limited.
+    pub fn of(&self, pair: u32) -> (f64, f64) {
+        match &self.pairs[pair as usize] {
+            Some(limited) => (bits(limited.rate.guarantee()), bits(limited.rate.rate())),
+            None => (f64::INFINITY, f64::INFINITY),
+        }
+    }
+
+    /// The limited pairs.
+    pub fn pairs(&self) -> impl Iterator<Item = u32> + '_ {
+        self.listed.iter().map(|ends| ends.pair)
+    }
+
+    /// A period of the rates ends.
+    pub fn period_ends(&mut self, now: Nanos) {
+        let seconds = secs(now) - secs(self.last_period);
+        self.last_period = now;
+        for ends in &self.listed {
+            let Some(limited) = &mut self.pairs[ends.pair as usize] else { continue };
+            let share = std::mem::replace(&mut limited.refused, 0.0) / seconds;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1")]
+            let share = (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32;
+            limited.pressed |= share > 0;
+            // A pair without flows has nothing to learn from.
+            if limited.idle_since.is_none() {
+                limited.rate.period_ends(now, Signal::Lost(share), &self.settings.rates);
+            }
+        }
+    }
+
+    /// Guarantees are divided anew; `sent` says how many bits a pair sent in all.
+    pub fn divide(&mut self, now: Nanos, sent: impl Fn(u32) -> f64) {
+        let seconds = secs(now) - secs(self.last_partition);
+        self.last_partition = now;
+        let forget = self.settings.forget;
+        let old = |limited: &Limited| limited.idle_since.is_some_and(|since| since + forget <= now);
+        let gone: Vec<bool> =
+            self.pairs.iter().map(|limited| limited.as_ref().is_some_and(old)).collect();
+        self.lift(|ends| gone[ends.pair as usize]);
+        for ends in &self.listed {
+            let Some(limited) = &mut self.pairs[ends.pair as usize] else { continue };
+            let all = sent(ends.pair);
+            let rate = ((all - limited.bits) / seconds).max(0.0);
+            limited.bits = all;
+            // What ran at its limit, or was refused something, may want anything.
+            let held = limited.pressed || rate >= 0.95 * bits(limited.rate.rate());
+            limited.pressed = false;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate")]
+            limited.demand.measured(BitsPerSecond(rate as u64), held);
+        }
+        let parts = [self.side(0), self.side(1)];
+        for (side, parts) in parts.into_iter().enumerate() {
+            for (pair, part) in parts {
+                if let Some(limited) = &mut self.pairs[pair as usize] {
+                    limited.sides[side] = part;
+                }
+            }
+        }
+        for ends in &self.listed {
+            if let Some(limited) = &mut self.pairs[ends.pair as usize] {
+                let guarantee = partition::pair(limited.sides[0], limited.sides[1]);
+                limited.rate.set_guarantee(guarantee, &self.settings.rates);
+            }
+        }
+    }
+
+    /// One side's division: what every VM keeps for each of its pairs.
+    fn side(&self, side: usize) -> Vec<(u32, BitsPerSecond)> {
+        let mut order: Vec<Ends> = self.listed.clone();
+        order.sort_by_key(|ends| (ends.vms[side], ends.pair));
+        let mut found = Vec::with_capacity(order.len());
+        let mut parts = Vec::new();
+        for of_vm in order.chunk_by(|a, b| a.vms[side] == b.vms[side]) {
+            let want = |ends: &Ends| {
+                let limited = self.pairs[ends.pair as usize].as_ref();
+                limited.map_or(UNLIMITED, |l| l.demand.want().min(l.sides[1 - side]))
+            };
+            let wants: Vec<_> = of_vm.iter().map(want).collect();
+            partition::fill(self.given(of_vm[0].hose), &wants, &mut parts);
+            found.extend(of_vm.iter().map(|ends| ends.pair).zip(parts.iter().copied()));
+        }
+        found
+    }
+
+    /// What of a VM's guarantee is given to its pairs.
+    fn given(&self, hose: BitsPerSecond) -> BitsPerSecond {
+        let kept = u128::from(WHOLE - self.settings.rates.head_room.min(WHOLE));
+        let given = u128::from(hose.0) * kept / u128::from(WHOLE);
+        BitsPerSecond(u64::try_from(given).unwrap_or(u64::MAX))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates are far below 2^53")]
+fn bits(rate: BitsPerSecond) -> f64 {
+    rate.0 as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "simulated time is far below 2^53 ns")]
+pub(super) fn secs(time: Nanos) -> f64 {
+    time.0 as f64 / 1e9
+}

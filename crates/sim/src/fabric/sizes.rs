@@ -1,0 +1,112 @@
+//! Flow sizes drawn from a published table.
+//!
+//! **Rule.** A table has lines of a size in bytes and the probability that a flow is not longer. To
+//! draw: u uniform in [0, 1), and in the segment that holds u the size by linear interpolation; u
+//! below the first point's probability is the first size. That is how the generators from which the
+//! tables come sample them.
+
+use thiserror::Error;
+
+use crate::Rng;
+
+/// A distribution of flow sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SizeTable {
+    points: Vec<(f64, f64)>,
+}
+
+/// Lines that are no distribution.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SizeTableError {
+    /// Not two numbers, or numbers that cannot be.
+    #[error("line {0}: a size in bytes and a probability from 0 to 1 are wanted")]
+    Line(usize),
+    /// A column that goes back.
+    #[error("line {0}: smaller than the line before; both columns must rise or stay")]
+    Order(usize),
+    /// Nothing, or not all.
+    #[error("the last probability must be 1")]
+    End,
+}
+
+impl SizeTable {
+    /// The table of a text with a size and a probability on each line.
+    ///
+    /// # Errors
+    /// A line that cannot be read, a column that falls, or a last probability that is not 1.
+    pub fn parse(text: &str) -> Result<Self, SizeTableError> {
+        let mut points: Vec<(f64, f64)> = Vec::new();
+        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+            let mut columns = line.split_whitespace().map(str::parse::<f64>);
+            let (Some(Ok(size)), Some(Ok(part)), None) =
+                (columns.next(), columns.next(), columns.next())
+            else {
+                return Err(SizeTableError::Line(number));
+            };
+            if !(size.is_finite() && size >= 0.0 && (0.0..=1.0).contains(&part)) {
+                return Err(SizeTableError::Line(number));
+            }
+            if points.last().is_some_and(|last| size < last.0 || part < last.1) {
+                return Err(SizeTableError::Order(number));
+            }
+            points.push((size, part));
+        }
+        match points.last() {
+            Some((_, part)) if (part - 1.0).abs() < 1e-9 => Ok(Self { points }),
+            _ => Err(SizeTableError::End),
+        }
+    }
+
+    /// The mean, bytes.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        let first = self.points[0];
+        let segments = self.points.windows(2);
+        let rest = segments.map(|s| (s[1].1 - s[0].1) * f64::midpoint(s[0].0, s[1].0));
+        first.0 * first.1 + rest.sum::<f64>()
+    }
+
+    /// A size, at least 1 byte.
+    pub fn draw(&self, rng: &mut Rng) -> u64 {
+        let u = rng.unit();
+        let at = self.points.partition_point(|(_, part)| *part <= u);
+        let size = match (at.checked_sub(1).map(|i| self.points[i]), self.points.get(at)) {
+            (Some(from), Some(to)) => from.0 + (to.0 - from.0) * (u - from.1) / (to.1 - from.1),
+            (None, Some(first)) => first.0,
+            // u is below 1, which the last point has.
+            (_, None) => self.points[self.points.len() - 1].0,
+        };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, >= 0")]
+        let size = size.round() as u64;
+        size.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_have_the_tables_mean_and_points() {
+        let table = SizeTable::parse("100 0.5\n100 0.6\n1100 1\n").unwrap();
+        assert!((table.mean() - (60.0 + 0.4 * 600.0)).abs() < 1e-9);
+        let mut rng = Rng::new(1);
+        let sizes: Vec<u64> = (0..100_000).map(|_| table.draw(&mut rng)).collect();
+        let mean = sizes.iter().sum::<u64>() / 100_000;
+        assert!((297..=303).contains(&mean), "{mean}");
+        assert!(sizes.iter().all(|size| (100..=1100).contains(size)));
+        let small = sizes.iter().filter(|size| **size == 100).count();
+        assert!((59_000..=61_000).contains(&small), "{small}");
+    }
+
+    #[test]
+    fn what_is_no_distribution_is_refused_with_its_line() {
+        let error = |text: &str| SizeTable::parse(text).unwrap_err().to_string();
+        assert!(error("1 0.5\n2 x").starts_with("line 2"));
+        assert!(error("1 0.5 7").starts_with("line 1"));
+        assert!(error("1 NaN").starts_with("line 1"));
+        assert!(error("1 0.5\n0 1").contains("smaller"));
+        assert!(error("1 0.5").contains("must be 1") && error("").contains("must be 1"));
+    }
+}

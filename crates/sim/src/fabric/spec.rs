@@ -1,0 +1,268 @@
+//! What is simulated: links, tenants with their VMs, and who asks whom for what.
+
+use std::sync::Arc;
+
+use penstock_units::{BitsPerSecond, Nanos};
+use thiserror::Error;
+
+use super::rates::LinkId;
+use super::sizes::SizeTable;
+
+/// A tenant, by its number in [`Spec::tenants`].
+pub type TenantNo = usize;
+/// A VM, by its number in [`TenantSpec::vms`].
+pub type VmNo = usize;
+/// A host, by its number.
+pub type HostNo = usize;
+
+/// Links, and which of them lie between two hosts.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// The capacity of each link, one direction.
+    pub links: Vec<BitsPerSecond>,
+    /// `paths[from][to]`: the links from host to host.
+    pub paths: Vec<Vec<Vec<LinkId>>>,
+}
+
+impl Network {
+    /// Two racks of `hosts` servers each, joined by one link (QShare §VII-A's testbed). Links: the
+    /// core from the first rack to the second and back, then every host's up and down.
+    #[must_use]
+    pub fn two_racks(hosts: usize, host: BitsPerSecond, core: BitsPerSecond) -> Self {
+        let all = 2 * hosts;
+        let mut links = vec![core; 2];
+        links.extend(vec![host; 2 * all]);
+        let link = |number: usize| LinkId(u32::try_from(number).unwrap_or(u32::MAX));
+        let path = |from: HostNo, to: HostNo| {
+            let (up, down) = (link(2 + 2 * from), link(3 + 2 * to));
+            match (from / hosts, to / hosts) {
+                _ if from == to => Vec::new(),
+                (a, b) if a == b => vec![up, down],
+                (a, _) => vec![up, link(a), down],
+            }
+        };
+        let paths = (0..all).map(|from| (0..all).map(|to| path(from, to)).collect()).collect();
+        Self { links, paths }
+    }
+
+    /// The core link from rack 0 or rack 1 of [`Self::two_racks`].
+    #[must_use]
+    pub fn core(rack: u32) -> LinkId {
+        LinkId(rack.min(1))
+    }
+}
+
+/// A tenant: VMs with one hose guarantee each.
+#[derive(Clone, Debug)]
+pub struct TenantSpec {
+    /// The host of each VM.
+    pub vms: Vec<HostNo>,
+    /// What each VM may send, and receive, by its guarantee.
+    pub hose: BitsPerSecond,
+}
+
+impl TenantSpec {
+    /// What the tenant has reserved on each link: of the VMs on either side of it the fewer, times
+    /// the guarantee (QShare §IV-B).
+    #[must_use]
+    pub fn reserved(&self, network: &Network) -> Vec<BitsPerSecond> {
+        let mut below = vec![(Vec::new(), Vec::new()); network.links.len()];
+        for (from_vm, from) in self.vms.iter().enumerate() {
+            for (to_vm, to) in self.vms.iter().enumerate() {
+                for link in &network.paths[*from][*to] {
+                    let (sources, sinks) = &mut below[link.index()];
+                    if !sources.contains(&from_vm) {
+                        sources.push(from_vm);
+                    }
+                    if !sinks.contains(&to_vm) {
+                        sinks.push(to_vm);
+                    }
+                }
+            }
+        }
+        let need = |(sources, sinks): (Vec<VmNo>, Vec<VmNo>)| {
+            let fewer = u64::try_from(sources.len().min(sinks.len())).unwrap_or(u64::MAX);
+            BitsPerSecond(self.hose.0.saturating_mul(fewer))
+        };
+        below.into_iter().map(need).collect()
+    }
+
+    /// What it has reserved on a host's interface: `B min(m, N - m)` (QShare §V-A).
+    #[must_use]
+    pub fn reserved_at(&self, host: HostNo) -> BitsPerSecond {
+        let here = self.vms.iter().filter(|vm| **vm == host).count();
+        let fewer = u64::try_from(here.min(self.vms.len() - here)).unwrap_or(u64::MAX);
+        BitsPerSecond(self.hose.0.saturating_mul(fewer))
+    }
+}
+
+/// In which order a client asks its servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Any of them, each time anew.
+    Random,
+    /// Each once, in an order that is drawn anew for every round.
+    Rounds,
+}
+
+/// A client's connection: it asks a server for a flow, waits until that has come, and asks again.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Whose.
+    pub tenant: TenantNo,
+    /// The VM that asks.
+    pub client: VmNo,
+    /// The VMs that it asks.
+    pub servers: Vec<VmNo>,
+    /// In which order.
+    pub order: Order,
+    /// How long flows are; `None`: the first never ends.
+    pub sizes: Option<Arc<SizeTable>>,
+    /// After a flow it sleeps once in so many flows (parts per million), 0 to `pause_max` long.
+    pub pause_ppm: u32,
+    /// The longest sleep.
+    pub pause_max: Nanos,
+    /// From asking to the first bit.
+    pub latency: Nanos,
+    /// It asks first then.
+    pub from: Nanos,
+    /// It does not ask any more after so many flows.
+    pub flows_max: u64,
+}
+
+impl Connection {
+    /// A connection that asks for one flow without end at the beginning.
+    #[must_use]
+    pub const fn endless(tenant: TenantNo, client: VmNo, servers: Vec<VmNo>) -> Self {
+        Self {
+            tenant,
+            client,
+            servers,
+            order: Order::Random,
+            sizes: None,
+            pause_ppm: 0,
+            pause_max: Nanos(0),
+            latency: Nanos(0),
+            from: Nanos(0),
+            flows_max: u64::MAX,
+        }
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Links and paths.
+    pub network: Network,
+    /// Who shares them.
+    pub tenants: Vec<TenantSpec>,
+    /// What they do.
+    pub connections: Vec<Connection>,
+    /// Samples are taken so often.
+    pub sample: Nanos,
+    /// Links on which each tenant's traffic is sampled.
+    pub watched: Vec<LinkId>,
+    /// The seed of everything random.
+    pub seed: u64,
+}
+
+/// Something that cannot be simulated.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// A host without paths.
+    #[error("tenant {tenant}: VM {vm} is on host {host}, of {hosts}; put it on one that there is")]
+    Host {
+        /// The tenant.
+        tenant: TenantNo,
+        /// Its VM.
+        vm: VmNo,
+        /// Where it should be.
+        host: HostNo,
+        /// How many there are.
+        hosts: usize,
+    },
+    /// A connection of somebody who is not there, or to nobody or itself.
+    #[error("connection {0}: tenant, client and at least one server on another host are wanted")]
+    Connection(usize),
+    /// A sample time of 0, which would never pass.
+    #[error("samples 0 ns apart; write at least 1 ms")]
+    Sample,
+    /// Rates that nothing passes.
+    #[error("link {0} has no capacity; write at least 1 bit/s")]
+    Capacity(usize),
+}
+
+impl Spec {
+    pub(super) fn check(&self) -> Result<(), SpecError> {
+        let hosts = self.network.paths.len();
+        if let Some(link) = self.network.links.iter().position(|c| c.0 == 0) {
+            return Err(SpecError::Capacity(link));
+        }
+        if self.sample < Nanos::from_millis(1) {
+            return Err(SpecError::Sample);
+        }
+        for (tenant, spec) in self.tenants.iter().enumerate() {
+            if let Some((vm, host)) = spec.vms.iter().enumerate().find(|(_, host)| **host >= hosts)
+            {
+                return Err(SpecError::Host { tenant, vm, host: *host, hosts });
+            }
+        }
+        for (number, connection) in self.connections.iter().enumerate() {
+            let reaches = |vms: &[HostNo]| {
+                let client = vms.get(connection.client)?;
+                let far = |vm: &VmNo| vms.get(*vm).is_some_and(|host| host != client);
+                Some(!connection.servers.is_empty() && connection.servers.iter().all(far))
+            };
+            let tenant = self.tenants.get(connection.tenant);
+            if tenant.and_then(|t| reaches(&t.vms)) != Some(true) {
+                return Err(SpecError::Connection(number));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GBIT: BitsPerSecond = BitsPerSecond(1_000_000_000);
+
+    #[test]
+    fn a_tenant_reserves_what_the_fewer_vms_on_one_side_of_a_link_may_send() {
+        let network = Network::two_racks(5, GBIT, GBIT);
+        // Three VMs in rack 0, two of them on one host, and two in rack 1.
+        let tenant = TenantSpec { vms: vec![0, 0, 1, 5, 6], hose: BitsPerSecond(47) };
+        let reserved = tenant.reserved(&network);
+        assert_eq!((reserved[0].0, reserved[1].0), (94, 94));
+        assert_eq!((reserved[2].0, reserved[3].0, reserved[4].0), (94, 94, 47));
+        assert_eq!((tenant.reserved_at(0).0, tenant.reserved_at(9).0), (94, 0));
+        assert_eq!(network.paths[0][7].len(), 3);
+        assert_eq!(network.paths[0][4].len(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let good = Spec {
+            network: Network::two_racks(2, GBIT, GBIT),
+            tenants: vec![TenantSpec { vms: vec![0, 0, 3], hose: GBIT }],
+            connections: vec![Connection::endless(0, 0, vec![2])],
+            sample: Nanos::from_millis(100),
+            watched: Vec::new(),
+            seed: 1,
+        };
+        assert_eq!(good.check(), Ok(()));
+        for servers in [vec![], vec![0], vec![1], vec![9]] {
+            let connections = vec![Connection::endless(0, 0, servers)];
+            let spec = Spec { connections, ..good.clone() };
+            assert_eq!(spec.check(), Err(SpecError::Connection(0)));
+        }
+        let mut spec = good.clone();
+        spec.tenants[0].vms[1] = 4;
+        assert!(spec.check().unwrap_err().to_string().contains("VM 1 is on host 4"));
+        let mut spec = good;
+        spec.network.links[1] = BitsPerSecond(0);
+        assert_eq!(spec.check(), Err(SpecError::Capacity(1)));
+    }
+}

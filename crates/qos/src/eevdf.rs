@@ -19,12 +19,12 @@
 //! one with the earliest deadline d = v + request/weight sends, until its next frame is longer than
 //! what is left of its request; then it makes another. (A request shorter than the frame it is for
 //! would be let in before others that it then keeps waiting: sixty clients with large segments once
-//! had one of half the link 400 KB behind.) Who runs empty keeps its account, ahead or behind by at most
-//! [`OWED_MAX`], until it has frames again, unless all were idle: time without frames is no credit,
-//! but who has short frames and a short queue runs empty in each of its requests, with its next
-//! frames on their way (it would lose them all: of 40 clients, others with large segments, one
-//! had 57 % of its due). Who goes ahead or behind moves V by that much, so that the others'
-//! accounts stay whole.
+//! had one of half the link 400 KB behind.) Who runs empty keeps its account, ahead or behind by at
+//! most [`OWED_MAX`], until it has frames again, unless all were idle: time without frames is no
+//! credit, but who has short frames and a short queue runs empty in each of its requests, with its
+//! next frames on their way (it would lose them all: beside 40 clients with large segments it had 7
+//! % of its due). Who goes ahead or behind moves V by that much, so that the others' accounts stay
+//! whole.
 //!
 //! **Example** (a test). Weights 1, 1, 2 and frames of a request: of 8 they have 2, 2, 4, and the
 //! third never two more than its half.

@@ -23,7 +23,7 @@ use core::any::Any;
 
 use penstock_units::Cycles;
 
-use crate::batch::{Batch, BatchFull};
+use crate::batch::Batch;
 use crate::offload::OffloadCaps;
 
 /// Whether a frame is waiting, as far as can be said without a system call.
@@ -129,9 +129,8 @@ pub struct Held {
 
 /// Ports with memory of their own in which frames can wait.
 ///
-/// A frame waits from [`Self::fill`] or [`Self::keep`] until it is sent or released, once. Frames
-/// that wait have a share of the memory to themselves: however many they are, the port goes on
-/// receiving.
+/// A frame waits from [`Self::fill`] until it is sent or released, once. Frames that wait have a
+/// share of the memory to themselves: however many they are, the port goes on receiving.
 pub trait Buffers {
     /// Buffers that are free for frames that wait or are sent.
     fn free(&self) -> usize;
@@ -144,18 +143,6 @@ pub trait Buffers {
     /// others stay: the ring is full. As after [`PortQueue::tx_burst`], [`PortQueue::publish`]
     /// and [`PortQueue::notify`] follow.
     fn send(&mut self, frames: &[Held]) -> TxOutcome;
-
-    /// Frame `i` of the last `rx_burst`, finished, keeps its buffer beyond `rx_done`, in the form
-    /// that it has in `batch` now; kept twice, it is copied the second time. `None`: no buffer is
-    /// free to take its part.
-    fn keep(&mut self, batch: &Batch, i: usize) -> Option<Held>;
-
-    /// Puts a frame that waits into a batch. Its bytes stay in the buffer: it may be sent or
-    /// released only when the batch was cleared.
-    ///
-    /// # Errors
-    /// [`BatchFull`]: nothing is added.
-    fn load(&mut self, frame: Held, batch: &mut Batch) -> Result<(), BatchFull>;
 
     /// The frame waits no longer, its buffer is free.
     fn release(&mut self, frame: Held);

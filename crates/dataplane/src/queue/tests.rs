@@ -7,7 +7,7 @@ use penstock_units::{BitsPerSecond, Cycles, Nanos};
 use proptest::prelude::*;
 
 use super::*;
-use crate::batch::{Batch, BatchFull};
+use crate::batch::Batch;
 use crate::offload::{Offload, OffloadCaps};
 use crate::port::{Buffers, Held, Pending, PortQueue, TxOutcome};
 
@@ -43,14 +43,6 @@ impl Buffers for OwnMemory {
             self.sent.push(frame);
         }
         TxOutcome { frames: u32::try_from(frames.len()).unwrap(), ..TxOutcome::default() }
-    }
-
-    fn keep(&mut self, _: &Batch, _: usize) -> Option<Held> {
-        None
-    }
-
-    fn load(&mut self, _: Held, _: &mut Batch) -> Result<(), BatchFull> {
-        Err(BatchFull)
     }
 
     fn release(&mut self, held: Held) {

@@ -8,8 +8,8 @@
 //! guarantee. (2) Hosts stop marking the tenants that lose their queue, (3) wait until what they
 //! marked has left the network, (4) only then the switches forget these values and (5) learn the
 //! new ones, which (6) is read back before (7) hosts mark by them. (8) Final weights. A tenant
-//! whose value changes loses its queue and gets one in the same plan. Every plan has an epoch; whoever
-//! carries it out refuses one that is older than what it has.
+//! whose value changes loses its queue and gets one in the same plan. Every plan has an epoch;
+//! whoever carries it out refuses one that is older than what it has.
 
 use penstock_units::Nanos;
 

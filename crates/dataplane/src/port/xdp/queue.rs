@@ -22,7 +22,7 @@ use super::open_checksum;
 use super::pool::Pool;
 use super::socket::{Opened, Rings, TX_RING, frames_too_long, wake};
 use super::umem::Umem;
-use crate::batch::{BATCH_FRAMES, Batch, BatchFull, FRAME_MIN, HEAD_COPY};
+use crate::batch::{BATCH_FRAMES, Batch, FRAME_MIN, HEAD_COPY};
 use crate::mem;
 use crate::offload::{Offload, OffloadCaps};
 
@@ -46,14 +46,9 @@ pub(super) struct XdpQueue {
     umem: Umem,
     rings: Rings,
     pool: Pool,
-    /// Where in its buffer a frame begins that waits.
-    starts: Box<[u16]>,
     /// Buffers of the last `rx_burst`, on their way back to the kernel; never longer than the
     /// receive share.
     returns: Vec<u32>,
-    /// A frame of the present batch was kept: until `rx_done` its bytes may be read once more, so
-    /// no buffer that was sent is used again.
-    kept: bool,
     software: bool,
     link: Arc<LinkState>,
     /// There is something in the tx ring that the kernel may not have seen.
@@ -75,11 +70,9 @@ impl XdpQueue {
         Self {
             socket,
             pool: Pool::new(receive, umem.chunks() - receive),
-            starts: vec![0; umem.chunks() as usize].into_boxed_slice(),
             returns: Vec::with_capacity(receive as usize + 4 * BATCH_FRAMES),
             umem,
             rings,
-            kept: false,
             software,
             link,
             to_send: false,
@@ -134,7 +127,7 @@ impl XdpQueue {
     /// Buffers that were sent are free again.
     #[inline]
     fn reap(&mut self) {
-        if self.kept || self.rings.completion.waiting() == 0 {
+        if self.rings.completion.waiting() == 0 {
             return;
         }
         while let Some(address) = self.rings.completion.pop() {
@@ -160,15 +153,13 @@ impl XdpQueue {
             unreachable!("a frame no longer than a buffer lies in it")
         };
         batch.copy_to(i, bytes);
-        self.starts[buffer as usize] = 0;
         Ok(Held { buffer, len })
     }
 
     /// Puts a frame that is ours into the tx ring; false: the ring is full.
     #[inline]
     fn queue(&mut self, frame: Held) -> bool {
-        let start = u32::from(self.starts[frame.buffer as usize]);
-        let addr = self.umem.address(frame.buffer, start);
+        let addr = self.umem.address(frame.buffer, 0);
         let taken = self.rings.tx.push(libc::xdp_desc { addr, len: frame.len, options: 0 });
         if taken {
             let _ = self.pool.sent(frame.buffer);
@@ -250,15 +241,11 @@ impl PortQueue for XdpQueue {
     }
 
     fn rx_done(&mut self) {
-        self.kept = false;
         while let Some(&buffer) = self.returns.last() {
-            // A buffer that was kept has sent another in its stead.
-            if self.pool.is_in_batch(buffer) {
-                if !self.rings.fill.push(self.umem.address(buffer, 0)) {
-                    return;
-                }
-                let _ = self.pool.refilled(buffer);
+            if !self.rings.fill.push(self.umem.address(buffer, 0)) {
+                return;
             }
+            let _ = self.pool.refilled(buffer);
             self.returns.pop();
         }
     }
@@ -347,41 +334,6 @@ impl Buffers for XdpQueue {
             }
         }
         out
-    }
-
-    fn keep(&mut self, batch: &Batch, i: usize) -> Option<Held> {
-        let (frame, head) = (batch.frame(i), batch.head(i));
-        if !frame.offload.is_none() {
-            return None;
-        }
-        // A frame that the slot holds whole says nothing of its buffer, and is cheap to copy.
-        let [rest] = batch.segments(i) else { return self.fill(batch, i) };
-        let place = self.umem.locate_pointer(rest.data);
-        let Some((buffer, behind)) = place.filter(|&(buffer, _)| self.pool.is_in_batch(buffer))
-        else {
-            // Kept already for another, or not of ours: a copy waits.
-            return self.fill(batch, i);
-        };
-        let start = behind.checked_sub(u32::try_from(head.len()).ok()?)?;
-        self.starts[buffer as usize] = u16::try_from(start).ok()?;
-        self.reap();
-        let instead = self.pool.keep(buffer)?;
-        self.returns.push(instead);
-        self.kept = true;
-        // What is sent is the slot, in its present form: it goes in front of the rest.
-        // SAFETY: the buffer was of the batch and is ours. WHY: the method is unsafe.
-        unsafe { self.umem.bytes(buffer, start, behind - start) }?.copy_from_slice(head);
-        Some(Held { buffer, len: frame.len })
-    }
-
-    fn load(&mut self, frame: Held, batch: &mut Batch) -> Result<(), BatchFull> {
-        if !batch.has_room() || !self.pool.is_held(frame.buffer) {
-            debug_assert!(!batch.has_room(), "a frame is loaded that does not wait");
-            return Err(BatchFull);
-        }
-        let start = u32::from(self.starts[frame.buffer as usize]);
-        self.push(frame.buffer, start, frame.len, batch);
-        Ok(())
     }
 
     fn release(&mut self, frame: Held) {

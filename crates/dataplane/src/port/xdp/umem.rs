@@ -63,11 +63,6 @@ impl Umem {
         Some((chunk, start))
     }
 
-    /// The same for a pointer of ours.
-    pub(super) fn locate_pointer(&self, at: *const u8) -> Option<(u32, u32)> {
-        self.locate((at as u64).checked_sub(self.memory.at() as u64)?)
-    }
-
     /// Where byte `start` of a chunk lies.
     pub(super) fn at(&self, chunk: u32, start: u32) -> *mut u8 {
         debug_assert!(chunk < self.chunks && start < self.chunk());
@@ -103,9 +98,6 @@ mod tests {
         assert_eq!(umem.locate(4 * 2048 - 1), Some((3, 2047)));
         assert_eq!(umem.locate(4 * 2048), None);
         assert_eq!(umem.locate(u64::MAX), None);
-        let at = umem.at(2, 17);
-        assert_eq!(umem.locate_pointer(at), Some((2, 17)));
-        assert_eq!(umem.locate_pointer(core::ptr::null()), None);
         // SAFETY: no kernel knows of this memory. WHY: the method is unsafe.
         unsafe {
             assert!(umem.bytes(3, 0, 2048).is_some_and(|b| b.iter().all(|&b| b == 0)));

@@ -20,7 +20,7 @@
 //! what is left of its request; then it makes another. (A request shorter than the frame it is for
 //! would be let in before others that it then keeps waiting: sixty clients with large segments once
 //! had one of half the link 400 KB behind.) Who runs empty keeps its account, ahead or behind by at
-//! most [`OWED_MAX`], until it has frames again, unless all were idle: time without frames is no
+//! most 64 KiB, until it has frames again, unless all were idle: time without frames is no
 //! credit, but who has short frames and a short queue runs empty in each of its requests, with its
 //! next frames on their way (it would lose them all: beside 40 clients with large segments it had 7
 //! % of its due). Who goes ahead or behind moves V by that much, so that the others' accounts stay
@@ -30,7 +30,7 @@
 //! third never two more than its half.
 //!
 //! **Departures.** None.
-//! **Error.** Ahead or behind by less than the longest request; who was idle, by [`OWED_MAX`] more.
+//! **Error.** Ahead or behind by less than the longest request; who was idle, by 64 KiB more.
 //! **Cost.** O(log n) a request in two heaps, no allocation after construction.
 
 use penstock_units::Weight;

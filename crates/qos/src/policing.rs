@@ -429,7 +429,7 @@ mod tests {
             let other = scope.spawn(run);
             run() + other.join().expect("it ends")
         });
-        assert!(passed <= 10_000 && passed >= 9_990, "{passed}");
+        assert!((9_990..=10_000).contains(&passed), "{passed}");
     }
 
     #[test]

@@ -122,6 +122,11 @@ impl Bed {
         self.idle_backoff_us
     }
 
+    /// Whether what is measured goes before all else.
+    pub fn raises_priority(&self) -> bool {
+        self.weighed
+    }
+
     pub fn tsc_hz(&self) -> f64 {
         self.tsc_hz
     }

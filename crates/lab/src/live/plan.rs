@@ -96,6 +96,9 @@ pub(crate) struct Plan {
     pub offloads: bool,
     /// Whether the ports listen on their sockets; else they connect.
     pub listens: bool,
+    /// Whether endpoints and programs go before all else on their core, in real time, where
+    /// priorities are raised at all: for load that leaves the core idle and is measured in time.
+    pub prompt: bool,
     /// The largest IP packet of a namespace's interface; 0: 1,500 bytes.
     pub mtu: u16,
 }

@@ -20,7 +20,7 @@ use super::applications::web_configuration;
 use super::capture::{Capture, Captured};
 use super::plan::Plan;
 use super::rig::platform;
-use super::shaped::{NET, VM, VM_PLACE, plan, shape};
+use super::shaped::{NET, VM, VM_PLACE, prompt_plan, shape};
 use super::stage::Stage;
 use crate::bench::bed::Bed;
 use crate::figures::jitter_fig9::{RATE, REQUESTS, Waited, conclude, deviation};
@@ -63,7 +63,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("rate_bps", RATE.0);
     let requests = requests(context.live.secs);
     outcome.note("requests", requests);
-    let mut stage = Stage::start(&bed, "requests", &plan())?;
+    let mut stage = Stage::start(&bed, "requests", &prompt_plan())?;
     serve(&bed, &mut stage)?;
     let (mut both, mut said) = (Vec::new(), Vec::new());
     for (kind, done) in Kind::BOTH.into_iter().zip([0.0, 0.5]) {

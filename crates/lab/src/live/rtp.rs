@@ -25,7 +25,7 @@ use serde_json::json;
 use super::capture::{Capture, Captured};
 use super::plan::Plan;
 use super::rig::platform;
-use super::shaped::{NET, NET_PLACE, VM, plan, shape};
+use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape};
 use super::stage::Stage;
 use crate::bench::bed::Bed;
 use crate::bench::process::ask;
@@ -56,7 +56,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
     outcome.note("rate_bps", RATE.0);
     outcome.note("frame_bytes", FRAME);
-    let mut stage = Stage::start(&bed, "rtp", &plan())?;
+    let mut stage = Stage::start(&bed, "rtp", &prompt_plan())?;
     context.progress(0.0, "a video");
     let video = video(stage.dir(), &due)?;
     let mut both = Vec::new();

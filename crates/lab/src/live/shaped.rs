@@ -23,6 +23,11 @@ pub(super) fn plan() -> Plan {
     Plan::new("", vec![vm, net])
 }
 
+/// The same where times are measured.
+pub(super) fn prompt_plan() -> Plan {
+    Plan { prompt: true, ..plan() }
+}
+
 /// Shapes what the VM sends from now on; a token bucket is refilled every 50 ms, as Xen's.
 pub(super) fn shape(stage: &Stage, kind: Kind, rate: BitsPerSecond) -> anyhow::Result<()> {
     let period = if kind == Kind::TokenBucket { ", period_ms = 50" } else { "" };

@@ -22,7 +22,7 @@ use super::capture::{Capture, Captured};
 use super::plan::Plan;
 use super::rig::platform;
 use super::rtp;
-use super::shaped::{NET, NET_PLACE, VM, plan, shape};
+use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape};
 use super::stage::Stage;
 use crate::bench::bed::Bed;
 use crate::clock;
@@ -58,7 +58,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("rate_bps", RATE.0);
     let window = Smooth::new(RATE)?.window();
     outcome.note("window_ms", vec![frame_ms(window.low), frame_ms(window.high)]);
-    let mut stage = Stage::start(&bed, "spacing", &plan())?;
+    let mut stage = Stage::start(&bed, "spacing", &prompt_plan())?;
     let (mut settled, mut outside) = (0, Vec::new());
     for ((off, name), done) in OFF.into_iter().zip([0.0, 0.35]) {
         context.progress(done, name);

@@ -3,7 +3,9 @@
 //! **Rule.** The switch's worker has its core; endpoints, kernel stacks and all programs share the
 //! generator's. So the worker's `capacity` is capped, for every policy alike, until the switch and
 //! not the programs' core is what is short. Namespaces, daemons and files are the guard's to take
-//! down. Rates come from the switch's counters of what each port sent.
+//! down. Rates come from the switch's counters of what each port sent. Where times are what is
+//! measured, endpoints and programs run in real time ([`Plan::prompt`]): a kernel that preempts at
+//! its tick lets others keep the core for 4 ms, however low their priority.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,6 +25,9 @@ use crate::clock;
 /// How long until namespaces are there and packets pass.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
+/// To `chrt`: in turns, at the least of all real-time priorities.
+const REAL_TIME: [&str; 2] = ["-r", "1"];
+
 /// A switch with a namespace behind each of its ports.
 #[derive(Debug)]
 pub(crate) struct Stage {
@@ -32,6 +37,7 @@ pub(crate) struct Stage {
     ours: Ours,
     dir: PathBuf,
     core: String,
+    prompt: bool,
     namespaces: Vec<(String, String)>,
 }
 
@@ -88,7 +94,13 @@ impl Stage {
             let said = std::fs::read_to_string(&log).unwrap_or_default();
             Ok(said.lines().any(|line| line == "ready").then_some(()))
         })?;
-        Ok(Self { programs: Vec::new(), _endpoint: endpoint, ours, dir, core, namespaces })
+        let prompt = plan.prompt && bed.raises_priority();
+        if prompt {
+            let id = endpoint.id().to_string();
+            ask(Command::new("chrt").args(["-a", "-p"]).args(REAL_TIME).arg(&id))?;
+        }
+        let programs = Vec::new();
+        Ok(Self { programs, _endpoint: endpoint, ours, dir, core, prompt, namespaces })
     }
 
     /// Where its files are.
@@ -102,7 +114,11 @@ impl Stage {
         let (_, netns) = netns.with_context(|| format!("no vm is called {vm}"))?;
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{netns}"));
-        command.args(["--", "taskset", "-c", &self.core, program]).args(words);
+        command.args(["--", "taskset", "-c", &self.core]);
+        if self.prompt {
+            command.arg("chrt").args(REAL_TIME);
+        }
+        command.arg(program).args(words);
         Ok(command)
     }
 

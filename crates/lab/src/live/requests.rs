@@ -20,7 +20,7 @@ use super::applications::web_configuration;
 use super::capture::{Capture, Captured};
 use super::plan::Plan;
 use super::rig::platform;
-use super::shaped::{NET, VM, VM_PLACE, prompt_plan, shape};
+use super::shaped::{NET, VM, VM_PLACE, prompt_plan, shape, waited};
 use super::stage::Stage;
 use crate::bench::bed::Bed;
 use crate::figures::jitter_fig9::{RATE, REQUESTS, Waited, conclude, deviation};
@@ -69,12 +69,13 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (kind, done) in Kind::BOTH.into_iter().zip([0.0, 0.5]) {
         context.progress(done, kind.name());
         shape(&stage, kind, RATE)?;
-        let (of_ab, waited) = ask_for(&bed, &mut stage, requests)?;
-        let of_capture = deviation(&waited.waiting);
+        let ((of_ab, times), wait) = waited(&mut stage, |stage| ask_for(&bed, stage, requests))?;
+        outcome.note(&format!("{} worker_wait_pct", kind.name()), wait);
+        let of_capture = deviation(&times.waiting);
         outcome.note(&format!("{} ab_ms_std", kind.name()), of_ab.std);
         outcome.note(&format!("{} ab_connect_ms_std", kind.name()), of_ab.connect_std);
         outcome.note(&format!("{} capture_ms_std", kind.name()), of_capture);
-        both.push(waited);
+        both.push(times);
         said.push(of_ab.std);
     }
     let both: [Waited; 2] = both.try_into().ok().context("two shapers were measured")?;

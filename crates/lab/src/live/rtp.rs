@@ -25,7 +25,7 @@ use serde_json::json;
 use super::capture::{Capture, Captured};
 use super::plan::Plan;
 use super::rig::platform;
-use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape};
+use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape, waited};
 use super::stage::Stage;
 use crate::bench::bed::Bed;
 use crate::bench::process::ask;
@@ -63,7 +63,9 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (kind, done) in Kind::BOTH.into_iter().zip([0.0, 0.5]) {
         context.progress(done, kind.name());
         shape(&stage, kind, RATE)?;
-        let (capture, frames) = play(&bed, &mut stage, &video, due.len())?;
+        let ((capture, frames), wait) =
+            waited(&mut stage, |stage| play(&bed, stage, &video, due.len()))?;
+        outcome.note(&format!("{} worker_wait_pct", kind.name()), wait);
         let received = received(&frames)?;
         anyhow::ensure!(
             received.packets() * 2 > due.len(),

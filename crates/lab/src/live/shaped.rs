@@ -2,8 +2,10 @@
 
 use penstock_units::BitsPerSecond;
 
+use super::fleet::to_f64;
 use super::plan::{Bound, Plan, Vm};
 use super::stage::Stage;
+use crate::clock;
 use crate::figures::Kind;
 
 /// The VM, which sends.
@@ -26,6 +28,18 @@ pub(super) fn plan() -> Plan {
 /// The same where times are measured.
 pub(super) fn prompt_plan() -> Plan {
     Plan { prompt: true, ..plan() }
+}
+
+/// Does `work`; and the share of its time, in percent, in which the worker waited for its core:
+/// what departs then is late for no fault of the shaper's.
+pub(super) fn waited<T>(
+    stage: &mut Stage,
+    work: impl FnOnce(&mut Stage) -> anyhow::Result<T>,
+) -> anyhow::Result<(T, f64)> {
+    let (began, before) = (clock::now(), stage.waited_ns());
+    let done = work(stage)?;
+    let waited = to_f64(stage.waited_ns() - before) / to_f64(clock::nanos(began.elapsed()).max(1));
+    Ok((done, 100.0 * waited))
 }
 
 /// Shapes what the VM sends from now on; a token bucket is refilled every 50 ms, as Xen's.

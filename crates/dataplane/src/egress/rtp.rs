@@ -5,9 +5,11 @@
 //! (RFC 3550 §5.1) and the clock of its timestamps. What is delivered to it there is measured by
 //! RFC 3550 §6.4.1, one source (SSRC) at a time; another source starts anew. Sequence numbers tell
 //! what was lost on the way here. **Cost.** Ports that mark none: one comparison a burst. Else the
-//! headers of each of its frames, and of a marked one a lock that nobody waits for: a second worker
-//! that delivers to the same port at the same moment leaves its frame unmeasured.
+//! headers of each of its frames, and of a marked one a lock between workers that nobody waits for:
+//! a second one that delivers to the same port at the same moment leaves its frame unmeasured. Who
+//! reads takes no lock; a reading may be a packet apart in itself.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 use penstock_qos::delay::Jitter;
@@ -69,27 +71,77 @@ impl Stream {
     }
 }
 
+/// A stream that is marked, and what was last told of it.
+#[derive(Debug)]
+struct Marked {
+    udp_port: u16,
+    /// The workers'.
+    stream: Mutex<Stream>,
+    ssrc: AtomicU64,
+    packets: AtomicU64,
+    lost: AtomicU64,
+    jitter: AtomicU64,
+    jitter_max: AtomicU64,
+}
+
+impl Marked {
+    fn new(udp_port: u16, clock_hz: u32) -> Self {
+        let none = AtomicU64::default;
+        Self {
+            udp_port,
+            stream: Mutex::new(Stream::new(udp_port, clock_hz)),
+            ssrc: none(),
+            packets: none(),
+            lost: none(),
+            jitter: none(),
+            jitter_max: none(),
+        }
+    }
+
+    fn take(&self, packet: &Packet, now: Nanos) {
+        let mut stream = match self.stream.try_lock() {
+            Ok(stream) => stream,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        stream.take(packet, now);
+        let told = &stream.reading;
+        self.ssrc.store(told.ssrc.into(), Ordering::Relaxed);
+        self.packets.store(told.packets, Ordering::Relaxed);
+        self.lost.store(told.lost, Ordering::Relaxed);
+        self.jitter.store(told.jitter.0, Ordering::Relaxed);
+        self.jitter_max.store(told.jitter_max.0, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> RtpReading {
+        RtpReading {
+            udp_port: self.udp_port,
+            ssrc: u32::try_from(self.ssrc.load(Ordering::Relaxed)).unwrap_or(0),
+            packets: self.packets.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+            jitter: Nanos(self.jitter.load(Ordering::Relaxed)),
+            jitter_max: Nanos(self.jitter_max.load(Ordering::Relaxed)),
+        }
+    }
+}
+
 /// The streams that a port marks; control reads what the workers measure.
 #[derive(Debug)]
-pub struct RtpStreams(Box<[(u16, Mutex<Stream>)]>);
+pub struct RtpStreams(Box<[Marked]>);
 
 impl RtpStreams {
     /// UDP ports, and the units a second of the timestamps there; the first
     /// [`RTP_STREAMS_MAX`].
     #[must_use]
     pub fn new(streams: &[(u16, u32)]) -> Self {
-        let stream = |&(port, hz): &(u16, u32)| (port, Mutex::new(Stream::new(port, hz)));
-        Self(streams.iter().take(RTP_STREAMS_MAX).map(stream).collect())
+        let marked = streams.iter().take(RTP_STREAMS_MAX);
+        Self(marked.map(|(port, hz)| Marked::new(*port, *hz)).collect())
     }
 
     /// What is known now.
     #[must_use]
     pub fn read(&self) -> Vec<RtpReading> {
-        let of = |stream: &Mutex<Stream>| match stream.lock() {
-            Ok(stream) => stream.reading,
-            Err(poisoned) => poisoned.into_inner().reading,
-        };
-        self.0.iter().map(|(_, stream)| of(stream)).collect()
+        self.0.iter().map(Marked::read).collect()
     }
 
     /// What is delivered at `now`.
@@ -97,14 +149,11 @@ impl RtpStreams {
     pub(super) fn measure(&self, batch: &Batch, frames: &[u8], now: Nanos) {
         for &i in frames {
             let Some((port, payload)) = udp(batch.head(usize::from(i))) else { continue };
-            let Some((_, stream)) = self.0.iter().find(|(marked, _)| *marked == port) else {
+            let Some(marked) = self.0.iter().find(|marked| marked.udp_port == port) else {
                 continue;
             };
-            let Some(packet) = Packet::parse(payload) else { continue };
-            match stream.try_lock() {
-                Ok(mut stream) => stream.take(&packet, now),
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(&packet, now),
-                Err(TryLockError::WouldBlock) => {}
+            if let Some(packet) = Packet::parse(payload) {
+                marked.take(&packet, now);
             }
         }
     }

@@ -4,9 +4,8 @@ use penstock_units::Nanos;
 
 const NIL: u32 = u32::MAX;
 
-/// A frame that waits: a line of the cache, where it would lie across two.
+/// A frame that waits.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
 pub(super) struct Frame<T> {
     pub item: T,
     pub bytes: u32,

@@ -36,7 +36,8 @@ fn across(tenant: usize, vms: usize, from: usize) -> Connection {
 fn ended(spec: Spec, system: System, secs: u64) -> FlowSim {
     let mut sim = FlowSim::new(spec, system).unwrap();
     sim.run_until(Nanos::from_secs(secs));
-    assert_eq!(sim.unsettled(), 0);
+    let (cut, of) = sim.cuts();
+    assert!(cut * 100 <= of, "{cut} of {of}");
     sim
 }
 

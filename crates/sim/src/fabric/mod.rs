@@ -12,10 +12,14 @@
 //! | [`spec`], [`sizes`] | links, tenants, connections; how long flows are |
 //! | [`system`] | QShare, ElasticSwitch, Trinity, static reservation, plain TCP |
 //! | [`link_share`], [`rates`] | how a link divides its rate, and what follows for all streams |
+//! | [`peers`] | settings of the systems compared with, and what they must show first |
+//! | [`packets`] | one bottleneck packet by packet, to hold the rates against |
 //! | [`flow_sim`], [`record`] | time, and what is left of a run |
 
 pub mod flow_sim;
 pub mod link_share;
+pub mod packets;
+pub mod peers;
 pub mod rates;
 pub mod record;
 pub mod sizes;

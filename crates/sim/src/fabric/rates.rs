@@ -8,8 +8,11 @@
 //!
 //! With one queue a link this is the known way to max-min fair rates by advertised rates (Bertsekas
 //! and Gallager, "Data Networks", §6.5.2): settled links stay settled, one bottleneck after the
-//! other. With several queues a link there is no such proof here; [`Rates::unsettled`] counts when
-//! it did not end within its bound, and tests say that it does.
+//! other. With several queues a link there may be a whole range of answers that agree: two streams
+//! that share two full links, which weigh them in opposite ways, may divide them in any proportion
+//! between, and their links can go on answering each other. Therefore a link that was asked often
+//! goes half way and is content with less; whatever is above a capacity at the end is cut in
+//! proportion. [`Rates::cut`] counts how often that was needed.
 //!
 //! **Quantities.** Bits per second; a stream is a number of flows with the same way, queue and
 //! limit. **Cost.** What changed and what that touches: most changes touch the links of one stream
@@ -35,12 +38,20 @@ impl LinkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u32);
 
-/// Links answer at most so often on average in one [`Rates::settle`].
-const ROUNDS_MAX: usize = 200;
+/// A link that answers more often than this in one [`Rates::settle`] goes only half way to its new
+/// answer, and takes one that differs by less than [`NEAR`] as the same.
+const TURNS_FREE: u32 = 8;
+/// A link that has answered so often answers no more.
+const TURNS_MAX: u32 = 64;
+/// See [`TURNS_FREE`].
+const NEAR: f64 = 1e-3;
 /// An answer that differs by less, relatively, is the same.
 const SAME: f64 = 1e-10;
 
-#[derive(Debug)]
+/// Longest path of a stream: two interfaces, a core, two hoses, and room.
+pub const HOPS_MAX: usize = 6;
+
+#[derive(Clone, Copy, Debug)]
 struct Hop {
     link: u32,
     /// Where the link's list of members has this stream.
@@ -49,19 +60,47 @@ struct Hop {
     offer: f64,
 }
 
+impl Hop {
+    const NONE: Self = Self { link: 0, place: 0, offer: f64::INFINITY };
+}
+
 #[derive(Debug)]
 struct Stream {
     class: usize,
     flows: f64,
     limit: f64,
-    hops: Vec<Hop>,
+    /// The smallest offer and the next one, which links ask for far more often than they change.
+    least: [f64; 2],
+    /// The hop of the smallest.
+    at_least: usize,
+    path: [Hop; HOPS_MAX],
+    len: usize,
 }
 
 impl Stream {
+    fn hops(&self) -> &[Hop] {
+        &self.path[..self.len]
+    }
+
     /// What it asks of a link, given all others.
     fn demand(&self, except: usize) -> f64 {
-        let others = self.hops.iter().enumerate().filter(|(hop, _)| *hop != except);
-        others.map(|(_, hop)| hop.offer).fold(self.limit, f64::min)
+        self.limit.min(self.least[usize::from(except == self.at_least)])
+    }
+
+    fn rate(&self) -> f64 {
+        self.limit.min(self.least[0])
+    }
+
+    fn find_least(&mut self) {
+        self.least = [f64::INFINITY; 2];
+        for (at, hop) in self.path[..self.len].iter().enumerate() {
+            if hop.offer < self.least[0] {
+                self.least = [hop.offer, self.least[0]];
+                self.at_least = at;
+            } else {
+                self.least[1] = self.least[1].min(hop.offer);
+            }
+        }
     }
 }
 
@@ -74,6 +113,8 @@ struct Link {
     members: Vec<(u32, u32)>,
     levels: Vec<Level>,
     waits: bool,
+    /// How often it answered since rates began to settle.
+    turns: u32,
 }
 
 impl Link {
@@ -91,7 +132,9 @@ pub struct Rates {
     waiting: VecDeque<u32>,
     askers: Vec<Asker>,
     scratch: Scratch,
-    unsettled: u64,
+    /// Links that answered since rates began to settle.
+    asked: Vec<u32>,
+    cut: u64,
 }
 
 impl Rates {
@@ -105,6 +148,7 @@ impl Rates {
             members: Vec::new(),
             levels: Vec::new(),
             waits: false,
+            turns: 0,
         };
         Self {
             links: capacities.iter().map(link).collect(),
@@ -112,16 +156,28 @@ impl Rates {
             waiting: VecDeque::new(),
             askers: Vec::new(),
             scratch: Scratch::default(),
-            unsettled: 0,
+            asked: Vec::new(),
+            cut: 0,
         }
     }
 
     /// Adds a stream of a class over `path`, without flows yet.
     pub fn add(&mut self, class: usize, path: &[LinkId]) -> StreamId {
-        let hop = |link: &LinkId| Hop { link: link.0, place: 0, offer: f64::INFINITY };
-        let hops = path.iter().map(hop).collect();
+        assert!(path.len() <= HOPS_MAX, "a path of {} links", path.len());
+        let mut hops = [Hop::NONE; HOPS_MAX];
+        for (hop, link) in hops.iter_mut().zip(path) {
+            hop.link = link.0;
+        }
         let id = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
-        self.streams.push(Stream { class, flows: 0.0, limit: f64::INFINITY, hops });
+        self.streams.push(Stream {
+            class,
+            flows: 0.0,
+            limit: f64::INFINITY,
+            least: [f64::INFINITY; 2],
+            at_least: 0,
+            path: hops,
+            len: path.len(),
+        });
         StreamId(id)
     }
 
@@ -142,7 +198,7 @@ impl Rates {
             _ => {}
         }
         let stream = &self.streams[id.0 as usize];
-        for hop in &stream.hops {
+        for hop in stream.hops() {
             ask(&mut self.links, &mut self.waiting, hop.link);
         }
     }
@@ -169,7 +225,7 @@ impl Rates {
     #[must_use]
     pub fn rate(&self, id: StreamId) -> f64 {
         let stream = &self.streams[id.0 as usize];
-        if stream.flows > 0.0 { stream.demand(usize::MAX) } else { 0.0 }
+        if stream.flows > 0.0 { stream.rate() } else { 0.0 }
     }
 
     /// Which share of what it asked for is refused to the worst of the queues on a stream's way.
@@ -180,33 +236,62 @@ impl Rates {
             let link = &self.links[hop.link as usize];
             link.levels.get(link.queue(stream.class)).map_or(0.0, |level| level.refused)
         };
-        stream.hops.iter().map(at).fold(0.0, f64::max)
+        stream.hops().iter().map(at).fold(0.0, f64::max)
     }
 
-    /// How often rates were not settled within the bound.
+    /// How often rates had to be cut at the end to fit into a link.
     #[must_use]
-    pub const fn unsettled(&self) -> u64 {
-        self.unsettled
+    pub const fn cut(&self) -> u64 {
+        self.cut
     }
 
     /// Has links answer until no answer changes.
     pub fn settle(&mut self) {
-        let mut budget = ROUNDS_MAX * self.links.len();
-        while let Some(link) = self.waiting.pop_front() {
-            self.links[link as usize].waits = false;
-            self.answer(link);
-            budget -= 1;
-            if budget == 0 {
-                self.unsettled += 1;
-                for link in self.waiting.drain(..) {
-                    self.links[link as usize].waits = false;
-                }
+        let mut rough = false;
+        while let Some(number) = self.waiting.pop_front() {
+            let link = &mut self.links[number as usize];
+            link.waits = false;
+            if link.turns == 0 {
+                self.asked.push(number);
             }
+            link.turns += 1;
+            rough |= link.turns > TURNS_FREE;
+            if link.turns <= TURNS_MAX {
+                self.answer(number);
+            }
+        }
+        while let Some(number) = self.asked.pop() {
+            self.links[number as usize].turns = 0;
+        }
+        if rough {
+            self.fit();
         }
     }
 
+    /// Cuts what is above a capacity, link by link: what one cuts is not more than before on any.
+    fn fit(&mut self) {
+        let Self { links, streams, .. } = self;
+        let mut cut = false;
+        for link in links {
+            let rates = link.members.iter().map(|(stream, _)| streams[*stream as usize].rate());
+            let sum: f64 = rates.sum();
+            if sum <= link.capacity * (1.0 + 1e-9) {
+                continue;
+            }
+            cut = true;
+            for (stream, hop) in &link.members {
+                let stream = &mut streams[*stream as usize];
+                stream.path[*hop as usize].offer = stream.rate() * link.capacity / sum;
+                stream.find_least();
+            }
+        }
+        self.cut += u64::from(cut);
+    }
+
     fn join(&mut self, id: u32) {
-        for (at, hop) in (0_u32..).zip(&mut self.streams[id as usize].hops) {
+        let stream = &mut self.streams[id as usize];
+        stream.least = [f64::INFINITY; 2];
+        for (at, hop) in (0_u32..).zip(&mut stream.path[..stream.len]) {
             let members = &mut self.links[hop.link as usize].members;
             hop.place = u32::try_from(members.len()).unwrap_or(u32::MAX);
             hop.offer = f64::INFINITY;
@@ -215,12 +300,12 @@ impl Rates {
     }
 
     fn leave(&mut self, id: u32) {
-        for at in 0..self.streams[id as usize].hops.len() {
-            let Hop { link, place, .. } = self.streams[id as usize].hops[at];
+        for at in 0..self.streams[id as usize].len {
+            let Hop { link, place, .. } = self.streams[id as usize].path[at];
             let members = &mut self.links[link as usize].members;
             members.swap_remove(place as usize);
             if let Some((moved, hop)) = members.get(place as usize).copied() {
-                self.streams[moved as usize].hops[hop as usize].place = place;
+                self.streams[moved as usize].path[hop as usize].place = place;
             }
         }
     }
@@ -240,15 +325,32 @@ impl Rates {
             let (id, hop) = link.members[at];
             let offer = asker.flows * link.levels[asker.queue].per_flow;
             let stream = &mut streams[id as usize];
-            let before = std::mem::replace(&mut stream.hops[hop as usize].offer, offer);
-            // Beyond its limit it is the same to the other links.
-            if same(before.min(stream.limit), offer.min(stream.limit)) {
+            let before = stream.path[hop as usize].offer;
+            let often = link.turns > TURNS_FREE;
+            let offer = if often { between(before, offer) } else { offer };
+            if before == offer {
                 continue;
             }
-            for other in stream.hops.iter().filter(|other| other.link != number) {
+            stream.path[hop as usize].offer = offer;
+            stream.find_least();
+            // Beyond its limit it is the same to the other links.
+            let (before, offer) = (before.min(stream.limit), offer.min(stream.limit));
+            if same(before, offer) || often && (before - offer).abs() <= NEAR * before.min(offer) {
+                continue;
+            }
+            for other in stream.hops().iter().filter(|other| other.link != number) {
                 ask(links, waiting, other.link);
             }
         }
+    }
+}
+
+/// Half way from one offer to another; twice or half as much where one of them has no end.
+fn between(before: f64, offer: f64) -> f64 {
+    match (before.is_finite(), offer.is_finite()) {
+        (true, true) => f64::midpoint(before, offer),
+        (true, false) => 2.0 * before,
+        (false, _) => offer,
     }
 }
 
@@ -297,7 +399,7 @@ mod tests {
         rates.settle();
         assert!(close(rates.rate(streams[0]), 0.5) && close(rates.rate(streams[3]), 0.5));
         assert!(close(rates.rate(streams[4]), 1.5) && rates.rate(streams[2]) == 0.0);
-        assert_eq!(rates.unsettled(), 0);
+        assert_eq!(rates.cut(), 0);
     }
 
     #[test]

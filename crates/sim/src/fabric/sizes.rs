@@ -3,7 +3,7 @@
 //! **Rule.** A table has lines of a size in bytes and the probability that a flow is not longer. To
 //! draw: u uniform in [0, 1), and in the segment that holds u the size by linear interpolation; u
 //! below the first point's probability is the first size. That is how the generators from which the
-//! tables come sample them.
+//! tables come sample them. Lines that begin with `#` say where a table comes from.
 
 use thiserror::Error;
 
@@ -37,7 +37,8 @@ impl SizeTable {
     /// A line that cannot be read, a column that falls, or a last probability that is not 1.
     pub fn parse(text: &str) -> Result<Self, SizeTableError> {
         let mut points: Vec<(f64, f64)> = Vec::new();
-        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let empty = |line: &str| line.trim().is_empty() || line.starts_with('#');
+        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !empty(line)) {
             let mut columns = line.split_whitespace().map(str::parse::<f64>);
             let (Some(Ok(size)), Some(Ok(part)), None) =
                 (columns.next(), columns.next(), columns.next())
@@ -56,6 +57,12 @@ impl SizeTable {
             Some((_, part)) if (part - 1.0).abs() < 1e-9 => Ok(Self { points }),
             _ => Err(SizeTableError::End),
         }
+    }
+
+    /// All flows have this size.
+    #[must_use]
+    pub fn fixed(bytes: u32) -> Self {
+        Self { points: vec![(f64::from(bytes), 1.0)] }
     }
 
     /// The mean, bytes.
@@ -89,7 +96,7 @@ mod tests {
 
     #[test]
     fn draws_have_the_tables_mean_and_points() {
-        let table = SizeTable::parse("100 0.5\n100 0.6\n1100 1\n").unwrap();
+        let table = SizeTable::parse("# source\n100 0.5\n100 0.6\n1100 1\n").unwrap();
         assert!((table.mean() - (60.0 + 0.4 * 600.0)).abs() < 1e-9);
         let mut rng = Rng::new(1);
         let sizes: Vec<u64> = (0..100_000).map(|_| table.draw(&mut rng)).collect();

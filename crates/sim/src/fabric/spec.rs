@@ -118,6 +118,8 @@ pub struct Connection {
     pub order: Order,
     /// How long flows are; `None`: the first never ends.
     pub sizes: Option<Arc<SizeTable>>,
+    /// What the server sends at most, even if it could send more; `None`: all that it may.
+    pub paced: Option<BitsPerSecond>,
     /// After a flow it sleeps once in so many flows (parts per million), 0 to `pause_max` long.
     pub pause_ppm: u32,
     /// The longest sleep.
@@ -126,6 +128,8 @@ pub struct Connection {
     pub latency: Nanos,
     /// It asks first then.
     pub from: Nanos,
+    /// It does not ask any more from then on.
+    pub until: Nanos,
     /// It does not ask any more after so many flows.
     pub flows_max: u64,
 }
@@ -140,10 +144,12 @@ impl Connection {
             servers,
             order: Order::Random,
             sizes: None,
+            paced: None,
             pause_ppm: 0,
             pause_max: Nanos(0),
             latency: Nanos(0),
             from: Nanos(0),
+            until: Nanos(u64::MAX),
             flows_max: u64::MAX,
         }
     }

@@ -1,15 +1,15 @@
 //! Hose guarantees, and what a link must carry of them.
 //!
 //! **Problem.** A tenant buys a rate for each VM and not for each pair: any VM may talk to any.
-//! **Source.** QShare §II-A, Fig. 1(b) and §IV-B; Duffield et al., SIGCOMM 1999. Separate rates to
-//! send and to receive: `departures.md`, "hose".
+//! **Source.** QShare §II-A, Fig. 1(b) and §IV-B; Duffield et al., SIGCOMM 1999, also for separate
+//! rates to send and to receive.
 //!
-//! **Rule.** A link splits a tenant's VMs into those below it and the others. Upwards it carries no
-//! more than those below may send and the others may receive, whichever is less; downwards the
+//! **Rule.** A link splits a tenant's VMs into those below it and the others. Upwards it carries
+//! no more than those below may send and the others may receive, whichever is less; downwards the
 //! reverse. With equal rates B: `B * min(m, N - m)` for m of N VMs below.
 //!
-//! **Worked example** (a test): Fig. 1(b), VMs of rates 1, 2 | 3 | 4: the links need
-//! min(1 + 2, 3 + 4) = 3, min(3, 7) = 3 and min(4, 6) = 4.
+//! **Worked example** (a test): Fig. 1(b), VMs of rates 1, 2 | 3 | 4: the links need min(1 + 2, 3
+//! + 4) = 3, min(3, 7) = 3 and min(4, 6) = 4.
 
 use penstock_units::BitsPerSecond;
 use thiserror::Error;

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod dscp;
+pub mod gain;
 pub mod hose;
 pub mod ledger;
 pub mod queue_binding;

@@ -10,7 +10,8 @@
 //! them. Else a tenant gets one on *every* port of its tree: a spare one, or that of a tenant with
 //! less score. It may take one only from tenants that have had it for [`Settings::hold`] intervals
 //! and whose score it exceeds by [`Settings::hysteresis_permille`], and only if its score is above
-//! that of all who lose theirs together. All others share queue 0.
+//! that of all who lose theirs together. What is spare after that goes to those who were looked at
+//! too early for it, highest score first. All others share queue 0.
 //!
 //! **Cost.** For each tenant its ports times the queues, and 100 times the queues for each port
 //! whose reservations changed.
@@ -240,8 +241,31 @@ impl Binding {
             self.seize(candidate.tenant, queues);
             won.insert(candidate.tenant);
         }
+        self.sweep(topology, &order, tenants, &mut won);
         let without_code_point = self.mark(&order, tenants, &mut won);
         self.finish(topology, tenants, lost, &won, without_code_point)
+    }
+
+    /// Gives what is still spare to those who were looked at before it was: a victim leaves queues
+    /// on ports where nobody took one from it.
+    fn sweep(
+        &mut self,
+        topology: &Topology,
+        order: &[usize],
+        tenants: &[Candidate<'_>],
+        won: &mut BTreeSet<TenantSlot>,
+    ) {
+        for at in order {
+            // With no score nobody is a victim.
+            let candidate = Candidate { score: 0, ..tenants[*at] };
+            if candidate.links.is_empty() || self.bound.contains_key(&candidate.tenant) {
+                continue;
+            }
+            if let Some(Grab { queues, .. }) = self.choose(topology, &candidate, &BTreeMap::new()) {
+                self.seize(candidate.tenant, queues);
+                won.insert(candidate.tenant);
+            }
+        }
     }
 
     /// Takes the queues of those who are gone or have other links.

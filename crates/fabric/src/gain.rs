@@ -1,0 +1,186 @@
+//! What tenants get beyond their guarantees, and how much of the links is then used.
+//!
+//! **Problem.** Packets of a hundred thousand VMs cannot be simulated for every question; rates of
+//! tenants can. **Source.** QShare §VII-C2: tenant-level throughput, any communication pattern.
+//!
+//! **Quantities.** A tenant's *gain* is its throughput over its guarantee, the same on all links
+//! of its tree. A link's *use* is a part of its rate.
+//!
+//! **Rule.** Who is in the shared queue, or wants less than its guarantee, has what it wants and
+//! no more than that guarantee. What is left of a link goes to those with queues of their own by
+//! weight, that is by guarantee, so it offers each the same gain. [`printed`]: a tenant has the
+//! least gain of its links, as the paper counts. [`max_min`]: what it then leaves on other links
+//! goes to who can use it, as weighted queues do.
+//!
+//! **Worked example** (a test). Two tenants with 10 on a link of 100 get 50 each, a gain of 5. One
+//! of them has another link of 30: its gain is 3 there, so the first has 70 by max-min, a gain of
+//! 7, and still 5 as printed.
+
+use crate::hose::Need;
+use crate::topology::{LinkId, Topology};
+
+/// A tenant and what it wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow<'a> {
+    /// Its links and its guarantees there.
+    pub links: &'a [(LinkId, Need)],
+    /// The part of its guarantee that it uses, 0 to 1; `None`: all that it can get, which is more
+    /// than its guarantee only with a queue of its own.
+    pub part: Option<f64>,
+    /// Whether it has a queue of its own on all of its links.
+    pub has_queue: bool,
+}
+
+impl Flow<'_> {
+    /// Whether it can have more than its guarantee.
+    #[must_use]
+    pub fn may_gain(&self) -> bool {
+        self.part.is_none() && self.has_queue
+    }
+
+    /// What it has without a queue of its own.
+    fn held(&self) -> f64 {
+        self.part.unwrap_or(1.0)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bits per second, far below 2^52")]
+fn rate(need: &Need) -> f64 {
+    need.larger().0 as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bits per second, far below 2^52")]
+fn capacity(topology: &Topology, link: LinkId) -> f64 {
+    topology.rate(link).0 as f64
+}
+
+/// By link: what those use who cannot gain, and the guarantees of those who can.
+fn demands(topology: &Topology, flows: &[Flow<'_>]) -> Vec<(f64, f64)> {
+    let mut by_link = vec![(0.0, 0.0); topology.links()];
+    for flow in flows {
+        for (link, need) in flow.links {
+            let (fixed, gaining) = &mut by_link[link.index()];
+            if flow.may_gain() {
+                *gaining += rate(need);
+            } else {
+                *fixed += rate(need) * flow.held();
+            }
+        }
+    }
+    by_link
+}
+
+/// Each tenant's gain: the least that its links offer. A tenant without links has none to count
+/// and gets infinity.
+#[must_use]
+pub fn printed(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
+    let demands = demands(topology, flows);
+    let offer = |(link, _): &(LinkId, Need)| {
+        let (fixed, gaining) = demands[link.index()];
+        (capacity(topology, *link) - fixed) / gaining
+    };
+    let gain = |flow: &Flow<'_>| match flow.may_gain() {
+        true => flow.links.iter().map(offer).fold(f64::INFINITY, f64::min),
+        false => flow.held(),
+    };
+    flows.iter().map(gain).collect()
+}
+
+/// Each tenant's gain by weighted max-min: the scarcest link settles its tenants, then the next of
+/// what is left.
+///
+/// **Cost.** Links times links, at most.
+#[must_use]
+pub fn max_min(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
+    let mut demands = demands(topology, flows);
+    let mut waiting = vec![Vec::new(); demands.len()];
+    for (at, flow) in flows.iter().enumerate().filter(|(_, flow)| flow.may_gain()) {
+        flow.links.iter().for_each(|(link, _)| waiting[link.index()].push(at));
+    }
+    let mut gains: Vec<f64> = flows.iter().map(Flow::held).collect();
+    let mut open: Vec<bool> = flows.iter().map(Flow::may_gain).collect();
+    loop {
+        let offers = (0..demands.len()).filter_map(|at| {
+            waiting[at].retain(|flow| open[*flow]);
+            let (fixed, gaining) = demands[at];
+            let link = LinkId(crate::topology::number(at));
+            let offer = (capacity(topology, link) - fixed) / gaining;
+            (!waiting[at].is_empty()).then_some((offer, at))
+        });
+        let Some((gain, link)) = offers.min_by(|a, b| a.0.total_cmp(&b.0)) else {
+            return gains;
+        };
+        for flow in core::mem::take(&mut waiting[link]) {
+            open[flow] = false;
+            gains[flow] = gain;
+            for (link, need) in flows[flow].links {
+                let (fixed, gaining) = &mut demands[link.index()];
+                *fixed += gain * rate(need);
+                *gaining -= rate(need);
+            }
+        }
+    }
+}
+
+/// By link: the part that is used when tenants have these gains.
+#[must_use]
+pub fn link_use(topology: &Topology, flows: &[Flow<'_>], gains: &[f64]) -> Vec<f64> {
+    let mut used = vec![0.0; topology.links()];
+    for (flow, gain) in flows.iter().zip(gains) {
+        for (link, need) in flow.links {
+            used[link.index()] += rate(need) * gain / capacity(topology, *link);
+        }
+    }
+    used
+}
+
+/// What tenants have when nobody may have more than its guarantee.
+#[must_use]
+pub fn fixed(flows: &[Flow<'_>]) -> Vec<f64> {
+    flows.iter().map(Flow::held).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{LinkSpec, NodeSpec, TopologySpec};
+    use penstock_units::BitsPerSecond;
+
+    /// Servers a and b below a rack; the links carry 100 and 30.
+    fn topology() -> Topology {
+        let node = |name: &str, slots| NodeSpec { name: name.to_owned(), slots };
+        let link = |child: &str, rate| LinkSpec {
+            child: child.to_owned(),
+            parent: "r".to_owned(),
+            rate: BitsPerSecond(rate),
+        };
+        let nodes = vec![node("a", Some(1)), node("b", Some(1)), node("r", None)];
+        TopologySpec { nodes, links: vec![link("a", 100), link("b", 30)] }.build().unwrap()
+    }
+
+    fn need(rate: u64) -> Need {
+        Need { up: BitsPerSecond(rate), down: BitsPerSecond(rate) }
+    }
+
+    #[test]
+    fn the_worked_example_comes_out() {
+        let (a, b) = ([(LinkId(0), need(10))], [(LinkId(0), need(10)), (LinkId(1), need(10))]);
+        let flow = |links| Flow { links, part: None, has_queue: true };
+        let flows = [flow(a.as_slice()), flow(b.as_slice())];
+        assert_eq!(printed(&topology(), &flows), [5.0, 3.0]);
+        let gains = max_min(&topology(), &flows);
+        assert_eq!(gains, [7.0, 3.0]);
+        assert_eq!(link_use(&topology(), &flows, &gains), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn without_a_queue_nobody_has_more_than_its_guarantee() {
+        let links = [(LinkId(0), need(10))];
+        let flow = |part, has_queue| Flow { links: &links, part, has_queue };
+        let flows = [flow(None, false), flow(Some(0.5), true), flow(None, true)];
+        for gains in [printed(&topology(), &flows), max_min(&topology(), &flows)] {
+            assert_eq!(gains, [1.0, 0.5, 8.5]);
+        }
+        assert_eq!(fixed(&flows), [1.0, 0.5, 1.0]);
+    }
+}

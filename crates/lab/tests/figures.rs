@@ -82,6 +82,8 @@ mod short_figures {
         jitter_fig9: "jitter-fig9";
         jitter_fig10: "jitter-fig10";
         jitter_fig11: "jitter-fig11";
+        qshare_fig4: "qshare-fig4";
+        qshare_fig5: "qshare-fig5";
     }
 
     #[test]

@@ -49,7 +49,9 @@
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
 //! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
 //! | [`paper_testbed`], [`paper_counters`] | its testbed, and what the worker counts there |
-//! | `c2qos_*`, `fsvde_*`, `jitter_*` | the figures |
+//! | `qshare_testbed`, `fabric_binder` | QShare's testbed, and its tenants bound to queues |
+//! | `qshare_core`, `qshare_fct` | the worlds of its Figs. 4 and 5 |
+//! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures |
 
 pub mod claim;
 pub mod experiment;
@@ -77,6 +79,7 @@ mod c2qos_fig6;
 mod c2qos_fig7;
 mod c2qos_overhead;
 mod core_loop;
+mod fabric_binder;
 mod fsvde_fig4;
 mod fsvde_link;
 mod fsvde_table2;
@@ -87,6 +90,12 @@ mod jitter_fig11;
 pub(crate) mod jitter_fig8;
 pub(crate) mod jitter_fig9;
 mod live_only;
+mod qshare_core;
+mod qshare_fct;
+mod qshare_fig4;
+mod qshare_fig5;
+mod qshare_testbed;
+
 mod shaped_vm;
 
 pub use claim::Claim;
@@ -115,6 +124,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     jitter_fig9::EXPERIMENT,
     jitter_fig10::EXPERIMENT,
     jitter_fig11::EXPERIMENT,
+    qshare_fig4::EXPERIMENT,
+    qshare_fig5::EXPERIMENT,
 ];
 
 /// The experiment called `name`, or the `demo`.

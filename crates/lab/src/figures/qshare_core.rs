@@ -1,0 +1,150 @@
+//! Ten tenants on one core link: the worlds of QShare's Fig. 4.
+//!
+//! **Source.** §VII-A1: five tenants with sufficient demand all the time, five that become active
+//! at some moment, the last at about 8 s; ten seconds. §VII-A2: every client asks randomly selected
+//! servers for flows by the enterprise trace; after each flow it goes on or sleeps, with equal
+//! chance, up to 1 s; one minute.
+//!
+//! **What is left open, and what is taken here.** In either world the first [`WARM_UP`] does not
+//! count. *Predictable*: every VM has [`STEADY`] connections to servers in the other rack, one flow
+//! after the other. *Unpredictable*: how many connections a VM has decides whether the core can be
+//! full at all. A connection that sleeps 0.25 s a flow of 157 KB asks for 5 Mbit/s at most; with
+//! [`CONNECTIONS`] of them a VM, to servers on other hosts, plain TCP fills the core, and what
+//! is missing to that is then binding's. The figure shows fewer and more beside it.
+
+use penstock_sim::fabric::{Connection, FlowSim, Record, Spec, System, TenantSpec};
+use penstock_units::Nanos;
+
+use super::qshare_testbed::{self as bed, Workload};
+
+/// Before what counts: two intervals of 4 s.
+pub const WARM_UP: Nanos = Nanos::from_secs(8);
+/// Connections of a VM whose demand is sufficient.
+pub const STEADY: usize = 4;
+/// Connections of a VM that is active or asleep as it likes.
+pub const CONNECTIONS: usize = 12;
+
+/// Which of the two worlds.
+#[derive(Debug, Clone, Copy)]
+pub enum Demand {
+    /// Sufficient from these moments on, seconds from the beginning of what counts.
+    From([f64; 10]),
+    /// Active or asleep at random, with so many connections a VM.
+    Random(usize),
+}
+
+/// What passed the core in a run.
+#[derive(Debug, Clone)]
+pub struct Core {
+    /// What was recorded, the warm-up included.
+    pub record: Record,
+    /// The tenants.
+    pub tenants: usize,
+    /// How often rates were cut, and settled.
+    pub cuts: (u64, u64),
+}
+
+/// Runs a world for `time` after the warm-up.
+///
+/// # Errors
+/// A world or system that cannot be simulated.
+pub fn run(
+    demand: Demand,
+    seed: u64,
+    time: Nanos,
+    system: impl Fn(&[TenantSpec]) -> anyhow::Result<System>,
+) -> anyhow::Result<Core> {
+    let tenants = bed::tenants(seed);
+    let mut spec = bed::spec(tenants.clone(), seed);
+    connect(&mut spec, demand)?;
+    let mut sim = FlowSim::new(spec, system(&tenants)?)?;
+    if matches!(demand, Demand::From(_)) {
+        sim = sim.with_entitlements();
+    }
+    sim.run_until(WARM_UP + time);
+    Ok(Core { record: sim.record().clone(), tenants: tenants.len(), cuts: sim.cuts() })
+}
+
+fn connect(spec: &mut Spec, demand: Demand) -> anyhow::Result<()> {
+    let sizes = Workload::Enterprise.sizes()?;
+    for (number, tenant) in spec.tenants.iter().enumerate() {
+        for client in 0..tenant.vms.len() {
+            let connection = Connection {
+                sizes: Some(sizes.clone()),
+                latency: bed::LATENCY,
+                ..Connection::endless(number, client, Vec::new())
+            };
+            let (connection, copies) = match demand {
+                Demand::From(seconds) => {
+                    let servers = bed::across(tenant, client);
+                    let from = from(seconds[number]);
+                    (Connection { servers, from, ..connection }, STEADY)
+                }
+                Demand::Random(copies) => {
+                    let random = Connection {
+                        servers: bed::others(tenant, client),
+                        pause_ppm: 500_000,
+                        pause_max: Nanos::from_secs(1),
+                        ..connection
+                    };
+                    (random, copies)
+                }
+            };
+            spec.connections.extend(std::iter::repeat_n(connection, copies));
+        }
+    }
+    Ok(())
+}
+
+/// Seconds of what counts; negative: from the very beginning.
+fn from(seconds: f64) -> Nanos {
+    if seconds < 0.0 {
+        return Nanos(0);
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some seconds")]
+    let nanos = (seconds * 1e9).round() as u64;
+    WARM_UP + Nanos(nanos)
+}
+
+impl Core {
+    /// What each tenant had over the core, both directions together, Mbit/s by time in seconds.
+    #[must_use]
+    pub fn tenant_mbps(&self, tenant: usize) -> Vec<(f64, f64)> {
+        self.of(|bits, _| (bits[2 * tenant] + bits[2 * tenant + 1]) / self.sample_secs() / 2e6)
+    }
+
+    /// How full the core was, mean of both directions, percent by time in seconds.
+    #[must_use]
+    pub fn utilisation_pct(&self) -> Vec<(f64, f64)> {
+        let capacity = 2.0 * 1e9 * self.sample_secs();
+        self.of(|bits, _| 100.0 * bits.iter().sum::<f64>() / capacity)
+    }
+
+    /// The least that a tenant had over what it was entitled to, over tenants and directions.
+    /// Ratios are rounded to a millionth: sums of rates are not exact beyond that.
+    #[must_use]
+    pub fn least_of_entitled(&self) -> Vec<(f64, f64)> {
+        self.of(|bits, entitled| {
+            let both = bits.iter().zip(entitled).filter(|(_, entitled)| **entitled > 1.0);
+            let least = both.map(|(bits, entitled)| bits / entitled).fold(f64::INFINITY, f64::min);
+            (least * 1e6).round() / 1e6
+        })
+    }
+
+    fn of(&self, value: impl Fn(&[f64], &[f64]) -> f64) -> Vec<(f64, f64)> {
+        let counts = self.record.samples.iter().filter(|sample| sample.at > WARM_UP);
+        let value = |sample: &penstock_sim::fabric::Sample| {
+            (secs(sample.at) - secs(WARM_UP), value(&sample.bits, &sample.entitled))
+        };
+        counts.map(value).collect()
+    }
+
+    fn sample_secs(&self) -> f64 {
+        secs(bed::SAMPLE)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "simulated time is far below 2^53 ns")]
+fn secs(time: Nanos) -> f64 {
+    time.0 as f64 / 1e9
+}

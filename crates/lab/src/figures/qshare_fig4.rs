@@ -1,0 +1,212 @@
+//! QShare, Fig. 4: guarantees held and a full core, whether demand can be foretold or not.
+//!
+//! **Problem.** Eight queues, one of them shared, and ten tenants: who has none must not lose its
+//! guarantee, and nothing of the core may stay unused that somebody wants. **Source.** QShare
+//! §VII-A, Fig. 4 (a) to (c); what it leaves open stands in [`super::qshare_core`] and
+//! [`super::qshare_testbed`].
+//!
+//! **What is compared.** (a) Demand that lasts, rate allocation off as in the paper:
+//! `min_rate_over_min_guarantee_demand` is the least over samples of 0.1 s, tenants and directions
+//! of what a tenant had over what its flows would have had in an empty network under its hose
+//! guarantee alone, which is min(guarantee, demand) in the hose model;
+//! `core_utilisation_pct` is the least of any sample. (b), (c) Demand at random, intervals of 1 to
+//! 10 s, with rate allocation in the shared queue off and on: `utilisation_pct_off_min` and
+//! `utilisation_pct_on_min` are the lowest means of any interval; the paper has "over 91 %".
+//! Beside them plain TCP, which has no guarantees, and other numbers of connections a VM: with too
+//! few of them nothing fills the core.
+
+use penstock_sim::Rng;
+use penstock_sim::fabric::{System, TenantSpec};
+use penstock_units::Nanos;
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment};
+use super::outcome::{Outcome, Record};
+use super::picture::{Axis, Panel, Picture, points};
+use super::qshare_core::{self as core, CONNECTIONS, Core, Demand};
+use super::qshare_testbed as bed;
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "qshare-fig4",
+    source: "QShare §VII-A, Fig. 4",
+    about: "ten tenants, seven queues, one core link: guarantees held, and the core full",
+    sim: Some(sim),
+    live: None,
+    picture,
+};
+
+/// The paper's interval, and those of (c), seconds.
+const INTERVAL: u64 = 4;
+const INTERVALS: [u64; 6] = [1, 2, 4, 6, 8, 10];
+/// Connections a VM that are shown beside [`CONNECTIONS`].
+const FEWER_AND_MORE: [usize; 3] = [4, 8, 16];
+/// How long (a) and (b) last.
+const A_SECS: u64 = 10;
+const B_SECS: u64 = 60;
+
+/// A run of the unpredictable world.
+#[derive(Clone, Copy, PartialEq)]
+enum Case {
+    Bound { interval: u64, shared: bool, connections: usize },
+    Tcp { connections: usize },
+}
+
+impl Case {
+    fn system(self, tenants: &[TenantSpec]) -> anyhow::Result<System> {
+        match self {
+            Self::Bound { interval, shared, .. } => {
+                bed::qshare(tenants, Nanos::from_secs(interval), shared)
+            }
+            Self::Tcp { .. } => Ok(System::PlainTcp),
+        }
+    }
+
+    const fn connections(self) -> usize {
+        match self {
+            Self::Bound { connections, .. } | Self::Tcp { connections } => connections,
+        }
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let bound = |interval, shared| Case::Bound { interval, shared, connections: CONNECTIONS };
+    let mut cases: Vec<_> = INTERVALS.iter().map(|i| bound(*i, false)).collect();
+    cases.extend(INTERVALS.iter().map(|i| bound(*i, true)));
+    cases.push(Case::Tcp { connections: CONNECTIONS });
+    for connections in FEWER_AND_MORE {
+        let interval = INTERVAL;
+        cases.push(Case::Tcp { connections });
+        cases.push(Case::Bound { interval, shared: false, connections });
+        cases.push(Case::Bound { interval, shared: true, connections });
+    }
+    cases
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("connections_a_vm", CONNECTIONS);
+    predictable(ctx, &mut outcome)?;
+    ctx.progress(0.05, "demand at random");
+    // Shorter than an interval, a run would show nothing of it.
+    let time = ctx.scaled(Nanos::from_secs(B_SECS)).max(Nanos::from_secs(INTERVALS[0]));
+    let (cases, seed) = (cases(), ctx.seed);
+    let run = |case: &Case| {
+        let demand = Demand::Random(case.connections());
+        core::run(demand, seed, time, |tenants| case.system(tenants))
+    };
+    let runs = bed::parallel(&cases, run)?;
+    unpredictable(&mut outcome, &cases, &runs);
+    Ok(outcome)
+}
+
+/// (a).
+fn predictable(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let mut rng = Rng::new(ctx.seed).fork(4);
+    // T1 to T5 from the beginning, T6 and T8 to T10 between 2 and 6 s, T7 at 8 s.
+    let mut start = [-1.0; 10];
+    for at in start.iter_mut().skip(5) {
+        *at = 2.0 + 4.0 * rng.unit();
+    }
+    start[6] = 8.0;
+    let system = |tenants: &[TenantSpec]| bed::qshare(tenants, Nanos::from_secs(INTERVAL), false);
+    let run = core::run(Demand::From(start), ctx.seed, Nanos::from_secs(A_SECS), system)?;
+    for tenant in 0..run.tenants {
+        let name = format!("a: T{}", tenant + 1);
+        outcome.series(&name, "Mbit/s", run.tenant_mbps(tenant));
+    }
+    let (ratio, used) = (run.least_of_entitled(), run.utilisation_pct());
+    let statement = "the least that a tenant had in 0.1 s over min(guarantee, demand)";
+    outcome.claim(
+        Claim::new("min_rate_over_min_guarantee_demand", statement, "")
+            .published(1.0)
+            .at_least(1.0)
+            .measured(least(&ratio)),
+    );
+    outcome.claim(
+        Claim::new("core_utilisation_pct", "how full the core was in the worst 0.1 s", "%")
+            .published(100.0)
+            .at_least(99.5)
+            .measured(least(&used)),
+    );
+    outcome.series("a: least of what was due", "", ratio);
+    outcome.series("a: core", "%", used);
+    Ok(())
+}
+
+/// (b) and (c).
+fn unpredictable(outcome: &mut Outcome, cases: &[Case], runs: &[Core]) {
+    let of = |case: Case| cases.iter().position(|c| *c == case).map(|at| &runs[at]);
+    let used = |case: Case| of(case).map_or(f64::NAN, |run| mean(&run.utilisation_pct()));
+    let bound = |interval, shared, connections| Case::Bound { interval, shared, connections };
+    for (shared, name, low) in [(false, "off", 91.0), (true, "on", 97.0)] {
+        if let Some(run) = of(bound(INTERVAL, shared, CONNECTIONS)) {
+            outcome.series(&format!("b: {name}"), "%", run.utilisation_pct());
+        }
+        let by = INTERVALS.map(|i| (number(i), used(bound(i, shared, CONNECTIONS))));
+        outcome.series(&format!("c: {name}"), "%", by);
+        let statement = format!("lowest use of the core, rate allocation {name}, 1 to 10 s");
+        outcome.claim(
+            Claim::new(&format!("utilisation_pct_{name}_min"), statement, "%")
+                .published(91.0)
+                .at_least(low)
+                .measured(least(&by)),
+        );
+    }
+    let tcp = used(Case::Tcp { connections: CONNECTIONS });
+    outcome.series("c: plain TCP", "%", INTERVALS.map(|i| (number(i), tcp)));
+    let statement = "plain TCP, without guarantees: what demand fills";
+    outcome.claim(Claim::new("utilisation_pct_plain_tcp", statement, "%").measured(tcp));
+    let numbers = [FEWER_AND_MORE[0], FEWER_AND_MORE[1], CONNECTIONS, FEWER_AND_MORE[2]];
+    let by = |case: &dyn Fn(usize) -> Case| numbers.map(|n| (count(n), used(case(n))));
+    outcome.series("d: off", "%", by(&|n| bound(INTERVAL, false, n)));
+    outcome.series("d: on", "%", by(&|n| bound(INTERVAL, true, n)));
+    outcome.series("d: plain TCP", "%", by(&|connections| Case::Tcp { connections }));
+    let cut: u64 = runs.iter().map(|run| run.cuts.0).sum();
+    let all: u64 = runs.iter().map(|run| run.cuts.1).sum();
+    outcome.note("rates_cut_ppm", (cut * 1_000_000).checked_div(all));
+}
+
+fn least(points: &[(f64, f64)]) -> f64 {
+    points.iter().map(|point| point.1).fold(f64::INFINITY, f64::min)
+}
+
+fn mean(points: &[(f64, f64)]) -> f64 {
+    points.iter().map(|point| point.1).sum::<f64>() / count(points.len())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn count(n: usize) -> f64 {
+    n as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn number(n: u64) -> f64 {
+    n as f64
+}
+
+fn picture(record: &Record) -> Picture {
+    let series = |name: &str| record.series(name).map(points).into_iter().flatten();
+    let time = || Axis::linear("time, s");
+    let used = || Axis::linear("use of the core, %").to(105.0);
+    let mut rates = Panel::new("(a) predictable demand", time(), Axis::linear("Mbit/s"));
+    for tenant in 1..=10 {
+        rates = rates.line(format!("T{tenant}"), series(&format!("a: T{tenant}")));
+    }
+    let rates = rates.published("guarantee", 94.0);
+    let at_random = Panel::new("(b) unpredictable demand, interval 4 s", time(), used())
+        .line("rate allocation off", series("b: off"))
+        .line("rate allocation on", series("b: on"));
+    let by = |title, axis, part: &str| {
+        Panel::new(title, axis, used())
+            .line("rate allocation off", series(&format!("{part}: off")))
+            .line("rate allocation on", series(&format!("{part}: on")))
+            .thin_line("plain TCP", series(&format!("{part}: plain TCP")))
+            .published("paper", 91.0)
+    };
+    Picture::new("QShare, Fig. 4: work-conserving guarantees on the testbed")
+        .panel(rates)
+        .panel(at_random)
+        .panel(by("(c) by interval", Axis::linear("interval, s"), "c"))
+        .panel(by("(d) by demand", Axis::linear("connections a VM"), "d"))
+}

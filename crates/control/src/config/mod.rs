@@ -14,6 +14,7 @@ mod cost_model;
 mod decode;
 mod edit;
 mod error;
+pub mod fabric;
 mod machine;
 mod matching;
 mod model;

@@ -1,0 +1,89 @@
+//! A datacenter and its tenants as TOML: each file is read whole or refused whole.
+//!
+//! **Rule.** As for the host's configuration: syntax, then each object's own values, then what
+//! objects say of each other; all mistakes of a step at once, each with its line, object, limit and
+//! remedy. Keys: `docs/fabric.md`.
+
+use std::path::Path;
+
+use toml_edit::{Document, Table};
+
+use super::decode::{Report, unknown_sections};
+use super::error::ConfigErrors;
+use super::source::Source;
+use super::{FILE_BYTES_MAX, read_file};
+
+mod tenants;
+mod topology;
+
+pub use tenants::{Layer, TenantWish};
+pub use topology::FabricFile;
+
+use penstock_fabric::topology::Topology;
+
+/// Reads the text of a datacenter; `file` is what errors call it.
+///
+/// # Errors
+/// All mistakes of the first step that has any, in the order of the text.
+pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors> {
+    parse(text, file, |root, report| {
+        unknown_sections(root, &topology::SECTIONS, report);
+        topology::read(root, report)
+    })
+}
+
+/// Reads the text of tenants of a datacenter, in the order in which they come.
+///
+/// # Errors
+/// As [`parse_topology`].
+pub fn parse_tenants(
+    text: &str,
+    file: &str,
+    topology: &Topology,
+) -> Result<Vec<TenantWish>, ConfigErrors> {
+    parse(text, file, |root, report| {
+        unknown_sections(root, &tenants::SECTIONS, report);
+        tenants::read(root, topology, report)
+    })
+}
+
+/// As [`parse_topology`], of a file.
+///
+/// # Errors
+/// As [`parse_topology`]; a file that cannot be read is a mistake.
+pub fn load_topology(path: &Path) -> Result<FabricFile, ConfigErrors> {
+    parse_topology(&read_file(path)?, &path.display().to_string())
+}
+
+/// As [`parse_tenants`], of a file.
+///
+/// # Errors
+/// As [`parse_tenants`]; a file that cannot be read is a mistake.
+pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>, ConfigErrors> {
+    parse_tenants(&read_file(path)?, &path.display().to_string(), topology)
+}
+
+/// Syntax, then `read`, which yields nothing only if it has reported why.
+fn parse<T>(
+    text: &str,
+    file: &str,
+    read: impl FnOnce(&Table, &mut Report<'_>) -> Option<T>,
+) -> Result<T, ConfigErrors> {
+    let source = Source::new(text, file);
+    if text.len() > FILE_BYTES_MAX {
+        let problem = format!("{} bytes are too many, the limit is {FILE_BYTES_MAX}", text.len());
+        return Err(ConfigErrors(vec![source.error(None, "file", problem, "shorten the file")]));
+    }
+    let document = Document::parse(text).map_err(|error| {
+        let problem = error.message().replace('\n', ", ");
+        let remedy = "correct the TOML syntax; nothing else was checked";
+        ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
+    })?;
+    let mut report = Report::new(source);
+    let value = read(document.as_table(), &mut report);
+    let errors = report.into_errors();
+    match value {
+        Some(value) if errors.0.is_empty() => Ok(value),
+        _ => Err(errors),
+    }
+}

@@ -1,0 +1,232 @@
+//! `[[tenant]]`: what each asks for.
+
+use std::collections::HashMap;
+
+use penstock_fabric::hose::{Hose, HoseError, VmClass};
+use penstock_fabric::tenant_placement::{Affinity, Request, Spread};
+use penstock_fabric::topology::Topology;
+use serde::Deserialize;
+use toml_edit::Table;
+
+use super::super::decode::{Object, Report, list};
+use super::super::share::BitsPerSecond;
+
+pub(super) const SECTIONS: [&str; 1] = ["tenant"];
+
+/// A kind of fault domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// One server.
+    #[default]
+    Server,
+    /// What is below a switch of the lowest layer.
+    Rack,
+    /// What is below a switch of the layer above that.
+    Pod,
+}
+
+impl Layer {
+    /// Its number: 0, 1, 2.
+    #[must_use]
+    pub const fn number(self) -> usize {
+        self as usize
+    }
+}
+
+/// A tenant as its file describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantWish {
+    /// What it is called.
+    pub name: String,
+    /// What it asks for; [`Affinity::near`] and [`Affinity::apart`] are empty.
+    pub request: Request,
+    /// Earlier tenants, by place in the list, and the kind of domain that it shares with them.
+    pub near: Vec<(usize, usize)>,
+    /// The same of those that it shares none with.
+    pub apart: Vec<(usize, usize)>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tenant {
+    name: String,
+    vms: Option<u32>,
+    rate: Option<BitsPerSecond>,
+    send: Option<BitsPerSecond>,
+    recv: Option<BitsPerSecond>,
+    #[serde(default)]
+    class: Vec<Class>,
+    most_per_server: Option<u32>,
+    most_per_rack: Option<u32>,
+    most_per_pod: Option<u32>,
+    least_servers: Option<u32>,
+    least_racks: Option<u32>,
+    least_pods: Option<u32>,
+    #[serde(default)]
+    within: Vec<String>,
+    #[serde(default)]
+    near: Vec<String>,
+    #[serde(default = "rack")]
+    near_in: Layer,
+    #[serde(default)]
+    apart: Vec<String>,
+    #[serde(default)]
+    apart_in: Layer,
+}
+
+fn rack() -> Layer {
+    Layer::Rack
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Class {
+    vms: u32,
+    rate: Option<BitsPerSecond>,
+    send: Option<BitsPerSecond>,
+    recv: Option<BitsPerSecond>,
+}
+
+pub(super) fn read(
+    root: &Table,
+    topology: &Topology,
+    report: &mut Report<'_>,
+) -> Option<Vec<TenantWish>> {
+    let objects = list::<Tenant>(root, "tenant", report);
+    let mut names: HashMap<String, usize> = HashMap::new();
+    let mut wishes = Vec::new();
+    for (at, object) in objects.iter().enumerate() {
+        if let Some(name) = &object.name
+            && names.contains_key(name)
+        {
+            let problem = format!("the name `{name}` is taken");
+            report.at(object, "name", problem, "give each tenant a name of its own");
+        }
+        wishes.push(wish(object, topology, &names, report));
+        names.extend(object.name.clone().map(|name| (name, at)));
+    }
+    wishes.into_iter().collect()
+}
+
+fn wish(
+    object: &Object<'_, Tenant>,
+    topology: &Topology,
+    names: &HashMap<String, usize>,
+    report: &mut Report<'_>,
+) -> Option<TenantWish> {
+    let tenant = object.value.as_ref()?;
+    let hose = hose(object, tenant, report)?;
+    let (vms, slots) = (u64::from(hose.vms()), topology.slots_all());
+    if vms > slots {
+        let problem = format!("{vms} VMs, and the datacenter has {slots} slots");
+        report.at(object, "vms", problem, "ask for fewer VMs");
+    }
+    let spread = spread(object, tenant, topology, &hose, report);
+    let within = tenant.within.iter().enumerate().filter_map(|(at, name)| {
+        let node = topology.find(name);
+        if node.is_none() {
+            let problem = format!("no server or switch is called `{name}`");
+            report.at(object, &format!("within.{at}"), problem, "correct the name");
+        }
+        node
+    });
+    let affinity = Affinity { within: within.collect(), ..Affinity::default() };
+    let mut others = |key: &str, list: &[String], layer: Layer| -> Vec<(usize, usize)> {
+        let found = list.iter().enumerate().filter_map(|(at, name)| {
+            let other = names.get(name).copied();
+            if other.is_none() {
+                let problem = format!("no tenant before this one is called `{name}`");
+                let remedy = "correct the name, or write that tenant first";
+                report.at(object, &format!("{key}.{at}"), problem, remedy);
+            }
+            Some((other?, layer.number()))
+        });
+        found.collect()
+    };
+    let near = others("near", &tenant.near, tenant.near_in);
+    let apart = others("apart", &tenant.apart, tenant.apart_in);
+    let request = Request { hose, spread, affinity };
+    Some(TenantWish { name: tenant.name.clone(), request, near, apart })
+}
+
+fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -> Option<Hose> {
+    let classes = if tenant.class.is_empty() {
+        let Some(vms) = tenant.vms else {
+            report.at(object, "vms", "`vms` is missing", "add `vms = ...`, or [[tenant.class]]");
+            return None;
+        };
+        vec![Class { vms, rate: tenant.rate, send: tenant.send, recv: tenant.recv }]
+    } else if tenant.vms.is_some() || tenant.rate.is_some() {
+        let problem = "both `vms` or `rate` and [[tenant.class]]";
+        report.at(object, "class", problem, "write one of the two");
+        return None;
+    } else {
+        tenant.class.clone()
+    };
+    let mut kinds = Vec::new();
+    for class in classes {
+        let (send, recv) = match (class.rate, class.send, class.recv) {
+            (Some(rate), None, None) => (rate, rate),
+            (None, Some(send), Some(recv)) => (send, recv),
+            _ => {
+                let problem = "a guarantee is `rate`, or `send` and `recv`";
+                report.at(object, "rate", problem, "write the one or the other two");
+                return None;
+            }
+        };
+        kinds.push(VmClass { vms: class.vms, send: send.0, recv: recv.0 });
+    }
+    let hose = Hose::new(kinds);
+    if let Err(error) = &hose {
+        let text = error.to_string();
+        let (problem, remedy) = text.split_once("; ").unwrap_or((&text, "see docs/fabric.md"));
+        let key = match error {
+            HoseError::ZeroRate | HoseError::Overflow => "rate",
+            _ => "vms",
+        };
+        report.at(object, key, problem, remedy);
+    }
+    hose.ok()
+}
+
+fn spread(
+    object: &Object<'_, Tenant>,
+    tenant: &Tenant,
+    topology: &Topology,
+    hose: &Hose,
+    report: &mut Report<'_>,
+) -> Vec<Spread> {
+    let bounds = [
+        (
+            Layer::Server,
+            tenant.most_per_server,
+            "most_per_server",
+            tenant.least_servers,
+            "least_servers",
+        ),
+        (Layer::Rack, tenant.most_per_rack, "most_per_rack", tenant.least_racks, "least_racks"),
+        (Layer::Pod, tenant.most_per_pod, "most_per_pod", tenant.least_pods, "least_pods"),
+    ];
+    let mut spread = Vec::new();
+    for (layer, most_vms, most_key, least_domains, least_key) in bounds {
+        let layer = layer.number();
+        if most_vms.is_none() && least_domains.is_none() {
+            continue;
+        }
+        let key = if most_vms.is_some() { most_key } else { least_key };
+        if layer >= topology.layers() {
+            report.at(object, key, "the topology has no such layer", "take the bound out");
+            continue;
+        }
+        if most_vms == Some(0) || least_domains == Some(0) {
+            report.at(object, key, "a bound of 0", "write 1 or more");
+        }
+        if least_domains.is_some_and(|least| least > hose.vms()) {
+            let problem = format!("more fault domains than VMs ({})", hose.vms());
+            report.at(object, least_key, problem, "ask for at most as many");
+        }
+        spread.push(Spread { layer, most_vms, least_domains });
+    }
+    spread
+}

@@ -202,13 +202,13 @@ socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "fair-share"
-queue = { bytes = 100, frames = 9000, wait_us = 1 }
+queue = { bytes = 100, frames = 90000, wait_us = 1 }
 shape = { period_ms = 5 }
 "#,
         &[
             "8:19: port \"vm3\": `queue.bytes` 100 is out of range; write 2048 to 8388608",
-            "8:33: port \"vm3\": `queue.frames` 9000 is out of range; write 32 to 8192",
-            "8:49: port \"vm3\": `queue.wait_us` 1 is out of range; write 100 to 10000000",
+            "8:33: port \"vm3\": `queue.frames` 90000 is out of range; write 32 to 65536",
+            "8:50: port \"vm3\": `queue.wait_us` 1 is out of range; write 100 to 10000000",
             "9:9: port \"vm3\": `shape` names no rate; add `send` or `receive`, as in shape = { \
                  send = \"4M\" }",
             "9:23: port \"vm3\": `period_ms` belongs to the shaper `token-bucket`; remove it",

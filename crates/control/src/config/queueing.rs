@@ -16,7 +16,7 @@ pub(super) const BYTES: core::ops::RangeInclusive<u64> = 2_048..=8 << 20;
 /// Microseconds that a frame waits.
 pub(super) const WAIT_US: core::ops::RangeInclusive<u64> = 100..=10_000_000;
 /// Frames of a queue.
-pub(super) const FRAMES: core::ops::RangeInclusive<u32> = 32..=8_192;
+pub(super) const FRAMES: core::ops::RangeInclusive<u32> = 32..=65_536;
 /// Milliseconds between two portions of tokens.
 pub(super) const PERIOD_MS: core::ops::RangeInclusive<u64> = 1..=1_000;
 
@@ -45,8 +45,8 @@ pub struct Queue {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,
-    /// Frames that wait, of all VMs together, 32 to 8192. Default 4096.
-    #[schemars(range(min = 32, max = 8_192))]
+    /// Frames that wait, of all VMs together, 32 to 65536: some tens for each VM. Default 4096.
+    #[schemars(range(min = 32, max = 65_536))]
     pub frames: u32,
     /// What becomes of frames for which there is no room; `fair-share` alone can hold them. Default
     /// `hold` there, `drop` elsewhere.

@@ -51,6 +51,9 @@ pub enum Command {
     Top(TopArgs),
     /// Says what limits a port's rate now, with numbers, and who uses its core.
     Explain(ExplainArgs),
+    /// The fabric: what its controller would do with a datacenter and its tenants.
+    #[command(subcommand)]
+    Controller(ControllerCommand),
     /// Guests, load and endpoints for experiments.
     #[command(subcommand)]
     Lab(penstock_lab::cli::LabCommand),
@@ -293,6 +296,127 @@ pub struct ExplainArgs {
     pub json: Json,
 }
 
+/// `penstock controller`.
+#[derive(Debug, Subcommand)]
+pub enum ControllerCommand {
+    /// Says which tenant would go where, what that costs, and why others have no place.
+    #[command(after_help = "Example:\n  penstock controller plan --topology examples/fabric.toml \
+        --tenants examples/tenants.toml --picture tree.svg")]
+    Plan(PlanArgs),
+    /// Replays usage against other queues, maps, weights or over-subscriptions.
+    #[command(
+        after_help = "Example:\n  penstock controller what-if --topology examples/fabric.toml \
+        --tenants examples/tenants.toml --queues 4,8 --map static-map,per-port-map"
+    )]
+    WhatIf(WhatIfArgs),
+}
+
+/// A datacenter and its tenants.
+#[derive(Debug, Args)]
+pub struct FabricFiles {
+    /// The datacenter.
+    #[arg(long, value_name = "FILE")]
+    pub topology: PathBuf,
+    /// Its tenants, in the order in which they come.
+    #[arg(long, value_name = "FILE")]
+    pub tenants: PathBuf,
+}
+
+/// `penstock controller plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub files: FabricFiles,
+    #[command(flatten)]
+    pub json: Json,
+    /// Draw the tree, coloured by load, as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
+}
+
+/// `penstock controller what-if`. All combinations of the lists are tried.
+#[derive(Debug, Args)]
+pub struct WhatIfArgs {
+    #[command(flatten)]
+    pub files: FabricFiles,
+    /// Recorded usage: lines of `interval,tenant,used_pct`; else it is made up.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["intervals", "inactive", "seed"])]
+    pub usage: Option<PathBuf>,
+    /// Intervals to make up.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=100_000)
+    )]
+    pub intervals: u32,
+    /// The part of the tenants, 0 to 1, that uses less than its guarantee in an interval.
+    #[arg(long, value_name = "PART", default_value = "0.5", value_parser = part)]
+    pub inactive: f64,
+    /// The seed of what is made up.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Queues of a port, the shared one included; default: the file's.
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u8).range(2..=64)
+    )]
+    pub queues: Vec<u8>,
+    /// How code points become queues; default: static-map.
+    #[arg(long, value_name = "MAP,...", value_delimiter = ',', value_enum)]
+    pub map: Vec<MapMode>,
+    /// What queues weigh against bandwidth in placement, 0 to 1; default: the file's.
+    #[arg(long, value_name = "PART,...", value_delimiter = ',', value_parser = part)]
+    pub queue_weight: Vec<f64>,
+    /// Over-subscription of the highest tier, as 4 for 4:1; default: the file's.
+    #[arg(long, value_name = "RATIO,...", value_delimiter = ',', value_parser = ratio)]
+    pub oversubscription: Vec<f64>,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// How switches get from a code point to a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MapMode {
+    /// One map for all ports.
+    #[value(name = "static-map")]
+    Static,
+    /// Maps by port: class where a packet comes in, queue where it goes out.
+    #[value(name = "per-port-map")]
+    PerPort,
+    /// A map of its own for each port going out.
+    #[value(name = "per-egress-map")]
+    PerEgress,
+}
+
+impl MapMode {
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static-map",
+            Self::PerPort => "per-port-map",
+            Self::PerEgress => "per-egress-map",
+        }
+    }
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(part) if (0.0..=1.0).contains(&part) => Ok(part),
+        _ => Err("a number from 0 to 1 is wanted".to_owned()),
+    }
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ratio) if ratio.is_finite() && ratio > 0.0 => Ok(ratio),
+        _ => Err("a ratio above 0 is wanted, as 4 for 4:1".to_owned()),
+    }
+}
+
 /// `penstock top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
@@ -370,6 +494,9 @@ mod tests {
             "penstock calibrate --quick --out model.toml",
             "penstock calibrate --rounds 9 --out - --worker-core 1",
             "penstock completions bash",
+            "penstock controller plan --topology f.toml --tenants t.toml --picture t.svg --json",
+            "penstock controller what-if --topology f.toml --tenants t.toml --queues 4,8",
+            "penstock controller what-if --topology f --tenants t --usage u.csv --map static-map",
             "penstock --socket /tmp/x port list",
             "penstock port list --socket /tmp/x",
         ] {
@@ -390,6 +517,10 @@ mod tests {
             "penstock port frobnicate",
             "penstock bench v2v --sizes 63",
             "penstock bench v2v --flows 0",
+            "penstock controller plan --topology f.toml",
+            "penstock controller what-if --topology f --tenants t --inactive NaN",
+            "penstock controller what-if --topology f --tenants t --oversubscription 0",
+            "penstock controller what-if --topology f --tenants t --usage u --seed 2",
             "penstock bench loss --no-search",
             "penstock bench loss --at 101",
         ] {

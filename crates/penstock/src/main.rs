@@ -57,6 +57,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Lab(command) => penstock_lab::cli::run(command, None),
         Command::Bench(command) => bench::run(command),
         Command::Calibrate(args) => calibrate::run(args),
+        Command::Controller(command) => verbs::controller::run(&command),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
         Command::Host(HostCommand::Schema) => verbs::host::schema(),
@@ -88,6 +89,7 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         | Command::Lab(_)
         | Command::Bench(_)
         | Command::Calibrate(_)
+        | Command::Controller(_)
         | Command::Completions { .. } => {
             unreachable!("handled without a daemon")
         }

@@ -15,6 +15,7 @@ use crate::table::printable;
 use crate::wire::v1;
 
 pub mod check;
+pub mod controller;
 pub mod delays;
 pub mod explain;
 pub mod fdb;

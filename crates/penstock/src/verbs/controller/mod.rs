@@ -1,0 +1,74 @@
+//! `penstock controller`: what the fabric's controller would do, without a fabric.
+//!
+//! Reads a datacenter and its tenants (`docs/fabric.md`), places them in the order of their file,
+//! and tells. Nothing is changed anywhere.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use penstock_control::config::ConfigErrors;
+use penstock_control::config::fabric::{FabricFile, TenantWish, load_tenants, load_topology};
+use penstock_fabric::tenant_placement::{Datacenter, Policy, Refusal, Request, TenantSlot};
+use penstock_fabric::topology::Topology;
+
+use super::host::mistakes;
+use crate::cli::{ControllerCommand, FabricFiles};
+
+mod picture;
+mod plan;
+mod usage;
+mod what_if;
+
+/// Runs the command. Exit 1 if a file is wrong or a tenant has no place.
+///
+/// # Errors
+/// An output cannot be written.
+pub fn run(command: &ControllerCommand) -> Result<ExitCode> {
+    match command {
+        ControllerCommand::Plan(args) => plan::run(args),
+        ControllerCommand::WhatIf(args) => what_if::run(args),
+    }
+}
+
+/// Both files; `None` if one is wrong, which has been said.
+fn load(files: &FabricFiles) -> Option<(FabricFile, Vec<TenantWish>)> {
+    let say = |errors: ConfigErrors| eprint!("{}", mistakes(&errors));
+    let fabric = load_topology(&files.topology).map_err(say).ok()?;
+    let tenants = load_tenants(&files.tenants, &fabric.topology).map_err(say).ok()?;
+    Some((fabric, tenants))
+}
+
+/// A datacenter with all tenants that have a place.
+struct Placed {
+    datacenter: Datacenter,
+    /// In the order of the file.
+    outcomes: Vec<Result<TenantSlot, Refusal>>,
+}
+
+/// Places all in the order of the file. A tenant near or apart from one without a place is placed
+/// as if that one were not there.
+fn place(
+    topology: Topology,
+    fabric: &FabricFile,
+    policy: Policy,
+    tenants: &[TenantWish],
+) -> Result<Placed> {
+    let datacenter = Datacenter::new(topology, fabric.headroom_permille, policy);
+    let mut datacenter = datacenter.context("the settings of placement")?;
+    for (node, service) in &fabric.out {
+        datacenter.set_service(*node, *service);
+    }
+    let mut outcomes: Vec<Result<TenantSlot, Refusal>> = Vec::new();
+    for tenant in tenants {
+        let others = |list: &[(usize, usize)]| {
+            let slot =
+                |(at, layer): &(usize, usize)| Some((*outcomes.get(*at)?.as_ref().ok()?, *layer));
+            list.iter().filter_map(slot).collect()
+        };
+        let mut request: Request = tenant.request.clone();
+        request.affinity.near = others(&tenant.near);
+        request.affinity.apart = others(&tenant.apart);
+        outcomes.push(datacenter.place(&request));
+    }
+    Ok(Placed { datacenter, outcomes })
+}

@@ -1,0 +1,139 @@
+//! The tree as SVG, coloured by load: links by what is reserved, servers by slots taken.
+
+use std::fmt::Write as _;
+
+use penstock_fabric::ledger::Service;
+use penstock_fabric::tenant_placement::Datacenter;
+use penstock_fabric::topology::{LinkId, NodeId};
+
+const WIDTH: f64 = 1200.0;
+const MARGIN: f64 = 20.0;
+const LAYER: f64 = 150.0;
+const BOX: f64 = 10.0;
+
+/// The picture of a datacenter called `name`.
+pub(super) fn svg(datacenter: &Datacenter, name: &str) -> String {
+    let topology = datacenter.topology();
+    let height = LAYER * number(topology.layers()) + MARGIN;
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{MARGIN}\" y=\"{MARGIN}\">{}: links by what is reserved, servers by slots \
+         taken; green none, red all, grey out of service</text>\n",
+        escaped(name)
+    );
+    // Writing to a String cannot fail.
+    for layer in 1..topology.layers() {
+        for link in topology.layer(layer).flat_map(|node| topology.down(node)) {
+            line(&mut text, datacenter, link);
+        }
+    }
+    for layer in 0..topology.layers() {
+        for node in topology.layer(layer) {
+            place(&mut text, datacenter, node);
+        }
+    }
+    text.push_str("</svg>\n");
+    text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a place in a picture")]
+fn number(n: usize) -> f64 {
+    n as f64
+}
+
+/// A node's place and the width that it has.
+fn spot(datacenter: &Datacenter, node: NodeId) -> (f64, f64, f64) {
+    let topology = datacenter.topology();
+    let layer = topology.layer_of(node);
+    let first = topology.layer(layer).next().map_or(0, |first| first.0);
+    let step = (WIDTH - 2.0 * MARGIN) / number(topology.layer(layer).count());
+    let x = MARGIN + step * (f64::from(node.0 - first) + 0.5);
+    let y = LAYER * (number(topology.layers() - layer) - 0.5) + MARGIN;
+    (x, y, step)
+}
+
+/// Green for 0, red for 1.
+fn colour(load: f64) -> String {
+    format!("hsl({:.0} 80% 45%)", 120.0 * (1.0 - load.clamp(0.0, 1.0)))
+}
+
+fn line(text: &mut String, datacenter: &Datacenter, link: LinkId) {
+    let (topology, ledger) = (datacenter.topology(), datacenter.ledger());
+    let (child, parent) = (topology.child(link), topology.parent(link));
+    let (x1, y1, _) = spot(datacenter, child);
+    let (x2, y2, _) = spot(datacenter, parent);
+    let (reserved, limit) = (ledger.reserved(link).larger(), ledger.limit(link));
+    #[expect(clippy::cast_precision_loss, reason = "a colour")]
+    let load = reserved.0 as f64 / limit.0.max(1) as f64;
+    let stroke = if limit.0 == 0 { "#bbb".to_owned() } else { colour(load) };
+    let width = 0.5 + 2.0 * load.clamp(0.0, 1.0);
+    let title = format!(
+        "{} - {}: {reserved} of {limit}bit/s, {} tenants",
+        topology.name(child),
+        topology.name(parent),
+        ledger.tenants(link)
+    );
+    let _ = writeln!(
+        text,
+        "<line x1=\"{x1:.1}\" y1=\"{:.1}\" x2=\"{x2:.1}\" y2=\"{:.1}\" stroke=\"{stroke}\" \
+         stroke-width=\"{width:.2}\"><title>{}</title></line>",
+        y1 - BOX,
+        y2 + BOX,
+        escaped(&title)
+    );
+}
+
+fn place(text: &mut String, datacenter: &Datacenter, node: NodeId) {
+    let (topology, ledger) = (datacenter.topology(), datacenter.ledger());
+    let (x, y, step) = spot(datacenter, node);
+    let width = (step * 0.8).clamp(0.3, 40.0);
+    let (mut title, mut fill) = (topology.name(node).to_string(), "#456".to_owned());
+    if topology.is_server(node) {
+        let (free, all) = (ledger.free_slots(node), topology.slots(node));
+        fill = colour(f64::from(all - free) / f64::from(all));
+        let _ = write!(title, ": {} of {all} slots", all - free);
+    }
+    if ledger.service(node) != Service::In {
+        fill = "#bbb".to_owned();
+        let _ = write!(title, ", {:?}", ledger.service(node));
+    }
+    let _ = writeln!(
+        text,
+        "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{}\" \
+         fill=\"{fill}\"><title>{}</title></rect>",
+        x - width / 2.0,
+        y - BOX,
+        2.0 * BOX,
+        escaped(&title)
+    );
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_fabric::hose::Hose;
+    use penstock_fabric::tenant_placement::{Policy, Request};
+    use penstock_fabric::topology::{Regular, Tier};
+    use penstock_units::BitsPerSecond;
+
+    #[test]
+    fn a_full_link_is_red_and_an_empty_one_green() {
+        let tier = Tier { fan_out: 3, uplinks: 1, rate: BitsPerSecond(10) };
+        let topology = Regular { slots: 1, tiers: vec![tier] }.build().unwrap();
+        let mut datacenter = Datacenter::new(topology, 0, Policy::default()).unwrap();
+        let request = Request::new(Hose::homogeneous(2, BitsPerSecond(10)).unwrap());
+        datacenter.place(&request).unwrap();
+        datacenter.set_service(NodeId(3), Service::In);
+        let svg = svg(&datacenter, "a <b>");
+        assert_eq!(svg.matches("stroke=\"hsl(0 80% 45%)\"").count(), 2);
+        assert_eq!(svg.matches("stroke=\"hsl(120 80% 45%)\"").count(), 1);
+        assert!(svg.contains("a &lt;b&gt;") && svg.contains("server-0: 1 of 1 slots"));
+        assert_eq!(svg.matches("<rect").count(), 5);
+    }
+}

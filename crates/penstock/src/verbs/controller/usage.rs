@@ -1,0 +1,104 @@
+//! What tenants use of their guarantees, interval by interval: recorded or made up.
+//!
+//! A record is lines of `interval,tenant,used_pct` below a heading of these words: the usage factor
+//! of QShare eq. (1) in percent, which may be above 100. Who is not named in an interval uses
+//! nothing in it. A wrong line refuses the file.
+
+use std::collections::HashMap;
+
+use anyhow::{Context as _, Result, ensure};
+use penstock_sim::Rng;
+
+/// By interval and tenant (by place): the part of the guarantee that is wanted; 1 and above is
+/// everything that can be had.
+pub(super) type Usage = Vec<Vec<f64>>;
+
+const HEADING: &str = "interval,tenant,used_pct";
+
+/// The usage of a record; `file` is what errors call it.
+///
+/// # Errors
+/// At the first wrong line, with its number and the reason.
+pub(super) fn recorded(text: &str, file: &str, tenants: &[&str]) -> Result<Usage> {
+    let place: HashMap<&str, usize> = tenants.iter().copied().zip(0..).collect();
+    let mut lines = (1..).zip(text.lines());
+    let heading = lines.next().map_or("", |(_, line)| line.trim());
+    ensure!(heading == HEADING, "{file}:1: the heading is `{heading}`; write `{HEADING}`");
+    let (mut usage, mut last) = (Usage::new(), None);
+    for (number, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+        let (interval, tenant, part) =
+            read(line, &place).with_context(|| format!("{file}:{number}"))?;
+        if last != Some(interval) {
+            let ascends = last.is_none_or(|last| interval > last);
+            ensure!(ascends, "{file}:{number}: interval {interval} is out of order; sort by it");
+            usage.push(vec![0.0; tenants.len()]);
+            last = Some(interval);
+        }
+        if let Some(here) = usage.last_mut() {
+            here[tenant] = part;
+        }
+    }
+    ensure!(!usage.is_empty(), "{file}: no interval; record at least one");
+    Ok(usage)
+}
+
+fn read(line: &str, place: &HashMap<&str, usize>) -> Result<(u64, usize, f64)> {
+    let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+    let [interval, tenant, used] = cells[..] else {
+        anyhow::bail!("{} values; write `{HEADING}`", cells.len());
+    };
+    let interval = interval
+        .parse()
+        .ok()
+        .with_context(|| format!("interval `{interval}` is no whole number; write 0 or above"))?;
+    let tenant = place.get(tenant).copied();
+    let tenant = tenant.with_context(|| format!("no tenant is called `{}`", cells[1]))?;
+    let used = used.parse::<f64>().ok().filter(|used| used.is_finite() && *used >= 0.0);
+    let used =
+        used.with_context(|| format!("`{}` is no percentage; write 0 or above", cells[2]))?;
+    Ok((interval, tenant, used / 100.0))
+}
+
+/// In each interval a random part `inactive` of the tenants uses a part of its guarantee that is
+/// uniform from 0 to 1, the others all that they can get.
+pub(super) fn made_up(tenants: usize, intervals: u32, inactive: f64, seed: u64) -> Usage {
+    let mut rng = Rng::new(seed);
+    let one = |rng: &mut Rng| if rng.unit() < inactive { rng.unit() } else { 1.0 };
+    (0..intervals).map(|_| (0..tenants).map(|_| one(&mut rng)).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_by_interval() {
+        let text = "interval,tenant,used_pct\n1,red,50\n1,blue,120\n\n4,blue,0\n";
+        let usage = recorded(text, "u.csv", &["blue", "red"]).unwrap();
+        assert_eq!(usage, [vec![1.2, 0.5], vec![0.0, 0.0]]);
+    }
+
+    #[test]
+    fn a_wrong_line_refuses_the_file_with_its_number_and_reason() {
+        for (lines, says) in [
+            ("tenant,interval\n", "u.csv:1: the heading"),
+            ("interval,tenant,used_pct\n1,red\n", "u.csv:2: 2 values"),
+            ("interval,tenant,used_pct\n1,red,1\n1,green,1\n", "u.csv:3: no tenant is called"),
+            ("interval,tenant,used_pct\n1,red,NaN\n", "u.csv:2: `NaN` is no percentage"),
+            ("interval,tenant,used_pct\n1,red,-1\n", "`-1` is no percentage"),
+            ("interval,tenant,used_pct\nx,red,1\n", "interval `x` is no whole number"),
+            ("interval,tenant,used_pct\n2,red,1\n1,red,1\n", "u.csv:3: interval 1 is out of order"),
+            ("interval,tenant,used_pct\n", "no interval"),
+        ] {
+            let error = format!("{:#}", recorded(lines, "u.csv", &["red"]).unwrap_err());
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_made_up_is_the_same_for_a_seed() {
+        assert_eq!(made_up(9, 4, 0.5, 7), made_up(9, 4, 0.5, 7));
+        assert_ne!(made_up(9, 4, 0.5, 7), made_up(9, 4, 0.5, 8));
+        assert!(made_up(9, 4, 0.0, 7).iter().flatten().all(|part| *part >= 1.0));
+    }
+}

@@ -27,6 +27,10 @@ fn every_example_is_right() {
         let path = entry.expect("an entry").path();
         if path.extension().is_some_and(|extension| extension == "toml") {
             let text = std::fs::read_to_string(&path).expect("readable");
+            // A datacenter and its tenants are looked at in `fabric_files.rs`.
+            if !text.contains("[host]") {
+                continue;
+            }
             if let Err(errors) = parse(&text, &path.display().to_string()) {
                 panic!("{errors}");
             }

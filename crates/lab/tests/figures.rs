@@ -78,6 +78,8 @@ mod short_figures {
         fig13: "c2qos-fig13";
         fsvde_fig4: "fsvde-fig4";
         fsvde_table2: "fsvde-table2";
+        qshare_table1: "qshare-table1";
+        qshare_fig6: "qshare-fig6";
         jitter_fig8: "jitter-fig8";
         jitter_fig9: "jitter-fig9";
         jitter_fig10: "jitter-fig10";

@@ -91,11 +91,14 @@ pub(crate) mod jitter_fig8;
 pub(crate) mod jitter_fig9;
 mod live_only;
 mod qshare_core;
+mod qshare_datacenter;
 mod qshare_fct;
 mod qshare_fig4;
 mod qshare_fig5;
+mod qshare_fig6;
+mod qshare_scale;
+mod qshare_table1;
 mod qshare_testbed;
-
 mod shaped_vm;
 
 pub use claim::Claim;
@@ -126,6 +129,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
     jitter_fig11::EXPERIMENT,
     qshare_fig4::EXPERIMENT,
     qshare_fig5::EXPERIMENT,
+    qshare_table1::EXPERIMENT,
+    qshare_fig6::EXPERIMENT,
+    qshare_scale::EXPERIMENT,
 ];
 
 /// The experiment called `name`, or the `demo`.

@@ -1,0 +1,248 @@
+//! QShare, Table I: how scarce queues are in a fully reserved datacenter.
+//!
+//! **Problem.** A port has eight queues and any number of tenants. **Source.** QShare §VII-C1,
+//! Table I, for 1:1, 4:1 and 16:1: 96.7, 95.1 and 92.1 % of the ports serve fewer than nine
+//! tenants, the others no more than twelve; 67 % of the tenants are never contended; about 90 %
+//! have a queue of their own in any interval; 64 code points are enough.
+//!
+//! **What is compared.** The datacenter of [`super::qshare_datacenter`]. Its printed algorithm
+//! would put nine of ten tenants on one server each and leave nothing to contend for (`no bound`),
+//! so at most 17 VMs of a tenant may be on one server; without that bound it is shown. A link's
+//! two ports have the same tenants, so links are counted. Never contended: fewer than eight
+//! tenants on each link, which is so for those without any. In an interval all tenants have
+//! something to send, a part of their guarantee that is uniform from 0 to 1, and
+//! [`penstock_fabric::queue_binding`] hands out queues, each port with a map of its own as in the
+//! paper; the share is of the interval with the fewest of five, and of tenants with links alone
+//! (`tenants_with_queue_pct`): those without need no queue, and with them it is higher. The other
+//! two maps are shown. Code points are given anew, as the paper does, to all who have a queue.
+
+use penstock_fabric::dscp::{Palette, User, colour, used};
+use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
+use penstock_fabric::score::payment;
+use penstock_fabric::tenant_placement::Datacenter;
+use penstock_fabric::topology::LinkId;
+use penstock_sim::Rng;
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment};
+use super::outcome::{Outcome, Record};
+use super::picture::{Axis, Panel, Picture, points};
+use super::qshare_datacenter::{
+    SETTINGS, fully_reserved, links, networked, percent, tenants_by_link,
+};
+use super::stats::count;
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "qshare-table1",
+    source: "QShare §VII-C1, Table I",
+    about: "how many tenants a port of a fully reserved datacenter serves, and who has a queue",
+    sim: Some(sim),
+    live: None,
+    picture,
+};
+
+/// Most VMs of a tenant on one server.
+const CAP: u32 = 17;
+/// Ports with fewer than nine tenants, tenants never contended and with a queue, as printed, in %.
+const PRINTED: [[f64; 3]; 3] = [[96.7, 66.7, 90.4], [95.1, 67.2, 90.1], [92.1, 66.7, 90.6]];
+const BAND: f64 = 3.0;
+const INTERVALS: usize = 5;
+const MODES: [(Mode, &str); 3] = [
+    (Mode::PerEgressMap, "per_egress"),
+    (Mode::PerPortMap, "per_port"),
+    (Mode::StaticMap, "static"),
+];
+
+/// A row of the table.
+struct Row {
+    below_9: f64,
+    to_12: f64,
+    above_12: f64,
+    never: f64,
+    no_network: f64,
+    slots: f64,
+    /// By mode: of all tenants, and of those with links.
+    with_queue: [(f64, f64); 3],
+    code_points: usize,
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("most_vms_of_a_tenant_on_a_server", CAP);
+    for (cap, name) in [(Some(CAP), "cap17"), (None, "nocap")] {
+        let mut rows = Vec::new();
+        for (at, setting) in SETTINGS.into_iter().enumerate() {
+            ctx.progress(count(rows.len()) / 6.0, format_args!("{}:1, {name}", setting.ratio));
+            let mut rng = Rng::new(ctx.seed).fork(at as u64);
+            let datacenter = fully_reserved(setting, cap, &mut rng)?;
+            rows.push((f64::from(setting.ratio), row(&datacenter, &mut rng)?));
+        }
+        series(&mut outcome, name, &rows);
+        if cap.is_some() {
+            claims(&mut outcome, &rows);
+        }
+    }
+    Ok(outcome)
+}
+
+fn row(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<Row> {
+    let by_link = tenants_by_link(datacenter);
+    let tenants: Vec<_> = datacenter.tenants().map(|(_, tenant)| tenant).collect();
+    let never = percent(&tenants, |tenant| {
+        tenant.placement.entry.links.iter().all(|(link, _)| by_link[link.index()] < 8)
+    });
+    let free = datacenter.topology().layer(0).map(|server| datacenter.ledger().free_slots(server));
+    let free: u64 = free.map(u64::from).sum();
+    #[expect(clippy::cast_precision_loss, reason = "of 102,400")]
+    let taken = 100.0 - free as f64 * 100.0 / datacenter.topology().slots_all() as f64;
+    let mut with_queue = [(0.0, 0.0); 3];
+    let mut code_points = 0;
+    for (at, (mode, _)) in MODES.into_iter().enumerate() {
+        let (least, points) = intervals(datacenter, mode, &mut rng.clone())?;
+        with_queue[at] = least;
+        code_points = code_points.max(points);
+    }
+    Ok(Row {
+        below_9: percent(&by_link, |n| *n < 9),
+        to_12: percent(&by_link, |n| (9..=12).contains(n)),
+        above_12: percent(&by_link, |n| *n > 12),
+        never,
+        no_network: percent(&tenants, |tenant| !tenant.placement.has_network()),
+        slots: taken,
+        with_queue,
+        code_points,
+    })
+}
+
+/// The least part of tenants with a queue, or that need none, in any interval, of all and of those
+/// with links; and the most code points.
+fn intervals(
+    datacenter: &Datacenter,
+    mode: Mode,
+    rng: &mut Rng,
+) -> anyhow::Result<((f64, f64), usize)> {
+    let mut binding = Binding::new(Settings::new(mode), datacenter.topology().links())?;
+    let all = count(datacenter.tenants().count());
+    let (mut least, mut points) = ((100.0_f64, 100.0_f64), 0);
+    for _ in 0..INTERVALS {
+        let tenants: Vec<Candidate<'_>> = datacenter
+            .tenants()
+            .map(|(tenant, t)| {
+                // Millionths of what it pays for.
+                let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
+                Candidate { tenant, score, links: &t.placement.entry.links }
+            })
+            .collect();
+        binding.pass(datacenter.topology(), &tenants);
+        let with_links = count(networked(datacenter).len());
+        let bound = count(binding.bound().count());
+        let of_all = (all - with_links + bound) * 100.0 / all.max(1.0);
+        least.0 = least.0.min(of_all);
+        least.1 = least.1.min(bound * 100.0 / with_links.max(1.0));
+        points = points.max(code_points(datacenter, &binding)?);
+    }
+    Ok((least, points))
+}
+
+/// How many values those with a queue need, given out greedily.
+fn code_points(datacenter: &Datacenter, binding: &Binding) -> anyhow::Result<usize> {
+    let trees: Vec<Vec<LinkId>> = binding
+        .bound()
+        .filter_map(|(slot, _)| datacenter.tenant(slot))
+        .map(|tenant| tenant.placement.entry.links.iter().map(|(link, _)| *link).collect())
+        .collect();
+    let users: Vec<User<'_>> = trees.iter().map(|links| User { has: None, links }).collect();
+    let values = colour(&Palette::without(&[])?, links(datacenter).count(), &users);
+    anyhow::ensure!(values.iter().all(Option::is_some), "more than 63 code points are needed");
+    Ok(used(&values))
+}
+
+fn series(outcome: &mut Outcome, name: &str, rows: &[(f64, Row)]) {
+    let mut add = |what: &str, unit: &str, value: &dyn Fn(&Row) -> f64| {
+        let rows = rows.iter().map(|(ratio, row)| (*ratio, value(row)));
+        outcome.series(&format!("{name}_{what}"), unit, rows);
+    };
+    add("ports_below_9", "%", &|row| row.below_9);
+    add("ports_9_to_12", "%", &|row| row.to_12);
+    add("ports_above_12", "%", &|row| row.above_12);
+    add("never_contended", "%", &|row| row.never);
+    add("without_network", "%", &|row| row.no_network);
+    add("slots_taken", "%", &|row| row.slots);
+    add("code_points", "", &|row| count(row.code_points));
+    for (at, (_, mode)) in MODES.iter().enumerate() {
+        add(&format!("with_queue_{mode}"), "%", &|row| row.with_queue[at].0);
+        add(&format!("networked_with_queue_{mode}"), "%", &|row| row.with_queue[at].1);
+    }
+}
+
+fn claims(outcome: &mut Outcome, rows: &[(f64, Row)]) {
+    let last = PRINTED.len() - 1;
+    outcome.claim(
+        Claim::new(
+            "ports_below_9_pct",
+            "ports that serve fewer than nine tenants at 16:1, at most 17 VMs a server",
+            "%",
+        )
+        .published(PRINTED[last][0])
+        .within(PRINTED[last][0] - BAND, PRINTED[last][0] + BAND)
+        .measured(rows[last].1.below_9),
+    );
+    let least = rows.iter().map(|(_, row)| row.with_queue[0].1).fold(100.0, f64::min);
+    outcome.claim(
+        Claim::new(
+            "tenants_with_queue_pct",
+            "tenants with links that have a queue of their own, in every interval and tree",
+            "%",
+        )
+        .published(90.0)
+        .at_least(90.0)
+        .measured(least),
+    );
+    let most = rows.iter().map(|(_, row)| row.code_points).max().unwrap_or(usize::MAX);
+    outcome.claim(
+        Claim::new("code_points", "code points for all with a queue, in every tree", "")
+            .published(64.0)
+            .at_most(63.0)
+            .measured(count(most)),
+    );
+}
+
+fn picture(record: &Record) -> Picture {
+    let panel = |title: &str, what: &str, printed: Option<usize>| {
+        let x = Axis::log("servers' rate over the core's").from(0.8).to(20.0);
+        let mut panel = Panel::new(title, x, Axis::linear("%").from(0.0).to(100.0));
+        for (name, label) in [("cap17", "at most 17 VMs a server"), ("nocap", "no bound")] {
+            let of = record.series(&format!("{name}_{what}")).map(points).into_iter().flatten();
+            panel = panel.line(label, of);
+        }
+        match printed {
+            Some(at) => {
+                let ratios = SETTINGS.iter().map(|setting| f64::from(setting.ratio));
+                let printed = ratios.zip(PRINTED).map(|(ratio, row)| (ratio, row[at]));
+                panel.published_points("the paper's", printed)
+            }
+            None => panel,
+        }
+    };
+    Picture::new("QShare, Table I: queues in a fully reserved datacenter")
+        .panel(panel("(a) ports with fewer than nine tenants", "ports_below_9", Some(0)))
+        .panel(panel("(b) tenants never contended", "never_contended", Some(1)))
+        .panel(panel("(c) all tenants, with a queue", "with_queue_per_egress", Some(2)))
+        .panel(panel(
+            "(d) tenants with links, with a queue",
+            "networked_with_queue_per_egress",
+            None,
+        ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::holds::assert_holds;
+
+    #[test]
+    fn queues_are_as_scarce_as_printed() {
+        assert_holds("qshare-table1", sim, &[2]);
+    }
+}

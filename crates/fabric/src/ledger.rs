@@ -226,17 +226,7 @@ impl Ledger {
                 }
             }
         }
-        for (server, taken) in &entry.slots {
-            self.free[server.index()] -= taken;
-        }
-        for (link, need) in &entry.links {
-            let at = link.index();
-            self.up[at] += need.up.0;
-            self.down[at] += need.down.0;
-            self.tenants[at] += 1;
-            let layer = self.topology.link_layer(*link) - 1;
-            self.layers[layer].0 += u128::from(need.up.0) + u128::from(need.down.0);
-        }
+        self.restore(entry);
         Ok(())
     }
 

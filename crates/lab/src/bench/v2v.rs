@@ -191,7 +191,8 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Attached], samples: &[
         }
         let hz = samples[0].first().map_or(BAR_HZ, |s| s.tsc_hz);
         let short = (load.case, load.sizes.name.as_str()) == (Case::L3, "64");
-        if short && load.flows == 1 && !load.outside {
+        // Where a queue or an interface is on the way it is not the same path.
+        if short && load.flows == 1 && !load.outside && theirs.subject != FIFO {
             let scaled = ours.median * BAR_HZ / hz;
             let metric = "cycles_per_packet_at_2_ghz";
             report.ratios.push(Ratio::of(ours, "absolute", metric, scaled, Bar::AtMost(130.0)));

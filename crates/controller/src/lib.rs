@@ -1,0 +1,14 @@
+//! The fabric's service: what `penstock-fabric` decides, stored, and carried out on switches and
+//! hosts.
+//!
+//! **Rule.** Decisions are made in [`penstock_fabric`], which is pure. Here is what needs a clock,
+//! a disk or a network: where intent is kept ([`store`]), how switches are told ([`southbound`]).
+//!
+//! Source: QShare §V-D, §VI.
+#![forbid(unsafe_code)]
+
+pub mod southbound;
+pub mod stamp;
+pub mod store;
+
+pub use stamp::Stamp;

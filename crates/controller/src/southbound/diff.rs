@@ -1,0 +1,56 @@
+//! From what a switch does to what it should do.
+
+use super::{Change, PortState, SwitchState};
+
+/// What makes `is` into `wanted`: what is not wanted is unmapped before anything is mapped, weights
+/// come last. Ports that `wanted` does not name are left alone.
+#[must_use]
+pub fn diff(is: &SwitchState, wanted: &SwitchState) -> Vec<Change> {
+    let nothing = PortState::default();
+    let (mut unmap, mut map, mut weigh) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, want) in &wanted.ports {
+        let has = is.ports.get(name).unwrap_or(&nothing);
+        let port = || name.clone();
+        let gone = has.map.keys().filter(|dscp| !want.map.contains_key(dscp));
+        unmap.extend(gone.map(|dscp| Change::Unmap { port: port(), dscp: *dscp }));
+        let new = want.map.iter().filter(|(dscp, queue)| has.map.get(dscp) != Some(queue));
+        map.extend(new.map(|(dscp, q)| Change::Map { port: port(), dscp: *dscp, queue: *q }));
+        if has.weights != want.weights {
+            weigh.push(Change::Weigh { port: port(), weights: want.weights.clone() });
+        }
+    }
+    unmap.append(&mut map);
+    unmap.append(&mut weigh);
+    unmap
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::Stamp;
+
+    fn state(weights: &[u32], map: &[(u8, u8)]) -> SwitchState {
+        let map: BTreeMap<u8, u8> = map.iter().copied().collect();
+        let port = PortState { weights: weights.to_vec(), map };
+        SwitchState { stamp: Stamp::default(), ports: [("eth0".to_owned(), port)].into() }
+    }
+
+    #[test]
+    fn only_what_differs_changes_and_nothing_is_mapped_before_the_old_is_gone() {
+        let (is, wanted) =
+            (state(&[4, 1], &[(8, 1), (16, 2)]), state(&[4, 2], &[(16, 3), (24, 1)]));
+        let port = || "eth0".to_owned();
+        let wanted_changes = [
+            Change::Unmap { port: port(), dscp: 8 },
+            Change::Map { port: port(), dscp: 16, queue: 3 },
+            Change::Map { port: port(), dscp: 24, queue: 1 },
+            Change::Weigh { port: port(), weights: vec![4, 2] },
+        ];
+        assert_eq!(diff(&is, &wanted), wanted_changes);
+        assert!(diff(&wanted, &wanted).is_empty());
+        let nobody = SwitchState::default();
+        assert_eq!(diff(&is, &nobody), [], "ports that are not named are left alone");
+    }
+}

@@ -1,0 +1,182 @@
+//! How switches are told: one driver trait, several dialects.
+//!
+//! **Problem.** What a binding means is weights of queues and a map from code point to queue on
+//! each port; every vendor has its own words for that, its own limits, and ways to lie about it.
+//! **Rule.** A driver turns [`Change`]s into its switch's words and reads back what the switch says
+//! it does, as a [`SwitchState`]. What to change is computed here, from two states ([`diff`]), the
+//! same for all drivers. Every change carries a [`Stamp`], which is kept on the switch; an older
+//! one is refused. A driver decides nothing.
+//!
+//! Source: QShare §V-D, §VI; the facts on switches: `docs/fabric.md`.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use penstock_units::BitsPerSecond;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::Stamp;
+
+mod diff;
+
+pub use diff::diff;
+
+/// What a switch can do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// Queues of a port, the shared one included.
+    pub queues: u8,
+    /// Traffic classes between ingress and egress; a map cannot tell more tenants apart.
+    pub classes: u8,
+    /// Lowest and highest weight of a queue.
+    pub weights: (u32, u32),
+    /// Whether the map from code point to queue can change while traffic runs.
+    pub remap: bool,
+    /// Whether maps may differ from port to port of this switch.
+    pub map_per_port: bool,
+}
+
+/// One port as a sender.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortState {
+    /// By queue, from 0, the shared one; 0: the queue has no weight of its own and gets what is
+    /// left.
+    pub weights: Vec<u32>,
+    /// The queue of each code point that is mapped; others are in queue 0.
+    pub map: BTreeMap<u8, u8>,
+}
+
+/// A switch as far as binding concerns it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchState {
+    /// The last decision that was carried out whole.
+    pub stamp: Stamp,
+    /// By the switch's own name of the port.
+    pub ports: BTreeMap<String, PortState>,
+}
+
+/// One thing to change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Change {
+    /// A port's queues have these weights.
+    Weigh {
+        /// The port.
+        port: String,
+        /// By queue, from 0.
+        weights: Vec<u32>,
+    },
+    /// A port puts this code point into this queue.
+    Map {
+        /// The port.
+        port: String,
+        /// The code point.
+        dscp: u8,
+        /// The queue.
+        queue: u8,
+    },
+    /// A port does not know this code point any more: it is in queue 0.
+    Unmap {
+        /// The port.
+        port: String,
+        /// The code point.
+        dscp: u8,
+    },
+}
+
+/// What a queue has sent since the switch began to count.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueCounters {
+    /// The port.
+    pub port: String,
+    /// The queue, from 0.
+    pub queue: u8,
+    /// Frames sent.
+    pub packets: u64,
+    /// Bytes sent.
+    pub bytes: u64,
+    /// Frames dropped because the queue was full.
+    pub dropped: u64,
+}
+
+/// What a driver is told about its switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// The switch's own name of the port.
+    pub name: String,
+    /// What the port can send.
+    pub rate: BitsPerSecond,
+}
+
+/// Why a switch did not do what it was told.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// It cannot be reached; it may be later.
+    #[error("switch {switch}: cannot be reached: {problem}")]
+    Unreachable {
+        /// Which one.
+        switch: String,
+        /// What happened.
+        problem: String,
+    },
+    /// It refused.
+    #[error("switch {switch}: refused {change}: {problem}")]
+    Refused {
+        /// Which one.
+        switch: String,
+        /// What it was told.
+        change: String,
+        /// What it said.
+        problem: String,
+    },
+    /// It was told by somebody with a later stamp.
+    #[error("switch {switch}: has decision {has}, so {told} is too late; another controller leads")]
+    Fenced {
+        /// Which one.
+        switch: String,
+        /// What it has.
+        has: Stamp,
+        /// What it was told.
+        told: Stamp,
+    },
+    /// It is asked for what it cannot do.
+    #[error("switch {switch}: {what} is beyond it: {limit}; {remedy}")]
+    Beyond {
+        /// Which one.
+        switch: String,
+        /// What.
+        what: String,
+        /// What it can do.
+        limit: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+/// One switch.
+#[async_trait]
+pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
+    /// The switch's name in the topology.
+    fn name(&self) -> &str;
+
+    /// Which dialect it speaks: `sim`, `linux-tc`, ...
+    fn kind(&self) -> &'static str;
+
+    /// What it can do.
+    async fn capabilities(&self) -> Result<Capabilities, DriverError>;
+
+    /// What the switch says it does, asked anew: not what it was told.
+    async fn read_back(&self) -> Result<SwitchState, DriverError>;
+
+    /// Does `changes` in their order. When it fails, some of them may have been done; asking for
+    /// the same again is safe. The switch keeps `stamp` once all are done.
+    async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
+
+    /// What `changes` are in the switch's own words, one line each; nothing is done.
+    fn words(&self, changes: &[Change]) -> Vec<String>;
+
+    /// What its queues have sent.
+    async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError>;
+}

@@ -1,0 +1,214 @@
+//! Where intent is kept: tenants, placements, the term; never samples.
+//!
+//! **Problem.** A controller ends, and its successor must know what was sold and where it stands;
+//! of several controllers one leads, and one that was deposed must not write. **Rule.** One trait
+//! over whatever holds keys and values with revisions: get, list, a transaction that compares
+//! before it writes, watch, leases, and a campaign. A leader's writes compare its own leadership
+//! first ([`Leadership::fence`]), so what a deposed one writes is refused by the store itself.
+//!
+//! **Quantities.** A revision counts the store's changes, one for each transaction that wrote. Keys
+//! are text with `/`; a value is at most [`VALUE_BYTES_MAX`] bytes.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+/// Longest value, bytes: what a transaction of etcd takes by default, less what it wraps it in.
+pub const VALUE_BYTES_MAX: usize = 1_000_000;
+/// Most operations of one transaction; etcd's default.
+pub const OPERATIONS_MAX: usize = 128;
+
+/// A change's number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// Its value.
+    pub value: Vec<u8>,
+    /// The change that created the key, since it was absent last.
+    pub created: Revision,
+    /// The change that wrote this value.
+    pub modified: Revision,
+}
+
+/// All keys below a prefix at one revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The store's revision when it was read: [`Store::watch`] from the next one misses nothing.
+    pub revision: Revision,
+    /// By key.
+    pub entries: Vec<Entry>,
+}
+
+/// What must be so for a transaction to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Compare {
+    /// There is no such key.
+    Absent(String),
+    /// The key was last written by this change.
+    Modified(String, Revision),
+    /// The key was created by this change.
+    Created(String, Revision),
+}
+
+/// A write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Write {
+    /// The key has this value; with a lease it vanishes with that.
+    Put {
+        /// The key.
+        key: String,
+        /// The value.
+        value: Vec<u8>,
+        /// The lease.
+        lease: Option<LeaseId>,
+    },
+    /// The key is gone.
+    Delete(String),
+}
+
+/// Writes that happen together, if all of `compare` holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Transaction {
+    /// What must be so.
+    pub compare: Vec<Compare>,
+    /// What then happens.
+    pub writes: Vec<Write>,
+}
+
+/// A lease: keys under it vanish when it is not kept alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseId(pub i64);
+
+/// A change that a watch saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A key has a value.
+    Put(Entry),
+    /// A key is gone.
+    Deleted {
+        /// The key.
+        key: String,
+        /// By which change.
+        revision: Revision,
+    },
+}
+
+/// Who leads, and since when: what a leader's writes compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leadership {
+    /// The key that says who leads.
+    pub key: String,
+    /// The change that created it; larger with every election.
+    pub created: Revision,
+    /// What it vanishes with.
+    pub lease: LeaseId,
+}
+
+impl Leadership {
+    /// What a write of this leader compares: it leads still.
+    #[must_use]
+    pub fn fence(&self) -> Compare {
+        Compare::Created(self.key.clone(), self.created)
+    }
+}
+
+/// Why a store did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// A comparison of a transaction did not hold; nothing was written.
+    #[error("{0} has changed meanwhile, nothing was written; read it again and repeat")]
+    Conflict(String),
+    /// The revisions asked for are gone.
+    #[error("changes before revision {} are gone; list again and watch from there", .0.0)]
+    Compacted(Revision),
+    /// A lease has ended.
+    #[error("lease {} has ended; take a new one", .0.0)]
+    LeaseEnded(LeaseId),
+    /// Something is larger than the store takes.
+    #[error("{what} of {size} is above the limit of {most}; {remedy}")]
+    TooLarge {
+        /// What.
+        what: String,
+        /// How much.
+        size: usize,
+        /// The most.
+        most: usize,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The store cannot be reached, or said no; it may be able to later.
+    #[error("store {store}: {problem}")]
+    Unavailable {
+        /// Which one.
+        store: String,
+        /// What happened.
+        problem: String,
+    },
+    /// What is stored cannot be read by this program.
+    #[error("store {store}: {problem}; restore a copy or start from an empty store")]
+    Damaged {
+        /// Which one.
+        store: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Keys and values with revisions.
+#[async_trait]
+pub trait Store: Send + Sync + std::fmt::Debug {
+    /// What errors call it: a file or addresses.
+    fn name(&self) -> &str;
+
+    /// A key's value, if there is one.
+    async fn get(&self, key: &str) -> Result<Option<Entry>, StoreError>;
+
+    /// All keys that begin with `prefix`, at one revision.
+    async fn list(&self, prefix: &str) -> Result<Listing, StoreError>;
+
+    /// Writes if all that is compared holds; the change's number.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] with the first key whose comparison did not hold.
+    async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError>;
+
+    /// All changes below `prefix` from this one on, in order and without a gap; the channel ends
+    /// with an error when that cannot be kept up, and then the caller lists again.
+    async fn watch(
+        &self,
+        prefix: &str,
+        from: Revision,
+    ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError>;
+
+    /// A new lease that ends `ttl` after it was last kept alive.
+    async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
+
+    /// The lease lasts for its time from now on.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseEnded`] when it has ended before.
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
+
+    /// The lease ends now, and its keys vanish.
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
+
+    /// Waits until `who` leads in the election at `key`; the leadership ends with `lease`.
+    ///
+    /// Safe to drop at any time: who does not wait any more does not come to lead.
+    async fn campaign(
+        &self,
+        key: &str,
+        who: &str,
+        lease: LeaseId,
+    ) -> Result<Leadership, StoreError>;
+}

@@ -105,7 +105,7 @@ fn settings() -> impl Strategy<Value = Settings> {
 fn candidates<'a>(datacenter: &'a Datacenter, scores: &[u64]) -> Vec<Candidate<'a>> {
     let score = |slot: TenantSlot| scores[slot.index() % scores.len()];
     let candidate = |(tenant, t): (TenantSlot, &'a penstock_fabric::tenant_placement::Tenant)| {
-        Candidate { tenant, score: score(tenant), links: &t.placement.entry.links }
+        Candidate { tenant, score: score(tenant), links: &t.placement.entry.links, movable: true }
     };
     datacenter.tenants().map(candidate).collect()
 }
@@ -258,4 +258,50 @@ fn who_would_cost_more_than_it_is_worth_takes_nothing() {
     assert_eq!(pass([60, 50, 0]), [0, 1]);
     assert_eq!(pass([60, 50, 110]), [0, 1], "110 is not above 60 + 50");
     assert_eq!(pass([60, 50, 111]), [2]);
+}
+
+#[test]
+fn who_cannot_be_told_keeps_what_it_has_and_gets_nothing() {
+    let datacenter = meeting(4);
+    let settings = Settings { queues: 3, hold: 0, ..Settings::new(Mode::StaticMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut pass = |scores: [u64; 4], cut_off: &[u32]| {
+        let mut all = candidates(&datacenter, &scores);
+        all.iter_mut().for_each(|c| c.movable = !cut_off.contains(&c.tenant.0));
+        binding.pass(datacenter.topology(), &all);
+        bound(&binding)
+    };
+    assert_eq!(pass([100, 90, 80, 70], &[]), [0, 1]);
+    assert_eq!(pass([1, 1, 80, 70], &[0, 1]), [0, 1], "nobody takes from them");
+    assert_eq!(pass([1, 1, 80, 70], &[0, 2]), [0, 3], "what is free goes to who can be told");
+    assert_eq!(pass([1, 1, 80, 70], &[]), [2, 3]);
+}
+
+#[test]
+fn a_binding_goes_on_where_another_stopped() {
+    let datacenter = meeting(5);
+    let settings = Settings { queues: 4, ..Settings::new(Mode::StaticMap) };
+    let links = datacenter.topology().links();
+    let mut first = Binding::new(settings.clone(), links).unwrap();
+    let run = |binding: &mut Binding, scores: [u64; 5]| {
+        binding.pass(datacenter.topology(), &candidates(&datacenter, &scores))
+    };
+    run(&mut first, [9, 8, 7, 6, 5]);
+    let had: Vec<_> = first.bound().map(|(tenant, bound)| (tenant, bound.clone())).collect();
+    let mut second =
+        Binding::resume(settings.clone(), links, first.interval(), had.clone()).unwrap();
+    for scores in [[9, 8, 7, 60, 5], [9, 8, 7, 60, 50], [90, 8, 7, 60, 50]] {
+        run(&mut first, scores);
+        run(&mut second, scores);
+        assert_eq!(bound(&first), bound(&second));
+        let weights =
+            |b: &Binding| first.bound().next().map(|(_, q)| b.weights(q.queues[0].0).cloned());
+        assert_eq!(weights(&first), weights(&second));
+    }
+    let twice = had.iter().cloned().chain([(TenantSlot(9), had[0].1.clone())]);
+    let error = Binding::resume(settings, links, 1, twice).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "tenant 9 has queue 1 of a port that has none such or gave it away"
+    );
 }

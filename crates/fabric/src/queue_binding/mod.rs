@@ -85,6 +85,23 @@ pub enum SettingsError {
     },
 }
 
+/// A binding that cannot be gone on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ResumeError {
+    /// The settings cannot work.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// A queue that is not there, or is somebody else's.
+    #[error("tenant {} has queue {queue} of a port that has none such or gave it away", .tenant.0)]
+    Queue {
+        /// Whose.
+        tenant: TenantSlot,
+        /// Which.
+        queue: u8,
+    },
+}
+
 impl Settings {
     /// Eight queues, all code points but 0, a tenth of hysteresis, two intervals of hold and 100 ms
     /// of drain.
@@ -118,6 +135,9 @@ pub struct Candidate<'a> {
     pub score: u64,
     /// The links of its tree and what it has reserved there. Without links it wants none.
     pub links: &'a [(LinkId, Need)],
+    /// Whether it may get or lose queues; `false` if a host or a switch of its tree cannot be told,
+    /// so that what it has is all that is certain.
+    pub movable: bool,
 }
 
 /// What a pass did.
@@ -178,6 +198,42 @@ impl Binding {
         Ok(Self { settings, interval: 0, bound, holders, reserved, weights })
     }
 
+    /// Goes on where another has stopped: after `interval` passes these tenants have these queues.
+    /// What is reserved where is known after the next pass.
+    ///
+    /// # Errors
+    /// When the settings cannot work, or a queue is not there or is somebody else's.
+    pub fn resume(
+        settings: Settings,
+        links: usize,
+        interval: u64,
+        bound: impl IntoIterator<Item = (TenantSlot, Bound)>,
+    ) -> Result<Self, ResumeError> {
+        let mut binding = Self::new(settings, links)?;
+        binding.interval = interval;
+        for (tenant, bound) in bound {
+            for (port, queue) in &bound.queues {
+                let taken = ResumeError::Queue { tenant, queue: *queue };
+                if port.link.index() >= links || !(1..binding.settings.queues).contains(queue) {
+                    return Err(taken);
+                }
+                let place = binding.place(index(*port), *queue);
+                if binding.holders[place] != NOBODY {
+                    return Err(taken);
+                }
+                binding.holders[place] = tenant.0;
+            }
+            binding.bound.insert(tenant, bound);
+        }
+        Ok(binding)
+    }
+
+    /// How many passes there were.
+    #[must_use]
+    pub const fn interval(&self) -> u64 {
+        self.interval
+    }
+
     /// The settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
@@ -225,10 +281,12 @@ impl Binding {
         let mut lost = self.drop_strangers(tenants);
         let mut order: Vec<usize> = (0..tenants.len()).collect();
         order.sort_by_key(|at| (core::cmp::Reverse(tenants[*at].score), tenants[*at].tenant));
-        let scores: BTreeMap<u32, u64> = tenants.iter().map(|t| (t.tenant.0, t.score)).collect();
+        // Nobody's score is above that of who cannot be told.
+        let price = |t: &Candidate<'_>| if t.movable { t.score } else { u64::MAX };
+        let scores: BTreeMap<u32, u64> = tenants.iter().map(|t| (t.tenant.0, price(t))).collect();
         let mut won = BTreeSet::new();
         for candidate in order.iter().map(|at| &tenants[*at]) {
-            if candidate.links.is_empty() || self.bound.contains_key(&candidate.tenant) {
+            if !self.wants(candidate) {
                 continue;
             }
             let Some(Grab { queues, victims }) = self.choose(topology, candidate, &scores) else {
@@ -258,7 +316,7 @@ impl Binding {
         for at in order {
             // With no score nobody is a victim.
             let candidate = Candidate { score: 0, ..tenants[*at] };
-            if candidate.links.is_empty() || self.bound.contains_key(&candidate.tenant) {
+            if !self.wants(&candidate) {
                 continue;
             }
             if let Some(Grab { queues, .. }) = self.choose(topology, &candidate, &BTreeMap::new()) {
@@ -266,6 +324,11 @@ impl Binding {
                 won.insert(candidate.tenant);
             }
         }
+    }
+
+    fn wants(&self, candidate: &Candidate<'_>) -> bool {
+        let has = self.bound.contains_key(&candidate.tenant);
+        !has && candidate.movable && !candidate.links.is_empty()
     }
 
     /// Takes the queues of those who are gone or have other links.

@@ -96,6 +96,7 @@ impl Binder for FabricBinder {
                 tenant: *tenant,
                 score: *score,
                 links: &placed.links,
+                movable: true,
             })
             .collect();
         self.binding.pass(&self.topology, &candidates);

@@ -154,7 +154,12 @@ fn bind(topology: &Topology, players: &mut [Player<'_>]) -> anyhow::Result<()> {
     for _ in 0..INTERVALS {
         let tenants: Vec<Candidate<'_>> = players
             .iter()
-            .map(|p| Candidate { tenant: p.slot, score: p.score(), links: p.flow.links })
+            .map(|p| Candidate {
+                tenant: p.slot,
+                score: p.score(),
+                links: p.flow.links,
+                movable: true,
+            })
             .collect();
         binding.pass(topology, &tenants);
     }

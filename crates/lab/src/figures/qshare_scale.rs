@@ -139,7 +139,7 @@ fn pass(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<f64> {
             .tenants()
             .map(|(tenant, t)| {
                 let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
-                Candidate { tenant, score, links: &t.placement.entry.links }
+                Candidate { tenant, score, links: &t.placement.entry.links, movable: true }
             })
             .collect();
         let begin = clock::now();

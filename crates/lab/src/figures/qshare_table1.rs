@@ -131,7 +131,7 @@ fn intervals(
             .map(|(tenant, t)| {
                 // Millionths of what it pays for.
                 let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
-                Candidate { tenant, score, links: &t.placement.entry.links }
+                Candidate { tenant, score, links: &t.placement.entry.links, movable: true }
             })
             .collect();
         binding.pass(datacenter.topology(), &tenants);

@@ -154,7 +154,7 @@ fn replay(placed: &Placed, mut binding: Binding, usage: &Usage) -> Findings {
                 let paid = payment(&player.tenant.request.hose);
                 let score = player.score.follow(part_of(paid, used[player.at]));
                 let links = &player.tenant.placement.entry.links;
-                Candidate { tenant: player.slot, score, links }
+                Candidate { tenant: player.slot, score, links, movable: true }
             })
             .collect();
         let pass = binding.pass(topology, &candidates);

@@ -7,6 +7,10 @@
 //! Source: QShare §V-D, §VI.
 #![forbid(unsafe_code)]
 
+pub mod carry_out;
+pub mod fabric_state;
+pub mod hosts;
+pub mod intent;
 pub mod southbound;
 pub mod stamp;
 pub mod store;

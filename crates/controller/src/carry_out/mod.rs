@@ -1,0 +1,466 @@
+//! A plan carried out on many switches and hosts, and what happens when one of them does not
+//! follow.
+//!
+//! **Problem.** A plan has an order ([`penstock_fabric::queue_binding`]), and its steps concern
+//! many elements, of which any may fail in the middle. **Rule.** Steps of one kind that follow each
+//! other go out to all whom they concern at once; the next kind begins when all have answered,
+//! those named as canaries before the others. If one fails before hosts mark by the new queues,
+//! what was done is taken back in the order that keeps every packet mapped, and the plan counts as
+//! not done. After that point a host that did not answer stays in the shared queue, which is always
+//! there, and is told again. An element that failed is out of date ([`Crew::out_of_date`]): it is
+//! read and mended before anything depends on it ([`Crew::mend`]), and plans leave it alone till
+//! then.
+//!
+//! Source: QShare §V-D leaves the order and failures open; `docs/controller.md` has ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
+use penstock_fabric::tenant_placement::TenantSlot;
+use penstock_fabric::topology::NodeId;
+use tokio::task::JoinSet;
+
+use crate::Stamp;
+use crate::fabric_state::Fabric;
+use crate::hosts::{HostPlan, HostTenant, Hosts};
+use crate::southbound::{Change, PortState, SwitchDriver, SwitchState, diff};
+
+/// Where a port of the tree is on a switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The switch's own name of it. A link of several cables has several.
+    pub names: Vec<String>,
+}
+
+/// A switch with its driver.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    /// Its driver.
+    pub driver: Arc<dyn SwitchDriver>,
+    /// Its ports into the tree.
+    pub ports: BTreeMap<Port, Interface>,
+    /// Whether it is tried before the others.
+    pub canary: bool,
+}
+
+/// What went wrong, with whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// The server or switch.
+    pub node: NodeId,
+    /// What it said.
+    pub problem: String,
+    /// Whether somebody with a later stamp has told it.
+    pub fenced: bool,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem)
+    }
+}
+
+/// What became of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Carried out; these were left behind, in the shared queue or with weights of before.
+    Done(Vec<Trouble>),
+    /// Taken back, because of these.
+    TakenBack {
+        /// Who failed.
+        why: Vec<Trouble>,
+        /// Who could not be taken back, and is out of date.
+        stuck: Vec<Trouble>,
+    },
+}
+
+/// What all were told last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// By port.
+    pub ports: BTreeMap<Port, PortState>,
+    /// The code points that hosts mark with; who is missing is not marked.
+    pub marks: BTreeMap<TenantSlot, u8>,
+}
+
+/// Switches, hosts, and what they were told.
+#[derive(Debug)]
+pub struct Crew {
+    switches: BTreeMap<NodeId, Switch>,
+    hosts: Arc<dyn Hosts>,
+    told: Told,
+    out_of_date: BTreeSet<NodeId>,
+    /// How long one element may take for one message.
+    limit: Duration,
+}
+
+/// Steps that may happen at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Weigh,
+    Mark,
+    Wait,
+    Unmap,
+    Map,
+    ReadBack,
+}
+
+fn kind(step: &Step) -> Option<Kind> {
+    Some(match step {
+        Step::Weigh { .. } => Kind::Weigh,
+        Step::Mark { .. } => Kind::Mark,
+        Step::Wait(_) => Kind::Wait,
+        Step::Unmap { .. } => Kind::Unmap,
+        Step::Map { .. } => Kind::Map,
+        Step::ReadBack(_) => Kind::ReadBack,
+        _ => return None,
+    })
+}
+
+impl Crew {
+    /// Nobody was told anything yet.
+    #[must_use]
+    pub fn new(switches: BTreeMap<NodeId, Switch>, hosts: Arc<dyn Hosts>, limit: Duration) -> Self {
+        let out_of_date = switches.keys().copied().collect();
+        Self { switches, hosts, told: Told::default(), out_of_date, limit }
+    }
+
+    /// What all were told last.
+    #[must_use]
+    pub fn told(&self) -> &Told {
+        &self.told
+    }
+
+    /// The switches.
+    #[must_use]
+    pub fn switches(&self) -> &BTreeMap<NodeId, Switch> {
+        &self.switches
+    }
+
+    /// Elements of which it is not certain what they do.
+    #[must_use]
+    pub fn out_of_date(&self) -> &BTreeSet<NodeId> {
+        &self.out_of_date
+    }
+
+    /// Whether an element can be told something: its agent is here, or its switch is up to date.
+    #[must_use]
+    pub fn reachable(&self, fabric: &Fabric, node: NodeId) -> bool {
+        if self.switches.contains_key(&node) {
+            return !self.out_of_date.contains(&node);
+        }
+        !fabric.topology().is_server(node)
+            || self.hosts.connected(&fabric.topology().name(node).to_string())
+    }
+
+    /// What is to be told is what the binding says. For a start, and after another leader.
+    pub fn assume(&mut self, fabric: &Fabric) {
+        let topology = fabric.topology();
+        let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
+        self.told.ports = nodes
+            .flat_map(|node| fabric.ports_of(node))
+            .map(|port| (port, fabric.port(port)))
+            .collect();
+        self.told.marks = fabric.binding().bound().map(|(slot, b)| (slot, b.dscp)).collect();
+        self.out_of_date = self.switches.keys().copied().collect();
+    }
+
+    /// What a host is told.
+    #[must_use]
+    pub fn host_plan(&self, fabric: &Fabric, server: NodeId, stamp: Stamp) -> HostPlan {
+        let topology = fabric.topology();
+        let tenant = |slot: TenantSlot| {
+            let here = fabric.guarantee_on(slot, server);
+            HostTenant {
+                name: fabric.name(slot).to_owned(),
+                dscp: self.told.marks.get(&slot).copied().unwrap_or(0),
+                vms: here.vms,
+                send: here.send,
+                recv: here.recv,
+            }
+        };
+        let uplink = |port: &Port| {
+            let state = self.told.ports.get(port).cloned().unwrap_or_default();
+            (topology.name(topology.parent(port.link)).to_string(), state)
+        };
+        let mut tenants: Vec<_> = fabric.tenants_on(server).map(tenant).collect();
+        tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        let uplinks = fabric.ports_of(server).iter().filter(|port| port.up).map(uplink).collect();
+        HostPlan { stamp, tenants, uplinks }
+    }
+
+    /// Carries out a plan of `fabric`; on [`Outcome::TakenBack`] the binding that the plan led to
+    /// must be taken back as well.
+    pub async fn carry_out(&mut self, fabric: &Fabric, plan: &Plan, stamp: Stamp) -> Outcome {
+        let before = self.told.clone();
+        let mut touched = BTreeSet::new();
+        let mut behind = Vec::new();
+        // Hosts mark by new queues: what came before cannot be taken back any more, nor need it be.
+        let mut marking = false;
+        for steps in plan.steps.chunk_by(|a, b| kind(a) == kind(b)) {
+            marking |= steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0));
+            let concerned = self.take_in(fabric, steps);
+            touched.extend(concerned.iter().copied());
+            let trouble = match steps.first().and_then(kind) {
+                Some(Kind::Wait) => {
+                    if let Some(Step::Wait(time)) = steps.first() {
+                        tokio::time::sleep(Duration::from_nanos(time.0)).await;
+                    }
+                    Vec::new()
+                }
+                Some(Kind::ReadBack) => self.compare(&concerned).await,
+                _ => self.tell(fabric, &concerned, stamp).await,
+            };
+            self.out_of_date.extend(trouble.iter().map(|t| t.node));
+            if trouble.is_empty() || marking {
+                behind.extend(trouble);
+                continue;
+            }
+            let stuck = self.take_back(fabric, before, &touched, stamp).await;
+            return Outcome::TakenBack { why: trouble, stuck };
+        }
+        Outcome::Done(behind)
+    }
+
+    /// Enters steps in what is to be told; whom they concern. Elements that are out of date are
+    /// left to be mended.
+    fn take_in(&mut self, fabric: &Fabric, steps: &[Step]) -> BTreeSet<NodeId> {
+        let topology = fabric.topology();
+        let fixed = fabric.binding().settings().mode == Mode::StaticMap;
+        let sender = |port: &Port| {
+            if port.up { topology.child(port.link) } else { topology.parent(port.link) }
+        };
+        let mut concerned = BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Weigh { port, weights } => {
+                    let state = self.told.ports.entry(*port).or_default();
+                    state.weights.clone_from(&weights.weights);
+                    concerned.insert(sender(port));
+                }
+                Step::Mark { tenant, dscp } => {
+                    if *dscp == 0 {
+                        self.told.marks.remove(tenant);
+                    } else {
+                        self.told.marks.insert(*tenant, *dscp);
+                    }
+                    concerned.extend(fabric.servers_of(*tenant));
+                }
+                // Maps that are set once have all values.
+                Step::Unmap { .. } | Step::Map { .. } if fixed => {}
+                Step::Unmap { port, dscp } => {
+                    self.told.ports.entry(*port).or_default().map.remove(dscp);
+                    concerned.insert(sender(port));
+                }
+                Step::Map { port, dscp, queue } => {
+                    self.told.ports.entry(*port).or_default().map.insert(*dscp, *queue);
+                    concerned.insert(sender(port));
+                }
+                Step::ReadBack(ports) => concerned.extend(ports.iter().map(sender)),
+                _ => {}
+            }
+        }
+        concerned.retain(|node| self.reachable(fabric, *node));
+        concerned
+    }
+
+    /// What a switch should do, in its own names.
+    fn wanted(&self, switch: &Switch) -> SwitchState {
+        let mut state = SwitchState::default();
+        for (port, interface) in &switch.ports {
+            let told = self.told.ports.get(port).cloned().unwrap_or_default();
+            state.ports.extend(interface.names.iter().map(|name| (name.clone(), told.clone())));
+        }
+        state
+    }
+
+    /// Tells elements all that they were to be told: canaries, then the others at once.
+    async fn tell(&self, fabric: &Fabric, to: &BTreeSet<NodeId>, stamp: Stamp) -> Vec<Trouble> {
+        let canary = |node: &NodeId| self.switches.get(node).is_some_and(|switch| switch.canary);
+        let (first, then): (Vec<NodeId>, Vec<NodeId>) = to.iter().partition(|node| canary(node));
+        let trouble = self.tell_all(fabric, &first, stamp).await;
+        if !trouble.is_empty() {
+            return trouble;
+        }
+        self.tell_all(fabric, &then, stamp).await
+    }
+
+    async fn tell_all(&self, fabric: &Fabric, to: &[NodeId], stamp: Stamp) -> Vec<Trouble> {
+        let mut tasks = JoinSet::new();
+        let limit = self.limit;
+        for node in to.iter().copied() {
+            if let Some(switch) = self.switches.get(&node) {
+                let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
+                tasks.spawn(async move {
+                    let told = bring_to(&*driver, &wanted, stamp);
+                    (node, within(limit, driver.name(), told).await)
+                });
+            } else {
+                let hosts = Arc::clone(&self.hosts);
+                let name = fabric.topology().name(node).to_string();
+                let plan = self.host_plan(fabric, node, stamp);
+                tasks.spawn(async move {
+                    let told = async {
+                        hosts.tell(&name, plan).await.map_err(|error| {
+                            let fenced = matches!(error, crate::hosts::HostError::Fenced { .. });
+                            (error.to_string(), fenced)
+                        })
+                    };
+                    (node, within(limit, &name, told).await)
+                });
+            }
+        }
+        let mut trouble = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            if let Ok((node, Err((problem, fenced)))) = done {
+                trouble.push(Trouble { node, problem, fenced });
+            }
+        }
+        trouble.sort_by_key(|t| t.node);
+        trouble
+    }
+
+    /// Asks switches what they do, and compares it with what they were told.
+    async fn compare(&self, nodes: &BTreeSet<NodeId>) -> Vec<Trouble> {
+        let mut tasks = JoinSet::new();
+        let limit = self.limit;
+        for (node, switch) in nodes.iter().filter_map(|n| Some((*n, self.switches.get(n)?))) {
+            let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
+            tasks.spawn(async move {
+                let read = async {
+                    let is =
+                        driver.read_back().await.map_err(|error| (error.to_string(), false))?;
+                    let wrong = diff(&is, &wanted);
+                    let Some(first) = wrong.first() else { return Ok(()) };
+                    let (name, words) = (driver.name(), driver.words(std::slice::from_ref(first)));
+                    let words = words.join(", ");
+                    let problem =
+                        format!("switch {name}: does not do what it was told: {words} is missing");
+                    Err((problem, false))
+                };
+                (node, within(limit, driver.name(), read).await)
+            });
+        }
+        let mut trouble = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            if let Ok((node, Err((problem, fenced)))) = done {
+                trouble.push(Trouble { node, problem, fenced });
+            }
+        }
+        trouble.sort_by_key(|t| t.node);
+        trouble
+    }
+
+    /// Takes back what was told: queues and maps of before are there again before hosts mark by
+    /// them.
+    async fn take_back(
+        &mut self,
+        fabric: &Fabric,
+        before: Told,
+        touched: &BTreeSet<NodeId>,
+        stamp: Stamp,
+    ) -> Vec<Trouble> {
+        self.told = before;
+        let (switches, hosts): (BTreeSet<_>, BTreeSet<_>) =
+            touched.iter().partition(|node| self.switches.contains_key(node));
+        let mut stuck = self.tell(fabric, &switches, stamp).await;
+        stuck.extend(self.tell(fabric, &hosts, stamp).await);
+        self.out_of_date.extend(stuck.iter().map(|t| t.node));
+        // Who failed and then could be taken back is as it should be.
+        for node in touched.iter().filter(|node| stuck.iter().all(|t| t.node != **node)) {
+            self.out_of_date.remove(node);
+        }
+        stuck
+    }
+
+    /// Reads what the elements that are out of date do, and makes it what it should be; who is
+    /// still out of reach stays so. Returns who was changed, with what, and who could not be.
+    pub async fn mend(
+        &mut self,
+        fabric: &Fabric,
+        stamp: Stamp,
+    ) -> (Vec<(NodeId, Vec<String>)>, Vec<Trouble>) {
+        let mut tasks = JoinSet::new();
+        let limit = self.limit;
+        for node in &self.out_of_date {
+            let Some(switch) = self.switches.get(node) else { continue };
+            let (node, wanted) = (*node, self.wanted(switch));
+            let driver = Arc::clone(&switch.driver);
+            tasks.spawn(async move {
+                let mended = async {
+                    let is = driver.read_back().await.map_err(|e| (e.to_string(), false))?;
+                    let changes = diff(&is, &wanted);
+                    let words = driver.words(&changes);
+                    apply(&*driver, stamp, &changes).await?;
+                    Ok(words)
+                };
+                (node, within(limit, driver.name(), mended).await)
+            });
+        }
+        // A host is told all that concerns it in any case.
+        let hosts: Vec<NodeId> = self.out_of_date.iter().copied().collect();
+        let hosts: BTreeSet<NodeId> = hosts
+            .into_iter()
+            .filter(|node| !self.switches.contains_key(node) && self.reachable(fabric, *node))
+            .collect();
+        let (mut changed, mut trouble) = (Vec::new(), self.tell(fabric, &hosts, stamp).await);
+        for node in hosts.iter().filter(|node| trouble.iter().all(|t| t.node != **node)) {
+            self.out_of_date.remove(node);
+        }
+        while let Some(done) = tasks.join_next().await {
+            match done {
+                Ok((node, Ok(words))) => {
+                    self.out_of_date.remove(&node);
+                    changed.push((node, words));
+                }
+                Ok((node, Err((problem, fenced)))) => {
+                    trouble.push(Trouble { node, problem, fenced });
+                }
+                Err(_) => {}
+            }
+        }
+        changed.sort();
+        (changed, trouble)
+    }
+
+    /// Compares what all switches do with what they were told; who differs is out of date.
+    pub async fn verify(&mut self) -> Vec<Trouble> {
+        let known: BTreeSet<NodeId> = self.switches.keys().copied().collect();
+        let trouble = self.compare(&known.difference(&self.out_of_date).copied().collect()).await;
+        self.out_of_date.extend(trouble.iter().map(|t| t.node));
+        trouble
+    }
+
+    /// A host's agent came, or a tenant came to a host: it is told with the next [`Self::mend`].
+    pub fn must_tell(&mut self, node: NodeId) {
+        self.out_of_date.insert(node);
+    }
+}
+
+type Told1 = Result<(), (String, bool)>;
+
+async fn bring_to(driver: &dyn SwitchDriver, wanted: &SwitchState, stamp: Stamp) -> Told1 {
+    let is = driver.read_back().await.map_err(|error| (error.to_string(), false))?;
+    apply(driver, stamp, &diff(&is, wanted)).await
+}
+
+async fn apply(driver: &dyn SwitchDriver, stamp: Stamp, changes: &[Change]) -> Told1 {
+    driver.apply(stamp, changes).await.map_err(|error| {
+        let fenced = matches!(error, crate::southbound::DriverError::Fenced { .. });
+        (error.to_string(), fenced)
+    })
+}
+
+async fn within<T>(
+    limit: Duration,
+    name: &str,
+    work: impl Future<Output = Result<T, (String, bool)>>,
+) -> Result<T, (String, bool)> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(done) => done,
+        Err(_) => Err((format!("{name}: no answer within {} ms", limit.as_millis()), false)),
+    }
+}

@@ -1,0 +1,492 @@
+//! Tenants, their places, scores and queues: what a leader knows, and what an interval decides.
+//!
+//! **Rule.** No clock, no disk, no network: what happened comes in, a decision goes out. Whoever
+//! runs it stores a change first and carries it out then; what was not stored did not happen.
+//!
+//! Source: QShare §IV, §V.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_fabric::ledger::Service;
+use penstock_fabric::queue_binding::{
+    Bound, Candidate, Mode as MapMode, Pass, Port, ResumeError, Settings, SettingsError,
+};
+use penstock_fabric::score::{HostUsage, Smoothed, score};
+use penstock_fabric::tenant_placement::{
+    Affinity, ChangeError, Datacenter, Move, Moved, Policy, PolicyError, Refusal, Request, Tenant,
+    TenantSlot,
+};
+use penstock_fabric::topology::{NodeId, Topology};
+use penstock_units::BitsPerSecond;
+use thiserror::Error;
+
+use crate::Stamp;
+use crate::intent::{
+    BindingRecord, BoundRecord, ClassRecord, IntentError, Names, PlacementRecord, TenantRecord,
+    TenantSpec, VERSION,
+};
+use crate::southbound::PortState;
+
+pub use penstock_fabric::queue_binding::Binding;
+
+/// A change that was not made.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ChangeRefused {
+    /// There is one of that name.
+    #[error("tenant {0} is there already; remove it first, or grow it")]
+    Exists(String),
+    /// There is none of that name.
+    #[error("there is no tenant {0}; `penstock controller tenants` lists them")]
+    Unknown(String),
+    /// There is no such node.
+    #[error("there is no server or switch {0}; `penstock controller topology` lists them")]
+    UnknownNode(String),
+    /// It has no place.
+    #[error("tenant {name}: {refusal}")]
+    NoPlace {
+        /// The tenant.
+        name: String,
+        /// Why, and what would fit.
+        refusal: Box<Refusal>,
+    },
+    /// It cannot grow so.
+    #[error("tenant {name}: {problem}")]
+    Change {
+        /// The tenant.
+        name: String,
+        /// Why.
+        problem: Box<ChangeError>,
+    },
+    /// What it asks for makes no sense.
+    #[error(transparent)]
+    Intent(#[from] IntentError),
+    /// What is stored does not fit the topology as it is.
+    #[error("tenant {name}: {problem}; bring back what the topology lost, or remove the tenant")]
+    NoRoom {
+        /// The tenant.
+        name: String,
+        /// Why.
+        problem: String,
+    },
+}
+
+/// Settings that cannot work.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// Of placement.
+    #[error("placement: {0}")]
+    Policy(#[from] PolicyError),
+    /// Of binding.
+    #[error("binding: {0}")]
+    Binding(#[from] SettingsError),
+}
+
+/// What a tenant's VMs on one server sent and received during an interval, over the network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The tenant.
+    pub tenant: String,
+    /// Sent, bit/s.
+    pub sent: BitsPerSecond,
+    /// Received, bit/s.
+    pub received: BitsPerSecond,
+}
+
+/// What was measured in an interval, by server.
+pub type Usage = BTreeMap<NodeId, Vec<Used>>;
+
+/// What a tenant's usage came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Sent by all of its VMs, bit/s.
+    pub sent: u64,
+    /// Received by all of its VMs, bit/s.
+    pub received: u64,
+    /// The largest part of what its VMs on a server are guaranteed that was used, in 1/1000.
+    pub used_permille: u64,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Fabric {
+    datacenter: Datacenter,
+    slots: BTreeMap<String, TenantSlot>,
+    specs: BTreeMap<TenantSlot, TenantSpec>,
+    binding: Binding,
+    scores: BTreeMap<TenantSlot, Smoothed>,
+    measured: BTreeMap<TenantSlot, Measured>,
+    /// Which servers each tenant has VMs on.
+    present: BTreeMap<NodeId, BTreeSet<TenantSlot>>,
+}
+
+impl Fabric {
+    /// A datacenter without tenants.
+    ///
+    /// # Errors
+    /// Settings that cannot work.
+    pub fn new(
+        topology: Topology,
+        headroom_permille: u32,
+        policy: Policy,
+        settings: Settings,
+    ) -> Result<Self, FabricError> {
+        let binding = Binding::new(settings, topology.links())?;
+        let datacenter = Datacenter::new(topology, headroom_permille, policy)?;
+        Ok(Self {
+            datacenter,
+            slots: BTreeMap::new(),
+            specs: BTreeMap::new(),
+            binding,
+            scores: BTreeMap::new(),
+            measured: BTreeMap::new(),
+            present: BTreeMap::new(),
+        })
+    }
+
+    /// Where everybody is.
+    #[must_use]
+    pub fn datacenter(&self) -> &Datacenter {
+        &self.datacenter
+    }
+
+    /// The tree.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        self.datacenter.topology()
+    }
+
+    /// Who has which queues.
+    #[must_use]
+    pub fn binding(&self) -> &Binding {
+        &self.binding
+    }
+
+    /// All tenants, by name.
+    pub fn tenants(&self) -> impl Iterator<Item = (&str, TenantSlot, &Tenant)> {
+        let tenant = |slot: &TenantSlot| self.datacenter.tenant(*slot);
+        self.slots
+            .iter()
+            .filter_map(move |(name, slot)| Some((name.as_str(), *slot, tenant(slot)?)))
+    }
+
+    /// A tenant's slot.
+    #[must_use]
+    pub fn slot(&self, name: &str) -> Option<TenantSlot> {
+        self.slots.get(name).copied()
+    }
+
+    /// A tenant's name.
+    #[must_use]
+    pub fn name(&self, slot: TenantSlot) -> &str {
+        self.specs.get(&slot).map_or("", |spec| spec.name.as_str())
+    }
+
+    /// The smoothed score of a tenant, bit/s.
+    #[must_use]
+    pub fn score(&self, slot: TenantSlot) -> u64 {
+        self.scores.get(&slot).map_or(0, |score| score.get())
+    }
+
+    /// What a tenant did in the last interval.
+    #[must_use]
+    pub fn measured(&self, slot: TenantSlot) -> Measured {
+        self.measured.get(&slot).copied().unwrap_or_default()
+    }
+
+    /// The tenants with VMs on a server.
+    pub fn tenants_on(&self, server: NodeId) -> impl Iterator<Item = TenantSlot> + '_ {
+        self.present.get(&server).into_iter().flatten().copied()
+    }
+
+    /// The servers with VMs of a tenant.
+    pub fn servers_of(&self, slot: TenantSlot) -> impl Iterator<Item = NodeId> + '_ {
+        let tenant = self.datacenter.tenant(slot);
+        let slots = tenant.into_iter().flat_map(|tenant| &tenant.placement.entry.slots);
+        slots.map(|(server, _)| *server)
+    }
+
+    /// Places a tenant.
+    ///
+    /// # Errors
+    /// When it is there, makes no sense, or has no place.
+    pub fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, ChangeRefused> {
+        if self.slots.contains_key(&spec.name) {
+            return Err(ChangeRefused::Exists(spec.name));
+        }
+        let request = self.request(&spec)?;
+        let slot = self.datacenter.place(&request).map_err(|refusal| {
+            let (name, refusal) = (spec.name.clone(), Box::new(refusal));
+            ChangeRefused::NoPlace { name, refusal }
+        })?;
+        self.enter(slot, spec);
+        Ok(self.record(slot))
+    }
+
+    /// Takes in a tenant where it is.
+    ///
+    /// # Errors
+    /// When the topology has no such place, or no room there.
+    pub fn restore(&mut self, record: TenantRecord) -> Result<(), ChangeRefused> {
+        let name = record.spec.name.clone();
+        if self.slots.contains_key(&name) {
+            return Err(ChangeRefused::Exists(name));
+        }
+        let names = Names(self.datacenter.topology());
+        let placement = record.placement.placement(&name, names)?;
+        let request = self.request(&record.spec)?;
+        let placed = self.datacenter.place_at(request, placement);
+        let slot = placed.map_err(|problem| {
+            let cause = std::error::Error::source(&problem).map(ToString::to_string);
+            let problem = cause.unwrap_or_else(|| problem.to_string());
+            ChangeRefused::NoRoom { name, problem }
+        })?;
+        self.enter(slot, record.spec);
+        Ok(())
+    }
+
+    /// Takes a tenant away; its queues go with the next interval.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn remove(&mut self, name: &str) -> Result<(), ChangeRefused> {
+        let slot = self.slots.remove(name);
+        let slot = slot.ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
+        self.datacenter.remove(slot);
+        self.specs.remove(&slot);
+        self.scores.remove(&slot);
+        self.measured.remove(&slot);
+        self.find_present();
+        Ok(())
+    }
+
+    /// Gives a tenant `more` VMs of a kind.
+    ///
+    /// # Errors
+    /// When it has no room; then it has what it had.
+    pub fn grow(
+        &mut self,
+        name: &str,
+        class: usize,
+        more: u32,
+        may_move: bool,
+    ) -> Result<(Moved, TenantRecord), ChangeRefused> {
+        let slot = self.slot(name).ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
+        let moved = self.datacenter.grow(slot, class, more, may_move).map_err(|problem| {
+            let (name, problem) = (name.to_owned(), Box::new(problem));
+            ChangeRefused::Change { name, problem }
+        })?;
+        if let Some(spec) = self.specs.get_mut(&slot) {
+            spec.classes[class].vms += more;
+        }
+        self.find_present();
+        Ok((moved, self.record(slot)))
+    }
+
+    /// Puts a node in or out of service. Who is there moves if `evacuate` says so.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub fn set_service(
+        &mut self,
+        node: &str,
+        service: Service,
+        evacuate: bool,
+    ) -> Result<Vec<Move>, ChangeRefused> {
+        let found = self.topology().find(node);
+        let found = found.ok_or_else(|| ChangeRefused::UnknownNode(node.to_owned()))?;
+        let moves = if evacuate && service != Service::In {
+            self.datacenter.evacuate(found, service)
+        } else {
+            self.datacenter.set_service(found, service);
+            Vec::new()
+        };
+        self.find_present();
+        Ok(moves)
+    }
+
+    /// What is kept of a tenant.
+    #[must_use]
+    pub fn record(&self, slot: TenantSlot) -> TenantRecord {
+        let names = Names(self.topology());
+        let placement = &self.datacenter.tenant(slot).expect("it was placed").placement;
+        TenantRecord {
+            version: VERSION,
+            spec: self.specs.get(&slot).cloned().unwrap_or_default(),
+            placement: PlacementRecord::of(placement, names),
+        }
+    }
+
+    fn request(&self, spec: &TenantSpec) -> Result<Request, ChangeRefused> {
+        let names = Names(self.topology());
+        // A tenant near or apart from one that is gone is as if that one had never been.
+        let others = |list: &[(String, usize)]| {
+            list.iter().filter_map(|(name, layer)| Some((self.slot(name)?, *layer))).collect()
+        };
+        let affinity = Affinity {
+            within: spec.within(names)?,
+            near: others(&spec.near),
+            apart: others(&spec.apart),
+        };
+        Ok(Request { hose: spec.hose()?, spread: spec.spread(), affinity })
+    }
+
+    fn enter(&mut self, slot: TenantSlot, spec: TenantSpec) {
+        self.slots.insert(spec.name.clone(), slot);
+        self.specs.insert(slot, spec);
+        for server in self.servers_of(slot).collect::<Vec<_>>() {
+            self.present.entry(server).or_default().insert(slot);
+        }
+    }
+
+    fn find_present(&mut self) {
+        self.present.clear();
+        for (slot, tenant) in self.datacenter.tenants() {
+            for (server, _) in &tenant.placement.entry.slots {
+                self.present.entry(*server).or_default().insert(slot);
+            }
+        }
+    }
+
+    /// An interval ends: scores follow usage, and queues follow scores. `reachable` says whether a
+    /// server or switch can be told; `hold`: nobody gets or loses queues who need not.
+    pub fn close_interval(
+        &mut self,
+        usage: &Usage,
+        reachable: impl Fn(NodeId) -> bool,
+        hold: bool,
+    ) -> Pass {
+        self.follow(usage);
+        let Self { datacenter, binding, scores, .. } = self;
+        let topology = datacenter.topology();
+        let candidates: Vec<Candidate<'_>> = datacenter
+            .tenants()
+            .map(|(tenant, placed)| {
+                let links = placed.placement.entry.links.as_slice();
+                let told = links.iter().all(|(link, _)| {
+                    reachable(topology.child(*link)) && reachable(topology.parent(*link))
+                });
+                let score = scores.get(&tenant).map_or(0, |score| score.get());
+                Candidate { tenant, score, links, movable: told && !hold }
+            })
+            .collect();
+        binding.pass(topology, &candidates)
+    }
+
+    fn follow(&mut self, usage: &Usage) {
+        let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
+        for (server, used) in usage {
+            for used in used {
+                let Some(slot) = self.slots.get(&used.tenant) else { continue };
+                let Some(tenant) = self.datacenter.tenant(*slot) else { continue };
+                // What is said of VMs that are not there was measured before they moved.
+                let vms = tenant.placement.vms_on(*server);
+                let (sent, received) = (used.sent, used.received);
+                of_tenant.entry(*slot).or_default().push(HostUsage { vms, sent, received });
+            }
+        }
+        for (slot, tenant) in self.datacenter.tenants() {
+            let hosts = of_tenant.remove(&slot).unwrap_or_default();
+            let hose = &tenant.request.hose;
+            self.scores.entry(slot).or_default().follow(score(hose, &hosts));
+            let sum = |of: fn(&HostUsage) -> u64| hosts.iter().map(of).sum::<u64>();
+            let measured = Measured {
+                sent: sum(|host| host.sent.0),
+                received: sum(|host| host.received.0),
+                used_permille: used_permille(hose, &hosts),
+            };
+            self.measured.insert(slot, measured);
+        }
+    }
+
+    /// Goes on with a binding that was stored. Tenants and links that are gone lose theirs.
+    ///
+    /// # Errors
+    /// When it contradicts itself.
+    pub fn resume(&mut self, record: &BindingRecord) -> Result<(), ResumeError> {
+        let names = Names(self.datacenter.topology());
+        let known =
+            |bound: &BoundRecord| Some((*self.slots.get(&bound.tenant)?, bound.bound(names).ok()?));
+        let bound: Vec<(TenantSlot, Bound)> = record.bound.iter().filter_map(known).collect();
+        let (settings, links) = (self.binding.settings().clone(), names.0.links());
+        self.binding = Binding::resume(settings, links, record.interval, bound)?;
+        Ok(())
+    }
+
+    /// The binding as it is before a pass that may have to be taken back.
+    pub fn put_back(&mut self, binding: Binding) {
+        self.binding = binding;
+    }
+
+    /// What is kept of the binding.
+    #[must_use]
+    pub fn binding_record(&self, stamp: Stamp) -> BindingRecord {
+        let names = Names(self.topology());
+        let one = |(slot, bound)| BoundRecord::of(self.name(slot), bound, names);
+        BindingRecord {
+            version: VERSION,
+            stamp,
+            interval: self.binding.interval(),
+            bound: self.binding.bound().map(one).collect(),
+        }
+    }
+
+    /// What a port should do, by the binding.
+    #[must_use]
+    pub fn port(&self, port: Port) -> PortState {
+        let settings = self.binding.settings();
+        let one = vec![1; usize::from(settings.queues)];
+        let weights = self.binding.weights(port).map_or(one, |weights| weights.weights.clone());
+        let queues = 1..settings.queues;
+        let map = match settings.mode {
+            MapMode::StaticMap => settings.palette.values().iter().copied().zip(queues).collect(),
+            _ => {
+                let held = |queue| {
+                    let holder = self.binding.holder(port, queue)?;
+                    Some((self.binding.of(holder)?.dscp, queue))
+                };
+                queues.filter_map(held).collect()
+            }
+        };
+        PortState { weights, map }
+    }
+
+    /// A tenant's code point; 0: it shares queue 0.
+    #[must_use]
+    pub fn dscp(&self, slot: TenantSlot) -> u8 {
+        self.binding.of(slot).map_or(0, |bound| bound.dscp)
+    }
+
+    /// The ports of a node as a sender.
+    #[must_use]
+    pub fn ports_of(&self, node: NodeId) -> Vec<Port> {
+        let topology = self.topology();
+        let down = topology.down(node).map(|link| Port { link, up: false });
+        let up = topology.up(node).map(|link| Port { link, up: true });
+        down.chain(up).collect()
+    }
+
+    /// What VMs of a tenant on a server may send and receive, bit/s.
+    #[must_use]
+    pub fn guarantee_on(&self, slot: TenantSlot, server: NodeId) -> ClassRecord {
+        let mut all = ClassRecord { vms: 0, send: 0, recv: 0 };
+        let Some(tenant) = self.datacenter.tenant(slot) else { return all };
+        for share in tenant.placement.shares.iter().filter(|share| share.server == server) {
+            let Some(class) = tenant.request.hose.classes().get(share.class as usize) else {
+                continue;
+            };
+            all.vms += share.vms;
+            all.send += class.send.0 * u64::from(share.vms);
+            all.recv += class.recv.0 * u64::from(share.vms);
+        }
+        all
+    }
+}
+
+/// The largest part of a server's guarantee that was used, in 1/1000, at most 1,000.
+fn used_permille(hose: &penstock_fabric::hose::Hose, hosts: &[HostUsage]) -> u64 {
+    let payment = penstock_fabric::score::payment(hose);
+    let used = u128::from(score(hose, hosts)) * 1000;
+    used.checked_div(u128::from(payment)).and_then(|part| u64::try_from(part).ok()).unwrap_or(0)
+}

@@ -358,6 +358,18 @@ impl Fabric {
         hold: bool,
     ) -> Pass {
         self.follow(usage);
+        self.with_candidates(reachable, hold, |binding, topology, candidates| {
+            binding.pass(topology, candidates)
+        })
+    }
+
+    /// Has the binding change by all tenants with their scores and links.
+    pub(crate) fn with_candidates(
+        &mut self,
+        reachable: impl Fn(NodeId) -> bool,
+        hold: bool,
+        change: impl FnOnce(&mut Binding, &Topology, &[Candidate<'_>]) -> Pass,
+    ) -> Pass {
         let Self { datacenter, binding, scores, .. } = self;
         let topology = datacenter.topology();
         let candidates: Vec<Candidate<'_>> = datacenter
@@ -371,7 +383,7 @@ impl Fabric {
                 Candidate { tenant, score, links, movable: told && !hold }
             })
             .collect();
-        binding.pass(topology, &candidates)
+        change(binding, topology, &candidates)
     }
 
     fn follow(&mut self, usage: &Usage) {

@@ -7,12 +7,16 @@
 //! Source: QShare §V-D, §VI.
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod carry_out;
+pub mod events;
 pub mod fabric_state;
 pub mod hosts;
 pub mod intent;
+pub mod leader;
 pub mod southbound;
 pub mod stamp;
 pub mod store;
+pub mod wire;
 
 pub use stamp::Stamp;

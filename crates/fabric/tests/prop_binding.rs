@@ -278,6 +278,28 @@ fn who_cannot_be_told_keeps_what_it_has_and_gets_nothing() {
 }
 
 #[test]
+fn queues_of_before_come_back() {
+    let datacenter = meeting(5);
+    let settings = Settings { queues: 4, hold: 0, ..Settings::new(Mode::PerPortMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let topology = datacenter.topology();
+    binding.pass(topology, &candidates(&datacenter, &[9, 8, 7, 6, 5]));
+    let had: Vec<_> = binding.bound().map(|(tenant, bound)| (tenant, bound.clone())).collect();
+    binding.pass(topology, &candidates(&datacenter, &[9, 8, 7, 60, 50]));
+    assert_eq!(bound(&binding), [0, 3, 4]);
+    let all = candidates(&datacenter, &[0; 5]);
+    let pass = binding.return_to(topology, &all, &had);
+    assert_eq!(bound(&binding), [0, 1, 2]);
+    let slots = |list: &[TenantSlot]| list.iter().map(|slot| slot.0).collect::<Vec<_>>();
+    assert_eq!((slots(&pass.promoted), slots(&pass.demoted)), (vec![1, 2], vec![3, 4]));
+    for (tenant, old) in &had {
+        let now = binding.of(*tenant).unwrap();
+        assert_eq!((now.dscp, &now.queues), (old.dscp, &old.queues));
+    }
+    assert!(binding.return_to(topology, &all, &had).plan.steps.is_empty());
+}
+
+#[test]
 fn a_binding_goes_on_where_another_stopped() {
     let datacenter = meeting(5);
     let settings = Settings { queues: 4, ..Settings::new(Mode::StaticMap) };

@@ -304,6 +304,45 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, without_code_point)
     }
 
+    /// Goes back to queues that tenants had: they have those of `target` again and nobody has others.
+    /// Who has another tree now, or would meet a stranger, shares queue 0; who cannot be told keeps
+    /// what it has.
+    pub fn return_to(
+        &mut self,
+        topology: &Topology,
+        tenants: &[Candidate<'_>],
+        target: &[(TenantSlot, Bound)],
+    ) -> Pass {
+        self.interval += 1;
+        let mut lost = self.drop_strangers(tenants);
+        let wanted: BTreeMap<TenantSlot, &Bound> = target.iter().map(|(t, b)| (*t, b)).collect();
+        let same =
+            |has: &Bound, wants: &Bound| (has.dscp, &has.queues) == (wants.dscp, &wants.queues);
+        let fixed = tenants.iter().filter(|t| !t.movable).map(|t| t.tenant);
+        let fixed: BTreeSet<TenantSlot> = fixed.collect();
+        let others: Vec<TenantSlot> = (self.bound.iter())
+            .filter(|(tenant, has)| wanted.get(tenant).is_none_or(|wants| !same(has, wants)))
+            .filter(|(tenant, _)| !fixed.contains(tenant))
+            .map(|(tenant, _)| *tenant)
+            .collect();
+        lost.extend(others.into_iter().filter_map(|tenant| self.release(tenant)));
+        let mut won = BTreeSet::new();
+        for candidate in tenants {
+            let Some(bound) = wanted.get(&candidate.tenant) else { continue };
+            let free = |(port, queue): &(Port, u8)| {
+                let there = (1..self.settings.queues).contains(queue);
+                there && self.holders[self.place(index(*port), *queue)] == NOBODY
+            };
+            let fits = ports(candidate.links).eq(bound.queues.iter().map(|(port, _)| *port));
+            if fits && self.wants(candidate) && bound.queues.iter().all(free) {
+                self.seize(candidate.tenant, bound.queues.clone());
+                self.bound.entry(candidate.tenant).and_modify(|has| has.dscp = bound.dscp);
+                won.insert(candidate.tenant);
+            }
+        }
+        self.finish(topology, tenants, lost, &won, Vec::new())
+    }
+
     /// Gives what is still spare to those who were looked at before it was: a victim leaves queues
     /// on ports where nobody took one from it.
     fn sweep(

@@ -1,0 +1,218 @@
+//! The agents' end of the controller: gRPC, certificates, sessions.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use super::{Registry, Violation};
+use crate::Stamp;
+use crate::wire::v1::agent_message::Message as FromAgent;
+use crate::wire::v1::agent_service_server::AgentService;
+use crate::wire::v1::controller_message::Message as ToAgent;
+use crate::wire::v1::{self, AgentMessage, ControllerMessage};
+
+/// Whether this controller leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leading {
+    /// It does, at this decision or a later one.
+    Here(Stamp),
+    /// Another does, there; empty: nobody known.
+    Elsewhere(String),
+}
+
+/// Who may say that it is which host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Its certificate names the host.
+    Certificate,
+    /// Nobody asks: for tests and for one machine.
+    Trusted,
+}
+
+/// The names in a certificate (DER): its DNS names, and its common name.
+#[must_use]
+pub fn host_of_certificate(der: &[u8]) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return names };
+    let common = certificate.subject().iter_common_name();
+    names.extend(common.filter_map(|name| name.as_str().ok()).map(str::to_owned));
+    if let Ok(Some(others)) = certificate.subject_alternative_name() {
+        for name in &others.value.general_names {
+            if let GeneralName::DNSName(name) = name {
+                names.insert((*name).to_owned());
+            }
+        }
+    }
+    names
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct AgentServer {
+    registry: Arc<Registry>,
+    leading: watch::Receiver<Leading>,
+    identity: Identity,
+    report_millis: u64,
+}
+
+type Out = Pin<Box<dyn Stream<Item = Result<ControllerMessage, Status>> + Send>>;
+
+impl AgentServer {
+    /// Sessions go to `registry` while `leading` says that this controller leads.
+    #[must_use]
+    pub fn new(
+        registry: Arc<Registry>,
+        leading: watch::Receiver<Leading>,
+        identity: Identity,
+        report_millis: u64,
+    ) -> Self {
+        Self { registry, leading, identity, report_millis }
+    }
+
+    /// Whether who asks may be this host.
+    fn check(&self, host: &str, names: Option<&BTreeSet<String>>) -> Result<(), Violation> {
+        if self.identity == Identity::Trusted {
+            return Ok(());
+        }
+        let known = names.is_some_and(|names| names.contains(host));
+        let shown =
+            || names.map_or_else(String::new, |n| n.iter().cloned().collect::<Vec<_>>().join(", "));
+        let host = || host.chars().take(63).collect();
+        known
+            .then_some(())
+            .ok_or_else(|| Violation::WrongCertificate { host: host(), names: shown() })
+    }
+
+    fn refuse(&self, violation: &Violation) -> Status {
+        tracing::warn!("agent refused: {violation}");
+        let text = violation.to_string();
+        match violation {
+            Violation::UnknownHost(_) => Status::not_found(text),
+            Violation::WrongCertificate { .. } => Status::permission_denied(text),
+            Violation::Later { .. } => Status::failed_precondition(text),
+            Violation::Protocol { .. } => Status::invalid_argument(text),
+        }
+    }
+
+    async fn begin(
+        &self,
+        names: Option<BTreeSet<String>>,
+        mut from: Streaming<AgentMessage>,
+    ) -> Result<Out, Status> {
+        let first = from.message().await?.and_then(|message| message.message);
+        let Some(FromAgent::Hello(hello)) = first else {
+            self.registry.refused();
+            return Err(Status::invalid_argument("the first message must be `hello`"));
+        };
+        if let Err(violation) = self.check(&hello.host, names.as_ref()) {
+            self.registry.refused();
+            return Err(self.refuse(&violation));
+        }
+        let ours = match self.leading.borrow().clone() {
+            Leading::Here(stamp) => stamp,
+            Leading::Elsewhere(leader) => {
+                let message = Some(ToAgent::Elsewhere(v1::Elsewhere { leader }));
+                let only = tokio_stream::once(Ok(ControllerMessage { message }));
+                return Ok(Box::pin(only));
+            }
+        };
+        let (host, has) = (hello.host, Stamp::from(hello.has.unwrap_or_default()));
+        if has.epoch > ours.epoch {
+            self.registry.refused();
+            return Err(self.refuse(&Violation::Later { host, has, ours }));
+        }
+        let (number, messages) = self.registry.begin(&host, has).map_err(|v| self.refuse(&v))?;
+        tracing::info!(host, version = hello.version, %has, "agent connected");
+        let (out, to_agent) = mpsc::channel(super::QUEUE);
+        let server = self.clone();
+        tokio::spawn(async move { server.session(&host, number, from, messages, out).await });
+        let welcome = v1::Welcome { epoch: ours.epoch, report_millis: self.report_millis };
+        let welcome = ControllerMessage { message: Some(ToAgent::Welcome(welcome)) };
+        let rest = ReceiverStream::new(to_agent);
+        Ok(Box::pin(tokio_stream::once(Ok(welcome)).chain(rest)))
+    }
+
+    /// Until either side ends it, a rule is broken, or this controller does not lead any more.
+    async fn session(
+        &self,
+        host: &str,
+        number: u64,
+        mut from: Streaming<AgentMessage>,
+        mut messages: mpsc::Receiver<ControllerMessage>,
+        out: mpsc::Sender<Result<ControllerMessage, Status>>,
+    ) {
+        let mut leading = self.leading.clone();
+        let end = loop {
+            tokio::select! {
+                message = messages.recv() => match message {
+                    Some(message) => {
+                        if out.send(Ok(message)).await.is_err() {
+                            break None;
+                        }
+                    }
+                    None => break Some(Status::aborted("another session of this host began")),
+                },
+                heard = from.message() => match heard {
+                    Ok(Some(message)) => {
+                        if let Err(violation) = self.hear(host, number, message) {
+                            break Some(self.refuse(&violation));
+                        }
+                    }
+                    Ok(None) | Err(_) => break None,
+                },
+                leader = elsewhere(&mut leading) => {
+                    let message = Some(ToAgent::Elsewhere(v1::Elsewhere { leader }));
+                    let _ = out.try_send(Ok(ControllerMessage { message }));
+                    break None;
+                }
+            }
+        };
+        self.registry.end(host, number);
+        tracing::info!(host, "agent gone");
+        if let Some(status) = end {
+            let _ = out.try_send(Err(status));
+        }
+    }
+
+    fn hear(&self, host: &str, number: u64, message: AgentMessage) -> Result<(), Violation> {
+        match message.message {
+            Some(FromAgent::Report(report)) => self.registry.report(host, number, report),
+            Some(FromAgent::Applied(done)) => self.registry.applied(host, number, done),
+            Some(FromAgent::Hello(_)) | None => Err(Violation::Protocol {
+                host: host.to_owned(),
+                problem: "a second `hello`, or a message of an unknown kind".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Waits until this controller does not lead; who does.
+async fn elsewhere(leading: &mut watch::Receiver<Leading>) -> String {
+    let not_here = leading.wait_for(|leading| matches!(leading, Leading::Elsewhere(_))).await;
+    match not_here.as_deref() {
+        Ok(Leading::Elsewhere(leader)) => leader.clone(),
+        // The controller ends.
+        _ => String::new(),
+    }
+}
+
+#[tonic::async_trait]
+impl AgentService for AgentServer {
+    type SessionStream = Out;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<AgentMessage>>,
+    ) -> Result<Response<Out>, Status> {
+        let names = request.peer_certs().and_then(|certificates| {
+            certificates.first().map(|certificate| host_of_certificate(certificate))
+        });
+        self.begin(names, request.into_inner()).await.map(Response::new)
+    }
+}

@@ -1,0 +1,92 @@
+//! What happened, for people: the last of it, in memory.
+//!
+//! Metrics say how often, logs say everything; this is what an operator asks for first.
+
+use std::collections::VecDeque;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Stamp;
+
+/// So many are kept.
+pub const EVENTS_MAX: usize = 1_000;
+
+/// How bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// As it should be.
+    Info,
+    /// Somebody should look.
+    Warning,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts up.
+    pub number: u64,
+    /// Milliseconds since 1970, by this machine's clock.
+    pub at_ms: u64,
+    /// The decision in force.
+    pub stamp: Stamp,
+    /// How bad.
+    pub severity: Severity,
+    /// What kind: `promoted`, `refused`, `drift`, ...
+    pub kind: String,
+    /// Tenant, host or switch; empty: the controller.
+    pub subject: String,
+    /// What happened.
+    pub text: String,
+}
+
+/// The last events.
+#[derive(Clone, Debug, Default)]
+pub struct Events {
+    list: VecDeque<Event>,
+    next: u64,
+}
+
+impl Events {
+    /// Enters one.
+    pub fn push(
+        &mut self,
+        stamp: Stamp,
+        severity: Severity,
+        kind: &str,
+        subject: &str,
+        text: &str,
+    ) {
+        self.next += 1;
+        match severity {
+            Severity::Info => tracing::info!(%stamp, kind, subject, "{text}"),
+            Severity::Warning => tracing::warn!(%stamp, kind, subject, "{text}"),
+        }
+        if self.list.len() == EVENTS_MAX {
+            self.list.pop_front();
+        }
+        self.list.push_back(Event {
+            number: self.next,
+            at_ms: now_ms(),
+            stamp,
+            severity,
+            kind: kind.to_owned(),
+            subject: subject.to_owned(),
+            text: text.to_owned(),
+        });
+    }
+
+    /// All that are kept, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Event> {
+        self.list.iter()
+    }
+}
+
+/// Milliseconds since 1970; 0 before that.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "people want to know at what time of day it was")]
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,349 @@
+//! The controller that leads: it takes over what is stored, and decides once an interval.
+//!
+//! **Rule.** A change is stored before it is carried out, by a transaction that compares that this
+//! controller leads still; what the store refuses is not done. A tenant is told of as placed when
+//! it is stored. A plan that failed is taken back in the store as well. What cannot be reached is
+//! mended when it can be; nothing else waits for it.
+//!
+//! Source: QShare §V, §VI; takeover, modes and reverting are ours: `docs/controller.md`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_fabric::ledger::Service;
+use penstock_fabric::queue_binding::{Binding, Bound, Candidate, Pass};
+use penstock_fabric::tenant_placement::{Moved, TenantSlot};
+use penstock_fabric::topology::NodeId;
+use thiserror::Error;
+use tokio::time::Instant;
+
+use crate::Stamp;
+use crate::carry_out::{Crew, Outcome, Trouble};
+use crate::events::{Events, Severity};
+use crate::fabric_state::{ChangeRefused, Fabric, Usage};
+use crate::intent::{
+    self, BINDING, BindingRecord, HISTORY, IntentError, MODE, Mode, TENANTS, TenantRecord,
+    TenantSpec,
+};
+use crate::store::{Leadership, OPERATIONS_MAX, Store, StoreError, Transaction, Write};
+
+mod change;
+mod record;
+
+pub use record::IntervalReport;
+
+/// Bindings that are kept to go back to.
+pub const HISTORY_MAX: usize = 16;
+/// Below it, one key a node that is out of service.
+pub const OUT: &str = "penstock/out/";
+
+/// Why a leader stops, or did not do something.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum LeaderError {
+    /// Somebody else leads.
+    #[error("another controller leads; ask that one")]
+    Deposed,
+    /// The store did not do it.
+    #[error(transparent)]
+    Store(StoreError),
+    /// What is stored makes no sense.
+    #[error(transparent)]
+    Intent(#[from] IntentError),
+    /// The change was refused.
+    #[error(transparent)]
+    Refused(#[from] Box<ChangeRefused>),
+    /// There is nothing to go back to.
+    #[error("no earlier binding is kept; there is nothing to go back to")]
+    NoHistory,
+}
+
+impl From<ChangeRefused> for LeaderError {
+    fn from(refused: ChangeRefused) -> Self {
+        Self::Refused(Box::new(refused))
+    }
+}
+
+/// How a leader works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Intervals between two comparisons of all switches with what they were told; 0: never.
+    pub verify_every: u64,
+}
+
+/// A controller that leads.
+#[derive(Debug)]
+pub struct Leader {
+    fabric: Fabric,
+    crew: Crew,
+    store: Arc<dyn Store>,
+    leadership: Leadership,
+    settings: Settings,
+    mode: Mode,
+    stamp: Stamp,
+    /// The stamps of [`HISTORY`], the oldest first.
+    history: Vec<Stamp>,
+    events: Events,
+    last: IntervalReport,
+}
+
+impl Leader {
+    /// Takes over: reads what is stored, and makes switches and hosts do it.
+    ///
+    /// A tenant that the topology has no room for any more is told of and left in the store.
+    ///
+    /// # Errors
+    /// The store cannot be read, or holds what this program does not understand.
+    pub async fn take_over(
+        fabric: Fabric,
+        crew: Crew,
+        store: Arc<dyn Store>,
+        leadership: Leadership,
+        settings: Settings,
+    ) -> Result<Self, LeaderError> {
+        let stamp = Stamp { epoch: leadership.created.0, generation: 0 };
+        let (mode, history) = (Mode::default(), Vec::new());
+        let (events, last) = (Events::default(), IntervalReport::default());
+        let mut leader =
+            Self { fabric, crew, store, leadership, settings, mode, stamp, history, events, last };
+        leader.load().await?;
+        leader.crew.assume(&leader.fabric);
+        if leader.mode != Mode::Observe {
+            leader.next_stamp();
+            leader.mend().await;
+        }
+        let text = format!("leads with {} tenants", leader.fabric.tenants().count());
+        leader.tell(Severity::Info, "leads", "", &text);
+        Ok(leader)
+    }
+
+    async fn load(&mut self) -> Result<(), LeaderError> {
+        if let Some(entry) = self.store.get(MODE).await.map_err(LeaderError::Store)? {
+            self.mode = intent::from_bytes(MODE, &entry.value)?;
+        }
+        let all = self.store.list(TENANTS).await.map_err(LeaderError::Store)?;
+        let mut records = Vec::new();
+        for entry in all.entries {
+            let record: TenantRecord = intent::from_bytes(&entry.key, &entry.value)?;
+            records.push((entry.created, record));
+        }
+        // In the order in which they came, for those that are near or apart from others.
+        records.sort_by_key(|(created, _)| *created);
+        for (_, record) in records {
+            let name = record.spec.name.clone();
+            if let Err(problem) = self.fabric.restore(record) {
+                self.tell(Severity::Warning, "not-restored", &name, &problem.to_string());
+            }
+        }
+        let out = self.store.list(OUT).await.map_err(LeaderError::Store)?;
+        for entry in out.entries {
+            let node = entry.key.trim_start_matches(OUT).to_owned();
+            let failed: bool = intent::from_bytes(&entry.key, &entry.value)?;
+            let service = if failed { Service::Failed } else { Service::Drained };
+            if let Err(problem) = self.fabric.set_service(&node, service, false) {
+                self.tell(Severity::Warning, "not-restored", &node, &problem.to_string());
+            }
+        }
+        if let Some(entry) = self.store.get(BINDING).await.map_err(LeaderError::Store)? {
+            let record: BindingRecord = intent::from_bytes(BINDING, &entry.value)?;
+            if let Err(problem) = self.fabric.resume(&record) {
+                let text = format!("{problem}; all share queue 0 until the next interval");
+                self.tell(Severity::Warning, "not-restored", "", &text);
+            }
+        }
+        let history = self.store.list(HISTORY).await.map_err(LeaderError::Store)?;
+        for entry in history.entries {
+            let record: BindingRecord = intent::from_bytes(&entry.key, &entry.value)?;
+            self.history.push(record.stamp);
+        }
+        self.history.sort_unstable();
+        Ok(())
+    }
+
+    /// What is known.
+    #[must_use]
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    /// Switches and hosts.
+    #[must_use]
+    pub fn crew(&self) -> &Crew {
+        &self.crew
+    }
+
+    /// The decision in force.
+    #[must_use]
+    pub const fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
+    /// What it may do.
+    #[must_use]
+    pub const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What happened.
+    #[must_use]
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// The last interval.
+    #[must_use]
+    pub fn last(&self) -> &IntervalReport {
+        &self.last
+    }
+
+    /// A host's agent came, or came back: it is told with the next interval.
+    pub fn host_came(&mut self, host: &str) {
+        if let Some(node) = self.fabric.topology().find(host) {
+            self.crew.must_tell(node);
+        }
+    }
+
+    /// Tells hosts and switches that are out of date, without an interval.
+    pub async fn catch_up(&mut self) {
+        if self.mode != Mode::Observe && !self.crew.out_of_date().is_empty() {
+            self.mend().await;
+        }
+    }
+
+    /// An interval ends.
+    ///
+    /// # Errors
+    /// [`LeaderError::Deposed`], or the store cannot be written: then nothing was changed.
+    pub async fn interval(&mut self, usage: &Usage) -> Result<IntervalReport, LeaderError> {
+        let began = Instant::now();
+        let mut report = IntervalReport { hosts_heard: usage.len(), ..IntervalReport::default() };
+        let every = self.settings.verify_every;
+        let number = self.fabric.binding().interval() + 1;
+        if self.mode != Mode::Observe {
+            if every > 0 && number.is_multiple_of(every) {
+                let drift = self.crew.verify().await;
+                report.drifted = drift.len();
+                self.troubles("drift", &drift);
+            }
+            if !self.crew.out_of_date().is_empty() {
+                self.mend().await;
+            }
+        }
+        let before = self.fabric.binding().clone();
+        let decided = Instant::now();
+        let Self { fabric, crew, mode, .. } = self;
+        let seen = fabric.clone_reach(crew);
+        let pass = fabric.close_interval(
+            usage,
+            |node| *mode == Mode::Observe || seen.contains(&node),
+            *mode == Mode::Hold,
+        );
+        report.decided_in = decided.elapsed();
+        self.follow(before, &pass, &mut report).await?;
+        report.took = began.elapsed();
+        report.interval = number;
+        self.last = report.clone();
+        Ok(report)
+    }
+
+    /// Stores and carries out what a pass decided.
+    async fn follow(
+        &mut self,
+        before: Binding,
+        pass: &Pass,
+        report: &mut IntervalReport,
+    ) -> Result<(), LeaderError> {
+        (report.promoted, report.demoted) = (pass.promoted.len(), pass.demoted.len());
+        report.without_code_point = pass.without_code_point.len();
+        report.steps = pass.plan.steps.len();
+        if pass.plan.steps.is_empty() {
+            return Ok(());
+        }
+        if self.mode == Mode::Observe {
+            self.changes("would-promote", "would-demote", pass);
+            return Ok(());
+        }
+        self.next_stamp();
+        if let Err(error) = self.put_binding(false).await {
+            self.fabric.put_back(before);
+            return Err(error);
+        }
+        let outcome = self.crew.carry_out(&self.fabric, &pass.plan, self.stamp).await;
+        match outcome {
+            Outcome::Done(behind) => {
+                self.troubles("behind", &behind);
+                self.changes("promoted", "demoted", pass);
+                report.failed = behind.len();
+                self.put_binding(true).await?;
+            }
+            Outcome::TakenBack { why, stuck } => {
+                report.taken_back = true;
+                report.failed = why.len() + stuck.len();
+                self.troubles("taken-back", &why);
+                self.troubles("out-of-date", &stuck);
+                let fenced = why.iter().chain(&stuck).any(|t| t.fenced);
+                self.fabric.put_back(before);
+                if fenced {
+                    return Err(LeaderError::Deposed);
+                }
+                self.put_binding(false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn mend(&mut self) {
+        let (mended, trouble) = self.crew.mend(&self.fabric, self.stamp).await;
+        for (node, words) in mended.iter().filter(|(_, words)| !words.is_empty()) {
+            let name = self.fabric.topology().name(*node).to_string();
+            let text = format!("brought up to date: {}", shortened(words));
+            self.tell(Severity::Info, "mended", &name, &text);
+        }
+        self.troubles("out-of-date", &trouble);
+    }
+
+    fn next_stamp(&mut self) {
+        self.stamp.generation += 1;
+    }
+
+    fn changes(&mut self, promoted: &str, demoted: &str, pass: &Pass) {
+        for (kind, list) in [(demoted, &pass.demoted), (promoted, &pass.promoted)] {
+            for slot in list {
+                // Who is gone has no name any more, and its going was told.
+                let name = self.fabric.name(*slot).to_owned();
+                if name.is_empty() {
+                    continue;
+                }
+                let (score, dscp) = (self.fabric.score(*slot), self.fabric.dscp(*slot));
+                let text = if dscp == 0 {
+                    format!("shares queue 0 from now on; score {score}")
+                } else {
+                    format!("has queues of its own, code point {dscp}; score {score}")
+                };
+                self.tell(Severity::Info, kind, &name, &text);
+            }
+        }
+    }
+
+    fn troubles(&mut self, kind: &str, troubles: &[Trouble]) {
+        for trouble in troubles {
+            let name = self.fabric.topology().name(trouble.node).to_string();
+            self.tell(Severity::Warning, kind, &name, &trouble.problem);
+        }
+    }
+
+    fn tell(&mut self, severity: Severity, kind: &str, subject: &str, text: &str) {
+        self.events.push(self.stamp, severity, kind, subject, text);
+    }
+}
+
+/// The first of many words.
+fn shortened(words: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = words.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
+    if words.len() > SHOWN {
+        text += &format!("; and {} more", words.len() - SHOWN);
+    }
+    text
+}

@@ -1,0 +1,137 @@
+//! The messages of `proto/penstock/fabric/v1/fabric.proto`, and what they mean here.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::Stamp;
+use crate::hosts::{HostPlan, HostTenant};
+use crate::southbound::PortState;
+
+/// Generated from `proto/penstock/fabric/v1/fabric.proto`.
+#[allow(missing_docs, clippy::pedantic, clippy::nursery, reason = "generated code")]
+pub mod v1 {
+    tonic::include_proto!("penstock.fabric.v1");
+}
+
+/// Largest message between a controller and an agent, bytes: 4,096 tenants with long names.
+pub const AGENT_BYTES_MAX: usize = 1 << 20;
+/// Largest message between a controller and an operator: 100,000 tenants as JSON.
+pub const OPERATOR_BYTES_MAX: usize = 64 << 20;
+/// Most tenants of a host's report or plan.
+pub const TENANTS_MAX: usize = 4_096;
+/// Longest name.
+pub const NAME_BYTES_MAX: usize = 63;
+
+/// A message that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// A field that must be there is not.
+    #[error("{0} is missing; use the same version on both sides")]
+    Missing(&'static str),
+    /// A number out of its range.
+    #[error("{what} of {value} is out of range (most {most})")]
+    Range {
+        /// What.
+        what: &'static str,
+        /// What it says.
+        value: u64,
+        /// The most.
+        most: u64,
+    },
+}
+
+impl From<Stamp> for v1::Stamp {
+    fn from(stamp: Stamp) -> Self {
+        Self { epoch: stamp.epoch, generation: stamp.generation }
+    }
+}
+
+impl From<v1::Stamp> for Stamp {
+    fn from(stamp: v1::Stamp) -> Self {
+        Self { epoch: stamp.epoch, generation: stamp.generation }
+    }
+}
+
+impl From<&HostPlan> for v1::HostPlan {
+    fn from(plan: &HostPlan) -> Self {
+        let tenant = |t: &HostTenant| v1::HostTenant {
+            name: t.name.clone(),
+            dscp: t.dscp.into(),
+            vms: t.vms,
+            send_bps: t.send,
+            recv_bps: t.recv,
+        };
+        let uplink = |(to, state): (&String, &PortState)| v1::Uplink {
+            to: to.clone(),
+            weights: state.weights.clone(),
+            queues: state.map.iter().map(|(dscp, q)| ((*dscp).into(), (*q).into())).collect(),
+        };
+        Self {
+            stamp: Some(plan.stamp.into()),
+            tenants: plan.tenants.iter().map(tenant).collect(),
+            uplinks: plan.uplinks.iter().map(uplink).collect(),
+        }
+    }
+}
+
+fn small(what: &'static str, value: u32, most: u8) -> Result<u8, WireError> {
+    let small = u8::try_from(value).ok().filter(|value| *value <= most);
+    small.ok_or(WireError::Range { what, value: value.into(), most: most.into() })
+}
+
+impl TryFrom<v1::HostPlan> for HostPlan {
+    type Error = WireError;
+
+    fn try_from(plan: v1::HostPlan) -> Result<Self, WireError> {
+        let stamp = plan.stamp.ok_or(WireError::Missing("the plan's stamp"))?.into();
+        let count = plan.tenants.len();
+        if count > TENANTS_MAX {
+            let (value, most) = (count as u64, TENANTS_MAX as u64);
+            return Err(WireError::Range { what: "the number of tenants", value, most });
+        }
+        let mut tenants = Vec::new();
+        for t in plan.tenants {
+            let dscp = small("a code point", t.dscp, 63)?;
+            let (send, recv) = (t.send_bps, t.recv_bps);
+            tenants.push(HostTenant { name: t.name, dscp, vms: t.vms, send, recv });
+        }
+        let mut uplinks = BTreeMap::new();
+        for uplink in plan.uplinks {
+            let mut map = BTreeMap::new();
+            for (dscp, queue) in &uplink.queues {
+                map.insert(small("a code point", *dscp, 63)?, small("a queue", *queue, 63)?);
+            }
+            uplinks.insert(uplink.to, PortState { weights: uplink.weights, map });
+        }
+        Ok(Self { stamp, tenants, uplinks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_comes_out_as_it_went_in_and_nonsense_is_refused() {
+        let tenant = HostTenant { name: "a".into(), dscp: 63, vms: 2, send: 7, recv: 8 };
+        let state = PortState { weights: vec![1, 5], map: [(63, 1)].into() };
+        let plan = HostPlan {
+            stamp: Stamp { epoch: 3, generation: 4 },
+            tenants: vec![tenant],
+            uplinks: [("rack-0".to_owned(), state)].into(),
+        };
+        let wire = v1::HostPlan::from(&plan);
+        assert_eq!(HostPlan::try_from(wire.clone()), Ok(plan));
+        let mut wrong = wire.clone();
+        wrong.tenants[0].dscp = 64;
+        let error = HostPlan::try_from(wrong).unwrap_err().to_string();
+        assert_eq!(error, "a code point of 64 is out of range (most 63)");
+        let mut wrong = wire.clone();
+        wrong.uplinks[0].queues.insert(300, 1);
+        assert!(HostPlan::try_from(wrong).is_err());
+        let unstamped = v1::HostPlan { stamp: None, ..wire };
+        assert_eq!(HostPlan::try_from(unstamped), Err(WireError::Missing("the plan's stamp")));
+    }
+}

@@ -7,7 +7,16 @@
 //! first ([`Leadership::fence`]), so what a deposed one writes is refused by the store itself.
 //!
 //! **Quantities.** A revision counts the store's changes, one for each transaction that wrote. Keys
-//! are text with `/`; a value is at most [`VALUE_BYTES_MAX`] bytes.
+//! are text with `/`; [`limits`] bounds keys, values and transactions alike for every store, so
+//! that what one takes the other takes too.
+//!
+//! | Store | Where | Who |
+//! |---|---|---|
+//! | [`Embedded`] | one file | one controller |
+
+mod campaign;
+pub mod embedded;
+pub mod limits;
 
 use std::time::Duration;
 
@@ -15,10 +24,8 @@ use async_trait::async_trait;
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-/// Longest value, bytes: what a transaction of etcd takes by default, less what it wraps it in.
-pub const VALUE_BYTES_MAX: usize = 1_000_000;
-/// Most operations of one transaction; etcd's default.
-pub const OPERATIONS_MAX: usize = 128;
+pub use campaign::leader;
+pub use embedded::Embedded;
 
 /// A change's number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,7 +53,8 @@ pub struct Listing {
     pub entries: Vec<Entry>,
 }
 
-/// What must be so for a transaction to write.
+/// What must be so for a transaction to write. A key that is absent was created and last written by
+/// change 0, as etcd has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compare {
@@ -131,6 +139,9 @@ pub enum StoreError {
     /// The revisions asked for are gone.
     #[error("changes before revision {} are gone; list again and watch from there", .0.0)]
     Compacted(Revision),
+    /// A transaction that no store takes, whatever its state: a fault of the program that asks.
+    #[error("transaction refused: {0}")]
+    Invalid(String),
     /// A lease has ended.
     #[error("lease {} has ended; take a new one", .0.0)]
     LeaseEnded(LeaseId),
@@ -146,7 +157,8 @@ pub enum StoreError {
         /// What to do.
         remedy: &'static str,
     },
-    /// The store cannot be reached, or said no; it may be able to later.
+    /// The store cannot be reached, or said no; it may be able to later. A transaction that ended
+    /// so may have been written, or be written yet: read again before repeating it.
     #[error("store {store}: {problem}")]
     Unavailable {
         /// Which one.
@@ -176,21 +188,30 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// All keys that begin with `prefix`, at one revision.
     async fn list(&self, prefix: &str) -> Result<Listing, StoreError>;
 
-    /// Writes if all that is compared holds; the change's number.
+    /// Writes if all that is compared holds; the change's number. One that writes nothing, as it
+    /// has no writes or only deletes what is absent, is no change: the number is the last one's.
+    ///
+    /// Dropping it half way leaves open whether it is written.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] with the first key whose comparison did not hold.
+    /// [`StoreError::Conflict`] with the first key whose comparison did not hold;
+    /// [`StoreError::LeaseEnded`] when a key was to have a lease that has ended;
+    /// [`StoreError::TooLarge`] and [`StoreError::Invalid`] as [`limits::check`] says;
+    /// [`StoreError::Unavailable`] when it is not known whether it was written.
     async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError>;
 
-    /// All changes below `prefix` from this one on, in order and without a gap; the channel ends
-    /// with an error when that cannot be kept up, and then the caller lists again.
+    /// All changes below `prefix` from this one on, in order and without a gap; 0 is as 1. The
+    /// channel ends with an error when that cannot be kept up ([`StoreError::Compacted`] when the
+    /// changes asked for are gone already), and then the caller lists again. It ends when the
+    /// receiver is dropped.
     async fn watch(
         &self,
         prefix: &str,
         from: Revision,
     ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError>;
 
-    /// A new lease that ends `ttl` after it was last kept alive.
+    /// A new lease that ends `ttl` after it was last kept alive. A store may round up to its own
+    /// step or its shortest lease; it never ends one early.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
 
     /// The lease lasts for its time from now on.
@@ -199,12 +220,18 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::LeaseEnded`] when it has ended before.
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// The lease ends now, and its keys vanish.
+    /// The lease ends now, and its keys vanish. One that has ended already is no error.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// Waits until `who` leads in the election at `key`; the leadership ends with `lease`.
+    /// Waits until `who` leads in the election at `key`; the leadership ends with `lease`. Who
+    /// waits longest comes next. [`leader`] tells who leads.
     ///
-    /// Safe to drop at any time: who does not wait any more does not come to lead.
+    /// Safe to drop at any time: who does not wait any more does not come to lead. Where the store
+    /// cannot be told so at once, the end of the lease does it.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseEnded`] when the lease ends before that, and those of
+    /// [`commit`](Store::commit).
     async fn campaign(
         &self,
         key: &str,

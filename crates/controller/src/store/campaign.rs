@@ -1,0 +1,153 @@
+//! Who leads, the same way for every store.
+//!
+//! **Rule.** Each candidate writes a key of its own below the election's, under its lease; the one
+//! with the lowest change that created it leads. Everyone else watches the key created just before
+//! its own, so the end of a leader wakes one candidate and not all. Source: etcd's
+//! `client/v3/concurrency`, election.
+//!
+//! **Departure from the source.** A candidate's key carries a number beside the lease's, so that
+//! one that gives up and stands again does not meet its own withdrawal.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Change, Compare, Entry, Leadership, LeaseId, Revision, Store, StoreError, Transaction, Write,
+};
+
+/// Who leads in the election at `key`: the value is what it calls itself.
+///
+/// # Errors
+/// Those of [`Store::list`].
+pub async fn leader(store: &dyn Store, key: &str) -> Result<Option<Entry>, StoreError> {
+    let candidates = store.list(&below(key)).await?.entries;
+    Ok(candidates.into_iter().min_by_key(|candidate| candidate.created))
+}
+
+/// [`Store::campaign`] for a store of which there may be several handles.
+///
+/// What happens runs as a task of its own: a write that is on its way when the caller gives up is
+/// waited for and then taken back, and cannot arrive after its withdrawal.
+pub(super) async fn run<S>(
+    store: S,
+    key: &str,
+    who: &str,
+    lease: LeaseId,
+) -> Result<Leadership, StoreError>
+where
+    S: Store + Clone + 'static,
+{
+    let name = store.name().to_owned();
+    let (answer, result) = oneshot::channel();
+    tokio::spawn(stand(store, below(key), who.to_owned(), lease, answer));
+    let (place, leadership) = result.await.map_err(|_| StoreError::Unavailable {
+        store: name,
+        problem: "the election was cut short; stand again".to_owned(),
+    })??;
+    place.keep();
+    Ok(leadership)
+}
+
+fn below(key: &str) -> String {
+    format!("{key}/")
+}
+
+type Answer<S> = oneshot::Sender<Result<(Place<S>, Leadership), StoreError>>;
+
+async fn stand<S>(store: S, prefix: String, who: String, lease: LeaseId, mut answer: Answer<S>)
+where
+    S: Store + Clone + 'static,
+{
+    static STOOD: AtomicU64 = AtomicU64::new(0);
+    let number = STOOD.fetch_add(1, Ordering::Relaxed);
+    let key = format!("{prefix}{:016x}.{number}", lease.0);
+    // From here on the key may exist, whatever the store answers.
+    let place = Place { store: Some(store.clone()), key: key.clone() };
+    let written = store
+        .commit(Transaction {
+            compare: vec![Compare::Absent(key.clone())],
+            writes: vec![Write::Put {
+                key: key.clone(),
+                value: who.into_bytes(),
+                lease: Some(lease),
+            }],
+        })
+        .await;
+    let result = match written {
+        Ok(created) => tokio::select! {
+            led = wait(&store, &prefix, &key, lease) => {
+                led.map(|()| (place, Leadership { key, created, lease }))
+            }
+            // Nobody waits any more: the place is given up as it goes out of scope.
+            () = answer.closed() => return,
+        },
+        Err(error) => Err(error),
+    };
+    // A place that nobody receives is given up as well.
+    let _ = answer.send(result);
+}
+
+/// Until no candidate is left that came before.
+async fn wait<S: Store>(
+    store: &S,
+    prefix: &str,
+    key: &str,
+    lease: LeaseId,
+) -> Result<(), StoreError> {
+    loop {
+        let listing = store.list(prefix).await?;
+        let Some(own) = listing.entries.iter().find(|candidate| candidate.key == key) else {
+            return Err(StoreError::LeaseEnded(lease));
+        };
+        let earlier = listing.entries.iter().filter(|other| other.created < own.created);
+        let Some(before) = earlier.max_by_key(|other| other.created) else { return Ok(()) };
+        let next = Revision(listing.revision.0 + 1);
+        let mut changes = store.watch(prefix, next).await?;
+        until_gone(&mut changes, [&before.key, key]).await?;
+    }
+}
+
+/// Until one of the keys is gone, or the watch is, which asks for a look at the list too.
+async fn until_gone(
+    changes: &mut mpsc::Receiver<Result<Change, StoreError>>,
+    keys: [&str; 2],
+) -> Result<(), StoreError> {
+    while let Some(change) = changes.recv().await {
+        match change {
+            Ok(Change::Deleted { key, .. }) if keys.contains(&key.as_str()) => break,
+            Ok(_) => {}
+            Err(StoreError::Compacted(_)) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A candidate's key, taken back unless it is kept.
+struct Place<S: Store + 'static> {
+    store: Option<S>,
+    key: String,
+}
+
+impl<S: Store + 'static> Place<S> {
+    fn keep(mut self) {
+        self.store = None;
+    }
+}
+
+impl<S: Store + 'static> Drop for Place<S> {
+    fn drop(&mut self) {
+        let Some(store) = self.store.take() else { return };
+        let key = std::mem::take(&mut self.key);
+        // Without a runtime the process is ending, and the lease with it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let withdrawal =
+                Transaction { compare: Vec::new(), writes: vec![Write::Delete(key.clone())] };
+            if let Err(error) = store.commit(withdrawal).await {
+                tracing::warn!(%error, %key, "could not withdraw; the lease will");
+            }
+        });
+    }
+}

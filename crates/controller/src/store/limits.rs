@@ -1,0 +1,100 @@
+//! What every store takes: the same for all, so that a change of store breaks nothing.
+//!
+//! Source: etcd's defaults, `--max-txn-ops` 128 and `--max-request-bytes` 1.5 MiB.
+
+use std::collections::HashSet;
+
+use super::{Compare, StoreError, Transaction, Write};
+
+/// Longest key, bytes.
+pub const KEY_BYTES_MAX: usize = 1_024;
+/// Longest value, bytes.
+pub const VALUE_BYTES_MAX: usize = 1_000_000;
+/// Most comparisons of one transaction, and most writes.
+pub const OPERATIONS_MAX: usize = 128;
+/// Largest transaction, bytes: values, keys written, and keys compared twice, as etcd is asked for
+/// them again when one does not hold; 1.5 MiB less what it wraps them in.
+pub const TRANSACTION_BYTES_MAX: usize = 1_500_000;
+
+/// Whether a store takes it.
+///
+/// # Errors
+/// [`StoreError::TooLarge`] above one of the limits; [`StoreError::Invalid`] with an empty key or
+/// with two writes of one key.
+pub fn check(transaction: &Transaction) -> Result<(), StoreError> {
+    for (what, size) in [
+        ("comparisons of a transaction", transaction.compare.len()),
+        ("writes of a transaction", transaction.writes.len()),
+    ] {
+        at_most(what, size, OPERATIONS_MAX, "split it")?;
+    }
+    let mut total = 0;
+    for compare in &transaction.compare {
+        let (Compare::Absent(key) | Compare::Modified(key, _) | Compare::Created(key, _)) = compare;
+        total += 2 * key_length(key)?;
+    }
+    let mut seen = HashSet::new();
+    for write in &transaction.writes {
+        let (Write::Put { key, .. } | Write::Delete(key)) = write;
+        total += key_length(key)?;
+        if !seen.insert(key) {
+            return Err(StoreError::Invalid(format!("it writes {key} twice; write it once")));
+        }
+        if let Write::Put { value, .. } = write {
+            let what = format!("the value of {key}");
+            at_most(&what, value.len(), VALUE_BYTES_MAX, "divide it among keys")?;
+            total += value.len();
+        }
+    }
+    at_most("a transaction's bytes", total, TRANSACTION_BYTES_MAX, "split it")
+}
+
+fn key_length(key: &str) -> Result<usize, StoreError> {
+    if key.is_empty() {
+        return Err(StoreError::Invalid("a key is empty; name it".to_owned()));
+    }
+    at_most("a key's length", key.len(), KEY_BYTES_MAX, "use a shorter one")?;
+    Ok(key.len())
+}
+
+fn at_most(what: &str, size: usize, most: usize, remedy: &'static str) -> Result<(), StoreError> {
+    if size <= most {
+        return Ok(());
+    }
+    Err(StoreError::TooLarge { what: what.to_owned(), size, most, remedy })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(key: &str, length: usize) -> Write {
+        Write::Put { key: key.to_owned(), value: vec![0; length], lease: None }
+    }
+
+    fn of(writes: Vec<Write>) -> Result<(), StoreError> {
+        check(&Transaction { compare: Vec::new(), writes })
+    }
+
+    #[test]
+    fn what_is_at_the_limit_is_taken_and_one_more_is_refused() {
+        assert_eq!(of(vec![put("a", VALUE_BYTES_MAX)]), Ok(()));
+        let error = of(vec![put("a", VALUE_BYTES_MAX + 1)]).unwrap_err().to_string();
+        assert!(error.contains("the value of a of 1000001"), "{error}");
+        let many = |n: usize| (0..n).map(|i| put(&i.to_string(), 1)).collect::<Vec<_>>();
+        assert_eq!(of(many(OPERATIONS_MAX)), Ok(()));
+        assert!(matches!(of(many(OPERATIONS_MAX + 1)), Err(StoreError::TooLarge { .. })));
+        let half = TRANSACTION_BYTES_MAX / 2 - 1;
+        assert_eq!(of(vec![put("a", half), put("b", half)]), Ok(()));
+        let more = of(vec![put("a", half), put("b", half), put("c", 1)]);
+        assert!(matches!(more, Err(StoreError::TooLarge { size: 1_500_002, .. })), "{more:?}");
+    }
+
+    #[test]
+    fn a_key_is_neither_empty_nor_long_nor_written_twice() {
+        assert!(matches!(of(vec![put("", 1)]), Err(StoreError::Invalid(_))));
+        assert!(matches!(of(vec![put(&"k".repeat(1_025), 1)]), Err(StoreError::TooLarge { .. })));
+        let twice = of(vec![put("k", 1), Write::Delete("k".to_owned())]);
+        assert!(matches!(twice, Err(StoreError::Invalid(what)) if what.contains("k twice")));
+    }
+}

@@ -9,14 +9,15 @@ pub fn diff(is: &SwitchState, wanted: &SwitchState) -> Vec<Change> {
     let nothing = PortState::default();
     let (mut unmap, mut map, mut weigh) = (Vec::new(), Vec::new(), Vec::new());
     for (name, want) in &wanted.ports {
-        let has = is.ports.get(name).unwrap_or(&nothing);
+        let has = is.ports.get(name).unwrap_or(&nothing).clone().canonical();
+        let want = want.clone().canonical();
         let port = || name.clone();
-        let gone = has.map.keys().filter(|dscp| !want.map.contains_key(dscp));
+        let gone = has.map.keys().filter(|dscp| !want.map.contains_key(*dscp));
         unmap.extend(gone.map(|dscp| Change::Unmap { port: port(), dscp: *dscp }));
-        let new = want.map.iter().filter(|(dscp, queue)| has.map.get(dscp) != Some(queue));
+        let new = want.map.iter().filter(|(dscp, queue)| has.map.get(*dscp) != Some(*queue));
         map.extend(new.map(|(dscp, q)| Change::Map { port: port(), dscp: *dscp, queue: *q }));
         if has.weights != want.weights {
-            weigh.push(Change::Weigh { port: port(), weights: want.weights.clone() });
+            weigh.push(Change::Weigh { port: port(), weights: want.weights });
         }
     }
     unmap.append(&mut map);
@@ -52,5 +53,12 @@ mod tests {
         assert!(diff(&wanted, &wanted).is_empty());
         let nobody = SwitchState::default();
         assert_eq!(diff(&is, &nobody), [], "ports that are not named are left alone");
+    }
+
+    #[test]
+    fn what_is_said_in_two_ways_is_no_difference() {
+        let (is, wanted) = (state(&[4, 1, 0, 0], &[(8, 1)]), state(&[4, 1], &[(8, 1), (16, 0)]));
+        assert_eq!(diff(&is, &wanted), []);
+        assert_eq!(diff(&wanted, &is), []);
     }
 }

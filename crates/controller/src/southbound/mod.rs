@@ -10,6 +10,7 @@
 //! Source: QShare §V-D, §VI; the facts on switches: `docs/fabric.md`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use async_trait::async_trait;
 use penstock_units::BitsPerSecond;
@@ -19,8 +20,12 @@ use thiserror::Error;
 use crate::Stamp;
 
 mod diff;
+mod sim;
+mod step;
 
 pub use diff::diff;
+pub use sim::{Faults, SimSwitch};
+pub use step::step;
 
 /// What a switch can do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +38,8 @@ pub struct Capabilities {
     pub weights: (u32, u32),
     /// Whether the map from code point to queue can change while traffic runs.
     pub remap: bool,
+    /// Where it cannot: the map that each port has once and for all. Empty otherwise.
+    pub fixed_map: BTreeMap<u8, u8>,
     /// Whether maps may differ from port to port of this switch.
     pub map_per_port: bool,
 }
@@ -41,10 +48,21 @@ pub struct Capabilities {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
     /// By queue, from 0, the shared one; 0: the queue has no weight of its own and gets what is
-    /// left.
+    /// left. Queues beyond the end have 0.
     pub weights: Vec<u32>,
-    /// The queue of each code point that is mapped; others are in queue 0.
+    /// The queue of each code point that is mapped; others are in queue 0. That a code point is
+    /// mapped to 0 says nothing more than that it is not mapped.
     pub map: BTreeMap<u8, u8>,
+}
+
+impl PortState {
+    /// The same said in one way: no zeros at the end of the weights, nothing mapped to queue 0.
+    #[must_use]
+    pub fn canonical(mut self) -> Self {
+        self.weights.truncate(self.weights.iter().rposition(|w| *w != 0).map_or(0, |at| at + 1));
+        self.map.retain(|_, queue| *queue != 0);
+        self
+    }
 }
 
 /// A switch as far as binding concerns it.
@@ -83,6 +101,31 @@ pub enum Change {
         /// The code point.
         dscp: u8,
     },
+}
+
+impl Change {
+    /// Which port it is about.
+    #[must_use]
+    pub fn port(&self) -> &str {
+        match self {
+            Self::Weigh { port, .. } | Self::Map { port, .. } | Self::Unmap { port, .. } => port,
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Weigh { port, weights } => {
+                write!(f, "weights of {port}:")?;
+                weights.iter().try_for_each(|weight| write!(f, " {weight}"))
+            }
+            Self::Map { port, dscp, queue } => {
+                write!(f, "code point {dscp} of {port} in queue {queue}")
+            }
+            Self::Unmap { port, dscp } => write!(f, "code point {dscp} of {port} not mapped"),
+        }
+    }
 }
 
 /// What a queue has sent since the switch began to count.
@@ -141,6 +184,16 @@ pub enum DriverError {
         /// What it was told.
         told: Stamp,
     },
+    /// What it says makes no sense.
+    #[error("switch {switch}: asked for {what}, it answered what makes no sense: {problem}")]
+    Rubbish {
+        /// Which one.
+        switch: String,
+        /// What it was asked for.
+        what: String,
+        /// What is wrong with the answer.
+        problem: String,
+    },
     /// It is asked for what it cannot do.
     #[error("switch {switch}: {what} is beyond it: {limit}; {remedy}")]
     Beyond {
@@ -153,6 +206,16 @@ pub enum DriverError {
         /// What to do.
         remedy: &'static str,
     },
+}
+
+impl DriverError {
+    /// `told`, if that is not older than what the switch `has`.
+    pub(crate) fn fence(switch: &str, has: Stamp, told: Stamp) -> Result<(), Self> {
+        if told >= has {
+            return Ok(());
+        }
+        Err(Self::Fenced { switch: switch.to_owned(), has, told })
+    }
 }
 
 /// One switch.
@@ -174,8 +237,10 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
     /// the same again is safe. The switch keeps `stamp` once all are done.
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
 
-    /// What `changes` are in the switch's own words, one line each; nothing is done.
-    fn words(&self, changes: &[Change]) -> Vec<String>;
+    /// What [`apply`](Self::apply) would tell the switch now, in the switch's own words; nothing is
+    /// done. The switch is read, because its words depend on what it has: a line may stand for
+    /// several changes, or a change for several lines.
+    async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError>;
 
     /// What its queues have sent.
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError>;

@@ -1,0 +1,161 @@
+//! One change, done to a state: what every driver agrees on, and what it refuses.
+
+use super::{Capabilities, Change, DriverError, PortState, SwitchState};
+
+/// The largest code point (RFC 2474 §3: six bits).
+const DSCP_MAX: u8 = 63;
+
+/// Does `change` to `state`, of a switch of this name that can do this much.
+///
+/// # Errors
+/// [`DriverError::Beyond`], and `state` is as it was: no such port, queue or code point; code point
+/// 0, which is in the shared queue; a weight that is neither 0 nor in the switch's range; a map
+/// other than the fixed one.
+pub fn step(
+    switch: &str,
+    can: &Capabilities,
+    state: &mut SwitchState,
+    change: &Change,
+) -> Result<(), DriverError> {
+    let beyond = |what: String, limit: String, remedy: &'static str| {
+        Err(DriverError::Beyond { switch: switch.to_owned(), what, limit, remedy })
+    };
+    let name = change.port();
+    let Some(port) = state.ports.get_mut(name) else {
+        let limit = format!("it was given {} ports", state.ports.len());
+        return beyond(format!("port {name}"), limit, "name the port in the topology");
+    };
+    match change {
+        Change::Weigh { weights, .. } => {
+            if weights.len() > usize::from(can.queues) {
+                let what = format!("{} weights on port {name}", weights.len());
+                return beyond(what, format!("{} queues", can.queues), "use fewer queues");
+            }
+            let (low, high) = can.weights;
+            if let Some(wrong) = weights.iter().find(|w| **w != 0 && !(low..=high).contains(*w)) {
+                let what = format!("weight {wrong} on port {name}");
+                let limit = format!("weights from {low} to {high}, or 0");
+                return beyond(what, limit, "scale the port's weights");
+            }
+            port.weights.clone_from(weights);
+        }
+        Change::Map { dscp, queue, .. } => {
+            let what = format!("code point {dscp} in queue {queue} of port {name}");
+            if *dscp == 0 || *dscp > DSCP_MAX {
+                return beyond(what, "code points 1 to 63".to_owned(), "mark with another");
+            }
+            if *queue >= can.queues {
+                return beyond(
+                    what,
+                    format!("queues 0 to {}", can.queues - 1),
+                    "use a lower queue",
+                );
+            }
+            if !can.remap && can.fixed_map.get(dscp).unwrap_or(&0) != queue {
+                return beyond(what, fixed(can), "bind by the fixed map");
+            }
+            port.map.insert(*dscp, *queue);
+        }
+        Change::Unmap { dscp, .. } => {
+            if !can.remap && can.fixed_map.get(dscp).is_some_and(|queue| *queue != 0) {
+                let what = format!("taking code point {dscp} from the map of port {name}");
+                return beyond(what, fixed(can), "leave it mapped and let nobody mark with it");
+            }
+            port.map.remove(dscp);
+        }
+    }
+    let done = std::mem::take(port);
+    *port = done.canonical();
+    Ok(())
+}
+
+fn fixed(can: &Capabilities) -> String {
+    let pairs: Vec<String> = can.fixed_map.iter().map(|(d, q)| format!("{d} in {q}")).collect();
+    format!("its map is set once: {}", pairs.join(", "))
+}
+
+/// Whether the ports' maps may stand beside each other.
+///
+/// # Errors
+/// [`DriverError::Beyond`] when the switch has one map for all ports and two differ.
+pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<(), DriverError> {
+    let mut ports = state.ports.iter();
+    let Some((first, PortState { map, .. })) = ports.next() else { return Ok(()) };
+    match ports.find(|(_, port)| port.map != *map) {
+        Some((other, _)) if !can.map_per_port => Err(DriverError::Beyond {
+            switch: switch.to_owned(),
+            what: format!("a map on port {other} that differs from that of {first}"),
+            limit: "one map for all ports".to_owned(),
+            remedy: "bind each tenant to the same queue on all ports of the switch",
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn can() -> Capabilities {
+        Capabilities {
+            queues: 8,
+            classes: 8,
+            weights: (1, 100),
+            remap: true,
+            fixed_map: [].into(),
+            map_per_port: true,
+        }
+    }
+
+    fn one_port() -> SwitchState {
+        SwitchState { ports: [("e0".to_owned(), PortState::default())].into(), ..<_>::default() }
+    }
+
+    fn map(port: &str, dscp: u8, queue: u8) -> Change {
+        Change::Map { port: port.to_owned(), dscp, queue }
+    }
+
+    #[test]
+    fn each_limit_is_named_and_nothing_changes() {
+        let weigh = |weights: &[u32]| Change::Weigh { port: "e0".into(), weights: weights.into() };
+        let wrong = [
+            (map("e1", 8, 1), "port e1"),
+            (map("e0", 0, 1), "code points 1 to 63"),
+            (map("e0", 64, 1), "code points 1 to 63"),
+            (map("e0", 8, 8), "queues 0 to 7"),
+            (weigh(&[1; 9]), "8 queues"),
+            (weigh(&[101]), "weights from 1 to 100, or 0"),
+        ];
+        for (change, limit) in wrong {
+            let mut state = one_port();
+            let error = step("leaf1", &can(), &mut state, &change).expect_err("beyond it");
+            let text = error.to_string();
+            assert!(text.starts_with("switch leaf1: ") && text.contains(limit), "{text}");
+            assert_eq!(state, one_port());
+        }
+    }
+
+    #[test]
+    fn a_fixed_map_takes_what_agrees_with_it_and_nothing_else() {
+        let can = Capabilities { remap: false, fixed_map: [(8, 1)].into(), ..can() };
+        let mut state = one_port();
+        assert!(step("s", &can, &mut state, &map("e0", 8, 1)).is_ok());
+        assert!(step("s", &can, &mut state, &map("e0", 8, 2)).is_err());
+        assert!(step("s", &can, &mut state, &map("e0", 16, 1)).is_err());
+        let unmap = |dscp| Change::Unmap { port: "e0".to_owned(), dscp };
+        assert!(step("s", &can, &mut state, &unmap(8)).is_err());
+        assert!(step("s", &can, &mut state, &unmap(16)).is_ok(), "it is not mapped anyway");
+        assert_eq!(state.ports["e0"].map, [(8, 1)].into());
+    }
+
+    #[test]
+    fn one_map_for_all_ports_means_that() {
+        let mut state = one_port();
+        state.ports.insert("e1".to_owned(), PortState::default());
+        step("s", &can(), &mut state, &map("e1", 8, 1)).expect("possible");
+        assert!(agree("s", &can(), &state).is_ok());
+        let one_map = Capabilities { map_per_port: false, ..can() };
+        let error = agree("s", &one_map, &state).expect_err("two maps");
+        assert!(error.to_string().contains("port e1"), "{error}");
+    }
+}

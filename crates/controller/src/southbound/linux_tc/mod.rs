@@ -1,0 +1,300 @@
+//! A switch that is Linux: HTB on each port, told by `tc`.
+//!
+//! **Problem.** Hypervisors' edges and whitebox switches forward by Linux, whose qdiscs can do what
+//! a binding asks for, if told in the right way and order. **Rule.** A port has HTB with a class
+//! for each queue (`plan` says how weights become rates and quanta) and one program that maps code
+//! points to classes (`program`). Read first, then told only what differs, in one `tc -batch` whose
+//! order never lets a frame meet a class that is not there; the map is exchanged whole.
+//!
+//! HTB and not ETS or DRR: only it also caps the port at its rate, so that frames wait in our
+//! queues and not in those of the next hop, and a qdisc in software has to do that. It borrows at
+//! two priorities, so that a queue without a weight can have what others leave.
+//!
+//! **Stamp.** `penstock EPOCH.GENERATION` is the alias of the namespace's `lo`: each namespace has
+//! one, it is there when the controller is not, and it goes when the qdiscs go, with the machine.
+//! From reading it until it is written [`Runner::hold`] keeps other controllers away.
+//!
+//! **Not ours.** A root qdisc with a handle of its own, another filter at our root or an alias of
+//! `lo` with other words is refused, and is left as it is.
+//!
+//! Source: `tc-htb(8)`, `tc-bpf(8)`; Linux `net/sched/sch_htb.c`.
+
+mod layout;
+mod netns;
+mod plan;
+mod program;
+mod read;
+mod runner;
+mod settings;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+pub use netns::Netns;
+pub use runner::{Hold, Run, RunError, Runner};
+pub use settings::{Leaf, Settings};
+
+use super::{
+    Capabilities, Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver,
+    SwitchState, step,
+};
+use crate::Stamp;
+use layout::{QUEUES_MAX, ROOT};
+use read::{PortRead, Root};
+
+/// The alias of `lo` that is ours begins so.
+const STAMP_WORD: &str = "penstock ";
+/// The longest name of an interface (`IFNAMSIZ` - 1).
+const NAME_MAX: usize = 15;
+
+/// A Linux switch.
+#[derive(Debug)]
+pub struct TcSwitch {
+    name: String,
+    ports: Vec<PortInfo>,
+    settings: Settings,
+    runner: Arc<dyn Runner>,
+}
+
+/// What a switch is, as read.
+struct Seen {
+    stamp: Stamp,
+    /// In the order of the driver's ports.
+    ports: Vec<PortRead>,
+}
+
+impl TcSwitch {
+    /// The switch whose interfaces `ports` are, where `runner` runs.
+    ///
+    /// # Errors
+    /// [`DriverError::Beyond`] when a port is not the name of an interface, a rate is 0, or
+    /// settings are out of range.
+    pub fn new(
+        name: &str,
+        ports: &[PortInfo],
+        settings: Settings,
+        runner: Arc<dyn Runner>,
+    ) -> Result<Self, DriverError> {
+        let this = Self { name: name.to_owned(), ports: ports.to_vec(), settings, runner };
+        if !(2..=QUEUES_MAX).contains(&settings.queues) || settings.quantum == 0 {
+            let what = format!("{} queues, quantum {}", settings.queues, settings.quantum);
+            let limit = format!("2 to {QUEUES_MAX} queues, a quantum of at least 1 byte");
+            return Err(this.beyond(what, limit, "change the switch's settings"));
+        }
+        for PortInfo { name, rate } in ports {
+            // What is told goes through words and lines of a batch.
+            let plain = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
+            if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
+                let limit = format!("1 to {NAME_MAX} letters, digits or . _ - @");
+                let what = format!("port {name:?}");
+                return Err(this.beyond(what, limit, "name an interface of the switch"));
+            }
+            let least = u64::from(settings.queues) * 2 * plan::RATE_LEAST;
+            if rate.0 < least {
+                let (what, limit) = (format!("{} bit/s", rate.0), format!("{least} bit/s or more"));
+                return Err(this.beyond(format!("port {name}: {what}"), limit, "say its rate"));
+            }
+        }
+        Ok(this)
+    }
+
+    fn beyond(&self, what: String, limit: String, remedy: &'static str) -> DriverError {
+        DriverError::Beyond { switch: self.name.clone(), what, limit, remedy }
+    }
+
+    fn rubbish(&self, what: &str, problem: String) -> DriverError {
+        DriverError::Rubbish { switch: self.name.clone(), what: what.to_owned(), problem }
+    }
+
+    fn can(&self) -> Capabilities {
+        Capabilities {
+            queues: self.settings.queues,
+            classes: self.settings.queues,
+            weights: (1, 100),
+            remap: true,
+            fixed_map: BTreeMap::new(),
+            map_per_port: true,
+        }
+    }
+
+    /// Runs a program; what it says is the error's text.
+    async fn ask(
+        &self,
+        program: &'static str,
+        args: &str,
+        stdin: &str,
+    ) -> Result<String, DriverError> {
+        let words = args.split(' ').map(str::to_owned).collect();
+        let run = Run { program, args: words, stdin: stdin.to_owned() };
+        let switch = self.name.clone();
+        self.runner.run(&run).await.map_err(|error| match error {
+            RunError::Unreachable(problem) => DriverError::Unreachable { switch, problem },
+            RunError::TooLong(_) => self.rubbish(&format!("{program} {args}"), error.to_string()),
+            RunError::Failed(problem) => {
+                // `Command failed -:3`: the line, from 1.
+                let number = problem.rsplit_once("Command failed -:").map(|(_, n)| n.trim());
+                let line = number.and_then(|n| n.parse::<usize>().ok()?.checked_sub(1));
+                let line = line.and_then(|n| stdin.lines().nth(n)).unwrap_or(args);
+                DriverError::Refused { switch, change: format!("{program} {line}"), problem }
+            }
+        })
+    }
+
+    /// The stamp. The error's text says whose alias it is otherwise.
+    async fn stamp(&self) -> Result<Stamp, DriverError> {
+        #[derive(serde::Deserialize)]
+        struct Link {
+            #[serde(default)]
+            ifalias: String,
+        }
+        let text = self.ask("ip", "-j link show dev lo", "").await?;
+        let links: Vec<Link> = serde_json::from_str(&text)
+            .map_err(|error| self.rubbish("the alias of lo", error.to_string()))?;
+        let [Link { ifalias }] = links.as_slice() else {
+            return Err(self.rubbish("the alias of lo", format!("{} interfaces", links.len())));
+        };
+        if ifalias.is_empty() {
+            return Ok(Stamp::default());
+        }
+        let numbers = ifalias.strip_prefix(STAMP_WORD).and_then(|text| text.split_once('.'));
+        let stamp = numbers.and_then(|(epoch, generation)| {
+            Some(Stamp { epoch: epoch.parse().ok()?, generation: generation.parse().ok()? })
+        });
+        stamp.ok_or_else(|| {
+            let what = format!("keeping the stamp beside lo's alias {ifalias:?}");
+            let limit = "that alias is not ours".to_owned();
+            self.beyond(what, limit, "remove it: ip link set dev lo alias \"\"")
+        })
+    }
+
+    async fn see(&self) -> Result<Seen, DriverError> {
+        let stamp = self.stamp().await?;
+        let text = self.ask("tc", "-j qdisc show", "").await?;
+        let mut all = read::qdiscs(&text).map_err(|error| self.rubbish("its qdiscs", error))?;
+        let mut ports = Vec::with_capacity(self.ports.len());
+        for PortInfo { name, .. } in &self.ports {
+            let Some(read) = all.remove(name) else {
+                let limit = "it has no such interface".to_owned();
+                return Err(self.beyond(format!("port {name}"), limit, "name one that is there"));
+            };
+            if let Root::Foreign(qdisc) = &read.root {
+                let what = format!("port {name}: its root qdisc {qdisc}");
+                let limit = "it is not ours".to_owned();
+                return Err(self.beyond(
+                    what,
+                    limit,
+                    "tc qdisc del dev PORT root, or leave it out",
+                ));
+            }
+            ports.push(read);
+        }
+        let mut ours: Vec<(&str, &mut PortRead)> = self
+            .ports
+            .iter()
+            .map(|port| port.name.as_str())
+            .zip(&mut ports)
+            .filter(|(_, read)| read.root == Root::Ours)
+            .collect();
+        if !ours.is_empty() {
+            let line = |name| format!("filter show dev {name} parent {ROOT:x}:\n");
+            let lines: String = ours.iter().map(|(name, _)| line(name)).collect();
+            let text = self.ask("tc", "-j -batch -", &lines).await?;
+            let maps = read::filters(&text, ours.len());
+            let maps = maps.map_err(|error| self.rubbish("its filters", error))?;
+            for ((name, read), map) in ours.iter_mut().zip(maps) {
+                read.map = map.map_err(|filter| {
+                    let (what, limit) = (format!("port {name}: {filter}"), "it is not ours".into());
+                    self.beyond(what, limit, "tc filter del dev PORT parent 9e50: pref N")
+                })?;
+                let text = self.ask("tc", &format!("-s -d class show dev {name}"), "").await?;
+                let classes = read::classes(&text);
+                let what = || format!("the classes of port {name}");
+                (read.top, read.classes) = classes.map_err(|error| self.rubbish(&what(), error))?;
+            }
+        }
+        Ok(Seen { stamp, ports })
+    }
+
+    fn state(&self, seen: &Seen) -> SwitchState {
+        let state = |port: &PortInfo, read: &PortRead| {
+            let weights = plan::weights(&self.settings, port.rate, read);
+            let map = read.map.clone().unwrap_or_default();
+            (port.name.clone(), PortState { weights, map }.canonical())
+        };
+        let ports = self.ports.iter().zip(&seen.ports).map(|(port, read)| state(port, read));
+        SwitchState { stamp: seen.stamp, ports: ports.collect() }
+    }
+
+    /// What to tell `tc`; ports that are not set up yet are.
+    fn lines(&self, seen: &Seen, changes: &[Change]) -> Result<Vec<String>, DriverError> {
+        let (can, mut target) = (self.can(), self.state(seen));
+        changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
+        let each = self.ports.iter().zip(&seen.ports).flat_map(|(port, read)| {
+            plan::lines(&self.settings, (&port.name, port.rate), read, &target.ports[&port.name])
+        });
+        Ok(each.collect())
+    }
+}
+
+#[async_trait]
+impl SwitchDriver for TcSwitch {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "linux-tc"
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities, DriverError> {
+        Ok(self.can())
+    }
+
+    async fn read_back(&self) -> Result<SwitchState, DriverError> {
+        Ok(self.state(&self.see().await?))
+    }
+
+    async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
+        let _held = self.runner.hold().await.map_err(|error| {
+            let (switch, problem) = (self.name.clone(), error.to_string());
+            DriverError::Unreachable { switch, problem }
+        })?;
+        let seen = self.see().await?;
+        DriverError::fence(&self.name, seen.stamp, stamp)?;
+        let lines = self.lines(&seen, changes)?;
+        if !lines.is_empty() {
+            self.ask("tc", "-batch -", &(lines.join("\n") + "\n")).await?;
+        }
+        if stamp != seen.stamp {
+            let line = format!("link set dev lo alias \"{STAMP_WORD}{stamp}\"\n");
+            self.ask("ip", "-batch -", &line).await?;
+        }
+        Ok(())
+    }
+
+    async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError> {
+        let mut lines = self.lines(&self.see().await?, changes)?;
+        lines.iter_mut().for_each(|line| line.insert_str(0, "tc "));
+        lines.push(format!("ip link set dev lo alias \"{STAMP_WORD}EPOCH.GENERATION\""));
+        Ok(lines)
+    }
+
+    async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
+        let seen = self.see().await?;
+        let all = self.ports.iter().zip(&seen.ports).flat_map(|(port, read)| {
+            read.classes.iter().map(|(queue, class)| QueueCounters {
+                port: port.name.clone(),
+                queue: *queue,
+                packets: class.packets,
+                bytes: class.bytes,
+                dropped: class.dropped,
+            })
+        });
+        Ok(all.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests;

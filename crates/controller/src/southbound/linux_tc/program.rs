@@ -1,0 +1,222 @@
+//! A map from code point to queue, as a classic BPF program.
+//!
+//! **Problem.** A map of many filters changes filter by filter, and a frame may meet it half
+//! changed. **Rule.** A port's whole map is one program of `cls_bpf`, which the kernel exchanges
+//! atomically under one handle. It looks through up to two VLAN tags at the DSCP of IPv4 and IPv6
+//! and returns the class; 0, for all else, is HTB's default class, queue 0.
+//! **Cost.** At most 38 + 2·63 instructions; a frame runs through those before its code point.
+//!
+//! Source: Linux `net/core/filter.c` (instructions), `net/sched/cls_bpf.c` (what 0 means); RFC 2474
+//! §3, RFC 8200 §3 (where the DSCP is).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+const LOAD_HALF: u16 = 0x28;
+const LOAD_BYTE: u16 = 0x30;
+const JUMP: u16 = 0x05;
+const JUMP_EQUAL: u16 = 0x15;
+const SHIFT_RIGHT: u16 = 0x74;
+const AND: u16 = 0x54;
+const RETURN: u16 = 0x06;
+
+const TAGS_MAX: u32 = 2;
+
+/// One instruction, as `tc` prints and takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Instruction {
+    code: u16,
+    jt: u8,
+    jf: u8,
+    k: u32,
+}
+
+const fn plain(code: u16, k: u32) -> Instruction {
+    Instruction { code, jt: 0, jf: 0, k }
+}
+
+/// The next instruction if equal, else as many further on.
+const fn unless_equal(k: u32, skip: u8) -> Instruction {
+    Instruction { code: JUMP_EQUAL, jt: 0, jf: skip, k }
+}
+
+/// As many further on if equal, else the next one.
+const fn if_equal(k: u32, skip: u8) -> Instruction {
+    Instruction { code: JUMP_EQUAL, jt: skip, jf: 0, k }
+}
+
+/// Brings the DSCP of an IP frame into the accumulator and falls off the end; returns 0 for others.
+fn head() -> Vec<Instruction> {
+    let mut all = Vec::new();
+    let mut found = Vec::new();
+    for tags in 0..=TAGS_MAX {
+        let at = |offset: u32| offset + 4 * tags;
+        all.extend([plain(LOAD_HALF, at(12)), unless_equal(0x0800, 3)]);
+        all.extend([plain(LOAD_BYTE, at(15)), plain(SHIFT_RIGHT, 2)]);
+        found.push(all.len());
+        all.extend([plain(JUMP, 0), unless_equal(0x86dd, 4)]);
+        all.extend([plain(LOAD_HALF, at(14)), plain(SHIFT_RIGHT, 6), plain(AND, 0x3f)]);
+        found.push(all.len());
+        all.push(plain(JUMP, 0));
+        if tags < TAGS_MAX {
+            // 802.1Q and 802.1ad: go on behind the tag.
+            all.extend([if_equal(0x8100, 2), if_equal(0x88a8, 1)]);
+        }
+        all.push(plain(RETURN, 0));
+    }
+    let end = all.len();
+    for at in found {
+        all[at].k = u32::try_from(end - at - 1).expect("some dozens of instructions");
+    }
+    all
+}
+
+/// The program for a map; `class` says which class a queue is.
+pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<Instruction> {
+    let mut all = head();
+    for (dscp, queue) in map {
+        all.extend([unless_equal(u32::from(*dscp), 1), plain(RETURN, class(*queue))]);
+    }
+    all.push(plain(RETURN, 0));
+    all
+}
+
+/// The map that a program is, if [`encode`] could have made it; `queue` says which queue a class
+/// is.
+pub(super) fn decode(
+    program: &[Instruction],
+    queue: impl Fn(u32) -> Option<u8>,
+) -> Option<BTreeMap<u8, u8>> {
+    let [pairs @ .., last] = program.strip_prefix(head().as_slice())? else { return None };
+    if *last != plain(RETURN, 0) {
+        return None;
+    }
+    let (pairs, []) = pairs.as_chunks::<2>() else { return None };
+    let mut map = BTreeMap::new();
+    for [test, answer] in pairs {
+        let dscp = u8::try_from(test.k).ok().filter(|dscp| *dscp < 64)?;
+        let known = *test == unless_equal(test.k, 1) && *answer == plain(RETURN, answer.k);
+        if !known || map.insert(dscp, queue(answer.k)?).is_some() {
+            return None;
+        }
+    }
+    Some(map)
+}
+
+/// In `tc`'s words: `LENGTH,CODE JT JF K,...`.
+pub(super) fn bytecode(program: &[Instruction]) -> String {
+    let mut text = program.len().to_string();
+    for Instruction { code, jt, jf, k } in program {
+        let _ = write!(text, ",{code} {jt} {jf} {k}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(queue: u8) -> u32 {
+        0x9e50_0010 + u32::from(queue)
+    }
+
+    fn queue(class: u32) -> Option<u8> {
+        u8::try_from(class.checked_sub(0x9e50_0010)?).ok()
+    }
+
+    /// What the kernel does with the seven instructions that there are.
+    fn run(program: &[Instruction], frame: &[u8]) -> u32 {
+        let (mut at, mut a) = (0, 0u32);
+        loop {
+            let Instruction { code, jt, jf, k } = program[at];
+            at += 1;
+            let from = usize::try_from(k).unwrap_or(usize::MAX);
+            match code {
+                LOAD_BYTE | LOAD_HALF => {
+                    let long = if code == LOAD_BYTE { 1 } else { 2 };
+                    // A load beyond the end ends the program with 0.
+                    let Some(bytes) = frame.get(from..from + long) else { return 0 };
+                    a = bytes.iter().fold(0, |a, b| a << 8 | u32::from(*b));
+                }
+                JUMP => at += from,
+                JUMP_EQUAL => at += usize::from(if a == k { jt } else { jf }),
+                SHIFT_RIGHT => a >>= k,
+                AND => a &= k,
+                RETURN => return k,
+                _ => panic!("instruction {code}"),
+            }
+        }
+    }
+
+    fn frame(tags: &[u16], dscp: u8, v6: bool) -> Vec<u8> {
+        let mut bytes = vec![2; 12];
+        for tag in tags {
+            bytes.extend(tag.to_be_bytes());
+            bytes.extend([0, 7]);
+        }
+        let traffic_class = dscp << 2 | 0b01;
+        if v6 {
+            bytes.extend([0x86, 0xdd, 0x60 | traffic_class >> 4, traffic_class << 4 | 0xf, 0, 0]);
+        } else {
+            bytes.extend([0x08, 0x00, 0x45, traffic_class]);
+        }
+        bytes.resize(bytes.len() + 60, 0);
+        bytes
+    }
+
+    #[test]
+    fn every_code_point_in_every_kind_of_frame_goes_where_the_map_says() {
+        let map: BTreeMap<u8, u8> = (1..64).filter(|d| d % 5 != 0).map(|d| (d, d % 8)).collect();
+        let program = encode(&map, class);
+        assert_eq!(program.len(), head().len() + 2 * map.len() + 1);
+        let tags: [&[u16]; 4] = [&[], &[0x8100], &[0x88a8, 0x8100], &[0x8100, 0x88a8]];
+        for (tags, dscp, v6) in tags.iter().flat_map(|tags| {
+            (0..64).flat_map(move |dscp| [(*tags, dscp, false), (*tags, dscp, true)])
+        }) {
+            let wanted = map.get(&dscp).map_or(0, |queue| class(*queue));
+            let got = run(&program, &frame(tags, dscp, v6));
+            assert_eq!(got, wanted, "DSCP {dscp}, IPv6 {v6}, tags {tags:x?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_ip_or_cut_short_is_not_mapped() {
+        let program = encode(&[(8, 1)].into(), class);
+        let mut arp = frame(&[], 8, false);
+        arp[12..14].copy_from_slice(&[0x08, 0x06]);
+        assert_eq!(run(&program, &arp), 0);
+        assert_eq!(
+            run(&program, &frame(&[0x8100; 3], 8, false)),
+            0,
+            "more tags than are looked at"
+        );
+        let whole = frame(&[0x8100], 8, true);
+        for short in 0..20 {
+            assert_eq!(run(&program, &whole[..short]), 0, "{short} bytes");
+        }
+    }
+
+    #[test]
+    fn a_map_comes_back_and_what_is_not_one_does_not() {
+        let map: BTreeMap<u8, u8> = [(8, 1), (16, 2), (63, 7)].into();
+        let program = encode(&map, class);
+        assert_eq!(decode(&program, queue), Some(map));
+        assert_eq!(decode(&encode(&BTreeMap::new(), class), queue), Some(BTreeMap::new()));
+        for at in 0..program.len() {
+            let mut other = program.clone();
+            other[at].code ^= 1;
+            assert_eq!(decode(&other, queue), None, "instruction {at} differs");
+            assert_eq!(decode(&program[..at], queue), None, "cut at {at}");
+        }
+        let twice = [&program[..program.len() - 1], &program[head().len()..]].concat();
+        assert_eq!(decode(&twice, queue), None, "a code point that is there twice");
+    }
+
+    #[test]
+    fn tc_is_told_its_length_first() {
+        let text = bytecode(&[plain(LOAD_HALF, 12), unless_equal(0x0800, 1), plain(RETURN, 0)]);
+        assert_eq!(text, "3,40 0 0 12,21 0 1 2048,6 0 0 0");
+    }
+}

@@ -1,0 +1,219 @@
+//! The driver of Linux switches against the kernel: shares, maps, counters, changes under traffic.
+
+mod net;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use net::{Net, PORT, SINK, Window, is_root, sh};
+use penstock_controller::Stamp;
+use penstock_controller::southbound::linux_tc::{Netns, Settings, TcSwitch};
+use penstock_controller::southbound::{
+    Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver,
+};
+use penstock_units::BitsPerSecond;
+
+const RATE: BitsPerSecond = BitsPerSecond(100_000_000);
+
+fn switch(net: &Net) -> TcSwitch {
+    let port = PortInfo { name: PORT.to_owned(), rate: RATE };
+    let runner = Arc::new(Netns::new(&net.ns("switch"), &net.locks()));
+    TcSwitch::new("leaf1", &[port], Settings::default(), runner).expect("good settings")
+}
+
+fn stamp(generation: u64) -> Stamp {
+    Stamp { epoch: 3, generation }
+}
+
+fn map(dscp: u8, queue: u8) -> Change {
+    Change::Map { port: PORT.to_owned(), dscp, queue }
+}
+
+fn weigh(weights: &[u32]) -> Change {
+    Change::Weigh { port: PORT.to_owned(), weights: weights.to_vec() }
+}
+
+/// Tests with traffic run one after the other: two at once would share the processor's time.
+static TRAFFIC: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
+    let all = switch.counters().await.expect("counters");
+    assert_eq!(all.len(), 8, "one for each queue");
+    all.into_iter().find(|counters| counters.queue == queue).expect("there")
+}
+
+/// Two tenants, one by IPv4 and one by IPv6, each with more than its share.
+#[tokio::test]
+async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
+    if !is_root() {
+        return;
+    }
+    let _alone = TRAFFIC.lock().await;
+    let net = Net::new();
+    let switch = switch(&net);
+    let changes = [map(8, 1), map(16, 2), weigh(&[0, 1, 3])];
+    switch.apply(stamp(1), &changes).await.expect("told");
+    let mut sink = net.sink(&[5001, 5002]);
+    let flows = [(SINK[0], 5001, 8), (SINK[1], 5002, 16)]
+        .map(|(ip, port, dscp)| net.send(ip, port, dscp, Window::Open));
+    sink.take_bytes(2_000_000);
+
+    // Where others use the processor for a while, the senders do not fill the port.
+    let mut measured = Vec::new();
+    while measured.len() < 3 {
+        let begun = tokio::time::Instant::now();
+        let got = sink.take_bytes(10_000_000);
+        let elapsed = begun.elapsed().as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "a few megabytes")]
+        let [first, second] = [got[0] as f64, got[1] as f64];
+        let (ratio, rate) = (second / first, (first + second) * 8.0 / elapsed / 1e6);
+        println!("1:{ratio:.3} of {rate:.2} Mbit/s");
+        measured.push((ratio, rate));
+        if (ratio / 3.0 - 1.0).abs() < 0.05 && (rate / 100.0 - 1.0).abs() < 0.05 {
+            break;
+        }
+    }
+    let (ratio, rate) = measured[measured.len() - 1];
+    assert!((ratio / 3.0 - 1.0).abs() < 0.05 && (rate / 100.0 - 1.0).abs() < 0.05, "{measured:?}");
+
+    let sent = flows.map(net::Flow::stop);
+    for (queue_number, sent) in [(1, sent[0]), (2, sent[1])] {
+        // What still waits is sent within half a second.
+        let mut counters = queue(&switch, queue_number).await;
+        for _ in 0..500 {
+            if counters.packets + counters.dropped == sent {
+                break;
+            }
+            counters = queue(&switch, queue_number).await;
+        }
+        assert_eq!(counters.packets + counters.dropped, sent, "{counters:?}");
+        assert!(counters.dropped > 0, "it sent more than its share: {counters:?}");
+    }
+    assert_eq!(queue(&switch, 0).await.packets, 0);
+}
+
+#[tokio::test]
+async fn what_is_not_mapped_is_in_the_shared_queue() {
+    if !is_root() {
+        return;
+    }
+    let _alone = TRAFFIC.lock().await;
+    let net = Net::new();
+    let switch = switch(&net);
+    switch.apply(stamp(1), &[map(8, 1), weigh(&[1, 1])]).await.expect("told");
+    let mut wanted = [0; 8];
+    for (n, (ip, dscp, queue)) in
+        [(SINK[0], 8, 1), (SINK[0], 9, 0), (SINK[1], 8, 1), (SINK[1], 40, 0), (SINK[0], 0, 0)]
+            .into_iter()
+            .enumerate()
+    {
+        let port = 5001 + u16::try_from(n).expect("few");
+        let arrived = Arc::new(AtomicU64::new(0));
+        let (tell, counted) = net.sink(&[port]).count(Arc::clone(&arrived));
+        let flow = net.send(ip, port, dscp, Window::Ahead(16, Arc::clone(&arrived)));
+        while arrived.load(Ordering::Relaxed) < 100 {
+            std::thread::yield_now();
+        }
+        let sent = flow.stop();
+        tell.send(sent).expect("it waits");
+        assert_eq!(counted.join().expect("counts"), sent, "all arrive");
+        wanted[queue] += sent;
+    }
+    let got = switch.counters().await.expect("counters");
+    let got: Vec<u64> = got.iter().map(|counters| counters.packets).collect();
+    assert_eq!(got, wanted);
+}
+
+#[tokio::test]
+async fn a_hundred_changes_under_traffic_lose_nothing_and_leave_nobody_unmapped() {
+    if !is_root() {
+        return;
+    }
+    let _alone = TRAFFIC.lock().await;
+    let net = Net::new();
+    let switch = switch(&net);
+    switch.apply(stamp(1), &[map(8, 1), weigh(&[1, 2, 3])]).await.expect("told");
+    let arrived = Arc::new(AtomicU64::new(0));
+    let (tell, counted) = net.sink(&[5001]).count(Arc::clone(&arrived));
+    let flow = net.send(SINK[0], 5001, 8, Window::Ahead(64, Arc::clone(&arrived)));
+    for n in 0..100u8 {
+        let at = arrived.load(Ordering::Relaxed);
+        let weight = u32::from(n % 7) + 1;
+        let changes = [map(8, 2 - n % 2), map(16, n % 8), weigh(&[1, weight, 8 - weight])];
+        switch.apply(stamp(2 + u64::from(n)), &changes).await.expect("told under traffic");
+        while arrived.load(Ordering::Relaxed) == at && flow.sent() == at {
+            std::thread::yield_now();
+        }
+    }
+    let sent = flow.stop();
+    tell.send(sent).expect("it waits");
+    assert_eq!(counted.join().expect("counts"), sent, "nothing is lost");
+    let [zero, one, two] =
+        [queue(&switch, 0).await, queue(&switch, 1).await, queue(&switch, 2).await];
+    println!("{sent} frames: {} in queue 1, {} in queue 2", one.packets, two.packets);
+    assert_eq!((zero.packets, one.packets + two.packets), (0, sent));
+    assert!(one.packets > 0 && two.packets > 0);
+}
+
+#[tokio::test]
+async fn what_was_told_is_read_back_by_the_next_controller_and_twice_is_once() {
+    if !is_root() {
+        return;
+    }
+    let net = Net::new();
+    let fresh = switch(&net).read_back().await.expect("a switch that nobody told anything");
+    assert_eq!((fresh.stamp, &fresh.ports[PORT]), (Stamp::default(), &PortState::default()));
+    let changes = [map(8, 1), map(63, 7), weigh(&[5, 1, 0, 100])];
+    let words = switch(&net).words(&changes).await.expect("a dry run");
+    assert!(words.iter().any(|word| word.starts_with("tc filter replace dev v0")), "{words:?}");
+    assert_eq!(switch(&net).read_back().await.expect("readable"), fresh, "nothing was done");
+
+    switch(&net).apply(stamp(9), &changes).await.expect("told");
+    let is = switch(&net).read_back().await.expect("readable");
+    assert_eq!(is.stamp, stamp(9));
+    let wanted = PortState { weights: vec![5, 1, 0, 100], map: [(8, 1), (63, 7)].into() };
+    assert_eq!(is.ports[PORT], wanted);
+    let words = switch(&net).words(&changes).await.expect("a dry run");
+    assert_eq!(words.len(), 1, "only the stamp: {words:?}");
+    switch(&net).apply(stamp(9), &changes).await.expect("the same again");
+
+    let late = switch(&net).apply(stamp(8), &[weigh(&[1])]).await;
+    let fenced = DriverError::Fenced { switch: "leaf1".into(), has: stamp(9), told: stamp(8) };
+    assert_eq!(late, Err(fenced));
+    assert_eq!(switch(&net).read_back().await, Ok(is));
+}
+
+#[tokio::test]
+async fn what_others_did_is_seen_and_what_is_not_ours_is_left_alone() {
+    if !is_root() {
+        return;
+    }
+    let net = Net::new();
+    let (ns, switch) = (net.ns("switch"), switch(&net));
+    switch.apply(stamp(1), &[map(8, 1), weigh(&[1, 1])]).await.expect("told");
+    let class = "class change dev v0 parent 9e50:1 classid 9e50:11";
+    sh(&format!("tc -n {ns} {class} htb rate 1mbit ceil 100mbit quantum 1600"));
+    let is = switch.read_back().await.expect("readable");
+    assert_eq!(is.ports[PORT].weights, [1], "a class at another rate has no weight of ours");
+    switch.apply(stamp(2), &[weigh(&[1, 1])]).await.expect("told anew");
+    assert_eq!(switch.read_back().await.expect("readable").ports[PORT].weights, [1, 1]);
+
+    sh(&format!("tc -n {ns} filter add dev v0 parent 9e50: protocol ip pref 9 u32 match u32 0 0"));
+    let error = switch.read_back().await.expect_err("a filter beside ours").to_string();
+    assert!(error.contains("filter u32 of preference 9"), "{error}");
+    sh(&format!("tc -n {ns} filter del dev v0 parent 9e50: pref 9"));
+
+    sh(&format!(
+        "tc -n {ns} qdisc del dev v0 root; tc -n {ns} qdisc add dev v0 root handle 7: htb"
+    ));
+    let error = switch.apply(stamp(3), &[]).await.expect_err("somebody else's").to_string();
+    assert!(error.contains("root qdisc htb 7:"), "{error}");
+    assert!(sh(&format!("tc -n {ns} qdisc show dev v0")).starts_with("qdisc htb 7: root"));
+
+    sh(&format!("tc -n {ns} qdisc del dev v0 root; ip -n {ns} link set dev lo alias 'by hand'"));
+    let error = switch.apply(stamp(3), &[]).await.expect_err("somebody else's").to_string();
+    assert!(error.contains("by hand"), "{error}");
+    drop(net);
+    let error = switch.read_back().await.expect_err("no namespace any more");
+    assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
+}

@@ -335,8 +335,9 @@ impl Crew {
                         driver.read_back().await.map_err(|error| (error.to_string(), false))?;
                     let wrong = diff(&is, &wanted);
                     let Some(first) = wrong.first() else { return Ok(()) };
-                    let (name, words) = (driver.name(), driver.words(std::slice::from_ref(first)));
-                    let words = words.join(", ");
+                    let (name, words) =
+                        (driver.name(), driver.words(std::slice::from_ref(first)).await);
+                    let words = words.unwrap_or_default().join(", ");
                     let problem =
                         format!("switch {name}: does not do what it was told: {words} is missing");
                     Err((problem, false))
@@ -393,7 +394,7 @@ impl Crew {
                 let mended = async {
                     let is = driver.read_back().await.map_err(|e| (e.to_string(), false))?;
                     let changes = diff(&is, &wanted);
-                    let words = driver.words(&changes);
+                    let words = driver.words(&changes).await.unwrap_or_default();
                     apply(&*driver, stamp, &changes).await?;
                     Ok(words)
                 };

@@ -26,7 +26,8 @@ use crate::intent::{
     self, BINDING, BindingRecord, HISTORY, IntentError, MODE, Mode, TENANTS, TenantRecord,
     TenantSpec,
 };
-use crate::store::{Leadership, OPERATIONS_MAX, Store, StoreError, Transaction, Write};
+use crate::store::limits::OPERATIONS_MAX;
+use crate::store::{Leadership, Store, StoreError, Transaction, Write};
 
 mod change;
 mod record;

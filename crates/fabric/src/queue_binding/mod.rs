@@ -304,9 +304,9 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, without_code_point)
     }
 
-    /// Goes back to queues that tenants had: they have those of `target` again and nobody has others.
-    /// Who has another tree now, or would meet a stranger, shares queue 0; who cannot be told keeps
-    /// what it has.
+    /// Goes back to queues that tenants had: they have those of `target` again and nobody else has
+    /// any. Who has another tree now, or would meet a stranger, shares queue 0; who cannot be told
+    /// keeps what it has.
     pub fn return_to(
         &mut self,
         topology: &Topology,

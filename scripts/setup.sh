@@ -13,6 +13,8 @@ set -euo pipefail
 
 level=${1:-test}
 missing=()
+# Services of packages to install that nobody here asked for.
+quiet=()
 
 # want LEVEL PACKAGE PROGRAM WHY: a program that must be there from a level on.
 want() {
@@ -21,6 +23,7 @@ want() {
     build:bench | demo:bench | test:bench | bench:test) return ;;
     esac
     have "$3" || [ -e "$3" ] && return
+    [ "$2" != etcd-server ] || quiet+=(etcd)
     missing+=("$2")
     say "missing: $2 ($4)"
 }
@@ -34,6 +37,23 @@ find_rust() {
     fi
 }
 
+# Debian starts a package's service as it installs it, unless this file says no (101).
+hold_services() {
+    [ ${#quiet[@]} -gt 0 ] && [ ! -e /usr/sbin/policy-rc.d ] || return 0
+    printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+    chmod 755 /usr/sbin/policy-rc.d
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+}
+
+# disable_services [SUDO...]: nor at the next boot. Ends one that runs already, which only this
+# script's own installation can have started.
+disable_services() {
+    [ ${#quiet[@]} -gt 0 ] && have systemctl || return 0
+    "$@" systemctl disable --now "${quiet[@]}" >/dev/null 2>&1 ||
+        "$@" systemctl disable "${quiet[@]}" >/dev/null 2>&1 ||
+        warn "could not disable the service ${quiet[*]}: the tests start their own"
+}
+
 install() {
     [ ${#missing[@]} -gt 0 ] || return 0
     local command=(apt-get install -y --no-install-recommends "${missing[@]}")
@@ -43,11 +63,14 @@ install() {
         say "running: ${command[*]}"
         export DEBIAN_FRONTEND=noninteractive
         apt-get -q update </dev/null || warn "apt-get update failed, going on with what apt knows"
+        hold_services
         "${command[@]}" </dev/null
+        disable_services
     elif have sudo && sudo -n true 2>/dev/null; then
         say "running: sudo ${command[*]}"
         sudo -n apt-get -q update </dev/null || true
         sudo -n env DEBIAN_FRONTEND=noninteractive "${command[@]}" </dev/null
+        disable_services sudo -n
     else
         warn "not root: run this once, until then the parts that need it are left out:"
         warn "    sudo ${command[*]}"
@@ -71,6 +94,7 @@ want demo cpio cpio "packs the guests' file system"
 want demo xz-utils xz "unpacks kernel modules"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
 want test valgrind valgrind "counts the data path's instructions"
+want test etcd-server etcd "three of them, to test the controller's store with"
 # Its service is not used and need not run: the benchmark starts an OVS of its own.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
     "the switch to compare with"

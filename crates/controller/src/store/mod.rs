@@ -13,9 +13,11 @@
 //! | Store | Where | Who |
 //! |---|---|---|
 //! | [`Embedded`] | one file | one controller |
+//! | [`Etcd`] | an etcd cluster | several, of which one leads |
 
 mod campaign;
 pub mod embedded;
+pub mod etcd;
 pub mod limits;
 
 use std::time::Duration;
@@ -26,6 +28,7 @@ use tokio::sync::mpsc;
 
 pub use campaign::leader;
 pub use embedded::Embedded;
+pub use etcd::{Etcd, EtcdConfig, EtcdTls};
 
 /// A change's number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,0 +1,140 @@
+//! Where an etcd is, and how to speak to it.
+
+use std::fmt;
+use std::time::Duration;
+
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use super::super::StoreError;
+
+/// How often a connection in use is asked whether it lives: etcd takes no more than one in 5 s by
+/// default (`--grpc-keepalive-min-time`) and closes the connection on who asks more.
+const PING_EVERY: Duration = Duration::from_secs(10);
+
+/// An etcd to use.
+#[derive(Clone, Debug)]
+pub struct EtcdConfig {
+    /// Its members, `host:port` or with `http://` or `https://` before. One is enough to reach a
+    /// cluster, all of them to go on when that one ends.
+    pub endpoints: Vec<String>,
+    /// Encryption; needed for `https://`, refused with `http://`.
+    pub tls: Option<EtcdTls>,
+    /// How long one call may take before it is [`StoreError::Unavailable`], all attempts
+    /// together; 100 ms or more. Well below the lease of a leader.
+    pub limit: Duration,
+}
+
+impl EtcdConfig {
+    /// Members without encryption, and 3 s for a call.
+    #[must_use]
+    pub fn new(endpoints: Vec<String>) -> Self {
+        Self { endpoints, tls: None, limit: Duration::from_secs(3) }
+    }
+
+    /// A channel to each member; none is used yet.
+    pub(super) fn channels(&self) -> Result<Vec<Channel>, StoreError> {
+        if self.endpoints.is_empty() {
+            return Err(StoreError::Invalid("no etcd endpoint; name at least one".to_owned()));
+        }
+        if self.limit < Duration::from_millis(100) {
+            let limit = self.limit;
+            let problem = format!("{limit:?} for a call to etcd is too short; use 100 ms or more");
+            return Err(StoreError::Invalid(problem));
+        }
+        self.endpoints.iter().map(|endpoint| self.channel(endpoint)).collect()
+    }
+
+    fn channel(&self, named: &str) -> Result<Channel, StoreError> {
+        let refused =
+            |problem: &str| StoreError::Invalid(format!("etcd endpoint {named}: {problem}"));
+        let (scheme, address) = match named.split_once("://") {
+            Some((scheme, address)) => (scheme, address),
+            None if self.tls.is_some() => ("https", named),
+            None => ("http", named),
+        };
+        match (scheme, &self.tls) {
+            ("http", None) | ("https", Some(_)) => {}
+            ("http", Some(_)) => return Err(refused("has no encryption; name it with https://")),
+            ("https", None) => return Err(refused("needs the CA's certificate; name its file")),
+            _ => return Err(refused("is neither http:// nor https://")),
+        }
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"));
+        let endpoint = endpoint.map_err(|_| refused("is no address; write host:port"))?;
+        if endpoint.uri().port().is_none() {
+            return Err(refused("has no port; etcd's is 2379"));
+        }
+        let mut endpoint = endpoint
+            .connect_timeout(self.limit)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(self.limit);
+        if let Some(tls) = &self.tls {
+            let config = tls.client();
+            endpoint = endpoint.tls_config(config).map_err(|error| {
+                let error = super::link::chain(&error);
+                refused(&format!("{error}; the certificates and the key are PEM files"))
+            })?;
+        }
+        Ok(endpoint.connect_lazy())
+    }
+}
+
+/// Certificates for an etcd, the contents of PEM files.
+#[derive(Clone)]
+pub struct EtcdTls {
+    /// Who signed the members' certificates.
+    pub ca: Vec<u8>,
+    /// This client's certificate and its key, if the members ask for one.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl EtcdTls {
+    fn client(&self) -> ClientTlsConfig {
+        let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&self.ca));
+        match &self.identity {
+            Some((certificate, key)) => config.identity(Identity::from_pem(certificate, key)),
+            None => config,
+        }
+    }
+}
+
+/// The key stays out of logs.
+impl fmt::Debug for EtcdTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdTls")
+            .field("identity", &self.identity.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(config: &EtcdConfig) -> String {
+        config.channels().map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_cannot_be_meant_is_named_with_what_to_do() {
+        let one = |endpoint: &str| EtcdConfig::new(vec![endpoint.to_owned()]);
+        for (endpoint, remedy) in [
+            ("ftp://a:1", "neither http:// nor https://"),
+            ("https://a:2379", "needs the CA's certificate"),
+            ("etcd-1", "2379"),
+            ("a b", "write host:port"),
+        ] {
+            let error = refusal(&one(endpoint));
+            assert!(error.contains(endpoint) && error.contains(remedy), "{error}");
+        }
+        assert!(refusal(&EtcdConfig::new(Vec::new())).contains("name at least one"));
+        let short = EtcdConfig { limit: Duration::from_millis(1), ..one("a:2379") };
+        assert!(refusal(&short).contains("100 ms"));
+        let tls = EtcdTls { ca: b"none".to_vec(), identity: None };
+        let plain = EtcdConfig { tls: Some(tls.clone()), ..one("http://a:2379") };
+        assert!(refusal(&plain).contains("https://"));
+        for good in ["10.0.0.1:2379", "http://[::1]:2379", "http://etcd-1:2379"] {
+            assert!(one(good).channels().is_ok(), "{good}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Calls to one member after the other, within a time.
+//!
+//! **Problem.** A member may be gone, or worse: stopped with its connections open, or cut off from
+//! the others. **Rule.** All calls go to one member until it fails, then to the next. What may be
+//! asked twice is asked elsewhere within the same call; a transaction only if it certainly was not
+//! begun, since a second one could meet the first one's result.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Channel;
+use tonic::{Code, ConnectError, Request, Status};
+
+use super::super::StoreError;
+
+/// Between rounds in which no member could be asked.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Most members asked in one call, where each may take its share of the time.
+const SHARES_MAX: u32 = 3;
+
+/// The members of a cluster.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) name: String,
+    pub(super) limit: Duration,
+    members: Vec<Channel>,
+    current: AtomicUsize,
+}
+
+/// What may be done with a call whose fate is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// Asked again: twice does what once does.
+    Freely,
+    /// Not asked again.
+    Never,
+}
+
+/// Why a call brought nothing.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// etcd said no.
+    Refused(Status),
+    /// No answer of use within the time.
+    Unavailable(StoreError),
+}
+
+/// What to do after a status.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Refused,
+    /// Not begun: another member may be asked.
+    NotBegun,
+    Unknown,
+}
+
+impl Link {
+    pub(super) fn new(name: String, limit: Duration, members: Vec<Channel>) -> Self {
+        Self { name, limit, members, current: AtomicUsize::new(0) }
+    }
+
+    /// The member to ask, with its number.
+    pub(super) fn member(&self) -> (usize, Channel) {
+        let number = self.current.load(Ordering::Relaxed) % self.members.len();
+        (number, self.members[number].clone())
+    }
+
+    /// A member did not do: the next one is asked from now on, unless it has been left already.
+    pub(super) fn leave(&self, number: usize) {
+        let next = (number + 1) % self.members.len();
+        let _ = self.current.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Asks until there is an answer, or the time is over.
+    pub(super) async fn call<T, F>(
+        &self,
+        repeat: Repeat,
+        ask: impl Fn(Channel) -> F,
+    ) -> Result<T, Failed>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let end = Instant::now() + self.limit;
+        let shares = u32::try_from(self.members.len()).unwrap_or(SHARES_MAX).min(SHARES_MAX);
+        let mut problem = String::new();
+        for attempt in 1_usize.. {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let most = if repeat == Repeat::Freely { left.min(self.limit / shares) } else { left };
+            let (number, channel) = self.member();
+            let fate = match timeout(most, ask(channel)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(status)) => {
+                    problem = describe(&status);
+                    match fate(&status) {
+                        Fate::Refused => return Err(Failed::Refused(status)),
+                        fate => fate,
+                    }
+                }
+                Err(_) => {
+                    problem = format!("no answer within {most:?}");
+                    Fate::Unknown
+                }
+            };
+            self.leave(number);
+            if fate == Fate::Unknown && repeat == Repeat::Never {
+                problem += "; whether it was written is not known, read it again";
+                break;
+            }
+            if attempt % self.members.len() == 0 {
+                sleep(PAUSE.min(end.saturating_duration_since(Instant::now()))).await;
+            }
+        }
+        Err(Failed::Unavailable(self.unavailable(&problem)))
+    }
+
+    pub(super) fn unavailable(&self, problem: &str) -> StoreError {
+        StoreError::Unavailable { store: self.name.clone(), problem: problem.to_owned() }
+    }
+
+    /// What etcd's refusal means to a caller who has no better word for it.
+    pub(super) fn refused(&self, failed: Failed) -> StoreError {
+        let status = match failed {
+            Failed::Unavailable(error) => return error,
+            Failed::Refused(status) => status,
+        };
+        let remedy = match status.code() {
+            Code::ResourceExhausted if status.message().contains("database space") => {
+                "; compact and defragment it or raise its quota, then disarm its alarm"
+            }
+            Code::ResourceExhausted => "; it has too much to do, repeat it later",
+            Code::Unauthenticated | Code::PermissionDenied => {
+                "; give this client's certificate a role that reads and writes these keys"
+            }
+            _ => "",
+        };
+        self.unavailable(&format!("{}{remedy}", describe(&status)))
+    }
+}
+
+/// A request for a member that knows a leader: one that does not would let it wait.
+pub(super) fn request<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+    request
+}
+
+fn fate(status: &Status) -> Fate {
+    let mut source = status.source();
+    while let Some(error) = source {
+        if error.is::<ConnectError>() {
+            return Fate::NotBegun;
+        }
+        source = error.source();
+    }
+    match status.code() {
+        // Said before anything is proposed: by what looks at `hasleader`.
+        Code::Unavailable if status.message() == "etcdserver: no leader" => Fate::NotBegun,
+        Code::Unavailable
+        | Code::Cancelled
+        | Code::DeadlineExceeded
+        | Code::Internal
+        | Code::Unknown => Fate::Unknown,
+        _ => Fate::Refused,
+    }
+}
+
+fn describe(status: &Status) -> String {
+    match status.source() {
+        Some(source) => chain(source),
+        None => status.message().to_owned(),
+    }
+}
+
+/// An error with its causes; transports say the useful thing last.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_not_begun_or_said_no_is_known() {
+        let unavailable = |message: &str| fate(&Status::unavailable(message));
+        assert_eq!(unavailable("etcdserver: no leader"), Fate::NotBegun);
+        assert_eq!(unavailable("etcdserver: request timed out"), Fate::Unknown);
+        assert_eq!(fate(&Status::unknown("transport error")), Fate::Unknown);
+        assert_eq!(fate(&Status::not_found("lease")), Fate::Refused);
+        let refused =
+            ConnectError(std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into());
+        assert_eq!(fate(&Status::from_error(refused.into())), Fate::NotBegun);
+    }
+}

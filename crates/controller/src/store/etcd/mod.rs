@@ -1,0 +1,267 @@
+//! An etcd cluster, for several controllers of which one leads.
+//!
+//! **Problem.** A controller's machine may fail, and another must go on with what it had sold.
+//! **Rule.** What is stored is stored by a majority of etcd's members, or it is an error; this
+//! client goes from member to member ([`link`]), never answers from a member that is behind
+//! (reads are linearizable), and gives up after [`EtcdConfig::limit`].
+//!
+//! **Failures.** One member of three gone: the call under way may fail, the next one does not. Two
+//! gone: all calls end with [`StoreError::Unavailable`] in time, and go on when one is back. A
+//! watch resumes by itself ([`watch`]).
+//!
+//! **Departures.** A client of our own: etcd-client needs `protoc` wherever this is built, and
+//! spreads calls over all members, so that with one stopped each third call waits in vain. etcd
+//! 3.4 or later; no passwords, a client's certificate is its name.
+
+mod config;
+mod link;
+mod watch;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+use self::link::{Failed, Link, Repeat, request};
+use self::wire::pb;
+use self::wire::pb::kv_client::KvClient;
+use self::wire::pb::lease_client::LeaseClient;
+use super::{
+    Change, Compare, Entry, Leadership, LeaseId, Listing, Revision, Store, StoreError, Transaction,
+    Write, campaign, limits,
+};
+
+pub use config::{EtcdConfig, EtcdTls};
+
+/// Keys asked for at once: with the longest values still below [`MESSAGE_BYTES_MAX`].
+const PAGE: i64 = 256;
+/// Longest message taken from a member, bytes.
+const MESSAGE_BYTES_MAX: usize = 512 << 20;
+/// How often a listing begins anew because etcd was compacted meanwhile.
+const LISTINGS_MAX: usize = 5;
+/// Changes that wait for who watches.
+const WATCH_CHANGES: usize = 64;
+/// Longest lease: etcd's, seconds.
+const LEASE_SECONDS_MAX: i64 = 9_000_000_000;
+
+/// A store in an etcd cluster. Clones share connections.
+#[derive(Clone, Debug)]
+pub struct Etcd {
+    link: Arc<Link>,
+}
+
+impl Etcd {
+    /// Prepares connections; the first call makes one. Needs a runtime of tokio.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] with an endpoint or certificate that cannot be used.
+    pub fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
+        let name = format!("etcd {}", config.endpoints.join(","));
+        let link = Link::new(name, config.limit, config.channels()?);
+        Ok(Self { link: Arc::new(link) })
+    }
+
+    async fn range(&self, asked: pb::RangeRequest) -> Result<pb::RangeResponse, Failed> {
+        self.link
+            .call(Repeat::Freely, |channel| {
+                let asked = request(asked.clone());
+                let mut client =
+                    KvClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+                async move { Ok(client.range(asked).await?.into_inner()) }
+            })
+            .await
+    }
+
+    fn entry(&self, kv: pb::KeyValue) -> Result<Entry, StoreError> {
+        let store = || self.link.name.clone();
+        wire::entry(kv).map_err(|problem| StoreError::Damaged { store: store(), problem })
+    }
+
+    /// One listing, page by page at the revision of the first; `None` if that was compacted.
+    async fn pages(&self, prefix: &str) -> Result<Option<Listing>, StoreError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut at = 0;
+        loop {
+            let key = match entries.last() {
+                // The smallest key above the last one.
+                Some(last) => [last.key.as_bytes(), &[0]].concat(),
+                None => wire::range_start(prefix),
+            };
+            let range_end = wire::range_end(prefix);
+            let asked = pb::RangeRequest {
+                key,
+                range_end,
+                limit: PAGE,
+                revision: at,
+                ..pb::RangeRequest::default()
+            };
+            let page = match self.range(asked).await {
+                Ok(page) => page,
+                Err(Failed::Refused(status)) if status.code() == Code::OutOfRange => {
+                    return Ok(None);
+                }
+                Err(failed) => return Err(self.link.refused(failed)),
+            };
+            if at == 0 {
+                at = page.header.map_or(0, |header| header.revision);
+            }
+            let more = page.more && !page.kvs.is_empty();
+            for kv in page.kvs {
+                entries.push(self.entry(kv)?);
+            }
+            if !more {
+                return Ok(Some(Listing { revision: wire::revision(at), entries }));
+            }
+        }
+    }
+
+    /// What a transaction that etcd did not take means.
+    fn not_committed(&self, failed: Failed, writes: &[Write]) -> StoreError {
+        let lease = writes.iter().find_map(|write| match write {
+            Write::Put { lease, .. } => *lease,
+            Write::Delete(_) => None,
+        });
+        match (&failed, lease) {
+            (Failed::Refused(status), Some(lease)) if no_lease(status) => {
+                StoreError::LeaseEnded(lease)
+            }
+            _ => self.link.refused(failed),
+        }
+    }
+
+    /// The first key whose comparison does not hold, by what etcd sent along with its refusal.
+    fn conflict(compare: &[Compare], responses: Vec<pb::ResponseOp>) -> StoreError {
+        let found = responses.into_iter().map(|response| match response.response {
+            Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.into_iter().next(),
+            _ => None,
+        });
+        let mut pairs = compare.iter().zip(found);
+        let broken = pairs.find(|(compare, found)| !wire::holds(compare, found.as_ref()));
+        let key = broken.map(|(compare, _)| key_of(compare)).unwrap_or_default();
+        StoreError::Conflict(key.to_owned())
+    }
+}
+
+fn key_of(compare: &Compare) -> &str {
+    match compare {
+        Compare::Absent(key) | Compare::Created(key, _) | Compare::Modified(key, _) => key,
+    }
+}
+
+fn no_lease(status: &Status) -> bool {
+    status.code() == Code::NotFound && status.message().contains("lease not found")
+}
+
+fn get_request(key: &str, keys_only: bool) -> pb::RangeRequest {
+    pb::RangeRequest { key: key.as_bytes().to_vec(), keys_only, ..pb::RangeRequest::default() }
+}
+
+#[async_trait]
+impl Store for Etcd {
+    fn name(&self) -> &str {
+        &self.link.name
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        let found = self.range(get_request(key, false)).await;
+        let found = found.map_err(|failed| self.link.refused(failed))?;
+        found.kvs.into_iter().next().map(|kv| self.entry(kv)).transpose()
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Listing, StoreError> {
+        for _ in 0..LISTINGS_MAX {
+            if let Some(listing) = self.pages(prefix).await? {
+                return Ok(listing);
+            }
+        }
+        let problem = format!(
+            "it was compacted {LISTINGS_MAX} times during one listing; let it keep more history"
+        );
+        Err(self.link.unavailable(&problem))
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError> {
+        limits::check(&transaction)?;
+        let Transaction { compare, writes } = transaction;
+        let read = |compare| pb::RequestOp {
+            request: Some(pb::request_op::Request::RequestRange(get_request(
+                key_of(compare),
+                true,
+            ))),
+        };
+        let asked = pb::TxnRequest {
+            compare: compare.iter().map(wire::compare).collect(),
+            success: writes.iter().cloned().map(wire::write).collect(),
+            failure: compare.iter().map(read).collect(),
+        };
+        let call = self.link.call(Repeat::Never, |channel| {
+            let asked = request(asked.clone());
+            async move { Ok(KvClient::new(channel).txn(asked).await?.into_inner()) }
+        });
+        let done = call.await.map_err(|failed| self.not_committed(failed, &writes))?;
+        if !done.succeeded {
+            return Err(Self::conflict(&compare, done.responses));
+        }
+        Ok(wire::revision(done.header.map_or(0, |header| header.revision)))
+    }
+
+    async fn watch(
+        &self,
+        prefix: &str,
+        from: Revision,
+    ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError> {
+        let (changes, receiver) = mpsc::channel(WATCH_CHANGES);
+        let follow = watch::Follow::new(Arc::clone(&self.link), prefix, from);
+        tokio::spawn(follow.run(changes));
+        Ok(receiver)
+    }
+
+    /// etcd counts whole seconds, and lets no lease end before its own elections can.
+    async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        let whole = i64::try_from(ttl.as_secs()).unwrap_or(LEASE_SECONDS_MAX);
+        let seconds = whole.saturating_add(i64::from(ttl.subsec_nanos() > 0));
+        let asked = pb::LeaseGrantRequest { ttl: seconds.clamp(1, LEASE_SECONDS_MAX), id: 0 };
+        // Granted twice, the first one ends unused.
+        let call = self.link.call(Repeat::Freely, |channel| async move {
+            Ok(LeaseClient::new(channel).lease_grant(request(asked)).await?.into_inner())
+        });
+        let granted = call.await.map_err(|failed| self.link.refused(failed))?;
+        Ok(LeaseId(granted.id))
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        let asked = pb::LeaseKeepAliveRequest { id: lease.0 };
+        let call = self.link.call(Repeat::Freely, |channel| async move {
+            let once = request(tokio_stream::once(asked));
+            let mut answers = LeaseClient::new(channel).lease_keep_alive(once).await?.into_inner();
+            let answer = answers.message().await?;
+            answer.ok_or_else(|| Status::unavailable("the member closed the stream"))
+        });
+        let kept = call.await.map_err(|failed| self.link.refused(failed))?;
+        // For a lease that it does not know, etcd answers with no time.
+        if kept.ttl > 0 { Ok(()) } else { Err(StoreError::LeaseEnded(lease)) }
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        let asked = pb::LeaseRevokeRequest { id: lease.0 };
+        let call = self.link.call(Repeat::Freely, |channel| async move {
+            LeaseClient::new(channel).lease_revoke(request(asked)).await.map(|_| ())
+        });
+        match call.await {
+            Err(Failed::Refused(status)) if no_lease(&status) => Ok(()),
+            done => done.map_err(|failed| self.link.refused(failed)),
+        }
+    }
+
+    async fn campaign(
+        &self,
+        key: &str,
+        who: &str,
+        lease: LeaseId,
+    ) -> Result<Leadership, StoreError> {
+        campaign::run(self.clone(), key, who, lease).await
+    }
+}

@@ -72,6 +72,17 @@ impl File {
         self.transaction(|transaction| batch.write(transaction))
     }
 
+    /// Writes all of it to a file that must not exist yet; nothing is left of one that fails.
+    pub(super) fn copy(content: &Content, to: &Path) -> Result<(), StoreError> {
+        if to.exists() {
+            let problem = format!("{} exists; name a new file for the copy", to.display());
+            return Err(StoreError::Invalid(problem));
+        }
+        let written =
+            Self::open(to, Box::new(open_database)).and_then(|(mut file, _)| file.replace(content));
+        written.inspect_err(|_| drop(std::fs::remove_file(to)))
+    }
+
     fn reopen(&mut self) -> Result<Content, StoreError> {
         let database = (self.opener)(&self.path).map_err(|error| self.cannot_open(error))?;
         self.database = Some(database);

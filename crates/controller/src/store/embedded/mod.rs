@@ -72,6 +72,23 @@ impl Embedded {
         Self::open_with(path, Box::new(open_database)).await
     }
 
+    /// Writes all there is at this moment to a new file, which [`Embedded::open`] takes: a backup
+    /// of a store in use. The revision it holds.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] when the file exists; [`StoreError::Unavailable`] when the disk
+    /// refuses.
+    pub async fn copy_to(&self, path: &Path) -> Result<Revision, StoreError> {
+        let path = path.to_owned();
+        self.blocking(move |inner| {
+            // Of memory, so that writes go on meanwhile.
+            let content = inner.state().content();
+            File::copy(&content, &path)?;
+            Ok(Revision(content.revision))
+        })
+        .await
+    }
+
     async fn open_with(path: &Path, opener: Opener) -> Result<Self, StoreError> {
         let (path, name) = (path.to_owned(), path.display().to_string());
         let opened = spawn_blocking(move || Self::load(&path, opener)).await;

@@ -2,12 +2,12 @@
 //!
 //! **Problem.** A controller's machine may fail, and another must go on with what it had sold.
 //! **Rule.** What is stored is stored by a majority of etcd's members, or it is an error; this
-//! client goes from member to member ([`link`]), never answers from a member that is behind
+//! client goes from member to member, never answers from a member that is behind
 //! (reads are linearizable), and gives up after [`EtcdConfig::limit`].
 //!
 //! **Failures.** One member of three gone: the call under way may fail, the next one does not. Two
 //! gone: all calls end with [`StoreError::Unavailable`] in time, and go on when one is back. A
-//! watch resumes by itself ([`watch`]).
+//! watch resumes by itself.
 //!
 //! **Departures.** A client of our own: etcd-client needs `protoc` wherever this is built, and
 //! spreads calls over all members, so that with one stopped each third call waits in vain. etcd

@@ -7,6 +7,7 @@
 //! deletions at the very one; asked for the one before, it says so. A quiet stream is asked for
 //! its progress, and left when it does not answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -16,6 +17,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use super::super::{Change, Revision, StoreError};
+use super::MESSAGE_BYTES_MAX;
 use super::MESSAGE_BYTES_MAX;
 use super::link::{Link, request};
 use super::wire::pb::watch_client::WatchClient;

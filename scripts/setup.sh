@@ -95,6 +95,7 @@ want demo xz-utils xz "unpacks kernel modules"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
 want test valgrind valgrind "counts the data path's instructions"
 want test etcd-server etcd "three of them, to test the controller's store with"
+want test redis-server redis-server "the configuration of a SONiC switch, to test with"
 # Its service is not used and need not run: the benchmark starts an OVS of its own.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
     "the switch to compare with"
@@ -118,6 +119,17 @@ want bench tcpdump tcpdump "captures what arrives in live figures"
 want bench tshark tshark "an independent look at what was captured"
 find_rust
 install
+# Tests start a redis of their own: one that this installed is not left running, one that was there
+# before is nobody's business here.
+case " ${missing[*]} " in
+*" redis-server "*)
+    if [ -d /run/systemd/system ]; then
+        as_root=()
+        [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+        "${as_root[@]}" systemctl disable --now redis-server || warn "redis-server may be running"
+    fi
+    ;;
+esac
 if ! have cargo; then
     say "error: no Rust compiler. This Debian has no package for it that is new enough; install" >&2
     say "       rustup as https://rustup.rs tells (as the user who builds), then run this again." >&2

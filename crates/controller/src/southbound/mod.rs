@@ -22,6 +22,7 @@ use crate::Stamp;
 mod diff;
 pub mod linux_tc;
 mod sim;
+pub mod sonic;
 mod step;
 
 pub use diff::diff;

@@ -1,0 +1,186 @@
+//! From what the tables are to what they should be, in transactions.
+//!
+//! **Problem.** A transaction is one for redis, but the switch carries out its entries one after
+//! the other, and a frame may meet two maps of which one is new. **Rule.** Four transactions, each
+//! as often empty as not: (1) code points that lose their class, or whose class is to mean
+//! something else, go to class 0, the shared queue; (2) classes are mapped to queues on each port;
+//! (3) code points get their classes, ports their maps; (4) queues get their schedulers, and those
+//! that nobody uses go. What stays as it is is never told: it is never unmapped.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::classes::{Assignment, assign};
+use super::settings::{MapMode, Settings};
+use super::tables::{
+    MAP, REST, Tables, Unfit, classes, covers, dscp_map, get, queue_map, queues, refer, scheduler,
+    scheduler_of,
+};
+use crate::southbound::{PortState, SwitchState};
+
+/// One command of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    /// These fields of a key have these values.
+    Set(String, Vec<(String, String)>),
+    /// There is no such key.
+    Delete(String),
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Set(key, fields) => {
+                write!(f, "HSET {key}")?;
+                fields.iter().try_for_each(|(field, value)| write!(f, " {field} {value}"))
+            }
+            Self::Delete(key) => write!(f, "DEL {key}"),
+        }
+    }
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NoPlan {
+    /// What is there does not fit.
+    Unfit(Unfit),
+    /// It takes this many classes beside 0.
+    Classes(usize),
+}
+
+impl From<Unfit> for NoPlan {
+    fn from(unfit: Unfit) -> Self {
+        Self::Unfit(unfit)
+    }
+}
+
+/// Sets those of these fields that differ.
+fn set(tables: &Tables, key: &str, fields: Vec<(String, String)>) -> Option<Op> {
+    let differs = |(field, value): &(String, String)| get(tables, key, field) != Some(value);
+    let fields: Vec<_> = fields.into_iter().filter(differs).collect();
+    (!fields.is_empty()).then(|| Op::Set(key.to_owned(), fields))
+}
+
+fn pair(field: impl ToString, value: impl ToString) -> (String, String) {
+    (field.to_string(), value.to_string())
+}
+
+/// Which class each code point is to have, and its queues.
+fn assignment(
+    settings: &Settings,
+    ports: &[String],
+    now: &BTreeMap<u8, u8>,
+    target: &SwitchState,
+) -> Result<Assignment, NoPlan> {
+    match &settings.mode {
+        MapMode::Static(map) => {
+            let class = map.iter().filter(|(_, queue)| **queue != 0);
+            let queues = (1..settings.queues).map(|queue| (queue, vec![queue; ports.len()]));
+            let class = class.map(|(dscp, queue)| (*dscp, *queue)).collect();
+            Ok(Assignment { class, queues: queues.collect() })
+        }
+        MapMode::PerPort => {
+            let wanted: Vec<_> = ports.iter().map(|port| &target.ports[port].map).collect();
+            assign(now, &wanted, settings.classes).map_err(NoPlan::Classes)
+        }
+    }
+}
+
+/// The transactions that make the tables say `target`, which names all of `ports`; `entries` are
+/// the keys of table QUEUE.
+pub(super) fn plan(
+    settings: &Settings,
+    ports: &[String],
+    tables: &Tables,
+    entries: &[String],
+    target: &SwitchState,
+) -> Result<Vec<Vec<Op>>, NoPlan> {
+    let now = classes(tables)?;
+    let Assignment { class, queues: of_class } = assignment(settings, ports, &now, target)?;
+    let (mut to_queues, mut bind, mut weigh, mut forget) = (vec![], vec![], vec![], vec![]);
+    // Classes that will mean another queue somewhere.
+    let mut moves = [false; 256];
+    for (n, port) in ports.iter().enumerate() {
+        let name = queue_map(&settings.mode, port);
+        let is = queues(tables, &name)?;
+        let fields = (0..settings.classes).map(|class| {
+            let has = *is.get(&class).unwrap_or(&0);
+            let queue = of_class.get(&class).map_or(has, |queues| queues[n]);
+            moves[usize::from(class)] |= queue != has;
+            pair(class, queue)
+        });
+        to_queues.extend(set(tables, &format!("TC_TO_QUEUE_MAP|{name}"), fields.collect()));
+        let maps = [
+            ("dscp_to_tc_map", "DSCP_TO_TC_MAP", MAP),
+            ("tc_to_queue_map", "TC_TO_QUEUE_MAP", &name),
+        ];
+        let fields =
+            maps.map(|(field, table, name)| pair(field, refer(settings.reference, table, name)));
+        bind.extend(set(tables, &format!("PORT_QOS_MAP|{port}"), fields.into()));
+        let state = &target.ports[port];
+        weights(settings, port, tables, entries, state, &mut weigh, &mut forget)?;
+    }
+    // A static map is one entry, though each port asks for it.
+    to_queues.dedup();
+    let leaves = now.iter().filter(|(dscp, has)| match class.get(dscp) {
+        None => true,
+        Some(wanted) => wanted != *has && moves[usize::from(**has)],
+    });
+    let leave = leaves.map(|(dscp, _)| pair(dscp, 0)).collect();
+    let all = (0..64).map(|dscp| pair(dscp, class.get(&dscp).unwrap_or(&0))).collect();
+    let leave = Vec::from_iter(set(tables, &dscp_map(), leave));
+    let mut map = Vec::from_iter(set(tables, &dscp_map(), all));
+    map.append(&mut bind);
+    if weigh
+        .iter()
+        .any(|op| op.to_string().ends_with(&refer(settings.reference, "SCHEDULER", REST)))
+    {
+        let fields = [("type", "DWRR"), ("weight", "1"), ("meter_type", "bytes")];
+        let fields = fields.map(|(field, value)| pair(field, value));
+        weigh.splice(0..0, set(tables, &format!("SCHEDULER|{REST}"), fields.into()));
+    }
+    weigh.append(&mut forget);
+    Ok([leave, to_queues, map, weigh].into_iter().filter(|ops| !ops.is_empty()).collect())
+}
+
+/// A port's queues: those with a weight have a scheduler of their own; of the others those that are
+/// ours, or nobody's on a port with weights, have the scheduler of the rest.
+fn weights(
+    settings: &Settings,
+    port: &str,
+    tables: &Tables,
+    entries: &[String],
+    state: &PortState,
+    weigh: &mut Vec<Op>,
+    forget: &mut Vec<Op>,
+) -> Result<(), Unfit> {
+    for queue in 0..settings.queues {
+        let (ours, entry) = (scheduler(port, queue), format!("QUEUE|{port}|{queue}"));
+        let own = format!("SCHEDULER|{ours}");
+        let has = scheduler_of(tables, port, queue);
+        let is_foreign = has.is_some_and(|name| name != ours && name != REST);
+        let to = |name: &str| vec![pair("scheduler", refer(settings.reference, "SCHEDULER", name))];
+        match *state.weights.get(usize::from(queue)).unwrap_or(&0) {
+            0 => {
+                if !is_foreign && (has.is_some() || !state.weights.is_empty()) {
+                    weigh.extend(set(tables, &entry, to(REST)));
+                }
+                forget.extend(tables.contains_key(&own).then_some(Op::Delete(own)));
+            }
+            weight => {
+                if is_foreign {
+                    let what = has.unwrap_or_default().to_owned();
+                    return Err(Unfit::Foreign(entry, "scheduler", what));
+                }
+                if let Some(other) = entries.iter().find(|key| covers(key, port, queue)) {
+                    return Err(Unfit::Foreign(other.clone(), "queues", format!("about {entry}")));
+                }
+                let fields =
+                    vec![pair("type", "DWRR"), pair("weight", weight), pair("meter_type", "bytes")];
+                weigh.extend(set(tables, &own, fields));
+                weigh.extend(set(tables, &entry, to(&ours)));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! What can be chosen about a SONiC switch.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Where the switch's redis listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A unix socket, such as `/var/run/redis/redis.sock` on the switch itself.
+    Unix(PathBuf),
+    /// A host and a port. Redis does not encrypt: only through a tunnel.
+    Tcp(String, u16),
+}
+
+/// How frames come to queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MapMode {
+    /// The same everywhere, set once: the queue of each code point.
+    Static(BTreeMap<u8, u8>),
+    /// As told, on each port. Not every platform takes that while traffic runs.
+    PerPort,
+}
+
+/// How one entry names another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reference {
+    /// `name`, in images since 202106.
+    #[default]
+    Plain,
+    /// `[TABLE|name]`, in older ones.
+    Bracketed,
+}
+
+/// What can be chosen about a SONiC switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How frames come to queues.
+    pub mode: MapMode,
+    /// How one entry names another.
+    pub reference: Reference,
+    /// Queues of a port that may be used, the shared one included: 2 to 8.
+    pub queues: u8,
+    /// Traffic classes of the platform: 2 to 16.
+    pub classes: u8,
+    /// Password of redis, if it wants one.
+    pub password: Option<String>,
+}
+
+impl Default for Settings {
+    /// Eight queues and classes; code points 1 to 7 are in the queues 1 to 7.
+    fn default() -> Self {
+        let map = (1..8).map(|queue| (queue, queue)).collect();
+        let (mode, reference) = (MapMode::Static(map), Reference::Plain);
+        Self { mode, reference, queues: 8, classes: 8, password: None }
+    }
+}

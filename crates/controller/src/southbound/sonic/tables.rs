@@ -1,0 +1,207 @@
+//! Tables of CONFIG_DB: which keys are looked at, and what they say.
+
+use std::collections::BTreeMap;
+
+use super::settings::{MapMode, Reference, Settings};
+use crate::Stamp;
+use crate::southbound::{PortState, SwitchState};
+
+/// Fields and values of each key that exists.
+pub(super) type Tables = BTreeMap<String, BTreeMap<String, String>>;
+
+/// Where the stamp is.
+pub(super) const STAMP: &str = "PENSTOCK|stamp";
+/// Our maps' name, and how the names of those of single ports begin.
+pub(super) const MAP: &str = "PENSTOCK";
+/// The scheduler of queues without a weight.
+pub(super) const REST: &str = "pen.rest";
+/// Traffic classes that SONiC's model knows.
+pub(super) const CLASSES_MAX: u8 = 16;
+
+/// Why tables cannot be worked with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// The port is not there.
+    NoPort(String),
+    /// Something stands where ours has to: the key, the field, what it is.
+    Foreign(String, &'static str, String),
+    /// A value makes no sense: where, and what.
+    Rubbish(String, String),
+}
+
+pub(super) fn dscp_map() -> String {
+    format!("DSCP_TO_TC_MAP|{MAP}")
+}
+
+/// The name of the map from class to queue of a port.
+pub(super) fn queue_map(mode: &MapMode, port: &str) -> String {
+    match mode {
+        MapMode::Static(_) => MAP.to_owned(),
+        MapMode::PerPort => format!("{MAP}.{port}"),
+    }
+}
+
+pub(super) fn scheduler(port: &str, queue: u8) -> String {
+    format!("pen.{port}.{queue}")
+}
+
+/// `name` in `table`, as one entry writes it of another.
+pub(super) fn refer(reference: Reference, table: &str, name: &str) -> String {
+    match reference {
+        Reference::Plain => name.to_owned(),
+        Reference::Bracketed => format!("[{table}|{name}]"),
+    }
+}
+
+/// The name that a reference of either kind means.
+pub(super) fn name(reference: &str) -> &str {
+    let inner = reference.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    inner.map_or(reference, |text| text.split_once('|').map_or(text, |(_, name)| name))
+}
+
+/// All keys that matter for these ports.
+pub(super) fn keys(settings: &Settings, ports: &[String]) -> Vec<String> {
+    let mut keys = vec![STAMP.to_owned(), dscp_map()];
+    keys.extend([format!("TC_TO_QUEUE_MAP|{MAP}"), format!("SCHEDULER|{REST}")]);
+    for port in ports {
+        keys.extend([format!("PORT|{port}"), format!("PORT_QOS_MAP|{port}")]);
+        keys.push(format!("TC_TO_QUEUE_MAP|{MAP}.{port}"));
+        for queue in 0..settings.queues {
+            keys.push(format!("QUEUE|{port}|{queue}"));
+            keys.push(format!("SCHEDULER|{}", scheduler(port, queue)));
+        }
+    }
+    keys
+}
+
+/// The value of a field.
+pub(super) fn get<'a>(tables: &'a Tables, key: &str, field: &str) -> Option<&'a str> {
+    tables.get(key)?.get(field).map(String::as_str)
+}
+
+fn number<T: std::str::FromStr>(tables: &Tables, key: &str, field: &str) -> Result<T, Unfit> {
+    let value = get(tables, key, field).unwrap_or("0");
+    value.parse().map_err(|_| Unfit::Rubbish(format!("{key} {field}"), format!("{value:?}")))
+}
+
+/// A map of small numbers under a key, without its zeros.
+fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
+    let mut all = BTreeMap::new();
+    for (field, value) in tables.get(key).into_iter().flatten() {
+        let pair = (field.parse::<u8>(), value.parse::<u8>());
+        match pair {
+            (Ok(from @ 0..64), Ok(to)) if to < CLASSES_MAX => all.insert(from, to),
+            _ => return Err(Unfit::Rubbish(key.to_owned(), format!("{field:?} is {value:?}"))),
+        };
+    }
+    all.retain(|_, to| *to != 0);
+    Ok(all)
+}
+
+/// The class of each code point that has one.
+pub(super) fn classes(tables: &Tables) -> Result<BTreeMap<u8, u8>, Unfit> {
+    map(tables, &dscp_map())
+}
+
+/// The queue of each class of a port, in the map that it has or is to have.
+pub(super) fn queues(tables: &Tables, name: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
+    map(tables, &format!("TC_TO_QUEUE_MAP|{name}"))
+}
+
+/// The decision that was carried out last.
+pub(super) fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
+    let number = |field| number(tables, STAMP, field);
+    Ok(Stamp { epoch: number("epoch")?, generation: number("generation")? })
+}
+
+/// The scheduler of a queue, if it has one.
+pub(super) fn scheduler_of<'a>(tables: &'a Tables, port: &str, queue: u8) -> Option<&'a str> {
+    get(tables, &format!("QUEUE|{port}|{queue}"), "scheduler").map(name)
+}
+
+fn weight(tables: &Tables, port: &str, queue: u8) -> Result<u32, Unfit> {
+    let ours = scheduler(port, queue);
+    let key = format!("SCHEDULER|{ours}");
+    let holds = scheduler_of(tables, port, queue) == Some(&ours);
+    match holds && get(tables, &key, "type") == Some("DWRR") {
+        true => number(tables, &key, "weight"),
+        false => Ok(0),
+    }
+}
+
+/// What the tables say about these ports.
+pub(super) fn state(
+    settings: &Settings,
+    ports: &[String],
+    tables: &Tables,
+) -> Result<SwitchState, Unfit> {
+    let class = classes(tables)?;
+    let mut state = SwitchState { stamp: stamp(tables)?, ports: BTreeMap::new() };
+    for port in ports {
+        if !tables.contains_key(&format!("PORT|{port}")) {
+            return Err(Unfit::NoPort(port.clone()));
+        }
+        let key = format!("PORT_QOS_MAP|{port}");
+        let bound = |field| get(tables, &key, field).map(name);
+        let foreign = |field, what: &str| Unfit::Foreign(key.clone(), field, what.to_owned());
+        let by_dscp = match bound("dscp_to_tc_map") {
+            Some(other) if other != MAP => return Err(foreign("dscp_to_tc_map", other)),
+            bound => bound.is_some(),
+        };
+        let own = format!("{MAP}.{port}");
+        let by_class = match bound("tc_to_queue_map") {
+            Some(name) if name != MAP && name != own => {
+                return Err(foreign("tc_to_queue_map", name));
+            }
+            bound => bound.filter(|_| by_dscp),
+        };
+        let queue = by_class.map_or(Ok(BTreeMap::new()), |name| queues(tables, name))?;
+        let map = class.iter().map(|(dscp, class)| (*dscp, *queue.get(class).unwrap_or(&0)));
+        let map = map.collect();
+        let weights = (0..settings.queues).map(|queue| weight(tables, port, queue));
+        let weights = weights.collect::<Result<_, _>>()?;
+        state.ports.insert(port.clone(), PortState { weights, map }.canonical());
+    }
+    Ok(state)
+}
+
+/// A key like `QUEUE|Ethernet0|3-4` or `QUEUE|Ethernet0,Ethernet4|3` that is about this queue, and
+/// is not `QUEUE|PORT|QUEUE` itself.
+pub(super) fn covers(key: &str, port: &str, queue: u8) -> bool {
+    let mut parts = key.split('|').skip(1);
+    let (Some(ports), Some(queues)) = (parts.next(), parts.next()) else { return false };
+    let within = match queues.split_once('-') {
+        Some((low, high)) => match (low.parse::<u8>(), high.parse::<u8>()) {
+            (Ok(low), Ok(high)) => (low..=high).contains(&queue),
+            _ => false,
+        },
+        None => queues.parse() == Ok(queue),
+    };
+    within && ports.split(',').any(|name| name == port) && key != format!("QUEUE|{port}|{queue}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_reference_mean_the_same() {
+        assert_eq!(refer(Reference::Bracketed, "SCHEDULER", "a"), "[SCHEDULER|a]");
+        assert_eq!((name("[SCHEDULER|a]"), name("a"), name("[a]")), ("a", "a", "a"));
+    }
+
+    #[test]
+    fn ranges_and_lists_cover_queues() {
+        for (key, covered) in [
+            ("QUEUE|Ethernet0|3-4", true),
+            ("QUEUE|Ethernet0,Ethernet4|3", true),
+            ("QUEUE|Ethernet0|3", false),
+            ("QUEUE|Ethernet0|4-5", false),
+            ("QUEUE|Ethernet04|3-4", false),
+            ("QUEUE|Ethernet0|x-y", false),
+            ("QUEUE", false),
+        ] {
+            assert_eq!(covers(key, "Ethernet0", 3), covered, "{key}");
+        }
+    }
+}

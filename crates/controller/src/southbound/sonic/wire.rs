@@ -1,0 +1,171 @@
+//! One conversation with a switch's redis, bounded in bytes and in time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ErrorKind, RedisConnectionInfo, RedisError, Value};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::AbortHandle;
+
+use super::plan::Op;
+use super::settings::{Endpoint, Settings};
+use super::tables::Tables;
+
+/// The most that is read in one conversation.
+const ANSWERS_MAX: usize = 8 << 20;
+/// How long one may take; tests of who never answers do not wait that long.
+pub(super) const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+
+/// Why a conversation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WireError {
+    Unreachable(String),
+    Refused(String),
+    Rubbish(String),
+}
+
+impl From<RedisError> for WireError {
+    fn from(error: RedisError) -> Self {
+        let text = error.to_string();
+        match error.kind() {
+            ErrorKind::Server(_) | ErrorKind::Extension => Self::Refused(text),
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Self::Rubbish(text),
+            _ => Self::Unreachable(text),
+        }
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send {}
+impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
+
+/// Fails once too much was read.
+struct Bounded {
+    inner: Pin<Box<dyn Stream>>,
+    left: usize,
+}
+
+impl AsyncRead for Bounded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = self.inner.as_mut().poll_read(cx, buf);
+        let more = buf.filled().len() - before;
+        match self.left.checked_sub(more) {
+            Some(left) => self.left = left,
+            None => {
+                let text = format!("it answered more than {ANSWERS_MAX} bytes");
+                return Poll::Ready(Err(io::Error::other(text)));
+            }
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Bounded {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.inner.as_mut().poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner.as_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner.as_mut().poll_shutdown(cx)
+    }
+}
+
+/// A connection of its own: what is watched is watched by it alone.
+pub(super) struct Wire {
+    connection: MultiplexedConnection,
+    task: AbortHandle,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Wire {
+    /// Connects and chooses a database.
+    pub(super) async fn connect(
+        endpoint: &Endpoint,
+        settings: &Settings,
+        database: i64,
+    ) -> Result<Self, WireError> {
+        let failed = |error: io::Error| WireError::Unreachable(error.to_string());
+        let inner: Pin<Box<dyn Stream>> = match endpoint {
+            Endpoint::Unix(path) => Box::pin(UnixStream::connect(path).await.map_err(failed)?),
+            Endpoint::Tcp(host, port) => {
+                Box::pin(TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?)
+            }
+        };
+        let mut info = RedisConnectionInfo::default().set_db(database).set_skip_set_lib_name();
+        if let Some(password) = &settings.password {
+            info = info.set_password(password);
+        }
+        // Time is bounded around the whole conversation.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let stream = Bounded { inner, left: ANSWERS_MAX };
+        let (connection, drive) =
+            MultiplexedConnection::new_with_config(&info, stream, config).await?;
+        Ok(Self { connection, task: tokio::spawn(drive).abort_handle() })
+    }
+
+    /// From now on [`commit`](Self::commit) does nothing if any of these keys has changed.
+    pub(super) async fn watch(&mut self, keys: &[String]) -> Result<(), WireError> {
+        Ok(redis::cmd("WATCH").arg(keys).query_async(&mut self.connection).await?)
+    }
+
+    /// Keys that look like this.
+    pub(super) async fn names(&mut self, pattern: &str) -> Result<Vec<String>, WireError> {
+        Ok(redis::cmd("KEYS").arg(pattern).query_async(&mut self.connection).await?)
+    }
+
+    /// Fields and values of those of these keys that exist.
+    pub(super) async fn hashes(&mut self, keys: &[String]) -> Result<Tables, WireError> {
+        if keys.is_empty() {
+            return Ok(Tables::new());
+        }
+        let mut pipe = redis::pipe();
+        for key in keys {
+            pipe.cmd("HGETALL").arg(key);
+        }
+        let all: Vec<BTreeMap<String, String>> = pipe.query_async(&mut self.connection).await?;
+        if all.len() != keys.len() {
+            let text = format!("{} answers to {} questions", all.len(), keys.len());
+            return Err(WireError::Rubbish(text));
+        }
+        let there = keys.iter().cloned().zip(all).filter(|(_, fields)| !fields.is_empty());
+        Ok(there.collect())
+    }
+
+    /// All of `ops` or, when somebody changed what is watched, nothing: then false.
+    pub(super) async fn commit(&mut self, ops: &[Op]) -> Result<bool, WireError> {
+        let mut pipe = redis::pipe();
+        pipe.atomic();
+        for op in ops {
+            match op {
+                Op::Set(key, fields) => pipe.cmd("HSET").arg(key).arg(fields),
+                Op::Delete(key) => pipe.cmd("DEL").arg(key),
+            };
+        }
+        match pipe.query_async(&mut self.connection).await? {
+            Value::Nil => Ok(false),
+            _ => Ok(true),
+        }
+    }
+}

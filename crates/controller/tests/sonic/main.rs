@@ -1,0 +1,197 @@
+//! The driver of SONiC switches against a real redis, with a double of what runs beside it.
+
+mod server;
+
+use penstock_controller::Stamp;
+use penstock_controller::southbound::sonic::{MapMode, Reference, Settings, SonicSwitch};
+use penstock_controller::southbound::{
+    Change, DriverError, PortInfo, PortState, SwitchDriver, diff,
+};
+use penstock_units::BitsPerSecond;
+use server::Redis;
+
+fn switch(redis: &Redis, mode: MapMode) -> SonicSwitch {
+    let port = |name: &str| PortInfo { name: name.into(), rate: BitsPerSecond(10_000_000_000) };
+    let settings = Settings { mode, ..Settings::default() };
+    let ports = [port("Ethernet0"), port("Ethernet4")];
+    SonicSwitch::new("leaf1", &ports, settings, redis.endpoint()).expect("good settings")
+}
+
+fn stamp(generation: u64) -> Stamp {
+    Stamp { epoch: 3, generation }
+}
+
+fn map(port: &str, dscp: u8, queue: u8) -> Change {
+    Change::Map { port: port.to_owned(), dscp, queue }
+}
+
+fn weigh(port: &str, weights: &[u32]) -> Change {
+    Change::Weigh { port: port.to_owned(), weights: weights.to_vec() }
+}
+
+fn port_changes() -> Vec<Change> {
+    vec![
+        map("Ethernet0", 8, 1),
+        map("Ethernet0", 16, 2),
+        map("Ethernet4", 8, 3),
+        weigh("Ethernet0", &[10, 30, 60]),
+        weigh("Ethernet4", &[1, 0, 0, 3]),
+    ]
+}
+
+#[tokio::test]
+async fn the_switch_hears_of_each_key_in_an_order_that_leaves_nobody_unmapped_and_counts() {
+    let Some(redis) = Redis::start().await else { return };
+    let switch = switch(&redis, MapMode::PerPort);
+    let heard = redis.switch().await;
+    switch.apply(stamp(1), &port_changes()).await.expect("told");
+    redis.set("DONE", &[("all", "done")]).await;
+    let heard = heard.await.expect("it ends");
+    let at = |key: &str| heard.iter().position(|k| k == key).unwrap_or_else(|| panic!("no {key}"));
+    assert!(at("TC_TO_QUEUE_MAP|PENSTOCK.Ethernet0") < at("DSCP_TO_TC_MAP|PENSTOCK"));
+    assert!(at("TC_TO_QUEUE_MAP|PENSTOCK.Ethernet4") < at("DSCP_TO_TC_MAP|PENSTOCK"));
+    assert!(at("DSCP_TO_TC_MAP|PENSTOCK") < at("PORT_QOS_MAP|Ethernet0"));
+    assert!(at("SCHEDULER|pen.Ethernet0.1") < at("QUEUE|Ethernet0|1"));
+    assert_eq!(at("PENSTOCK|stamp"), heard.len() - 1, "the stamp comes last");
+
+    let counters = switch.counters().await.expect("counted");
+    assert_eq!(counters.len(), 16);
+    let three = counters.iter().find(|c| c.port == "Ethernet4" && c.queue == 3).expect("counted");
+    assert_eq!((three.packets, three.bytes, three.dropped), (3, 300, 7));
+}
+
+#[tokio::test]
+async fn what_was_told_is_read_back_and_twice_is_once() {
+    let Some(redis) = Redis::start().await else { return };
+    let fresh = switch(&redis, MapMode::PerPort).read_back().await.expect("readable");
+    assert_eq!((fresh.stamp, &fresh.ports["Ethernet4"]), (Stamp::default(), &PortState::default()));
+    let before = redis.all().await;
+    let words = switch(&redis, MapMode::PerPort).words(&port_changes()).await.expect("dry run");
+    let word = "redis-cli -n 4 HSET SCHEDULER|pen.Ethernet0.1 type DWRR weight 30 meter_type bytes";
+    assert!(words.iter().any(|w| w == word), "{words:#?}");
+    assert_eq!(redis.all().await, before, "nothing was done");
+
+    switch(&redis, MapMode::PerPort).apply(stamp(1), &port_changes()).await.expect("told");
+    let is = switch(&redis, MapMode::PerPort).read_back().await.expect("readable");
+    assert_eq!(is.stamp, stamp(1));
+    let state = |weights: &[u32], map: &[(u8, u8)]| PortState {
+        weights: weights.to_vec(),
+        map: map.iter().copied().collect(),
+    };
+    assert_eq!(is.ports["Ethernet0"], state(&[10, 30, 60], &[(8, 1), (16, 2)]));
+    assert_eq!(is.ports["Ethernet4"], state(&[1, 0, 0, 3], &[(8, 3)]));
+    let all = redis.all().await;
+    let heard = redis.switch().await;
+    switch(&redis, MapMode::PerPort).apply(stamp(1), &port_changes()).await.expect("again");
+    redis.set("DONE", &[("all", "done")]).await;
+    assert_eq!(heard.await.expect("it ends"), Vec::<String>::new(), "nothing is written");
+    let mut after = redis.all().await;
+    after.remove("DONE");
+    assert_eq!(after, all);
+
+    let late = switch(&redis, MapMode::PerPort).apply(Stamp { epoch: 2, generation: 9 }, &[]).await;
+    assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");
+}
+
+#[tokio::test]
+async fn a_static_map_is_told_once_and_only_weights_change() {
+    let Some(redis) = Redis::start().await else { return };
+    let fixed = MapMode::Static([(8, 1), (16, 2), (24, 3)].into());
+    let switch = switch(&redis, fixed);
+    let can = switch.capabilities().await.expect("known");
+    assert!(!can.remap && !can.map_per_port && can.fixed_map.len() == 3);
+    switch.apply(stamp(1), &[weigh("Ethernet0", &[1, 2, 3])]).await.expect("told");
+    let mut wanted = switch.read_back().await.expect("readable");
+    assert!(wanted.ports.values().all(|port| port.map == can.fixed_map), "on all ports");
+    assert_eq!(redis.all().await["PORT_QOS_MAP|Ethernet4"]["tc_to_queue_map"], "PENSTOCK");
+
+    let mut before = redis.all().await;
+    before.retain(|key, _| key.contains("MAP|"));
+    wanted.ports.get_mut("Ethernet4").expect("there").weights = vec![5, 5];
+    let changes = diff(&switch.read_back().await.expect("readable"), &wanted);
+    assert_eq!(changes, [weigh("Ethernet4", &[5, 5])]);
+    switch.apply(stamp(2), &changes).await.expect("told");
+    assert_eq!(diff(&switch.read_back().await.expect("readable"), &wanted), []);
+    let mut after = redis.all().await;
+    after.retain(|key, _| key.contains("MAP|"));
+    assert_eq!(after, before);
+    let error = switch.apply(stamp(3), &[map("Ethernet0", 8, 2)]).await.expect_err("fixed");
+    assert!(error.to_string().contains("its map is set once"), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_never_touched() {
+    let Some(redis) = Redis::start().await else { return };
+    let foreign: [(&str, &[(&str, &str)]); 9] = [
+        ("PORT_QOS_MAP|global", &[("dscp_to_tc_map", "AZURE")]),
+        ("PORT_QOS_MAP|Ethernet8", &[("dscp_to_tc_map", "AZURE"), ("pfc_enable", "3,4")]),
+        ("DSCP_TO_TC_MAP|AZURE", &[("8", "1"), ("9", "3")]),
+        ("TC_TO_QUEUE_MAP|AZURE", &[("1", "1")]),
+        ("SCHEDULER|scheduler.0", &[("type", "DWRR"), ("weight", "14")]),
+        ("QUEUE|Ethernet8|3-4", &[("scheduler", "scheduler.0")]),
+        ("QUEUE|Ethernet4|7", &[("scheduler", "scheduler.0")]),
+        ("WRED_PROFILE|AZURE_LOSSLESS", &[("ecn", "ecn_all")]),
+        ("DEVICE_METADATA|localhost", &[("hostname", "leaf1")]),
+    ];
+    for (key, fields) in foreign {
+        redis.set(key, fields).await;
+    }
+    redis.set("PORT_QOS_MAP|Ethernet0", &[("pfc_enable", "3,4")]).await;
+    redis.set("QUEUE|Ethernet0|1", &[("wred_profile", "AZURE_LOSSLESS")]).await;
+    let before = redis.all().await;
+    let switch = switch(&redis, MapMode::PerPort);
+    switch.apply(stamp(1), &port_changes()).await.expect("told");
+    let none = ["Ethernet0", "Ethernet4"].map(|port| weigh(port, &[]));
+    switch.apply(stamp(2), &none).await.expect("told");
+    switch.apply(stamp(3), &port_changes()).await.expect("told");
+    let after = redis.all().await;
+    for (key, _) in foreign {
+        assert_eq!(after[key], before[key], "{key}");
+    }
+    assert_eq!(after["PORT_QOS_MAP|Ethernet0"]["pfc_enable"], "3,4");
+    assert_eq!(after["QUEUE|Ethernet0|1"]["wred_profile"], "AZURE_LOSSLESS");
+    let ours = |key: &str| {
+        let names = ["PENSTOCK", "|pen.", "QUEUE|Ethernet"];
+        names.iter().any(|name| key.contains(name)) || key == "PORT_QOS_MAP|Ethernet4"
+    };
+    let new = after.keys().filter(|key| !before.contains_key(*key));
+    let strange: Vec<&String> = new.filter(|key| !ours(key)).collect();
+    assert!(strange.is_empty(), "{strange:?}");
+
+    let error = switch.apply(stamp(4), &[weigh("Ethernet4", &[1, 1, 1, 1, 1, 1, 1, 1])]).await;
+    let error = error.expect_err("queue 7 is somebody's").to_string();
+    assert!(error.contains("QUEUE|Ethernet4|7") && error.contains("scheduler.0"), "{error}");
+    assert_eq!(redis.all().await, after);
+}
+
+/// Two controllers at once: whoever is later wins, whole.
+#[tokio::test]
+async fn of_two_controllers_at_once_the_later_prevails() {
+    let Some(redis) = Redis::start().await else { return };
+    for round in 0..20u64 {
+        let (old, new) = (switch(&redis, MapMode::PerPort), switch(&redis, MapMode::PerPort));
+        let told = |generation| Stamp { epoch: 1 + round * 2 + generation, generation };
+        let late = [map("Ethernet0", 8, 4), weigh("Ethernet0", &[9, 9])];
+        let changes = port_changes();
+        let (first, second) = tokio::join!(old.apply(told(0), &late), new.apply(told(1), &changes));
+        second.expect("nobody is later");
+        assert!(matches!(first, Ok(()) | Err(DriverError::Fenced { .. })), "{first:?}");
+        let is = new.read_back().await.expect("readable");
+        assert_eq!(is.stamp, told(1));
+        assert_eq!(is.ports["Ethernet0"].map[&8], 1, "round {round}");
+        assert_eq!(is.ports["Ethernet0"].weights, [10, 30, 60], "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn old_images_get_references_with_brackets() {
+    let Some(redis) = Redis::start().await else { return };
+    let port = PortInfo { name: "Ethernet0".into(), rate: BitsPerSecond(10_000_000_000) };
+    let settings = Settings { reference: Reference::Bracketed, ..Settings::default() };
+    let switch = SonicSwitch::new("leaf1", &[port], settings, redis.endpoint()).expect("good");
+    switch.apply(stamp(1), &[weigh("Ethernet0", &[1, 2])]).await.expect("told");
+    let all = redis.all().await;
+    assert_eq!(all["QUEUE|Ethernet0|1"]["scheduler"], "[SCHEDULER|pen.Ethernet0.1]");
+    assert_eq!(all["PORT_QOS_MAP|Ethernet0"]["dscp_to_tc_map"], "[DSCP_TO_TC_MAP|PENSTOCK]");
+    assert_eq!(switch.read_back().await.expect("readable").ports["Ethernet0"].weights, [1, 2]);
+}

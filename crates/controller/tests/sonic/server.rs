@@ -1,0 +1,141 @@
+//! A redis of one test, and what runs on a switch beside it.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use penstock_controller::southbound::sonic::Endpoint;
+use redis::aio::MultiplexedConnection;
+use tokio_stream::StreamExt;
+
+/// A `redis-server` on a unix socket in a directory of its own; both go with this.
+pub struct Redis {
+    directory: PathBuf,
+    server: Child,
+}
+
+impl Redis {
+    /// Ready to answer, with one port configured; `None`, and says so, where there is no
+    /// redis-server.
+    pub async fn start() -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("penstock-redis-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let server = Command::new("redis-server")
+            .args(["--port", "0", "--unixsocket"])
+            .arg(directory.join("sock"))
+            // As SONiC configures it: key-space notifications, nothing on disk.
+            .args(["--save", "", "--notify-keyspace-events", "KEA", "--dir"])
+            .arg(&directory)
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut server) = server else {
+            eprintln!("skipped: no redis-server; scripts/setup.sh test installs it");
+            let _ = std::fs::remove_dir_all(directory);
+            return None;
+        };
+        let out = BufReader::new(server.stdout.take().expect("piped"));
+        let this = Self { directory, server };
+        let ready = |line: &String| line.to_lowercase().contains("ready to accept connections");
+        assert!(out.lines().map_while(Result::ok).any(|line| ready(&line)), "redis-server ends");
+        this.set("PORT|Ethernet0", &[("lanes", "0"), ("speed", "10000")]).await;
+        this.set("PORT|Ethernet4", &[("lanes", "4"), ("speed", "10000")]).await;
+        Some(this)
+    }
+
+    /// Where it listens.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint::Unix(self.directory.join("sock"))
+    }
+
+    fn client(&self, database: u8) -> redis::Client {
+        let socket = self.directory.join("sock");
+        let url = format!("redis+unix://{}?db={database}", socket.display());
+        redis::Client::open(url).expect("an address")
+    }
+
+    /// A connection to a database.
+    pub async fn connect(&self, database: u8) -> MultiplexedConnection {
+        self.client(database).get_multiplexed_async_connection().await.expect("it listens")
+    }
+
+    /// Sets fields of a key of CONFIG_DB, as an operator.
+    pub async fn set(&self, key: &str, fields: &[(&str, &str)]) {
+        let mut connection = self.connect(4).await;
+        let set = redis::cmd("HSET").arg(key).arg(fields).query_async::<()>(&mut connection).await;
+        set.expect("set");
+    }
+
+    /// All of CONFIG_DB.
+    pub async fn all(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let mut connection = self.connect(4).await;
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg("*").query_async(&mut connection).await.expect("keys");
+        let mut all = BTreeMap::new();
+        for key in keys {
+            let fields = redis::cmd("HGETALL").arg(&key).query_async(&mut connection).await;
+            all.insert(key, fields.expect("a hash"));
+        }
+        all
+    }
+
+    /// What orchagent does, as far as it is seen from outside: hears of each key of CONFIG_DB that
+    /// is written, reads it, and counts for queues that have a scheduler. Ends with key `DONE`, and
+    /// tells the keys that it heard of, in their order.
+    pub async fn switch(&self) -> tokio::task::JoinHandle<Vec<String>> {
+        let mut events = self.client(4).get_async_pubsub().await.expect("it listens");
+        events.psubscribe("__keyspace@4__:*").await.expect("subscribed");
+        let (mut config, mut counters) = (self.connect(4).await, self.connect(2).await);
+        tokio::spawn(async move {
+            let mut heard = Vec::new();
+            let mut events = events.on_message();
+            while let Some(event) = events.next().await {
+                let key = event.get_channel_name().trim_start_matches("__keyspace@4__:").to_owned();
+                if key == "DONE" {
+                    break;
+                }
+                if let Some((_, queue)) =
+                    key.split_once("QUEUE|").filter(|(table, _)| table.is_empty())
+                {
+                    let entry: BTreeMap<String, String> = redis::cmd("HGETALL")
+                        .arg(&key)
+                        .query_async(&mut config)
+                        .await
+                        .expect("read");
+                    assert!(entry.contains_key("scheduler"), "{key}: {entry:?}");
+                    count(&mut counters, &queue.replace('|', ":")).await;
+                }
+                heard.push(key);
+            }
+            heard
+        })
+    }
+}
+
+/// Fills in a queue's counters: as many packets as it has number, each of 100 bytes.
+async fn count(counters: &mut MultiplexedConnection, queue: &str) {
+    let number: u64 = queue.rsplit(':').next().expect("a queue").parse().expect("a number");
+    let oid = format!("oid:0x15{:x}", queue.len() as u64 * 1000 + number);
+    let oid = format!("{oid}{}", queue.bytes().map(u64::from).sum::<u64>());
+    let mut pipe = redis::pipe();
+    pipe.cmd("HSET").arg("COUNTERS_QUEUE_NAME_MAP").arg(queue).arg(&oid);
+    pipe.cmd("HSET").arg(format!("COUNTERS:{oid}")).arg(&[
+        ("SAI_QUEUE_STAT_PACKETS", number.to_string()),
+        ("SAI_QUEUE_STAT_BYTES", (number * 100).to_string()),
+        ("SAI_QUEUE_STAT_DROPPED_PACKETS", "7".to_owned()),
+        ("SAI_QUEUE_STAT_DROPPED_BYTES", "700".to_owned()),
+    ]);
+    pipe.query_async::<()>(counters).await.expect("counted");
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}

@@ -23,7 +23,10 @@ want() {
     build:bench | demo:bench | test:bench | bench:test) return ;;
     esac
     have "$3" || [ -e "$3" ] && return
-    [ "$2" != etcd-server ] || quiet+=(etcd)
+    case $2 in
+    etcd-server) quiet+=(etcd) ;;
+    redis-server) quiet+=(redis-server) ;;
+    esac
     missing+=("$2")
     say "missing: $2 ($4)"
 }
@@ -119,17 +122,6 @@ want bench tcpdump tcpdump "captures what arrives in live figures"
 want bench tshark tshark "an independent look at what was captured"
 find_rust
 install
-# Tests start a redis of their own: one that this installed is not left running, one that was there
-# before is nobody's business here.
-case " ${missing[*]} " in
-*" redis-server "*)
-    if [ -d /run/systemd/system ]; then
-        as_root=()
-        [ "$(id -u)" = 0 ] || as_root=(sudo -n)
-        "${as_root[@]}" systemctl disable --now redis-server || warn "redis-server may be running"
-    fi
-    ;;
-esac
 if ! have cargo; then
     say "error: no Rust compiler. This Debian has no package for it that is new enough; install" >&2
     say "       rustup as https://rustup.rs tells (as the user who builds), then run this again." >&2

@@ -2,14 +2,16 @@
 
 use std::error::Error;
 
-const PROTO: &str = "penstock/fabric/v1/fabric.proto";
-//! Compiles the part of etcd's interface that is used, without `protoc`.
-const PROTO: &str = "etcd/rpc.proto";
+/// Ours: both ends.
+const FABRIC: &str = "penstock/fabric/v1/fabric.proto";
+/// The part of etcd's interface that is used, as a client.
+const ETCD: &str = "etcd/rpc.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=proto/{PROTO}");
-    let descriptors = protox::compile([PROTO], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
-    tonic_prost_build::configure().build_server(false).compile_fds(descriptors)?;
+    for (proto, server) in [(FABRIC, true), (ETCD, false)] {
+        println!("cargo:rerun-if-changed=proto/{proto}");
+        let descriptors = protox::compile([proto], ["proto"])?;
+        tonic_prost_build::configure().build_server(server).compile_fds(descriptors)?;
+    }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Two racks of simulated switches and hosts, with an auditor: whatever a host is told to mark with,
 //! every port on the tenant's tree must have a queue for, and nobody else's.
 
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part, and may fail")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -18,12 +18,10 @@ use tonic::transport::Channel;
 
 use super::super::{Change, Revision, StoreError};
 use super::MESSAGE_BYTES_MAX;
-use super::MESSAGE_BYTES_MAX;
 use super::link::{Link, request};
 use super::wire::pb::watch_client::WatchClient;
 use super::wire::pb::watch_request::RequestUnion;
 use super::wire::{self, pb};
-use std::sync::Arc;
 
 /// After a stream that brought nothing; doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);

@@ -14,9 +14,11 @@ pub mod fabric_state;
 pub mod hosts;
 pub mod intent;
 pub mod leader;
+pub mod service;
 pub mod southbound;
 pub mod stamp;
 pub mod store;
+pub mod view;
 pub mod wire;
 
 pub use stamp::Stamp;

@@ -1,5 +1,7 @@
-//! A leader with simulated switches and hosts: what it decides is carried out in an order that keeps
-//! every packet mapped, whatever fails; what it stored, its successor goes on with.
+//! A leader with simulated switches and hosts: what it decides is carried out in an order that
+//! keeps every packet mapped, whatever fails; what it stored, its successor goes on with.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod world;
 

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::Stamp;
 use crate::carry_out::{Crew, Outcome, Trouble};
 use crate::events::{Events, Severity};
-use crate::fabric_state::{ChangeRefused, Fabric, Usage};
+use crate::fabric_state::{ChangeRefused, Fabric, Usage, Used};
 use crate::intent::{
     self, BINDING, BindingRecord, HISTORY, IntentError, MODE, Mode, TENANTS, TenantRecord,
     TenantSpec,
@@ -87,6 +87,8 @@ pub struct Leader {
     history: Vec<Stamp>,
     events: Events,
     last: IntervalReport,
+    /// What servers sent and received in the last interval, bit/s.
+    used: BTreeMap<NodeId, (u64, u64)>,
 }
 
 impl Leader {
@@ -106,8 +108,20 @@ impl Leader {
         let stamp = Stamp { epoch: leadership.created.0, generation: 0 };
         let (mode, history) = (Mode::default(), Vec::new());
         let (events, last) = (Events::default(), IntervalReport::default());
-        let mut leader =
-            Self { fabric, crew, store, leadership, settings, mode, stamp, history, events, last };
+        let used = BTreeMap::new();
+        let mut leader = Self {
+            fabric,
+            crew,
+            store,
+            leadership,
+            settings,
+            mode,
+            stamp,
+            history,
+            events,
+            last,
+            used,
+        };
         leader.load().await?;
         leader.crew.assume(&leader.fabric);
         if leader.mode != Mode::Observe {
@@ -198,6 +212,12 @@ impl Leader {
         &self.last
     }
 
+    /// What servers sent and received in the last interval, bit/s.
+    #[must_use]
+    pub fn used(&self) -> &BTreeMap<NodeId, (u64, u64)> {
+        &self.used
+    }
+
     /// A host's agent came, or came back: it is told with the next interval.
     pub fn host_came(&mut self, host: &str) {
         if let Some(node) = self.fabric.topology().find(host) {
@@ -218,6 +238,9 @@ impl Leader {
     /// [`LeaderError::Deposed`], or the store cannot be written: then nothing was changed.
     pub async fn interval(&mut self, usage: &Usage) -> Result<IntervalReport, LeaderError> {
         let began = Instant::now();
+        let sum = |of: fn(&Used) -> u64, used: &[Used]| used.iter().map(of).sum::<u64>();
+        let both = |used: &[Used]| (sum(|u| u.sent.0, used), sum(|u| u.received.0, used));
+        self.used = usage.iter().map(|(node, used)| (*node, both(used))).collect();
         let mut report = IntervalReport { hosts_heard: usage.len(), ..IntervalReport::default() };
         let every = self.settings.verify_every;
         let number = self.fabric.binding().interval() + 1;

@@ -1,5 +1,5 @@
-//! Two racks of simulated switches and hosts, with an auditor: whatever a host is told to mark with,
-//! every port on the tenant's tree must have a queue for, and nobody else's.
+//! Two racks of simulated switches and hosts, with an auditor: whatever a host is told to mark
+//! with, every port on the tenant's tree must have a queue for, and nobody else's.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part, and may fail")]
 
@@ -132,11 +132,13 @@ impl Auditor {
     }
 }
 
+type Auditing = Arc<Mutex<Option<(Arc<Auditor>, Arc<FakeHosts>)>>>;
+
 /// A switch that is audited after every change.
 #[derive(Debug)]
 struct Audited {
     inner: Arc<SimSwitch>,
-    auditor: Arc<Mutex<Option<(Arc<Auditor>, Arc<FakeHosts>)>>>,
+    auditor: Auditing,
 }
 
 #[async_trait]
@@ -174,7 +176,7 @@ pub struct World {
     pub hosts: Arc<FakeHosts>,
     pub switches: BTreeMap<String, Arc<SimSwitch>>,
     pub auditor: Arc<Auditor>,
-    audited: Arc<Mutex<Option<(Arc<Auditor>, Arc<FakeHosts>)>>>,
+    audited: Auditing,
     pub mode: Mode,
 }
 

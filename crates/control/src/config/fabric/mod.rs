@@ -13,9 +13,11 @@ use super::error::ConfigErrors;
 use super::source::Source;
 use super::{FILE_BYTES_MAX, read_file};
 
+mod controller;
 mod tenants;
 mod topology;
 
+pub use controller::{ControllerFile, DriverFile, StoreFile, SwitchFile, TlsFiles};
 pub use tenants::{Layer, TenantWish};
 pub use topology::FabricFile;
 
@@ -61,6 +63,18 @@ pub fn load_topology(path: &Path) -> Result<FabricFile, ConfigErrors> {
 /// As [`parse_tenants`]; a file that cannot be read is a mistake.
 pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>, ConfigErrors> {
     parse_tenants(&read_file(path)?, &path.display().to_string(), topology)
+}
+
+/// Reads a controller's file, and the topology that it names, relative to it.
+///
+/// # Errors
+/// As [`parse_topology`]; a mistake in the topology's file is one of `topology`.
+pub fn load_controller(path: &Path) -> Result<ControllerFile, ConfigErrors> {
+    let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
+    parse(&read_file(path)?, &path.display().to_string(), |root, report| {
+        unknown_sections(root, &controller::SECTIONS, report);
+        controller::read(root, report, |topology| load_topology(&folder.join(topology)))
+    })
 }
 
 /// Syntax, then `read`, which yields nothing only if it has reported why.

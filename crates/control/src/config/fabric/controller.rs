@@ -1,0 +1,402 @@
+//! `[controller]`, `[store]`, `[binding]`, `[tls]` and `[[switch]]`: the fabric's controller.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use penstock_fabric::dscp::Palette;
+use penstock_fabric::queue_binding::{Mode, Settings};
+use penstock_fabric::topology::{NodeId, Topology};
+use penstock_units::Nanos;
+use serde::Deserialize;
+use toml_edit::Table;
+
+use super::super::decode::{Object, Report, list, section};
+use super::FabricFile;
+
+pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
+
+/// A controller as its file describes it.
+#[derive(Clone, Debug)]
+pub struct ControllerFile {
+    /// What it is called among controllers.
+    pub name: String,
+    /// The datacenter.
+    pub fabric: FabricFile,
+    /// Between two decisions, ms.
+    pub interval_ms: u64,
+    /// Between two reports of an agent, ms.
+    pub report_ms: u64,
+    /// How long a switch or host may take for one message, ms.
+    pub answer_ms: u64,
+    /// Intervals between two comparisons of all switches with what they were told; 0: never.
+    pub verify_every: u64,
+    /// Where operators on this machine ask.
+    pub socket: PathBuf,
+    /// Where agents connect.
+    pub agents: Option<SocketAddr>,
+    /// Where agents are sent by controllers that do not lead: a URL.
+    pub advertise: String,
+    /// The page and `/metrics`.
+    pub page: Option<SocketAddr>,
+    /// Where intent is kept.
+    pub store: StoreFile,
+    /// How queues are bound.
+    pub binding: Settings,
+    /// Who may say that it is which host; `None`: nobody is asked.
+    pub tls: Option<TlsFiles>,
+    /// By node.
+    pub switches: BTreeMap<NodeId, SwitchFile>,
+}
+
+/// Where intent is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreFile {
+    /// In a file of this controller alone.
+    File(PathBuf),
+    /// In etcd.
+    Etcd {
+        /// Its members' URLs.
+        endpoints: Vec<String>,
+        /// For `https`.
+        tls: Option<TlsFiles>,
+    },
+}
+
+/// Certificates and a key, PEM.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// Whom to believe.
+    pub ca: PathBuf,
+    /// Who this is.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// How a switch is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchFile {
+    /// By which driver.
+    pub driver: DriverFile,
+    /// Tried before others.
+    pub canary: bool,
+    /// Its interfaces, by the node that they lead to.
+    pub interfaces: BTreeMap<NodeId, Vec<String>>,
+}
+
+/// A switch's driver and where it finds the switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriverFile {
+    /// In memory: for trying things.
+    Sim,
+    /// Linux, in this namespace or in the controller's own.
+    LinuxTc {
+        /// A name or a path.
+        netns: Option<String>,
+    },
+    /// SONiC, by its redis: a URL.
+    Sonic {
+        /// `redis://host:port` or `unix:///path`.
+        address: String,
+    },
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Controller {
+    #[serde(default = "one")]
+    name: String,
+    topology: PathBuf,
+    #[serde(default = "four_seconds")]
+    interval_ms: u64,
+    #[serde(default = "second")]
+    report_ms: u64,
+    #[serde(default = "two_seconds")]
+    answer_ms: u64,
+    #[serde(default = "five")]
+    verify_every: u64,
+    #[serde(default = "socket")]
+    socket: PathBuf,
+    agents: Option<SocketAddr>,
+    #[serde(default)]
+    advertise: String,
+    page: Option<SocketAddr>,
+}
+
+fn one() -> String {
+    "controller".to_owned()
+}
+
+fn five() -> u64 {
+    5
+}
+
+fn second() -> u64 {
+    1_000
+}
+
+fn two_seconds() -> u64 {
+    2_000
+}
+
+fn four_seconds() -> u64 {
+    4_000
+}
+
+fn socket() -> PathBuf {
+    PathBuf::from("/run/penstock/controller.sock")
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoreTable {
+    path: Option<PathBuf>,
+    #[serde(default)]
+    endpoints: Vec<String>,
+    tls: Option<TlsFiles>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+enum Map {
+    #[default]
+    #[serde(rename = "static-map")]
+    Static,
+    #[serde(rename = "per-port-map")]
+    PerPort,
+    #[serde(rename = "per-egress-map")]
+    PerEgress,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BindingTable {
+    #[serde(default)]
+    map: Map,
+    #[serde(default)]
+    reserved_code_points: Vec<u8>,
+    #[serde(default = "hundred")]
+    drain_ms: u64,
+    #[serde(default = "two")]
+    hold: u64,
+    #[serde(default = "ten")]
+    hysteresis_pct: u32,
+}
+
+impl Default for BindingTable {
+    fn default() -> Self {
+        Self {
+            map: Map::Static,
+            reserved_code_points: Vec::new(),
+            drain_ms: hundred(),
+            hold: two(),
+            hysteresis_pct: ten(),
+        }
+    }
+}
+
+fn hundred() -> u64 {
+    100
+}
+
+fn two() -> u64 {
+    2
+}
+
+fn ten() -> u32 {
+    10
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Switch {
+    name: String,
+    driver: Driver,
+    netns: Option<String>,
+    address: Option<String>,
+    #[serde(default)]
+    canary: bool,
+    #[serde(default)]
+    interfaces: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Driver {
+    Sim,
+    LinuxTc,
+    SonicConfigdb,
+}
+
+/// `fabric`: reads the topology's file, relative to this one.
+pub(super) fn read(
+    root: &Table,
+    report: &mut Report<'_>,
+    fabric: impl FnOnce(&Path) -> Result<FabricFile, super::ConfigErrors>,
+) -> Option<ControllerFile> {
+    let Some(object) = section::<Controller>(root, "controller", report) else {
+        report.file("the section [controller] is missing", "add [controller] with `topology`");
+        return None;
+    };
+    let controller = object.value.as_ref()?;
+    times(&object, controller, report);
+    let fabric = match fabric(&controller.topology) {
+        Ok(fabric) => fabric,
+        Err(errors) => {
+            let first = errors.0.first().map(ToString::to_string).unwrap_or_default();
+            let problem = format!("`topology`: {} mistakes, the first: {first}", errors.0.len());
+            report.at(&object, "topology", problem, "correct that file");
+            return None;
+        }
+    };
+    let tls = section::<TlsFiles>(root, "tls", report).and_then(|tls| tls.value);
+    let binding = binding(root, &fabric, report);
+    let store = store(root, report);
+    let mut switches = BTreeMap::new();
+    for object in list::<Switch>(root, "switch", report) {
+        if let Some((node, switch)) = switch(&object, &fabric.topology, report)
+            && switches.insert(node, switch).is_some()
+        {
+            report.at(&object, "name", "a second table for this switch", "write one");
+        }
+    }
+    let topology = &fabric.topology;
+    for layer in 1..topology.layers() {
+        for node in topology.layer(layer).filter(|node| !switches.contains_key(node)) {
+            let problem = format!("no [[switch]] for `{}` of the topology", topology.name(node));
+            report.file(problem, "add one, with its driver");
+        }
+    }
+    Some(ControllerFile {
+        name: controller.name.clone(),
+        interval_ms: controller.interval_ms,
+        report_ms: controller.report_ms,
+        answer_ms: controller.answer_ms,
+        verify_every: controller.verify_every,
+        socket: controller.socket.clone(),
+        agents: controller.agents,
+        advertise: controller.advertise.clone(),
+        page: controller.page,
+        store: store?,
+        binding: binding?,
+        tls,
+        switches,
+        fabric,
+    })
+}
+
+fn times(object: &Object<'_, Controller>, controller: &Controller, report: &mut Report<'_>) {
+    let bounds = [
+        ("interval_ms", controller.interval_ms, 100, 60_000),
+        ("report_ms", controller.report_ms, 50, controller.interval_ms),
+        ("answer_ms", controller.answer_ms, 10, 60_000),
+    ];
+    for (key, value, least, most) in bounds {
+        if !(least..=most).contains(&value) {
+            let problem = format!("`{key}`: {value} ms");
+            report.at(object, key, problem, format!("write {least} to {most}"));
+        }
+    }
+}
+
+fn store(root: &Table, report: &mut Report<'_>) -> Option<StoreFile> {
+    let object = section::<StoreTable>(root, "store", report)?;
+    let table = object.value.as_ref()?;
+    match (&table.path, table.endpoints.is_empty()) {
+        (Some(path), true) => Some(StoreFile::File(path.clone())),
+        (None, false) => {
+            let (endpoints, tls) = (table.endpoints.clone(), table.tls.clone());
+            Some(StoreFile::Etcd { endpoints, tls })
+        }
+        _ => {
+            let problem = "a store is a file or etcd";
+            report.at(&object, "path", problem, "write `path`, or `endpoints`");
+            None
+        }
+    }
+}
+
+fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option<Settings> {
+    let given = section::<BindingTable>(root, "binding", report);
+    let default = BindingTable::default();
+    let table = match &given {
+        Some(object) => object.value.as_ref()?,
+        None => &default,
+    };
+    let mode = match table.map {
+        Map::Static => Mode::StaticMap,
+        Map::PerPort => Mode::PerPortMap,
+        Map::PerEgress => Mode::PerEgressMap,
+    };
+    let mut wrong = |key: &str, problem: String, remedy: &str| match &given {
+        Some(object) => report.at(object, key, problem, remedy),
+        None => report.file(problem, remedy),
+    };
+    let palette = match Palette::without(&table.reserved_code_points) {
+        Ok(palette) => palette,
+        Err(error) => {
+            wrong("reserved_code_points", error.to_string(), "reserve fewer");
+            return None;
+        }
+    };
+    if table.drain_ms > 10_000 {
+        wrong("drain_ms", format!("`drain_ms`: {}", table.drain_ms), "write 0 to 10000");
+    }
+    let queues = u8::try_from(fabric.policy.queues).unwrap_or(u8::MAX);
+    Some(Settings {
+        queues,
+        palette,
+        drain: Nanos::from_millis(table.drain_ms),
+        hold: table.hold,
+        hysteresis_permille: 1000 + 10 * table.hysteresis_pct.min(1000),
+        ..Settings::new(mode)
+    })
+}
+
+fn switch(
+    object: &Object<'_, Switch>,
+    topology: &Topology,
+    report: &mut Report<'_>,
+) -> Option<(NodeId, SwitchFile)> {
+    let table = object.value.as_ref()?;
+    let Some(node) = topology.find(&table.name).filter(|node| !topology.is_server(*node)) else {
+        let problem = format!("the topology has no switch `{}`", table.name);
+        report.at(object, "name", problem, "correct the name");
+        return None;
+    };
+    let driver = match (table.driver, &table.address) {
+        (Driver::Sim, _) => DriverFile::Sim,
+        (Driver::LinuxTc, _) => DriverFile::LinuxTc { netns: table.netns.clone() },
+        (Driver::SonicConfigdb, Some(address)) => DriverFile::Sonic { address: address.clone() },
+        (Driver::SonicConfigdb, None) => {
+            report.at(object, "address", "`address` is missing", "write where its redis is");
+            return None;
+        }
+    };
+    let mut interfaces = BTreeMap::new();
+    let near: BTreeMap<String, NodeId> = (topology.down(node).map(|link| topology.child(link)))
+        .chain(topology.up(node).map(|link| topology.parent(link)))
+        .map(|far| (topology.name(far).to_string(), far))
+        .collect();
+    for (name, list) in &table.interfaces {
+        match near.get(name) {
+            Some(far) if !list.is_empty() => drop(interfaces.insert(*far, list.clone())),
+            Some(_) => report.at(object, "interfaces", format!("none to `{name}`"), "name one"),
+            None => {
+                let problem = format!("no link to `{name}`");
+                report.at(object, "interfaces", problem, "name neighbours in the topology");
+            }
+        }
+    }
+    for (name, far) in &near {
+        // In memory any name will do.
+        if driver == DriverFile::Sim {
+            interfaces.entry(*far).or_insert_with(|| vec![name.clone()]);
+        } else if !interfaces.contains_key(far) {
+            let problem = format!("no interface to `{name}`");
+            report.at(object, "interfaces", problem, "name it");
+        }
+    }
+    Some((node, SwitchFile { driver, canary: table.canary, interfaces }))
+}

@@ -1,0 +1,266 @@
+//! What people and programs are shown, as JSON: the same for the command line and the page.
+//!
+//! Rates are bit/s, shares 1/1000 where a name ends in `permille`, times milliseconds.
+
+use std::collections::BTreeMap;
+
+use penstock_fabric::ledger::Service;
+use penstock_fabric::queue_binding::Port;
+use penstock_fabric::tenant_placement::{Tenant, TenantSlot};
+use penstock_fabric::topology::{LinkId, NodeId};
+use serde_json::{Value, json};
+
+use crate::agents::Registry;
+use crate::events::now_ms;
+use crate::leader::Leader;
+
+/// The controller itself.
+#[must_use]
+pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -> Value {
+    let (last, counts) = (leader.last(), hosts.counts());
+    let topology = leader.fabric().topology();
+    let out_of_date: Vec<String> =
+        leader.crew().out_of_date().iter().map(|n| topology.name(*n).to_string()).collect();
+    json!({
+        "name": name,
+        "leads": true,
+        "mode": leader.mode(),
+        "stamp": leader.stamp(),
+        "interval_ms": interval_ms,
+        "now_ms": now_ms(),
+        "tenants": leader.fabric().tenants().count(),
+        "with_queues": leader.fabric().binding().bound().count(),
+        "servers": topology.servers(),
+        "hosts_connected": hosts.connected_count(),
+        "switches": leader.crew().switches().len(),
+        "out_of_date": out_of_date,
+        "worst_weight_error_ppm": leader.fabric().binding().worst_error_ppm(),
+        "last_interval": {
+            "number": last.interval,
+            "hosts_heard": last.hosts_heard,
+            "promoted": last.promoted,
+            "demoted": last.demoted,
+            "without_code_point": last.without_code_point,
+            "steps": last.steps,
+            "taken_back": last.taken_back,
+            "failed": last.failed,
+            "drifted": last.drifted,
+            "decided_in_us": u64::try_from(last.decided_in.as_micros()).unwrap_or(u64::MAX),
+            "took_us": u64::try_from(last.took.as_micros()).unwrap_or(u64::MAX),
+        },
+        "agents": {
+            "sessions": counts.sessions,
+            "refused": counts.refused,
+            "reports": counts.reports,
+            "applied": counts.applied,
+            "failed": counts.failed,
+        },
+    })
+}
+
+/// Servers, switches and links, with what is reserved and used.
+#[must_use]
+pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
+    let fabric = leader.fabric();
+    let (topology, ledger) = (fabric.topology(), fabric.datacenter().ledger());
+    let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer)).map(|node| {
+        let name = topology.name(node).to_string();
+        let server = topology.is_server(node);
+        let service = match ledger.service(node) {
+            Service::In => "in",
+            Service::Drained => "drained",
+            Service::Failed => "failed",
+        };
+        let up_to_date = !leader.crew().out_of_date().contains(&node);
+        let switch = leader.crew().switches().get(&node);
+        json!({
+            "name": name,
+            "layer": topology.layer_of(node),
+            "kind": if server { "server" } else { "switch" },
+            "driver": switch.map(|switch| switch.driver.kind()),
+            "service": service,
+            "connected": if server { hosts.has(&name).is_some() } else { up_to_date },
+            "up_to_date": up_to_date,
+            "slots": if server { topology.slots(node) } else { 0 },
+            "free_slots": if server { ledger.free_slots(node) } else { 0 },
+            "stamp": hosts.has(&name),
+        })
+    });
+    let used = used_by_link(leader);
+    let links = (0..topology.links()).filter_map(|at| u32::try_from(at).ok()).map(|at| {
+        let link = LinkId(at);
+        let reserved = ledger.reserved(link);
+        let (up, down) = used.get(&link).copied().unwrap_or_default();
+        json!({
+            "below": topology.name(topology.child(link)).to_string(),
+            "above": topology.name(topology.parent(link)).to_string(),
+            "rate": topology.rate(link).0,
+            "reserved_up": reserved.up.0,
+            "reserved_down": reserved.down.0,
+            "tenants": ledger.tenants(link),
+            "used_up": up,
+            "used_down": down,
+        })
+    });
+    json!({ "nodes": nodes.collect::<Vec<_>>(), "links": links.collect::<Vec<_>>() })
+}
+
+/// What was measured on servers' own links: what goes further up is not known by link.
+fn used_by_link(leader: &Leader) -> BTreeMap<LinkId, (u64, u64)> {
+    let topology = leader.fabric().topology();
+    let of_server = |(server, (sent, received)): (&NodeId, &(u64, u64))| {
+        let link = topology.up(*server).next()?;
+        Some((link, (*sent, *received)))
+    };
+    leader.used().iter().filter_map(of_server).collect()
+}
+
+fn tenant_json(leader: &Leader, name: &str, slot: TenantSlot, tenant: &Tenant) -> Value {
+    let fabric = leader.fabric();
+    let (bound, measured) = (fabric.binding().of(slot), fabric.measured(slot));
+    let total = tenant.request.hose.total();
+    let topology = fabric.topology();
+    let servers: BTreeMap<String, u32> = (tenant.placement.entry.slots.iter())
+        .map(|(server, vms)| (topology.name(*server).to_string(), *vms))
+        .collect();
+    let dscp = leader.crew().told().marks.get(&slot).copied().unwrap_or(0);
+    let away: Vec<&String> = servers
+        .keys()
+        .filter(|name| {
+            topology.find(name).is_some_and(|node| !leader.crew().reachable(fabric, node))
+        })
+        .collect();
+    json!({
+        "name": name,
+        "vms": tenant.request.hose.vms(),
+        "guarantee_send": total.up.0,
+        "guarantee_recv": total.down.0,
+        "root": topology.name(tenant.placement.root).to_string(),
+        "network": tenant.placement.has_network(),
+        "servers": servers,
+        "hosts_away": away,
+        "queue": bound.is_some(),
+        "dscp": dscp,
+        "since_interval": bound.map(|bound| bound.since),
+        "score": fabric.score(slot),
+        "payment": penstock_fabric::score::payment(&tenant.request.hose),
+        "sent": measured.sent,
+        "received": measured.received,
+        "used_permille": measured.used_permille,
+    })
+}
+
+/// All tenants, by name.
+#[must_use]
+pub fn tenants(leader: &Leader) -> Value {
+    let tenants = leader.fabric().tenants();
+    tenants.map(|(name, slot, tenant)| tenant_json(leader, name, slot, tenant)).collect()
+}
+
+/// All ports with tenants: their queues, weights and holders.
+#[must_use]
+pub fn bindings(leader: &Leader) -> Value {
+    let fabric = leader.fabric();
+    let topology = fabric.topology();
+    let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
+    let port = |node: NodeId, port: Port| {
+        let weights = fabric.binding().weights(port)?;
+        let sum: u32 = weights.weights.iter().sum();
+        let queue = |(queue, weight): (u8, &u32)| {
+            let holder = if queue == 0 { None } else { fabric.binding().holder(port, queue) };
+            json!({
+                "queue": queue,
+                "weight": weight,
+                "share_permille": u64::from(*weight) * 1000 / u64::from(sum.max(1)),
+                "tenant": holder.map(|slot| fabric.name(slot)),
+                "dscp": holder.map(|slot| fabric.dscp(slot)),
+            })
+        };
+        let far = if port.up { topology.parent(port.link) } else { topology.child(port.link) };
+        Some(json!({
+            "node": topology.name(node).to_string(),
+            "to": topology.name(far).to_string(),
+            "weight_error_ppm": weights.error_ppm,
+            "queues": (0..=u8::MAX).zip(&weights.weights).map(queue).collect::<Vec<_>>(),
+        }))
+    };
+    let ports = nodes.flat_map(|node| fabric.ports_of(node).into_iter().map(move |p| (node, p)));
+    ports.filter_map(|(node, p)| port(node, p)).collect()
+}
+
+/// The last events, the oldest first.
+#[must_use]
+pub fn events(leader: &Leader) -> Value {
+    leader.events().iter().map(|event| json!(event)).collect()
+}
+
+/// Why a tenant has what it has; `None`: there is no such tenant.
+#[must_use]
+pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
+    let fabric = leader.fabric();
+    let slot = fabric.slot(name)?;
+    let tenant = fabric.datacenter().tenant(slot)?;
+    let shown = tenant_json(leader, name, slot, tenant);
+    let mut why = Vec::new();
+    let measured = fabric.measured(slot);
+    let used = measured.used_permille;
+    if !tenant.placement.has_network() {
+        why.push(
+            "all of its VMs are on one server: no link limits it, and it needs no queue".into(),
+        );
+    } else if let Some(bound) = fabric.binding().of(slot) {
+        let (dscp, since) = (bound.dscp, bound.since);
+        why.push(format!("it has a queue on every port of its tree since interval {since} (code point {dscp}): beyond its guarantee it shares what is spare with other queues, by weight"));
+    } else {
+        why.push("it shares queue 0: its guarantee is kept by that queue's weight".to_owned());
+        why.extend(above(leader, slot));
+    }
+    why.push(format!(
+        "it used {}.{} % of its guarantee in the last interval; its smoothed score is {}",
+        used / 10,
+        used % 10,
+        fabric.score(slot)
+    ));
+    for away in shown["hosts_away"].as_array().into_iter().flatten() {
+        let away = away.as_str().unwrap_or_default();
+        why.push(format!("host {away} cannot be told: its queues stay as they are until it can"));
+    }
+    let recent: Vec<Value> =
+        leader.events().iter().filter(|e| e.subject == name).map(|e| json!(e)).collect();
+    Some(json!({ "tenant": shown, "why": why, "events": recent }))
+}
+
+/// Who has the queues that a tenant would need.
+fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
+    let fabric = leader.fabric();
+    let Some(tenant) = fabric.datacenter().tenant(slot) else { return Vec::new() };
+    let queues = fabric.binding().settings().queues;
+    let mut full = Vec::new();
+    for (link, _) in &tenant.placement.entry.links {
+        for up in [false, true] {
+            let port = Port { link: *link, up };
+            let holders: Vec<TenantSlot> =
+                (1..queues).filter_map(|queue| fabric.binding().holder(port, queue)).collect();
+            if holders.len() + 1 == usize::from(queues) {
+                let topology = fabric.topology();
+                let (below, over) = (topology.child(*link), topology.parent(*link));
+                let names: Vec<String> = holders
+                    .iter()
+                    .map(|h| format!("{} (score {})", fabric.name(*h), fabric.score(*h)))
+                    .collect();
+                let (from, to) = if up { (below, over) } else { (over, below) };
+                full.push(format!(
+                    "all queues from {} to {} are taken: {}",
+                    topology.name(from),
+                    topology.name(to),
+                    names.join(", ")
+                ));
+            }
+        }
+    }
+    if full.is_empty() {
+        full.push("no port of its tree is full: it gets a queue with the next interval, if the hosts and switches of its tree can be told and a code point is free".to_owned());
+    }
+    full.truncate(4);
+    full
+}

@@ -24,7 +24,7 @@ fn refused(text: &str) -> String {
 }
 
 fn tenants_refused(text: &str) -> String {
-    parse_tenants(text, "t.toml", &topology()).unwrap_err().to_string()
+    parse_tenants(text, "t.toml", &topology(), &[]).unwrap_err().to_string()
 }
 
 fn topology() -> Topology {
@@ -48,7 +48,8 @@ fn the_examples_are_right() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let text = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
     let file = parse_topology(&text("fabric.toml"), "fabric.toml").unwrap();
-    let tenants = parse_tenants(&text("tenants.toml"), "tenants.toml", &file.topology).unwrap();
+    let tenants =
+        parse_tenants(&text("tenants.toml"), "tenants.toml", &file.topology, &[]).unwrap();
     assert_eq!((file.topology.servers(), tenants.len()), (64, 5));
     assert_eq!((tenants[1].near.clone(), tenants[2].apart.clone()), (vec![(0, 2)], vec![(0, 0)]));
 }
@@ -94,7 +95,7 @@ fn a_wrong_topology_is_refused_whole_with_line_and_reason() {
 fn wrong_tenants_are_refused_whole_with_line_and_reason() {
     let base = "[[tenant]]\nname = \"red\"\nvms = 3\nrate = \"10M\"\nwithin = [\"rack-0\"]\n\n\
         [[tenant]]\nname = \"blue\"\nvms = 2\nsend = \"1M\"\nrecv = \"2M\"\napart = [\"red\"]\n";
-    let tenants = parse_tenants(base, "t.toml", &topology()).unwrap();
+    let tenants = parse_tenants(base, "t.toml", &topology(), &[]).unwrap();
     assert_eq!((tenants[0].request.affinity.within.len(), tenants[1].apart.len()), (1, 1));
     for (from, to, says) in [
         ("name = \"blue\"", "name = \"red\"", "the name `red` is taken"),

@@ -52,8 +52,7 @@ pub enum Command {
     /// Says what limits a port's rate now, with numbers, and who uses its core.
     Explain(ExplainArgs),
     /// The fabric: what its controller would do with a datacenter and its tenants.
-    #[command(subcommand)]
-    Controller(ControllerCommand),
+    Controller(ControllerArgs),
     /// Guests, load and endpoints for experiments.
     #[command(subcommand)]
     Lab(penstock_lab::cli::LabCommand),
@@ -297,6 +296,17 @@ pub struct ExplainArgs {
 }
 
 /// `penstock controller`.
+#[derive(Debug, Args)]
+pub struct ControllerArgs {
+    /// What.
+    #[command(subcommand)]
+    pub command: ControllerCommand,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// `penstock controller`'s commands.
 #[derive(Debug, Subcommand)]
 pub enum ControllerCommand {
     /// Says which tenant would go where, what that costs, and why others have no place.
@@ -309,6 +319,97 @@ pub enum ControllerCommand {
         --tenants examples/tenants.toml --queues 4,8 --map static-map,per-port-map"
     )]
     WhatIf(WhatIfArgs),
+    /// Runs a controller in the foreground until SIGTERM.
+    Run(ControllerRunArgs),
+    /// What a running controller is asked.
+    #[command(flatten)]
+    Ask(AskCommand),
+}
+
+/// Where the controller's socket is unless said otherwise.
+pub const DEFAULT_CONTROLLER: &str = "/run/penstock/controller.sock";
+
+/// `penstock controller run`.
+#[derive(Debug, Args)]
+pub struct ControllerRunArgs {
+    /// The controller's file: docs/controller.md.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Form of the log on standard error.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// What is logged, as in RUST_LOG, which wins.
+    #[arg(long, default_value = "info")]
+    pub log: String,
+}
+
+/// What a running controller is asked; `--socket` names another than the usual one.
+#[derive(Debug, Subcommand)]
+pub enum AskCommand {
+    /// Whether it leads, and what its last interval did.
+    Status,
+    /// Servers, switches and links, with what is reserved.
+    Topology,
+    /// Tenants, with guarantee, use, score and queue.
+    Tenants,
+    /// Which tenant has which queue of which port.
+    Bindings,
+    /// What happened last.
+    Events,
+    /// Why a tenant has what it has.
+    Explain {
+        /// The tenant.
+        tenant: String,
+    },
+    /// What the switches' queues have sent.
+    SwitchCounters,
+    /// Places, removes or grows tenants.
+    #[command(subcommand)]
+    Tenant(TenantAskCommand),
+    /// Puts a server or switch in or out of service; who is there moves.
+    Service {
+        /// Its name in the topology.
+        node: String,
+        /// What it is to be.
+        #[arg(value_parser = ["in", "drained", "failed"])]
+        service: String,
+    },
+    /// Lets controllers act, only observe, or hold queues as they are.
+    Mode {
+        /// Which.
+        #[arg(value_parser = ["active", "observe", "hold"])]
+        mode: String,
+    },
+    /// Goes back to the binding before the one in force, and holds it.
+    Revert,
+}
+
+/// `penstock controller tenant`.
+#[derive(Debug, Subcommand)]
+pub enum TenantAskCommand {
+    /// Places the tenants of a file, in its order. Exit 1 if one has no place.
+    Add {
+        /// The file: docs/fabric.md.
+        file: PathBuf,
+    },
+    /// Takes a tenant away.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+    /// Gives a tenant more VMs.
+    Grow {
+        /// Its name.
+        name: String,
+        /// How many more.
+        more: u32,
+        /// The kind of VMs, from 0.
+        #[arg(long, default_value_t = 0)]
+        class: u32,
+        /// It may be placed anew.
+        #[arg(long)]
+        may_move: bool,
+    },
 }
 
 /// A datacenter and its tenants.
@@ -327,8 +428,6 @@ pub struct FabricFiles {
 pub struct PlanArgs {
     #[command(flatten)]
     pub files: FabricFiles,
-    #[command(flatten)]
-    pub json: Json,
     /// Draw the tree, coloured by load, as SVG.
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,

@@ -65,9 +65,21 @@ pub fn refused(status: Status) -> anyhow::Error {
 /// # Errors
 /// Nobody listens there, or it is not ours to talk to: says what to do.
 pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
+    const ABSENT: &str = "the daemon is not running; start it with `systemctl start penstock` or \
+                          `penstock host run --config FILE`, or name another socket with --socket";
+    Ok(HostServiceClient::new(channel(socket, ABSENT).await?)
+        .max_decoding_message_size(REPLY_BYTES_MAX)
+        .max_encoding_message_size(REPLY_BYTES_MAX))
+}
+
+/// A connection to a unix socket; `absent` says what to do when nobody listens.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn channel(socket: &Path, absent: &str) -> anyhow::Result<Channel> {
     // Tried once by hand: a transport error of gRPC would hide which errno it was.
     if let Err(error) = UnixStream::connect(socket).await {
-        return Err(cannot_connect(socket, &error));
+        return Err(cannot_connect(socket, &error, absent));
     }
     let path: PathBuf = socket.to_owned();
     let connector = service_fn(move |_| {
@@ -76,22 +88,18 @@ pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
     });
     // The address is never looked up; gRPC wants one.
     let endpoint = Endpoint::from_static("http://penstock.invalid");
-    let channel = endpoint
+    endpoint
         .connect_with_connector(connector)
         .await
-        .map_err(|error| anyhow::anyhow!("socket {}: {error}", socket.display()))?;
-    Ok(HostServiceClient::new(channel)
-        .max_decoding_message_size(REPLY_BYTES_MAX)
-        .max_encoding_message_size(REPLY_BYTES_MAX))
+        .map_err(|error| anyhow::anyhow!("socket {}: {error}", socket.display()))
 }
 
-fn cannot_connect(socket: &Path, error: &std::io::Error) -> anyhow::Error {
+fn cannot_connect(socket: &Path, error: &std::io::Error, absent: &str) -> anyhow::Error {
     let at = socket.display();
     match error.kind() {
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => anyhow::anyhow!(
-            "socket {at}: the daemon is not running; start it with `systemctl start penstock` or \
-             `penstock host run --config FILE`, or name another socket with --socket"
-        ),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+            anyhow::anyhow!("socket {at}: {absent}")
+        }
         std::io::ErrorKind::PermissionDenied => anyhow::anyhow!(
             "socket {at}: permission denied; only the daemon's user may talk to it, use sudo"
         ),
@@ -113,8 +121,8 @@ mod tests {
     #[test]
     fn a_missing_daemon_is_named_with_the_way_to_start_it() {
         let error = std::io::Error::from(std::io::ErrorKind::NotFound);
-        let text = cannot_connect(Path::new("/run/x.sock"), &error).to_string();
-        assert!(text.starts_with("socket /run/x.sock: the daemon is not running; start it with"));
+        let text = cannot_connect(Path::new("/run/x.sock"), &error, "start it").to_string();
+        assert_eq!(text, "socket /run/x.sock: start it");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | [`mod@calibrate`] | `calibrate`: the cost model, measured and written |
 //! | [`mod@bench`] | `bench`: benchmarks, and taking them down |
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
+//! | [`fabric`] | `controller run`: sockets, agents, page around the fabric's controller |
 //! | [`wire`], [`client`] | the gRPC types and the connection |
 //! | [`rates`], [`table`] | readings to rates, rates to text |
 //!
@@ -20,6 +21,7 @@ mod calibrate;
 mod cli;
 mod client;
 mod daemon;
+mod fabric;
 mod pairs;
 mod rates;
 mod table;
@@ -57,7 +59,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Lab(command) => penstock_lab::cli::run(command, None),
         Command::Bench(command) => bench::run(command),
         Command::Calibrate(args) => calibrate::run(args),
-        Command::Controller(command) => verbs::controller::run(&command),
+        Command::Controller(command) => verbs::controller::run(&command, socket),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
         Command::Host(HostCommand::Schema) => verbs::host::schema(),

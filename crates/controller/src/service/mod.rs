@@ -96,7 +96,7 @@ impl Controller {
         loop {
             let led = tokio::select! {
                 led = self.term() => led,
-                _ = stop.wait_for(|stop| *stop) => {
+                () = told(&mut stop) => {
                     self.step_down(String::new()).await;
                     return;
                 }
@@ -107,7 +107,7 @@ impl Controller {
             self.step_down(String::new()).await;
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
-                _ = stop.wait_for(|stop| *stop) => return,
+                () = told(&mut stop) => return,
             }
         }
     }
@@ -267,6 +267,11 @@ async fn counters(leader: &Leader) -> Value {
         all.insert(switch.driver.name().to_owned(), shown);
     }
     serde_json::json!(all)
+}
+
+/// Waits until it turns true, or nobody can turn it any more.
+async fn told(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// How waiting ended.

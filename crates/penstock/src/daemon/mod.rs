@@ -8,11 +8,11 @@
 
 mod affinity;
 mod http;
-mod logs;
+pub(crate) mod logs;
 mod metrics;
-mod notify;
+pub(crate) mod notify;
 mod rpc;
-mod socket;
+pub(crate) mod socket;
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;

@@ -34,7 +34,8 @@ pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors
     })
 }
 
-/// Reads the text of tenants of a datacenter, in the order in which they come.
+/// Reads the text of tenants of a datacenter, in the order in which they come. They may be near or
+/// apart from each other, and from those that are `known` already.
 ///
 /// # Errors
 /// As [`parse_topology`].
@@ -42,10 +43,11 @@ pub fn parse_tenants(
     text: &str,
     file: &str,
     topology: &Topology,
+    known: &[String],
 ) -> Result<Vec<TenantWish>, ConfigErrors> {
     parse(text, file, |root, report| {
         unknown_sections(root, &tenants::SECTIONS, report);
-        tenants::read(root, topology, report)
+        tenants::read(root, topology, known, report)
     })
 }
 
@@ -62,7 +64,7 @@ pub fn load_topology(path: &Path) -> Result<FabricFile, ConfigErrors> {
 /// # Errors
 /// As [`parse_tenants`]; a file that cannot be read is a mistake.
 pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>, ConfigErrors> {
-    parse_tenants(&read_file(path)?, &path.display().to_string(), topology)
+    parse_tenants(&read_file(path)?, &path.display().to_string(), topology, &[])
 }
 
 /// Reads a controller's file, and the topology that it names, relative to it.

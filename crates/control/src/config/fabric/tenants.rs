@@ -41,7 +41,8 @@ pub struct TenantWish {
     pub name: String,
     /// What it asks for; [`Affinity::near`] and [`Affinity::apart`] are empty.
     pub request: Request,
-    /// Earlier tenants, by place in the list, and the kind of domain that it shares with them.
+    /// Earlier tenants and the kind of domain that it shares with them: by place in the list of those
+    /// that were known before, followed by this file's.
     pub near: Vec<(usize, usize)>,
     /// The same of those that it shares none with.
     pub apart: Vec<(usize, usize)>,
@@ -91,14 +92,15 @@ struct Class {
 pub(super) fn read(
     root: &Table,
     topology: &Topology,
+    known: &[String],
     report: &mut Report<'_>,
 ) -> Option<Vec<TenantWish>> {
     let objects = list::<Tenant>(root, "tenant", report);
-    let mut names: HashMap<String, usize> = HashMap::new();
+    let mut names: HashMap<String, usize> = known.iter().cloned().zip(0..).collect();
     let mut wishes = Vec::new();
-    for (at, object) in objects.iter().enumerate() {
+    for (at, object) in (known.len()..).zip(&objects) {
         if let Some(name) = &object.name
-            && names.contains_key(name)
+            && names.get(name).is_some_and(|at| *at >= known.len())
         {
             let problem = format!("the name `{name}` is taken");
             report.at(object, "name", problem, "give each tenant a name of its own");

@@ -1,8 +1,9 @@
-//! `penstock controller`: what the fabric's controller would do, without a fabric.
+//! `penstock controller`: a running one, and what one would do without a fabric.
 //!
 //! Reads a datacenter and its tenants (`docs/fabric.md`), places them in the order of their file,
 //! and tells. Nothing is changed anywhere.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
@@ -12,8 +13,9 @@ use penstock_fabric::tenant_placement::{Datacenter, Policy, Refusal, Request, Te
 use penstock_fabric::topology::Topology;
 
 use super::host::mistakes;
-use crate::cli::{ControllerCommand, FabricFiles};
+use crate::cli::{ControllerArgs, ControllerCommand, DEFAULT_CONTROLLER, FabricFiles};
 
+mod ask;
 mod picture;
 mod plan;
 mod usage;
@@ -23,10 +25,20 @@ mod what_if;
 ///
 /// # Errors
 /// An output cannot be written.
-pub fn run(command: &ControllerCommand) -> Result<ExitCode> {
-    match command {
-        ControllerCommand::Plan(args) => plan::run(args),
-        ControllerCommand::WhatIf(args) => what_if::run(args),
+pub fn run(args: &ControllerArgs, socket: Option<&Path>) -> Result<ExitCode> {
+    let json = args.json;
+    match &args.command {
+        ControllerCommand::Plan(args) => plan::run(args, json),
+        ControllerCommand::WhatIf(args) => what_if::run(args, json),
+        ControllerCommand::Run(args) => crate::fabric::run(args),
+        ControllerCommand::Ask(command) => {
+            let socket = socket.unwrap_or(Path::new(DEFAULT_CONTROLLER));
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .context("runtime cannot start")?;
+            runtime.block_on(ask::run(socket, command, json))
+        }
     }
 }
 

@@ -20,14 +20,14 @@ use crate::verbs::{print, print_json};
 ///
 /// # Errors
 /// An output cannot be written.
-pub(super) fn run(args: &PlanArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &PlanArgs, json: bool) -> Result<ExitCode> {
     let Some((fabric, tenants)) = load(&args.files) else { return Ok(ExitCode::FAILURE) };
     let placed = place(fabric.topology.clone(), &fabric, fabric.policy, &tenants)?;
     if let Some(file) = &args.picture {
         let svg = picture::svg(&placed.datacenter, &fabric.name);
         fs::write(file, svg).with_context(|| format!("writing {}", file.display()))?;
     }
-    if args.json.json {
+    if json {
         print_json(&as_json(&fabric.name, &placed, &tenants))?;
     } else {
         print(&told(&placed, &tenants))?;

@@ -45,7 +45,7 @@ struct Findings {
 ///
 /// # Errors
 /// The record is wrong, a setting cannot be, or an output cannot be written.
-pub(super) fn run(args: &WhatIfArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &WhatIfArgs, json: bool) -> Result<ExitCode> {
     let Some((fabric, tenants)) = load(&args.files) else { return Ok(ExitCode::FAILURE) };
     let usage = match &args.usage {
         Some(file) => {
@@ -60,7 +60,7 @@ pub(super) fn run(args: &WhatIfArgs) -> Result<ExitCode> {
     for variant in variants(args, &fabric) {
         rows.push((variant, try_out(&fabric, &tenants, &usage, variant)?));
     }
-    if args.json.json {
+    if json {
         print_json(&rows.iter().map(|(v, f)| as_json(*v, *f)).collect::<Vec<_>>())?;
     } else {
         print(&table(&rows))?;

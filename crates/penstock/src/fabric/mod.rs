@@ -1,0 +1,203 @@
+//! `penstock controller run`: everything around [`penstock_controller`] that makes it a service.
+//!
+//! **Rule.** Order of the start: the file, logs, the socket (a second controller ends here), the
+//! addresses of agents and of the page, then the campaign and `READY=1`. SIGTERM and SIGINT end it:
+//! it gives up its lease, so that another leads at once.
+
+mod crew;
+mod tenants;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use penstock_control::config::fabric::{ControllerFile, StoreFile, TlsFiles, load_controller};
+use penstock_controller::agents::{AgentServer, Identity, Registry};
+use penstock_controller::leader::Settings;
+use penstock_controller::service::{Controller, Operator, Setup};
+use penstock_controller::store::{Embedded, Etcd, EtcdConfig, EtcdTls, Store};
+use penstock_controller::wire::v1::agent_service_server::AgentServiceServer;
+use penstock_controller::wire::v1::operator_service_server::OperatorServiceServer;
+use penstock_controller::wire::{AGENT_BYTES_MAX, OPERATOR_BYTES_MAX};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::transport::{Certificate, Identity as TlsIdentity, Server, ServerTlsConfig};
+
+use crate::cli::ControllerRunArgs;
+use crate::daemon::{logs, notify::Notifier, socket};
+
+/// Longest that ending takes.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// An agent that does not answer for so long is gone.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Runs until it is told to end.
+///
+/// # Errors
+/// The file is wrong, an address is taken, or the store cannot be opened.
+pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
+    let file = match load_controller(&args.config) {
+        Ok(file) => file,
+        Err(errors) => {
+            eprint!("{}", crate::verbs::host::mistakes(&errors));
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    logs::install(args.log_format, &args.log)?;
+    if let Some(folder) = file.socket.parent() {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("socket's folder {}", folder.display()))?;
+    }
+    let (operators, guard) = socket::take(&file.socket)?;
+    let agents = file.agents.map(listen).transpose()?;
+    let page = file.page.map(listen).transpose()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("penstock-fabric")
+        .enable_all()
+        .build()
+        .context("runtime cannot start")?;
+    let served = runtime.block_on(serve(file, operators, agents, page));
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    drop(guard);
+    served.map(|()| ExitCode::SUCCESS)
+}
+
+fn listen(address: std::net::SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address)
+        .with_context(|| format!("address {address}: cannot listen; free it or change it"))?;
+    listener.set_nonblocking(true).with_context(|| format!("address {address}"))?;
+    Ok(listener)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    std::fs::read(file).with_context(|| format!("file {}", file.display()))
+}
+
+async fn open_store(file: &StoreFile) -> Result<Arc<dyn Store>> {
+    Ok(match file {
+        StoreFile::File(path) => Arc::new(Embedded::open(path).await?),
+        StoreFile::Etcd { endpoints, tls } => {
+            let mut config = EtcdConfig::new(endpoints.clone());
+            if let Some(tls) = tls {
+                let identity = Some((read(&tls.cert)?, read(&tls.key)?));
+                config.tls = Some(EtcdTls { ca: read(&tls.ca)?, identity });
+            }
+            Arc::new(Etcd::new(&config)?)
+        }
+    })
+}
+
+fn tls(files: &TlsFiles) -> Result<ServerTlsConfig> {
+    let identity = TlsIdentity::from_pem(read(&files.cert)?, read(&files.key)?);
+    let ca = Certificate::from_pem(read(&files.ca)?);
+    Ok(ServerTlsConfig::new().identity(identity).client_ca_root(ca))
+}
+
+async fn serve(
+    file: ControllerFile,
+    operators: std::os::unix::net::UnixListener,
+    agents: Option<TcpListener>,
+    page: Option<TcpListener>,
+) -> Result<()> {
+    let notifier = Notifier::from_environment();
+    let mut term = signal(SignalKind::terminate()).context("signals cannot be handled")?;
+    let mut int = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
+    let store = open_store(&file.store).await?;
+    let hosts = Arc::new(Registry::new(Box::new(file.fabric.topology.clone())));
+    let (report_ms, tls_files) = (file.report_ms, file.tls.clone());
+    let file = Arc::new(file);
+    // What cannot be made is said now, not at the first election.
+    let crew = crew::Maker::new(Arc::clone(&file), Arc::clone(&hosts))?;
+    let controller = Controller::new(Setup {
+        name: file.name.clone(),
+        advertise: file.advertise.clone(),
+        interval: Duration::from_millis(file.interval_ms),
+        leader: Settings { verify_every: file.verify_every },
+        store,
+        hosts: Arc::clone(&hosts),
+        make: Box::new(move || crew.make().map_err(|error| format!("{error:#}"))),
+    });
+    let (stop, stopping) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(serve_operators(Arc::clone(&controller), operators, stopping.clone()));
+    if let Some(listener) = agents {
+        let identity = if tls_files.is_some() { Identity::Certificate } else { Identity::Trusted };
+        if identity == Identity::Trusted {
+            tracing::warn!("without [tls] any program on the network can say that it is a host");
+        }
+        let server = AgentServer::new(hosts, controller.leading(), identity, report_ms);
+        let tls = tls_files.as_ref().map(tls).transpose()?;
+        tasks.spawn(serve_agents(server, tls, listener, stopping.clone()));
+    }
+    // The page is served here; see `fabric::page`.
+    drop(page);
+    let running = Arc::clone(&controller).run(stopping);
+    let leads = tokio::spawn(running);
+    notifier.send("READY=1");
+    tracing::info!(name = file.name, "ready");
+    let failed = tokio::select! {
+        _ = term.recv() => None,
+        _ = int.recv() => None,
+        Some(ended) = tasks.join_next() => Some(match ended {
+            Ok(Ok(())) => anyhow::anyhow!("controller: a service ended by itself"),
+            Ok(Err(error)) => error,
+            Err(error) => anyhow::anyhow!("controller: a service broke: {error}"),
+        }),
+    };
+    notifier.send("STOPPING=1");
+    let _ = stop.send(true);
+    let _ = tokio::time::timeout(END_LIMIT, leads).await;
+    tasks.abort_all();
+    failed.map_or(Ok(()), Err)
+}
+
+async fn serve_operators(
+    controller: Arc<Controller>,
+    listener: std::os::unix::net::UnixListener,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    listener.set_nonblocking(true).context("socket")?;
+    let listener = tokio::net::UnixListener::from_std(listener).context("socket")?;
+    let service = OperatorServiceServer::new(Operator::new(controller, tenants::reader()))
+        .max_decoding_message_size(OPERATOR_BYTES_MAX)
+        .max_encoding_message_size(OPERATOR_BYTES_MAX);
+    Server::builder()
+        .add_service(service)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        })
+        .await
+        .context("socket")
+}
+
+async fn serve_agents(
+    server: AgentServer,
+    tls: Option<ServerTlsConfig>,
+    listener: TcpListener,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener).context("agents' address")?;
+    let service = AgentServiceServer::new(server)
+        .max_decoding_message_size(AGENT_BYTES_MAX)
+        .max_encoding_message_size(AGENT_BYTES_MAX);
+    let mut builder = Server::builder()
+        .http2_keepalive_interval(Some(SILENCE / 2))
+        .http2_keepalive_timeout(Some(SILENCE / 2))
+        .max_concurrent_streams(4);
+    if let Some(tls) = tls {
+        builder = builder.tls_config(tls).context("[tls]")?;
+    }
+    builder
+        .add_service(service)
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        })
+        .await
+        .context("agents' address")
+}

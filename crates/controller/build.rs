@@ -13,5 +13,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptors = protox::compile([proto], ["proto"])?;
         tonic_prost_build::configure().build_server(server).compile_fds(descriptors)?;
     }
+//! Compiles gNMI's interface without `protoc`: protox parses it, tonic generates.
+const PROTO: &str = "github.com/openconfig/gnmi/proto/gnmi/gnmi.proto";
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile([PROTO], ["proto"])?;
+    // Comments of the interface are not written for rustdoc.
+    tonic_prost_build::configure().disable_comments(["."]).compile_fds(descriptors)?;
     Ok(())
 }

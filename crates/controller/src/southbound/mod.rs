@@ -20,6 +20,7 @@ use thiserror::Error;
 use crate::Stamp;
 
 mod diff;
+pub mod gnmi;
 pub mod linux_tc;
 mod sim;
 pub mod sonic;

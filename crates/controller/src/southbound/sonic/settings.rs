@@ -1,6 +1,7 @@
 //! What can be chosen about a SONiC switch.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 /// Where the switch's redis listens.
@@ -32,7 +33,7 @@ pub enum Reference {
 }
 
 /// What can be chosen about a SONiC switch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Settings {
     /// How frames come to queues.
     pub mode: MapMode,
@@ -52,5 +53,15 @@ impl Default for Settings {
         let map = (1..8).map(|queue| (queue, queue)).collect();
         let (mode, reference) = (MapMode::Static(map), Reference::Plain);
         Self { mode, reference, queues: 8, classes: 8, password: None }
+    }
+}
+
+impl fmt::Debug for Settings {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, reference, queues, classes, password: _ } = self;
+        let mut show = f.debug_struct("Settings");
+        show.field("mode", mode).field("reference", reference).field("queues", queues);
+        show.field("classes", classes).finish_non_exhaustive()
     }
 }

@@ -1,0 +1,373 @@
+//! A switch that speaks gNMI and has OpenConfig's QoS model.
+//!
+//! **Rule.** Get of `/qos`, and one Set with everything that differs, which a target does whole or
+//! not at all (gNMI specification §3.4.3). What is written is in `model`. Classification is by
+//! forwarding groups, which are the switch's, so all its ports have one map; it may change.
+//!
+//! **Stamp.** In the tree itself (`model`), so that it is there when the controller is not; gNMI
+//! has no comparison before a Set. Between Get and Set another controller is kept away by the
+//! extension MasterArbitration, election id = stamp, where the target has it; where it does not,
+//! two controllers within that moment are not told apart until the next read-back.
+//!
+//! **Weights.** 1 to 100; a queue without a weight has 1, as nothing below is in the model.
+//!
+//! Source: gNMI 0.10, `openconfig-qos`, RFC 7951. Tried against a double alone.
+
+mod leaves;
+mod model;
+mod proto;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request, Status};
+
+use super::step::agree;
+use super::{
+    Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
+};
+use crate::Stamp;
+use leaves::{Leaves, flatten, path, shown};
+use model::{Orders, Unfit};
+use proto::g_nmi_client::GNmiClient;
+use proto::get_request::DataType;
+use proto::typed_value::Value as Typed;
+use proto::{Encoding, GetRequest, SetRequest, TypedValue, Update};
+
+/// How long a connection and how long an answer may take.
+const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+/// The largest answer.
+const ANSWER_MAX: usize = 8 << 20;
+const QUEUES_MAX: u8 = 8;
+const NAME_MAX: usize = 32;
+
+/// How a connection is secured.
+#[derive(Clone)]
+pub struct Tls {
+    /// Who signs the target's certificate, PEM.
+    pub authority: String,
+    /// The name in that certificate, where it is not the address's.
+    pub name: Option<String>,
+    /// Our own certificate and key, PEM, for targets that want one.
+    pub identity: Option<(String, String)>,
+}
+
+/// What can be chosen about a gNMI target.
+#[derive(Clone)]
+pub struct Settings {
+    /// Host and port; gNMI's is 9339.
+    pub address: String,
+    /// Without it nothing is encrypted.
+    pub tls: Option<Tls>,
+    /// User and password, which go with each request; only with `tls`.
+    pub login: Option<(String, String)>,
+    /// Queues of a port that may be used, the shared one included: 2 to 8.
+    pub queues: u8,
+}
+
+impl std::fmt::Debug for Tls {
+    /// Without keys.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Settings {
+    /// Without passwords and keys.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { address, tls, login, queues } = self;
+        let login = login.as_ref().map(|(user, _)| user);
+        let mut show = f.debug_struct("Settings");
+        show.field("address", address).field("tls", tls).field("login", &login);
+        show.field("queues", queues).finish()
+    }
+}
+
+/// A gNMI target with OpenConfig's QoS model.
+#[derive(Debug)]
+pub struct GnmiSwitch {
+    name: String,
+    ports: Vec<String>,
+    settings: Settings,
+    endpoint: Endpoint,
+    login: Option<[MetadataValue<Ascii>; 2]>,
+}
+
+impl GnmiSwitch {
+    /// The target at an address; it is not asked anything yet.
+    ///
+    /// # Errors
+    /// [`DriverError::Beyond`] when a port's name is none, a certificate or address cannot be read,
+    /// or a login would go unencrypted.
+    pub fn new(name: &str, ports: &[PortInfo], settings: Settings) -> Result<Self, DriverError> {
+        let beyond = |what: String, limit: String, remedy| {
+            Err(DriverError::Beyond { switch: name.to_owned(), what, limit, remedy })
+        };
+        if !(2..=QUEUES_MAX).contains(&settings.queues) {
+            let limit = format!("2 to {QUEUES_MAX} queues");
+            return beyond(format!("{} queues", settings.queues), limit, "change its settings");
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
+        let is_name =
+            |name: &str| !name.is_empty() && name.len() <= NAME_MAX && name.chars().all(plain);
+        if let Some(wrong) = ports.iter().find(|port| !is_name(&port.name)) {
+            let limit = format!("1 to {NAME_MAX} letters, digits or . _ - / :");
+            return beyond(format!("port {:?}", wrong.name), limit, "name a port of the switch");
+        }
+        if settings.login.is_some() && settings.tls.is_none() {
+            let (what, limit) = ("a login without TLS".to_owned(), "TLS alone hides it".to_owned());
+            return beyond(what, limit, "give the authority of the target's certificate");
+        }
+        let ascii = |text: &String| {
+            let mut value = text.parse::<MetadataValue<Ascii>>().ok()?;
+            value.set_sensitive(true);
+            Some(value)
+        };
+        let login = settings.login.as_ref();
+        let login = login.map(|(user, word)| Some([ascii(user)?, ascii(word)?]));
+        if login == Some(None) {
+            let limit = "printable ASCII".to_owned();
+            return beyond("user or password".to_owned(), limit, "choose another");
+        }
+        match endpoint(&settings) {
+            Ok(endpoint) => {
+                let (name, login) = (name.to_owned(), login.flatten());
+                let ports = ports.iter().map(|port| port.name.clone()).collect();
+                Ok(Self { name, ports, settings, endpoint, login })
+            }
+            Err(error) => beyond(
+                format!("address {:?}", settings.address),
+                format!("{error:?}"),
+                "give HOST:PORT, and certificates as PEM",
+            ),
+        }
+    }
+
+    fn can(&self) -> Capabilities {
+        Capabilities {
+            queues: self.settings.queues,
+            classes: self.settings.queues,
+            weights: (1, 100),
+            remap: true,
+            fixed_map: BTreeMap::new(),
+            map_per_port: false,
+        }
+    }
+
+    fn unfit(&self, unfit: Unfit) -> DriverError {
+        let switch = self.name.clone();
+        match unfit {
+            Unfit::Foreign(path, other) => DriverError::Beyond {
+                switch,
+                what: format!("changing {path}"),
+                limit: format!("it is {other}, which is not ours"),
+                remedy: "remove it, or leave the port out",
+            },
+            Unfit::Rubbish(what, problem) => DriverError::Rubbish { switch, what, problem },
+        }
+    }
+
+    fn failed(&self, what: &str, status: &Status) -> DriverError {
+        let (switch, what) = (self.name.clone(), what.to_owned());
+        let problem = format!("{:?}: {}", status.code(), status.message());
+        match status.code() {
+            Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Cancelled
+            | Code::Unauthenticated
+            | Code::Unknown => DriverError::Unreachable { switch, problem },
+            Code::Internal | Code::OutOfRange | Code::DataLoss => {
+                DriverError::Rubbish { switch, what, problem }
+            }
+            _ => DriverError::Refused { switch, change: what, problem },
+        }
+    }
+
+    async fn connect(&self) -> Result<GNmiClient<Channel>, DriverError> {
+        let channel = self.endpoint.connect().await.map_err(|error| {
+            let problem = format!("{}: {error:?}", self.settings.address);
+            DriverError::Unreachable { switch: self.name.clone(), problem }
+        })?;
+        Ok(GNmiClient::new(channel).max_decoding_message_size(ANSWER_MAX))
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some([user, password]) = &self.login {
+            request.metadata_mut().insert("username", user.clone());
+            request.metadata_mut().insert("password", password.clone());
+        }
+        request
+    }
+
+    async fn get(
+        &self,
+        client: &mut GNmiClient<Channel>,
+        paths: &[String],
+        kind: DataType,
+    ) -> Result<Leaves, DriverError> {
+        let mut request = GetRequest {
+            path: paths.iter().map(|text| path(text)).collect(),
+            ..GetRequest::default()
+        };
+        request.set_type(kind);
+        request.set_encoding(Encoding::JsonIetf);
+        let answer = client.get(self.request(request)).await;
+        let what = paths.first().map_or("/qos", String::as_str);
+        let answer = answer.map_err(|status| self.failed(what, &status))?.into_inner();
+        let mut leaves = Leaves::new();
+        for notification in &answer.notification {
+            for update in &notification.update {
+                let at = shown(notification.prefix.as_ref(), update.path.as_ref());
+                let rubbish = |problem| self.unfit(Unfit::Rubbish(at.clone(), problem));
+                let text = match update.val.as_ref().and_then(|typed| typed.value.as_ref()) {
+                    Some(Typed::JsonIetfVal(text) | Typed::JsonVal(text)) => text,
+                    other => return Err(rubbish(format!("no JSON: {other:?}"))),
+                };
+                let value = serde_json::from_slice(text).map_err(|e| rubbish(e.to_string()))?;
+                flatten(&at, &value, &mut leaves).map_err(rubbish)?;
+            }
+        }
+        Ok(leaves)
+    }
+
+    async fn see(
+        &self,
+        client: &mut GNmiClient<Channel>,
+    ) -> Result<(Leaves, SwitchState), DriverError> {
+        let leaves = self.get(client, &["/qos".to_owned()], DataType::Config).await?;
+        let state = model::state(&leaves, &self.ports, self.settings.queues);
+        let state = state.map_err(|unfit| self.unfit(unfit))?;
+        Ok((leaves, state))
+    }
+
+    fn orders(
+        &self,
+        (leaves, state): &(Leaves, SwitchState),
+        stamp: Stamp,
+        changes: &[Change],
+    ) -> Result<Orders, DriverError> {
+        let (can, mut target) = (self.can(), state.clone());
+        changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
+        agree(&self.name, &can, &target)?;
+        let orders = model::orders(leaves, &self.ports, self.settings.queues, &target, stamp);
+        orders.map_err(|unfit| self.unfit(unfit))
+    }
+
+    async fn set(
+        &self,
+        client: &mut GNmiClient<Channel>,
+        orders: &Orders,
+        stamp: Stamp,
+    ) -> Result<(), Status> {
+        let update = |(at, value): &(String, serde_json::Value)| Update {
+            path: Some(path(at)),
+            val: Some(TypedValue { value: Some(Typed::JsonIetfVal(value.to_string().into())) }),
+            ..Update::default()
+        };
+        let request = SetRequest {
+            delete: orders.delete.iter().map(|text| path(text)).collect(),
+            update: orders.update.iter().map(update).collect(),
+            extension: vec![proto::arbitration(stamp)],
+            ..SetRequest::default()
+        };
+        client.set(self.request(request)).await.map(|_| ())
+    }
+}
+
+fn endpoint(settings: &Settings) -> Result<Endpoint, tonic::transport::Error> {
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", settings.address))?
+        .connect_timeout(TIME_MAX)
+        .timeout(TIME_MAX);
+    if let Some(Tls { authority, name, identity }) = &settings.tls {
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
+        if let Some(name) = name {
+            tls = tls.domain_name(name);
+        }
+        if let Some((certificate, key)) = identity {
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        endpoint = endpoint.tls_config(tls)?;
+    }
+    Ok(endpoint)
+}
+
+#[async_trait]
+impl SwitchDriver for GnmiSwitch {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "gnmi"
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities, DriverError> {
+        Ok(self.can())
+    }
+
+    async fn read_back(&self) -> Result<SwitchState, DriverError> {
+        let mut client = self.connect().await?;
+        Ok(self.see(&mut client).await?.1)
+    }
+
+    async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
+        let mut client = self.connect().await?;
+        let seen = self.see(&mut client).await?;
+        DriverError::fence(&self.name, seen.1.stamp, stamp)?;
+        let orders = self.orders(&seen, stamp, changes)?;
+        if orders == Orders::default() {
+            return Ok(());
+        }
+        let Err(status) = self.set(&mut client, &orders, stamp).await else { return Ok(()) };
+        // Who came between has a later stamp by now.
+        let (_, now) = self.see(&mut client).await?;
+        DriverError::fence(&self.name, now.stamp, stamp)?;
+        Err(self.failed(&orders.words().join("; "), &status))
+    }
+
+    async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError> {
+        let mut client = self.connect().await?;
+        let seen = self.see(&mut client).await?;
+        Ok(self.orders(&seen, seen.1.stamp, changes)?.words())
+    }
+
+    async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
+        let mut client = self.connect().await?;
+        let output = |port| format!("/qos/interfaces/interface[interface-id={port}]/output/queues");
+        let paths: Vec<String> = self.ports.iter().map(output).collect();
+        let leaves = self.get(&mut client, &paths, DataType::State).await?;
+        let mut all = Vec::new();
+        for (port, path) in self.ports.iter().zip(&paths) {
+            for queue in 0..self.settings.queues {
+                let state = format!("{path}/queue[name=pen-q{queue}]/state");
+                let count = |leaf: &str| {
+                    let at = format!("{state}/{leaf}");
+                    let text = leaves.get(&at).map_or("0", String::as_str);
+                    let problem = || Unfit::Rubbish(at.clone(), format!("{text:?}"));
+                    text.parse().map_err(|_| self.unfit(problem()))
+                };
+                let (packets, bytes) = (count("transmit-pkts")?, count("transmit-octets")?);
+                let dropped = count("dropped-pkts")?;
+                let port = port.clone();
+                all.push(QueueCounters { port, queue, packets, bytes, dropped });
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Orders {
+    fn words(&self) -> Vec<String> {
+        let delete = self.delete.iter().map(|path| format!("delete {path}"));
+        let update = self.update.iter().map(|(path, value)| format!("update {path} {value}"));
+        delete.chain(update).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! What a binding is in OpenConfig's QoS model.
+//!
+//! **Rule.** Queue n is `pen-qN`, as is the forwarding group in front of it. `pen-v4` and `pen-v6`
+//! classify IPv4 and IPv6: a term for each code point. A port is bound to both at its input, and to
+//! the scheduler policy `pen-PORT` at its output, whose one scheduler has an input for each queue:
+//! `qN` with its weight, or `rest-N` with 1 where it has none. The classifier `penstock-stamp`,
+//! bound nowhere, has one term, whose id is the stamp.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::leaves::{Leaves, entries, flatten};
+use crate::Stamp;
+use crate::southbound::{PortState, SwitchState};
+
+const CLASSIFIERS: &str = "/qos/classifiers/classifier";
+const STAMP: &str = "penstock-stamp";
+/// Name, type, and where a term has its code point.
+const FAMILIES: [(&str, &str, &str); 2] = [("pen-v4", "IPV4", "ipv4"), ("pen-v6", "IPV6", "ipv6")];
+
+/// Why a tree cannot be worked with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// Something stands where ours has to: the path, what it is.
+    Foreign(String, String),
+    /// A value makes no sense: where, and what.
+    Rubbish(String, String),
+}
+
+/// What to tell a target in one request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Orders {
+    pub(super) delete: Vec<String>,
+    pub(super) update: Vec<(String, Value)>,
+}
+
+fn queue_name(queue: u8) -> String {
+    format!("pen-q{queue}")
+}
+
+fn policy(port: &str) -> String {
+    format!("pen-{port}")
+}
+
+fn interface(port: &str) -> String {
+    format!("/qos/interfaces/interface[interface-id={port}]")
+}
+
+/// The path of a port's inputs, up to their key.
+fn inputs(port: &str) -> String {
+    let policy = policy(port);
+    format!(
+        "/qos/scheduler-policies/scheduler-policy[name={policy}]/schedulers/scheduler[sequence=0]\
+         /inputs/input[id="
+    )
+}
+
+fn terms(classifier: &str) -> String {
+    format!("{CLASSIFIERS}[name={classifier}]/terms/term[id=")
+}
+
+fn number<T: std::str::FromStr>(leaves: &Leaves, path: &str) -> Result<T, Unfit> {
+    let text = leaves.get(path).map_or("", String::as_str);
+    text.parse().map_err(|_| Unfit::Rubbish(path.to_owned(), format!("{text:?}")))
+}
+
+fn queue_of(leaves: &Leaves, path: &str, queues: u8) -> Result<u8, Unfit> {
+    let text = leaves.get(path).map_or("", String::as_str);
+    let queue = text.strip_prefix("pen-q").and_then(|number| number.parse().ok());
+    let queue = queue.filter(|queue| *queue < queues);
+    queue.ok_or_else(|| Unfit::Rubbish(path.to_owned(), format!("{text:?}")))
+}
+
+/// A classifier's map.
+fn map(leaves: &Leaves, name: &str, family: &str, queues: u8) -> Result<BTreeMap<u8, u8>, Unfit> {
+    let (list, mut map) = (terms(name), BTreeMap::new());
+    for id in entries(leaves, &list) {
+        let dscp = number(leaves, &format!("{list}{id}]/conditions/{family}/config/dscp"))?;
+        let to = format!("{list}{id}]/actions/config/target-group");
+        map.insert(dscp, queue_of(leaves, &to, queues)?);
+    }
+    Ok(map)
+}
+
+/// What a leaf says, if it is `ours`; nothing if it is not there.
+fn bound(leaves: &Leaves, path: &str, ours: &str) -> Result<bool, Unfit> {
+    match leaves.get(path) {
+        Some(other) if other != ours => Err(Unfit::Foreign(path.to_owned(), other.clone())),
+        other => Ok(other.is_some()),
+    }
+}
+
+fn classifier_of(port: &str, kind: &str) -> String {
+    format!("{}/input/classifiers/classifier[type={kind}]", interface(port))
+}
+
+fn policy_of(port: &str) -> String {
+    format!("{}/output/scheduler-policy", interface(port))
+}
+
+/// The decision that was carried out last.
+fn stamp(leaves: &Leaves) -> Result<Stamp, Unfit> {
+    let list = terms(STAMP);
+    let mut last = Stamp::default();
+    for id in entries(leaves, &list) {
+        let numbers = id.split_once('.');
+        let stamp = numbers.and_then(|(epoch, generation)| {
+            Some(Stamp { epoch: epoch.parse().ok()?, generation: generation.parse().ok()? })
+        });
+        let rubbish = || Unfit::Rubbish(format!("{list}{id}]"), "no stamp".to_owned());
+        last = last.max(stamp.ok_or_else(rubbish)?);
+    }
+    Ok(last)
+}
+
+/// What the tree says about these ports.
+pub(super) fn state(leaves: &Leaves, ports: &[String], queues: u8) -> Result<SwitchState, Unfit> {
+    let [v4, v6] = FAMILIES.map(|(name, _, family)| map(leaves, name, family, queues));
+    let (mut both, v6) = (v4?, v6?);
+    // What only one family has is told anew.
+    both.retain(|dscp, queue| v6.get(dscp) == Some(queue));
+    let mut state = SwitchState { stamp: stamp(leaves)?, ports: BTreeMap::new() };
+    for port in ports {
+        let mut classified = true;
+        for (name, kind, _) in FAMILIES {
+            let path = format!("{}/config/name", classifier_of(port, kind));
+            classified &= bound(leaves, &path, name)?;
+        }
+        let scheduled = format!("{}/config/name", policy_of(port));
+        let scheduled = bound(leaves, &scheduled, &policy(port))?;
+        let list = inputs(port);
+        let weight = |queue: u8| {
+            let path = format!("{list}q{queue}]/config/weight");
+            match scheduled && leaves.contains_key(&path) {
+                true => number(leaves, &path),
+                false => Ok(0),
+            }
+        };
+        let weights = (0..queues).map(weight).collect::<Result<_, _>>()?;
+        let map = if classified { both.clone() } else { BTreeMap::new() };
+        state.ports.insert(port.clone(), PortState { weights, map }.canonical());
+    }
+    Ok(state)
+}
+
+/// An entry of a list at `path`, with its key, what it is called by, and more.
+fn entry(path: String, key: &str, value: &str, mut more: Value) -> (String, Value) {
+    if let Some(members) = more.as_object_mut() {
+        let config = members.entry("config").or_insert_with(|| json!({}));
+        if let Some(config) = config.as_object_mut() {
+            config.insert(key.to_owned(), json!(value));
+        }
+        members.insert(key.to_owned(), json!(value));
+        // RFC 7951 §4: members of the outermost object name their module.
+        *members = std::mem::take(members)
+            .into_iter()
+            .map(|(name, value)| (format!("openconfig-qos:{name}"), value))
+            .collect();
+    }
+    (path, more)
+}
+
+/// Everything that has to be there for these ports.
+fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Value)> {
+    let mut all = Vec::new();
+    for name in (0..queues).map(queue_name) {
+        all.push(entry(format!("/qos/queues/queue[name={name}]"), "name", &name, json!({})));
+        let path = format!("/qos/forwarding-groups/forwarding-group[name={name}]");
+        all.push(entry(path, "name", &name, json!({"config": {"output-queue": name}})));
+    }
+    // One map for all ports: `agree` has seen to it.
+    let map = ports.first().map(|port| target.ports[port].map.clone()).unwrap_or_default();
+    for (name, kind, family) in FAMILIES {
+        let path = format!("{CLASSIFIERS}[name={name}]");
+        all.push(entry(path, "name", name, json!({"config": {"type": kind}})));
+        for (dscp, queue) in &map {
+            let more = json!({
+                "conditions": {family: {"config": {"dscp": dscp}}},
+                "actions": {"config": {"target-group": queue_name(*queue)}},
+            });
+            let path = format!("{}{dscp}]", terms(name));
+            all.push(entry(path, "id", &dscp.to_string(), more));
+        }
+    }
+    for port in ports {
+        let PortState { weights, .. } = &target.ports[port];
+        let id = "interface-id";
+        let more = json!({"interface-ref": {"config": {"interface": port}}});
+        all.push(entry(interface(port), id, port, more));
+        for (name, kind, _) in FAMILIES {
+            let path = classifier_of(port, kind);
+            all.push(entry(path, "type", kind, json!({"config": {"name": name}})));
+        }
+        if !weights.is_empty() {
+            all.extend(schedulers(port, queues, weights));
+        }
+    }
+    all
+}
+
+fn schedulers(port: &str, queues: u8, weights: &[u32]) -> Vec<(String, Value)> {
+    let name = policy(port);
+    let path = format!("/qos/scheduler-policies/scheduler-policy[name={name}]");
+    let first = json!({"openconfig-qos:sequence": 0, "openconfig-qos:config": {"sequence": 0}});
+    let mut all = vec![
+        entry(path.clone(), "name", &name, json!({})),
+        (format!("{path}/schedulers/scheduler[sequence=0]"), first),
+    ];
+    for queue in 0..queues {
+        let (id, weight) = match *weights.get(usize::from(queue)).unwrap_or(&0) {
+            0 => (format!("rest-{queue}"), 1),
+            weight => (format!("q{queue}"), weight),
+        };
+        // RFC 7951 §6.1: 64-bit numbers are text.
+        let config = json!({
+            "input-type": "QUEUE", "queue": queue_name(queue), "weight": weight.to_string(),
+        });
+        all.push(entry(format!("{}{id}]", inputs(port)), "id", &id, json!({"config": config})));
+    }
+    let path = policy_of(port);
+    all.push((path, json!({"openconfig-qos:config": {"name": name}})));
+    all
+}
+
+/// What makes the tree say `target`, whose maps are all the same, and `stamp`.
+pub(super) fn orders(
+    leaves: &Leaves,
+    ports: &[String],
+    queues: u8,
+    target: &SwitchState,
+    stamp: Stamp,
+) -> Result<Orders, Unfit> {
+    let mut wanted = wanted(ports, queues, target);
+    let id = stamp.to_string();
+    wanted.push(entry(
+        format!("{CLASSIFIERS}[name={STAMP}]"),
+        "name",
+        STAMP,
+        json!({"config": {"type": "IPV4"}}),
+    ));
+    let group = json!({"actions": {"config": {"target-group": queue_name(0)}}});
+    wanted.push(entry(format!("{}{id}]", terms(STAMP)), "id", &id, group));
+    let mut orders = Orders::default();
+    let lists = FAMILIES.map(|(name, _, _)| terms(name)).into_iter().chain([terms(STAMP)]);
+    // Where no weights are asked for, inputs that are there stay.
+    let weighed = ports.iter().filter(|port| !target.ports[*port].weights.is_empty());
+    for list in lists.chain(weighed.map(|port| inputs(port))) {
+        for id in entries(leaves, &list) {
+            let path = format!("{list}{id}]");
+            if !wanted.iter().any(|(wanted, _)| *wanted == path) {
+                orders.delete.push(path);
+            }
+        }
+    }
+    for (path, value) in wanted {
+        let mut needed = Leaves::new();
+        flatten(&path, &value, &mut needed).map_err(|e| Unfit::Rubbish(path.clone(), e))?;
+        needed.retain(|path, _| path.contains("/config/"));
+        if needed.iter().any(|(path, text)| leaves.get(path) != Some(text)) {
+            orders.update.push((path, value));
+        }
+    }
+    Ok(orders)
+}

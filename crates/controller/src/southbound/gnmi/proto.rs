@@ -1,0 +1,33 @@
+//! gNMI's messages, generated from `proto/`.
+#![allow(
+    clippy::all,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::unwrap_used,
+    dead_code,
+    deprecated,
+    missing_debug_implementations,
+    missing_docs,
+    reason = "generated"
+)]
+
+pub(super) mod gnmi_ext {
+    tonic::include_proto!("gnmi_ext");
+}
+
+mod gnmi {
+    tonic::include_proto!("gnmi");
+}
+
+pub(super) use gnmi::*;
+
+use crate::Stamp;
+
+/// Who is asked to be the master of what we write: whoever has the latest stamp.
+pub(super) fn arbitration(stamp: Stamp) -> gnmi_ext::Extension {
+    let election_id = gnmi_ext::Uint128 { high: stamp.epoch, low: stamp.generation };
+    let role = gnmi_ext::Role { id: "penstock".to_owned() };
+    let arbitration =
+        gnmi_ext::MasterArbitration { role: Some(role), election_id: Some(election_id) };
+    gnmi_ext::Extension { ext: Some(gnmi_ext::extension::Ext::MasterArbitration(arbitration)) }
+}

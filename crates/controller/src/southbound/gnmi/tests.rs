@@ -1,0 +1,155 @@
+//! The driver against a double: a target with a tree in memory, over TLS.
+
+mod target;
+
+use super::*;
+use crate::southbound::{PortState, diff};
+use target::{Fault, Target};
+
+fn stamp(generation: u64) -> Stamp {
+    Stamp { epoch: 3, generation }
+}
+
+fn changes() -> Vec<Change> {
+    let map = |port: &str| Change::Map { port: port.into(), dscp: 8, queue: 1 };
+    let weights = vec![1, 3];
+    vec![map("Ethernet1/1"), map("eth2"), Change::Weigh { port: "eth2".into(), weights }]
+}
+
+#[tokio::test]
+async fn what_was_told_is_read_back_and_twice_is_once() {
+    let target = Target::start().await;
+    let fresh = target.switch().read_back().await.expect("readable");
+    assert_eq!((fresh.stamp, fresh.ports.len()), (Stamp::default(), 2));
+    let words = target.switch().words(&changes()).await.expect("a dry run");
+    let term = "update /qos/classifiers/classifier[name=pen-v6]/terms/term[id=8] ";
+    assert!(words.iter().any(|word| word.starts_with(term)), "{words:#?}");
+    assert_eq!(target.sets(), 0, "nothing was done");
+
+    target.switch().apply(stamp(1), &changes()).await.expect("told");
+    let is = target.switch().read_back().await.expect("readable");
+    let state = |weights: &[u32]| PortState { weights: weights.into(), map: [(8, 1)].into() };
+    assert_eq!(is.stamp, stamp(1));
+    assert_eq!((&is.ports["eth2"], &is.ports["Ethernet1/1"]), (&state(&[1, 3]), &state(&[])));
+    target.switch().apply(stamp(1), &changes()).await.expect("again");
+    assert_eq!(target.sets(), 1, "there was nothing to set");
+
+    let mut wanted = is.clone();
+    for port in wanted.ports.values_mut() {
+        port.map = [(16, 2)].into();
+        port.weights = vec![0, 5];
+    }
+    target.switch().apply(stamp(2), &diff(&is, &wanted)).await.expect("told");
+    let is = target.switch().read_back().await.expect("readable");
+    assert_eq!((is.ports, is.stamp), (wanted.ports, stamp(2)));
+    let late = target.switch().apply(stamp(1), &[]).await;
+    assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");
+}
+
+#[tokio::test]
+async fn who_comes_between_reading_and_setting_prevails() {
+    let target = Target::start().await;
+    target.set_fault(Fault::Overtake(stamp(9)));
+    let late = target.switch().apply(stamp(1), &changes()).await;
+    let fenced = DriverError::Fenced { switch: "leaf1".into(), has: stamp(9), told: stamp(1) };
+    assert_eq!(late, Err(fenced));
+    assert!(target.switch().read_back().await.expect("readable").ports["eth2"].map.is_empty());
+}
+
+#[tokio::test]
+async fn one_map_for_all_ports() {
+    let target = Target::start().await;
+    let error = target.switch().apply(stamp(1), &changes()[..1]).await.expect_err("two maps");
+    assert!(error.to_string().contains("one map for all ports"), "{error}");
+}
+
+#[tokio::test]
+async fn a_refusal_changes_nothing_and_is_told() {
+    let target = Target::start().await;
+    target.set_fault(Fault::Refuse);
+    let error = target.switch().apply(stamp(1), &changes()).await.expect_err("refused");
+    assert!(matches!(error, DriverError::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("no such feature"), "{error}");
+    assert_eq!(target.switch().read_back().await.expect("readable").stamp, Stamp::default());
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_left_alone() {
+    let target = Target::start().await;
+    target.put("/qos/classifiers/classifier[name=theirs]/config/name", "theirs");
+    target.put("/qos/queues/queue[name=NC1]/config/name", "NC1");
+    let other = "/qos/interfaces/interface[interface-id=eth9]/input/classifiers\
+                 /classifier[type=IPV4]/config/name";
+    target.put(other, "theirs");
+    let before = target.leaves();
+    target.switch().apply(stamp(1), &changes()).await.expect("told");
+    let after = target.leaves();
+    assert!(before.iter().all(|(path, text)| after.get(path) == Some(text)));
+
+    target.put(&other.replace("eth9", "eth2"), "theirs");
+    let error = target.switch().apply(stamp(2), &[]).await.expect_err("theirs").to_string();
+    assert!(error.contains("interface-id=eth2") && error.contains("not ours"), "{error}");
+}
+
+#[tokio::test]
+async fn queues_are_counted() {
+    let target = Target::start().await;
+    let queue = "/qos/interfaces/interface[interface-id=eth2]/output/queues/queue[name=pen-q1]";
+    for (leaf, count) in [("transmit-pkts", "7"), ("transmit-octets", "700"), ("dropped-pkts", "3")]
+    {
+        target.put(&format!("{queue}/state/{leaf}"), count);
+    }
+    let all = target.switch().counters().await.expect("counted");
+    assert_eq!(all.len(), 16);
+    let one = all.iter().find(|c| c.port == "eth2" && c.queue == 1).expect("there");
+    assert_eq!((one.packets, one.bytes, one.dropped), (7, 700, 3));
+    target.put(&format!("{queue}/state/dropped-pkts"), "many");
+    let error = target.switch().counters().await.expect_err("rubbish").to_string();
+    assert!(error.starts_with("switch leaf1: ") && error.contains("many"), "{error}");
+}
+
+#[tokio::test]
+async fn a_wrong_password_and_a_wrong_authority_are_told() {
+    let target = Target::start().await;
+    let with = |change: fn(&mut Settings)| {
+        let mut settings = target.settings();
+        change(&mut settings);
+        GnmiSwitch::new("leaf1", &[], settings)
+    };
+    let wrong = with(|s| s.login = Some(("admin".into(), "wrong".into()))).expect("possible");
+    let error = wrong.read_back().await.expect_err("refused");
+    assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
+    assert!(!format!("{wrong:?}").contains("wrong"), "{wrong:?}");
+    let stranger = with(|s| s.tls.as_mut().expect("set").authority = target::stranger());
+    let error = stranger.expect("possible").read_back().await.expect_err("not trusted");
+    assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
+    assert!(with(|s| s.tls = None).is_err(), "a password in the clear");
+    assert!(with(|s| s.address = "no address".into()).is_err());
+    assert!(with(|s| s.queues = 1).is_err());
+}
+
+#[tokio::test]
+async fn rubbish_is_told_with_the_switchs_name_within_bounds() {
+    let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
+    let term =
+        br#"{"classifiers":{"classifier":[{"name":"pen-v4","terms":{"term":[{"id":"8"}]}}]}}"#;
+    for answer in [
+        b"not json".to_vec(),
+        deep,
+        br#"{"queues":{"queue":[{"no":"key"}]}}"#.to_vec(),
+        term.to_vec(),
+        vec![b' '; ANSWER_MAX + 1],
+    ] {
+        let target = Target::start().await;
+        let shown = String::from_utf8_lossy(&answer[..answer.len().min(30)]).into_owned();
+        target.set_fault(Fault::Answer(answer));
+        let error = target.switch().read_back().await.expect_err(&shown);
+        let text = error.to_string();
+        assert!(text.starts_with("switch leaf1: "), "{shown}: {text}");
+        assert!(matches!(error, DriverError::Rubbish { .. }), "{shown}: {text}");
+    }
+    let target = Target::start().await;
+    target.set_fault(Fault::Hang);
+    let error = target.switch().read_back().await.expect_err("no answer");
+    assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
+}

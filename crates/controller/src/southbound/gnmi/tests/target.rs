@@ -1,0 +1,219 @@
+//! A gNMI target with a tree of leaves in memory.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tonic::{Response, Streaming};
+
+use super::super::proto::g_nmi_server::{GNmi, GNmiServer};
+use super::super::proto::gnmi_ext::extension::Ext;
+use super::super::proto::{
+    CapabilityRequest, CapabilityResponse, GetResponse, Notification, SetResponse,
+    SubscribeRequest, SubscribeResponse,
+};
+use super::*;
+
+/// What goes wrong.
+#[derive(Clone)]
+pub enum Fault {
+    /// Set is refused.
+    Refuse,
+    /// Before the next Set another controller has been there with this stamp.
+    Overtake(Stamp),
+    /// Get of anything is this.
+    Answer(Vec<u8>),
+    /// Get does not end.
+    Hang,
+}
+
+#[derive(Default)]
+struct Inner {
+    leaves: Leaves,
+    fault: Option<Fault>,
+    master: Stamp,
+    sets: u32,
+}
+
+#[derive(Clone, Default)]
+struct Double(Arc<Mutex<Inner>>);
+
+/// A running target; it ends with this.
+pub struct Target {
+    double: Double,
+    address: String,
+    authority: String,
+    task: AbortHandle,
+}
+
+fn certified() -> rcgen::CertifiedKey<rcgen::KeyPair> {
+    rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate")
+}
+
+/// A certificate that signed nothing of ours.
+pub fn stranger() -> String {
+    certified().cert.pem()
+}
+
+impl Target {
+    /// On a free port, with a certificate of its own.
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let key = certified();
+        let identity = Identity::from_pem(key.cert.pem(), key.signing_key.serialize_pem());
+        let double = Double::default();
+        let service = GNmiServer::new(double.clone());
+        let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
+        let server = server.expect("a certificate").add_service(service);
+        let incoming = TcpListenerStream::new(listener);
+        let task = tokio::spawn(server.serve_with_incoming(incoming)).abort_handle();
+        let address = format!("localhost:{port}");
+        Self { double, address, authority: key.cert.pem(), task }
+    }
+
+    /// How it is reached.
+    pub fn settings(&self) -> Settings {
+        let tls = Tls { authority: self.authority.clone(), name: None, identity: None };
+        let login = Some(("admin".to_owned(), "secret".to_owned()));
+        Settings { address: self.address.clone(), tls: Some(tls), login, queues: 8 }
+    }
+
+    /// A driver of it.
+    pub fn switch(&self) -> GnmiSwitch {
+        let rate = penstock_units::BitsPerSecond(1);
+        let ports = ["Ethernet1/1", "eth2"].map(|name| PortInfo { name: name.into(), rate });
+        GnmiSwitch::new("leaf1", &ports, self.settings()).expect("good settings")
+    }
+
+    pub fn set_fault(&self, fault: Fault) {
+        self.double.0.lock().expect("no panic").fault = Some(fault);
+    }
+
+    pub fn put(&self, path: &str, text: &str) {
+        let mut inner = self.double.0.lock().expect("no panic");
+        inner.leaves.insert(path.to_owned(), text.to_owned());
+    }
+
+    pub fn leaves(&self) -> Leaves {
+        self.double.0.lock().expect("no panic").leaves.clone()
+    }
+
+    /// How many Sets were done.
+    pub fn sets(&self) -> u32 {
+        self.double.0.lock().expect("no panic").sets
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn login<T>(request: &Request<T>) -> Result<(), Status> {
+    let is = |key, value: &str| request.metadata().get(key).is_some_and(|v| v == value);
+    match is("username", "admin") && is("password", "secret") {
+        true => Ok(()),
+        false => Err(Status::unauthenticated("who are you?")),
+    }
+}
+
+impl Inner {
+    fn set(&mut self, request: &SetRequest) -> Result<(), Status> {
+        match self.fault.take() {
+            Some(Fault::Refuse) => return Err(Status::unimplemented("no such feature")),
+            Some(Fault::Overtake(stamp)) => {
+                self.master = stamp;
+                let term = format!(
+                    "/qos/classifiers/classifier[name=penstock-stamp]/terms/term[id={stamp}]"
+                );
+                self.leaves.insert(format!("{term}/config/id"), stamp.to_string());
+            }
+            other => self.fault = other,
+        }
+        let [extension] = request.extension.as_slice() else {
+            return Err(Status::invalid_argument("one extension"));
+        };
+        let Some(Ext::MasterArbitration(arbitration)) = &extension.ext else {
+            return Err(Status::invalid_argument("no arbitration"));
+        };
+        let id = arbitration.election_id.unwrap_or_default();
+        let id = Stamp { epoch: id.high, generation: id.low };
+        if id < self.master {
+            return Err(Status::permission_denied("not the master"));
+        }
+        let mut after = self.leaves.clone();
+        for gone in &request.delete {
+            let gone = format!("{}/", shown(None, Some(gone)));
+            after.retain(|path, _| !path.starts_with(&gone));
+        }
+        for update in &request.update {
+            let at = shown(None, update.path.as_ref());
+            let typed = update.val.as_ref().and_then(|typed| typed.value.clone());
+            let Some(Typed::JsonIetfVal(text)) = typed else {
+                return Err(Status::invalid_argument("no JSON"));
+            };
+            let value = serde_json::from_slice(&text);
+            let value = value.map_err(|e| Status::invalid_argument(e.to_string()))?;
+            flatten(&at, &value, &mut after).map_err(Status::invalid_argument)?;
+        }
+        (self.leaves, self.master, self.sets) = (after, id, self.sets + 1);
+        Ok(())
+    }
+}
+
+#[tonic::async_trait]
+impl GNmi for Double {
+    async fn capabilities(
+        &self,
+        _: Request<CapabilityRequest>,
+    ) -> Result<Response<CapabilityResponse>, Status> {
+        Err(Status::unimplemented("not needed"))
+    }
+
+    /// One update a leaf.
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
+        login(&request)?;
+        let (leaves, fault) = {
+            let inner = self.0.lock().expect("no panic");
+            (inner.leaves.clone(), inner.fault.clone())
+        };
+        let update = |at: &str, json: Vec<u8>| Update {
+            path: Some(path(at)),
+            val: Some(TypedValue { value: Some(Typed::JsonIetfVal(json)) }),
+            ..Update::default()
+        };
+        let updates = match fault {
+            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Answer(answer)) => vec![update("/qos", answer)],
+            _ => {
+                let asked = &request.get_ref().path;
+                let asked: Vec<String> = asked.iter().map(|p| shown(None, Some(p))).collect();
+                let is_asked = |at: &str| asked.iter().any(|path| at.starts_with(path));
+                let some = leaves.iter().filter(|(at, _)| is_asked(at));
+                some.map(|(at, text)| update(at, serde_json::json!(text).to_string().into()))
+                    .collect()
+            }
+        };
+        let notification = vec![Notification { update: updates, ..Notification::default() }];
+        Ok(Response::new(GetResponse { notification, ..GetResponse::default() }))
+    }
+
+    async fn set(&self, request: Request<SetRequest>) -> Result<Response<SetResponse>, Status> {
+        login(&request)?;
+        self.0.lock().expect("no panic").set(request.get_ref())?;
+        Ok(Response::new(SetResponse::default()))
+    }
+
+    type SubscribeStream = tokio_stream::Empty<Result<SubscribeResponse, Status>>;
+
+    async fn subscribe(
+        &self,
+        _: Request<Streaming<SubscribeRequest>>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
+        Err(Status::unimplemented("not needed"))
+    }
+}

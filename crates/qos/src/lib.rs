@@ -26,6 +26,7 @@ pub mod policing;
 pub mod shaper;
 pub mod share;
 pub mod vtrr;
+pub mod wfq;
 pub mod wheel;
 
 mod bucket;

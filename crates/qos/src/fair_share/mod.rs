@@ -24,7 +24,7 @@
 //! one of the ring, one place of the pool. Nothing is allocated after construction; a tenant or VM
 //! that comes or goes touches its own tenant.
 
-mod queue;
+pub(crate) mod queue;
 mod rounds;
 
 use penstock_units::{Nanos, Weight};

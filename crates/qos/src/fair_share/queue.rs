@@ -6,7 +6,7 @@ const NIL: u32 = u32::MAX;
 
 /// A frame that waits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Frame<T> {
+pub(crate) struct Frame<T> {
     pub item: T,
     pub bytes: u32,
     pub since: Nanos,
@@ -15,7 +15,7 @@ pub(super) struct Frame<T> {
 
 /// First in, first out; the frames are in a [`Pool`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     head: u32,
     tail: u32,
     pub frames: u32,
@@ -32,7 +32,7 @@ impl Queue {
 
 /// The places of all frames.
 #[derive(Clone, Debug)]
-pub(super) struct Pool<T> {
+pub(crate) struct Pool<T> {
     frames: Box<[Frame<T>]>,
     free: u32,
 }

@@ -3,6 +3,7 @@
 //! **Source.** RFC 1624 for the checksum: `HC' = ~(~HC + ~m + m')`. **Rule.** The IP header begins
 //! at byte 14: the parser took the VLAN tag off.
 
+use super::key::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN};
 use super::parse::{HeaderFlags, L3};
 
 /// Writes `dscp` (6 bits) into the IP header of `head`; ECN stays. Frames that are not IP, or too
@@ -28,9 +29,103 @@ pub fn set_dscp(head: &mut [u8], flags: HeaderFlags, dscp: u8) {
     }
 }
 
+/// A head from its `EtherType` on moved to where it is without a tag, and whether it is IP. One
+/// 802.1Q tag is passed over, as the parser does it.
+fn ip_of(head: &[u8]) -> Option<(usize, HeaderFlags)> {
+    let ethertype = |at: usize| -> Option<u16> {
+        Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]))
+    };
+    let tag = if ethertype(L3 - 2)? == ETHERTYPE_VLAN { 4 } else { 0 };
+    match ethertype(L3 - 2 + tag)? {
+        ETHERTYPE_IPV4 => Some((tag, HeaderFlags::IPV4)),
+        ETHERTYPE_IPV6 => Some((tag, HeaderFlags::IPV6)),
+        _ => None,
+    }
+}
+
+/// The code point of a frame that begins with `head`, tagged or not; 0 of one that is not IP.
+#[inline]
+pub(crate) fn dscp_of(head: &[u8]) -> u8 {
+    let Some((tag, flags)) = ip_of(head) else { return 0 };
+    let Some(&[first, second]) = head.get(L3 + tag..L3 + tag + 2).and_then(|h| h.first_chunk())
+    else {
+        return 0;
+    };
+    if flags.has(HeaderFlags::IPV4) { second >> 2 } else { (first & 0xf) << 2 | second >> 6 }
+}
+
+/// Writes `dscp` into a frame that begins with `head`, tagged or not; what was there before.
+/// `None`: it is not IP, or ends in its header, and was left alone.
+#[inline]
+pub(crate) fn mark(head: &mut [u8], dscp: u8) -> Option<u8> {
+    let (tag, flags) = ip_of(head)?;
+    let before = dscp_of(head);
+    if head.len() < tag + L3 + 20 {
+        return None;
+    }
+    set_dscp(&mut head[tag..], flags, dscp);
+    Some(before)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A frame with a correct header, tagged if asked for, and where that begins.
+    fn ip(version: u8, tagged: bool, tos: u8) -> (Vec<u8>, usize) {
+        let mut frame = vec![2_u8; 12];
+        if tagged {
+            frame.extend([0x81, 0, 0, 100]);
+        }
+        frame.extend(if version == 4 { [8, 0] } else { [0x86, 0xdd] });
+        let at = frame.len();
+        if version == 4 {
+            frame.extend([0x45, tos, 0, 20, 1, 2, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+            let sum = checksum(&frame[at..]);
+            frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
+        } else {
+            frame.extend([0x60 | tos >> 4, tos << 4 | 0xa]);
+            frame.resize(at + 40, 7);
+        }
+        (frame, at)
+    }
+
+    #[test]
+    fn what_a_vm_set_is_overwritten_and_ecn_kept_behind_a_tag_too() {
+        for (version, tagged) in [(4, false), (4, true), (6, false), (6, true)] {
+            let (mut frame, at) = ip(version, tagged, 46 << 2 | 2);
+            let untouched = frame.clone();
+            assert_eq!(dscp_of(&frame), 46);
+            assert_eq!(mark(&mut frame, 8), Some(46));
+            assert_eq!(dscp_of(&frame), 8);
+            let tos =
+                if version == 4 { frame[at + 1] } else { frame[at] << 4 | frame[at + 1] >> 4 };
+            assert_eq!(tos, 8 << 2 | 2, "IPv{version}, tagged: {tagged}");
+            if version == 4 {
+                let sum = u16::from_be_bytes([frame[at + 10], frame[at + 11]]);
+                assert_eq!(sum, checksum(&frame[at..]));
+            } else {
+                assert_eq!(frame[at + 1] & 0xf, 0xa, "the flow label");
+            }
+            assert_eq!(mark(&mut frame, 46), Some(8));
+            assert_eq!(frame, untouched, "and back");
+        }
+    }
+
+    #[test]
+    fn what_is_not_ip_or_ends_in_its_header_is_left_alone() {
+        let (whole, _) = ip(4, true, 0);
+        let mut arp = whole.clone();
+        arp[16..18].copy_from_slice(&[8, 6]);
+        let mut twice = whole.clone();
+        twice[16..18].copy_from_slice(&[0x81, 0]);
+        for frame in [&arp[..], &twice, &whole[..30], &whole[..17], &whole[..13], &[]] {
+            let mut frame = frame.to_vec();
+            let before = frame.clone();
+            assert_eq!(mark(&mut frame, 8), None);
+            assert_eq!((dscp_of(&frame), &frame), (0, &before));
+        }
+    }
 
     /// The checksum over the whole header, its own field as zero.
     fn checksum(ip: &[u8]) -> u16 {

@@ -44,6 +44,7 @@ use crate::offload::Offload;
 
 pub use binding::Binding;
 pub use cache::CACHE_ENTRIES;
+pub(crate) use edit::{dscp_of, mark};
 pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, NO_DOMAIN, News};
 pub use key::{FlowKey, FlowMask, HashSeed};
 pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};

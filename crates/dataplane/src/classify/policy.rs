@@ -151,6 +151,10 @@ pub struct PortPolicy {
     pub share: ShareTerms,
     /// How what it sends is shaped, if it is.
     pub shape: Option<ShapeTerms>,
+    /// The code point (DSCP, 0 to 63) of what it sends, where that leaves the host.
+    pub dscp: Option<u8>,
+    /// Whether what goes to it leaves the host, and some port has a code point for that.
+    pub marks: bool,
     /// The RTP streams to it that are measured.
     pub rtp: Option<Arc<RtpStreams>>,
     /// Whether its link's load is watched, so that what goes there is counted as it is on the link.
@@ -199,6 +203,8 @@ impl PortPolicy {
             queue: None,
             share: ShareTerms::default(),
             shape: None,
+            dscp: None,
+            marks: false,
             watched: false,
             patch: None,
             relevant: FlowMask::new(&KeyFields::ALL),

@@ -8,6 +8,7 @@
 //! **Cost.** O(frames + outputs); no allocation after start.
 
 pub mod finish;
+mod mark;
 mod policing;
 pub mod rtp;
 mod waiting;
@@ -288,26 +289,49 @@ impl Egress {
                 passed.as_slice()
             }
         };
+        let dscp = if policy.marks { snapshot.port(source.0).and_then(|p| p.dscp) } else { None };
+        let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
+        let wanted = (output, policy);
+        self.pass_on(batch, source, slot, wanted, frames, snapshot, &mut delivery, touched);
+        if let Some(former) = former {
+            mark::restore(batch, frames, &former);
+        }
+        delivery
+    }
+
+    /// Frames in the output's form go into its queue, or to the port.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "the second half of `send`")]
+    fn pass_on(
+        &mut self,
+        batch: &Batch,
+        source: PortId,
+        slot: &mut PortSlot,
+        (output, policy): (u16, &PortPolicy),
+        frames: &[u8],
+        snapshot: &Snapshot,
+        delivery: &mut Delivery,
+        touched: &mut Touched,
+    ) {
         if slot
             .output
             .as_deref()
             .is_some_and(|queue| queue.takes_from(snapshot.port(source.0).map(|policy| &**policy)))
         {
-            self.enqueue(batch, source, slot, output, frames, snapshot, &mut delivery);
-            return delivery;
+            self.enqueue(batch, source, slot, output, frames, snapshot, delivery);
+            return;
         }
         if let Some(streams) = &policy.rtp {
             streams.measure(batch, frames, self.waiting.now());
         }
         if slot.queues.len() == 1 {
-            self.send_to_queue(batch, slot, output, 0, frames, &mut delivery, touched);
+            self.send_to_queue(batch, slot, output, 0, frames, delivery, touched);
         } else {
-            self.spread(batch, source, slot, output, frames, &mut delivery, touched);
+            self.spread(batch, source, slot, output, frames, delivery, touched);
         }
         if policy.watched {
             delivery.link = link_bytes(batch, frames, &delivery.outcome);
         }
-        delivery
     }
 
     /// Splits the frames over the queue pairs that are ready, each flow to one.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Offer};
 use penstock_units::Nanos;
 
+use super::lanes::Lanes;
 use super::{Order, QueueTerms, ShareTerms, Stored};
 use crate::batch::{BATCH_BYTES, FRAME_MAX};
 
@@ -32,6 +33,7 @@ pub(super) struct Next {
 pub(super) enum Line {
     Fifo(Fifo),
     Fair(Box<Fair>),
+    Wfq(Box<Lanes>),
 }
 
 impl Line {
@@ -44,6 +46,7 @@ impl Line {
                 bound: terms.bound,
             }),
             Order::FairShare => Self::Fair(Box::new(Fair::new(terms, ports, tenants))),
+            Order::Wfq => Self::Wfq(Box::new(Lanes::new(terms))),
         }
     }
 
@@ -51,6 +54,7 @@ impl Line {
         match self {
             Self::Fifo(fifo) => fifo.frames.is_empty(),
             Self::Fair(fair) => fair.share.is_empty(),
+            Self::Wfq(lanes) => lanes.len() == 0,
         }
     }
 
@@ -58,14 +62,25 @@ impl Line {
         match self {
             Self::Fifo(fifo) => fifo.frames.len(),
             Self::Fair(fair) => fair.share.len() as usize,
+            Self::Wfq(lanes) => lanes.len(),
         }
     }
 
-    /// Whether a frame of `bytes` would find room; `free` is what all queues together have.
-    pub(super) fn has_room(&self, bytes: u32, free: u64) -> bool {
+    /// Which of its queues a frame belongs to that begins with these bytes; 0 where there is one.
+    pub(super) fn class_of(&self, head: &[u8]) -> u8 {
+        match self {
+            Self::Fifo(_) | Self::Fair(_) => 0,
+            Self::Wfq(lanes) => lanes.class_of(head),
+        }
+    }
+
+    /// Whether a frame of `bytes` would find room in its queue; `free` is what all outputs together
+    /// have.
+    pub(super) fn has_room(&self, class: u8, bytes: u32, free: u64) -> bool {
         match self {
             Self::Fifo(fifo) => fifo.has_room(bytes, free),
             Self::Fair(fair) => fair.share.len() < fair.frames,
+            Self::Wfq(lanes) => lanes.has_room(class, bytes, free),
         }
     }
 
@@ -81,6 +96,7 @@ impl Line {
                 true
             }
             Self::Fair(fair) => fair.push(source, frame, now),
+            Self::Wfq(lanes) => lanes.push(frame, now),
         }
     }
 
@@ -92,6 +108,7 @@ impl Line {
                 let next = fair.share.next(now, |_, frame| lost(frame))?;
                 Some(Next { frame: next.item, since: now.saturating_sub(next.waited) })
             }
+            Self::Wfq(lanes) => lanes.pop(now, lost),
         }
     }
 
@@ -100,7 +117,7 @@ impl Line {
     pub(super) fn is_over(&self, source: u16, free: u64, now: Nanos) -> bool {
         match self {
             // It drops: nobody waits for another's ring.
-            Self::Fifo(_) => false,
+            Self::Fifo(_) | Self::Wfq(_) => false,
             Self::Fair(fair) => fair.is_over(usize::from(source), 1, free, now),
         }
     }
@@ -108,16 +125,32 @@ impl Line {
     /// Whether it has so little that more may be: half of that.
     pub(super) fn is_under(&self, source: u16, free: u64, now: Nanos) -> bool {
         match self {
-            Self::Fifo(_) => true,
+            Self::Fifo(_) | Self::Wfq(_) => true,
             Self::Fair(fair) => !fair.is_over(usize::from(source), 2, free, now),
         }
     }
 
     /// A port goes; `lost` gets its frames. First come first served keeps them: they are the
-    /// receiver's by now.
+    /// receiver's by now, and so do queues by class.
     pub(super) fn forget(&mut self, source: u16, lost: impl FnMut(Stored)) {
         if let Self::Fair(fair) = self {
             fair.leave(usize::from(source), lost);
+        }
+    }
+
+    /// Whose counters these are, if each of its queues has some.
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        match self {
+            Self::Wfq(lanes) => Some(lanes),
+            Self::Fifo(_) | Self::Fair(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(super) fn lanes_mut(&mut self) -> Option<&mut Lanes> {
+        match self {
+            Self::Wfq(lanes) => Some(lanes),
+            Self::Fifo(_) | Self::Fair(_) => None,
         }
     }
 

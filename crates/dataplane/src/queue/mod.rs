@@ -7,9 +7,12 @@
 //! worker's [`FrameStore`], the queue remembers it in its [`Order`], and a unit of the schedule,
 //! [`OUTPUT`], takes frames out when [`Pacing`] lets them go. What finds no room is dropped before
 //! it is copied; where frames are shared by [`Order::FairShare`], a VM that has too much waiting is
-//! not polled instead. **Cost.** One copy more than without, none where the port has memory;
+//! not polled instead. With [`Order::Wfq`] a frame's code point says which of a few queues it waits
+//! in (QShare §V-D). **Cost.** One copy more than without, none where the port has memory;
 //! nothing is allocated in the loop.
 
+mod classes;
+mod lanes;
 mod line;
 mod memory;
 mod output;
@@ -17,6 +20,7 @@ mod pacer;
 mod store;
 mod terms;
 
+pub use classes::{Classes, DSCPS, LaneCounters, LaneReading};
 pub(crate) use line::Source;
 pub(crate) use memory::Memory;
 pub(crate) use output::FCS;

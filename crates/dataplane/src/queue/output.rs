@@ -2,10 +2,11 @@
 
 use penstock_qos::delay::{Histogram, Variation};
 use penstock_units::Nanos;
+use std::sync::Arc;
 
 use super::line::{Line, Next};
 use super::pacer::Pacer;
-use super::{Memory, Order, Pacing, QueueTerms, Source, Stored};
+use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::PortPolicy;
 
@@ -58,6 +59,19 @@ impl OutputQueue {
         }
     }
 
+    /// What its queues count, if it has several.
+    pub(super) fn lane_counters(&self) -> Option<Arc<LaneCounters>> {
+        self.line.lanes().map(|lanes| Arc::clone(&lanes.counters))
+    }
+
+    /// The same queue, which counts there from now on.
+    pub(super) fn counting_in(mut self, counters: Arc<LaneCounters>) -> Self {
+        if let Some(lanes) = self.line.lanes_mut() {
+            lanes.counters = counters;
+        }
+        self
+    }
+
     /// Its terms.
     #[must_use]
     pub const fn terms(&self) -> &QueueTerms {
@@ -106,13 +120,33 @@ impl OutputQueue {
         source: &Source,
         now: Nanos,
     ) -> Result<(), Refused> {
-        if !self.line.has_room(batch.at(i).len, memory.free_bytes()) {
+        let class = self.line.class_of(batch.head(i));
+        let pushed = self.put(memory, batch, i, (source, class), now);
+        if pushed.is_err()
+            && let Some(lanes) = self.line.lanes()
+        {
+            lanes.counters.refused(class);
+        }
+        pushed
+    }
+
+    #[inline]
+    fn put(
+        &mut self,
+        memory: &mut Memory<'_>,
+        batch: &Batch,
+        i: usize,
+        (source, class): (&Source, u8),
+        now: Nanos,
+    ) -> Result<(), Refused> {
+        if !self.line.has_room(class, batch.at(i).len, memory.free_bytes()) {
             return Err(Refused::Full);
         }
         if self.is_empty() {
             self.pacer.was_empty(now);
         }
-        let frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
+        let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
+        frame.class = class;
         if self.line.push(source, frame, now) {
             return Ok(());
         }
@@ -163,6 +197,9 @@ impl OutputQueue {
             }
             self.head = None;
             self.pacer.went(now, frame.len);
+            if let Some(lanes) = self.line.lanes() {
+                lanes.counters.went(&frame);
+            }
             let waited = now.saturating_sub(since);
             self.delays.record(waited);
             self.variation.record(waited);
@@ -220,16 +257,23 @@ impl OutputQueue {
     pub(crate) fn clear(&mut self, memory: &mut Memory<'_>, now: Nanos, mut lost: impl FnMut(u16)) {
         while self.due(memory, now, &mut lost).is_some() {
             if let Some(head) = self.head.take() {
+                if let Some(lanes) = self.line.lanes() {
+                    lanes.counters.lost(&head.frame);
+                }
                 memory.release(&head.frame);
                 lost(head.frame.source);
             }
         }
     }
 
-    /// The sources' weights may have changed, and its pacing is this from now on. A pacing of
-    /// another kind takes another queue, and changes nothing here.
-    pub(crate) fn change(&mut self, pacing: Pacing) {
+    /// The sources' weights may have changed, and its pacing and classes are these from now on;
+    /// what waits stays where it is. A pacing of another kind takes another queue, and changes
+    /// nothing here.
+    pub(crate) fn change(&mut self, pacing: Pacing, classes: Arc<Classes>) {
         self.line.changed();
+        if let Some(lanes) = self.line.lanes_mut() {
+            lanes.change(classes);
+        }
         if pacing != self.terms.pacing && self.pacer.change(pacing) {
             self.terms.pacing = pacing;
         }

@@ -43,6 +43,8 @@ pub struct Stored {
     tci: u16,
     /// Whether its bytes carry the tag.
     tagged: bool,
+    /// Its queue at an output that has several.
+    pub(super) class: u8,
     /// The port it came from.
     pub source: u16,
 }
@@ -135,7 +137,7 @@ impl FrameStore {
         self.write(batch, i, first);
         let (hash, offload, tci, tagged) = (frame.hash, frame.offload, frame.tci, frame.tagged);
         let at = At::Cells(first);
-        Some(Stored { at, len: frame.len, hash, offload, tci, tagged, source })
+        Some(Stored { at, len: frame.len, hash, offload, tci, tagged, class: 0, source })
     }
 
     fn write(&mut self, batch: &Batch, i: usize, first: u32) {

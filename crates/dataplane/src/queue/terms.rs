@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
-use super::OutputQueue;
+use super::{Classes, LaneCounters, OutputQueue};
 
 /// Who of those that wait goes next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,9 @@ pub enum Order {
     /// Tenants by weight, then their VMs, then frames (FS-VDE §4.1). Who has too much waiting is
     /// not polled until there is room.
     FairShare,
+    /// A few queues by weight, each first come first served; which is a frame's, its code point
+    /// says ([`Classes`]). What finds no room is dropped.
+    Wfq,
 }
 
 impl Order {
@@ -25,7 +28,14 @@ impl Order {
         match self {
             Self::Fifo => "fifo",
             Self::FairShare => "fair-share",
+            Self::Wfq => "wfq",
         }
+    }
+
+    /// Whether what waits has had its senders' turn, and is theirs to pay for.
+    #[must_use]
+    pub const fn is_shared(self) -> bool {
+        !matches!(self, Self::Fifo)
     }
 }
 
@@ -66,10 +76,11 @@ pub struct QueueTerms {
     pub order: Order,
     /// When.
     pub pacing: Pacing,
-    /// How much may wait: of each VM with [`Order::FairShare`], of all together with
-    /// [`Order::Fifo`].
+    /// How much may wait: of each VM with [`Order::FairShare`], in each queue with [`Order::Wfq`],
+    /// of all together with [`Order::Fifo`].
     pub bound: Bound,
-    /// Frames that wait at most, of all together.
+    /// Frames that wait at most, of all together; with [`Order::Wfq`] no queue has more of them
+    /// than are free.
     pub frames: u32,
 }
 
@@ -88,6 +99,8 @@ pub struct ShareTerms {
 pub struct QueueHome {
     terms: QueueTerms,
     pacing: Mutex<Pacing>,
+    classes: Mutex<Arc<Classes>>,
+    lanes: Option<Arc<LaneCounters>>,
     queue: Mutex<Option<Box<OutputQueue>>>,
 }
 
@@ -95,9 +108,49 @@ impl QueueHome {
     /// A queue for `ports` sources of `tenants` tenants, empty.
     #[must_use]
     pub fn new(terms: QueueTerms, ports: usize, tenants: usize) -> Arc<Self> {
+        Self::in_place_of(None, terms, ports, tenants)
+    }
+
+    /// The same, and its queues of [`Order::Wfq`] go on with the counters of those of `old`, if
+    /// that has such.
+    #[must_use]
+    pub fn in_place_of(
+        old: Option<&Self>,
+        terms: QueueTerms,
+        ports: usize,
+        tenants: usize,
+    ) -> Arc<Self> {
         let queue = OutputQueue::new(terms, ports, tenants);
-        let pacing = Mutex::new(terms.pacing);
-        Arc::new(Self { terms, pacing, queue: Mutex::new(Some(Box::new(queue))) })
+        let lanes = queue.lane_counters();
+        let kept = old.and_then(|old| old.lanes.clone()).filter(|_| lanes.is_some());
+        let queue = match &kept {
+            Some(kept) => queue.counting_in(Arc::clone(kept)),
+            None => queue,
+        };
+        Arc::new(Self {
+            terms,
+            pacing: Mutex::new(terms.pacing),
+            classes: Mutex::default(),
+            lanes: kept.or(lanes),
+            queue: Mutex::new(Some(Box::new(queue))),
+        })
+    }
+
+    /// The classes of a [`Order::Wfq`] output from the next snapshot on; nothing to others.
+    pub fn set_classes(&self, classes: Arc<Classes>) {
+        *self.classes.lock().unwrap_or_else(PoisonError::into_inner) = classes;
+    }
+
+    /// The classes in use, or as of the next snapshot.
+    #[must_use]
+    pub fn classes(&self) -> Arc<Classes> {
+        Arc::clone(&self.classes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What the queues of a [`Order::Wfq`] output counted; `None` of others.
+    #[must_use]
+    pub fn lanes(&self) -> Option<&LaneCounters> {
+        self.lanes.as_deref()
     }
 
     /// Whether this queue can go on under `terms`: only the rate differs.

@@ -1,9 +1,10 @@
 //! Queues over both kinds of memory: order, bounds, and that no frame and no buffer is lost.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use penstock_qos::fair_share::{Bound, Excess};
-use penstock_units::{BitsPerSecond, Cycles, Nanos};
+use penstock_units::{BitsPerSecond, Cycles, Nanos, Weight};
 use proptest::prelude::*;
 
 use super::*;
@@ -87,12 +88,29 @@ fn source(port: u16) -> Source {
     Source { port, tenant: port % 2, share: ShareTerms::default() }
 }
 
-/// A frame that says where it came from and which one it is.
+/// A frame that says where it came from and which one it is, with a code point of its port.
 fn frame(port: u16, number: u32, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len.max(14)];
+    let mut bytes = vec![0; len.max(34)];
     bytes[..2].copy_from_slice(&port.to_be_bytes());
     bytes[2..6].copy_from_slice(&number.to_be_bytes());
+    bytes[12..15].copy_from_slice(&[8, 0, 0x45]);
+    bytes[15] = dscp_of(port) << 2;
     bytes
+}
+
+fn dscp_of(port: u16) -> u8 {
+    8 * u8::try_from(port).expect("few ports")
+}
+
+/// A queue for each of the ports 1 to 3.
+fn classes(weights: [u64; 4]) -> Arc<Classes> {
+    let mut classes = Classes::new(4);
+    for (queue, weight) in (0_u8..).zip(weights) {
+        let weight = Weight::new(weight).expect("possible");
+        classes =
+            classes.with_mapped(dscp_of(queue.into()), queue).with_weight(queue.into(), weight);
+    }
+    Arc::new(classes)
 }
 
 /// What happens next: a frame comes, time passes and what may go goes, a source leaves.
@@ -101,6 +119,7 @@ enum Step {
     Come(u16, usize),
     Go(u64),
     Leave(u16),
+    Weigh([u64; 4]),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -108,6 +127,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0..5_u16, 14..3_000_usize).prop_map(|(port, len)| Step::Come(port, len)),
         4 => (0..800_000_u64).prop_map(Step::Go),
         1 => (0..5_u16).prop_map(Step::Leave),
+        1 => proptest::array::uniform4(1..100_u64).prop_map(Step::Weigh),
     ]
 }
 
@@ -125,7 +145,8 @@ impl Bench {
     fn new(terms: QueueTerms, own: bool) -> Self {
         let memory = OwnMemory { buffers: vec![None; 24], sent: Vec::new() };
         let port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
-        let (queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
+        let (mut queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
+        queue.change(terms.pacing, classes([1; 4]));
         Self { queue, store, port, waits: BTreeMap::new(), now: Nanos(1), number: 0 }
     }
 
@@ -184,6 +205,22 @@ impl Bench {
         self.queue.forget(memory, port, |port| Self::forget_oldest(waits, port));
     }
 
+    /// What queues by class counted of the frames that came; of the others all.
+    fn counted(&self) -> u64 {
+        let Some(lanes) = self.queue.lane_counters() else { return self.number.into() };
+        let mut all = 0;
+        for (queue, port) in (0..4).zip(0..) {
+            let lane = lanes.read(queue);
+            all += lane.frames + lane.drops + lane.backlog_frames;
+            // Port 4 is not mapped: it waits in queue 0, as port 0 does.
+            let ports = if queue == 0 { vec![0, 4] } else { vec![port] };
+            let waits = ports.iter().filter_map(|port| self.waits.get(port)).map(VecDeque::len);
+            assert_eq!(lane.backlog_frames, waits.sum::<usize>() as u64);
+            assert_eq!(lane.backlog_bytes == 0, lane.backlog_frames == 0);
+        }
+        all
+    }
+
     fn free(&mut self) -> u64 {
         Memory::of(&mut self.store, &mut self.port).free_bytes()
     }
@@ -193,12 +230,13 @@ proptest! {
     #[test]
     fn no_frame_and_no_buffer_is_lost(
         steps in proptest::collection::vec(step(), 1..120),
-        fair in any::<bool>(),
+        order in 0..3_usize,
         drops in any::<bool>(),
         own in any::<bool>(),
     ) {
-        let order = if fair { Order::FairShare } else { Order::Fifo };
-        let excess = if drops || !fair { Excess::Drop } else { Excess::Hold };
+        let order = [Order::Fifo, Order::FairShare, Order::Wfq][order];
+        let holds = order == Order::FairShare && !drops;
+        let excess = if holds { Excess::Hold } else { Excess::Drop };
         let mut bench = Bench::new(terms(order, excess), own);
         let all = bench.free();
         for step in steps {
@@ -206,7 +244,12 @@ proptest! {
                 Step::Come(port, len) => bench.come(port, len),
                 Step::Go(nanos) => bench.go(nanos),
                 Step::Leave(port) => bench.leave(port),
+                Step::Weigh(weights) => {
+                    let pacing = bench.queue.terms().pacing;
+                    bench.queue.change(pacing, classes(weights));
+                }
             }
+            prop_assert_eq!(bench.counted(), u64::from(bench.number));
             let waiting: usize = bench.waits.values().map(VecDeque::len).sum();
             prop_assert_eq!(bench.queue.len(), waiting);
         }
@@ -215,7 +258,39 @@ proptest! {
         bench.queue.clear(memory, bench.now, |port| Bench::forget_oldest(waits, port));
         prop_assert!(bench.queue.is_empty() && bench.waits.values().all(VecDeque::is_empty));
         prop_assert_eq!(bench.free(), all);
+        prop_assert_eq!(bench.counted(), u64::from(bench.number));
     }
+}
+
+#[test]
+fn a_changed_map_holds_for_what_comes_and_what_waits_stays() {
+    let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false);
+    let pacing = bench.queue.terms().pacing;
+    let counters = bench.queue.lane_counters().expect("it has queues");
+    let backlog = || [0, 1, 2].map(|queue| counters.read(queue).backlog_frames);
+    (0..3).for_each(|_| bench.come(1, 100));
+    assert_eq!(backlog(), [0, 3, 0]);
+    bench.queue.change(pacing, Arc::new(Classes::new(3).with_mapped(dscp_of(1), 2)));
+    (0..2).for_each(|_| bench.come(1, 100));
+    bench.come(3, 100);
+    assert_eq!(backlog(), [1, 3, 2], "port 3 is not mapped any more");
+    // A queue that is gone sends what it has.
+    bench.queue.change(pacing, Arc::new(Classes::new(1)));
+    bench.come(1, 100);
+    assert_eq!(backlog(), [2, 3, 2]);
+    let frames: u64 = (0..40)
+        .map(|_| {
+            bench.now += Nanos(100_000);
+            let mut batch = Batch::new();
+            let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+            bench.queue.load(memory, &mut batch, (1, 32), bench.now, &mut |_| unreachable!());
+            bench.queue.sent(memory);
+            batch.len() as u64
+        })
+        .sum();
+    assert_eq!((frames, backlog()), (7, [0, 0, 0]));
+    let bytes = [0, 1, 2].map(|queue| counters.read(queue).bytes);
+    assert_eq!(bytes, [200, 300, 200]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::batch::BATCH_FRAMES;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::port::PortQueue;
-use crate::queue::{Memory, OUTPUT, Order, OutputQueue, QueueHome};
+use crate::queue::{Memory, OUTPUT, OutputQueue, QueueHome};
 use crate::schedule::{Schedule, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl<C: CycleCounter> Worker<C> {
 
     fn output_class(&self, port: PortId) -> Priority {
         match self.ports[port.index()].output.as_deref().map(|queue| queue.terms().order) {
-            Some(Order::FairShare) => Priority::FIRST,
+            Some(order) if order.is_shared() => Priority::FIRST,
             _ => self.class(port),
         }
     }
@@ -208,7 +208,7 @@ impl<C: CycleCounter> Worker<C> {
 
     fn is_shared(&self, port: PortId) -> Option<bool> {
         let queue = self.ports[port.index()].output.as_deref()?;
-        Some(queue.terms().order == Order::FairShare)
+        Some(queue.terms().order.is_shared())
     }
 
     /// The same without a look at its cycles.
@@ -358,8 +358,10 @@ impl<C: CycleCounter> Worker<C> {
             _ => false,
         };
         if same {
-            if let Some(queue) = self.ports[port.index()].output.as_deref_mut() {
-                queue.change(wanted.as_ref().map_or(queue.terms().pacing, |home| home.pacing()));
+            if let (Some(queue), Some(home)) =
+                (self.ports[port.index()].output.as_deref_mut(), &wanted)
+            {
+                queue.change(home.pacing(), home.classes());
             }
             return;
         }
@@ -367,7 +369,7 @@ impl<C: CycleCounter> Worker<C> {
         if let Some(home) = wanted
             && let Some(mut queue) = home.take()
         {
-            queue.change(home.pacing());
+            queue.change(home.pacing(), home.classes());
             self.ports[port.index()].output = Some(queue);
             self.outputs.homes[port.index()] = Some(home);
         }

@@ -80,6 +80,15 @@ impl Classes {
     }
 }
 
+/// Where a frame belongs among an output's queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Class {
+    /// The queue.
+    pub queue: u8,
+    /// The code point.
+    pub dscp: u8,
+}
+
 /// One queue's counters.
 #[derive(Debug, Default)]
 struct Lane {
@@ -116,8 +125,8 @@ impl Default for LaneCounters {
 }
 
 impl LaneCounters {
-    fn lane(&self, class: u8) -> &Lane {
-        &self.0[usize::from(class) % QUEUES_MAX]
+    fn lane(&self, queue: u8) -> &Lane {
+        &self.0[usize::from(queue) % QUEUES_MAX]
     }
 
     /// What a queue counted.
@@ -137,13 +146,13 @@ impl LaneCounters {
 
     /// A frame waits.
     pub(super) fn came(&self, frame: &Stored) {
-        let lane = self.lane(frame.class);
+        let lane = self.lane(frame.class.queue);
         lane.backlog_frames.add(1);
         lane.backlog_bytes.add(frame.len.into());
     }
 
     fn left(&self, frame: &Stored) -> &Lane {
-        let lane = self.lane(frame.class);
+        let lane = self.lane(frame.class.queue);
         lane.backlog_frames.sub(1);
         lane.backlog_bytes.sub(frame.len.into());
         lane
@@ -162,8 +171,8 @@ impl LaneCounters {
     }
 
     /// A frame found no room.
-    pub(super) fn refused(&self, class: u8) {
-        self.lane(class).drops.add(1);
+    pub(super) fn refused(&self, queue: u8) {
+        self.lane(queue).drops.add(1);
     }
 }
 

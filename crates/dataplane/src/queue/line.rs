@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Offer};
 use penstock_units::Nanos;
 
+use super::classes::Class;
 use super::lanes::Lanes;
 use super::{Order, QueueTerms, ShareTerms, Stored};
 use crate::batch::{BATCH_BYTES, FRAME_MAX};
@@ -66,21 +67,22 @@ impl Line {
         }
     }
 
-    /// Which of its queues a frame belongs to that begins with these bytes; 0 where there is one.
-    pub(super) fn class_of(&self, head: &[u8]) -> u8 {
+    /// Which of its queues a frame belongs to that begins with these bytes; queue 0 where there is
+    /// one.
+    pub(super) fn class_of(&mut self, head: &[u8], now: Nanos) -> Class {
         match self {
-            Self::Fifo(_) | Self::Fair(_) => 0,
-            Self::Wfq(lanes) => lanes.class_of(head),
+            Self::Fifo(_) | Self::Fair(_) => Class::default(),
+            Self::Wfq(lanes) => lanes.class_of(head, now),
         }
     }
 
     /// Whether a frame of `bytes` would find room in its queue; `free` is what all outputs together
     /// have.
-    pub(super) fn has_room(&self, class: u8, bytes: u32, free: u64) -> bool {
+    pub(super) fn has_room(&self, class: Class, bytes: u32, free: u64) -> bool {
         match self {
             Self::Fifo(fifo) => fifo.has_room(bytes, free),
             Self::Fair(fair) => fair.share.len() < fair.frames,
-            Self::Wfq(lanes) => lanes.has_room(class, bytes, free),
+            Self::Wfq(lanes) => lanes.has_room(class.queue, bytes, free),
         }
     }
 

@@ -4,6 +4,7 @@ use penstock_qos::delay::{Histogram, Variation};
 use penstock_units::Nanos;
 use std::sync::Arc;
 
+use super::classes::Class;
 use super::line::{Line, Next};
 use super::pacer::Pacer;
 use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
@@ -120,12 +121,12 @@ impl OutputQueue {
         source: &Source,
         now: Nanos,
     ) -> Result<(), Refused> {
-        let class = self.line.class_of(batch.head(i));
+        let class = self.line.class_of(batch.head(i), now);
         let pushed = self.put(memory, batch, i, (source, class), now);
         if pushed.is_err()
             && let Some(lanes) = self.line.lanes()
         {
-            lanes.counters.refused(class);
+            lanes.counters.refused(class.queue);
         }
         pushed
     }
@@ -136,7 +137,7 @@ impl OutputQueue {
         memory: &mut Memory<'_>,
         batch: &Batch,
         i: usize,
-        (source, class): (&Source, u8),
+        (source, class): (&Source, Class),
         now: Nanos,
     ) -> Result<(), Refused> {
         if !self.line.has_room(class, batch.at(i).len, memory.free_bytes()) {
@@ -269,10 +270,10 @@ impl OutputQueue {
     /// The sources' weights may have changed, and its pacing and classes are these from now on;
     /// what waits stays where it is. A pacing of another kind takes another queue, and changes
     /// nothing here.
-    pub(crate) fn change(&mut self, pacing: Pacing, classes: Arc<Classes>) {
+    pub(crate) fn change(&mut self, pacing: Pacing, classes: Arc<Classes>, now: Nanos) {
         self.line.changed();
         if let Some(lanes) = self.line.lanes_mut() {
-            lanes.change(classes);
+            lanes.change(classes, now);
         }
         if pacing != self.terms.pacing && self.pacer.change(pacing) {
             self.terms.pacing = pacing;

@@ -6,6 +6,7 @@
 //! Cells are given out last in, first out, so that those in use stay in the cache and memory that
 //! was never needed is never touched. **Cost.** One copy; nothing is allocated after construction.
 
+use super::classes::Class;
 use crate::batch::{Batch, BatchFull, FRAME_MAX, HEAD_COPY, Verdict};
 use crate::offload::Offload;
 use crate::port::Held;
@@ -43,8 +44,8 @@ pub struct Stored {
     tci: u16,
     /// Whether its bytes carry the tag.
     tagged: bool,
-    /// Its queue at an output that has several.
-    pub(super) class: u8,
+    /// Its queue at an output that has several, and its code point.
+    pub(super) class: Class,
     /// The port it came from.
     pub source: u16,
 }
@@ -137,7 +138,16 @@ impl FrameStore {
         self.write(batch, i, first);
         let (hash, offload, tci, tagged) = (frame.hash, frame.offload, frame.tci, frame.tagged);
         let at = At::Cells(first);
-        Some(Stored { at, len: frame.len, hash, offload, tci, tagged, class: 0, source })
+        Some(Stored {
+            at,
+            len: frame.len,
+            hash,
+            offload,
+            tci,
+            tagged,
+            class: Class::default(),
+            source,
+        })
     }
 
     fn write(&mut self, batch: &Batch, i: usize, first: u32) {

@@ -348,6 +348,7 @@ impl<C: CycleCounter> Worker<C> {
 
     /// The port's queue is the one that the snapshot names, if there is one.
     pub(super) fn place_queue(&mut self, port: PortId) {
+        let now = self.nanos();
         let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
         let owned = self.ports[port.index()].owned != 0;
         let wanted = policy.and_then(|policy| policy.queue.clone()).filter(|_| owned);
@@ -361,7 +362,7 @@ impl<C: CycleCounter> Worker<C> {
             if let (Some(queue), Some(home)) =
                 (self.ports[port.index()].output.as_deref_mut(), &wanted)
             {
-                queue.change(home.pacing(), home.classes());
+                queue.change(home.pacing(), home.classes(), now);
             }
             return;
         }
@@ -369,7 +370,7 @@ impl<C: CycleCounter> Worker<C> {
         if let Some(home) = wanted
             && let Some(mut queue) = home.take()
         {
-            queue.change(home.pacing(), home.classes());
+            queue.change(home.pacing(), home.classes(), now);
             self.ports[port.index()].output = Some(queue);
             self.outputs.homes[port.index()] = Some(home);
         }

@@ -104,6 +104,30 @@ pub struct PortStats {
     pub delays: Vec<Delays>,
     /// The RTP streams to it that its `rtp` marks.
     pub rtp: Vec<RtpStatus>,
+    /// The queues of a port with `egress = "wfq"`.
+    pub queues: Vec<QueueStatus>,
+}
+
+/// One of several queues of a port. Of the frames that came for it, `frames` left, `drops` were
+/// lost and `backlog_frames` wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct QueueStatus {
+    /// From 0, the shared one.
+    pub queue: u8,
+    /// Its weight.
+    pub weight: u16,
+    /// The code points that are its.
+    pub dscps: Vec<u8>,
+    /// Frames that left it for the port.
+    pub frames: u64,
+    /// Bytes of those, without FCS.
+    pub bytes: u64,
+    /// Frames for which it had no room, or that waited in it too long.
+    pub drops: u64,
+    /// Frames that wait in it now.
+    pub backlog_frames: u64,
+    /// Bytes of those.
+    pub backlog_bytes: u64,
 }
 
 /// Frames by a delay, in the parts of [`penstock_qos::delay_scale`].

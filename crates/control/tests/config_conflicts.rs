@@ -558,6 +558,79 @@ fn static_addresses() {
     appended(STATIC_ADDRESSES);
 }
 
+const QUEUES: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+wfq = { weights = [1, 2, 3], map = { 8 = 1 } }
+"#,
+        &["7:7: port \"vm3\": `wfq` has no effect with egress = \"fifo\"; say egress = \"wfq\", \
+                 or remove it"],
+    ),
+    (
+        r#"[[tenant]]
+name = "blue2"
+dscp = 64
+[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+queue = { excess = "hold" }
+wfq = { queues = 65, weights = [1, 2], map = { 8 = 1 } }
+"#,
+        &[
+            "3:8: tenant \"blue2\": `dscp` 64 is out of range; write a number from 0 to 63",
+            "11:20: port \"vm3\": only a `fair-share` output can hold frames in their senders' \
+                 rings; say excess = \"drop\", or egress = \"fair-share\" on a shared port",
+            "12:18: port \"vm3\": `queues` 65 is out of range; write a number from 2 to 64",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+wfq = { queues = 2, weights = [1, 2, 3], map = { 8 = 2 } }
+"#,
+        &[
+            "8:31: port \"vm3\": 3 weights are too many, there are 2 queues; remove some, or raise \
+                 `wfq.queues`",
+            "8:54: port \"vm3\": code point 8 is mapped to queue 2, which is not there; write a \
+                 queue from 0 to 1",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+wfq = { weights = [0], map = { 64 = 1 } }
+"#,
+        &[
+            "8:19: port \"vm3\": `wfq.weights`: 0 is out of range; write 1 to 10000",
+            "8:32: port \"vm3\": `wfq.map`: 64 is no code point; write a number 0 to 63",
+        ],
+    ),
+];
+
+#[test]
+fn queues_by_code_point() {
+    appended(QUEUES);
+}
+
 #[test]
 fn a_socket_path_has_107_bytes_at_most() {
     let port = |bytes: usize| {

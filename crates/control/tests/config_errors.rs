@@ -96,7 +96,7 @@ name = "h2"
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
                  worker, zero_copy, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, \
                  ingress_policy, cycles, depth, weight, priority, contract, police, receive, link, \
-                 egress, queue, shape, share, rtp"],
+                 egress, wfq, queue, shape, share, rtp"],
     ),
     (
         r#"[[port]]
@@ -189,10 +189,10 @@ type = "vhost-user"
 socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
-egress = "wfq"
+egress = "drr"
 "#,
-        &["7:10: port \"vm3\": `egress`: \"wfq\" is not in release 0.1.0; write one of fifo, \
-                 fair-share"],
+        &["7:10: port \"vm3\": `egress`: \"drr\" is unknown in release 0.1.0; write one of fifo, \
+                 fair-share, wfq"],
     ),
     (
         r#"[[port]]

@@ -275,6 +275,9 @@ pub struct StatsArgs {
     /// Print how long frames waited, and the jitter of marked RTP streams.
     #[arg(long, conflicts_with = "drops")]
     pub delays: bool,
+    /// Print the queues of ports with `egress = "wfq"`: weights, frames, drops, what waits.
+    #[arg(long, conflicts_with_all = ["drops", "delays"])]
+    pub queues: bool,
 }
 
 /// `penstock explain`.
@@ -580,6 +583,7 @@ mod tests {
             "penstock fdb flush --port vm1 --vlan 0",
             "penstock stats vm1 vm2 --drops",
             "penstock stats vm1 --delays",
+            "penstock stats up --queues",
             "penstock stats --watch 0.5",
             "penstock stats --watch",
             "penstock stats --check",

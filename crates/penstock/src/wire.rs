@@ -157,7 +157,35 @@ impl From<api::PortStats> for v1::PortStats {
             tx_drops: named(from.tx_drops),
             delays: from.delays.into_iter().map(delays).collect(),
             rtp: from.rtp.into_iter().map(rtp).collect(),
+            queues: from.queues.into_iter().map(queue).collect(),
         }
+    }
+}
+
+fn queue(from: api::QueueStatus) -> v1::PortQueue {
+    v1::PortQueue {
+        queue: from.queue.into(),
+        weight: from.weight.into(),
+        dscps: from.dscps.into_iter().map(Into::into).collect(),
+        frames: from.frames,
+        bytes: from.bytes,
+        drops: from.drops,
+        backlog_frames: from.backlog_frames,
+        backlog_bytes: from.backlog_bytes,
+    }
+}
+
+fn of_queue(from: v1::PortQueue) -> api::QueueStatus {
+    api::QueueStatus {
+        // Numbers that do not fit, of a newer daemon, are shown as the largest.
+        queue: u8::try_from(from.queue).unwrap_or(u8::MAX),
+        weight: u16::try_from(from.weight).unwrap_or(u16::MAX),
+        dscps: from.dscps.into_iter().filter_map(|dscp| u8::try_from(dscp).ok()).collect(),
+        frames: from.frames,
+        bytes: from.bytes,
+        drops: from.drops,
+        backlog_frames: from.backlog_frames,
+        backlog_bytes: from.backlog_bytes,
     }
 }
 
@@ -185,6 +213,7 @@ impl From<v1::PortStats> for api::PortStats {
             tx_drops: unnamed(from.tx_drops),
             delays: from.delays.into_iter().map(of_delays).collect(),
             rtp: from.rtp.iter().map(of_rtp).collect(),
+            queues: from.queues.into_iter().map(of_queue).collect(),
         }
     }
 }
@@ -455,6 +484,16 @@ mod tests {
                 tx_drops: vec![("ring-full".into(), 2)],
                 delays: vec![api::Delays { name: "waited".into(), counts: vec![0, 5] }],
                 rtp: vec![api::RtpStatus { udp_port: 5_004, ssrc: 7, ..Default::default() }],
+                queues: vec![api::QueueStatus {
+                    queue: 1,
+                    weight: 30,
+                    dscps: vec![8, 46],
+                    frames: 5,
+                    bytes: 500,
+                    drops: 3,
+                    backlog_frames: 2,
+                    backlog_bytes: 128,
+                }],
             }],
             workers: vec![api::WorkerStatus { id: 1, core: 3, ..Default::default() }],
             links: vec![api::LinkStatus {

@@ -31,6 +31,7 @@ mod share;
 mod source;
 mod text;
 mod vlan;
+mod wfq;
 
 pub use attachment::Attachment;
 pub use cost_model::{load_model, model_text, parse_model};
@@ -57,6 +58,7 @@ pub use share::{
     Police, Priority, Sizes, Weight,
 };
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};
+pub use wfq::{CodePoint, Wfq};
 
 /// Most `[[port]]` tables.
 pub const PORTS_MAX: usize = 1_024;

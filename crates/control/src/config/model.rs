@@ -21,6 +21,7 @@ use super::share::{
     BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
 };
 use super::vlan::{FileMode, Vlan, VlanList};
+use super::wfq::Wfq;
 
 /// A host: everything `penstock host run` needs to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -173,6 +174,11 @@ pub struct Tenant {
     /// Its weight among tenants at a `fair-share` output, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weight: Weight,
+    /// The code point (DSCP) of all IP frames of its VMs that leave by a shared port, 0 to 63,
+    /// whatever a VM set. Default: none, frames leave as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 63))]
+    pub dscp: Option<u8>,
     /// What its VMs may receive together, and each by its `share`. Default: as much as comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<Receive>,
@@ -191,6 +197,7 @@ impl Tenant {
             vlans: VlanList::default(),
             fdb_limit: default_fdb_limit(),
             weight: Weight::default(),
+            dscp: None,
             receive: None,
         }
     }
@@ -437,12 +444,16 @@ pub struct Port {
     /// Uplink: bits per second that its link carries. Default: it is not watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,
-    /// How frames towards it are ordered. Default `fifo`. `fair-share` belongs to a shared port;
-    /// with `link` it sends no faster than that.
+    /// How frames towards it are ordered. Default `fifo`. `fair-share` and `wfq` belong to a shared
+    /// port; with `link` it sends no faster than that.
     #[serde(default, skip_serializing_if = "is_default")]
     pub egress: Egress,
-    /// How much may wait for it. Default: with `egress = "fair-share"` and `shape.receive` as the
-    /// table's keys say, else nothing does.
+    /// With `egress = "wfq"`: its queues, their weights, and which code points are theirs. Default:
+    /// eight of weight 1, everything in queue 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wfq: Option<Wfq>,
+    /// How much may wait for it. Default: with `egress = "fair-share"` or `"wfq"` and
+    /// `shape.receive` as the table's keys say, else nothing does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<Queue>,
     /// Rates that what it sends and receives is delayed to. Default: none.
@@ -492,6 +503,7 @@ impl Port {
             receive: None,
             link: None,
             egress: Egress::Fifo,
+            wfq: None,
             queue: None,
             shape: None,
             share: Weight::default(),

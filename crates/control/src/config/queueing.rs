@@ -32,7 +32,8 @@ pub enum Excess {
 }
 
 /// `queue = { bytes = 262144, wait_us = 10000, frames = 4096, excess = "hold" }`: how much may wait
-/// for a port. With `egress = "fair-share"` of each VM, else of all together.
+/// for a port. With `egress = "fair-share"` of each VM, with `"wfq"` in each queue, else of all
+/// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { bytes = 262144 }")]
 pub struct Queue {
@@ -41,11 +42,12 @@ pub struct Queue {
     pub bytes: u64,
     /// Microseconds that a frame waits, 100 to 10000000: held, no more is taken while the oldest
     /// has waited so long; dropped, the oldest is. Default 10000; 1000000 where what goes there is
-    /// shaped.
+    /// shaped, and with `wfq`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,
-    /// Frames that wait, of all VMs together, 32 to 65536: some tens for each VM. Default 4096.
+    /// Frames that wait, of all VMs together, 32 to 65536: some tens for each VM. With `wfq` no
+    /// queue has more of them than are free. Default 4096.
     #[schemars(range(min = 32, max = 65_536))]
     pub frames: u32,
     /// What becomes of frames for which there is no room; `fair-share` alone can hold them. Default
@@ -114,11 +116,13 @@ impl Port {
         let shaped = self.shape.and_then(|shape| Some(shape.terms(shape.receive?)));
         let order = match self.egress {
             Egress::FairShare => Order::FairShare,
+            Egress::Wfq => Order::Wfq,
             Egress::Fifo if self.queue.is_none() && shaped.is_none() => return None,
             Egress::Fifo => Order::Fifo,
         };
         let queue = self.queue.unwrap_or_default();
-        let wait_us = queue.wait_us.unwrap_or(if shaped.is_some() { 1_000_000 } else { 10_000 });
+        let is_long = shaped.is_some() || order == Order::Wfq;
+        let wait_us = queue.wait_us.unwrap_or(if is_long { 1_000_000 } else { 10_000 });
         let excess = match (order, queue.excess) {
             (Order::FairShare, None | Some(Excess::Hold)) => QosExcess::Hold,
             _ => QosExcess::Drop,

@@ -113,11 +113,13 @@ pub enum Egress {
     Fifo,
     /// Tenants by weight, then their VMs (FS-VDE §4.1).
     FairShare,
+    /// By code point into a few queues, these by weight (QShare §V-D).
+    Wfq,
 }
 
 choice!(
     Egress,
     "Egress",
-    now ["fifo" => Fifo, "fair-share" => FairShare],
-    later ["wfq"]
+    now ["fifo" => Fifo, "fair-share" => FairShare, "wfq" => Wfq],
+    later []
 );

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_units::Nanos;
 
+use crate::api::QueueStatus;
+
 /// Seconds that are kept.
 pub(crate) const SECONDS: usize = 10;
 
@@ -18,6 +20,8 @@ pub(crate) struct PortMoment {
     pub(crate) reading: PortReading,
     /// Cycles by worker.
     pub(crate) cycles: Vec<u64>,
+    /// Its queues by class.
+    pub(crate) queues: Vec<QueueStatus>,
 }
 
 /// All counters at a moment.
@@ -61,7 +65,13 @@ impl PortMoment {
         let before = before.unwrap_or(&none);
         let old = |worker: usize| before.cycles.get(worker).copied().unwrap_or(0);
         let cycles = self.cycles.iter().enumerate();
+        let dropped = |now: &QueueStatus| {
+            let old = before.queues.iter().find(|old| old.queue == now.queue);
+            let drops = now.drops.saturating_sub(old.map_or(0, |old| old.drops));
+            QueueStatus { drops, ..now.clone() }
+        };
         Self {
+            queues: self.queues.iter().map(dropped).collect(),
             reading: self.reading.since(&before.reading),
             cycles: cycles.map(|(worker, now)| now.saturating_sub(old(worker))).collect(),
         }
@@ -96,6 +106,7 @@ mod tests {
         let moment = |batches, cycles: &[u64]| PortMoment {
             reading: PortReading { rx_batches: batches, ..PortReading::default() },
             cycles: cycles.to_vec(),
+            queues: Vec::new(),
         };
         let grown = moment(10, &[100, 7]).since(Some(&moment(4, &[60])));
         assert_eq!((grown.reading.rx_batches, grown.cycles), (6, vec![40, 7]));

@@ -10,6 +10,7 @@
 //! | attachment | the port cannot pass frames |
 //! | own rate | frames dropped as `policed` |
 //! | link | frames dropped as `link-limit`, or by the full ring of a watched uplink |
+//! | link | frames dropped by a full queue of a port with `egress = "wfq"` |
 //! | destination | frames dropped by a receiver's ring or queue |
 //! | link | frames not taken, as too much waits for a shared output (`held_back`) |
 //! | own entitlement | frames waited while it had no cycles, and it used what it is entitled to |
@@ -33,7 +34,7 @@ use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::schedule::IngressPolicy;
 
-use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, bits_of};
+use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, QueueStatus, bits_of};
 
 /// Parts of less than so many thousandths are noise.
 pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
@@ -72,6 +73,10 @@ pub(crate) struct PortGrowth {
     pub(crate) entitled: u64,
     pub(crate) weight: u16,
     pub(crate) priority: u8,
+    /// Its tenant's code point.
+    pub(crate) dscp: Option<u8>,
+    /// Its queues by class; of their counters only `drops` are what they grew by.
+    pub(crate) queues: Vec<QueueStatus>,
 }
 
 /// What one worker's counters grew by.
@@ -249,6 +254,9 @@ impl Question<'_> {
         };
         let most = self.growth.ports.iter().filter(|p| full(p) > 0).max_by_key(|port| full(port));
         let Some(port) = most else { return Limit::Destination(String::new()) };
+        if self.full_queue(&port.name).is_some() {
+            return Limit::Link(port.name.clone());
+        }
         let mut links = self.growth.links.iter();
         match links.find(|link| link.port == port.name) {
             Some(link) if link.sent_permille >= LINK_FULL_PERMILLE => {
@@ -256,6 +264,18 @@ impl Question<'_> {
             }
             _ => Limit::Destination(port.name.clone()),
         }
+    }
+
+    /// The queue of `port` for which the frames were too many, and the weights of all: the one that
+    /// the tenant's code point says, else the one that dropped most.
+    fn full_queue(&self, port: &str) -> Option<(&QueueStatus, u64)> {
+        let port = self.growth.ports.iter().find(|other| other.name == port)?;
+        let own = self.port.dscp;
+        let is_own = |queue: &&QueueStatus| own.is_some_and(|dscp| queue.dscps.contains(&dscp));
+        let own = port.queues.iter().find(is_own);
+        let queue = own.or_else(|| port.queues.iter().max_by_key(|queue| queue.drops))?;
+        let weights = port.queues.iter().map(|queue| u64::from(queue.weight)).sum();
+        (queue.drops > 0).then_some((queue, weights))
     }
 
     /// Frames wait and no bucket of its own holds them back: the core, or who else is on it.

@@ -22,6 +22,8 @@ fn full_core() -> Growth {
         entitled: 400_000_000,
         weight: 1,
         priority: 8,
+        dscp: None,
+        queues: Vec::new(),
     };
     Growth {
         nanos: 1_000_000_000,
@@ -244,4 +246,28 @@ fn a_port_whose_frames_never_had_a_turn_is_held_by_its_neighbours() {
     assert_eq!(ask(&growth).limit, Limit::Neighbours);
     growth.ports[0].reading.kept_waiting = 0;
     assert_eq!(ask(&growth).limit, Limit::Nothing);
+}
+
+#[test]
+fn a_full_queue_of_a_port_is_named_with_its_weight() {
+    let queue = |queue, weight, dscps: &[u8], drops| QueueStatus {
+        queue,
+        weight,
+        dscps: dscps.to_vec(),
+        drops,
+        ..QueueStatus::default()
+    };
+    let mut growth = full_core();
+    dropped(&mut growth, DropReason::QueueFull, 250_000);
+    let queues = vec![queue(0, 5, &[0], 90_000), queue(1, 30, &[8], 250_000), queue(2, 1, &[], 0)];
+    growth.ports.push(PortGrowth { name: "up".into(), queues, ..PortGrowth::default() });
+    growth.ports[2].reading.tx_drops[DropReason::QueueFull as usize] = 340_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Link("up".into()));
+    let full = "it was full for 25.0 % of the port's frames";
+    // Without a code point of its tenant's it is the one that dropped most.
+    assert_eq!(answer.why, format!("queue 1 of up, which has weight 30 of 36: {full}"));
+    growth.ports[0].dscp = Some(0);
+    let why = ask(&growth).why;
+    assert_eq!(why, format!("queue 0 of up, which has weight 5 of 36: {full}"));
 }

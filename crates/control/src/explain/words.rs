@@ -75,6 +75,20 @@ impl Question<'_> {
                 "give its tenant more `weight`, it more `share`, or the output more `link`",
             );
         }
+        if let Some((queue, weights)) = self.full_queue(port) {
+            let why = format!(
+                "queue {} of {port}, which has weight {} of {weights}: it was full for {} of the \
+                 port's frames",
+                queue.queue,
+                queue.weight,
+                percent(self.drops(&super::FULL))
+            );
+            return (
+                why,
+                "give the queue more weight (`wfq`), its tenant a queue of its own (`dscp`), or \
+                 the output more `link`",
+            );
+        }
         let link = self.growth.links.iter().find(|link| link.port == port);
         let Some(link) = link else {
             return ("a link that was full: it is no longer watched".to_owned(), "ask again");

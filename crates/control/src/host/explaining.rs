@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::schedule::PortQos;
 use penstock_units::{Nanos, PortId};
 
 use super::apply::{Core, lock};
 use super::error::{ApiError, ErrorKind};
-use crate::api::{Explanation, LinkStatus};
+use crate::api::{Explanation, LinkStatus, QueueStatus};
 use crate::explain::history::{History, Moment, PortMoment};
 use crate::explain::{Growth, PortGrowth, WorkerGrowth, explain};
 
@@ -93,11 +94,14 @@ impl Core {
         let at = self.switch.uptime();
         let sets: Vec<_> = {
             let shared = lock(&self.shared);
-            shared.ports.iter().map(|(name, p)| (name.clone(), p.counters.clone())).collect()
+            let ports = shared.ports.iter();
+            ports
+                .map(|(name, p)| (name.clone(), p.counters.clone(), shared.compiler.queues(name)))
+                .collect()
         };
-        let port = |(name, sets): (String, penstock_dataplane::counters::PortCounterSets)| {
+        let port = |(name, sets, queues): (String, PortCounterSets, Vec<QueueStatus>)| {
             let cycles = sets.each().map(|set| set.cycles.get()).collect();
-            (name, PortMoment { reading: sets.read(), cycles })
+            (name, PortMoment { reading: sets.read(), cycles, queues })
         };
         let workers = self.switch.workers().into_iter().map(|(reading, _)| reading).collect();
         Moment { at, ports: sets.into_iter().map(port).collect(), workers }
@@ -105,7 +109,7 @@ impl Core {
 
     /// What happened between two moments.
     fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
-        let (terms, capacity, stalled) = {
+        let (terms, capacity, stalled, dscps) = {
             let shared = lock(&self.shared);
             let plan = &shared.pricing.plan;
             let bought = |name: &String| {
@@ -118,7 +122,7 @@ impl Core {
             let terms: BTreeMap<String, PortQos> = now.ports.keys().map(bought).collect();
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
-            (terms, capacity, stalled)
+            (terms, capacity, stalled, shared.config.code_points())
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
@@ -131,6 +135,8 @@ impl Core {
                 entitled: qos.entitlement.0,
                 weight: qos.weight.get(),
                 priority: qos.priority.get(),
+                dscp: dscps.get(name).copied(),
+                queues: grown.queues,
             }
         };
         let workers = now.workers.iter().enumerate().map(|(id, reading)| {

@@ -156,7 +156,10 @@ impl Core {
             readings.iter().map(|(name, reading)| port_stats(name, reading)).collect();
         {
             let shared = lock(&self.shared);
-            ports.iter_mut().for_each(|port| port.rtp = shared.compiler.rtp(&port.port));
+            for port in &mut ports {
+                port.rtp = shared.compiler.rtp(&port.port);
+                port.queues = shared.compiler.queues(&port.port);
+            }
         }
         Ok(Stats {
             time_ns,
@@ -243,6 +246,7 @@ fn port_stats(name: &str, reading: &PortReading) -> PortStats {
         tx_drops: by_reason(&reading.tx_drops),
         delays: delays(reading),
         rtp: Vec::new(),
+        queues: Vec::new(),
     }
 }
 

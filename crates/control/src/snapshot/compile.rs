@@ -20,7 +20,7 @@ use super::queues::QueueTable;
 use super::receiving::ReceiveTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
 use super::streams::StreamTable;
-use crate::api::RtpStatus;
+use crate::api::{QueueStatus, RtpStatus};
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
 
 /// A configured address, in the data path's numbers.
@@ -95,6 +95,7 @@ impl Compiler {
             receiving: &receiving,
             streams: &streams,
             sold,
+            marks: config.tenants.iter().any(|tenant| tenant.dscp.is_some()),
         };
         let snapshot = world.snapshot(generation, &sets);
         self.statics = world.statics();
@@ -151,6 +152,12 @@ impl Compiler {
         self.streams.read(port)
     }
 
+    /// What a port's queues by class counted, in the last configuration compiled.
+    #[must_use]
+    pub(crate) fn queues(&self, port: &str) -> Vec<QueueStatus> {
+        self.queues.read(port)
+    }
+
     /// The links of the last configuration compiled that are watched, by port.
     #[must_use]
     pub fn links(&self) -> &BTreeMap<String, WatchedLink> {
@@ -200,6 +207,8 @@ struct World<'a> {
     receiving: &'a ReceiveTable,
     streams: &'a StreamTable,
     sold: &'a BTreeMap<String, Sold>,
+    /// Whether any tenant has a code point.
+    marks: bool,
 }
 
 impl World<'_> {
@@ -293,9 +302,12 @@ impl World<'_> {
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);
         policy.shape = port.shaped();
-        let weight = |tenant: &&Tenant| Some(&tenant.name) == port.tenant.as_ref();
-        let tenant = self.config.tenants.iter().find(weight).map(|tenant| tenant.weight.0);
-        policy.share = ShareTerms { tenant: tenant.unwrap_or_default(), vm: port.share.0 };
+        let owner = |tenant: &&Tenant| Some(&tenant.name) == port.tenant.as_ref();
+        let owner = self.config.tenants.iter().find(owner);
+        let weight = owner.map(|tenant| tenant.weight.0).unwrap_or_default();
+        policy.share = ShareTerms { tenant: weight, vm: port.share.0 };
+        policy.dscp = owner.and_then(|tenant| tenant.dscp);
+        policy.marks = port.tenant.is_none() && self.marks;
         policy.finish()
     }
 

@@ -1,8 +1,8 @@
 //! Who is held to which rate: the policers, which outlive a snapshot.
 //!
 //! **Rule.** A policer stays as long as its numbers do, so that a change elsewhere fills no bucket.
-//! Every VM's port has its part of every link that is watched and not shared by `fair-share`; the
-//! parts are the ports' business and the link's, so all of a link change together.
+//! Every VM's port has its part of every link that is watched and not shared by `fair-share` or
+//! `wfq`; the parts are the ports' business and the link's, so all of a link change together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl LimitTable {
         let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
         let links = config.ports.iter().filter_map(|port| {
             // An output that is shared needs no limits while it is full.
-            if port.egress == Egress::FairShare || port.tenant.is_some() {
+            if port.egress != Egress::Fifo || port.tenant.is_some() {
                 return None;
             }
             let old = self.links.get(&port.name);

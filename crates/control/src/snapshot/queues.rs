@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_dataplane::queue::QueueHome;
+use penstock_dataplane::queue::{LaneReading, QueueHome};
+use penstock_units::Weight;
 
+use crate::api::QueueStatus;
 use crate::config::{HostConfig, PORTS_MAX, TENANTS_MAX};
 
 /// All queues of a configuration, by port.
@@ -19,21 +21,48 @@ impl QueueTable {
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let queues = config.ports.iter().filter_map(|port| {
             let terms = port.queued()?;
-            let old = self.0.get(&port.name).filter(|old| old.fits(&terms));
-            let home = old.cloned();
-            let home = home.unwrap_or_else(|| QueueHome::new(terms, PORTS_MAX, TENANTS_MAX));
+            let old = self.0.get(&port.name);
+            let home = old.filter(|old| old.fits(&terms)).cloned().unwrap_or_else(|| {
+                let old = old.map(|old| &**old);
+                QueueHome::in_place_of(old, terms, PORTS_MAX, TENANTS_MAX)
+            });
             Some((port.name.clone(), home))
         });
         Self(queues.collect())
     }
 
-    /// From now on these are the ones in use: they keep the rates of `config`.
+    /// From now on these are the ones in use: they keep the rates and classes of `config`.
     pub(super) fn pace(&self, config: &HostConfig) {
         for port in &config.ports {
             if let (Some(terms), Some(home)) = (port.queued(), self.0.get(&port.name)) {
                 home.set_pacing(terms.pacing);
+                if let Some(classes) = port.classes().filter(|new| **new != *home.classes()) {
+                    home.set_classes(classes);
+                }
             }
         }
+    }
+
+    /// What a port's queues by class counted; none of other ports.
+    pub(super) fn read(&self, port: &str) -> Vec<QueueStatus> {
+        let of = |home: &Arc<QueueHome>| Some((Arc::clone(home), home.classes()));
+        let Some((home, classes)) = self.0.get(port).and_then(of) else { return Vec::new() };
+        let Some(lanes) = home.lanes() else { return Vec::new() };
+        let status = |(queue, weight): (u8, &Weight)| {
+            let LaneReading { frames, bytes, drops, backlog_frames, backlog_bytes } =
+                lanes.read(queue);
+            QueueStatus {
+                queue,
+                weight: weight.get(),
+                dscps: (0..64).filter(|dscp| classes.queue_of(*dscp) == queue).collect(),
+                frames,
+                bytes,
+                drops,
+                backlog_frames,
+                backlog_bytes,
+            }
+        };
+        (0_u8..).zip(classes.weights()).map(status).collect()
     }
 
     /// A port's queue.

@@ -8,7 +8,9 @@
 
 use std::fmt;
 
-use penstock_control::api::{Delays, HostStatus, LinkStatus, Named, PortStatus, RtpStatus, Stats};
+use penstock_control::api::{
+    Delays, HostStatus, LinkStatus, Named, PortStatus, QueueStatus, RtpStatus, Stats,
+};
 use penstock_control::host::PortLearning;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_qos::delay_scale;
@@ -53,6 +55,7 @@ enum Source {
     Delay(&'static str),
     Rtp(fn(&RtpStatus) -> f64),
     RtpCount(fn(&RtpStatus) -> u64),
+    Queue(fn(&QueueStatus) -> u64),
     WorkerStalled,
     HeartbeatAge,
     Worker(&'static str),
@@ -197,6 +200,7 @@ fn catalogue() -> Vec<Metric> {
     }
     metrics.extend(delay_metrics());
     metrics.extend(rtp_metrics());
+    metrics.extend(queue_metrics());
     // The heartbeat's TSC value means nothing outside the process; its age is above.
     for (field, unit, help) in WorkerReading::FIELDS.iter().filter(|(f, ..)| *f != "heartbeat") {
         metrics.push(Metric {
@@ -229,6 +233,29 @@ fn delay_metrics() -> [Metric; 4] {
         help: help.to_owned(),
         source: Source::Delay(array),
     })
+}
+
+/// What is said of the queues of ports that have several.
+fn queue_metrics() -> [Metric; 6] {
+    let metric = |name: &str, unit, is_gauge, help: &str, value: fn(&QueueStatus) -> u64| Metric {
+        name: format!("penstock_queue{name}"),
+        unit,
+        is_gauge,
+        labels: "port, queue",
+        help: help.to_owned(),
+        source: Source::Queue(value),
+    };
+    let (sent, of) = ("frames that left the queue for the port", "bytes of those, without FCS");
+    let drops = "frames for which the queue had no room, or that waited in it too long";
+    let waits = "frames that wait in the queue now";
+    [
+        metric("_weight", "", true, "its weight among the port's queues", |q| q.weight.into()),
+        metric("", "frames", false, sent, |q| q.frames),
+        metric("", "bytes", false, of, |q| q.bytes),
+        metric("_dropped", "frames", false, drops, |q| q.drops),
+        metric("_backlog", "frames", true, waits, |q| q.backlog_frames),
+        metric("_backlog", "bytes", true, "bytes of those", |q| q.backlog_bytes),
+    ]
 }
 
 /// What is said of RTP streams that are marked.
@@ -366,6 +393,7 @@ impl Reading {
             | Source::TxDrops
             | Source::Delay(_)
             | Source::RtpCount(_)
+            | Source::Queue(_)
             | Source::Worker(_)
             | Source::LinkEntered => Vec::new(),
         }
@@ -378,6 +406,15 @@ impl Reading {
         let ports = self.stats.ports.iter();
         let streams = ports.flat_map(|port| port.rtp.iter().map(move |stream| (port, stream)));
         streams.map(|(port, stream)| (labels(&port.port, stream), value(stream))).collect()
+    }
+
+    fn queues(&self, value: fn(&QueueStatus) -> u64) -> Vec<(Labels, u64)> {
+        let labels = |port: &str, queue: &QueueStatus| {
+            vec![("port", port.to_owned()), ("queue", queue.queue.to_string())]
+        };
+        let ports = self.stats.ports.iter();
+        let queues = ports.flat_map(|port| port.queues.iter().map(move |queue| (port, queue)));
+        queues.map(|(port, queue)| (labels(&port.port, queue), value(queue))).collect()
     }
 
     /// A port's delays, if the metric is a histogram of such.
@@ -413,6 +450,7 @@ impl Reading {
             Source::Drops => ports.iter().flat_map(|p| by_reason(&p.port, &p.drops)).collect(),
             Source::TxDrops => ports.iter().flat_map(|p| by_reason(&p.port, &p.tx_drops)).collect(),
             Source::RtpCount(value) => self.streams(value),
+            Source::Queue(value) => self.queues(value),
             Source::Worker(field) => self
                 .stats
                 .workers

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use penstock_control::api::{
-    Delays, HostStatus, LinkStatus, Named, PortStats, RtpStatus, Stats, WorkerStatus,
+    Delays, HostStatus, LinkStatus, Named, PortStats, QueueStatus, RtpStatus, Stats, WorkerStatus,
 };
 use penstock_qos::delay_scale;
 use serde::{Serialize, Serializer};
@@ -79,6 +79,8 @@ struct Port<'a> {
     tx_drops: Counts<'a>,
     delays: BTreeMap<&'a str, Waits>,
     rtp: &'a [RtpStatus],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    queues: &'a [QueueStatus],
 }
 
 /// How long frames waited, in nanoseconds.
@@ -116,6 +118,7 @@ impl<'a> From<&'a PortStats> for Port<'a> {
             tx_drops: Counts(&from.tx_drops),
             delays: from.delays.iter().map(|d| (d.name.as_str(), d.into())).collect(),
             rtp: &from.rtp,
+            queues: &from.queues,
         }
     }
 }

@@ -23,6 +23,7 @@ pub mod flow;
 pub mod host;
 pub mod json;
 pub mod port;
+pub mod queues;
 pub mod stats;
 pub mod tenant;
 

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use penstock_control::api::{LinkStatus, PortStats, Stats};
 use penstock_dataplane::drop::DropReason;
 
-use super::{delays, json, print, print_json};
+use super::{delays, json, print, print_json, queues};
 use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::rates::{Rates, counter};
@@ -34,6 +34,8 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
         print(&drops_table(&stats.ports))?;
     } else if args.delays {
         print(&delays::table(&stats.ports))?;
+    } else if args.queues {
+        print(&queues::table(&stats.ports))?;
     } else {
         print(&counters_table(&stats.ports))?;
         print(&links_text(&stats.links))?;

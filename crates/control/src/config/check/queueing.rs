@@ -1,4 +1,4 @@
-//! `queue`, `shape`, `egress`: that what is asked for can be done, and by this port.
+//! `queue`, `shape`, `egress`, `wfq`: that what is asked for can be done, and by this port.
 
 use penstock_qos::shaper::{RATE_MAX, RATE_MIN};
 
@@ -6,10 +6,13 @@ use super::super::decode::{Object, Report};
 use super::super::model::Port;
 use super::super::queueing::{BYTES, Excess, FRAMES, PERIOD_MS, Shaper, WAIT_US};
 use super::super::release::Egress;
+use super::super::wfq::QUEUES;
+use super::check_range;
 
 pub(super) fn check(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     check_queue(object, port, report);
     check_shape(object, port, report);
+    check_wfq(object, port, report);
     let several = port.queues.is_some_and(|queues| queues > 1);
     if several && port.is_one_workers() && port.shape.is_some_and(|shape| shape.send.is_some()) {
         // One shaper for all, but each queue pair has frames of its own time.
@@ -45,6 +48,26 @@ fn check_queue(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
     }
 }
 
+fn check_wfq(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let Some(wfq) = &port.wfq else { return };
+    if port.egress != Egress::Wfq {
+        let problem = format!("`wfq` has no effect with egress = \"{}\"", port.egress);
+        report.at(object, "wfq", problem, "say egress = \"wfq\", or remove it");
+    }
+    let queues = wfq.queues;
+    check_range(object, "wfq.queues", queues.into(), QUEUES, report);
+    if wfq.weights.len() > queues.into() {
+        let problem =
+            format!("{} weights are too many, there are {queues} queues", { wfq.weights.len() });
+        report.at(object, "wfq.weights", problem, "remove some, or raise `wfq.queues`");
+    }
+    for (dscp, queue) in wfq.map.iter().filter(|(_, queue)| **queue >= queues) {
+        let problem = format!("code point {dscp} is mapped to queue {queue}, which is not there");
+        let remedy = format!("write a queue from 0 to {}", queues.saturating_sub(1));
+        report.at(object, &format!("wfq.map.{dscp}"), problem, remedy);
+    }
+}
+
 fn check_shape(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     let Some(shape) = port.shape else { return };
     for (key, rate) in [("shape.send", shape.send), ("shape.receive", shape.receive)] {
@@ -66,8 +89,8 @@ fn check_shape(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
         }
         (_, None) => {}
     }
-    if shape.receive.is_some() && port.egress == Egress::FairShare {
-        let problem = "`fair-share` is paced by `link`, not by `shape.receive`";
+    if shape.receive.is_some() && port.egress != Egress::Fifo {
+        let problem = format!("`{}` is paced by `link`, not by `shape.receive`", port.egress);
         report.at(object, "shape.receive", problem, "write the rate as `link`");
     }
     if shape.send.is_some() && port.offloads.is_none_or(|offloads| offloads.tso) {

@@ -1,6 +1,7 @@
 //! `[[tenant]]`.
 
 use super::super::decode::{Draft, Report};
+use super::super::wfq::DSCPS;
 use super::super::{DOMAINS_MAX, TENANTS_MAX};
 use super::{World, check_count, check_names, check_range};
 
@@ -10,6 +11,9 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     for object in &draft.tenants {
         if let Some(tenant) = &object.value {
             check_range(object, "fdb_limit", tenant.fdb_limit, 1..=131_072, report);
+            if let Some(dscp) = tenant.dscp {
+                check_range(object, "dscp", dscp.into(), DSCPS, report);
+            }
             super::receiving::check_tenant(object, tenant, report);
         }
     }

@@ -1,0 +1,131 @@
+//! `egress = "wfq"`: the queues of a port, their weights, and whose frames they hold.
+
+use core::fmt;
+use core::str::FromStr;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use penstock_dataplane::queue::Classes;
+use penstock_qos::wfq::QUEUES_MAX;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::model::{HostConfig, Port};
+use super::release::Egress;
+use super::share::Weight;
+use super::text::text_value;
+
+/// Queues of a port.
+#[expect(clippy::cast_possible_truncation, reason = "64")]
+pub(super) const QUEUES: core::ops::RangeInclusive<u32> = 2..=QUEUES_MAX as u32;
+/// Code points.
+pub(super) const DSCPS: core::ops::RangeInclusive<u32> = 0..=63;
+
+/// A code point (DSCP, RFC 2474) as the key of a table, 0 to 63.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CodePoint(u8);
+
+impl CodePoint {
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for CodePoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for CodePoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.parse::<u8>().ok().filter(|number| DSCPS.contains(&(*number).into()));
+        number.map(Self).ok_or_else(|| format!("{text} is no code point; write a number 0 to 63"))
+    }
+}
+
+text_value!(CodePoint, "CodePoint", "a code point from 0 to 63", {
+    "type": "string",
+    "pattern": "^([0-9]|[1-5][0-9]|6[0-3])$"
+});
+
+/// `wfq = { queues = 8, weights = [1, 10, 20], map = { 8 = 1, 16 = 2 } }`: the queues of a port
+/// with `egress = "wfq"`. Everything may be set while frames flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table such as { weights = [1, 10] }")]
+pub struct Wfq {
+    /// Queues, 2 to 64; queue 0 is shared. Default 8.
+    #[schemars(range(min = 2, max = 64))]
+    pub queues: u8,
+    /// The queues' weights from queue 0 on, 1 to 10000 each. Default, also of those left out: 1.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub weights: Vec<Weight>,
+    /// Queue by code point. Code points left out, and what is not IP, are queue 0's.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub map: BTreeMap<CodePoint, u8>,
+}
+
+impl Default for Wfq {
+    fn default() -> Self {
+        Self { queues: 8, weights: Vec::new(), map: BTreeMap::new() }
+    }
+}
+
+impl Wfq {
+    fn classes(&self) -> Classes {
+        let mut classes = Classes::new(self.queues.into());
+        for (queue, weight) in self.weights.iter().enumerate() {
+            classes = classes.with_weight(queue, weight.0);
+        }
+        for (dscp, queue) in &self.map {
+            classes = classes.with_mapped(dscp.get(), *queue);
+        }
+        classes
+    }
+}
+
+impl HostConfig {
+    /// The code points of ports whose tenants have one, by port.
+    pub(crate) fn code_points(&self) -> BTreeMap<String, u8> {
+        let of = |port: &Port| {
+            let tenant = port.tenant.as_ref()?;
+            let tenant = self.tenants.iter().find(|other| other.name == *tenant)?;
+            Some((port.name.clone(), tenant.dscp?))
+        };
+        if self.tenants.iter().all(|tenant| tenant.dscp.is_none()) {
+            return BTreeMap::new();
+        }
+        self.ports.iter().filter_map(of).collect()
+    }
+}
+
+impl Port {
+    /// Its queues by class, if it has such.
+    pub(crate) fn classes(&self) -> Option<Arc<Classes>> {
+        let of = |wfq: &Wfq| Arc::new(wfq.classes());
+        (self.egress == Egress::Wfq).then(|| self.wfq.as_ref().map_or_else(Arc::default, of))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_becomes_classes_and_text_again() {
+        let text = "queues = 4\nweights = [1, 10, 20]\nmap = { 8 = 1, 46 = 3 }\n";
+        let wfq: Wfq = toml_edit::de::from_str(text).unwrap();
+        let classes = wfq.classes();
+        let weights: Vec<_> = classes.weights().iter().map(|weight| weight.get()).collect();
+        assert_eq!(weights, [1, 10, 20, 1]);
+        assert_eq!([0, 8, 46, 47].map(|dscp| classes.queue_of(dscp)), [0, 1, 3, 0]);
+        assert_eq!(toml_edit::ser::to_string(&wfq).unwrap(), text);
+        assert_eq!(toml_edit::de::from_str::<Wfq>("").unwrap().classes(), Classes::default());
+        let error = toml_edit::de::from_str::<Wfq>("map = { 64 = 1 }").unwrap_err();
+        assert!(error.message().contains("64 is no code point; write a number 0 to 63"));
+    }
+}

@@ -1,0 +1,251 @@
+//! A switch of two ports between two network namespaces: real packets with two code points through
+//! one output of 100 Mbit/s, its queues changed while they flow. Needs root; without it the test
+//! says `SKIPPED` and passes.
+#![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
+
+#[allow(dead_code, reason = "shared with other tests")]
+mod support;
+
+use std::fs::File;
+use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{setsockopt, sockopt};
+use support::{Daemon, await_true, namespace_options};
+
+/// A fabric's switch: one tenant has its untagged network.
+const SWITCH: &str = r#"[[tenant]]
+name = "fabric"
+
+[[port]]
+name = "left"
+type = "packet"
+interface = "left0"
+tenant = "fabric"
+
+[[port]]
+name = "right"
+type = "packet"
+interface = "right0"
+link = "100M"
+egress = "wfq"
+wfq = { weights = [1, 3], map = { 8 = 1 } }
+"#;
+const LINK: f64 = 100e6;
+/// What Ethernet adds to a frame on a link.
+const OVERHEAD: u64 = 24;
+/// Bytes of a datagram.
+const DATAGRAM: usize = 1_000;
+/// Receivers' ports, and the code points of what is sent there.
+const FLOWS: [(u16, u8); 2] = [(5_000, 0), (5_008, 8)];
+
+/// A network namespace, there while its process is.
+struct Namespace(Child);
+
+impl Namespace {
+    fn new() -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--", "sleep", "600"]).stdout(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
+    /// Waits until the process has one of its own, and gives it the other end of a port's link.
+    fn join(&self, daemon: &Daemon, port: &str, address: &str) {
+        let own = || std::fs::read_link(format!("/proc/{}/ns/net", self.0.id())).ok();
+        let ours = std::fs::read_link("/proc/self/ns/net").unwrap();
+        await_true("a network namespace", || own().is_some_and(|own| own != ours));
+        let pid = self.0.id();
+        daemon
+            .inside(&format!(
+                "ip link add {port} type veth peer name eth0 netns {pid} && ip link set {port} up"
+            ))
+            .ok();
+        let script = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={pid}")).args(["--net", "--", "sh", "-c", &script]);
+        assert!(command.status().unwrap().success());
+    }
+
+    /// A socket in it.
+    fn socket(&self, port: u16) -> UdpSocket {
+        let namespace = File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap();
+        let open = move || {
+            setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+            UdpSocket::bind(("0.0.0.0", port)).unwrap()
+        };
+        std::thread::spawn(open).join().unwrap()
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two flows from one namespace to the other, each several times its part of the link.
+struct Flows {
+    stop: Arc<AtomicBool>,
+    /// Bytes that arrived, by flow.
+    arrived: Arc<[AtomicU64; 2]>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Flows {
+    fn start(from: &Namespace, to: &Namespace) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let arrived: Arc<[AtomicU64; 2]> = Arc::default();
+        let mut threads = Vec::new();
+        for (flow, (port, dscp)) in FLOWS.into_iter().enumerate() {
+            let (sender, receiver) = (from.socket(0), to.socket(port));
+            setsockopt(&sender, sockopt::Ipv4Tos, &i32::from(dscp << 2)).unwrap();
+            receiver.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            let stopped = Arc::clone(&stop);
+            threads.push(std::thread::spawn(move || send(&sender, port, &stopped)));
+            let (stopped, arrived) = (Arc::clone(&stop), Arc::clone(&arrived));
+            threads.push(std::thread::spawn(move || {
+                let mut buffer = [0; 2 * DATAGRAM];
+                while !stopped.load(Relaxed) {
+                    if let Ok(bytes) = receiver.recv(&mut buffer) {
+                        arrived[flow].fetch_add(bytes as u64, Relaxed);
+                    }
+                }
+            }));
+        }
+        Self { stop, arrived, threads }
+    }
+}
+
+impl Drop for Flows {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// Some 200 Mbit/s.
+fn send(socket: &UdpSocket, port: u16, stop: &AtomicBool) {
+    let datagram = [0x5a; DATAGRAM];
+    while !stop.load(Relaxed) {
+        for _ in 0..25 {
+            let _ = socket.send_to(&datagram, ("10.9.0.2", port));
+        }
+        #[expect(clippy::disallowed_methods, reason = "a rate is of time")]
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Frames, bytes, drops and frames that wait of each queue of the right port; and when that was, in
+/// nanoseconds.
+fn reading(daemon: &Daemon) -> (Vec<[u64; 4]>, u64) {
+    let stats = daemon.ask("stats right --json").json();
+    let queues = stats["ports"][0]["queues"].as_array().unwrap().iter();
+    let keys = ["frames", "bytes", "drops", "backlog_frames"];
+    let of = |queue: &serde_json::Value| keys.map(|key| queue[key].as_u64().unwrap());
+    (queues.map(of).collect(), stats["time_ns"].as_u64().unwrap())
+}
+
+fn queues(daemon: &Daemon) -> Vec<[u64; 4]> {
+    reading(daemon).0
+}
+
+/// Bytes that leave queues 0 and 1 from now on, until there are `all`; and the load of the link.
+#[expect(clippy::cast_precision_loss, reason = "some millions")]
+fn measure(daemon: &Daemon, all: u64) -> ([u64; 2], f64) {
+    let (before, from) = reading(daemon);
+    let mut after = (before.clone(), from);
+    let grown = |after: &[[u64; 4]], key: usize| {
+        [0, 1].map(|queue: usize| after[queue][key] - before[queue][key])
+    };
+    await_true("bytes to leave the queues", || {
+        after = reading(daemon);
+        grown(&after.0, 1).iter().sum::<u64>() >= all
+    });
+    let (frames, bytes) = (grown(&after.0, 0), grown(&after.0, 1));
+    let wire = bytes.iter().sum::<u64>() + OVERHEAD * frames.iter().sum::<u64>();
+    (bytes, wire as f64 * 8e9 / LINK / (after.1 - from) as f64)
+}
+
+/// Nothing was lost but what found no room, and all of it is counted.
+fn adds_up(daemon: &Daemon) {
+    await_true("what waits to go", || queues(daemon).iter().all(|queue| queue[3] == 0));
+    daemon.ask("stats --check").ok();
+    let stats = daemon.ask("stats --json").json();
+    let ports = stats["ports"].as_array().unwrap();
+    let drops = ports.iter().find(|port| port["port"] == "left").unwrap()["drops"].clone();
+    let lost = drops["queue-full"].as_u64().unwrap();
+    let in_queues: u64 = queues(daemon).iter().map(|queue| queue[2]).sum();
+    assert_eq!(lost, in_queues, "{drops}");
+    assert!(drops.get("queue-gone").is_none() && drops.get("queue-late").is_none(), "{drops}");
+    let page = daemon.page("/metrics");
+    assert!(page.contains("penstock_queue_frames_total{port=\"right\",queue=\"2\"}"), "{page}");
+    let table = daemon.ask("stats right --queues").ok();
+    assert!(table.lines().any(|line| line.starts_with("right      2       1  46")), "{table}");
+}
+
+#[test]
+fn a_switch_divides_a_port_by_code_point_and_is_changed_while_it_does() {
+    if namespace_options() != Some(&["--net"]) {
+        eprintln!("SKIPPED: two namespaces and a switch between them need root");
+        return;
+    }
+    let Some(daemon) = Daemon::start(SWITCH) else { return };
+    let (left, right) = (Namespace::new(), Namespace::new());
+    left.join(&daemon, "left0", "10.9.0.1");
+    right.join(&daemon, "right0", "10.9.0.2");
+    await_true("both ports to be up", || {
+        let ports = daemon.ask("port list --json").json();
+        ports.as_array().unwrap().iter().all(|port| port["state"] == "up")
+    });
+    let flows = Flows::start(&left, &right);
+    await_true("frames to wait in both queues", || {
+        let queues = queues(&daemon);
+        queues[0][3] > 50 && queues[1][3] > 50
+    });
+    let arrived = || flows.arrived.each_ref().map(|bytes| bytes.load(Relaxed));
+    let before = arrived();
+    // A second of the link; a busy machine makes it longer, not unfair.
+    let ([shared, own], load) = measure(&daemon, 12_000_000);
+    assert!(own.abs_diff(3 * shared) <= own / 50, "{shared} and {own}");
+    assert!(load < 1.02, "{load} of the link");
+    println!("3:1 gave {own}:{shared} at {load:.3} of the link");
+    let came = arrived();
+    let came = [came[0] - before[0], came[1] - before[1]];
+    assert!(came[1].abs_diff(3 * came[0]) <= came[1] / 5, "{came:?} arrived");
+
+    // Another weight, from the next frame on.
+    daemon.ask("port set right wfq={weights=[1,1],map={8=1}} --no-save").ok();
+    let ([shared, own], load) = measure(&daemon, 12_000_000);
+    assert!(own.abs_diff(shared) <= own / 50, "{shared} and {own}");
+    println!("1:1 gave {own}:{shared} at {load:.3} of the link");
+    let why = daemon.ask("explain left --over 1 --json").json();
+    let text = why["why"].as_str().unwrap();
+    assert!(why["limit"] == "link" && text.contains("of right, which has weight 1 of 8"), "{why}");
+
+    // The sender's port gets a code point of its tenant's: both flows have it from now on.
+    daemon.ask("port set right wfq={weights=[1,1,1],map={8=1,46=2}} --no-save").ok();
+    daemon.ask("tenant set fabric dscp=46 --no-save").ok();
+    await_true("the old queues to be empty", || {
+        let queues = queues(&daemon);
+        queues[0][3] + queues[1][3] == 0 && queues[2][3] > 50
+    });
+    let (before, marked) = (arrived(), queues(&daemon));
+    let mut after = marked.clone();
+    await_true("marked frames to leave and to arrive in both flows", || {
+        after = queues(&daemon);
+        let now = arrived();
+        after[2][0] > marked[2][0] + 200
+            && now[0] > before[0] + 100_000
+            && now[1] > before[1] + 100_000
+    });
+    let others = |queues: &[[u64; 4]]| queues[0][0] + queues[1][0];
+    assert_eq!(others(&after), others(&marked), "every frame is marked: {after:?}");
+    drop(flows);
+    adds_up(&daemon);
+}

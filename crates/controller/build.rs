@@ -6,18 +6,19 @@ use std::error::Error;
 const FABRIC: &str = "penstock/fabric/v1/fabric.proto";
 /// The part of etcd's interface that is used, as a client.
 const ETCD: &str = "etcd/rpc.proto";
+/// OpenConfig's interface to switches; tests are a switch.
+const GNMI: &str = "github.com/openconfig/gnmi/proto/gnmi/gnmi.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    for (proto, server) in [(FABRIC, true), (ETCD, false)] {
-        println!("cargo:rerun-if-changed=proto/{proto}");
-        let descriptors = protox::compile([proto], ["proto"])?;
-        tonic_prost_build::configure().build_server(server).compile_fds(descriptors)?;
-    }
-//! Compiles gNMI's interface without `protoc`: protox parses it, tonic generates.
-const PROTO: &str = "github.com/openconfig/gnmi/proto/gnmi/gnmi.proto";
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile([PROTO], ["proto"])?;
-    // Comments of the interface are not written for rustdoc.
-    tonic_prost_build::configure().disable_comments(["."]).compile_fds(descriptors)?;
+    for (proto, server) in [(FABRIC, true), (ETCD, false), (GNMI, true)] {
+        let descriptors = protox::compile([proto], ["proto"])?;
+        let mut generator = tonic_prost_build::configure().build_server(server);
+        if proto == GNMI {
+            // Its comments are not written for rustdoc.
+            generator = generator.disable_comments(["."]);
+        }
+        generator.compile_fds(descriptors)?;
+    }
     Ok(())
 }

@@ -44,3 +44,18 @@ id!(
     WorkerId,
     u16
 );
+id!(
+    /// A VM's slot in a scheduler of virtual processors.
+    VmId,
+    u16
+);
+id!(
+    /// A virtual processor's slot in a scheduler.
+    VcpuId,
+    u16
+);
+id!(
+    /// A physical processor, from 0.
+    CpuId,
+    u16
+);

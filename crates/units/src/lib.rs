@@ -12,7 +12,7 @@ mod rate;
 mod share;
 mod vlan;
 
-pub use id::{PortId, QueueId, TenantId, WorkerId};
+pub use id::{CpuId, PortId, QueueId, TenantId, VcpuId, VmId, WorkerId};
 pub use mac::{MacAddr, ParseMacError};
 pub use quantity::{Bytes, Cycles, Nanos, Packets};
 pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, ParseRateError, TscRate};

@@ -1,0 +1,296 @@
+//! Whether deadlines fit, before they are promised; and if not, what would.
+//!
+//! **Problem.** A deadline that the other deadlines leave no room for is missed, and one that a VM
+//! cannot pay for out of its share takes others' time. **Sources.** VM jitter leaves both open
+//! (§III-A). The bound on the sum is a parameter of ours; the share's rule is measured
+//! (`docs/vcpu.md`). **Quantities.** D: deadline. S: slice, 0.5 ms. Shares in millionths of a
+//! processor.
+//!
+//! **Rule.** On each processor:
+//! 1. of each vCPU with a deadline, what its slices take is at most its share: S / (D + S) <=
+//! share;
+//! 2. together they take at most 0.7 of the processor ([`Limits::density_ppm`]);
+//! 3. their slots can be laid out ([`crate::slots`]), which a sum of at most 0.7 nearly always can;
+//! 4. none is on the driver domain's processor.
+//!
+//! **Example** (a test). D = 3 ms takes 1/7 of a processor, so 142,857 ppm of share are needed: one
+//! of six equal VMs has 166,666, one of eight has 125,000 and would have to take D = 3.5 ms.
+//!
+//! **Departures.** None. **Cost.** That of [`crate::slots::layout`].
+
+use penstock_units::Nanos;
+use thiserror::Error;
+
+use crate::deadline_queue::{SLICE, window};
+use crate::slots::layout;
+
+/// A whole processor.
+pub const WHOLE_PPM: u64 = 1_000_000;
+/// The shortest deadline.
+pub const DEADLINE_MIN: Nanos = SLICE;
+/// The longest.
+pub const DEADLINE_MAX: Nanos = Nanos::from_secs(1);
+
+/// A vCPU with a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// D.
+    pub deadline: Nanos,
+    /// What its VM's weight gives it of a processor when all have work.
+    pub share_ppm: u64,
+}
+
+/// What an operator may set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most that slices of deadlines take of a processor.
+    pub density_ppm: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { density_ppm: 700_000 }
+    }
+}
+
+/// What slices take of a processor, rounded down as shares are.
+#[must_use]
+pub fn density_ppm(deadline: Nanos) -> u64 {
+    let all = u128::from(deadline.0) + u128::from(SLICE.0);
+    let taken = u128::from(SLICE.0) * u128::from(WHOLE_PPM) / all;
+    u64::try_from(taken).unwrap_or(WHOLE_PPM)
+}
+
+/// The shortest deadline in whole slices that takes at most so much; `None` beyond the longest.
+#[must_use]
+pub fn deadline_within(ppm: u64) -> Option<Nanos> {
+    if ppm == 0 {
+        return None;
+    }
+    // One in so many slots: the fewest above 1 / (ppm + 1), as both are rounded down.
+    let slots = (WHOLE_PPM / ppm.saturating_add(1)).max(1);
+    let deadline = Nanos(slots.saturating_mul(SLICE.0));
+    (deadline <= DEADLINE_MAX).then_some(deadline)
+}
+
+/// Milliseconds for people: `3`, `3.5`.
+struct Ms(Nanos);
+
+impl core::fmt::Display for Ms {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let (whole, part) = (self.0.0 / 1_000_000, self.0.0 % 1_000_000);
+        if part == 0 {
+            return write!(f, "{whole} ms");
+        }
+        let digits = format!("{part:06}");
+        write!(f, "{whole}.{} ms", digits.trim_end_matches('0'))
+    }
+}
+
+/// A number of millionths as percent with two digits.
+struct Pct(u64);
+
+impl core::fmt::Display for Pct {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}.{:02} %", self.0 / 10_000, self.0 % 10_000 / 100)
+    }
+}
+
+fn remedy(deadline: Option<Nanos>, what: &str) -> String {
+    deadline.map_or_else(|| what.to_owned(), |at| format!("{what}, or a deadline of {}", Ms(at)))
+}
+
+/// Why a set of deadlines is refused. `claim` is a place in the list.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Not a deadline that can be kept.
+    #[error(
+        "deadline {} of vCPU {claim} is out of range; write {} to {}",
+        Ms(*.deadline), Ms(DEADLINE_MIN), Ms(DEADLINE_MAX)
+    )]
+    Range {
+        /// Whose.
+        claim: usize,
+        /// Its deadline.
+        deadline: Nanos,
+    },
+    /// A vCPU cannot pay for its deadline.
+    #[error(
+        "vCPU {claim} would use {} of its processor for its deadline and has a share \
+         of {}; {}",
+        Pct(*.needs_ppm), Pct(*.share_ppm), remedy(*.fits, "give it more weight")
+    )]
+    Share {
+        /// Whose.
+        claim: usize,
+        /// S / (D + S).
+        needs_ppm: u64,
+        /// Its share.
+        share_ppm: u64,
+        /// The shortest deadline that it can pay for.
+        fits: Option<Nanos>,
+    },
+    /// Together they take too much, from this one on.
+    #[error(
+        "deadlines up to vCPU {claim} take {} of the processor, {} are allowed; {}",
+        Pct(*.sum_ppm), Pct(*.max_ppm), remedy(*.fits, "place it elsewhere")
+    )]
+    Density {
+        /// The first that is too much.
+        claim: usize,
+        /// With it.
+        sum_ppm: u64,
+        /// The limit.
+        max_ppm: u64,
+        /// The shortest deadline of this one that would fit.
+        fits: Option<Nanos>,
+    },
+    /// There is no order of slots that keeps all.
+    #[error(
+        "the slices of vCPU {claim} have no place between the others'; {}",
+        remedy(*.fits, "place it elsewhere")
+    )]
+    Slots {
+        /// The first that has no place.
+        claim: usize,
+        /// The shortest deadline of this one that would fit.
+        fits: Option<Nanos>,
+    },
+    /// The driver domain preempts everybody on its processor.
+    #[error(
+        "vCPU {claim} has a deadline and is on the driver domain's processor; place it elsewhere"
+    )]
+    BesideDriver {
+        /// The first one.
+        claim: usize,
+    },
+}
+
+/// The shortest deadline in slots with which the last of `claims` fits.
+fn shortest(claims: &[Claim], limits: Limits) -> Option<Nanos> {
+    let (last, before) = claims.split_last()?;
+    let (mut low, mut high) = (1, DEADLINE_MAX.0 / SLICE.0);
+    let fits = |slots: u64| {
+        let longer = Claim { deadline: Nanos(slots * SLICE.0), ..*last };
+        let set: Vec<Claim> = before.iter().copied().chain([longer]).collect();
+        sum_fits(&set, limits) && layout(&windows(&set)).is_some()
+    };
+    if !fits(high) {
+        return None;
+    }
+    // Longer deadlines take less, so what fits stays fitting but for corners of the layout; the
+    // one that is found has been tried.
+    while low < high {
+        let middle = low.midpoint(high);
+        if fits(middle) { high = middle } else { low = middle + 1 }
+    }
+    Some(Nanos(high * SLICE.0))
+}
+
+fn windows(claims: &[Claim]) -> Vec<u64> {
+    claims.iter().map(|claim| window(claim.deadline)).collect()
+}
+
+fn sum(claims: &[Claim]) -> u64 {
+    claims.iter().map(|claim| density_ppm(claim.deadline)).fold(0, u64::saturating_add)
+}
+
+fn sum_fits(claims: &[Claim], limits: Limits) -> bool {
+    sum(claims) <= limits.density_ppm
+}
+
+/// Whether all deadlines of one processor are kept, and paid for by those who have them.
+///
+/// # Errors
+/// The first rule of the module's text that is broken, with what would fit.
+pub fn admit(claims: &[Claim], with_driver: bool, limits: Limits) -> Result<(), Refusal> {
+    if with_driver && !claims.is_empty() {
+        return Err(Refusal::BesideDriver { claim: 0 });
+    }
+    for (claim, Claim { deadline, share_ppm }) in claims.iter().copied().enumerate() {
+        if !(DEADLINE_MIN..=DEADLINE_MAX).contains(&deadline) {
+            return Err(Refusal::Range { claim, deadline });
+        }
+        let needs_ppm = density_ppm(deadline);
+        if needs_ppm > share_ppm {
+            let fits = deadline_within(share_ppm);
+            return Err(Refusal::Share { claim, needs_ppm, share_ppm, fits });
+        }
+    }
+    for claim in 0..claims.len() {
+        let first = &claims[..=claim];
+        if !sum_fits(first, limits) {
+            let (sum_ppm, max_ppm) = (sum(first), limits.density_ppm);
+            let fits = shortest(first, limits);
+            return Err(Refusal::Density { claim, sum_ppm, max_ppm, fits });
+        }
+        if layout(&windows(first)).is_none() {
+            return Err(Refusal::Slots { claim, fits: shortest(first, limits) });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(deadline_us: u64, share_ppm: u64) -> Claim {
+        Claim { deadline: Nanos::from_micros(deadline_us), share_ppm }
+    }
+
+    fn refusal(claims: &[Claim]) -> Refusal {
+        admit(claims, false, Limits::default()).unwrap_err()
+    }
+
+    #[test]
+    fn a_deadline_is_paid_out_of_the_share() {
+        assert_eq!(admit(&[claim(3_000, 166_666)], false, Limits::default()), Ok(()));
+        let error = refusal(&[claim(3_000, 125_000)]);
+        assert_eq!(
+            error.to_string(),
+            "vCPU 0 would use 14.28 % of its processor for its deadline and has a share of \
+             12.50 %; give it more weight, or a deadline of 3.5 ms"
+        );
+        assert_eq!(admit(&[claim(3_500, 125_000)], false, Limits::default()), Ok(()));
+    }
+
+    #[test]
+    fn the_sum_is_bounded_and_the_refusal_says_what_would_fit() {
+        // 1/4 each: two take 0.5, a third 0.75.
+        let set = [claim(1_500, 300_000), claim(1_500, 300_000), claim(1_500, 300_000)];
+        let Refusal::Density { claim: 2, sum_ppm: 750_000, fits: Some(fits), .. } = refusal(&set)
+        else {
+            panic!("{:?}", refusal(&set))
+        };
+        assert_eq!(fits, Nanos::from_millis(2));
+        let mut mended = set;
+        mended[2].deadline = fits;
+        assert_eq!(admit(&mended, false, Limits::default()), Ok(()));
+        let all = Limits { density_ppm: 800_000 };
+        assert_eq!(admit(&set, false, all), Ok(()));
+    }
+
+    #[test]
+    fn what_cannot_be_laid_out_is_refused_although_the_sum_would_allow_it() {
+        // Windows 2, 3, 7: 1/2 + 1/3 + 1/7 = 0.976, and 2 with 3 leave no slot to a third.
+        let limits = Limits { density_ppm: WHOLE_PPM };
+        let set = [claim(500, 500_000), claim(1_000, 400_000), claim(3_000, 200_000)];
+        let error = admit(&set, false, limits).unwrap_err();
+        assert!(matches!(error, Refusal::Slots { claim: 2, fits: None }), "{error:?}");
+    }
+
+    #[test]
+    fn ranges_and_the_drivers_processor() {
+        let limits = Limits::default();
+        assert_eq!(admit(&[], true, limits), Ok(()));
+        let beside = admit(&[claim(3_000, 500_000)], true, limits).unwrap_err();
+        assert_eq!(beside, Refusal::BesideDriver { claim: 0 });
+        let error = refusal(&[claim(499, WHOLE_PPM)]).to_string();
+        assert_eq!(error, "deadline 0.499 ms of vCPU 0 is out of range; write 0.5 ms to 1000 ms");
+        assert!(matches!(refusal(&[claim(1_000_001, WHOLE_PPM)]), Refusal::Range { .. }));
+        assert_eq!(deadline_within(0), None);
+        assert_eq!(deadline_within(WHOLE_PPM), Some(DEADLINE_MIN));
+    }
+}

@@ -1,0 +1,351 @@
+//! Xen's credit scheduler: a run queue by class on each processor.
+//!
+//! **Problem.** The baseline that deadlines are held against, and the queue that divides what
+//! deadlines leave. **Source.** xen/common/sched_credit.c (4.x): its rules, not its text.
+//!
+//! **Rule.** Classes go BOOST, UNDER, OVER ([`crate::credit_book`]), first come first served in
+//! each. Who is woken from block and has credits left is boosted; who is OVER is not, which is the
+//! paper's complaint. A waking vCPU preempts a running one of a lower class, else an idle processor
+//! is told. Who left goes behind its equals. A slice is 30 ms; in its first millisecond nobody is
+//! preempted ([`QueueTerms::ratelimit`]). A processor whose next is OVER looks for a higher class
+//! elsewhere, at most once a millisecond. After each epoch a queue is sorted by class, stable, at
+//! the processor's next tick; BOOST and UNDER stay as they stand.
+//!
+//! **Example** (a test). Six hogs of equal weight: one waits five slices, 150 ms.
+//!
+//! **Departures** of [`QueueTerms::by_credit`], none of [`QueueTerms::XEN`] but that topology is
+//! one node and caches have no heat: within a class the one with most credits is first, as the
+//! paper has it (§III-A), because who is furthest behind its share then runs next, and shares stay
+//! within a slice. **Cost.** O(n) a wake-up, n waiting on the processor; O(n log n) an epoch.
+
+use std::collections::VecDeque;
+
+use penstock_units::{CpuId, Nanos, VcpuId, VmId};
+
+use crate::contract::Contract;
+use crate::credit_book::{Class, CreditBook, CreditTerms};
+use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
+
+/// Constants of the run queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueTerms {
+    /// Whether within a class the one with most credits goes first, and not who came first.
+    pub by_credit: bool,
+    /// Who began to run is not preempted for so long.
+    pub ratelimit: Nanos,
+}
+
+impl QueueTerms {
+    /// How long who is first runs.
+    pub const SLICE: Nanos = Nanos::from_millis(30);
+    /// Between two looks at other processors.
+    const STEAL_GAP: Nanos = Nanos::from_millis(1);
+    /// Xen's.
+    pub const XEN: Self = Self { by_credit: false, ratelimit: Nanos::from_millis(1) };
+    /// Penstock's.
+    pub const BY_CREDIT: Self = Self { by_credit: true, ratelimit: Nanos(0) };
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    cpu: CpuId,
+    /// Runnable, running included.
+    runnable: bool,
+    /// It stays on its processor.
+    pinned: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cpu {
+    queue: VecDeque<VcpuId>,
+    running: Option<VcpuId>,
+    /// When the one that runs began.
+    since: Nanos,
+    /// It is preempted at the end of its first millisecond.
+    held: Option<Nanos>,
+    /// The epoch after which the queue was sorted last.
+    sorted: u64,
+    looked: Option<Nanos>,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Credit1 {
+    book: CreditBook,
+    terms: QueueTerms,
+    places: Vec<Option<Place>>,
+    cpus: Vec<Cpu>,
+    epochs: u64,
+}
+
+impl Credit1 {
+    /// Xen's, on so many processors.
+    #[must_use]
+    pub fn new(cpus: u16) -> Self {
+        Self::with_terms(cpus, CreditTerms::XEN, QueueTerms::XEN)
+    }
+
+    /// With these constants.
+    #[must_use]
+    pub fn with_terms(cpus: u16, credits: CreditTerms, terms: QueueTerms) -> Self {
+        Self {
+            book: CreditBook::new(credits, cpus),
+            terms,
+            places: Vec::new(),
+            cpus: vec![Cpu::default(); usize::from(cpus)],
+            epochs: 0,
+        }
+    }
+
+    /// The accounts.
+    #[must_use]
+    pub const fn book(&self) -> &CreditBook {
+        &self.book
+    }
+
+    /// Who runs on a processor.
+    #[must_use]
+    pub fn running(&self, cpu: CpuId) -> Option<VcpuId> {
+        self.cpus.get(cpu.index())?.running
+    }
+
+    /// Where a vCPU waits or runs.
+    #[must_use]
+    pub fn cpu_of(&self, vcpu: VcpuId) -> Option<CpuId> {
+        self.place(vcpu).map(|place| place.cpu)
+    }
+
+    /// Whether it runs or waits to.
+    #[must_use]
+    pub fn runnable(&self, vcpu: VcpuId) -> bool {
+        self.place(vcpu).is_some_and(|place| place.runnable)
+    }
+
+    fn place(&self, vcpu: VcpuId) -> Option<Place> {
+        self.places.get(vcpu.index()).copied().flatten()
+    }
+
+    fn place_mut(&mut self, vcpu: VcpuId) -> Option<&mut Place> {
+        self.places.get_mut(vcpu.index())?.as_mut()
+    }
+
+    /// Keeps a vCPU on its processor.
+    pub(crate) fn pin(&mut self, vcpu: VcpuId) {
+        if let Some(place) = self.place_mut(vcpu) {
+            place.pinned = true;
+        }
+    }
+
+    /// Whether `a` stays in front of `b`, which comes later.
+    fn before(&self, a: VcpuId, b: VcpuId) -> bool {
+        let key =
+            |v| (self.book.class(v), if self.terms.by_credit { self.book.credit(v) } else { 0 });
+        key(a) >= key(b)
+    }
+
+    /// Behind its equals.
+    fn insert(&mut self, vcpu: VcpuId) {
+        let Some(place) = self.place(vcpu) else { return };
+        let queue = &self.cpus[place.cpu.index()].queue;
+        let at = queue.iter().position(|other| !self.before(*other, vcpu)).unwrap_or(queue.len());
+        self.cpus[place.cpu.index()].queue.insert(at, vcpu);
+    }
+
+    /// Takes a vCPU out of its queue. Whether it was there.
+    pub(crate) fn unqueue(&mut self, vcpu: VcpuId) -> bool {
+        let Some(place) = self.place(vcpu) else { return false };
+        let queue = &mut self.cpus[place.cpu.index()].queue;
+        let at = queue.iter().position(|other| *other == vcpu);
+        at.map(|at| queue.remove(at)).is_some()
+    }
+
+    /// It is runnable, and waits in its queue unless it is parked.
+    fn queue(&mut self, vcpu: VcpuId) {
+        if let Some(place) = self.place_mut(vcpu) {
+            place.runnable = true;
+        }
+        if !self.book.parked(vcpu) {
+            self.insert(vcpu);
+        }
+    }
+
+    /// The processor that should decide anew for a vCPU that waits.
+    fn tickle(&mut self, now: Nanos, vcpu: VcpuId) -> Option<CpuId> {
+        let place = self.place(vcpu)?;
+        let cpu = &mut self.cpus[place.cpu.index()];
+        let Some(running) = cpu.running else { return Some(place.cpu) };
+        if self.book.class(vcpu) > self.book.class(running) {
+            let until = cpu.since + self.terms.ratelimit;
+            if now >= until {
+                return Some(place.cpu);
+            }
+            cpu.held = Some(until);
+        }
+        if place.pinned {
+            return None;
+        }
+        let idle = |cpu: &Cpu| cpu.running.is_none() && cpu.queue.is_empty();
+        let at = self.cpus.iter().position(idle)?;
+        u16::try_from(at).ok().map(CpuId)
+    }
+
+    /// Takes work of a higher class from a processor that has some to do.
+    fn steal(&mut self, now: Nanos, thief: CpuId, than: Option<Class>) -> Option<VcpuId> {
+        let looked = self.cpus[thief.index()].looked;
+        if looked.is_some_and(|at| now < at + QueueTerms::STEAL_GAP) && than.is_some() {
+            return None;
+        }
+        self.cpus[thief.index()].looked = Some(now);
+        let count = self.cpus.len();
+        for at in (1..count).map(|step| (thief.index() + step) % count) {
+            if self.cpus[at].running.is_none() {
+                continue;
+            }
+            let higher = |v: &&VcpuId| than.is_none_or(|than| self.book.class(**v) > than);
+            let movable = |v: &&VcpuId| self.place(**v).is_some_and(|place| !place.pinned);
+            let found = self.cpus[at].queue.iter().take_while(higher).find(movable).copied();
+            if let Some(vcpu) = found {
+                self.unqueue(vcpu);
+                if let Some(place) = self.place_mut(vcpu) {
+                    place.cpu = thief;
+                }
+                return Some(vcpu);
+            }
+        }
+        None
+    }
+
+    /// The one that ran on `cpu` is gone from it, and not queued.
+    pub(crate) fn vacate(&mut self, cpu: CpuId) -> Option<VcpuId> {
+        let state = self.cpus.get_mut(cpu.index())?;
+        state.held = None;
+        state.running.take()
+    }
+
+    /// `vcpu`, which waits, runs on its processor by another right than its credits.
+    pub(crate) fn install(&mut self, now: Nanos, cpu: CpuId, vcpu: VcpuId) {
+        self.unqueue(vcpu);
+        if let Some(place) = self.place_mut(vcpu) {
+            place.runnable = true;
+        }
+        let state = &mut self.cpus[cpu.index()];
+        (state.running, state.since, state.held) = (Some(vcpu), now, None);
+    }
+
+    fn resort(&mut self, cpu: usize) {
+        let mut queue = std::mem::take(&mut self.cpus[cpu].queue);
+        let book = &self.book;
+        if self.terms.by_credit {
+            let key = |v: &VcpuId| std::cmp::Reverse((book.class(*v), book.credit(*v)));
+            queue.make_contiguous().sort_by_key(key);
+        } else {
+            queue.make_contiguous().sort_by_key(|v| book.class(*v) == Class::Over);
+        }
+        self.cpus[cpu].queue = queue;
+    }
+}
+
+impl VcpuScheduler for Credit1 {
+    fn add(&mut self, _: Nanos, contract: &Contract, homes: &[CpuId]) -> Option<Vm> {
+        if homes.iter().any(|home| home.index() >= self.cpus.len()) {
+            return None;
+        }
+        let (id, vcpus) = self.book.open(contract, homes.len())?;
+        for (vcpu, cpu) in vcpus.iter().zip(homes) {
+            if self.places.len() <= vcpu.index() {
+                self.places.resize(vcpu.index() + 1, None);
+            }
+            let place = Place { cpu: *cpu, runnable: false, pinned: false };
+            self.places[vcpu.index()] = Some(place);
+        }
+        Some(Vm { id, vcpus })
+    }
+
+    fn remove(&mut self, _: Nanos, vm: VmId) {
+        for vcpu in self.book.vcpus(vm).to_vec() {
+            self.unqueue(vcpu);
+            self.places[vcpu.index()] = None;
+        }
+        self.book.close(vm);
+    }
+
+    fn wake(&mut self, now: Nanos, vcpu: VcpuId, cause: Cause) -> Option<CpuId> {
+        if self.place(vcpu)?.runnable {
+            return None;
+        }
+        self.book.boost(vcpu, cause == Cause::Event);
+        self.queue(vcpu);
+        if self.book.parked(vcpu) { None } else { self.tickle(now, vcpu) }
+    }
+
+    fn charge(&mut self, vcpu: VcpuId, ran: Nanos) {
+        self.book.burn(vcpu, ran);
+    }
+
+    fn leave(&mut self, _: Nanos, cpu: CpuId, how: Leave) {
+        let Some(vcpu) = self.vacate(cpu) else { return };
+        self.book.end_drawing(vcpu);
+        if how == Leave::Preempted {
+            self.queue(vcpu);
+        } else if let Some(place) = self.place_mut(vcpu) {
+            place.runnable = false;
+        }
+    }
+
+    fn decide(&mut self, now: Nanos, cpu: CpuId) -> Option<Turn> {
+        let head = self.cpus.get(cpu.index())?.queue.front().copied();
+        let class = head.map(|head| self.book.class(head));
+        let stolen = match class {
+            Some(Class::Under | Class::Boost) => None,
+            than => self.steal(now, cpu, than),
+        };
+        let vcpu = stolen.or(head)?;
+        self.install(now, cpu, vcpu);
+        let on_reserve = self.book.drawing(vcpu).map(|left| Nanos(left.0.max(1)));
+        let slice = on_reserve.map_or(QueueTerms::SLICE, |left| left.min(QueueTerms::SLICE));
+        Some(Turn { vcpu, slice, lane: Lane::Credit })
+    }
+
+    fn poll(&self, now: Nanos, cpu: CpuId) -> bool {
+        self.cpus.get(cpu.index()).is_some_and(|cpu| cpu.held.is_some_and(|until| now >= until))
+    }
+
+    fn tick(&mut self, _: Nanos, cpu: CpuId) {
+        let Some(state) = self.cpus.get_mut(cpu.index()) else { return };
+        let stale = std::mem::replace(&mut state.sorted, self.epochs) != self.epochs;
+        if let Some(vcpu) = state.running {
+            self.book.tick(vcpu);
+        }
+        if stale && !self.terms.by_credit {
+            self.resort(cpu.index());
+        }
+    }
+
+    fn account(&mut self, now: Nanos) -> Vec<CpuId> {
+        let places = &self.places;
+        let busy = |v: VcpuId| places.get(v.index()).copied().flatten().is_some_and(|p| p.runnable);
+        let parking = self.book.account(busy);
+        self.epochs += 1;
+        let mut anew = Vec::new();
+        for vcpu in parking.parked {
+            self.unqueue(vcpu);
+            let cpu = self.cpu_of(vcpu).filter(|cpu| self.running(*cpu) == Some(vcpu));
+            anew.extend(cpu);
+        }
+        for vcpu in parking.unparked {
+            if self.runnable(vcpu) && self.cpu_of(vcpu).and_then(|c| self.running(c)) != Some(vcpu)
+            {
+                self.insert(vcpu);
+                anew.extend(self.tickle(now, vcpu));
+            }
+        }
+        if self.terms.by_credit {
+            (0..self.cpus.len()).for_each(|cpu| self.resort(cpu));
+        }
+        anew
+    }
+}
+
+#[cfg(test)]
+#[path = "credit1_tests.rs"]
+mod tests;

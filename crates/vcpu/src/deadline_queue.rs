@@ -1,0 +1,218 @@
+//! The deadlines of one processor's vCPUs, earliest first.
+//!
+//! **Problem.** When must which vCPU preempt what runs, so that none is late? **Source.** VM jitter
+//! §III-A, §IV: a run queue by deadline, polled every 0.5 ms, slices of 0.5 ms. **Quantities.**
+//! Slot: 0.5 ms of the processor ([`SLICE`]), counted from time 0; the poll falls on their
+//! beginnings. Deadline: when a vCPU must begin to run.
+//!
+//! **Rule.** Who must run by a deadline books the latest slot that begins by then, among those
+//! that nobody owns or has booked and its own ([`crate::slots`]); if there is none, its next own
+//! one, which begins less than a slot later. It is due when its slot begins, and no two ever are
+//! together. So it runs at most D + 0.5 ms after it was last descheduled: the paper's D and one
+//! poll.
+//!
+//! **Example** (a test). D = 3 ms: 6 slots later; a second one due at the same time, a slot before.
+//!
+//! **Departures.** The queue is by booked slots and not by bare deadlines: k of these in one moment
+//! keep the last waiting for k - 1 slices more. **Cost.** O(n) a booking, n vCPUs with deadlines on
+//! this processor.
+
+use penstock_units::{Nanos, VcpuId};
+
+use crate::slots::{Residue, layout};
+
+/// What a vCPU gets when it is due, and the time between two polls.
+pub const SLICE: Nanos = Nanos::from_micros(500);
+
+/// The slots in which a vCPU with this deadline must run once: D / S + 1.
+#[must_use]
+pub const fn window(deadline: Nanos) -> u64 {
+    deadline.0 / SLICE.0 + 1
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    vcpu: VcpuId,
+    deadline: Nanos,
+    own: Residue,
+    booked: Option<u64>,
+    /// What it was booked for.
+    by: Nanos,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, Default)]
+pub struct DeadlineQueue {
+    members: Vec<Member>,
+}
+
+impl DeadlineQueue {
+    /// Without members.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { members: Vec::new() }
+    }
+
+    /// Takes a vCPU with its deadline in, not queued. Whether it fits with the others; if it does
+    /// not, nothing has changed.
+    pub fn join(&mut self, now: Nanos, vcpu: VcpuId, deadline: Nanos) -> bool {
+        let own = Residue { period: 1, phase: 0 };
+        self.members.push(Member { vcpu, deadline, own, booked: None, by: Nanos(0) });
+        let fits = self.lay_out(now);
+        if !fits {
+            self.members.pop();
+        }
+        fits
+    }
+
+    /// Forgets a vCPU.
+    pub fn part(&mut self, now: Nanos, vcpu: VcpuId) {
+        self.members.retain(|member| member.vcpu != vcpu);
+        // Fewer always fit.
+        self.lay_out(now);
+    }
+
+    /// New own slots for all, and with them new bookings, the earliest deadline first. A booking
+    /// for a deadline that is closer than its owner's window can come a window late, once.
+    fn lay_out(&mut self, now: Nanos) -> bool {
+        let windows: Vec<u64> = self.members.iter().map(|m| window(m.deadline)).collect();
+        let Some(own) = layout(&windows) else { return false };
+        self.members.iter_mut().zip(own).for_each(|(member, own)| member.own = own);
+        let booked =
+            self.members.iter_mut().filter_map(|m| m.booked.take().map(|_| (m.by, m.vcpu)));
+        let mut again: Vec<(Nanos, VcpuId)> = booked.collect();
+        again.sort_unstable();
+        again.into_iter().for_each(|(by, vcpu)| self.enter(now, vcpu, by));
+        true
+    }
+
+    fn member(&mut self, vcpu: VcpuId) -> Option<&mut Member> {
+        self.members.iter_mut().find(|member| member.vcpu == vcpu)
+    }
+
+    /// Whether `slot` is free for a vCPU.
+    fn free(&self, slot: u64, vcpu: VcpuId) -> bool {
+        self.members.iter().all(|member| {
+            if member.vcpu == vcpu {
+                true
+            } else {
+                !member.own.owns(slot) && member.booked != Some(slot)
+            }
+        })
+    }
+
+    /// `vcpu` must run by `by`; it keeps a booking that is not later.
+    pub fn enter(&mut self, now: Nanos, vcpu: VcpuId, by: Nanos) {
+        let first = now.0.div_ceil(SLICE.0);
+        let Some(member) = self.member(vcpu) else { return };
+        let (own, window) = (member.own, window(member.deadline));
+        if member.booked.is_some() && member.by <= by {
+            return;
+        }
+        let last = (by.0 / SLICE.0).min(first.saturating_add(window));
+        let latest = (first..=last).rev().find(|slot| self.free(*slot, vcpu));
+        let slot = latest.unwrap_or_else(|| own.next(first));
+        if let Some(member) = self.member(vcpu) {
+            (member.booked, member.by) = (Some(slot), by);
+        }
+    }
+
+    /// The same, by its own deadline from now on.
+    pub fn enter_anew(&mut self, now: Nanos, vcpu: VcpuId) {
+        if let Some(deadline) = self.deadline(vcpu) {
+            self.enter(now, vcpu, now + deadline);
+        }
+    }
+
+    /// It is not queued any more: it runs, or waits for something else.
+    pub fn leave(&mut self, vcpu: VcpuId) {
+        if let Some(member) = self.member(vcpu) {
+            member.booked = None;
+        }
+    }
+
+    /// A member's deadline.
+    #[must_use]
+    pub fn deadline(&self, vcpu: VcpuId) -> Option<Nanos> {
+        self.members.iter().find(|member| member.vcpu == vcpu).map(|member| member.deadline)
+    }
+
+    /// When a vCPU's slot begins, if it has one.
+    #[must_use]
+    pub fn due_at(&self, vcpu: VcpuId) -> Option<Nanos> {
+        let member = self.members.iter().find(|member| member.vcpu == vcpu)?;
+        member.booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
+    }
+
+    /// Who is due, if anybody is, leaving out one that runs.
+    #[must_use]
+    pub fn due(&self, now: Nanos, running: Option<VcpuId>) -> Option<VcpuId> {
+        let slot = now.0 / SLICE.0;
+        let waiting = self.members.iter().filter(|member| Some(member.vcpu) != running);
+        let due = waiting.filter(|member| member.booked.is_some_and(|at| at <= slot));
+        due.min_by_key(|member| member.booked).map(|member| member.vcpu)
+    }
+
+    /// Whether anybody has a deadline here.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const A: VcpuId = VcpuId(0);
+    const B: VcpuId = VcpuId(1);
+
+    fn queue(deadlines_ms: &[u64]) -> DeadlineQueue {
+        let mut queue = DeadlineQueue::new();
+        for (at, deadline) in (0..).zip(deadlines_ms) {
+            assert!(queue.join(Nanos(0), VcpuId(at), Nanos::from_millis(*deadline)));
+        }
+        queue
+    }
+
+    #[test]
+    fn one_is_due_when_its_deadline_is_and_the_next_a_slot_before() {
+        let mut queue = queue(&[3, 3]);
+        queue.enter_anew(Nanos(0), A);
+        // Slot 6 may be B's own; A keeps away from it, but never by more than B's one slot.
+        assert!([5, 6].map(|s| Some(Nanos(s * SLICE.0))).contains(&queue.due_at(A)));
+        queue.enter_anew(Nanos(0), B);
+        assert_ne!(queue.due_at(A), queue.due_at(B));
+        assert_eq!(queue.due(Nanos(2 * MS), None), None);
+        assert!(queue.due(Nanos(3 * MS), None).is_some());
+    }
+
+    #[test]
+    fn alone_it_is_due_at_the_last_poll_before_its_deadline() {
+        let mut queue = queue(&[3]);
+        queue.enter_anew(Nanos(100_000), A);
+        assert_eq!(queue.due_at(A), Some(Nanos(3 * MS)));
+        assert_eq!(
+            (queue.due(Nanos(3 * MS - 1), None), queue.due(Nanos(3 * MS), None)),
+            (None, Some(A))
+        );
+        // A later deadline does not put it off, an earlier one does count.
+        queue.enter(Nanos(100_000), A, Nanos(9 * MS));
+        assert_eq!(queue.due_at(A), Some(Nanos(3 * MS)));
+        queue.enter(Nanos(100_000), A, Nanos(2 * MS));
+        assert_eq!(queue.due_at(A), Some(Nanos(2 * MS)));
+        queue.leave(A);
+        assert_eq!((queue.due_at(A), queue.due(Nanos(90 * MS), None)), (None, None));
+    }
+
+    #[test]
+    fn who_does_not_fit_is_refused_and_who_goes_makes_room() {
+        let mut queue = queue(&[1, 1]);
+        assert!(!queue.join(Nanos(0), VcpuId(2), Nanos(SLICE.0)));
+        assert!(queue.deadline(VcpuId(2)).is_none() && queue.deadline(B).is_some());
+        queue.enter_anew(Nanos(0), A);
+        queue.part(Nanos(0), B);
+        assert!(queue.join(Nanos(0), VcpuId(2), Nanos(SLICE.0)) && queue.due_at(A).is_some());
+    }
+}

@@ -1,0 +1,264 @@
+//! Two run queues on each processor: by deadline, and by credit.
+//!
+//! **Problem.** How much of a processor a VM gets and how soon it gets some are different things.
+//! **Source.** VM jitter §III-A, §III-B, §IV. **Quantities.** D: the VM's deadline. S: 0.5 ms,
+//! slice of the deadline queue and time between polls.
+//!
+//! **Rule.**
+//! 1. The driver domain goes before all and is preempted by none.
+//! 2. Who is due in the deadline queue ([`crate::deadline_queue`]) preempts what runs, for S.
+//! 3. Else the credit queue decides ([`crate::credit1`]), for 30 ms, by class and then by credits.
+//!
+//! A periodic vCPU is queued by deadline from when it is descheduled on, while it is runnable, and
+//! also when it yielded: then it comes again at its deadline. An aperiodic one is queued from an
+//! external event on. Both until they ran for S or gave the processor up by themselves: who was
+//! picked by credit and preempted sooner keeps its deadline, and so does an event that came while
+//! the vCPU ran. All are charged alike, whichever queue they come from, so deadlines change when a
+//! VM runs and not how much; what cannot be paid for from a VM's share is not admitted
+//! ([`crate::admission`]).
+//!
+//! **For an actuator** that does not own the run queue: [`DoubleQueue::ran`] tells what ran,
+//! [`DoubleQueue::due`] whom to lend a slice, [`VcpuScheduler::charge`] and
+//! [`VcpuScheduler::account`] keep accounts.
+//!
+//! **Departures.** Who is due is placed on a raster ([`crate::deadline_queue`]); who has a deadline
+//! stays on its processor, because its slots are there. **Cost.** That of the two queues.
+
+use penstock_units::{CpuId, Nanos, VcpuId, VmId};
+
+use crate::contract::{Contract, Mode};
+use crate::credit_book::{CreditBook, CreditTerms};
+use crate::credit1::{Credit1, QueueTerms};
+use crate::deadline_queue::{DeadlineQueue, SLICE};
+use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
+
+#[derive(Clone, Copy, Debug)]
+struct Term {
+    mode: Mode,
+    cpu: CpuId,
+    /// It is owed a slice: since when, and how long it ran since.
+    owed: Option<(Nanos, Nanos)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cpu {
+    deadlines: DeadlineQueue,
+    /// The driver domain's vCPUs that wait.
+    drivers: Vec<VcpuId>,
+    lane: Option<Lane>,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct DoubleQueue {
+    credit: Credit1,
+    terms: Vec<Option<Term>>,
+    cpus: Vec<Cpu>,
+}
+
+impl DoubleQueue {
+    /// For so many processors.
+    #[must_use]
+    pub fn new(cpus: u16) -> Self {
+        Self {
+            credit: Credit1::with_terms(cpus, CreditTerms::FINE, QueueTerms::BY_CREDIT),
+            terms: Vec::new(),
+            cpus: vec![Cpu::default(); usize::from(cpus)],
+        }
+    }
+
+    /// The accounts.
+    #[must_use]
+    pub const fn book(&self) -> &CreditBook {
+        self.credit.book()
+    }
+
+    fn term(&self, vcpu: VcpuId) -> Option<Term> {
+        self.terms.get(vcpu.index()).copied().flatten()
+    }
+
+    fn term_mut(&mut self, vcpu: VcpuId) -> Option<&mut Term> {
+        self.terms.get_mut(vcpu.index())?.as_mut()
+    }
+
+    fn deadlines(&mut self, cpu: CpuId) -> &mut DeadlineQueue {
+        &mut self.cpus[cpu.index()].deadlines
+    }
+
+    /// Whom to lend a slice of [`SLICE`] to now.
+    #[must_use]
+    pub fn due(&self, now: Nanos, cpu: CpuId) -> Option<VcpuId> {
+        self.cpus.get(cpu.index())?.deadlines.due(now, self.credit.running(cpu))
+    }
+
+    /// Whether anybody on `cpu` has a deadline; else it need not be polled.
+    #[must_use]
+    pub fn has_deadlines(&self, cpu: CpuId) -> bool {
+        self.cpus.get(cpu.index()).is_some_and(|cpu| !cpu.deadlines.is_empty())
+    }
+
+    /// It was seen to run, for so long, and is not running now: charged, and its deadline counts
+    /// from now. For an actuator; whoever decides says [`VcpuScheduler::leave`] instead.
+    pub fn ran(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
+        self.charge(vcpu, time);
+        self.requeue(now, vcpu, Leave::Preempted);
+    }
+
+    /// It is owed a slice from now on, unless it is owed one for longer.
+    fn owe(&mut self, now: Nanos, vcpu: VcpuId) {
+        let Some(term) = self.term_mut(vcpu) else { return };
+        let (since, _) = *term.owed.get_or_insert((now, Nanos(0)));
+        let cpu = term.cpu;
+        let queue = self.deadlines(cpu);
+        if let Some(deadline) = queue.deadline(vcpu) {
+            queue.enter(now, vcpu, since + deadline);
+        }
+    }
+
+    /// What one that leaves its processor is owed.
+    fn requeue(&mut self, now: Nanos, vcpu: VcpuId, how: Leave) {
+        let Some(term) = self.term_mut(vcpu).filter(|term| term.mode.is_real_time()) else {
+            return;
+        };
+        let (periodic, cpu) = (term.mode == Mode::Periodic, term.cpu);
+        let served = term.owed.is_none_or(|(_, ran)| ran >= SLICE);
+        if served || how != Leave::Preempted {
+            term.owed = None;
+            self.deadlines(cpu).leave(vcpu);
+        }
+        let owed = self.term(vcpu).is_some_and(|term| term.owed.is_some());
+        if owed || (periodic && how != Leave::Blocked) {
+            self.owe(now, vcpu);
+        }
+    }
+
+    fn run(&mut self, now: Nanos, cpu: CpuId, turn: Turn) -> Turn {
+        self.credit.install(now, cpu, turn.vcpu);
+        self.begin(cpu, turn);
+        turn
+    }
+
+    fn begin(&mut self, cpu: CpuId, turn: Turn) {
+        self.cpus[cpu.index()].lane = Some(turn.lane);
+        if let Some(term) = self.term_mut(turn.vcpu) {
+            // It may have been stolen; those with deadlines are not.
+            term.cpu = cpu;
+        }
+    }
+}
+
+impl VcpuScheduler for DoubleQueue {
+    fn add(&mut self, now: Nanos, contract: &Contract, homes: &[CpuId]) -> Option<Vm> {
+        let vm = self.credit.add(now, contract, homes)?;
+        let mut fits = true;
+        for (vcpu, cpu) in vm.vcpus.iter().zip(homes) {
+            if self.terms.len() <= vcpu.index() {
+                self.terms.resize(vcpu.index() + 1, None);
+            }
+            let term = Term { mode: contract.mode, cpu: *cpu, owed: None };
+            self.terms[vcpu.index()] = Some(term);
+            if contract.mode.is_real_time() {
+                fits &= self.deadlines(*cpu).join(now, *vcpu, contract.deadline);
+            }
+            if contract.mode != Mode::None {
+                self.credit.pin(*vcpu);
+            }
+        }
+        if !fits {
+            self.remove(now, vm.id);
+            return None;
+        }
+        Some(vm)
+    }
+
+    fn remove(&mut self, now: Nanos, vm: VmId) {
+        for vcpu in self.book().vcpus(vm).to_vec() {
+            if let Some(term) = self.terms[vcpu.index()].take() {
+                let cpu = &mut self.cpus[term.cpu.index()];
+                cpu.deadlines.part(now, vcpu);
+                cpu.drivers.retain(|other| *other != vcpu);
+            }
+        }
+        self.credit.remove(now, vm);
+    }
+
+    fn wake(&mut self, now: Nanos, vcpu: VcpuId, cause: Cause) -> Option<CpuId> {
+        let term = self.term(vcpu)?;
+        let waits_or_runs = self.credit.runnable(vcpu);
+        if cause == Cause::Event && term.mode == Mode::Aperiodic {
+            self.owe(now, vcpu);
+        }
+        if waits_or_runs {
+            return None;
+        }
+        if term.mode == Mode::Periodic {
+            self.owe(now, vcpu);
+        }
+        let anew = self.credit.wake(now, vcpu, cause);
+        if term.mode == Mode::Driver {
+            self.credit.unqueue(vcpu);
+            let state = &mut self.cpus[term.cpu.index()];
+            state.drivers.push(vcpu);
+            return (state.lane != Some(Lane::Driver)).then_some(term.cpu);
+        }
+        anew.filter(|cpu| self.cpus[cpu.index()].lane.is_none_or(|lane| lane == Lane::Credit))
+    }
+
+    fn charge(&mut self, vcpu: VcpuId, ran: Nanos) {
+        self.credit.charge(vcpu, ran);
+        if let Some((_, since)) = self.term_mut(vcpu).and_then(|term| term.owed.as_mut()) {
+            *since += ran;
+        }
+    }
+
+    fn leave(&mut self, now: Nanos, cpu: CpuId, how: Leave) {
+        let Some(vcpu) = self.credit.running(cpu) else { return };
+        let driver = self.term(vcpu).is_some_and(|term| term.mode == Mode::Driver);
+        self.credit.leave(now, cpu, how);
+        self.cpus[cpu.index()].lane = None;
+        if driver && how == Leave::Preempted {
+            // Its slice is over: it goes on before all others.
+            self.credit.unqueue(vcpu);
+            self.cpus[cpu.index()].drivers.push(vcpu);
+        }
+        self.requeue(now, vcpu, how);
+    }
+
+    fn decide(&mut self, now: Nanos, cpu: CpuId) -> Option<Turn> {
+        let state = self.cpus.get_mut(cpu.index())?;
+        if !state.drivers.is_empty() {
+            let vcpu = state.drivers.remove(0);
+            let turn = Turn { vcpu, slice: QueueTerms::SLICE, lane: Lane::Driver };
+            return Some(self.run(now, cpu, turn));
+        }
+        if let Some(vcpu) = state.deadlines.due(now, None) {
+            if !self.book().parked(vcpu) {
+                return Some(self.run(now, cpu, Turn { vcpu, slice: SLICE, lane: Lane::Deadline }));
+            }
+            self.deadlines(cpu).leave(vcpu);
+        }
+        let turn = self.credit.decide(now, cpu)?;
+        self.begin(cpu, turn);
+        Some(turn)
+    }
+
+    fn poll(&self, now: Nanos, cpu: CpuId) -> bool {
+        let Some(state) = self.cpus.get(cpu.index()) else { return false };
+        match state.lane {
+            Some(Lane::Driver | Lane::Deadline) => false,
+            Some(Lane::Credit) | None => self.due(now, cpu).is_some() || self.credit.poll(now, cpu),
+        }
+    }
+
+    fn tick(&mut self, now: Nanos, cpu: CpuId) {
+        self.credit.tick(now, cpu);
+    }
+
+    fn account(&mut self, now: Nanos) -> Vec<CpuId> {
+        self.credit.account(now)
+    }
+}
+
+#[cfg(test)]
+#[path = "double_queue_tests.rs"]
+mod tests;

@@ -1,0 +1,183 @@
+//! Which VM's vCPUs go to which processor.
+//!
+//! **Problem.** Deadlines need room on one processor, and none beside the driver domain.
+//! **Source.** VM jitter §III-B: the driver domain preempts all and shares its processor with no
+//! real-time guest. **Quantities.** Shares in millionths of a processor, when all have work: all
+//! processors by weight, at most one for a vCPU.
+//!
+//! **Rule.** The driver domain's vCPUs take the first processors. Then vCPUs with deadlines, the
+//! shortest first, each to the processor where deadlines take least among those that admit it, not
+//! the driver domain's. Then all others, the heaviest first, to the processor with least weight.
+//! vCPUs without deadlines only start there: the credit queues balance them.
+//!
+//! **Example** (a test). A driver domain and four VMs with D = 3 ms on three processors: two each
+//! on the second and third. **Departures.** The paper places by rule 2 alone; what fits is asked
+//! here. **Cost.** O(vCPUs x processors) questions of [`crate::admission`].
+
+use penstock_units::{CpuId, Nanos};
+use thiserror::Error;
+
+use crate::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
+use crate::contract::{Contract, Mode};
+
+/// A VM to place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guest {
+    /// What it asked for.
+    pub contract: Contract,
+    /// How many vCPUs it has.
+    pub vcpus: u16,
+}
+
+/// A VM has no place.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    /// There is nothing to place it on.
+    #[error("VM {vm} has no processor to run on; give the scheduler more than the driver domain's")]
+    NoProcessor {
+        /// Its place in the list.
+        vm: usize,
+    },
+    /// Its deadline fits nowhere.
+    #[error("VM {vm} fits on no processor; nearest is {cpu}: {reason}")]
+    Refused {
+        /// Its place in the list.
+        vm: usize,
+        /// The processor where least is missing.
+        cpu: CpuId,
+        /// Why not there.
+        reason: Refusal,
+    },
+}
+
+#[derive(Clone, Debug, Default)]
+struct Load {
+    driver: bool,
+    claims: Vec<Claim>,
+    weight: u64,
+}
+
+/// What a vCPU of this VM may use of a processor when all have work.
+#[must_use]
+pub fn share_ppm(guests: &[Guest], vm: usize, cpus: u16) -> u64 {
+    let weight = |guest: &Guest| u64::from(guest.contract.weight.get());
+    let all: u64 = guests.iter().map(|g| weight(g) * u64::from(g.vcpus)).sum();
+    let Some(mine) = guests.get(vm).map(weight) else { return 0 };
+    (u64::from(cpus) * WHOLE_PPM * mine / all.max(1)).min(WHOLE_PPM)
+}
+
+/// Processors for the vCPUs of every VM, in their order.
+///
+/// # Errors
+/// The first VM that has no place, and why.
+pub fn place(
+    guests: &[Guest],
+    cpus: u16,
+    limits: Limits,
+) -> Result<Vec<Vec<CpuId>>, PlacementError> {
+    let mut loads = vec![Load::default(); usize::from(cpus)];
+    let mut homes = vec![Vec::new(); guests.len()];
+    let rank = |guest: &Guest| match guest.contract.mode {
+        Mode::Driver => (0, Nanos(0), 0),
+        Mode::Periodic | Mode::Aperiodic => (1, guest.contract.deadline, 0),
+        Mode::None => (2, Nanos(0), u16::MAX - guest.contract.weight.get()),
+    };
+    let mut order: Vec<usize> = (0..guests.len()).collect();
+    order.sort_by_key(|vm| rank(&guests[*vm]));
+    let mut drivers = (0..cpus).cycle();
+    for vm in order {
+        let guest = &guests[vm];
+        let share_ppm = share_ppm(guests, vm, cpus);
+        for _ in 0..guest.vcpus {
+            let at = match guest.contract.mode {
+                Mode::Driver => drivers.next().map(usize::from),
+                Mode::None => (0..loads.len()).min_by_key(|at| loads[*at].weight),
+                Mode::Periodic | Mode::Aperiodic => {
+                    let claim = Claim { deadline: guest.contract.deadline, share_ppm };
+                    Some(with_room(&mut loads, vm, claim, limits)?)
+                }
+            };
+            let at = at.ok_or(PlacementError::NoProcessor { vm })?;
+            loads[at].driver |= guest.contract.mode == Mode::Driver;
+            loads[at].weight += u64::from(guest.contract.weight.get());
+            homes[vm].push(cpu_id(at));
+        }
+    }
+    Ok(homes)
+}
+
+fn cpu_id(at: usize) -> CpuId {
+    CpuId(u16::try_from(at).unwrap_or(u16::MAX))
+}
+
+/// The processor with least deadlines that admits one more, where it is entered.
+fn with_room(
+    loads: &mut [Load],
+    vm: usize,
+    claim: Claim,
+    limits: Limits,
+) -> Result<usize, PlacementError> {
+    let taken = |load: &Load| -> u64 {
+        load.claims.iter().map(|c| crate::admission::density_ppm(c.deadline)).sum()
+    };
+    let mut order: Vec<usize> = (0..loads.len()).filter(|at| !loads[*at].driver).collect();
+    order.sort_by_key(|at| (taken(&loads[*at]), loads[*at].weight));
+    let mut nearest = None;
+    for at in order {
+        loads[at].claims.push(claim);
+        match admit(&loads[at].claims, false, limits) {
+            Ok(()) => return Ok(at),
+            Err(reason) => nearest = nearest.or(Some((at, reason))),
+        }
+        loads[at].claims.pop();
+    }
+    Err(match nearest {
+        Some((at, reason)) => PlacementError::Refused { vm, cpu: cpu_id(at), reason },
+        None => PlacementError::NoProcessor { vm },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_units::Weight;
+
+    fn guest(mode: Mode, deadline_ms: u64) -> Guest {
+        let deadline = Nanos::from_millis(deadline_ms);
+        Guest { contract: Contract::real_time(mode, deadline, Weight::ONE), vcpus: 1 }
+    }
+
+    fn driver() -> Guest {
+        Guest { contract: Contract::driver(Weight::ONE), vcpus: 1 }
+    }
+
+    #[test]
+    fn deadlines_are_spread_and_keep_away_from_the_driver_domain() {
+        let mut guests = vec![guest(Mode::Periodic, 3); 4];
+        guests.push(driver());
+        guests.push(guest(Mode::None, 0));
+        let homes = place(&guests, 3, Limits::default()).unwrap();
+        assert_eq!(homes[4], [CpuId(0)]);
+        for cpu in [1, 2] {
+            assert_eq!(homes[..4].iter().filter(|h| h[0] == CpuId(cpu)).count(), 2);
+        }
+        assert_eq!(homes[5], [CpuId(0)], "where least weight is");
+    }
+
+    #[test]
+    fn who_fits_nowhere_is_told_why() {
+        let alone = [driver(), guest(Mode::Aperiodic, 3)];
+        let error = place(&alone, 1, Limits::default()).unwrap_err();
+        assert_eq!(error, PlacementError::NoProcessor { vm: 1 });
+        let many = vec![guest(Mode::Periodic, 1); 3];
+        let error = place(&many, 1, Limits::default()).unwrap_err();
+        assert!(
+            error.to_string().starts_with("VM 2 fits on no processor; nearest is 0: "),
+            "{error}"
+        );
+        assert_eq!(share_ppm(&many, 0, 1), 333_333);
+        assert_eq!(share_ppm(&many, 9, 1), 0);
+        assert_eq!(share_ppm(&many, 0, 5), WHOLE_PPM);
+    }
+}

@@ -1,0 +1,159 @@
+//! A place in time for every deadline of a processor, so that none is missed.
+//!
+//! **Problem.** Each of several vCPUs must run for a slice S within D of when it last ran. Run in
+//! the order of their deadlines, each as late as it may, they come to be due together: of D = 0.5,
+//! 1.5 and 1.5 ms with S = 0.5 ms, which fit a processor exactly, two can be due in the slot in
+//! which the first is due again. **Source.** This is pinwheel scheduling: task i in every a_i
+//! consecutive slots, a_i = D_i / S + 1. R. Holte et al. (1989); M. Chan, F. Chin, "Schedulers for
+//! larger classes of pinwheel instances", Algorithmica 9 (1993): what needs at most 0.7 of the
+//! slots can be placed. The way here is theirs with one base.
+//!
+//! **Rule.** For a base x, every a_i is lowered to a period x * 2^k; periods of that form can be
+//! given disjoint residues if their parts add up to 1. Of the bases that fit, the one that takes
+//! fewest slots is used, of these the largest. A vCPU's own slots are those of its residue.
+//!
+//! **Example** (a test). Windows 2, 4 and 5: periods 2, 4, 4 and residues 0, 1, 3.
+//! **Departures.** The paper has deadlines and no test of what fits. **Cost.** O(shortest window x
+//! tasks), when a set changes.
+
+/// Slots that one task owns: those whose number is `phase` modulo `period`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Residue {
+    /// Slots from one to the next; at least 1.
+    pub period: u64,
+    /// Below the period.
+    pub phase: u64,
+}
+
+impl Residue {
+    /// Whether `slot` is its own.
+    #[must_use]
+    pub const fn owns(&self, slot: u64) -> bool {
+        slot % self.period == self.phase
+    }
+
+    /// Its first slot from `slot` on.
+    #[must_use]
+    pub const fn next(&self, slot: u64) -> u64 {
+        slot + (self.phase + self.period - slot % self.period) % self.period
+    }
+}
+
+/// How often `window` can be halved and is still at least `base`.
+fn halvings(window: u64, base: u64) -> u32 {
+    (window / base).checked_ilog2().unwrap_or(0)
+}
+
+/// What a base takes of all slots, in parts of `base << deepest`, if it fits.
+fn taken(windows: &[u64], base: u64, deepest: u32) -> Option<u64> {
+    let each = windows.iter().map(|w| 1_u64 << (deepest - halvings(*w, base)));
+    let sum = each.fold(0, u64::saturating_add);
+    (sum <= base << deepest).then_some(sum)
+}
+
+/// Own slots for tasks that must run once in every so many slots (1 to 2^20 each), in their order;
+/// `None` if they do not fit together.
+#[must_use]
+pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
+    let (Some(&least), Some(&most)) = (windows.iter().min(), windows.iter().max()) else {
+        return Some(Vec::new());
+    };
+    if least == 0 || most > 1 << 20 {
+        return None;
+    }
+    let mut best: Option<(u64, u64, u32)> = None;
+    for base in (1..=least).rev() {
+        let deepest = halvings(most, base);
+        let Some(sum) = taken(windows, base, deepest) else { continue };
+        // sum / (base << deepest), smaller than the best so far?
+        let smaller = best.is_none_or(|(sum_b, base_b, deepest_b)| {
+            u128::from(sum) * u128::from(base_b << deepest_b)
+                < u128::from(sum_b) * u128::from(base << deepest)
+        });
+        if smaller {
+            best = Some((sum, base, deepest));
+        }
+    }
+    best.map(|(_, base, _)| place(windows, base))
+}
+
+/// Residues for periods that fit: the shortest first, each from the smallest free part.
+fn place(windows: &[u64], base: u64) -> Vec<Residue> {
+    let period = |window: u64| base << halvings(window, base);
+    let mut order: Vec<usize> = (0..windows.len()).collect();
+    order.sort_by_key(|at| period(windows[*at]));
+    let mut free: Vec<Residue> =
+        (0..base).rev().map(|phase| Residue { period: base, phase }).collect();
+    let mut placed = vec![Residue { period: 1, phase: 0 }; windows.len()];
+    for at in order {
+        // Parts are used up from the end, where the smallest are: one is always there, because
+        // periods only grow and what is taken is at most all.
+        let Some(mut part) = free.pop() else { break };
+        while part.period < period(windows[at]) {
+            let half = Residue { period: part.period * 2, phase: part.phase + part.period };
+            free.push(half);
+            part = Residue { period: part.period * 2, phase: part.phase };
+        }
+        placed[at] = part;
+    }
+    placed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Over the longest period, no slot has two owners.
+    fn disjoint(residues: &[Residue]) -> bool {
+        let all = residues.iter().map(|r| r.period).max().unwrap_or(1);
+        (0..all).all(|slot| residues.iter().filter(|r| r.owns(slot)).count() <= 1)
+    }
+
+    #[test]
+    fn the_modules_example() {
+        let residues = layout(&[2, 4, 5]).unwrap();
+        let found: Vec<_> = residues.iter().map(|r| (r.period, r.phase)).collect();
+        assert_eq!(found, [(2, 0), (4, 1), (4, 3)]);
+        assert_eq!(layout(&[2, 4, 4, 100]), None);
+        assert_eq!(layout(&[]), Some(Vec::new()));
+        assert_eq!(layout(&[0]), None);
+    }
+
+    #[test]
+    fn one_task_owns_exactly_its_windows() {
+        assert_eq!(layout(&[7]), Some(vec![Residue { period: 7, phase: 0 }]));
+        let residue = Residue { period: 7, phase: 3 };
+        assert_eq!([3, 4, 10].map(|slot| residue.next(slot)), [3, 10, 10]);
+    }
+
+    #[test]
+    fn every_small_set_that_takes_at_most_seven_tenths_has_a_place() {
+        // All multisets of up to five windows of 2 to 12.
+        fn sets(prefix: &mut Vec<u64>, seen: &mut u32, refused: &mut Vec<Vec<u64>>) {
+            let density: f64 =
+                prefix.iter().map(|w| 1.0 / f64::from(u32::try_from(*w).unwrap())).sum();
+            if density > 0.7 {
+                return;
+            }
+            *seen += 1;
+            match layout(prefix) {
+                Some(residues) => {
+                    assert!(disjoint(&residues), "{prefix:?}: {residues:?}");
+                    assert!(residues.iter().zip(&*prefix).all(|(r, w)| r.period <= *w));
+                }
+                None => refused.push(prefix.clone()),
+            }
+            if prefix.len() < 5 {
+                for window in prefix.last().copied().unwrap_or(2)..=12 {
+                    prefix.push(window);
+                    sets(prefix, seen, refused);
+                    prefix.pop();
+                }
+            }
+        }
+        let (mut seen, mut refused) = (0, Vec::new());
+        sets(&mut Vec::new(), &mut seen, &mut refused);
+        assert!(seen > 1_000, "{seen}");
+        assert!(refused.is_empty(), "{} of {seen}: {:?}", refused.len(), &refused[..1]);
+    }
+}

@@ -15,6 +15,7 @@ mod rng;
 mod sink;
 mod source;
 pub mod testbed;
+pub mod vcpu;
 mod world;
 
 pub use cost::{CostTable, SimCounter, StageCost};

@@ -7,11 +7,12 @@
 //! processor.
 //!
 //! **Rule.** On each processor:
-//! 1. of each vCPU with a deadline, what its slices take is at most its share: S / (D + S) <=
-//! share;
+//! 1. what a vCPU's slices take is at most its share: S / (D + S) <= share;
 //! 2. together they take at most 0.7 of the processor ([`Limits::density_ppm`]);
-//! 3. their slots can be laid out ([`crate::slots`]), which a sum of at most 0.7 nearly always can;
-//! 4. none is on the driver domain's processor.
+//! 3. their slots can be laid out ([`crate::slots`]), which up to 0.7 they nearly always can;
+//! 4. nor does it take more than its share when others bring its slices forward, because the slots
+//!    before its deadline are theirs ([`crate::slots::shortest_gaps`]);
+//! 5. none is on the driver domain's processor.
 //!
 //! **Example** (a test). D = 3 ms takes 1/7 of a processor, so 142,857 ppm of share are needed: one
 //! of six equal VMs has 166,666, one of eight has 125,000 and would have to take D = 3.5 ms.
@@ -22,7 +23,7 @@ use penstock_units::Nanos;
 use thiserror::Error;
 
 use crate::deadline_queue::{SLICE, window};
-use crate::slots::layout;
+use crate::slots::{layout, shortest_gaps};
 
 /// A whole processor.
 pub const WHOLE_PPM: u64 = 1_000_000;
@@ -157,6 +158,24 @@ pub enum Refusal {
         /// The shortest deadline of this one that would fit.
         fits: Option<Nanos>,
     },
+    /// Who comes last makes another one's slices more than that one can pay for.
+    #[error(
+        "beside vCPU {claim}, vCPU {other} would use up to {} of its processor for its deadline \
+         and has a share of {}; {}",
+        Pct(*.needs_ppm), Pct(*.share_ppm), remedy(*.fits, "place the first elsewhere")
+    )]
+    Beside {
+        /// The first that is too much.
+        claim: usize,
+        /// Who would use more; may be the same.
+        other: usize,
+        /// What it would use at most.
+        needs_ppm: u64,
+        /// Its share.
+        share_ppm: u64,
+        /// The shortest deadline of `claim` that would fit.
+        fits: Option<Nanos>,
+    },
     /// The driver domain preempts everybody on its processor.
     #[error(
         "vCPU {claim} has a deadline and is on the driver domain's processor; place it elsewhere"
@@ -174,7 +193,7 @@ fn shortest(claims: &[Claim], limits: Limits) -> Option<Nanos> {
     let fits = |slots: u64| {
         let longer = Claim { deadline: Nanos(slots * SLICE.0), ..*last };
         let set: Vec<Claim> = before.iter().copied().chain([longer]).collect();
-        sum_fits(&set, limits) && layout(&windows(&set)).is_some()
+        sum(&set) <= limits.density_ppm && overuse(&set) == Some(None)
     };
     if !fits(high) {
         return None;
@@ -188,16 +207,17 @@ fn shortest(claims: &[Claim], limits: Limits) -> Option<Nanos> {
     Some(Nanos(high * SLICE.0))
 }
 
-fn windows(claims: &[Claim]) -> Vec<u64> {
-    claims.iter().map(|claim| window(claim.deadline)).collect()
-}
-
 fn sum(claims: &[Claim]) -> u64 {
     claims.iter().map(|claim| density_ppm(claim.deadline)).fold(0, u64::saturating_add)
 }
 
-fn sum_fits(claims: &[Claim], limits: Limits) -> bool {
-    sum(claims) <= limits.density_ppm
+/// The first that may use more than its share, and how much; `None` outside: there is no layout.
+fn overuse(claims: &[Claim]) -> Option<Option<(usize, u64)>> {
+    let windows: Vec<u64> = claims.iter().map(|claim| window(claim.deadline)).collect();
+    let gaps = shortest_gaps(&windows, &layout(&windows)?);
+    let most = gaps.iter().map(|gap| WHOLE_PPM / gap);
+    let mut uses = most.zip(claims).enumerate();
+    Some(uses.find(|(_, (ppm, claim))| *ppm > claim.share_ppm).map(|(at, (ppm, _))| (at, ppm)))
 }
 
 /// Whether all deadlines of one processor are kept, and paid for by those who have them.
@@ -220,13 +240,18 @@ pub fn admit(claims: &[Claim], with_driver: bool, limits: Limits) -> Result<(), 
     }
     for claim in 0..claims.len() {
         let first = &claims[..=claim];
-        if !sum_fits(first, limits) {
-            let (sum_ppm, max_ppm) = (sum(first), limits.density_ppm);
-            let fits = shortest(first, limits);
-            return Err(Refusal::Density { claim, sum_ppm, max_ppm, fits });
+        let fits = || shortest(first, limits);
+        let (sum_ppm, max_ppm) = (sum(first), limits.density_ppm);
+        if sum_ppm > max_ppm {
+            return Err(Refusal::Density { claim, sum_ppm, max_ppm, fits: fits() });
         }
-        if layout(&windows(first)).is_none() {
-            return Err(Refusal::Slots { claim, fits: shortest(first, limits) });
+        match overuse(first) {
+            None => return Err(Refusal::Slots { claim, fits: fits() }),
+            Some(Some((other, needs_ppm))) => {
+                let share_ppm = claims[other].share_ppm;
+                return Err(Refusal::Beside { claim, other, needs_ppm, share_ppm, fits: fits() });
+            }
+            Some(None) => {}
         }
     }
     Ok(())
@@ -273,10 +298,24 @@ mod tests {
     }
 
     #[test]
+    fn what_others_bring_forward_is_paid_for_too() {
+        // 3 ms beside 1 ms comes every 3 ms at worst: one in six, not one in seven.
+        let set = [claim(3_000, 153_846), claim(1_000, 346_153)];
+        let error = refusal(&set);
+        assert_eq!(
+            error.to_string(),
+            "beside vCPU 1, vCPU 0 would use up to 16.66 % of its processor for its deadline and \
+             has a share of 15.38 %; place the first elsewhere, or a deadline of 3 ms"
+        );
+        let enough = [claim(3_000, 166_666), claim(1_000, 346_153)];
+        assert_eq!(admit(&enough, false, Limits::default()), Ok(()));
+    }
+
+    #[test]
     fn what_cannot_be_laid_out_is_refused_although_the_sum_would_allow_it() {
         // Windows 2, 3, 7: 1/2 + 1/3 + 1/7 = 0.976, and 2 with 3 leave no slot to a third.
         let limits = Limits { density_ppm: WHOLE_PPM };
-        let set = [claim(500, 500_000), claim(1_000, 400_000), claim(3_000, 200_000)];
+        let set = [claim(500, 500_000), claim(1_000, 500_000), claim(3_000, 200_000)];
         let error = admit(&set, false, limits).unwrap_err();
         assert!(matches!(error, Refusal::Slots { claim: 2, fits: None }), "{error:?}");
     }

@@ -21,7 +21,8 @@
 //! rounding up gives a processor with 7 VMs 301 credits for 300; so credits are nanoseconds. Bounds
 //! that are as wide as a slice cut off what a slice swings, and with it shares; so the lower one is
 //! ten epochs (measured in `docs/vcpu.md`), and above the upper one only who was idle stops
-//! earning.
+//! earning. Ticks fall together with slices of 0.5 ms, and one vCPU of two may never be found; so
+//! who is charged or has work is active.
 //! **Cost.** O(1) but for `account`, O(vCPUs) an epoch.
 
 use penstock_units::{Nanos, VcpuId, VmId, Weight};
@@ -47,8 +48,9 @@ pub struct CreditTerms {
     pub per_ms: i64,
     /// Epochs by which an account may be overdrawn.
     pub floor_epochs: i64,
-    /// Whether one that has work stops earning at the upper bound like one that has none.
-    pub busy_stop: bool,
+    /// Whether ticks are how it is found out who is active: who has work may stop earning at the
+    /// upper bound, and begins again when a tick finds it running.
+    pub sampled: bool,
 }
 
 impl CreditTerms {
@@ -57,9 +59,9 @@ impl CreditTerms {
     /// Between two ticks.
     pub const TICK: Nanos = Nanos::from_millis(10);
     /// Xen's.
-    pub const XEN: Self = Self { per_ms: 10, floor_epochs: 1, busy_stop: true };
+    pub const XEN: Self = Self { per_ms: 10, floor_epochs: 1, sampled: true };
     /// Penstock's.
-    pub const FINE: Self = Self { per_ms: 1_000_000, floor_epochs: 10, busy_stop: false };
+    pub const FINE: Self = Self { per_ms: 1_000_000, floor_epochs: 10, sampled: false };
 
     /// Credits of a processor in an epoch.
     #[must_use]
@@ -254,6 +256,9 @@ impl CreditBook {
             used = account.reserve.draw(used);
         }
         account.credit = account.credit.saturating_sub(used);
+        if !self.terms.sampled {
+            self.activate(vcpu);
+        }
     }
 
     /// It was blocked and is woken, by an external event or not: boosted, if it has credits left,
@@ -294,9 +299,14 @@ impl CreditBook {
         if account.class == Class::Boost && !account.drawing {
             account.class = Class::Under;
         }
-        if account.active {
+        self.activate(vcpu);
+    }
+
+    /// It earns, if it did not.
+    fn activate(&mut self, vcpu: VcpuId) {
+        let Some(account) = self.account_mut(vcpu).filter(|account| !account.active) else {
             return;
-        }
+        };
         account.active = true;
         let vm = account.vm;
         if let Some(holder) = self.holders.get_mut(vm.index()).and_then(Option::as_mut) {
@@ -311,6 +321,12 @@ impl CreditBook {
     /// Hands out an epoch's credits. `busy` says who has work.
     pub fn account(&mut self, busy: impl Fn(VcpuId) -> bool) -> Parking {
         let mut parking = Parking::default();
+        if !self.terms.sampled {
+            let all = self.holders.iter().flatten().flat_map(|holder| holder.vcpus.iter().copied());
+            for vcpu in all.filter(|vcpu| busy(*vcpu)).collect::<Vec<_>>() {
+                self.activate(vcpu);
+            }
+        }
         let (weights, owed) = (self.weight, (-self.balance).max(0));
         let mut total = self.terms.epoch() * self.cpus + owed;
         let (mut left, mut balance, mut short) = (weights, 0, false);
@@ -382,7 +398,7 @@ impl CreditBook {
         if std::mem::take(&mut account.parked) {
             parking.unparked.push(vcpu);
         }
-        if account.credit > terms.epoch() && (terms.busy_stop || !busy) {
+        if account.credit > terms.epoch() && (terms.sampled || !busy) {
             account.credit /= 2;
             account.active = false;
             let (credit, vm) = (account.credit, account.vm);

@@ -194,3 +194,12 @@ fn whoever_has_work_goes_on_earning_by_penstocks_terms() {
     book.account(BUSY);
     assert_eq!(book.credit(vcpus[0]), -10 * CreditTerms::FINE.epoch());
 }
+
+#[test]
+fn by_penstocks_terms_nobody_has_to_be_found_by_a_tick() {
+    let mut book = CreditBook::new(CreditTerms::FINE, 1);
+    let vms: Vec<_> = (0..3).map(|_| book.open(&contract(1, 0, 0), 1).unwrap().1[0]).collect();
+    book.burn(vms[0], Nanos(1));
+    book.account(|vcpu| vcpu == vms[1]);
+    assert_eq!(credits(&book, &vms), [14_999_999, 15_000_000, 0]);
+}

@@ -36,8 +36,23 @@ use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 struct Term {
     mode: Mode,
     cpu: CpuId,
-    /// It is owed a slice: since when, and how long it ran since.
-    owed: Option<(Nanos, Nanos)>,
+    /// It is owed a slice.
+    owed: Option<Owed>,
+    /// The last event that came when it had run already for the one before.
+    again: Option<Owed>,
+}
+
+/// Since when a slice is owed, and how long the vCPU ran since.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    since: Nanos,
+    ran: Nanos,
+}
+
+impl Owed {
+    const fn from(since: Nanos) -> Self {
+        Self { since, ran: Nanos(0) }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -104,11 +119,20 @@ impl DoubleQueue {
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
-    /// It is owed a slice from now on, unless it is owed one for longer.
+    /// It is owed a slice from now on, unless it has been for longer.
     fn owe(&mut self, now: Nanos, vcpu: VcpuId) {
         let Some(term) = self.term_mut(vcpu) else { return };
-        let (since, _) = *term.owed.get_or_insert((now, Nanos(0)));
-        let cpu = term.cpu;
+        if term.owed.is_some_and(|owed| owed.ran > Nanos(0)) {
+            // What it ran was for the one before.
+            term.again = Some(Owed::from(now));
+        }
+        let Owed { since, .. } = *term.owed.get_or_insert(Owed::from(now));
+        self.enter(now, vcpu, since);
+    }
+
+    /// Queues it for a slice that is owed since then.
+    fn enter(&mut self, now: Nanos, vcpu: VcpuId, since: Nanos) {
+        let Some(cpu) = self.term(vcpu).map(|term| term.cpu) else { return };
         let queue = self.deadlines(cpu);
         if let Some(deadline) = queue.deadline(vcpu) {
             queue.enter(now, vcpu, since + deadline);
@@ -121,14 +145,16 @@ impl DoubleQueue {
             return;
         };
         let (periodic, cpu) = (term.mode == Mode::Periodic, term.cpu);
-        let served = term.owed.is_none_or(|(_, ran)| ran >= SLICE);
-        if served || how != Leave::Preempted {
-            term.owed = None;
+        let gives_up = how != Leave::Preempted;
+        if gives_up || term.owed.is_none_or(|owed| owed.ran >= SLICE) {
+            term.owed = term.again.take().filter(|owed| !gives_up && owed.ran < SLICE);
+            if periodic && how != Leave::Blocked {
+                term.owed = Some(Owed::from(now));
+            }
             self.deadlines(cpu).leave(vcpu);
         }
-        let owed = self.term(vcpu).is_some_and(|term| term.owed.is_some());
-        if owed || (periodic && how != Leave::Blocked) {
-            self.owe(now, vcpu);
+        if let Some(Owed { since, .. }) = self.term(vcpu).and_then(|term| term.owed) {
+            self.enter(now, vcpu, since);
         }
     }
 
@@ -155,7 +181,7 @@ impl VcpuScheduler for DoubleQueue {
             if self.terms.len() <= vcpu.index() {
                 self.terms.resize(vcpu.index() + 1, None);
             }
-            let term = Term { mode: contract.mode, cpu: *cpu, owed: None };
+            let term = Term { mode: contract.mode, cpu: *cpu, owed: None, again: None };
             self.terms[vcpu.index()] = Some(term);
             if contract.mode.is_real_time() {
                 fits &= self.deadlines(*cpu).join(now, *vcpu, contract.deadline);
@@ -206,8 +232,9 @@ impl VcpuScheduler for DoubleQueue {
 
     fn charge(&mut self, vcpu: VcpuId, ran: Nanos) {
         self.credit.charge(vcpu, ran);
-        if let Some((_, since)) = self.term_mut(vcpu).and_then(|term| term.owed.as_mut()) {
-            *since += ran;
+        let Some(term) = self.term_mut(vcpu) else { return };
+        for owed in [&mut term.owed, &mut term.again].into_iter().flatten() {
+            owed.ran += ran;
         }
     }
 

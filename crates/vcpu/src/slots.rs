@@ -99,6 +99,28 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
     placed
 }
 
+/// The fewest slots between two that each task takes, if each takes the latest that it may, among
+/// its own and those that nobody owns or has taken: what others own in a row, and one that each of
+/// them may have taken besides, can bring it forward, to its own period at most.
+#[must_use]
+pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
+    let cycle = residues.iter().map(|residue| residue.period).max().unwrap_or(1);
+    let others = u64::try_from(residues.len()).unwrap_or(u64::MAX).saturating_sub(1);
+    let one = |(at, window): (usize, &u64)| {
+        let taken =
+            |slot: u64| residues.iter().enumerate().any(|(other, r)| other != at && r.owns(slot));
+        let (mut run, mut longest) = (0, 0);
+        // Twice around, for a row that goes over the end.
+        for slot in 0..2 * cycle {
+            run = if taken(slot) { run + 1 } else { 0 };
+            longest = longest.max(run);
+        }
+        let least = window.saturating_sub(longest.min(cycle) + others);
+        least.max(residues[at].period)
+    };
+    windows.iter().enumerate().map(one).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +146,17 @@ mod tests {
         assert_eq!(layout(&[7]), Some(vec![Residue { period: 7, phase: 0 }]));
         let residue = Residue { period: 7, phase: 3 };
         assert_eq!([3, 4, 10].map(|slot| residue.next(slot)), [3, 10, 10]);
+    }
+
+    #[test]
+    fn gaps_shrink_by_what_others_may_take() {
+        let gaps = |windows: &[u64]| shortest_gaps(windows, &layout(windows).unwrap());
+        assert_eq!(gaps(&[7]), [7]);
+        assert_eq!(gaps(&[7, 7]), [7, 7]);
+        // Own periods 7 and 7; one slot is the other's own, one it may have taken.
+        assert_eq!(gaps(&[7, 11]), [7, 9]);
+        // Own periods 3 and 6.
+        assert_eq!(gaps(&[3, 7]), [3, 6]);
     }
 
     #[test]

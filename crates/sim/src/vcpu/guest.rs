@@ -1,0 +1,249 @@
+//! What runs in a VM: work that can wait, and work that cannot.
+//!
+//! **Rule.** Inside a guest, what a packet or a timer asks for goes before background work at once
+//! (an I/O-bound thread beside a compute-bound one, VM jitter §II-B), in the order in which it
+//! came. A guest that runs sees its timers at once; one that does not, when it runs again.
+
+use std::collections::VecDeque;
+
+use penstock_units::Nanos;
+
+use crate::Rng;
+
+/// A frame on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Frame {
+    /// A request from outside, sent then.
+    Ping(Nanos),
+    /// A packet of a guest's stream, due then.
+    Stream(Nanos),
+}
+
+/// Work that can wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Background {
+    /// None.
+    None,
+    /// Without end.
+    Hog,
+    /// So much every period, each give or take `spread_pct` by the seed: an encoder.
+    Batches {
+        /// Between two.
+        period: Nanos,
+        /// Processor time of each.
+        work: Nanos,
+        /// How much more or less at most.
+        spread_pct: u8,
+    },
+    /// Bursts and pauses, each up to twice so long by the seed.
+    OnOff {
+        /// Mean processor time of a burst.
+        burst: Nanos,
+        /// Mean pause.
+        pause: Nanos,
+    },
+}
+
+/// What a guest does when it has nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// It blocks; its own timers wake it.
+    Blocks,
+    /// It gives its processor up and is activated again after so long, whatever its timers say.
+    ActivatedAfter(Nanos),
+    /// It gives its processor up and leaves it to the scheduler when to come again.
+    Yields,
+}
+
+/// A guest.
+#[derive(Clone, Debug)]
+pub struct GuestSpec {
+    /// Work that can wait.
+    pub background: Background,
+    /// When packets of its stream are due, rising; and the processor time of each.
+    pub stream: (Vec<Nanos>, Nanos),
+    /// Processor time to answer a packet, or to carry it on.
+    pub answer: Nanos,
+    /// What it does when it is idle.
+    pub idle: Idle,
+}
+
+impl GuestSpec {
+    /// Computes without end, and answers in 50 us.
+    #[must_use]
+    pub const fn hog() -> Self {
+        Self {
+            background: Background::Hog,
+            stream: (Vec::new(), Nanos(0)),
+            answer: Nanos::from_micros(50),
+            idle: Idle::Blocks,
+        }
+    }
+
+    /// A driver domain that carries a frame in 10 us.
+    #[must_use]
+    pub fn driver() -> Self {
+        let answer = Nanos::from_micros(10);
+        Self { background: Background::None, answer, ..Self::hog() }
+    }
+}
+
+/// What one that is activated without work does: look, and go again.
+const LOOK: Nanos = Nanos::from_micros(5);
+
+#[derive(Clone, Copy, Debug)]
+struct Task {
+    left: Nanos,
+    sends: Option<Frame>,
+}
+
+/// A guest's state.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    spec: GuestSpec,
+    rng: Rng,
+    urgent: VecDeque<Task>,
+    /// Background work at hand.
+    left: Nanos,
+    /// Index of the stream's next packet.
+    next_packet: usize,
+    next_batch: Option<Nanos>,
+}
+
+impl Guest {
+    /// A guest that starts at `now`.
+    #[must_use]
+    pub fn new(spec: GuestSpec, rng: Rng, now: Nanos) -> Self {
+        let next_packet = spec.stream.0.partition_point(|due| *due < now);
+        let next_batch = match spec.background {
+            Background::Batches { .. } | Background::OnOff { .. } => Some(now),
+            Background::None | Background::Hog => None,
+        };
+        let (urgent, left) = (VecDeque::new(), Nanos(0));
+        Self { spec, rng, urgent, left, next_packet, next_batch }
+    }
+
+    /// What it does when it is idle.
+    #[must_use]
+    pub const fn idle(&self) -> Idle {
+        self.spec.idle
+    }
+
+    /// When its next timer fires.
+    #[must_use]
+    pub fn next_timer(&self) -> Option<Nanos> {
+        let packet = self.spec.stream.0.get(self.next_packet).copied();
+        packet.into_iter().chain(self.next_batch).min()
+    }
+
+    /// It sees what its timers say.
+    pub fn see(&mut self, now: Nanos) {
+        while let Some(due) = self.spec.stream.0.get(self.next_packet).filter(|due| **due <= now) {
+            let sends = Some(Frame::Stream(*due));
+            self.urgent.push_back(Task { left: self.spec.stream.1, sends });
+            self.next_packet += 1;
+        }
+        while let Some(at) = self.next_batch.filter(|at| *at <= now) {
+            self.next_batch = match self.spec.background {
+                Background::Batches { period, work, spread_pct } => {
+                    let spread = work.0 / 100 * u64::from(spread_pct);
+                    let drawn = work.0 - spread.min(work.0) + self.rng.below(2 * spread + 1);
+                    self.left += Nanos(drawn);
+                    Some(at + period)
+                }
+                // The pause begins when the burst is done.
+                Background::OnOff { burst, .. } => {
+                    self.left = Nanos(1 + self.rng.below(2 * burst.0));
+                    None
+                }
+                Background::None | Background::Hog => None,
+            };
+        }
+    }
+
+    /// A frame came for it; it answers, or carries it on, at the end of the work for it.
+    pub fn receive(&mut self, frame: Frame) {
+        self.urgent.push_back(Task { left: self.spec.answer, sends: Some(frame) });
+    }
+
+    /// It was activated: it looks at least, if there is nothing to do.
+    pub fn activate(&mut self) {
+        if self.work().is_none() {
+            self.urgent.push_back(Task { left: LOOK, sends: None });
+        }
+    }
+
+    /// Processor time to the end of what it is at; `None`: it is idle.
+    #[must_use]
+    pub fn work(&self) -> Option<Nanos> {
+        if let Some(task) = self.urgent.front() {
+            return Some(task.left);
+        }
+        match self.spec.background {
+            Background::Hog => Some(Nanos(u64::MAX)),
+            _ => Some(self.left).filter(|left| left.0 > 0),
+        }
+    }
+
+    /// It ran until `now`, not beyond the end of what it was at. A frame that it sends.
+    pub fn run(&mut self, now: Nanos, ran: Nanos) -> Option<Frame> {
+        if let Some(task) = self.urgent.front_mut() {
+            task.left = task.left.saturating_sub(ran);
+            if task.left.0 > 0 {
+                return None;
+            }
+            return self.urgent.pop_front().and_then(|task| task.sends);
+        }
+        if let Background::OnOff { pause, .. } = self.spec.background
+            && self.left.0 > 0
+            && self.left <= ran
+        {
+            self.next_batch = Some(now + Nanos(1 + self.rng.below(2 * pause.0)));
+        }
+        self.left = self.left.saturating_sub(ran);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Nanos = Nanos::from_millis;
+
+    #[test]
+    fn what_is_urgent_goes_before_what_is_at_hand() {
+        let stream = (vec![MS(1), MS(2)], MS(1));
+        let spec = GuestSpec { stream, ..GuestSpec::hog() };
+        let mut guest = Guest::new(spec, Rng::new(1), Nanos(0));
+        assert_eq!((guest.work(), guest.next_timer()), (Some(Nanos(u64::MAX)), Some(MS(1))));
+        assert_eq!(guest.run(MS(1), MS(1)), None);
+        guest.see(MS(2));
+        assert_eq!((guest.work(), guest.next_timer()), (Some(MS(1)), None));
+        assert_eq!(guest.run(MS(3), MS(1)), Some(Frame::Stream(MS(1))));
+        assert_eq!(guest.run(MS(4), MS(1)), Some(Frame::Stream(MS(2))));
+        guest.receive(Frame::Ping(MS(4)));
+        assert_eq!(guest.work(), Some(Nanos::from_micros(50)));
+    }
+
+    #[test]
+    fn batches_and_bursts_come_by_the_seed_within_their_bounds() {
+        let background = Background::Batches { period: MS(100), work: MS(50), spread_pct: 20 };
+        let mut guest =
+            Guest::new(GuestSpec { background, ..GuestSpec::hog() }, Rng::new(1), Nanos(0));
+        guest.see(MS(900));
+        let sum = guest.work().unwrap();
+        assert!((MS(400)..=MS(600)).contains(&sum), "{sum:?}");
+        let background = Background::OnOff { burst: MS(5), pause: MS(5) };
+        let mut guest =
+            Guest::new(GuestSpec { background, ..GuestSpec::hog() }, Rng::new(1), Nanos(0));
+        guest.see(Nanos(0));
+        let burst = guest.work().unwrap();
+        assert_eq!(guest.next_timer(), None);
+        guest.run(burst, burst);
+        assert_eq!(guest.work(), None);
+        assert!(guest.next_timer().unwrap() > burst);
+        guest.activate();
+        assert_eq!(guest.work(), Some(LOOK));
+    }
+}

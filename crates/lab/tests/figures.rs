@@ -80,10 +80,14 @@ mod short_figures {
         fsvde_table2: "fsvde-table2";
         qshare_table1: "qshare-table1";
         qshare_fig6: "qshare-fig6";
+        jitter_fig2: "jitter-fig2";
+        jitter_fig6: "jitter-fig6";
+        jitter_fig7: "jitter-fig7";
         jitter_fig8: "jitter-fig8";
         jitter_fig9: "jitter-fig9";
         jitter_fig10: "jitter-fig10";
         jitter_fig11: "jitter-fig11";
+        jitter_fig12: "jitter-fig12";
         qshare_fig4: "qshare-fig4";
         qshare_fig5: "qshare-fig5";
     }

@@ -43,6 +43,8 @@ pub struct Contract {
     pub cap_pct: u16,
     /// Percent of its credits that are kept for I/O, 0 to [`Contract::IO_RESERVE_MAX`].
     pub io_reserve_pct: u8,
+    /// Its vCPUs stay where they start; those with deadlines always do.
+    pub pinned: bool,
 }
 
 impl Contract {
@@ -55,13 +57,26 @@ impl Contract {
     /// By credit alone.
     #[must_use]
     pub const fn by_credit(weight: Weight) -> Self {
-        Self { mode: Mode::None, deadline: Nanos(0), weight, cap_pct: 0, io_reserve_pct: 0 }
+        Self {
+            mode: Mode::None,
+            deadline: Nanos(0),
+            weight,
+            cap_pct: 0,
+            io_reserve_pct: 0,
+            pinned: false,
+        }
     }
 
     /// With a deadline, and the usual reserve for I/O.
     #[must_use]
     pub const fn real_time(mode: Mode, deadline: Nanos, weight: Weight) -> Self {
-        Self { mode, deadline, weight, cap_pct: 0, io_reserve_pct: Self::IO_RESERVE }
+        Self { mode, deadline, io_reserve_pct: Self::IO_RESERVE, ..Self::by_credit(weight) }
+    }
+
+    /// The same on the processors where it starts.
+    #[must_use]
+    pub const fn pinned(self) -> Self {
+        Self { pinned: true, ..self }
     }
 
     /// The driver domain.

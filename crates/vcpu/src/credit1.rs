@@ -255,7 +255,7 @@ impl VcpuScheduler for Credit1 {
             if self.places.len() <= vcpu.index() {
                 self.places.resize(vcpu.index() + 1, None);
             }
-            let place = Place { cpu: *cpu, runnable: false, pinned: false };
+            let place = Place { cpu: *cpu, runnable: false, pinned: contract.pinned };
             self.places[vcpu.index()] = Some(place);
         }
         Some(Vm { id, vcpus })

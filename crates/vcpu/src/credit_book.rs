@@ -22,7 +22,9 @@
 //! that are as wide as a slice cut off what a slice swings, and with it shares; so the lower one is
 //! ten epochs (measured in `docs/vcpu.md`), and above the upper one only who was idle stops
 //! earning. Ticks fall together with slices of 0.5 ms, and one vCPU of two may never be found; so
-//! who is charged or has work is active.
+//! who is charged or has work is active. What pinned VMs leave of other processors
+//! would be handed out again and again, and who starts later would wait until it is used up; so a
+//! positive balance is taken off as a negative one is added.
 //! **Cost.** O(1) but for `account`, O(vCPUs) an epoch.
 
 use penstock_units::{Nanos, VcpuId, VmId, Weight};
@@ -329,6 +331,10 @@ impl CreditBook {
         }
         let (weights, owed) = (self.weight, (-self.balance).max(0));
         let mut total = self.terms.epoch() * self.cpus + owed;
+        if !self.terms.sampled {
+            // What nobody could use does not pile up.
+            total = (total - self.balance.max(0)).max(0);
+        }
         let (mut left, mut balance, mut short) = (weights, 0, false);
         if weights == 0 {
             self.balance = 0;

@@ -183,16 +183,18 @@ fn a_reserve_wakes_one_that_is_over_and_pays_for_what_it_runs() {
 }
 
 #[test]
-fn whoever_has_work_goes_on_earning_by_penstocks_terms() {
-    let (mut book, vcpus) = active(CreditTerms::FINE, 1, &[contract(1, 0, 0); 2]);
-    for _ in 0..4 {
-        book.account(|vcpu| vcpu == vcpus[0]);
-    }
+fn by_penstocks_terms_who_waits_goes_on_earning_and_who_is_idle_does_not() {
+    let epoch = CreditTerms::FINE.epoch();
+    let (mut book, vcpus) = active(CreditTerms::FINE, 3, &[contract(1, 0, 0); 2]);
+    book.account(|vcpu| vcpu == vcpus[0]);
+    assert_eq!(credits(&book, &vcpus), [epoch, epoch]);
+    // One of three epochs is left to hand out: two are there already.
+    book.account(|vcpu| vcpu == vcpus[0]);
+    assert_eq!(credits(&book, &vcpus), [epoch + epoch / 2, (epoch + epoch / 2) / 2]);
     assert!(book.active(vcpus[0]) && !book.active(vcpus[1]));
-    assert!(book.credit(vcpus[0]) > 2 * CreditTerms::FINE.epoch());
     book.burn(vcpus[0], Nanos::from_secs(1));
     book.account(BUSY);
-    assert_eq!(book.credit(vcpus[0]), -10 * CreditTerms::FINE.epoch());
+    assert_eq!(book.credit(vcpus[0]), -10 * epoch);
 }
 
 #[test]

@@ -96,3 +96,41 @@ pub trait VcpuScheduler {
     /// Every 30 ms: credits are handed out. Processors that should decide anew.
     fn account(&mut self, now: Nanos) -> Vec<CpuId>;
 }
+
+impl<T: VcpuScheduler + ?Sized> VcpuScheduler for Box<T> {
+    fn add(&mut self, now: Nanos, contract: &Contract, homes: &[CpuId]) -> Option<Vm> {
+        (**self).add(now, contract, homes)
+    }
+
+    fn remove(&mut self, now: Nanos, vm: VmId) {
+        (**self).remove(now, vm);
+    }
+
+    fn wake(&mut self, now: Nanos, vcpu: VcpuId, cause: Cause) -> Option<CpuId> {
+        (**self).wake(now, vcpu, cause)
+    }
+
+    fn charge(&mut self, vcpu: VcpuId, ran: Nanos) {
+        (**self).charge(vcpu, ran);
+    }
+
+    fn leave(&mut self, now: Nanos, cpu: CpuId, how: Leave) {
+        (**self).leave(now, cpu, how);
+    }
+
+    fn decide(&mut self, now: Nanos, cpu: CpuId) -> Option<Turn> {
+        (**self).decide(now, cpu)
+    }
+
+    fn poll(&self, now: Nanos, cpu: CpuId) -> bool {
+        (**self).poll(now, cpu)
+    }
+
+    fn tick(&mut self, now: Nanos, cpu: CpuId) {
+        (**self).tick(now, cpu);
+    }
+
+    fn account(&mut self, now: Nanos) -> Vec<CpuId> {
+        (**self).account(now)
+    }
+}

@@ -51,6 +51,7 @@
 //! | [`paper_testbed`], [`paper_counters`] | its testbed, and what the worker counts there |
 //! | `qshare_testbed`, `fabric_binder` | QShare's testbed, and its tenants bound to queues |
 //! | `qshare_core`, `qshare_fct` | the worlds of its Figs. 4 and 5 |
+//! | `vcpu_bed` | processors, driver domain and guests of VM jitter's Figs. 2, 6, 7 and 12 |
 //! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures |
 
 pub mod claim;
@@ -87,6 +88,10 @@ mod fsvde_table2;
 mod holds;
 pub(crate) mod jitter_fig10;
 mod jitter_fig11;
+mod jitter_fig12;
+mod jitter_fig2;
+mod jitter_fig6;
+mod jitter_fig7;
 pub(crate) mod jitter_fig8;
 pub(crate) mod jitter_fig9;
 mod live_only;
@@ -100,6 +105,7 @@ mod qshare_scale;
 mod qshare_table1;
 mod qshare_testbed;
 mod shaped_vm;
+mod vcpu_bed;
 
 pub use claim::Claim;
 pub use experiment::{Context, Experiment, LiveArgs, Mode};
@@ -123,10 +129,14 @@ pub const EXPERIMENTS: &[Experiment] = &[
     c2qos_overhead::EXPERIMENT,
     fsvde_fig4::EXPERIMENT,
     fsvde_table2::EXPERIMENT,
+    jitter_fig2::EXPERIMENT,
+    jitter_fig6::EXPERIMENT,
+    jitter_fig7::EXPERIMENT,
     jitter_fig8::EXPERIMENT,
     jitter_fig9::EXPERIMENT,
     jitter_fig10::EXPERIMENT,
     jitter_fig11::EXPERIMENT,
+    jitter_fig12::EXPERIMENT,
     qshare_fig4::EXPERIMENT,
     qshare_fig5::EXPERIMENT,
     qshare_table1::EXPERIMENT,

@@ -1,0 +1,174 @@
+//! VM jitter, Fig. 12: shares of a processor as VMs start and stop.
+//!
+//! **Problem.** Deadlines say when a VM runs and must not change how much. **Source.** VM jitter
+//! §V-C, Fig. 12: three hogs of the same weight on one processor, two more start one after the
+//! other, then the first and the second stop.
+//!
+//! **Setting.** Phases of 60 s. Two runs with our scheduler: no VM with a deadline, and the third
+//! and fourth with one (periodic 5 ms; aperiodic 8 ms, pinged every 10 ms); and Xen's, shown.
+//!
+//! **What is compared.** In each phase, each VM's part of the processor against its due; the
+//! furthest of all, in percent of the processor. The same over windows of ten epochs is shown
+//! without band: ten slices cannot be divided by three, and a VM may be a slice ahead or behind at
+//! either end.
+
+use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};
+use penstock_units::Nanos;
+use penstock_vcpu::{Contract, Mode};
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment};
+use super::outcome::{Outcome, Record};
+use super::picture::{Axis, Panel, Picture};
+use super::shaped_vm::ms;
+use super::vcpu_bed::{Bed, credit1, double_queue, start, terms, weight};
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "jitter-fig12",
+    source: "VM jitter §V-C, Fig. 12",
+    about: "shares of a processor as VMs start and stop",
+    sim: Some(sim),
+    live: None,
+    picture,
+};
+
+const PHASE: Nanos = Nanos::from_secs(60);
+/// Ten epochs.
+const WINDOW: Nanos = Nanos::from_millis(300);
+/// VMs that are there in each phase, the first numbered 0.
+const PHASES: [&[usize]; 5] =
+    [&[0, 1, 2], &[0, 1, 2, 3], &[0, 1, 2, 3, 4], &[1, 2, 3, 4], &[2, 3, 4]];
+const VMS: usize = 5;
+
+/// What a run found, in percent of the processor.
+#[derive(Default)]
+struct Found {
+    /// For each VM: seconds, and its part in windows of ten epochs.
+    parts: [Vec<(f64, f64)>; VMS],
+    /// The furthest from what was due, over phases and over windows.
+    error_max: f64,
+    window_error_max: f64,
+}
+
+/// A VM's terms in a run with deadlines.
+fn contract(vm: usize, real_time: bool) -> anyhow::Result<Contract> {
+    let weight = weight(1)?;
+    Ok(match vm {
+        2 if real_time => terms(Mode::Periodic, Some(Nanos::from_millis(5)), weight),
+        3 if real_time => terms(Mode::Aperiodic, Some(Nanos::from_millis(8)), weight),
+        _ => Contract::by_credit(weight),
+    })
+}
+
+fn run(ctx: &Context<'_>, mut bed: Bed, real_time: bool) -> anyhow::Result<Found> {
+    let mut found = Found::default();
+    let mut guests: [Option<GuestId>; VMS] = [None; VMS];
+    let phase = ctx.scaled(PHASE);
+    let mut begin = Nanos::from_millis(30);
+    bed.run_until(begin);
+    for present in PHASES {
+        for (vm, guest) in guests.iter_mut().enumerate() {
+            match (*guest, present.contains(&vm)) {
+                (None, true) => {
+                    *guest = Some(start(&mut bed, &contract(vm, real_time)?, GuestSpec::hog())?);
+                }
+                (Some(there), false) => bed.stop(there),
+                _ => {}
+            }
+        }
+        if let Some(pinged) = guests[3].filter(|_| real_time) {
+            let every = Nanos::from_millis(10);
+            let pings = (1..phase.0 / every.0).map(|n| begin + Nanos(n * every.0));
+            pings.for_each(|at| bed.arrive(at, pinged, Frame::Ping(at)));
+        }
+        observe(&mut bed, &guests, present, (begin, phase), &mut found);
+        begin += phase;
+    }
+    Ok(found)
+}
+
+/// Lets a phase pass and enters what each VM had.
+fn observe(
+    bed: &mut Bed,
+    guests: &[Option<GuestId>; VMS],
+    present: &[usize],
+    (begin, phase): (Nanos, Nanos),
+    found: &mut Found,
+) {
+    let due = 100.0 / super::stats::count(present.len());
+    let used = |bed: &Bed, vm: usize| guests[vm].map_or(0.0, |guest| ms(bed.used(guest)));
+    let first = [0, 1, 2, 3, 4].map(|vm| used(bed, vm));
+    let mut before = first;
+    for window in 1..=phase.0 / WINDOW.0 {
+        let now = begin + Nanos(window * WINDOW.0);
+        bed.run_until(now);
+        for vm in present.iter().copied() {
+            let total = used(bed, vm);
+            let part = 100.0 * (total - before[vm]) / ms(WINDOW);
+            before[vm] = total;
+            found.parts[vm].push((ms(now) / 1e3, part));
+            found.window_error_max = found.window_error_max.max((part - due).abs());
+        }
+    }
+    bed.run_until(begin + phase);
+    for vm in present.iter().copied() {
+        let part = 100.0 * (used(bed, vm) - first[vm]) / ms(phase);
+        found.error_max = found.error_max.max((part - due).abs());
+    }
+}
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("phase_s", ctx.scaled(PHASE).0 / 1_000_000_000);
+    let runs = [
+        ("by_credit", run(ctx, double_queue(ctx.seed), false)?),
+        ("with_deadlines", run(ctx, double_queue(ctx.seed), true)?),
+        ("credit1", run(ctx, credit1(ctx.seed), false)?),
+    ];
+    for (name, found) in &runs {
+        for (vm, parts) in found.parts.iter().enumerate() {
+            // One in ten windows is more than a picture can show.
+            let points = parts.iter().copied().step_by(10);
+            outcome.series(&format!("{name}: VM {}", vm + 1), "% of the processor", points);
+        }
+        let what = format!("{name}: the furthest that a VM's part of a phase was from its due");
+        let claim = Claim::new(&format!("share_error_pct_{name}"), what, "% of the processor");
+        outcome.claim(claim.measured(found.error_max));
+        let what = format!("{name}: the same over any ten epochs");
+        let claim = Claim::new(&format!("window_error_pct_{name}"), what, "% of the processor");
+        outcome.claim(claim.measured(found.window_error_max));
+    }
+    let what =
+        "the furthest that a VM's part of a phase was from its due, with and without deadlines";
+    let worst = runs[0].1.error_max.max(runs[1].1.error_max);
+    let claim = Claim::new("share_error_pct_max", what, "% of the processor").at_most(1.0);
+    outcome.claim(claim.measured(worst));
+    Ok(outcome)
+}
+
+fn picture(record: &Record) -> Picture {
+    let panel = |title: &str, prefix: &str| {
+        let axis = Axis::linear("% of the processor").to(60.0);
+        let mut panel = Panel::new(title, Axis::linear("time, s"), axis);
+        for (vm, series) in record.series_of(prefix) {
+            panel = panel.series(vm, series);
+        }
+        panel
+    };
+    Picture::new("VM jitter, Fig. 12: shares as VMs start and stop; parts of 0.3 s")
+        .panel(panel("(a) no deadlines", "by_credit: "))
+        .panel(panel("(b) VM 3 within 5 ms, VM 4 within 8 ms", "with_deadlines: "))
+        .panel(panel("(c) Xen's", "credit1: "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::holds::assert_holds;
+
+    #[test]
+    fn shares_follow_who_is_there_for_any_seed() {
+        assert_holds("jitter-fig12", sim, &[1, 20]);
+    }
+}

@@ -1,0 +1,133 @@
+//! The processor that the VMs of the VM jitter paper share.
+//!
+//! **Platform.** VM jitter §V: each test has its VMs on one physical processor. The scheduler is
+//! given that one alone: in Xen, credits of processors that pinned VMs cannot use are handed out to
+//! them all the same, all are UNDER for ever and weights without effect, which would be no fair
+//! baseline. The driver domain is on another one (§III-B), and its way is left out: some tens of
+//! microseconds, constant. A guest sends or answers in 50 us, an assumption, small beside all
+//! that is measured here. Switching between vCPUs costs nothing.
+//!
+//! **Start.** VMs start at a moment within the first 30 ms, by the seed.
+
+use penstock_qos::delay::{Jitter, Variation};
+use penstock_sim::Rng;
+use penstock_sim::vcpu::{Background, Frame, GuestId, GuestSpec, Idle, Machine};
+use penstock_units::{CpuId, Nanos, Weight};
+use penstock_vcpu::admission::{Claim, Limits, WHOLE_PPM, admit};
+use penstock_vcpu::credit1::Credit1;
+use penstock_vcpu::double_queue::DoubleQueue;
+use penstock_vcpu::{Contract, Mode, VcpuScheduler};
+
+use super::shaped_vm::ms;
+use super::stats::count;
+
+/// The processor.
+const SHARED: CpuId = CpuId(0);
+const CPUS: u16 = 1;
+/// Processor time of one packet in a guest.
+const PACKET: Nanos = Nanos::from_micros(50);
+
+/// The processor with its VMs, under either policy.
+pub(super) type Bed = Machine<Box<dyn VcpuScheduler>>;
+
+/// Xen's credit scheduler.
+pub(super) fn credit1(seed: u64) -> Bed {
+    bed(Box::new(Credit1::new(CPUS)), seed)
+}
+
+/// Penstock's.
+pub(super) fn double_queue(seed: u64) -> Bed {
+    bed(Box::new(DoubleQueue::new(CPUS)), seed)
+}
+
+fn bed(scheduler: Box<dyn VcpuScheduler>, seed: u64) -> Bed {
+    let mut bed = Machine::new(scheduler, CPUS, seed);
+    bed.run_until(Nanos(Rng::new(seed).below(30_000_000)));
+    bed
+}
+
+pub(super) fn weight(weight: u64) -> anyhow::Result<Weight> {
+    Ok(Weight::new(weight)?)
+}
+
+/// Starts a VM on the shared processor.
+pub(super) fn start(
+    bed: &mut Bed,
+    contract: &Contract,
+    spec: GuestSpec,
+) -> anyhow::Result<GuestId> {
+    bed.start(contract, SHARED, spec).ok_or_else(|| anyhow::anyhow!("{contract:?} does not fit"))
+}
+
+/// Whether these deadlines are admitted on the shared processor, each with one of `vms` shares.
+pub(super) fn are_admitted(deadlines: &[Nanos], vms: u64) -> bool {
+    let claim = |deadline: &Nanos| Claim { deadline: *deadline, share_ppm: WHOLE_PPM / vms };
+    let claims: Vec<Claim> = deadlines.iter().map(claim).collect();
+    admit(&claims, false, Limits::default()).is_ok()
+}
+
+/// A VM's terms by its deadline; without one, by credit.
+pub(super) fn terms(mode: Mode, deadline: Option<Nanos>, weight: Weight) -> Contract {
+    match deadline {
+        Some(deadline) => Contract::real_time(mode, deadline, weight),
+        None => Contract::by_credit(weight),
+    }
+}
+
+/// An encoder does a group of pictures at a time, half a second of them; open in the paper.
+const BATCH: Nanos = Nanos::from_millis(500);
+
+/// The streaming VM of Figs. 2 and 6: an encoder that takes `load_pct` of a processor, give or take
+/// a tenth of each batch by the seed, and the packets of [`super::jitter_fig8`]'s stream, which are
+/// sent by a thread of their own that the encoder does not delay.
+pub(super) fn streaming(seed: u64, span: Nanos, load_pct: u64, idle: Idle) -> GuestSpec {
+    let due = |(due, _): (Nanos, Nanos)| due;
+    let packets = super::jitter_fig8::stream(seed).into_iter().map(due);
+    let packets: Vec<Nanos> = packets.take_while(|due| *due < span).collect();
+    let work = Nanos(BATCH.0 / 100 * load_pct);
+    let background = Background::Batches { period: BATCH, work, spread_pct: 10 };
+    GuestSpec { background, stream: (packets, PACKET), answer: PACKET, idle }
+}
+
+/// A guest's stream as it left the machine.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Stream {
+    /// Seconds, and RFC 3550's J in ms after each packet.
+    jitter: Vec<(f64, f64)>,
+    /// The greatest difference between the delays of two packets in a row (RFC 3393), in ms.
+    pub variation_max: f64,
+}
+
+impl Stream {
+    /// All of it.
+    pub fn of(bed: &Bed, guest: GuestId) -> Self {
+        let mut j = Jitter::new(super::jitter_fig8::CLOCK);
+        let mut variation = Variation::new();
+        let mut found = Self::default();
+        for sent in bed.sent().iter().filter(|sent| sent.guest == guest) {
+            let Frame::Stream(due) = sent.frame else { continue };
+            let units = u128::from(due.0) * u128::from(super::jitter_fig8::CLOCK) / 1_000_000_000;
+            #[expect(clippy::cast_possible_truncation, reason = "timestamps go round")]
+            j.record(sent.at, units as u32);
+            variation.record(sent.at.saturating_sub(due));
+            found.jitter.push((ms(sent.at) / 1e3, ms(j.nanos())));
+        }
+        found.variation_max = ms(variation.sizes().max());
+        found
+    }
+
+    /// The mean of J, in ms.
+    pub fn mean(&self) -> f64 {
+        self.jitter.iter().map(|point| point.1).sum::<f64>() / count(self.jitter.len())
+    }
+
+    /// The greatest J, in ms.
+    pub fn max(&self) -> f64 {
+        self.jitter.iter().map(|point| point.1).fold(0.0, f64::max)
+    }
+
+    /// Every eighth J: more than a picture can show.
+    pub fn thinned(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        self.jitter.iter().copied().step_by(8)
+    }
+}

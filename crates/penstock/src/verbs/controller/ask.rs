@@ -98,7 +98,7 @@ fn permille(value: &Value) -> String {
     format!("{}.{} %", value / 10, value % 10)
 }
 
-fn rows<'a>(value: &'a Value) -> impl Iterator<Item = &'a Value> {
+fn rows(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 

@@ -1,0 +1,223 @@
+//! Two controllers and three members of etcd, as processes: what was sold outlives them, one that is
+//! killed or frozen is followed by the other within 15 s, and what a frozen one would still write is
+//! refused. Without etcd the tests say `SKIPPED` and pass.
+#![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
+
+#[path = "../../controller/tests/common/dir.rs"]
+mod dir;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../../controller/tests/common/etcd.rs"]
+mod etcd;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dir::Dir;
+use etcd::Cluster;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+const FABRIC: &str = r#"[fabric]
+name = "two racks"
+queues = 4
+
+[servers]
+slots = 10
+
+[[tier]]
+fan_out = 5
+rate = "1G"
+
+[[tier]]
+fan_out = 2
+rate = "1G"
+"#;
+const SWITCHES: &str = r#"
+[[switch]]
+name = "rack-0"
+driver = "sim"
+
+[[switch]]
+name = "rack-1"
+driver = "sim"
+
+[[switch]]
+name = "core-0"
+driver = "sim"
+"#;
+const TENANTS: &str = r#"[[tenant]]
+name = "web"
+vms = 10
+rate = "10M"
+most_per_server = 1
+
+[[tenant]]
+name = "big"
+vms = 10
+rate = "500M"
+most_per_server = 1
+"#;
+/// A successor leads within this (docs/controller.md).
+const TAKE_OVER: Duration = Duration::from_secs(15);
+
+/// A controller as a process, killed with the test.
+struct Controller {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Controller {
+    fn start(folder: &Path, name: &str, store: &str) -> Self {
+        fs::write(folder.join("fabric.toml"), FABRIC).unwrap();
+        let (socket, file) = (folder.join(format!("{name}.sock")), folder.join(name));
+        let text = format!(
+            "[controller]\nname = \"{name}\"\ntopology = \"fabric.toml\"\nsocket = {socket:?}\n\
+             interval_ms = 500\nreport_ms = 250\n\n[store]\n{store}\n{SWITCHES}"
+        );
+        fs::write(&file, text).unwrap();
+        let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_penstock"))
+            .args(["controller", "run", "--config"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child, socket }
+    }
+
+    /// What it answers, and whether it exits well; nothing if it does not answer.
+    fn ask(&self, words: &[&str]) -> Option<(bool, Value)> {
+        let mut command = Command::new("timeout");
+        command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        let done = command.arg("controller").args(words).arg("--json").output().unwrap();
+        let value = serde_json::from_slice(&done.stdout).ok()?;
+        Some((done.status.success(), value))
+    }
+
+    fn leads(&self) -> bool {
+        self.ask(&["status"]).is_some_and(|(_, status)| status["leads"] == true)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.ask(&["status"]).unwrap().1["stamp"]["epoch"].as_u64().unwrap()
+    }
+
+    fn tenants(&self) -> Vec<String> {
+        let (_, tenants) = self.ask(&["tenants"]).unwrap();
+        let name = |tenant: &Value| tenant["name"].as_str().unwrap().to_owned();
+        tenants.as_array().unwrap().iter().map(name).collect()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks until it is so; how long that took.
+fn until(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        // A pause between two questions to a process, not a wait for it.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    start.elapsed()
+}
+
+fn add(controller: &Controller, folder: &Path) {
+    let file = folder.join("tenants.toml");
+    fs::write(&file, TENANTS).unwrap();
+    let (fine, answer) = controller.ask(&["tenant", "add", file.to_str().unwrap()]).unwrap();
+    assert!(!fine, "one of two has no place");
+    assert_eq!(answer["placed"][0]["name"], "web");
+    let why = answer["refused"][0]["why"].as_str().unwrap();
+    assert!(why.contains("it fits with"), "{why}");
+}
+
+#[test]
+fn what_was_sold_outlives_the_controller() {
+    let folder = Dir::new();
+    let store = format!("path = {:?}", folder.path().join("store.redb"));
+    let controller = Controller::start(folder.path(), "one", &store);
+    until(TAKE_OVER, "it leads", || controller.leads());
+    add(&controller, folder.path());
+    let second = Controller::start(folder.path(), "two", &store);
+    let refused = until(TAKE_OVER, "a second on the same file ends", || {
+        fs::read_to_string(folder.path().join("two.log")).unwrap().contains("store.redb")
+    });
+    drop((second, refused));
+    controller.signal(Signal::SIGKILL);
+    drop(controller);
+    let controller = Controller::start(folder.path(), "one", &store);
+    until(TAKE_OVER, "it leads again", || controller.leads());
+    assert_eq!(controller.tenants(), ["web"]);
+    let (_, explained) = controller.ask(&["explain", "web"]).unwrap();
+    assert_eq!(explained["tenant"]["vms"], 10);
+    controller.ask(&["tenant", "remove", "web"]).unwrap();
+    assert!(controller.tenants().is_empty());
+}
+
+#[test]
+fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let Some(mut cluster) = runtime.block_on(Cluster::start()) else {
+        eprintln!("SKIPPED: etcd is not installed; scripts/setup.sh test");
+        return;
+    };
+    let folder = Dir::new();
+    let store = format!("endpoints = {:?}", cluster.endpoints());
+    let one = Controller::start(folder.path(), "one", &store);
+    until(TAKE_OVER, "one leads", || one.leads());
+    let two = Controller::start(folder.path(), "two", &store);
+    until(TAKE_OVER, "two answers", || two.ask(&["status"]).is_some());
+    assert!(!two.leads());
+    add(&one, folder.path());
+    let first = one.epoch();
+    // Frozen: it believes that it leads when it goes on.
+    one.signal(Signal::SIGSTOP);
+    let took = until(TAKE_OVER, "two leads after one was frozen", || two.leads());
+    eprintln!("frozen leader followed after {took:?}");
+    assert!(two.epoch() > first);
+    assert_eq!(two.tenants(), ["web"]);
+    one.signal(Signal::SIGCONT);
+    until(TAKE_OVER, "one knows that it leads no more", || {
+        one.ask(&["status"]).is_some_and(|(_, status)| status["leads"] == false)
+    });
+    assert!(one.ask(&["tenant", "remove", "web"]).is_none(), "refused");
+    assert_eq!(two.tenants(), ["web"]);
+    // The leader of etcd goes, then ours.
+    let member = runtime.block_on(cluster.leads()).unwrap();
+    cluster.kill(member);
+    until(TAKE_OVER, "two decides on", || {
+        two.ask(&["service", "server-9", "drained"]).is_some_and(|(fine, _)| fine)
+    });
+    two.signal(Signal::SIGKILL);
+    let took = until(TAKE_OVER, "one leads after two was killed", || one.leads());
+    eprintln!("killed leader followed after {took:?}");
+    assert_eq!(one.tenants(), ["web"]);
+    let (_, topology) = one.ask(&["topology"]).unwrap();
+    let nodes = topology["nodes"].as_array().unwrap();
+    let drained = nodes.iter().find(|node| node["name"] == "server-9").unwrap();
+    assert_eq!(drained["service"], "drained");
+    // All of etcd starts anew.
+    for member in 0..3 {
+        cluster.kill(member);
+    }
+    for member in 0..3 {
+        cluster.restart(member);
+    }
+    until(2 * TAKE_OVER, "one leads with the etcd of before", || {
+        one.leads() && one.ask(&["tenants"]).is_some_and(|(_, t)| t[0]["name"] == "web")
+    });
+}

@@ -22,6 +22,23 @@ pub const OPERATOR_BYTES_MAX: usize = 64 << 20;
 pub const TENANTS_MAX: usize = 4_096;
 /// Longest name.
 pub const NAME_BYTES_MAX: usize = 63;
+/// Longest time that a report may be about, ms.
+pub const MILLIS_MAX: u64 = 3_600_000;
+
+/// An error with its causes; transports say the useful thing last.
+#[must_use]
+pub fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
 
 /// A message that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

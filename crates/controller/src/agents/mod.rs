@@ -14,21 +14,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::Stamp;
 use crate::fabric_state::Used;
 use crate::hosts::{HostError, HostPlan, Hosts};
-use crate::wire::{NAME_BYTES_MAX, TENANTS_MAX, v1};
+use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 
+mod serve;
 mod service;
+mod turn;
 
+pub use serve::{Limits, ServeError, ServerTls, serve};
 pub use service::{AgentServer, Identity, Leading, host_of_certificate};
 
 /// Messages that may wait for an agent.
 pub const QUEUE: usize = 16;
-/// No interval is longer; a report of more is a mistake or a lie.
-const MILLIS_MAX: u64 = 3_600_000;
 
 /// What an agent did wrong. Its session ends.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -81,6 +82,8 @@ struct Session {
 pub struct AgentCounts {
     /// Sessions that began.
     pub sessions: u64,
+    /// Sessions that ended.
+    pub ended: u64,
     /// Sessions or messages that were refused.
     pub refused: u64,
     /// Reports taken in.
@@ -95,7 +98,6 @@ pub struct AgentCounts {
 struct Inner {
     sessions: HashMap<String, Session>,
     next: u64,
-    counts: AgentCounts,
     came: Vec<String>,
 }
 
@@ -104,6 +106,7 @@ struct Inner {
 pub struct Registry {
     known: Box<dyn Known>,
     inner: Mutex<Inner>,
+    counts: watch::Sender<AgentCounts>,
     /// Somebody came.
     arrived: tokio::sync::Notify,
 }
@@ -124,12 +127,17 @@ impl Registry {
     /// Nobody is here yet.
     #[must_use]
     pub fn new(known: Box<dyn Known>) -> Self {
-        Self { known, inner: Mutex::default(), arrived: tokio::sync::Notify::new() }
+        let (inner, counts) = (Mutex::default(), watch::Sender::default());
+        Self { known, inner, counts, arrived: tokio::sync::Notify::new() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // What it holds is whole between any two statements that could panic.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, one: impl FnOnce(&mut AgentCounts)) {
+        self.counts.send_modify(one);
     }
 
     /// A session begins. The number names it; messages for the agent come out of the channel.
@@ -143,12 +151,12 @@ impl Registry {
     ) -> Result<(u64, mpsc::Receiver<v1::ControllerMessage>), Violation> {
         let mut inner = self.inner();
         if !self.known.is_host(host) {
-            inner.counts.refused += 1;
+            self.refused();
             let host = host.chars().take(NAME_BYTES_MAX).collect();
             return Err(Violation::UnknownHost(host));
         }
         inner.next += 1;
-        inner.counts.sessions += 1;
+        self.count(|counts| counts.sessions += 1);
         let number = inner.next;
         let (out, messages) = mpsc::channel(QUEUE);
         let used = BTreeMap::new();
@@ -168,6 +176,8 @@ impl Registry {
         if inner.sessions.get(host).is_some_and(|session| session.number == number) {
             inner.sessions.remove(host);
         }
+        drop(inner);
+        self.count(|counts| counts.ended += 1);
     }
 
     /// Ends all sessions: this controller does not lead any more.
@@ -177,7 +187,7 @@ impl Registry {
 
     /// Counts what was refused before a session began.
     pub fn refused(&self) {
-        self.inner().counts.refused += 1;
+        self.count(|counts| counts.refused += 1);
     }
 
     /// A report of a session.
@@ -185,10 +195,12 @@ impl Registry {
     /// # Errors
     /// It breaks a rule: the session must end.
     pub fn report(&self, host: &str, number: u64, report: v1::Report) -> Result<(), Violation> {
-        let mut inner = self.inner();
-        let result = inner.report(host, number, report);
-        inner.counts.refused += u64::from(result.is_err());
-        result
+        let result = self.inner().report(host, number, report);
+        self.count(|counts| match result {
+            Ok(taken) => counts.reports += u64::from(taken),
+            Err(_) => counts.refused += 1,
+        });
+        result.map(|_| ())
     }
 
     /// A host says what it did with a plan.
@@ -221,10 +233,11 @@ impl Registry {
         for (_, waiter) in done {
             let _ = waiter.send(answer());
         }
-        match answer() {
-            Ok(()) => inner.counts.applied += 1,
-            Err(_) => inner.counts.failed += 1,
-        }
+        drop(inner);
+        self.count(|counts| match answer() {
+            Ok(()) => counts.applied += 1,
+            Err(_) => counts.failed += 1,
+        });
         Ok(())
     }
 
@@ -279,14 +292,21 @@ impl Registry {
     /// What agents did so far.
     #[must_use]
     pub fn counts(&self) -> AgentCounts {
-        self.inner().counts
+        *self.counts.borrow()
+    }
+
+    /// The same as it changes.
+    #[must_use]
+    pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
+        self.counts.subscribe()
     }
 }
 
 impl Inner {
-    fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<(), Violation> {
+    /// Whether it was taken in: not of a session that was replaced.
+    fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<bool, Violation> {
         let Some(session) = self.sessions.get_mut(host).filter(|s| s.number == number) else {
-            return Ok(());
+            return Ok(false);
         };
         let wrong = |problem: String| Violation::Protocol { host: host.to_owned(), problem };
         if report.number != session.reports + 1 {
@@ -314,8 +334,7 @@ impl Inner {
             used.0 = used.0.saturating_add(tenant.sent_bytes);
             used.1 = used.1.saturating_add(tenant.received_bytes);
         }
-        self.counts.reports += 1;
-        Ok(())
+        Ok(true)
     }
 }
 

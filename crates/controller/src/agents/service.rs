@@ -3,19 +3,25 @@
 use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+use super::turn::Turn;
 use super::{Registry, Violation};
 use crate::Stamp;
 use crate::wire::v1::agent_message::Message as FromAgent;
 use crate::wire::v1::agent_service_server::AgentService;
 use crate::wire::v1::controller_message::Message as ToAgent;
 use crate::wire::v1::{self, AgentMessage, ControllerMessage};
+
+/// How long an agent may take to say who it is.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
 
 /// Whether this controller leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +81,18 @@ impl AgentServer {
         Self { registry, leading, identity, report_millis }
     }
 
+    /// Where sessions are.
+    #[must_use]
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Who may say that it is which host.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
     /// Whether who asks may be this host.
     fn check(&self, host: &str, names: Option<&BTreeSet<String>>) -> Result<(), Violation> {
         if self.identity == Identity::Trusted {
@@ -105,7 +123,12 @@ impl AgentServer {
         names: Option<BTreeSet<String>>,
         mut from: Streaming<AgentMessage>,
     ) -> Result<Out, Status> {
-        let first = from.message().await?.and_then(|message| message.message);
+        let Ok(first) = timeout(HELLO_LIMIT, from.message()).await else {
+            self.registry.refused();
+            return Err(Status::deadline_exceeded("no `hello` in time"));
+        };
+        let first = first.inspect_err(|status| self.count_malformed(status))?;
+        let first = first.and_then(|message| message.message);
         let Some(FromAgent::Hello(hello)) = first else {
             self.registry.refused();
             return Err(Status::invalid_argument("the first message must be `hello`"));
@@ -148,23 +171,32 @@ impl AgentServer {
         out: mpsc::Sender<Result<ControllerMessage, Status>>,
     ) {
         let mut leading = self.leading.clone();
+        let mut turn = Turn::new(self.report_millis, Instant::now());
         let end = loop {
             tokio::select! {
                 message = messages.recv() => match message {
                     Some(message) => {
+                        turn.tell();
                         if out.send(Ok(message)).await.is_err() {
                             break None;
                         }
                     }
-                    None => break Some(Status::aborted("another session of this host began")),
+                    None => {
+                        let why = "another session of this host began, or it took nothing";
+                        break Some(Status::aborted(why));
+                    }
                 },
                 heard = from.message() => match heard {
                     Ok(Some(message)) => {
-                        if let Err(violation) = self.hear(host, number, message) {
+                        if let Err(violation) = self.hear(host, number, message, &mut turn) {
                             break Some(self.refuse(&violation));
                         }
                     }
-                    Ok(None) | Err(_) => break None,
+                    Ok(None) => break None,
+                    Err(status) => {
+                        self.count_malformed(&status);
+                        break Some(status);
+                    }
                 },
                 leader = elsewhere(&mut leading) => {
                     let message = Some(ToAgent::Elsewhere(v1::Elsewhere { leader }));
@@ -180,14 +212,36 @@ impl AgentServer {
         }
     }
 
-    fn hear(&self, host: &str, number: u64, message: AgentMessage) -> Result<(), Violation> {
+    fn hear(
+        &self,
+        host: &str,
+        number: u64,
+        message: AgentMessage,
+        turn: &mut Turn,
+    ) -> Result<(), Violation> {
+        let allowed = match &message.message {
+            Some(FromAgent::Report(_)) => turn.report(Instant::now()),
+            Some(FromAgent::Applied(_)) => turn.answer(),
+            Some(FromAgent::Hello(_)) => Err("a second `hello`".to_owned()),
+            None => Err("a message of an unknown kind; use the same version".to_owned()),
+        };
+        if let Err(problem) = allowed {
+            self.registry.refused();
+            return Err(Violation::Protocol { host: host.to_owned(), problem });
+        }
         match message.message {
             Some(FromAgent::Report(report)) => self.registry.report(host, number, report),
             Some(FromAgent::Applied(done)) => self.registry.applied(host, number, done),
-            Some(FromAgent::Hello(_)) | None => Err(Violation::Protocol {
-                host: host.to_owned(),
-                problem: "a second `hello`, or a message of an unknown kind".to_owned(),
-            }),
+            Some(FromAgent::Hello(_)) | None => Ok(()),
+        }
+    }
+
+    /// A message that is too large or no message at all counts as refused; a connection that broke
+    /// does not.
+    fn count_malformed(&self, status: &Status) {
+        let code = status.code();
+        if matches!(code, Code::OutOfRange | Code::Internal | Code::InvalidArgument) {
+            self.registry.refused();
         }
     }
 }

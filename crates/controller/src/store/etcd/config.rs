@@ -71,7 +71,7 @@ impl EtcdConfig {
         if let Some(tls) = &self.tls {
             let config = tls.client();
             endpoint = endpoint.tls_config(config).map_err(|error| {
-                let error = super::link::chain(&error);
+                let error = crate::wire::describe(&error);
                 refused(&format!("{error}; the certificates and the key are PEM files"))
             })?;
         }

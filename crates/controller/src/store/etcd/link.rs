@@ -171,23 +171,9 @@ fn fate(status: &Status) -> Fate {
 
 fn describe(status: &Status) -> String {
     match status.source() {
-        Some(source) => chain(source),
+        Some(source) => crate::wire::describe(source),
         None => status.message().to_owned(),
     }
-}
-
-/// An error with its causes; transports say the useful thing last.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -7,10 +7,12 @@
 //! Source: QShare §V-D, §VI.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod agents;
 pub mod carry_out;
 pub mod events;
 pub mod fabric_state;
+mod fnv;
 pub mod hosts;
 pub mod intent;
 pub mod leader;

@@ -1,0 +1,83 @@
+//! How long to wait before asking again.
+//!
+//! **Problem.** Ten thousand agents lose their controller in the same moment. **Rule.** Pauses
+//! double from round to round up to a bound, and half of each is random, so that they spread.
+
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+/// Pauses between rounds.
+#[derive(Debug)]
+pub(super) struct Retry {
+    least: Duration,
+    most: Duration,
+    current: Duration,
+    random: u64,
+}
+
+/// A number that differs from process to process.
+pub(super) fn seed() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+impl Retry {
+    pub(super) fn new((least, most): (Duration, Duration), seed: u64) -> Self {
+        Self { least, most, current: least, random: seed }
+    }
+
+    /// After a round that brought nothing: from half of the pause to all of it.
+    pub(super) fn next(&mut self) -> Duration {
+        let half = self.current / 2;
+        self.current = (self.current * 2).min(self.most);
+        half + self.part(half)
+    }
+
+    /// Before another controller of the same round, or the one that leads now: up to the least.
+    pub(super) fn spread(&mut self) -> Duration {
+        self.part(self.least)
+    }
+
+    /// A session brought something.
+    pub(super) fn reset(&mut self) {
+        self.current = self.least;
+    }
+
+    /// From none of it to all of it.
+    fn part(&mut self, of: Duration) -> Duration {
+        const STEPS: u64 = 1 << 16;
+        // SplitMix64: https://prng.di.unimi.it/splitmix64.c
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let step = u32::try_from((z ^ (z >> 31)) % STEPS).unwrap_or(0);
+        of * step / (1 << 16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_to_a_bound_stay_above_half_and_spread() {
+        let (least, most) = (Duration::from_millis(100), Duration::from_millis(450));
+        let pauses = |seed| {
+            let mut retry = Retry::new((least, most), seed);
+            (0..5).map(|_| retry.next().as_millis()).collect::<Vec<_>>()
+        };
+        for seed in 0..100 {
+            let pauses = pauses(seed);
+            for (pause, full) in pauses.iter().zip([100, 200, 400, 450, 450]) {
+                assert!((full / 2..=full).contains(pause), "{pauses:?}");
+            }
+        }
+        let firsts: std::collections::BTreeSet<_> = (0..100).map(|seed| pauses(seed)[0]).collect();
+        assert!(firsts.len() > 25, "100 agents begin at {} times", firsts.len());
+        let mut retry = Retry::new((least, most), 7);
+        assert!((0..1_000).all(|_| retry.spread() < least));
+        retry.next();
+        retry.reset();
+        assert!(retry.next() <= least);
+    }
+}

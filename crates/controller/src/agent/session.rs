@@ -1,0 +1,280 @@
+//! One session with one controller.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+use super::meter::Meter;
+use super::{Agent, Carried, apply, endpoint, stopped};
+use crate::Stamp;
+use crate::hosts::HostPlan;
+use crate::wire::v1::agent_message::Message as FromAgent;
+use crate::wire::v1::agent_service_client::AgentServiceClient;
+use crate::wire::v1::controller_message::Message as ToAgent;
+use crate::wire::v1::{self, AgentMessage, ControllerMessage};
+use crate::wire::{AGENT_BYTES_MAX, describe};
+
+/// Messages that may wait to go out.
+const QUEUE: usize = 16;
+/// The least and the most time between two reports that a controller may ask for, ms.
+const REPORT_MILLIS: std::ops::RangeInclusive<u64> = 10..=600_000;
+
+/// Why a session is over.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The agent ends.
+    Stopped,
+    /// Another controller leads; empty: nobody knows which.
+    Elsewhere(String),
+    /// Anything else.
+    Problem(String),
+}
+
+/// The end of a session.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) how: End,
+    /// Whether it was of use: a report went out, or a plan came.
+    pub(super) served: bool,
+}
+
+/// A plan that the switch is working on.
+type Work = Pin<Box<dyn Future<Output = (HostPlan, Result<(), String>)> + Send>>;
+
+/// A session that was welcomed.
+struct Open {
+    out: mpsc::Sender<AgentMessage>,
+    from: Streaming<ControllerMessage>,
+    epoch: u64,
+    meter: Option<Meter>,
+    measured: Instant,
+    served: bool,
+}
+
+impl Agent {
+    /// Talks to the controller at `address` until one of them ends it.
+    pub(super) async fn session(
+        &mut self,
+        address: &str,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Ended {
+        let opened = tokio::select! {
+            opened = self.open(address) => opened,
+            () = stopped(stop) => Err(End::Stopped),
+        };
+        let (mut open, period) = match opened {
+            Ok(open) => open,
+            Err(how) => return Ended { how, served: false },
+        };
+        tracing::info!(host = self.settings.host, controller = address, "session begins");
+        self.state.send_modify(|state| {
+            state.hear();
+            state.connected = Some(address.to_owned());
+            state.interval = period;
+            state.counts.sessions += 1;
+        });
+        if let Some(now) = self.usage().await {
+            (open.meter, open.measured) = (Some(Meter::new(now)), Instant::now());
+        }
+        let mut ticks = interval_at(Instant::now() + period, period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let how = self.talk(&mut open, ticks, stop).await;
+        Ended { how, served: open.served }
+    }
+
+    /// Says hello; the session and the time between two reports.
+    async fn open(&self, address: &str) -> Result<(Open, Duration), End> {
+        let settings = &self.settings;
+        let limit = settings.connect_limit;
+        let channel = endpoint::connect(settings, address).await.map_err(End::Problem)?;
+        let mut client = AgentServiceClient::new(channel)
+            .max_decoding_message_size(AGENT_BYTES_MAX)
+            .max_encoding_message_size(AGENT_BYTES_MAX);
+        let (out, messages) = mpsc::channel(QUEUE);
+        let hello = FromAgent::Hello(v1::Hello {
+            host: settings.host.clone(),
+            has: Some(self.has.into()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        });
+        let _ = out.try_send(AgentMessage { message: Some(hello) });
+        let begin = async {
+            let response = client.session(ReceiverStream::new(messages)).await?;
+            let mut from = response.into_inner();
+            let first = from.message().await?.and_then(|message| message.message);
+            Ok::<_, Status>((from, first))
+        };
+        let silent = |_| End::Problem(format!("no answer within {limit:?}"));
+        let begun = timeout(limit, begin).await.map_err(silent)?;
+        let (from, first) = begun.map_err(|status| End::Problem(describe_status(&status)))?;
+        let welcome = match first {
+            Some(ToAgent::Welcome(welcome)) => welcome,
+            Some(ToAgent::Elsewhere(elsewhere)) => return Err(End::Elsewhere(elsewhere.leader)),
+            Some(ToAgent::Plan(_)) => return Err(End::Problem("a plan before a welcome".into())),
+            None => return Err(End::Problem("ended before a welcome".to_owned())),
+        };
+        let (epoch, millis) = (welcome.epoch, welcome.report_millis);
+        if epoch < self.has.epoch {
+            let problem = format!("its term {epoch} is over: this host has {}", self.has);
+            return Err(End::Problem(problem));
+        }
+        if !REPORT_MILLIS.contains(&millis) {
+            let (least, most) = (REPORT_MILLIS.start(), REPORT_MILLIS.end());
+            let problem = format!("wants a report every {millis} ms; {least} to {most} can be");
+            return Err(End::Problem(problem));
+        }
+        let (meter, measured) = (None, Instant::now());
+        let open = Open { out, from, epoch, meter, measured, served: false };
+        Ok((open, Duration::from_millis(millis)))
+    }
+
+    async fn talk(
+        &mut self,
+        open: &mut Open,
+        mut ticks: Interval,
+        stop: &mut watch::Receiver<bool>,
+    ) -> End {
+        let mut work: Option<Work> = None;
+        loop {
+            let idle = work.is_none();
+            tokio::select! {
+                // A plan that has begun is finished, whatever happens meanwhile.
+                (plan, done) = async { work.as_mut().expect("not idle").await }, if !idle => {
+                    work = None;
+                    let answer = self.done(plan, done).await;
+                    let _ = open.out.send(answer).await;
+                }
+                () = stopped(stop), if idle => return End::Stopped,
+                message = open.from.message(), if idle => {
+                    let message = match message {
+                        Ok(Some(message)) => message.message,
+                        Ok(None) => return End::Problem("ended the session".to_owned()),
+                        Err(status) => return End::Problem(describe_status(&status)),
+                    };
+                    match message {
+                        Some(ToAgent::Plan(plan)) => {
+                            open.served = true;
+                            match self.told(plan, open.epoch) {
+                                Ok(begun) => work = Some(begun),
+                                Err(answer) => {
+                                    let _ = open.out.send(*answer).await;
+                                }
+                            }
+                        }
+                        Some(ToAgent::Elsewhere(other)) => return End::Elsewhere(other.leader),
+                        Some(ToAgent::Welcome(_)) | None => {
+                            return End::Problem("said what makes no sense here".to_owned());
+                        }
+                    }
+                }
+                _ = ticks.tick() => self.report(open).await,
+            }
+        }
+    }
+
+    /// A plan came: what is being done, or why not.
+    fn told(&mut self, plan: v1::HostPlan, epoch: u64) -> Result<Work, Box<AgentMessage>> {
+        let stamp: Stamp = plan.stamp.unwrap_or_default().into();
+        let plan = match HostPlan::try_from(plan) {
+            Ok(plan) => plan,
+            Err(error) => {
+                self.state.send_modify(|state| state.counts.failed += 1);
+                self.problem(format!("plan {stamp}: {error}"));
+                return Err(Box::new(answer(stamp, &error.to_string(), None)));
+            }
+        };
+        if stamp < self.has || stamp.epoch < epoch {
+            let has = self.has;
+            self.state.send_modify(|state| state.counts.refused += 1);
+            self.problem(format!("plan {stamp} is older than {has}; refused"));
+            return Err(Box::new(answer(stamp, "older than what this host has", Some(has))));
+        }
+        self.has = stamp;
+        self.pending = None;
+        self.state.send_modify(|state| state.told = stamp);
+        let (side, limit) = (Arc::clone(&self.side), self.settings.side_limit);
+        Ok(Box::pin(async move {
+            let done = apply(&*side, &plan, limit).await;
+            (plan, done)
+        }))
+    }
+
+    /// Keeps a plan that was done; the answer.
+    async fn done(&mut self, plan: HostPlan, done: Result<(), String>) -> AgentMessage {
+        let stamp = plan.stamp;
+        let done = match done {
+            Ok(()) => self.saved.keep(plan).await,
+            Err(problem) => Err(problem),
+        };
+        match done {
+            Ok(not_kept) => {
+                if let Some(problem) = not_kept {
+                    self.problem(problem);
+                }
+                self.state.send_modify(|state| {
+                    state.applied = Some(stamp);
+                    state.counts.applied += 1;
+                });
+                answer(stamp, "", None)
+            }
+            Err(problem) => {
+                self.state.send_modify(|state| {
+                    state.applied = None;
+                    state.counts.failed += 1;
+                });
+                self.problem(format!("plan {stamp}: {problem}"));
+                answer(stamp, &problem, None)
+            }
+        }
+    }
+
+    async fn report(&self, open: &mut Open) {
+        let missed = || self.state.send_modify(|state| state.counts.missed += 1);
+        // What does not go out now is in the next one.
+        let Ok(place) = open.out.clone().try_reserve_owned() else { return missed() };
+        let Some(now) = self.usage().await else { return missed() };
+        let at = Instant::now();
+        let after = at - open.measured;
+        open.measured = at;
+        let Some(meter) = &mut open.meter else {
+            open.meter = Some(Meter::new(now));
+            return missed();
+        };
+        let Some(report) = meter.report(after, now) else { return missed() };
+        place.send(AgentMessage { message: Some(FromAgent::Report(report)) });
+        open.served = true;
+        self.state.send_modify(|state| {
+            state.hear();
+            state.counts.reports += 1;
+        });
+    }
+
+    async fn usage(&self) -> Option<std::collections::BTreeMap<String, Carried>> {
+        let problem = match timeout(self.settings.side_limit, self.side.usage()).await {
+            Ok(Ok(usage)) => return Some(usage),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the switch did not answer within {:?}", self.settings.side_limit),
+        };
+        self.problem(format!("usage: {problem}"));
+        None
+    }
+}
+
+fn answer(stamp: Stamp, problem: &str, has: Option<Stamp>) -> AgentMessage {
+    let (stamp, has) = (Some(stamp.into()), has.map(Into::into));
+    let problem = problem.chars().take(500).collect();
+    let applied = v1::Applied { stamp, problem, has };
+    AgentMessage { message: Some(FromAgent::Applied(applied)) }
+}
+
+/// What a controller said, or why it was not heard.
+fn describe_status(status: &Status) -> String {
+    match std::error::Error::source(status) {
+        Some(source) => describe(source),
+        None => format!("{} ({:?})", status.message(), status.code()),
+    }
+}

@@ -1,0 +1,9 @@
+//! Agents and controllers over gRPC on loopback: who is let in, what ends a session, and what a
+//! host does without a controller.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod bed;
+#[path = "../common/dir.rs"]
+mod dir;
+mod hostile;
+mod sessions;

@@ -7,8 +7,9 @@
 //! | Key | Value |
 //! |---|---|
 //! | `penstock/tenants/NAME` | [`TenantRecord`] |
-//! | `penstock/binding` | [`BindingRecord`], the one in force |
-//! | `penstock/history/EPOCH.GENERATION` | the last ones that were carried out whole |
+//! | `penstock/binding` | [`BindingHead`](crate::leader::BindingHead) of the one in force |
+//! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a binding, an array of [`BoundRecord`] |
+//! | `penstock/history/EPOCH.GENERATION` | the heads of the last ones that were carried out whole |
 //! | `penstock/mode` | [`Mode`] |
 //! | `penstock/leader/...` | who leads; [`crate::store`] |
 
@@ -29,7 +30,9 @@ pub const ROOT: &str = "penstock/";
 pub const TENANTS: &str = "penstock/tenants/";
 /// The binding in force.
 pub const BINDING: &str = "penstock/binding";
-/// Below it, bindings that were carried out whole.
+/// Below it, parts of bindings.
+pub const BOUND: &str = "penstock/bound/";
+/// Below it, heads of bindings that were carried out whole.
 pub const HISTORY: &str = "penstock/history/";
 /// The controller's mode.
 pub const MODE: &str = "penstock/mode";
@@ -166,7 +169,7 @@ pub struct BoundRecord {
     pub queues: Vec<QueueRecord>,
 }
 
-/// Who has which queues.
+/// Who has which queues; in the store in parts: [`BOUND`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingRecord {
     /// Of this record's form: [`VERSION`].

@@ -141,16 +141,10 @@ impl Leader {
     }
 
     async fn back_to_stored(&mut self) -> Result<(), LeaderError> {
-        let entry = self.store.get(super::BINDING).await.map_err(LeaderError::Store)?;
-        let record = match entry {
-            Some(entry) => intent::from_bytes(super::BINDING, &entry.value)?,
-            None => super::BindingRecord {
-                version: intent::VERSION,
-                stamp: self.stamp,
-                interval: self.fabric.binding().interval(),
-                bound: Vec::new(),
-            },
-        };
+        let (stamp, interval) = (self.stamp, self.fabric.binding().interval());
+        let (version, bound) = (intent::VERSION, Vec::new());
+        let none = super::BindingRecord { version, stamp, interval, bound };
+        let record = self.stored_binding().await?.unwrap_or(none);
         if let Err(problem) = self.fabric.resume(&record) {
             self.tell(Severity::Warning, "not-restored", "", &problem.to_string());
         }

@@ -23,15 +23,17 @@ use crate::carry_out::{Crew, Outcome, Trouble};
 use crate::events::{Events, Severity};
 use crate::fabric_state::{ChangeRefused, Fabric, Usage, Used};
 use crate::intent::{
-    self, BINDING, BindingRecord, HISTORY, IntentError, MODE, Mode, TENANTS, TenantRecord,
-    TenantSpec,
+    self, BindingRecord, IntentError, MODE, Mode, TENANTS, TenantRecord, TenantSpec,
 };
 use crate::store::limits::OPERATIONS_MAX;
 use crate::store::{Leadership, Store, StoreError, Transaction, Write};
 
+mod bindings;
 mod change;
 mod record;
 
+use bindings::Kept;
+pub use bindings::{BindingHead, SHARDS};
 pub use record::IntervalReport;
 
 /// Bindings that are kept to go back to.
@@ -83,8 +85,7 @@ pub struct Leader {
     settings: Settings,
     mode: Mode,
     stamp: Stamp,
-    /// The stamps of [`HISTORY`], the oldest first.
-    history: Vec<Stamp>,
+    kept: Kept,
     events: Events,
     last: IntervalReport,
     /// What servers sent and received in the last interval, bit/s.
@@ -106,7 +107,7 @@ impl Leader {
         settings: Settings,
     ) -> Result<Self, LeaderError> {
         let stamp = Stamp { epoch: leadership.created.0, generation: 0 };
-        let (mode, history) = (Mode::default(), Vec::new());
+        let (mode, kept) = (Mode::default(), Kept::default());
         let (events, last) = (Events::default(), IntervalReport::default());
         let used = BTreeMap::new();
         let mut leader = Self {
@@ -117,7 +118,7 @@ impl Leader {
             settings,
             mode,
             stamp,
-            history,
+            kept,
             events,
             last,
             used,
@@ -160,19 +161,12 @@ impl Leader {
                 self.tell(Severity::Warning, "not-restored", &node, &problem.to_string());
             }
         }
-        if let Some(entry) = self.store.get(BINDING).await.map_err(LeaderError::Store)? {
-            let record: BindingRecord = intent::from_bytes(BINDING, &entry.value)?;
-            if let Err(problem) = self.fabric.resume(&record) {
-                let text = format!("{problem}; all share queue 0 until the next interval");
-                self.tell(Severity::Warning, "not-restored", "", &text);
-            }
+        if let Some(record) = self.load_binding().await?
+            && let Err(problem) = self.fabric.resume(&record)
+        {
+            let text = format!("{problem}; all share queue 0 until the next interval");
+            self.tell(Severity::Warning, "not-restored", "", &text);
         }
-        let history = self.store.list(HISTORY).await.map_err(LeaderError::Store)?;
-        for entry in history.entries {
-            let record: BindingRecord = intent::from_bytes(&entry.key, &entry.value)?;
-            self.history.push(record.stamp);
-        }
-        self.history.sort_unstable();
         Ok(())
     }
 
@@ -311,6 +305,8 @@ impl Leader {
                 if fenced {
                     return Err(LeaderError::Deposed);
                 }
+                // Parts of the plan's binding are stored under its stamp.
+                self.next_stamp();
                 self.put_binding(false).await?;
             }
         }

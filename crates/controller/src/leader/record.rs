@@ -1,11 +1,10 @@
-//! What a leader writes into the store, and what it reports of an interval.
+//! How a leader writes into the store, and what it reports of an interval.
 
-use super::{
-    BINDING, BTreeMap, BindingRecord, Bound, Duration, HISTORY, HISTORY_MAX, Leader, LeaderError,
-    OPERATIONS_MAX, Stamp, StoreError, TenantSlot, Transaction, Write, intent,
-};
-use crate::intent::BoundRecord;
-use crate::intent::Names;
+use super::{Duration, Leader, LeaderError, OPERATIONS_MAX, StoreError, Transaction, Write};
+use crate::store::limits::TRANSACTION_BYTES_MAX;
+
+/// Room in a transaction for the comparison with its leadership.
+const FENCE_BYTES: usize = 4_096;
 
 /// What an interval came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,18 +33,30 @@ pub struct IntervalReport {
     pub took: Duration,
 }
 
-/// Sorts as the stamp does.
-fn history_key(stamp: Stamp) -> String {
-    format!("{HISTORY}{:020}.{:020}", stamp.epoch, stamp.generation)
+/// Parts that a store takes, in the same order.
+fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
+    let mut parts: Vec<Vec<Write>> = Vec::new();
+    let mut size = 0;
+    for write in writes {
+        size += write.size();
+        let fits = size <= TRANSACTION_BYTES_MAX - FENCE_BYTES;
+        match parts.last_mut().filter(|part| fits && part.len() < OPERATIONS_MAX) {
+            Some(part) => part.push(write),
+            None => {
+                size = write.size();
+                parts.push(vec![write]);
+            }
+        }
+    }
+    parts
 }
 
 impl Leader {
-    /// Commits, if this controller leads still.
+    /// Commits, if this controller leads still. Large changes go in parts, in order; each is whole
+    /// by itself.
     pub(super) async fn commit(&self, writes: Vec<Write>) -> Result<(), LeaderError> {
-        // Large changes go in parts; each is whole by itself.
-        for part in writes.chunks(OPERATIONS_MAX - 1) {
-            let compare = vec![self.leadership.fence()];
-            let transaction = Transaction { compare, writes: part.to_vec() };
+        for writes in parts(writes) {
+            let transaction = Transaction { compare: vec![self.leadership.fence()], writes };
             self.store.commit(transaction).await.map_err(|error| match error {
                 StoreError::Conflict(_) => LeaderError::Deposed,
                 other => LeaderError::Store(other),
@@ -53,44 +64,29 @@ impl Leader {
         }
         Ok(())
     }
+}
 
-    /// Stores the binding; one that was carried out whole is kept to go back to.
-    pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
-        let record = self.fabric.binding_record(self.stamp);
-        let value = intent::to_bytes(&record);
-        let put = |key: String| Write::Put { key, value: value.clone(), lease: None };
-        let mut writes = vec![put(BINDING.to_owned())];
-        if done {
-            writes.push(put(history_key(self.stamp)));
-            self.history.push(self.stamp);
-            while self.history.len() > HISTORY_MAX {
-                writes.push(Write::Delete(history_key(self.history.remove(0))));
-            }
-        }
-        self.commit(writes).await
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::limits::{VALUE_BYTES_MAX, check};
 
-    /// The binding before the one in force that differs from it, if one is kept.
-    pub(super) async fn binding_before(&self) -> Result<Vec<(TenantSlot, Bound)>, LeaderError> {
-        let queues = |record: &BindingRecord| {
-            let of = |b: &BoundRecord| (b.tenant.clone(), (b.dscp, b.queues.clone()));
-            record.bound.iter().map(of).collect::<BTreeMap<_, _>>()
+    #[test]
+    fn every_part_is_one_that_a_store_takes_and_none_is_lost() {
+        let put = |n: usize, size: usize| {
+            let (key, value) = (format!("key-{n}"), vec![0; size]);
+            Write::Put { key, value, lease: None }
         };
-        let now = queues(&self.fabric.binding_record(self.stamp));
-        for stamp in self.history.iter().rev() {
-            let key = history_key(*stamp);
-            let entry = self.store.get(&key).await.map_err(LeaderError::Store)?;
-            let Some(entry) = entry else { continue };
-            let record: BindingRecord = intent::from_bytes(&key, &entry.value)?;
-            if queues(&record) == now {
-                continue;
-            }
-            let names = Names(self.fabric.topology());
-            let one = |bound: &BoundRecord| {
-                Some((self.fabric.slot(&bound.tenant)?, bound.bound(names).ok()?))
-            };
-            return Ok(record.bound.iter().filter_map(one).collect());
+        let small = (0..300).map(|n| put(n, 10));
+        let large = (300..310).map(|n| put(n, VALUE_BYTES_MAX));
+        let middle = (310..400).map(|n| put(n, 100_000));
+        let all: Vec<Write> = small.chain(large).chain(middle).collect();
+        let parts = parts(all.clone());
+        assert!(parts.len() < 30, "{} transactions", parts.len());
+        for writes in &parts {
+            let compare = vec![crate::store::Compare::Absent("k".repeat(1_024))];
+            assert_eq!(check(&Transaction { compare, writes: writes.clone() }), Ok(()));
         }
-        Err(LeaderError::NoHistory)
+        assert_eq!(parts.concat(), all);
     }
 }

@@ -86,6 +86,22 @@ pub enum Write {
     Delete(String),
 }
 
+impl Write {
+    /// The key that is written.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        let (Self::Put { key, .. } | Self::Delete(key)) = self;
+        key
+    }
+
+    /// What it adds to a transaction, bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let value = if let Self::Put { value, .. } = self { value.len() } else { 0 };
+        self.key().len() + value
+    }
+}
+
 /// Writes that happen together, if all of `compare` holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {

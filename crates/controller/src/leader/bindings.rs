@@ -1,0 +1,240 @@
+//! The binding in the store: who has queues now, and had before.
+//!
+//! **Problem.** The binding of ten thousand tenants is megabytes, more than a value or a
+//! transaction may have, and most of it is the same from one interval to the next. A crash between
+//! two transactions must not leave half of each. **Rule.** Tenants are dealt out to [`SHARDS`] by
+//! name. A shard that changed is written under a new key with the decision's stamp; one key, the
+//! head, says which stamp each shard has, and is written after them. What is in force is what the
+//! head names, so it changes as a whole; earlier heads are kept to go back to. Shards that no head
+//! names are deleted when they are found.
+//!
+//! **Cost.** A comparison of all queues; of `n` tenants that changed at most `n` shards are
+//! written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_fabric::queue_binding::Bound;
+use penstock_fabric::tenant_placement::TenantSlot;
+use serde::{Deserialize, Serialize};
+
+use super::{HISTORY_MAX, Leader, LeaderError};
+use crate::Stamp;
+use crate::fnv::fnv1a;
+use crate::intent::{
+    self, BINDING, BOUND, BindingRecord, BoundRecord, HISTORY, IntentError, Names, VERSION,
+};
+use crate::store::{Store, Write};
+
+/// Parts of a binding: of 10,000 tenants with queues on 20 ports each a part is 80 kB.
+pub const SHARDS: usize = 256;
+
+/// Which parts make up a binding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindingHead {
+    /// Of this record's form: [`VERSION`].
+    pub version: u32,
+    /// The decision.
+    pub stamp: Stamp,
+    /// How many passes there were.
+    pub interval: u64,
+    /// By shard, with which decision it was written; `None`: nobody in it has queues.
+    pub shards: Vec<Option<Stamp>>,
+}
+
+/// What the store has of bindings, as far as this leader knows.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    head: Option<BindingHead>,
+    /// What the head's shards say; `None`: not known for certain, all of them are written next.
+    tenants: Option<BTreeMap<String, Bound>>,
+    /// Earlier heads, the oldest first.
+    history: Vec<BindingHead>,
+    /// Keys of shards that are in the store.
+    present: BTreeSet<String>,
+}
+
+fn shard_of(tenant: &str) -> usize {
+    usize::try_from(fnv1a(tenant.as_bytes()) % SHARDS as u64).unwrap_or(0)
+}
+
+/// Sorts as stamps do.
+fn stamped(below: &str, stamp: Stamp) -> String {
+    format!("{below}{:020}.{:020}", stamp.epoch, stamp.generation)
+}
+
+fn shard_key(stamp: Stamp, shard: usize) -> String {
+    format!("{}/{shard:03}", stamped(BOUND, stamp))
+}
+
+impl BindingHead {
+    fn keys(&self) -> impl Iterator<Item = String> + '_ {
+        let key = |(shard, stamp): (usize, &Option<Stamp>)| Some(shard_key((*stamp)?, shard));
+        self.shards.iter().enumerate().filter_map(key)
+    }
+
+    fn record(&self, bound: Vec<BoundRecord>) -> BindingRecord {
+        let (stamp, interval) = (self.stamp, self.interval);
+        BindingRecord { version: VERSION, stamp, interval, bound }
+    }
+}
+
+impl Kept {
+    /// The shards that are not as they should be.
+    fn dirty(&self, now: &BTreeMap<String, Bound>) -> BTreeSet<usize> {
+        let Some(kept) = &self.tenants else { return (0..SHARDS).collect() };
+        let gone = kept.keys().filter(|name| !now.contains_key(*name));
+        let changed = now.iter().filter(|(name, bound)| kept.get(*name) != Some(bound));
+        gone.chain(changed.map(|(name, _)| name)).map(|name| shard_of(name)).collect()
+    }
+
+    /// Keys that no head names.
+    fn garbage(&self) -> Vec<String> {
+        let named: BTreeSet<String> =
+            self.history.iter().chain(&self.head).flat_map(BindingHead::keys).collect();
+        self.present.difference(&named).cloned().collect()
+    }
+}
+
+/// The binding of a head.
+async fn record_of(store: &dyn Store, head: &BindingHead) -> Result<BindingRecord, LeaderError> {
+    let mut all = Vec::new();
+    for key in head.keys() {
+        let entry = store.get(&key).await.map_err(LeaderError::Store)?;
+        let lost = || {
+            let problem = "a part of the binding is missing".to_owned();
+            IntentError::Malformed { key: key.clone(), problem }
+        };
+        let part: Vec<BoundRecord> = intent::from_bytes(&key, &entry.ok_or_else(lost)?.value)?;
+        all.extend(part);
+    }
+    Ok(head.record(all))
+}
+
+impl Leader {
+    /// Finds what the store has; the binding in force, if there is one.
+    pub(super) async fn load_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
+        let mut kept = Kept::default();
+        let history = self.store.list(HISTORY).await.map_err(LeaderError::Store)?;
+        for entry in history.entries {
+            kept.history.push(intent::from_bytes(&entry.key, &entry.value)?);
+        }
+        kept.history.sort_by_key(|head| head.stamp);
+        let parts = self.store.list(BOUND).await.map_err(LeaderError::Store)?;
+        kept.present = parts.entries.into_iter().map(|entry| entry.key).collect();
+        self.kept = kept;
+        self.stored_binding().await
+    }
+
+    /// The binding in force as it is stored.
+    pub(super) async fn stored_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
+        let entry = self.store.get(BINDING).await.map_err(LeaderError::Store)?;
+        let Some(entry) = entry else { return Ok(None) };
+        let head: BindingHead = intent::from_bytes(BINDING, &entry.value)?;
+        let record = record_of(&*self.store, &head).await?;
+        self.kept.head = Some(head);
+        // What of it this topology has is known only after it was taken in.
+        self.kept.tenants = None;
+        Ok(Some(record))
+    }
+
+    /// Stores the binding; one that was carried out whole is kept to go back to. Its stamp must be
+    /// later than that of any other that was stored, unless it is the same binding.
+    pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
+        let (stamp, binding) = (self.stamp, self.fabric.binding());
+        let named = |(slot, bound): (TenantSlot, &Bound)| {
+            // Who is gone has no name, and loses its queues with the next pass.
+            let name = self.fabric.name(slot);
+            (!name.is_empty()).then(|| (name.to_owned(), bound.clone()))
+        };
+        let now: BTreeMap<String, Bound> = binding.bound().filter_map(named).collect();
+        let dirty = self.kept.dirty(&now);
+        let before = self.kept.head.as_ref().filter(|head| head.shards.len() == SHARDS);
+        let shards = before.map_or_else(|| vec![None; SHARDS], |head| head.shards.clone());
+        let interval = binding.interval();
+        let mut head = BindingHead { version: VERSION, stamp, interval, shards };
+        let mut writes = self.shards(&now, &dirty, &mut head);
+        let written: Vec<String> = writes.iter().map(|write| write.key().to_owned()).collect();
+        let value = intent::to_bytes(&head);
+        let put = |key: String| Write::Put { key, value: value.clone(), lease: None };
+        writes.push(put(BINDING.to_owned()));
+        let mut history = self.kept.history.clone();
+        if done {
+            writes.push(put(stamped(HISTORY, stamp)));
+            history.push(head.clone());
+            while history.len() > HISTORY_MAX {
+                writes.push(Write::Delete(stamped(HISTORY, history.remove(0).stamp)));
+            }
+        }
+        self.kept.present.extend(written);
+        // Until it is certain what was written.
+        self.kept.tenants = None;
+        self.commit(writes).await?;
+        (self.kept.head, self.kept.tenants) = (Some(head), Some(now));
+        self.kept.history = history;
+        self.sweep().await
+    }
+
+    /// The shards that changed, as writes; `head` names them then.
+    fn shards(
+        &self,
+        now: &BTreeMap<String, Bound>,
+        dirty: &BTreeSet<usize>,
+        head: &mut BindingHead,
+    ) -> Vec<Write> {
+        let names = Names(self.fabric.topology());
+        let mut parts: BTreeMap<usize, Vec<BoundRecord>> = BTreeMap::new();
+        for (name, bound) in now {
+            let shard = shard_of(name);
+            if dirty.contains(&shard) {
+                parts.entry(shard).or_default().push(BoundRecord::of(name, bound, names));
+            }
+        }
+        dirty.iter().for_each(|shard| head.shards[*shard] = None);
+        let write = |(shard, part): (usize, Vec<BoundRecord>)| {
+            head.shards[shard] = Some(head.stamp);
+            let (key, value) = (shard_key(head.stamp, shard), intent::to_bytes(&part));
+            Write::Put { key, value, lease: None }
+        };
+        parts.into_iter().map(write).collect()
+    }
+
+    /// Deletes what no head names; what cannot be deleted now is tried again the next time.
+    async fn sweep(&mut self) -> Result<(), LeaderError> {
+        let garbage = self.kept.garbage();
+        if garbage.is_empty() {
+            return Ok(());
+        }
+        let deletes = garbage.iter().cloned().map(Write::Delete).collect();
+        match self.commit(deletes).await {
+            Ok(()) => self.kept.present.retain(|key| garbage.binary_search(key).is_err()),
+            Err(LeaderError::Deposed) => return Err(LeaderError::Deposed),
+            Err(error) => tracing::warn!(%error, "parts of old bindings are still stored"),
+        }
+        Ok(())
+    }
+
+    /// The binding before the one in force that differs from it, if one is kept.
+    pub(super) async fn binding_before(&self) -> Result<Vec<(TenantSlot, Bound)>, LeaderError> {
+        let queues = |record: &BindingRecord| {
+            let of = |b: &BoundRecord| (b.tenant.clone(), (b.dscp, b.queues.clone()));
+            record.bound.iter().map(of).collect::<BTreeMap<_, _>>()
+        };
+        let now = queues(&self.fabric.binding_record(self.stamp));
+        let same = |head: &&BindingHead| {
+            self.kept.tenants.is_some()
+                && self.kept.head.as_ref().is_some_and(|now| now.shards == head.shards)
+        };
+        for head in self.kept.history.iter().rev().filter(|head| !same(head)) {
+            let record = record_of(&*self.store, head).await?;
+            if queues(&record) == now {
+                continue;
+            }
+            let names = Names(self.fabric.topology());
+            let one = |bound: &BoundRecord| {
+                Some((self.fabric.slot(&bound.tenant)?, bound.bound(names).ok()?))
+            };
+            return Ok(record.bound.iter().filter_map(one).collect());
+        }
+        Err(LeaderError::NoHistory)
+    }
+}

@@ -210,7 +210,10 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
         );
     } else if let Some(bound) = fabric.binding().of(slot) {
         let (dscp, since) = (bound.dscp, bound.since);
-        why.push(format!("it has a queue on every port of its tree since interval {since} (code point {dscp}): beyond its guarantee it shares what is spare with other queues, by weight"));
+        why.push(format!(
+            "it has a queue on every port of its tree since interval {since} (code point {dscp}): \
+             beyond its guarantee it shares what is spare with other queues, by weight"
+        ));
     } else {
         why.push("it shares queue 0: its guarantee is kept by that queue's weight".to_owned());
         why.extend(above(leader, slot));
@@ -221,9 +224,16 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
         used % 10,
         fabric.score(slot)
     ));
-    for away in shown["hosts_away"].as_array().into_iter().flatten() {
-        let away = away.as_str().unwrap_or_default();
-        why.push(format!("host {away} cannot be told: its queues stay as they are until it can"));
+    let away: Vec<&str> =
+        shown["hosts_away"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if let Some(first) = away.first() {
+        let others = match away.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        why.push(format!(
+            "host {first}{others} cannot be told: its queues stay as they are until all can"
+        ));
     }
     let recent: Vec<Value> =
         leader.events().iter().filter(|e| e.subject == name).map(|e| json!(e)).collect();
@@ -259,7 +269,9 @@ fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
         }
     }
     if full.is_empty() {
-        full.push("no port of its tree is full: it gets a queue with the next interval, if the hosts and switches of its tree can be told and a code point is free".to_owned());
+        let text = "no port of its tree is full: it gets a queue with the next interval, if the \
+                    hosts and switches of its tree can be told and a code point is free";
+        full.push(text.to_owned());
     }
     full.truncate(4);
     full

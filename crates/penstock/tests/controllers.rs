@@ -1,6 +1,6 @@
-//! Two controllers and three members of etcd, as processes: what was sold outlives them, one that is
-//! killed or frozen is followed by the other within 15 s, and what a frozen one would still write is
-//! refused. Without etcd the tests say `SKIPPED` and pass.
+//! Two controllers and three members of etcd, as processes: what was sold outlives them, one that
+//! is killed or frozen is followed by the other within 15 s, and what a frozen one would still
+//! write is refused. Without etcd the tests say `SKIPPED` and pass.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[path = "../../controller/tests/common/dir.rs"]
@@ -125,6 +125,7 @@ impl Drop for Controller {
 }
 
 /// Asks until it is so; how long that took.
+#[expect(clippy::disallowed_methods, reason = "what processes take is the result")]
 fn until(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !holds() {

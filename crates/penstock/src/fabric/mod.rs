@@ -15,26 +15,23 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use penstock_control::config::fabric::{ControllerFile, StoreFile, TlsFiles, load_controller};
-use penstock_controller::agents::{AgentServer, Identity, Registry};
+use penstock_controller::agents::{self, AgentServer, Identity, Limits, Registry, ServerTls};
 use penstock_controller::leader::Settings;
 use penstock_controller::service::{Controller, Operator, Setup};
 use penstock_controller::store::{Embedded, Etcd, EtcdConfig, EtcdTls, Store};
-use penstock_controller::wire::v1::agent_service_server::AgentServiceServer;
+use penstock_controller::wire::OPERATOR_BYTES_MAX;
 use penstock_controller::wire::v1::operator_service_server::OperatorServiceServer;
-use penstock_controller::wire::{AGENT_BYTES_MAX, OPERATOR_BYTES_MAX};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::transport::{Certificate, Identity as TlsIdentity, Server, ServerTlsConfig};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
 
 use crate::cli::ControllerRunArgs;
 use crate::daemon::{logs, notify::Notifier, socket};
 
 /// Longest that ending takes.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// An agent that does not answer for so long is gone.
-const SILENCE: Duration = Duration::from_secs(10);
 
 /// Runs until it is told to end.
 ///
@@ -93,10 +90,9 @@ async fn open_store(file: &StoreFile) -> Result<Arc<dyn Store>> {
     })
 }
 
-fn tls(files: &TlsFiles) -> Result<ServerTlsConfig> {
-    let identity = TlsIdentity::from_pem(read(&files.cert)?, read(&files.key)?);
-    let ca = Certificate::from_pem(read(&files.ca)?);
-    Ok(ServerTlsConfig::new().identity(identity).client_ca_root(ca))
+fn tls(files: &TlsFiles) -> Result<ServerTls> {
+    let tls = ServerTls::new(&read(&files.ca)?, &read(&files.cert)?, &read(&files.key)?);
+    tls.context("[tls]")
 }
 
 async fn serve(
@@ -178,26 +174,13 @@ async fn serve_operators(
 
 async fn serve_agents(
     server: AgentServer,
-    tls: Option<ServerTlsConfig>,
+    tls: Option<ServerTls>,
     listener: TcpListener,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener).context("agents' address")?;
-    let service = AgentServiceServer::new(server)
-        .max_decoding_message_size(AGENT_BYTES_MAX)
-        .max_encoding_message_size(AGENT_BYTES_MAX);
-    let mut builder = Server::builder()
-        .http2_keepalive_interval(Some(SILENCE / 2))
-        .http2_keepalive_timeout(Some(SILENCE / 2))
-        .max_concurrent_streams(4);
-    if let Some(tls) = tls {
-        builder = builder.tls_config(tls).context("[tls]")?;
-    }
-    builder
-        .add_service(service)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
-            let _ = stopping.wait_for(|stopping| *stopping).await;
-        })
-        .await
-        .context("agents' address")
+    let stop = async move {
+        let _ = stopping.wait_for(|stopping| *stopping).await;
+    };
+    agents::serve(listener, server, tls, Limits::default(), stop).await.context("agents' address")
 }

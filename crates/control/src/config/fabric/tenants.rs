@@ -41,8 +41,8 @@ pub struct TenantWish {
     pub name: String,
     /// What it asks for; [`Affinity::near`] and [`Affinity::apart`] are empty.
     pub request: Request,
-    /// Earlier tenants and the kind of domain that it shares with them: by place in the list of those
-    /// that were known before, followed by this file's.
+    /// Earlier tenants and the kind of domain that it shares with them: by place in the list of
+    /// those that were known before, followed by this file's.
     pub near: Vec<(usize, usize)>,
     /// The same of those that it shares none with.
     pub apart: Vec<(usize, usize)>,

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Most of what can go wrong between a controller and a switch cannot be had from a
 //! real one on demand, and nobody has thousands of them. **Rule.** [`SimSwitch`] keeps a
-//! [`SwitchState`] in memory, obeys the rules of [`step`] and fails as [`Faults`] say.
+//! [`SwitchState`] in memory, obeys the rules of [`step()`] and fails as [`Faults`] say.
 //! **Cost.** A change: O(queues) for weights, O(log code points) for a map; the state, and no
 //! thread or task.
 

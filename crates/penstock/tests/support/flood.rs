@@ -108,10 +108,19 @@ impl Bed {
     }
 
     pub fn count(&self, port: &str, name: &str) -> u64 {
+        let [count] = self.counts([port], name);
+        count
+    }
+
+    /// A counter of several ports, read at one time: between two questions a machine that is busy
+    /// lets hundreds of frames pass.
+    pub fn counts<const N: usize>(&self, of: [&str; N], name: &str) -> [u64; N] {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
-        let of = ports.iter().find(|entry| entry["port"] == port).unwrap();
-        of["counters"][name].as_u64().unwrap()
+        of.map(|port| {
+            let of = ports.iter().find(|entry| entry["port"] == port).unwrap();
+            of["counters"][name].as_u64().unwrap()
+        })
     }
 
     /// What a port's frames were dropped for, and how many.
@@ -132,7 +141,7 @@ impl Bed {
     /// The part of the first VM in the cycles that both VMs spend from now on, by a while in which
     /// neither ring was empty: who has nothing to send leaves its cycles to others, rightly.
     pub fn part_of_vm1(&self) -> f64 {
-        let read = || ["vm1", "vm2"].map(|port| self.read(port));
+        let read = || self.read_both();
         // What was in the buckets and on its way under the old terms is not the new ones'.
         let changed = read();
         let spent = |since: &[Sent; 2], now: &[Sent; 2]| {
@@ -156,12 +165,15 @@ impl Bed {
         })
     }
 
-    fn read(&self, port: &str) -> Sent {
+    /// What both VMs have sent, read at one time.
+    fn read_both(&self) -> [Sent; 2] {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
-        let of = ports.iter().find(|entry| entry["port"] == port).unwrap();
-        let count = |name: &str| of["counters"][name].as_u64().unwrap();
-        Sent { cycles: count("cycles"), batches: count("rx_batches"), full: count("rx_full") }
+        ["vm1", "vm2"].map(|port| {
+            let of = ports.iter().find(|entry| entry["port"] == port).unwrap();
+            let count = |name: &str| of["counters"][name].as_u64().unwrap();
+            Sent { cycles: count("cycles"), batches: count("rx_batches"), full: count("rx_full") }
+        })
     }
 
     /// Asks until the answer is `limit`: it is about the last seconds. `None` where the machine is

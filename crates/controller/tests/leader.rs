@@ -115,6 +115,38 @@ async fn a_host_that_is_away_keeps_its_tenants_queues_and_is_told_when_it_comes_
 }
 
 #[tokio::test]
+async fn a_host_that_fails_or_lies_holds_up_nobody_else() {
+    let folder = Folder::new("leader-bad-host");
+    let world = World::new(Mode::PerPortMap);
+    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let within = |name: &str, rack: &str| {
+        let within = vec![rack.to_owned()];
+        penstock_controller::intent::TenantSpec { within, ..tenant(name, 5, 10) }
+    };
+    for name in ["a", "b", "c", "d"] {
+        leader.add(within(name, "rack-0")).await.unwrap();
+    }
+    leader.add(within("bad", "rack-1")).await.unwrap();
+    interval(&mut leader, &[("a", 9), ("b", 8), ("c", 7), ("d", 1)]).await;
+    leader.remove("bad").await.unwrap();
+    interval(&mut leader, &[("a", 9), ("b", 8), ("c", 7), ("d", 1)]).await;
+    leader.add(within("bad", "rack-1")).await.unwrap();
+    world.hosts.fails.lock().unwrap().insert("server-7".into());
+    for _ in 0..6 {
+        interval(&mut leader, &[("a", 9), ("b", 8), ("d", 9), ("bad", 9)]).await;
+    }
+    assert!(has_queue(&world).contains(&"d".to_owned()), "{:?}", has_queue(&world));
+    // It says that another leads; the store says no.
+    world.hosts.fails.lock().unwrap().clear();
+    let later = penstock_controller::Stamp { epoch: u64::MAX, generation: 1 };
+    world.hosts.plans.lock().unwrap().get_mut("server-7").unwrap().stamp = later;
+    for _ in 0..6 {
+        interval(&mut leader, &[("a", 9), ("b", 8), ("c", 9), ("bad", 9)]).await;
+    }
+    assert!(has_queue(&world).contains(&"c".to_owned()), "{:?}", has_queue(&world));
+}
+
+#[tokio::test]
 async fn a_switch_that_lost_everything_is_mended() {
     let folder = Folder::new("leader-mend");
     let world = World::new(Mode::PerEgressMap);

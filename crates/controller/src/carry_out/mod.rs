@@ -146,14 +146,16 @@ impl Crew {
         &self.out_of_date
     }
 
-    /// Whether an element can be told something: its agent is here, or its switch is up to date.
+    /// Whether an element can be told something: it did what it was told last, and if it is a host
+    /// its agent is here. One that fails holds up its own tenants and nobody else's.
     #[must_use]
     pub fn reachable(&self, fabric: &Fabric, node: NodeId) -> bool {
-        if self.switches.contains_key(&node) {
-            return !self.out_of_date.contains(&node);
-        }
-        !fabric.topology().is_server(node)
-            || self.hosts.connected(&fabric.topology().name(node).to_string())
+        !self.out_of_date.contains(&node) && self.connected(fabric, node)
+    }
+
+    fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
+        let topology = fabric.topology();
+        !topology.is_server(node) || self.hosts.connected(&topology.name(node).to_string())
     }
 
     /// What is to be told is what the binding says. For a start, and after another leader.
@@ -405,7 +407,7 @@ impl Crew {
         let hosts: Vec<NodeId> = self.out_of_date.iter().copied().collect();
         let hosts: BTreeSet<NodeId> = hosts
             .into_iter()
-            .filter(|node| !self.switches.contains_key(node) && self.reachable(fabric, *node))
+            .filter(|node| !self.switches.contains_key(node) && self.connected(fabric, *node))
             .collect();
         let (mut changed, mut trouble) = (Vec::new(), self.tell(fabric, &hosts, stamp).await);
         for node in hosts.iter().filter(|node| trouble.iter().all(|t| t.node != **node)) {

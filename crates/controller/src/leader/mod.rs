@@ -300,12 +300,9 @@ impl Leader {
                 report.failed = why.len() + stuck.len();
                 self.troubles("taken-back", &why);
                 self.troubles("out-of-date", &stuck);
-                let fenced = why.iter().chain(&stuck).any(|t| t.fenced);
                 self.fabric.put_back(before);
-                if fenced {
-                    return Err(LeaderError::Deposed);
-                }
-                // Parts of the plan's binding are stored under its stamp.
+                // Parts of the plan's binding are stored under its stamp. Who says that another
+                // leads may be wrong or lie: the store knows.
                 self.next_stamp();
                 self.put_binding(false).await?;
             }

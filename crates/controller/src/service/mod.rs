@@ -168,28 +168,43 @@ impl Controller {
         }
     }
 
-    async fn lead(&self, lease: LeaseId, mut alive: Instant) -> Result<(), LeaderError> {
+    /// Decides for as long as the lease is kept alive. A decision may take long, where switches do
+    /// not answer; the lease must not wait for it.
+    async fn lead(&self, lease: LeaseId, alive: Instant) -> Result<(), LeaderError> {
+        tokio::select! {
+            led = self.decide() => led,
+            lost = self.stay_alive(lease, alive) => Err(lost),
+        }
+    }
+
+    async fn decide(&self) -> Result<(), LeaderError> {
         let mut intervals = tokio::time::interval(self.setup.interval);
         intervals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         intervals.tick().await;
+        loop {
+            tokio::select! {
+                _ = intervals.tick() => self.interval().await?,
+                () = self.setup.hosts.somebody_came() => self.greet().await,
+            }
+        }
+    }
+
+    /// Returns why this controller must not lead any more.
+    async fn stay_alive(&self, lease: LeaseId, mut alive: Instant) -> LeaderError {
         let mut beats = tokio::time::interval(KEEP_ALIVE);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = intervals.tick() => self.interval(alive).await?,
-                _ = beats.tick() => {
-                    let beat = self.setup.store.keep_alive(lease);
-                    match tokio::time::timeout(KEEP_ALIVE, beat).await {
-                        Ok(Ok(())) => alive = Instant::now(),
-                        Ok(Err(StoreError::LeaseEnded(_))) => return Err(LeaderError::Deposed),
-                        Ok(Err(error)) => tracing::warn!("sign of life: {error}"),
-                        Err(_) => tracing::warn!("sign of life: no answer"),
-                    }
-                }
-                () = self.setup.hosts.somebody_came() => self.greet().await,
-                () = tokio::time::sleep_until(alive + GIVE_UP) => {
-                    return Err(LeaderError::Deposed);
-                }
+                _ = beats.tick() => {}
+                () = tokio::time::sleep_until(alive + GIVE_UP) => return LeaderError::Deposed,
+            }
+            let sent = Instant::now();
+            let beat = self.setup.store.keep_alive(lease);
+            match tokio::time::timeout_at(alive + GIVE_UP, beat).await {
+                Ok(Ok(())) => alive = sent,
+                Ok(Err(StoreError::LeaseEnded(_))) => return LeaderError::Deposed,
+                Ok(Err(error)) => tracing::warn!("sign of life: {error}"),
+                Err(_) => return LeaderError::Deposed,
             }
         }
     }
@@ -204,7 +219,7 @@ impl Controller {
         leader.catch_up().await;
     }
 
-    async fn interval(&self, alive: Instant) -> Result<(), LeaderError> {
+    async fn interval(&self) -> Result<(), LeaderError> {
         let usage = self.setup.hosts.take_usage();
         let mut guard = self.leader.lock().await;
         let Some(leader) = guard.as_mut() else { return Ok(()) };
@@ -214,15 +229,13 @@ impl Controller {
                 by_node.insert(node, used);
             }
         }
-        let limit = alive + GIVE_UP;
-        // A decision that cannot be stored must not outlast the lease.
-        match tokio::time::timeout_at(limit, leader.interval(&by_node)).await {
-            Ok(Ok(_)) => {
+        match leader.interval(&by_node).await {
+            Ok(_) => {
                 self.leading.send_replace(Leading::Here(leader.stamp()));
                 Ok(())
             }
-            Ok(Err(LeaderError::Deposed)) | Err(_) => Err(LeaderError::Deposed),
-            Ok(Err(error)) => {
+            Err(LeaderError::Deposed) => Err(LeaderError::Deposed),
+            Err(error) => {
                 tracing::warn!("interval: {error}");
                 Ok(())
             }

@@ -13,6 +13,7 @@ pub mod carry_out;
 pub mod events;
 pub mod fabric_state;
 mod fnv;
+pub mod history;
 pub mod hosts;
 pub mod intent;
 pub mod leader;

@@ -3,6 +3,7 @@
 //! Rates are bit/s, shares 1/1000 where a name ends in `permille`, times milliseconds.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Port;
@@ -17,7 +18,8 @@ use crate::leader::Leader;
 /// The controller itself.
 #[must_use]
 pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -> Value {
-    let (last, counts) = (leader.last(), hosts.counts());
+    let (last, all, counts) = (leader.last(), leader.totals(), hosts.counts());
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let topology = leader.fabric().topology();
     let out_of_date: Vec<String> =
         leader.crew().out_of_date().iter().map(|n| topology.name(*n).to_string()).collect();
@@ -45,8 +47,18 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
             "taken_back": last.taken_back,
             "failed": last.failed,
             "drifted": last.drifted,
-            "decided_in_us": u64::try_from(last.decided_in.as_micros()).unwrap_or(u64::MAX),
-            "took_us": u64::try_from(last.took.as_micros()).unwrap_or(u64::MAX),
+            "decided_in_us": micros(last.decided_in),
+            "took_us": micros(last.took),
+        },
+        "this_term": {
+            "intervals": all.intervals,
+            "promoted": all.promoted,
+            "demoted": all.demoted,
+            "taken_back": all.taken_back,
+            "failed": all.failed,
+            "drifted": all.drifted,
+            "decided_in_us": micros(all.decided_in),
+            "took_us": micros(all.took),
         },
         "agents": {
             "sessions": counts.sessions,
@@ -186,6 +198,13 @@ pub fn bindings(leader: &Leader) -> Value {
     };
     let ports = nodes.flat_map(|node| fabric.ports_of(node).into_iter().map(move |p| (node, p)));
     ports.filter_map(|(node, p)| port(node, p)).collect()
+}
+
+/// How a tenant, or with an empty name all of them, did in the last intervals; `None`: there is
+/// no such tenant.
+#[must_use]
+pub fn history(leader: &Leader, name: &str, interval_ms: u64) -> Option<Value> {
+    leader.samples().view(name, interval_ms)
 }
 
 /// The last events, the oldest first.

@@ -62,6 +62,30 @@ async fn queues_follow_use_and_every_packet_stays_mapped() {
 }
 
 #[tokio::test]
+async fn intervals_are_added_up_and_the_last_of_them_are_kept() {
+    let folder = Folder::new("leader-samples");
+    let world = World::new(Mode::PerPortMap);
+    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    interval(&mut leader, &BUSY).await;
+    world.fault("rack-1", Faults { refuses_after: Some(0), ..Faults::default() });
+    interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    world.fault("rack-1", Faults::default());
+    interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    let totals = leader.totals();
+    assert_eq!((totals.intervals, totals.taken_back), (3, 1), "{totals:?}");
+    assert!(totals.promoted >= 3 && totals.failed >= 1 && totals.took >= totals.decided_in);
+    leader.remove("b").await.unwrap();
+    let all = leader.samples().view("", 1_000).unwrap();
+    assert_eq!(all["times"].as_array().unwrap().len(), 3);
+    let a = &all["tenants"]["a"];
+    // Ten servers with 9 Mbit/s each, then nothing; its queue stays while the plan is taken back.
+    assert_eq!(a["sent"], serde_json::json!([90_000_000, 0, 0]));
+    assert!(a["dscp"][0] != 0 && a["dscp"][1] == a["dscp"][0], "{a}");
+    interval(&mut leader, &BUSY).await;
+    assert_eq!(leader.samples().view("b", 1_000), None);
+}
+
+#[tokio::test]
 async fn a_switch_that_fails_in_the_middle_changes_nothing_for_anybody() {
     let folder = Folder::new("leader-fails");
     for fault in [

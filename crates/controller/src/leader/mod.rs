@@ -20,8 +20,9 @@ use tokio::time::Instant;
 
 use crate::Stamp;
 use crate::carry_out::{Crew, Outcome, Trouble};
-use crate::events::{Events, Severity};
-use crate::fabric_state::{ChangeRefused, Fabric, Usage, Used};
+use crate::events::{Events, Severity, now_ms};
+use crate::fabric_state::{ChangeRefused, Fabric, Measured, Usage, Used};
+use crate::history::{History, Sample};
 use crate::intent::{
     self, BindingRecord, IntentError, MODE, Mode, TENANTS, TenantRecord, TenantSpec,
 };
@@ -34,7 +35,7 @@ mod record;
 
 use bindings::Kept;
 pub use bindings::{BindingHead, SHARDS};
-pub use record::IntervalReport;
+pub use record::{IntervalReport, Totals};
 
 /// Bindings that are kept to go back to.
 pub const HISTORY_MAX: usize = 16;
@@ -88,6 +89,8 @@ pub struct Leader {
     kept: Kept,
     events: Events,
     last: IntervalReport,
+    totals: Totals,
+    samples: History,
     /// What servers sent and received in the last interval, bit/s.
     used: BTreeMap<NodeId, (u64, u64)>,
 }
@@ -121,6 +124,8 @@ impl Leader {
             kept,
             events,
             last,
+            totals: Totals::default(),
+            samples: History::default(),
             used,
         };
         leader.load().await?;
@@ -206,6 +211,18 @@ impl Leader {
         &self.last
     }
 
+    /// All intervals of this term.
+    #[must_use]
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// How tenants did in the last intervals.
+    #[must_use]
+    pub fn samples(&self) -> &History {
+        &self.samples
+    }
+
     /// What servers sent and received in the last interval, bit/s.
     #[must_use]
     pub fn used(&self) -> &BTreeMap<NodeId, (u64, u64)> {
@@ -258,11 +275,26 @@ impl Leader {
             *mode == Mode::Hold,
         );
         report.decided_in = decided.elapsed();
-        self.follow(before, &pass, &mut report).await?;
+        let followed = self.follow(before, &pass, &mut report).await;
+        self.sample();
+        followed?;
         report.took = began.elapsed();
         report.interval = number;
+        self.totals.add(&report);
         self.last = report.clone();
         Ok(report)
+    }
+
+    /// Keeps how tenants did, for [`Self::samples`].
+    fn sample(&mut self) {
+        let Self { fabric, samples, .. } = self;
+        let sample = |(name, slot, _)| {
+            let (measured, score, dscp) =
+                (fabric.measured(slot), fabric.score(slot), fabric.dscp(slot));
+            let Measured { sent, received, used_permille } = measured;
+            (name, Sample { sent, received, score, used_permille, dscp })
+        };
+        samples.push(now_ms(), fabric.tenants().map(sample));
     }
 
     /// Stores and carries out what a pass decided.

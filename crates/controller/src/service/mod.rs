@@ -263,6 +263,7 @@ impl Controller {
             "bindings" => view::bindings(leader),
             "events" => view::events(leader),
             "explain" => view::explain(leader, name)?,
+            "history" => view::history(leader, name, millis)?,
             "switch-counters" => counters(leader).await,
             _ => return None,
         })

@@ -86,12 +86,12 @@ impl OperatorService for Operator {
         }
         match self.controller.view(&what, &name).await {
             Some(value) => reply(&value),
-            None if what == "explain" => {
+            None if what == "explain" || what == "history" => {
                 Err(Status::not_found(ChangeRefused::Unknown(name).to_string()))
             }
             None => Err(Status::not_found(format!(
-                "no view `{what}`; ask for status, topology, tenants, bindings, events, explain or \
-                 switch-counters"
+                "no view `{what}`; ask for status, topology, tenants, bindings, events, explain, \
+                 history or switch-counters"
             ))),
         }
     }

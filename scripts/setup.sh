@@ -98,6 +98,7 @@ want demo xz-utils xz "unpacks kernel modules"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
 want test valgrind valgrind "counts the data path's instructions"
 want test etcd-server etcd "three of them, to test the controller's store with"
+want test chromium chromium "a browser, to test the controller's page in"
 want test redis-server redis-server "the configuration of a SONiC switch, to test with"
 # Its service is not used and need not run: the benchmark starts an OVS of its own.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \

@@ -5,6 +5,8 @@
 //! it gives up its lease, so that another leads at once.
 
 mod crew;
+mod metrics;
+mod page;
 mod tenants;
 
 use std::net::TcpListener;
@@ -131,8 +133,9 @@ async fn serve(
         let tls = tls_files.as_ref().map(tls).transpose()?;
         tasks.spawn(serve_agents(server, tls, listener, stopping.clone()));
     }
-    // The page is served here; see `fabric::page`.
-    drop(page);
+    if let Some(listener) = page {
+        tasks.spawn(page::serve(listener, Arc::clone(&controller), stopping.clone()));
+    }
     let running = Arc::clone(&controller).run(stopping);
     let leads = tokio::spawn(running);
     notifier.send("READY=1");

@@ -1,0 +1,393 @@
+//! The controller's Prometheus page, in the OpenMetrics text format.
+//!
+//! **Rule.** Values come from the views that people are shown (`penstock_controller::view`), so a
+//! graph and the page cannot differ. A controller that does not lead says so and no more. The
+//! catalogue is one table ([`catalogue`]); a test writes it to `docs/metrics.md`.
+//! **Cost.** Series: 9 a tenant, 3 to 6 a server or switch, 7 a link, 1 a port with tenants.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use serde_json::Value;
+
+use crate::table::to_f64;
+
+/// What a scrape shows.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    age: Duration,
+    status: Value,
+    tenants: Vec<Value>,
+    ports: Vec<Value>,
+    nodes: Vec<Value>,
+    links: Vec<Value>,
+}
+
+impl Reading {
+    /// Of views: the status, `age` old, and the tenants, bindings and topology in this order, each
+    /// null if there is none.
+    ///
+    /// # Errors
+    /// A view is missing or is not as views are.
+    pub fn new(age: Duration, status: Value, parts: Vec<Value>) -> Result<Self> {
+        let parts: [Value; 3] =
+            parts.try_into().ok().context("metrics: tenants, bindings, topology are needed")?;
+        let [tenants, ports, mut topology] = parts;
+        let list = |value: Value| match value {
+            Value::Null => Ok(Vec::new()),
+            Value::Array(list) => Ok(list),
+            _ => anyhow::bail!("metrics: a view is no list"),
+        };
+        let (nodes, links) = (list(topology["nodes"].take())?, list(topology["links"].take())?);
+        Ok(Self { age, status, tenants: list(tenants)?, ports: list(ports)?, nodes, links })
+    }
+}
+
+/// What has one value each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    /// The controller, whether it leads or not.
+    Controller,
+    /// The controller that leads.
+    Leader,
+    /// A mode.
+    Mode,
+    Tenant,
+    /// A tenant and a direction.
+    TenantWay,
+    Node,
+    Server,
+    Link,
+    /// A link and a direction.
+    LinkWay,
+    Port,
+}
+
+impl Of {
+    /// The labels' names, as in the docs.
+    const fn labels(self) -> &'static str {
+        match self {
+            Self::Controller | Self::Leader => "",
+            Self::Mode => "mode",
+            Self::Tenant => "tenant",
+            Self::TenantWay => "tenant, direction",
+            Self::Node => "node, kind",
+            Self::Server => "host",
+            Self::Link => "below, above",
+            Self::LinkWay => "below, above, direction",
+            Self::Port => "node, to",
+        }
+    }
+}
+
+/// Where in the object a value is. Of two the first is up or sent, the second down or received.
+type Path = &'static [&'static str];
+
+/// A metric: name without unit and `_total`, unit, of what, scale, where, meaning.
+#[derive(Clone, Copy, Debug)]
+struct Metric {
+    name: &'static str,
+    unit: &'static str,
+    is_counter: bool,
+    of: Of,
+    /// What is read is divided by this.
+    per: u32,
+    at: Path,
+    help: &'static str,
+}
+
+const fn gauge(name: &'static str, unit: &'static str, of: Of, at: Path) -> Metric {
+    Metric { name, unit, is_counter: false, of, per: 1, at, help: "" }
+}
+
+const fn counter(name: &'static str, unit: &'static str, at: Path) -> Metric {
+    Metric { name, unit, is_counter: true, of: Of::Leader, per: 1, at, help: "" }
+}
+
+impl Metric {
+    const fn per(self, per: u32) -> Self {
+        Self { per, ..self }
+    }
+
+    const fn says(self, help: &'static str) -> Self {
+        Self { help, ..self }
+    }
+}
+
+/// All metrics in the order of the page.
+fn catalogue() -> Vec<Metric> {
+    [of_controller(), of_work(), of_agents(), of_tenants(), of_fabric()].concat()
+}
+
+fn of_controller() -> Vec<Metric> {
+    use Of::{Controller, Leader, Mode};
+    let gauge = |name, unit, at| gauge(name, unit, Leader, at);
+    let always = |name, at| Metric { of: Controller, ..gauge(name, "", at) };
+    vec![
+        always("penstock_controller_leads", &["leads"])
+            .says("1 if this controller leads; all that follows is of the one that does"),
+        Metric { of: Controller, ..gauge("penstock_controller_reading_age", "seconds", &["age"]) }
+            .says("how old these values are: above 0 while the controller is busy"),
+        gauge("penstock_controller_epoch", "", &["stamp", "epoch"])
+            .says("number of its term; counts up with every election"),
+        gauge("penstock_controller_generation", "", &["stamp", "generation"])
+            .says("decisions of this term"),
+        Metric { of: Mode, ..gauge("penstock_controller_mode", "", &["mode"]) }
+            .says("1 for the mode that it is in: active, observe or hold"),
+        gauge("penstock_controller_interval", "seconds", &["interval_ms"])
+            .per(1_000)
+            .says("time between two decisions"),
+        gauge("penstock_controller_placed", "tenants", &["tenants"])
+            .says("tenants that are placed"),
+        gauge("penstock_controller_with_queue", "tenants", &["with_queues"])
+            .says("of these, tenants that have queues of their own"),
+        gauge("penstock_controller", "servers", &["servers"]).says("servers of the topology"),
+        gauge("penstock_controller_connected", "hosts", &["hosts_connected"])
+            .says("of these, servers whose agent is connected"),
+        gauge("penstock_controller_heard", "hosts", &["last_interval", "hosts_heard"])
+            .says("of these, servers that reported in the last interval"),
+        gauge("penstock_controller", "switches", &["switches"]).says("switches that it tells"),
+        gauge("penstock_controller_weight_error", "ratio", &["worst_weight_error_ppm"])
+            .per(1_000_000)
+            .says("most that a port's weights depart from the guarantees, as a part"),
+        gauge(
+            "penstock_controller_without_code_point",
+            "tenants",
+            &["last_interval", "without_code_point"],
+        )
+        .says("tenants that got no queue in the last interval for lack of a code point"),
+    ]
+}
+
+fn of_work() -> Vec<Metric> {
+    vec![
+        counter("penstock_controller", "intervals", &["this_term", "intervals"])
+            .says("intervals decided; begins at 0 with each term, as all counters here"),
+        counter("penstock_controller_promoted", "tenants", &["this_term", "promoted"])
+            .says("times a tenant got queues of its own"),
+        counter("penstock_controller_demoted", "tenants", &["this_term", "demoted"])
+            .says("times a tenant lost them"),
+        counter("penstock_controller_taken_back", "plans", &["this_term", "taken_back"])
+            .says("plans that were taken back because a host or switch did not follow"),
+        counter("penstock_controller_failed", "elements", &["this_term", "failed"])
+            .says("times a host or switch did not follow a plan"),
+        counter("penstock_controller_drifted", "switches", &["this_term", "drifted"])
+            .says("times a switch, read back, did not do what it was told"),
+        counter("penstock_controller_deciding", "seconds", &["this_term", "decided_in_us"])
+            .per(1_000_000)
+            .says("time that scoring and binding took"),
+        counter("penstock_controller_working", "seconds", &["this_term", "took_us"])
+            .per(1_000_000)
+            .says("time that intervals took, with storing and carrying out"),
+        gauge(
+            "penstock_controller_last_deciding",
+            "seconds",
+            Of::Leader,
+            &["last_interval", "decided_in_us"],
+        )
+        .per(1_000_000)
+        .says("time that scoring and binding took in the last interval"),
+        gauge(
+            "penstock_controller_last_working",
+            "seconds",
+            Of::Leader,
+            &["last_interval", "took_us"],
+        )
+        .per(1_000_000)
+        .says("time that the last interval took, with storing and carrying out"),
+    ]
+}
+
+fn of_agents() -> Vec<Metric> {
+    vec![
+        counter("penstock_agents", "sessions", &["agents", "sessions"])
+            .says("sessions of hosts' agents that began"),
+        counter("penstock_agents_refused", "times", &["agents", "refused"])
+            .says("sessions and messages of agents that were refused"),
+        counter("penstock_agents", "reports", &["agents", "reports"])
+            .says("reports of usage taken in"),
+        counter("penstock_agents_applied", "plans", &["agents", "applied"])
+            .says("plans that hosts said they did"),
+        counter("penstock_agents_failed", "plans", &["agents", "failed"])
+            .says("plans that hosts refused or could not do"),
+    ]
+}
+
+fn of_tenants() -> Vec<Metric> {
+    use Of::{Tenant, TenantWay};
+    let bits = "bits_per_second";
+    vec![
+        gauge("penstock_tenant_guarantee", bits, TenantWay, &["guarantee_send", "guarantee_recv"])
+            .says("what all of its VMs together are guaranteed, sent and received"),
+        gauge("penstock_tenant_rate", bits, TenantWay, &["sent", "received"])
+            .says("what they sent and received in the last interval, over the network"),
+        gauge("penstock_tenant_used", "ratio", Tenant, &["used_permille"])
+            .per(1_000)
+            .says("the part of its guarantee that it used, by its score"),
+        gauge("penstock_tenant_score", bits, Tenant, &["score"])
+            .says("its smoothed score; the highest get queues of their own"),
+        gauge("penstock_tenant_queue", "", Tenant, &["queue"])
+            .says("1 if it has queues of its own"),
+        gauge("penstock_tenant_queue_since_interval", "", Tenant, &["since_interval"])
+            .says("number of the interval since which it has them; missing without"),
+        gauge("penstock_tenant_dscp", "", Tenant, &["dscp"])
+            .says("its code point; 0: it shares queue 0"),
+        gauge("penstock_tenant", "vms", Tenant, &["vms"]).says("VMs that it has"),
+        gauge("penstock_tenant_away", "hosts", Tenant, &["hosts_away"])
+            .says("hosts of its VMs that cannot be told"),
+    ]
+}
+
+fn of_fabric() -> Vec<Metric> {
+    use Of::{Link, LinkWay, Node, Port, Server};
+    let bits = "bits_per_second";
+    vec![
+        gauge("penstock_fabric_node_up_to_date", "", Node, &["up_to_date"])
+            .says("1 if the server or switch does what it was told, as far as is known"),
+        gauge("penstock_fabric_node_in_service", "", Node, &["service"])
+            .says("1 if it is in service; 0: drained or failed"),
+        gauge("penstock_fabric_host_connected", "", Server, &["connected"])
+            .says("1 if the server's agent is connected"),
+        gauge("penstock_fabric_host_epoch", "", Server, &["stamp", "epoch"])
+            .says("term of the decision that the host has; missing while it is away"),
+        gauge("penstock_fabric_host_generation", "", Server, &["stamp", "generation"])
+            .says("number of that decision in its term"),
+        gauge("penstock_fabric_host_free", "slots", Server, &["free_slots"])
+            .says("slots of the server that are free"),
+        gauge("penstock_fabric_link_rate", bits, Link, &["rate"])
+            .says("what the link carries in each direction"),
+        gauge("penstock_fabric_link", "tenants", Link, &["tenants"]).says("tenants on the link"),
+        gauge("penstock_fabric_link_reserved", bits, LinkWay, &["reserved_up", "reserved_down"])
+            .says("what is reserved on it"),
+        gauge("penstock_fabric_link_used", bits, LinkWay, &["used_up", "used_down"])
+            .says("what hosts measured on it; servers' own links only, others are 0"),
+        gauge("penstock_fabric_port_weight_error", "ratio", Port, &["weight_error_ppm"])
+            .per(1_000_000)
+            .says("most that the port's weights depart from the guarantees, as a part"),
+    ]
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// A number, a yes or no, how many; or nothing.
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(number) => number.as_f64(),
+        Value::Bool(yes) => Some(f64::from(u8::from(*yes))),
+        Value::Array(list) => Some(to_f64(u64::try_from(list.len()).ok()?)),
+        Value::String(service) => Some(f64::from(u8::from(service == "in"))),
+        _ => None,
+    }
+}
+
+fn find<'a>(value: &'a Value, at: &[&str]) -> &'a Value {
+    at.iter().fold(value, |value, key| &value[*key])
+}
+
+impl Reading {
+    fn values(&self, metric: &Metric) -> Vec<(Labels, f64)> {
+        let leads = self.status["leads"] == true;
+        let one = |object: &Value, labels: Labels| {
+            let read = number(find(object, metric.at))? / f64::from(metric.per);
+            Some((labels, read))
+        };
+        let text = |object: &Value, key: &str| object[key].as_str().unwrap_or_default().to_owned();
+        let both = |object: &Value, labels: Labels, ways: [&str; 2]| {
+            let way = |(key, way): (&&str, &str)| {
+                let direction = ("direction", way.to_owned());
+                let labels = labels.iter().cloned().chain([direction]).collect();
+                Some((labels, number(&object[*key])? / f64::from(metric.per)))
+            };
+            metric.at.iter().zip(ways).filter_map(way).collect::<Vec<_>>()
+        };
+        let tenant = |object: &Value| vec![("tenant", text(object, "name"))];
+        let link = |object: &Value| {
+            vec![("below", text(object, "below")), ("above", text(object, "above"))]
+        };
+        match metric.of {
+            Of::Controller if metric.at == ["age"] => vec![(Labels::new(), self.age.as_secs_f64())],
+            Of::Controller => one(&self.status, Labels::new()).into_iter().collect(),
+            Of::Leader | Of::Mode if !leads => Vec::new(),
+            Of::Leader => one(&self.status, Labels::new()).into_iter().collect(),
+            Of::Mode => ["active", "observe", "hold"]
+                .map(|mode| {
+                    let is = f64::from(u8::from(self.status["mode"] == mode));
+                    (vec![("mode", mode.to_owned())], is)
+                })
+                .into(),
+            Of::Tenant => self.tenants.iter().filter_map(|t| one(t, tenant(t))).collect(),
+            Of::TenantWay => {
+                let ways = ["sent", "received"];
+                self.tenants.iter().flat_map(|t| both(t, tenant(t), ways)).collect()
+            }
+            Of::Node => {
+                let labels = |n| vec![("node", text(n, "name")), ("kind", text(n, "kind"))];
+                self.nodes.iter().filter_map(|n| one(n, labels(n))).collect()
+            }
+            Of::Server => {
+                let servers = self.nodes.iter().filter(|node| node["kind"] == "server");
+                servers.filter_map(|n| one(n, vec![("host", text(n, "name"))])).collect()
+            }
+            Of::Link => self.links.iter().filter_map(|l| one(l, link(l))).collect(),
+            Of::LinkWay => {
+                self.links.iter().flat_map(|l| both(l, link(l), ["up", "down"])).collect()
+            }
+            Of::Port => {
+                let labels = |p| vec![("node", text(p, "node")), ("to", text(p, "to"))];
+                self.ports.iter().filter_map(|p| one(p, labels(p))).collect()
+            }
+        }
+    }
+}
+
+impl Collector for Reading {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        for metric in catalogue() {
+            let unit = (!metric.unit.is_empty()).then(|| Unit::Other(metric.unit.to_owned()));
+            let kind = if metric.is_counter { MetricType::Counter } else { MetricType::Gauge };
+            let mut family =
+                encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), kind)?;
+            let write = |value, encoder: MetricEncoder<'_>| {
+                if metric.is_counter {
+                    ConstCounter::new(value).encode(encoder)
+                } else {
+                    ConstGauge::new(value).encode(encoder)
+                }
+            };
+            let mut values = self.values(&metric);
+            if metric.of.labels().is_empty() {
+                // As a family, it would be written with `{}` after its name.
+                values.pop().map_or(Ok(()), |(_, value)| write(value, family))?;
+                continue;
+            }
+            for (labels, value) in values {
+                let documented = labels.iter().map(|(key, _)| *key).collect::<Vec<_>>().join(", ");
+                debug_assert_eq!(documented, metric.of.labels(), "{}", metric.name);
+                write(value, family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The page.
+///
+/// # Errors
+/// None in practice: writing to a string does not fail.
+pub fn page(reading: Reading) -> Result<String> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(reading));
+    let mut page = String::new();
+    text::encode(&mut page, &registry).context("metrics")?;
+    Ok(page)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! What the controller says of itself, made once for all who look.
+//!
+//! **Problem.** A leader is busy while switches take a plan, for seconds if one of them is slow;
+//! and any number of pages and scrapers ask. **Rule.** A view younger than [`FRESH`] is given
+//! again. One that cannot be had within [`PATIENCE`] is given as it was, with its age; whoever
+//! shows it says so.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use penstock_controller::service::Controller;
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// So long a view is given again.
+pub const FRESH: Duration = Duration::from_millis(500);
+/// So long the controller may take for one.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Views of one tenant at once: they are made for everyone who asks.
+const OF_TENANTS_MAX: usize = 4;
+
+/// A view.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// As JSON.
+    pub value: Arc<Value>,
+    /// How old it is.
+    pub age: Duration,
+}
+
+/// Why there is no view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// This controller does not lead, and knows nothing.
+    NotLeading,
+    /// It has no such tenant.
+    Unknown,
+    /// It does not answer in time.
+    Busy,
+}
+
+type Kept = Arc<Mutex<Option<(Instant, Arc<Value>)>>>;
+
+/// All views.
+#[derive(Debug)]
+pub struct Views {
+    controller: Arc<Controller>,
+    kept: BTreeMap<&'static str, Kept>,
+    of_tenants: tokio::sync::Semaphore,
+    /// When it last did not answer in time: for [`FRESH`] nobody else waits for it.
+    busy: std::sync::Mutex<Option<Instant>>,
+}
+
+/// The views that are of the whole fabric.
+pub const WHOLE: [&str; 6] = ["status", "topology", "tenants", "bindings", "events", "history"];
+
+impl Views {
+    /// Of a controller.
+    pub fn new(controller: Arc<Controller>) -> Self {
+        let kept = WHOLE.iter().map(|name| (*name, Kept::default())).collect();
+        let of_tenants = tokio::sync::Semaphore::new(OF_TENANTS_MAX);
+        Self { controller, kept, of_tenants, busy: std::sync::Mutex::default() }
+    }
+
+    /// Asks the controller, within [`PATIENCE`].
+    async fn ask(&self, what: &str, name: &str) -> Result<Option<Value>, Missing> {
+        let busy = || self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if busy().is_some_and(|at| at.elapsed() < FRESH) {
+            return Err(Missing::Busy);
+        }
+        let asked = tokio::time::timeout(PATIENCE, self.controller.view(what, name)).await;
+        *busy() = asked.is_err().then(Instant::now);
+        asked.map_err(|_| Missing::Busy)
+    }
+
+    /// One of [`WHOLE`].
+    pub async fn whole(&self, what: &str) -> Result<View, Missing> {
+        let kept = self.kept.get(what).ok_or(Missing::Unknown)?;
+        // Who comes meanwhile waits here and is given what was made.
+        let mut kept = kept.lock().await;
+        if let Some((at, value)) = &*kept
+            && at.elapsed() < FRESH
+        {
+            return Ok(View { value: Arc::clone(value), age: at.elapsed() });
+        }
+        match self.ask(what, "").await {
+            Ok(Some(value)) => {
+                let value = Arc::new(value);
+                *kept = Some((Instant::now(), Arc::clone(&value)));
+                Ok(View { value, age: Duration::ZERO })
+            }
+            Ok(None) => {
+                *kept = None;
+                Err(Missing::NotLeading)
+            }
+            Err(_) => match &*kept {
+                Some((at, value)) => Ok(View { value: Arc::clone(value), age: at.elapsed() }),
+                None => Err(Missing::Busy),
+            },
+        }
+    }
+
+    /// `explain` or `history` of a tenant.
+    pub async fn of_tenant(&self, what: &str, tenant: &str) -> Result<View, Missing> {
+        let _turn = self.of_tenants.acquire().await;
+        if let Some(value) = self.ask(what, tenant).await? {
+            return Ok(View { value: Arc::new(value), age: Duration::ZERO });
+        }
+        let leads = self.whole("status").await.is_ok_and(|status| status.value["leads"] == true);
+        Err(if leads { Missing::Unknown } else { Missing::NotLeading })
+    }
+}

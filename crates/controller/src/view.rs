@@ -238,10 +238,10 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
         why.extend(above(leader, slot));
     }
     why.push(format!(
-        "it used {}.{} % of its guarantee in the last interval; its smoothed score is {}",
+        "it used {}.{} % of its guarantee in the last interval; its smoothed score is {} Mbit/s",
         used / 10,
         used % 10,
-        fabric.score(slot)
+        fabric.score(slot) / 1_000_000
     ));
     let away: Vec<&str> =
         shown["hosts_away"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();

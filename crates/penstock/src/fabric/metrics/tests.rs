@@ -52,7 +52,8 @@ fn the_page_has_what_the_views_say_in_base_units() {
         "penstock_fabric_node_in_service{node=\"s\",kind=\"server\"} 0.0",
         "penstock_fabric_node_up_to_date{node=\"r\",kind=\"switch\"} 0.0",
         "penstock_fabric_host_connected{host=\"s\"} 0.0",
-        "penstock_fabric_link_reserved_bits_per_second{below=\"s\",above=\"r\",direction=\"up\"} 4.0",
+        "penstock_fabric_link_reserved_bits_per_second\
+         {below=\"s\",above=\"r\",direction=\"up\"} 4.0",
         "penstock_fabric_port_weight_error_ratio{node=\"rack \\\"1\\\"\\n\\\\\",to=\"s\"} 0.01",
     ] {
         assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");

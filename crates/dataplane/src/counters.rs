@@ -146,6 +146,10 @@ counters! {
         tx_bytes: "bytes", "bytes of those frames, without FCS";
         tx_batches: "batches", "bursts delivered to the port";
         tx_tso: "frames", "frames delivered that carry a segmentation request (TSO)";
+        net_sent_frames: "frames", "frames of this tenant's port delivered to shared ports";
+        net_sent_bytes: "bytes", "bytes of those frames: what it sent over the network";
+        net_received_frames: "frames", "frames from shared ports delivered to this tenant's port";
+        net_received_bytes: "bytes", "bytes of those frames: what it received over the network";
         tx_kicks: "notifications", "interrupts raised at the port's driver";
         sw_csum: "frames", "checksums finished in software because this port cannot";
         sw_tso: "frames", "segmentation requests cut in software because this port cannot";

@@ -7,6 +7,7 @@
 //! a queue of ours (datapath rule 19), unless the output has one (`waiting`, [`crate::queue`]).
 //! **Cost.** O(frames + outputs); no allocation after start.
 
+mod account;
 pub mod finish;
 mod mark;
 mod policing;
@@ -27,6 +28,7 @@ use crate::police::on_wire;
 use crate::port::TxOutcome;
 use crate::schedule::Unit;
 use crate::worker::{Handed, Peers, PortSlot};
+use account::{Way, account};
 use waiting::Waiting;
 
 /// The frames of a batch that go to one port.
@@ -128,6 +130,8 @@ struct Delivery {
     sw_tso: u64,
     handed: u64,
     handover_full: u64,
+    /// Whether the frames came into the host or left it.
+    way: Way,
     /// Bytes on the output's link, if that is watched.
     link: u64,
     /// Frames that wait in the output's queue now, and those for which it has no room.
@@ -289,6 +293,7 @@ impl Egress {
                 passed.as_slice()
             }
         };
+        delivery.way = Way::of(snapshot.port(source.0).map(|policy| &**policy), Some(policy));
         let dscp = if policy.marks { snapshot.port(source.0).and_then(|p| p.dscp) } else { None };
         let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
         let wanted = (output, policy);
@@ -559,48 +564,4 @@ fn link_bytes(batch: &Batch, frames: &[u8], outcome: &TxOutcome) -> u64 {
         }
     }
     bytes
-}
-
-/// Counts a delivery at its source and at its destination.
-fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
-    let o = &d.outcome;
-    source.forwarded.add(u64::from(o.frames));
-    if d.replicated > 0 {
-        source.replicated.add(d.replicated);
-    }
-    if d.handed + d.waiting > 0 {
-        source.queued.add(d.handed + d.waiting);
-    }
-    if let Some(target) = target {
-        target.tx_queued.add(d.waiting);
-        target.tx_frames.add(u64::from(o.frames));
-        target.tx_bytes.add(o.bytes);
-        target.tx_batches.add(1);
-        target.tx_tso.add(u64::from(o.tso));
-        if d.link > 0 {
-            target.tx_link.add(d.link);
-        }
-        if d.sw_csum + d.sw_tso > 0 {
-            target.sw_csum.add(d.sw_csum);
-            target.sw_tso.add(d.sw_tso);
-        }
-    }
-    let drops = [
-        (DropReason::RingFull, u64::from(o.ring_full)),
-        (DropReason::TooBig, u64::from(o.too_big)),
-        (DropReason::PortDown, u64::from(o.down)),
-        (DropReason::TxError, u64::from(o.error)),
-        (DropReason::VlanEgress, d.vlan),
-        (DropReason::NoPort, d.no_port),
-        (DropReason::HandoverFull, d.handover_full),
-        (DropReason::QueueFull, d.queue_full),
-        (DropReason::ReceiveLimit, d.receive_limit),
-        (DropReason::TenantLimit, d.tenant_limit),
-    ];
-    for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
-        source.drops[reason as usize].add(n);
-        if let Some(target) = target {
-            target.tx_drops[reason as usize].add(n);
-        }
-    }
 }

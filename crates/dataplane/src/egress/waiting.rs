@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_qos::delay_scale::part_of;
 use penstock_units::{Nanos, PortId, QueueId};
 
-use super::{Delivery, Egress, Touched, account, finish, link_bytes};
+use super::{Delivery, Egress, Touched, Way, account, finish, link_bytes};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::Snapshot;
 use crate::counters::PortCounters;
@@ -162,7 +162,9 @@ impl Egress {
             let (frames, waits) = (first..first + run.len(), queue.waits());
             let (frames, waits) = (&super::ALL[frames.clone()], &waits[frames]);
             first += run.len();
-            let mut delivery = Delivery::default();
+            let from = snapshot.port(run[0].source).map(|policy| &**policy);
+            let way = Way::of(from, policy.map(|policy| &**policy));
+            let mut delivery = Delivery { way, ..Delivery::default() };
             if run[0].in_port().is_some() {
                 self.send_held(slot, port, run, &mut delivery, touched);
             } else if slot.queues.len() == 1 {

@@ -1,0 +1,90 @@
+//! What became of frames, counted at both ends.
+//!
+//! **Rule.** Each delivery, a list of frames from one port to another, is counted once, at its
+//! source and at its destination, by the worker that made it. What a tenant's port sends to and
+//! receives from shared ports is counted apart: that is its use of the network, which a fabric's
+//! controller divides (QShare §V-C). **Cost.** Two additions for such a list, one comparison else.
+
+use super::Delivery;
+use crate::classify::PortPolicy;
+use crate::counters::PortCounters;
+use crate::drop::DropReason;
+
+/// Which way frames went, by the two ports: shared ports lead out of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Between two tenants' ports, or two shared ones.
+    #[default]
+    Within,
+    /// From a tenant's port to a shared one.
+    Out,
+    /// From a shared port to a tenant's.
+    In,
+}
+
+impl Way {
+    #[inline(always)]
+    pub(super) fn of(source: Option<&PortPolicy>, target: Option<&PortPolicy>) -> Self {
+        let (Some(source), Some(target)) = (source, target) else { return Self::Within };
+        match (source.tenant, target.tenant) {
+            (Some(_), None) => Self::Out,
+            (None, Some(_)) => Self::In,
+            _ => Self::Within,
+        }
+    }
+}
+
+/// Counts a delivery at its source and at its destination.
+pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
+    let o = &d.outcome;
+    source.forwarded.add(u64::from(o.frames));
+    if d.replicated > 0 {
+        source.replicated.add(d.replicated);
+    }
+    if d.handed + d.waiting > 0 {
+        source.queued.add(d.handed + d.waiting);
+    }
+    if let Some(target) = target {
+        target.tx_queued.add(d.waiting);
+        target.tx_frames.add(u64::from(o.frames));
+        target.tx_bytes.add(o.bytes);
+        target.tx_batches.add(1);
+        target.tx_tso.add(u64::from(o.tso));
+        if d.link > 0 {
+            target.tx_link.add(d.link);
+        }
+        match d.way {
+            Way::Within => {}
+            Way::Out => {
+                source.net_sent_frames.add(o.frames.into());
+                source.net_sent_bytes.add(o.bytes);
+            }
+            Way::In => {
+                target.net_received_frames.add(o.frames.into());
+                target.net_received_bytes.add(o.bytes);
+            }
+        }
+        if d.sw_csum + d.sw_tso > 0 {
+            target.sw_csum.add(d.sw_csum);
+            target.sw_tso.add(d.sw_tso);
+        }
+    }
+    let drops = [
+        (DropReason::RingFull, u64::from(o.ring_full)),
+        (DropReason::TooBig, u64::from(o.too_big)),
+        (DropReason::PortDown, u64::from(o.down)),
+        (DropReason::TxError, u64::from(o.error)),
+        (DropReason::VlanEgress, d.vlan),
+        (DropReason::NoPort, d.no_port),
+        (DropReason::HandoverFull, d.handover_full),
+        (DropReason::QueueFull, d.queue_full),
+        (DropReason::ReceiveLimit, d.receive_limit),
+        (DropReason::TenantLimit, d.tenant_limit),
+    ];
+    for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
+        source.drops[reason as usize].add(n);
+        if let Some(target) = target {
+            target.tx_drops[reason as usize].add(n);
+        }
+    }
+}

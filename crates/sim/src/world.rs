@@ -154,6 +154,7 @@ impl World {
             id,
             core: None,
             idle_backoff: Nanos::ZERO,
+            idle_turns: 4096,
             fdb_entries: 8192,
             seed,
             tsc: rate,

@@ -93,6 +93,14 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
+/// Turns without a frame after which a worker sleeps, unless said otherwise.
+const IDLE_TURNS: u32 = 4096;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
+fn is_default_idle_turns(turns: &u32) -> bool {
+    *turns == IDLE_TURNS
+}
+
 /// `[worker]`: the polling threads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -104,6 +112,11 @@ pub struct WorkerSection {
     /// How long an idle worker sleeps at most, in microseconds, 0 to 1000; 0 spins. Default 50.
     #[schemars(range(max = 1000))]
     pub idle_backoff_us: u32,
+    /// Turns without a frame after which an idle worker sleeps, 1 to 1000000. Default 4096: some
+    /// 10 ms of polling.
+    #[serde(skip_serializing_if = "is_default_idle_turns")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub idle_turns: u32,
     /// Whose turn it is. Default `round-robin`.
     pub schedule: Schedule,
     /// How `hbs` treats a port from which nothing comes. Default `pending`.
@@ -125,6 +138,7 @@ impl Default for WorkerSection {
         Self {
             cores: Vec::new(),
             idle_backoff_us: 50,
+            idle_turns: IDLE_TURNS,
             schedule: Schedule::RoundRobin,
             readiness: Readiness::Pending,
             refill_us: 50,

@@ -44,6 +44,7 @@ impl LiveSwitch {
             id: WorkerId(0),
             core: None,
             idle_backoff: Nanos::from_micros(config.worker.idle_backoff_us.into()),
+            idle_turns: config.worker.idle_turns,
             schedule: match config.worker.schedule {
                 Schedule::RoundRobin => ScheduleKind::RoundRobin,
                 Schedule::Hbs => ScheduleKind::Hbs,

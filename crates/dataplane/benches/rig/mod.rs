@@ -262,6 +262,7 @@ impl Switch {
             id: WorkerId(0),
             core: None,
             idle_backoff: Nanos::ZERO,
+            idle_turns: 4096,
             fdb_entries: 1024,
             seed: 7,
             tsc: TscRate::from_hz(2_000_000_000),

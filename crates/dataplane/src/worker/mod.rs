@@ -89,6 +89,8 @@ pub struct WorkerConfig {
     pub core: Option<u32>,
     /// How long an idle worker may sleep at a time; zero: it never gives up the core.
     pub idle_backoff: Nanos,
+    /// Turns without a frame after which it may: few where several workers share a core.
+    pub idle_turns: u32,
     /// Scheduling discipline.
     pub schedule: ScheduleKind,
     /// How `hbs` treats queue pairs without frames.
@@ -114,6 +116,7 @@ impl Default for WorkerConfig {
             id: WorkerId(0),
             core: None,
             idle_backoff: Nanos::ZERO,
+            idle_turns: 4096,
             schedule: ScheduleKind::RoundRobin,
             readiness: Readiness::Pending,
             refill: Nanos::from_micros(50),

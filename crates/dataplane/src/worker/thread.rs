@@ -17,8 +17,6 @@ use crate::tsc::Tsc;
 
 /// Empty turns before an idle worker begins to pause between polls.
 const SPIN_TURNS: u32 = 256;
-/// Empty turns before it may give up the core, if the configuration lets it.
-const PAUSE_TURNS: u32 = 4096;
 /// Pauses between two polls of a pausing worker: some 2.5 us (datapath rule 34: the guests get
 /// faster when an idle worker leaves their cache lines alone).
 const PAUSES: u32 = 64;
@@ -56,8 +54,8 @@ pub(super) fn spawn_one(
         let worker = Worker::new(&config, Tsc, RunQueueWait::of_this_thread()).with_peers(peers);
         let (handle, mailbox) = WorkerHandle::new(id, config.max_ports, &worker);
         if ready.send(Ok(handle)).is_ok() {
-            let backoff = config.idle_backoff;
-            Runner { worker, mailbox, backoff, served: 0, idle: 0, held: false }.run();
+            let (backoff, patience) = (config.idle_backoff, config.idle_turns);
+            Runner { worker, mailbox, backoff, patience, served: 0, idle: 0, held: false }.run();
         }
     });
     let thread = thread.map_err(|e| failed("start its thread", e.to_string()))?;
@@ -84,6 +82,8 @@ struct Runner {
     worker: Worker<Tsc>,
     mailbox: Mailbox,
     backoff: Nanos,
+    /// Empty turns before it may give up the core, if the configuration lets it.
+    patience: u32,
     served: u32,
     idle: u32,
     /// Control holds all workers: nothing is taken from the ports.
@@ -135,11 +135,11 @@ impl Runner {
     /// After an empty turn: spin, then pause, then sleep if allowed.
     fn rest(&mut self) {
         self.idle = self.idle.saturating_add(1);
-        if self.idle < SPIN_TURNS {
+        if self.idle < SPIN_TURNS.min(self.patience) {
             core::hint::spin_loop();
             return;
         }
-        if self.idle < PAUSE_TURNS || self.backoff == Nanos::ZERO {
+        if self.idle < self.patience || self.backoff == Nanos::ZERO {
             (0..PAUSES).for_each(|_| core::hint::spin_loop());
         } else {
             // Frames that wait for their time must not wait for the end of a nap.

@@ -75,6 +75,7 @@ fn check_worker(
         }
     }
     check_range(object, "idle_backoff_us", worker.idle_backoff_us, 0..=1_000, report);
+    check_range(object, "idle_turns", worker.idle_turns, 1..=1_000_000, report);
     check_range(object, "refill_us", worker.refill_us, 10..=1_000, report);
     let lists = [("cores", &worker.cores), ("control_cores", &worker.control_cores)];
     let Some(usable) = &machine.cores else { return };

@@ -1,0 +1,90 @@
+//! QShare, Fig. 5, live: how long flows take, ours beside static reservation and plain TCP.
+//!
+//! **Source.** QShare §VII-B, on the world of [`super::guarantees`]. **What is compared.** Every VM
+//! fetches flows of the enterprise table from random VMs of its tenant on other hosts, over a
+//! connection of its own each, and pauses as there; the same seed for each system. *Plain TCP*: the
+//! controller gives no queues. *Static reservation*: nor does it, and hosts delay what each VM sends
+//! and receives to its guarantee. *Ours*: queues follow use. A flow's time begins when its
+//! connection is opened; flows that are under way at the end do not count, with any system.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::guarantees::plan;
+use super::programs::{Client, Ended, Wants};
+use super::samples::{others, points, start, used_pct, watch};
+use super::world::World;
+use crate::bench::bed::Bed;
+use crate::figures::{Claim, Context, Outcome, Workload, percentile, tenant_sizes};
+use crate::live::fleet::to_f64;
+use crate::live::rig::platform;
+
+/// Seconds of each system.
+const SECS: f64 = 20.0;
+/// Clients of a VM.
+const CLIENTS: usize = 4;
+/// Longest pause of a client.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Systems in the order in which they run: name, controller's mode, whether hosts reserve.
+const SYSTEMS: [(&str, &str, bool); 3] =
+    [("tcp", "hold", false), ("static", "hold", true), ("ours", "active", false)];
+
+/// Runs it.
+///
+/// # Errors
+/// When something cannot be started or fails.
+pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
+    let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
+    let secs = context.live.secs.unwrap_or(SECS);
+    let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
+    context.progress(0.0, "starting hosts and their VMs");
+    let mut world = World::start(&bed, "fig5", &plan(&tenant_sizes(context.seed)))?;
+    let mut means = Vec::new();
+    for (nth, (name, mode, reserves)) in (1_u32..).zip(SYSTEMS) {
+        context.progress(f64::from(nth) / 4.0, name);
+        world.mode(mode)?;
+        world.reserve(reserves)?;
+        let mut programs = start(&bed, &world, clients(&world)?, context.seed)?;
+        let samples = watch(&mut world, &mut programs, secs)?;
+        outcome.series(&format!("core: {name}"), "%", points(&samples, used_pct));
+        means.push(tell(&mut outcome, name, &programs.take_ended())?);
+    }
+    let [tcp, fixed, ours] = means[..] else { anyhow::bail!("a system did not run") };
+    let ratio = |id: &str, what: &str, value: f64| Claim::new(id, what, "").measured(value);
+    let what = "mean time of a flow, ours over static reservation";
+    outcome.claim(ratio("mean_fct_ours_over_static", what, ours / fixed).at_most(1.0));
+    let what = "mean time of a flow, ours over plain TCP";
+    outcome.claim(ratio("mean_fct_ours_over_tcp", what, ours / tcp));
+    Ok(outcome)
+}
+
+fn clients(world: &World) -> anyhow::Result<Vec<Client>> {
+    let sizes = Workload::Enterprise.sizes()?;
+    let mut clients = Vec::new();
+    for (vm, of) in world.vms.iter().enumerate() {
+        let servers = others(world, vm, |other| other.host != of.host);
+        let wants = Wants::Flows(Arc::clone(&sizes), PAUSE);
+        let client = Client { vm, servers, wants, from: Duration::ZERO };
+        clients.extend(std::iter::repeat_n(client, CLIENTS));
+    }
+    Ok(clients)
+}
+
+/// The mean time of a flow, milliseconds.
+fn tell(outcome: &mut Outcome, name: &str, ended: &[Ended]) -> anyhow::Result<f64> {
+    anyhow::ensure!(!ended.is_empty(), "{name}: no flow ended");
+    let millis = |flow: &Ended| 1e3 * flow.took.as_secs_f64();
+    let mut times: Vec<f64> = ended.iter().map(millis).collect();
+    times.sort_by(f64::total_cmp);
+    let count = to_f64(u64::try_from(times.len())?);
+    let mean = times.iter().sum::<f64>() / count;
+    let cdf = (1..=100_u32).map(|pct| (percentile(&times, f64::from(pct)), f64::from(pct)));
+    outcome.series(&format!("time of flows: {name}"), "%", cdf.collect::<Vec<_>>());
+    let id = format!("mean_fct_{name}_ms");
+    outcome.claim(Claim::new(&id, format!("mean time of a flow, {name}"), "ms").measured(mean));
+    let bytes: u64 = ended.iter().map(|flow| flow.bytes).sum();
+    outcome.note(&format!("flows_{name}"), ended.len());
+    outcome.note(&format!("flow_bytes_{name}"), bytes);
+    Ok(mean)
+}

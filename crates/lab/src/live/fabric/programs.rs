@@ -1,0 +1,445 @@
+//! What runs in the tenants' VMs: TCP clients and servers of all of them in one thread.
+//!
+//! **Problem.** A hundred VMs with some connections each are thousands of processes, and their
+//! schedulers would be what is measured. **Rule.** One thread opens each socket in its VM's network
+//! namespace and serves all by one epoll. A client asks one of its servers for so many bytes over a
+//! connection of its own, and counts itself what came; the kernel's TCP does the rest. A connection
+//! that is refused or breaks ends the run: nothing here may lose one.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket};
+use penstock_sim::Rng;
+use penstock_sim::fabric::SizeTable;
+
+use crate::clock;
+
+/// Where servers listen, and where datagrams go.
+const PORT: u16 = 5_001;
+/// Bytes that are written or read at once.
+const CHUNK: usize = 64 * 1024;
+/// Bytes of a request.
+const REQUEST: usize = 8;
+/// Bytes of a datagram.
+const DATAGRAM: usize = 1_400;
+/// How often datagrams are sent, and orders looked at.
+const TICK: Duration = Duration::from_millis(2);
+/// Of all bytes that a client asks for who never has enough.
+const ENDLESS: u64 = u64::MAX;
+
+/// A VM.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub netns: String,
+    pub ip: Ipv4Addr,
+}
+
+/// What a client wants.
+#[derive(Debug, Clone)]
+pub(super) enum Wants {
+    /// All that it can get, from one server.
+    All,
+    /// Flows by the table; after each it pauses, with equal chance or not at all, up to this long.
+    Flows(Arc<SizeTable>, Duration),
+    /// To be rid of datagrams, bits a second, whoever has room for them.
+    Datagrams(f64),
+}
+
+/// A client.
+#[derive(Debug, Clone)]
+pub(super) struct Client {
+    pub vm: usize,
+    /// VMs that it asks, one of them at a time.
+    pub servers: Vec<usize>,
+    pub wants: Wants,
+    /// When it begins.
+    pub from: Duration,
+}
+
+/// A flow that ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub bytes: u64,
+    pub took: Duration,
+}
+
+/// See the module's text; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Programs {
+    stop: Arc<AtomicBool>,
+    ended: Arc<Mutex<Vec<Ended>>>,
+    thread: Option<JoinHandle<anyhow::Result<()>>>,
+    began: Instant,
+}
+
+impl Programs {
+    /// Starts them; clients begin from now on.
+    pub fn start(places: Vec<Place>, clients: Vec<Client>, seed: u64) -> anyhow::Result<Self> {
+        let (stop, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::default()));
+        let (theirs, kept) = (Arc::clone(&stop), Arc::clone(&ended));
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name("programs".to_owned()).spawn(move || {
+            let mut all = All::new(places, clients, seed, kept)?;
+            let _ = tell.send(());
+            all.run(&theirs)
+        });
+        let thread = Some(thread.context("starting a thread")?);
+        let mut programs = Self { stop, ended, thread, began: clock::now() };
+        if told.recv().is_err() {
+            programs.finish()?;
+        }
+        programs.began = clock::now();
+        Ok(programs)
+    }
+
+    /// Since clients began.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Whether they still run; else why not.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            return self.finish();
+        }
+        Ok(())
+    }
+
+    /// Flows that ended since the last call.
+    pub fn take_ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        self.stop.store(true, Relaxed);
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().map_err(|_| anyhow::anyhow!("the programs' thread panicked"))?
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}
+
+/// A client's turn.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    at: Instant,
+    client: usize,
+}
+
+#[derive(Debug)]
+enum Peer {
+    Listener(TcpListener),
+    /// What is still to be sent; none: the request has not come.
+    Server(TcpStream, Option<u64>),
+    /// Whose it is, what it asked for, what it still waits for, and since when.
+    Client {
+        stream: TcpStream,
+        client: usize,
+        asked: u64,
+        left: u64,
+        since: Instant,
+        sent: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Flood {
+    socket: UdpSocket,
+    to: SocketAddrV4,
+    bps: f64,
+    from: Duration,
+    sent: f64,
+}
+
+#[derive(Debug)]
+struct All {
+    places: Vec<Place>,
+    namespaces: Vec<File>,
+    clients: Vec<Client>,
+    rng: Rng,
+    epoll: Epoll,
+    peers: BTreeMap<u64, Peer>,
+    next: u64,
+    due: BinaryHeap<Reverse<Due>>,
+    floods: Vec<Flood>,
+    /// Nobody reads them; they are there so that nobody answers that nobody listens.
+    _deaf: Vec<UdpSocket>,
+    ended: Arc<Mutex<Vec<Ended>>>,
+    began: Instant,
+    buffer: Vec<u8>,
+}
+
+impl All {
+    fn new(
+        places: Vec<Place>,
+        clients: Vec<Client>,
+        seed: u64,
+        ended: Arc<Mutex<Vec<Ended>>>,
+    ) -> anyhow::Result<Self> {
+        let open = |place: &Place| {
+            let path = crate::endpoint::netns_path(&place.netns);
+            File::open(&path).with_context(|| format!("opening {}", path.display()))
+        };
+        let namespaces = places.iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("making an epoll")?;
+        let mut all = Self {
+            places,
+            namespaces,
+            clients,
+            rng: Rng::new(seed),
+            epoll,
+            peers: BTreeMap::new(),
+            next: 0,
+            due: BinaryHeap::new(),
+            floods: Vec::new(),
+            _deaf: Vec::new(),
+            ended,
+            began: clock::now(),
+            buffer: vec![0; CHUNK],
+        };
+        for vm in 0..all.places.len() {
+            all.enter(vm)?;
+            let address = (Ipv4Addr::UNSPECIFIED, PORT);
+            let listener = TcpListener::bind(address).context("a server's port")?;
+            listener.set_nonblocking(true)?;
+            all._deaf.push(UdpSocket::bind(address).context("a server's port")?);
+            all.add(Peer::Listener(listener), EpollFlags::EPOLLIN)?;
+        }
+        all.began = clock::now();
+        for client in 0..all.clients.len() {
+            all.begin(client)?;
+        }
+        Ok(all)
+    }
+
+    fn begin(&mut self, client: usize) -> anyhow::Result<()> {
+        let Client { vm, from, ref wants, ref servers } = self.clients[client];
+        if let Wants::Datagrams(bps) = *wants {
+            let to = SocketAddrV4::new(self.places[servers[0]].ip, PORT);
+            self.enter(vm)?;
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("a client's port")?;
+            socket.set_nonblocking(true)?;
+            self.floods.push(Flood { socket, to, bps, from, sent: 0.0 });
+        } else {
+            self.due.push(Reverse(Due { at: self.began + from, client }));
+        }
+        Ok(())
+    }
+
+    /// What this thread opens from now on is in the VM's namespace.
+    fn enter(&self, vm: usize) -> anyhow::Result<()> {
+        setns(&self.namespaces[vm], CloneFlags::CLONE_NEWNET)
+            .with_context(|| format!("entering {}", self.places[vm].netns))
+    }
+
+    fn add(&mut self, peer: Peer, wants: EpollFlags) -> anyhow::Result<()> {
+        let id = self.next;
+        self.next += 1;
+        let event = EpollEvent::new(wants, id);
+        match &peer {
+            Peer::Listener(listener) => self.epoll.add(listener, event),
+            Peer::Server(stream, _) | Peer::Client { stream, .. } => self.epoll.add(stream, event),
+        }
+        .context("epoll")?;
+        self.peers.insert(id, peer);
+        Ok(())
+    }
+
+    fn run(&mut self, stop: &AtomicBool) -> anyhow::Result<()> {
+        let mut events = vec![EpollEvent::empty(); 256];
+        while !stop.load(Relaxed) {
+            self.ask_who_is_due()?;
+            self.flood()?;
+            let timeout = EpollTimeout::try_from(TICK).unwrap_or(EpollTimeout::ZERO);
+            let ready = match self.epoll.wait(&mut events, timeout) {
+                Err(Errno::EINTR) => 0,
+                other => other.context("epoll")?,
+            };
+            for event in &events[..ready] {
+                self.serve(event.data())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_who_is_due(&mut self) -> anyhow::Result<()> {
+        let now = clock::now();
+        while let Some(Reverse(first)) = self.due.peek() {
+            if first.at > now {
+                break;
+            }
+            let client = first.client;
+            self.due.pop();
+            self.ask(client)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a client's next connection.
+    fn ask(&mut self, client: usize) -> anyhow::Result<()> {
+        let of = &self.clients[client];
+        let nth = self.rng.below(u64::try_from(of.servers.len())?);
+        let server = of.servers[usize::try_from(nth)?];
+        let asked = match &of.wants {
+            Wants::Flows(sizes, _) => sizes.draw(&mut self.rng),
+            Wants::All | Wants::Datagrams(_) => ENDLESS,
+        };
+        self.enter(of.vm)?;
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let fd: OwnedFd = socket(AddressFamily::Inet, SockType::Stream, flags, None)
+            .context("a client's socket")?;
+        let to = SockaddrIn::from(SocketAddrV4::new(self.places[server].ip, PORT));
+        match connect(fd.as_raw_fd(), &to) {
+            Ok(()) | Err(Errno::EINPROGRESS) => {}
+            Err(error) => return Err(error).context("connecting to a server"),
+        }
+        let (stream, since) = (TcpStream::from(fd), clock::now());
+        let peer = Peer::Client { stream, client, asked, left: asked, since, sent: false };
+        // Writable: connected.
+        self.add(peer, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT)
+    }
+
+    fn serve(&mut self, id: u64) -> anyhow::Result<()> {
+        let Some(mut peer) = self.peers.remove(&id) else { return Ok(()) };
+        let stays = match &mut peer {
+            Peer::Listener(listener) => {
+                while let Some((stream, _)) = would_block(listener.accept())? {
+                    stream.set_nonblocking(true)?;
+                    self.add(Peer::Server(stream, None), EpollFlags::EPOLLIN)?;
+                }
+                true
+            }
+            Peer::Server(stream, left) => self.send(id, stream, left)?,
+            Peer::Client { .. } => self.receive(id, &mut peer)?,
+        };
+        if stays {
+            self.peers.insert(id, peer);
+        }
+        Ok(())
+    }
+
+    /// A server's turn; false when it has ended.
+    fn send(
+        &self,
+        id: u64,
+        stream: &mut TcpStream,
+        left: &mut Option<u64>,
+    ) -> anyhow::Result<bool> {
+        let Some(left) = left else {
+            let mut request = [0; REQUEST];
+            // The first segment has all of it.
+            match would_block(stream.read(&mut request))? {
+                None => return Ok(true),
+                Some(0) => return Ok(false),
+                Some(read) => anyhow::ensure!(read == REQUEST, "a request of {read} bytes"),
+            }
+            *left = Some(u64::from_le_bytes(request));
+            let mut event = EpollEvent::new(EpollFlags::EPOLLOUT, id);
+            self.epoll.modify(&*stream, &mut event).context("epoll")?;
+            return Ok(true);
+        };
+        while *left > 0 {
+            let most = usize::try_from(*left).unwrap_or(usize::MAX).min(CHUNK);
+            match would_block(stream.write(&self.buffer[..most])) {
+                Ok(None) => return Ok(true),
+                Ok(Some(written)) if *left != ENDLESS => *left -= u64::try_from(written)?,
+                Ok(Some(_)) => {}
+                // Its client was told to end.
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    /// A client's turn; false when its flow has ended.
+    fn receive(&mut self, id: u64, peer: &mut Peer) -> anyhow::Result<bool> {
+        let Peer::Client { stream, client, asked, left, since, sent } = peer else {
+            return Ok(true);
+        };
+        if !*sent {
+            if let Some(error) = stream.take_error()? {
+                return Err(error).context("connecting to a server");
+            }
+            match would_block(stream.write(&asked.to_le_bytes()))? {
+                None => return Ok(true),
+                Some(written) => anyhow::ensure!(written == REQUEST, "a request was cut"),
+            }
+            *sent = true;
+            let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id);
+            self.epoll.modify(&*stream, &mut event).context("epoll")?;
+            return Ok(true);
+        }
+        while let Some(read) = would_block(stream.read(&mut self.buffer))? {
+            if *asked != ENDLESS {
+                *left = left.saturating_sub(u64::try_from(read)?);
+            }
+            anyhow::ensure!(read > 0 || *left == 0, "a connection broke");
+            if *left == 0 {
+                let ended = Ended { bytes: *asked, took: since.elapsed() };
+                self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
+                let client = *client;
+                self.rest(client);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A client's pause before its next flow.
+    fn rest(&mut self, client: usize) {
+        let Wants::Flows(_, most) = &self.clients[client].wants else { return };
+        let pause = if self.rng.chance_ppm(500_000) {
+            most.mul_f64(self.rng.unit())
+        } else {
+            Duration::ZERO
+        };
+        self.due.push(Reverse(Due { at: clock::now() + pause, client }));
+    }
+
+    fn flood(&mut self) -> anyhow::Result<()> {
+        let elapsed = self.began.elapsed();
+        for flood in &mut self.floods {
+            let since = elapsed.saturating_sub(flood.from).as_secs_f64();
+            let bits = 8.0 * f64::from(u32::try_from(DATAGRAM)?);
+            while flood.sent + bits <= since * flood.bps {
+                flood.sent += bits;
+                match flood.socket.send_to(&self.buffer[..DATAGRAM], flood.to) {
+                    Ok(_) => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        // Its VM's queue is full: it does not come by more later.
+                        flood.sent = since * flood.bps;
+                    }
+                    Err(error) => return Err(error).context("sending a datagram"),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn would_block<T>(done: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,431 @@
+//! Two racks on this machine: namespaces, bridges, a controller, ten hosts with their tenants' VMs.
+//!
+//! **Rule.** A rack's switch, and the core, is a Linux bridge in a namespace of its own, whose
+//! ports the controller shapes and queues by `linux-tc`. A host is our daemon with an agent; its
+//! uplink is a packet socket, each VM a TAP in a namespace. Controller and agents speak over
+//! loopback, as over a network for management. The controller starts first and places tenants;
+//! hosts have VMs where it put them. **Cost.** Some 120 namespaces; the guard takes them down.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use super::programs::Place;
+use crate::bench::bed::Bed;
+use crate::bench::guard::{THIS_PROGRAM, Ward};
+use crate::bench::process::{Daemon, ask, await_some};
+use crate::clock;
+use crate::live::fleet::to_f64;
+use crate::live::switch::count;
+
+/// Racks, and hosts of each.
+pub(super) const RACKS: usize = 2;
+pub(super) const HOSTS: usize = 5;
+/// VMs of a host.
+const SLOTS: usize = 10;
+/// Queues of a port.
+pub(super) const QUEUES: usize = 8;
+/// The tenants' first VLAN.
+const VLAN: usize = 100;
+/// How long a daemon may take to be there, and the fabric to be whole.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// What a world is made of.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    /// Every link, bits a second.
+    pub link: u64,
+    /// Between two decisions.
+    pub interval: Duration,
+    /// VMs of each tenant, and what each may send and receive, bits a second.
+    pub tenants: Vec<(usize, u64)>,
+    /// Whether the page is served.
+    pub page: bool,
+}
+
+/// A VM and where it is.
+#[derive(Debug, Clone)]
+pub(super) struct Vm {
+    pub tenant: usize,
+    pub host: usize,
+    pub place: Place,
+    port: String,
+}
+
+/// The worlds' name of a tenant.
+pub(super) fn tenant_name(tenant: usize) -> String {
+    format!("t{}", tenant + 1)
+}
+
+/// What was counted at one moment.
+#[derive(Debug, Clone)]
+pub(super) struct Reading {
+    /// Of each host: when, and by tenant the bytes that its VMs received over the network.
+    hosts: Vec<(Instant, BTreeMap<String, u64>)>,
+    /// Bytes that each rack sent to the core, and when.
+    core: [(Instant, u64); RACKS],
+}
+
+/// Rates between two readings, bits a second.
+#[derive(Debug, Clone)]
+pub(super) struct Rates {
+    /// By tenant, what its VMs in each rack received.
+    pub tenants: Vec<[f64; RACKS]>,
+    /// What each rack sent over the core.
+    pub core: [f64; RACKS],
+}
+
+impl Rates {
+    pub fn between(before: &Reading, now: &Reading, tenants: usize) -> Self {
+        let per_second = |before: u64, now: u64, from: Instant, until: Instant| {
+            let secs = until.duration_since(from).as_secs_f64().max(1e-9);
+            8.0 * to_f64(now.saturating_sub(before)) / secs
+        };
+        let mut rates = vec![[0.0; RACKS]; tenants];
+        for (host, (old, new)) in before.hosts.iter().zip(&now.hosts).enumerate() {
+            for (tenant, rate) in rates.iter_mut().enumerate() {
+                let name = tenant_name(tenant);
+                let of = |reading: &(Instant, BTreeMap<String, u64>)| {
+                    reading.1.get(&name).copied().unwrap_or(0)
+                };
+                rate[host / HOSTS] += per_second(of(old), of(new), old.0, new.0);
+            }
+        }
+        let core = [0, 1].map(|rack| {
+            let ((from, old), (until, new)) = (before.core[rack], now.core[rack]);
+            per_second(old, new, from, until)
+        });
+        Self { tenants: rates, core }
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct World {
+    pub vms: Vec<Vm>,
+    /// Where the page is, if it is served.
+    pub page: Option<String>,
+    hosts: Vec<Daemon>,
+    controller: Daemon,
+    dir: PathBuf,
+    tag: String,
+    plan: Plan,
+}
+
+impl World {
+    /// Starts it and waits until the controller hears all hosts.
+    pub fn start(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
+        let dir = bed.dir().join(name);
+        std::fs::create_dir(&dir).context("making a directory")?;
+        let tag = format!("pf{}-{name}", std::process::id());
+        underlay(bed, &tag)?;
+        let [agents, page] = free_ports()?;
+        std::fs::write(dir.join("fabric.toml"), topology(plan))?;
+        std::fs::write(dir.join("controller.toml"), controller(&dir, &tag, plan, agents, page))?;
+        let mut command = on_core(bed.generator_core());
+        command.args(["controller", "run", "--config"]).arg(dir.join("controller.toml"));
+        let log = dir.join("controller.log");
+        let controller = Daemon::start(&mut command, log, bed.guard())?;
+        let page = plan.page.then(|| format!("http://127.0.0.1:{page}/"));
+        let mut world = Self {
+            vms: Vec::new(),
+            page,
+            hosts: Vec::new(),
+            controller,
+            dir,
+            tag,
+            plan: plan.clone(),
+        };
+        await_some("the controller", START_LIMIT, || {
+            world.controller.check()?;
+            Ok(world.ask(&["status"]).ok().filter(|status| status["leads"] == true))
+        })?;
+        world.place()?;
+        for host in 0..RACKS * HOSTS {
+            world.start_host(bed, host, agents)?;
+        }
+        world.configure_vms()?;
+        await_some("agents of all hosts", START_LIMIT, || {
+            world.check()?;
+            let status = world.ask(&["status"])?;
+            Ok((status["hosts_connected"] == RACKS * HOSTS).then_some(()))
+        })?;
+        Ok(world)
+    }
+
+    /// What the controller says.
+    pub fn ask(&self, words: &[&str]) -> anyhow::Result<Value> {
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg("--socket").arg(self.dir.join("controller.sock")).arg("controller");
+        let said = ask(command.args(words).arg("--json"))?;
+        serde_json::from_str(&said).context("reading what the controller said")
+    }
+
+    /// Has the controller decide, or leave queues as they are.
+    pub fn mode(&self, mode: &str) -> anyhow::Result<()> {
+        self.ask(&["mode", mode]).map(drop)
+    }
+
+    /// Has hosts delay what each VM sends and receives to what it bought, or no more.
+    pub fn reserve(&self, on: bool) -> anyhow::Result<()> {
+        for vm in &self.vms {
+            let bought = self.plan.tenants[vm.tenant].1;
+            let shape = format!("shape={{ send = \"{bought}\", receive = \"{bought}\" }}");
+            let shape = if on { shape.as_str() } else { "shape=" };
+            let mut command = Command::new(THIS_PROGRAM);
+            command.arg("--socket").arg(self.dir.join(format!("host{}/host.sock", vm.host)));
+            ask(command.args(["port", "set", &vm.port, shape, "--no-save"]))?;
+        }
+        Ok(())
+    }
+
+    /// What a link carries, bits a second.
+    pub fn link(&self) -> u64 {
+        self.plan.link
+    }
+
+    /// Whether all of it runs.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        self.controller.check().context("the controller")?;
+        for (host, daemon) in self.hosts.iter_mut().enumerate() {
+            daemon.check().with_context(|| format!("host {host}"))?;
+        }
+        Ok(())
+    }
+
+    /// Has the controller place the tenants, and gives their VMs to the hosts.
+    fn place(&mut self) -> anyhow::Result<()> {
+        let mut text = String::new();
+        for (tenant, (vms, rate)) in self.plan.tenants.iter().enumerate() {
+            let (name, half) = (tenant_name(tenant), vms.div_ceil(RACKS));
+            write!(
+                text,
+                "[[tenant]]\nname = \"{name}\"\nvms = {vms}\nrate = \"{rate}\"\n\
+                 most_per_rack = {half}\n\n"
+            )?;
+        }
+        let file = self.dir.join("tenants.toml");
+        std::fs::write(&file, text)?;
+        let file = file.to_string_lossy().into_owned();
+        self.ask(&["tenant", "add", &file])?;
+        let mut used = [0; RACKS * HOSTS];
+        let placed = self.ask(&["tenants"])?;
+        for tenant in 0..self.plan.tenants.len() {
+            let name = tenant_name(tenant);
+            let all = placed.as_array().into_iter().flatten();
+            let of = all.into_iter().find(|of| of["name"] == name).context("a tenant is gone")?;
+            for (server, vms) in of["servers"].as_object().into_iter().flatten() {
+                let host = server.strip_prefix("server-").and_then(|n| n.parse::<usize>().ok());
+                let host = host.with_context(|| format!("a server called {server}"))?;
+                for _ in 0..vms.as_u64().unwrap_or(0) {
+                    let nth = self.vms.iter().filter(|vm| vm.tenant == tenant).count();
+                    let address = [10, u8::try_from(tenant + 1)?, 0, u8::try_from(nth + 1)?];
+                    let (ip, slot) = (Ipv4Addr::from(address), used[host]);
+                    let netns = format!("{}-v{host}.{slot}", self.tag);
+                    let place = Place { netns, ip };
+                    let port = format!("vm{slot}");
+                    self.vms.push(Vm { tenant, host, place, port });
+                    used[host] += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start_host(&mut self, bed: &Bed, host: usize, agents: u16) -> anyhow::Result<()> {
+        let dir = self.dir.join(format!("host{host}"));
+        std::fs::create_dir(&dir).context("making a directory")?;
+        for vm in self.vms.iter().filter(|vm| vm.host == host) {
+            netns(bed, &vm.place.netns)?;
+        }
+        let file = dir.join("host.toml");
+        std::fs::write(&file, self.host_file(bed, host, agents)?)?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.args(["host", "run", "--config"]).arg(&file);
+        let mut daemon = Daemon::start(&mut command, dir.join("host.log"), bed.guard())?;
+        daemon.await_file(&dir.join("host.sock"), START_LIMIT)?;
+        self.hosts.push(daemon);
+        Ok(())
+    }
+
+    fn host_file(&self, bed: &Bed, host: usize, agents: u16) -> anyhow::Result<String> {
+        let at = self.dir.join(format!("host{host}"));
+        let (at, worker) = (at.display(), bed.worker_core());
+        let mut text = format!(
+            "[host]\nname = \"server-{host}\"\nsocket = \"{at}/host.sock\"\n\
+             state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\nidle_backoff_us = 500\n\n\
+             [fabric]\ncontrollers = [\"127.0.0.1:{agents}\"]\nuplink = \"up\"\n\n"
+        );
+        for tenant in 0..self.plan.tenants.len() {
+            let (name, vlan) = (tenant_name(tenant), VLAN + tenant);
+            write!(text, "[[tenant]]\nname = \"{name}\"\nvlans = [{vlan}]\n\n")?;
+        }
+        let last = VLAN + self.plan.tenants.len() - 1;
+        write!(
+            text,
+            "[[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"up\"\n\
+             netns = \"{}-h{host}\"\ntrunk = [\"{VLAN}-{last}\"]\noffloads = false\n\
+             egress = \"wfq\"\nwfq = {{ queues = {QUEUES} }}\nlink = \"{}\"\n\n",
+            self.tag, self.plan.link
+        )?;
+        for vm in self.vms.iter().filter(|vm| vm.host == host) {
+            let (port, netns) = (&vm.port, &vm.place.netns);
+            let (name, vlan) = (tenant_name(vm.tenant), VLAN + vm.tenant);
+            write!(
+                text,
+                "[[port]]\nname = \"{port}\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+                 netns = \"{netns}\"\ntenant = \"{name}\"\nvlan = {vlan}\n\
+                 offloads = {{ csum = true, tso = false }}\n\n"
+            )?;
+        }
+        Ok(text)
+    }
+
+    fn configure_vms(&self) -> anyhow::Result<()> {
+        for vm in &self.vms {
+            let Place { netns, ip } = &vm.place;
+            await_some(&format!("the NIC of {netns}"), START_LIMIT, || {
+                let mut command = Command::new("ip");
+                command.args(["-n", netns, "link", "set", "eth0", "addrgenmode", "none", "up"]);
+                Ok(ask(&mut command).ok())
+            })?;
+            let address = format!("{ip}/24");
+            ask(Command::new("ip").args(["-n", netns, "addr", "add", &address, "dev", "eth0"]))?;
+        }
+        Ok(())
+    }
+
+    /// What was counted so far.
+    pub fn read(&self) -> anyhow::Result<Reading> {
+        let mut hosts = Vec::new();
+        for host in 0..self.hosts.len() {
+            let mut command = Command::new(THIS_PROGRAM);
+            command.arg("--socket").arg(self.dir.join(format!("host{host}/host.sock")));
+            let said = ask(command.args(["stats", "--json"]))?;
+            let at = clock::now();
+            let stats: Value = serde_json::from_str(&said).context("reading counters")?;
+            let mut received: BTreeMap<String, u64> = BTreeMap::new();
+            for vm in self.vms.iter().filter(|vm| vm.host == host) {
+                *received.entry(tenant_name(vm.tenant)).or_default() +=
+                    count(&stats, &vm.port, "net_received_bytes");
+            }
+            hosts.push((at, received));
+        }
+        let core = [self.read_core(0)?, self.read_core(1)?];
+        Ok(Reading { hosts, core })
+    }
+
+    fn read_core(&self, rack: usize) -> anyhow::Result<(Instant, u64)> {
+        let netns = format!("{}-r{rack}", self.tag);
+        let said = ask(Command::new("ip").args(["-n", &netns, "-j", "-s", "link", "show", "up"]))?;
+        let at = clock::now();
+        let link: Value = serde_json::from_str(&said).context("reading a link's counters")?;
+        let bytes = link[0]["stats64"]["tx"]["bytes"].as_u64().context("a link's counters")?;
+        Ok((at, bytes))
+    }
+}
+
+/// Both addresses of the controller: ports that nobody has now.
+fn free_ports() -> anyhow::Result<[u16; 2]> {
+    let bound = || std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let (first, second) = (bound()?, bound()?);
+    Ok([first.local_addr()?.port(), second.local_addr()?.port()])
+}
+
+fn on_core(core: u32) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &core.to_string(), THIS_PROGRAM]);
+    command
+}
+
+fn netns(bed: &Bed, name: &str) -> anyhow::Result<()> {
+    bed.guard().take(&Ward::Netns(name.to_owned()))?;
+    ask(Command::new("ip").args(["netns", "add", name]))?;
+    Ok(())
+}
+
+/// Bridges and the links between them.
+fn underlay(bed: &Bed, tag: &str) -> anyhow::Result<()> {
+    let mut switches: Vec<String> = (0..RACKS).map(|rack| format!("{tag}-r{rack}")).collect();
+    switches.push(format!("{tag}-core"));
+    for switch in &switches {
+        netns(bed, switch)?;
+        ip(switch, "link add br type bridge")?;
+        ip(switch, "link set br type bridge mcast_snooping 0 addrgenmode none mtu 1600 up")?;
+    }
+    let core = format!("{tag}-core");
+    for rack in 0..RACKS {
+        let switch = format!("{tag}-r{rack}");
+        cable(&switch, "up", &core, &format!("r{rack}"))?;
+        join(&switch, "up")?;
+        join(&core, &format!("r{rack}"))?;
+        for nth in 0..HOSTS {
+            let host = format!("{tag}-h{}", rack * HOSTS + nth);
+            netns(bed, &host)?;
+            cable(&host, "up", &switch, &format!("h{nth}"))?;
+            ip(&host, "link set up addrgenmode none mtu 1600 up")?;
+            join(&switch, &format!("h{nth}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn cable(here: &str, name: &str, there: &str, other: &str) -> anyhow::Result<()> {
+    ip(here, &format!("link add {name} type veth peer name {other} netns {there}"))
+}
+
+fn join(switch: &str, port: &str) -> anyhow::Result<()> {
+    ip(switch, &format!("link set {port} master br addrgenmode none mtu 1600 up"))
+}
+
+fn ip(netns: &str, words: &str) -> anyhow::Result<()> {
+    ask(Command::new("ip").args(["-n", netns]).args(words.split(' '))).map(drop)
+}
+
+fn topology(plan: &Plan) -> String {
+    let rate = plan.link;
+    format!(
+        "[fabric]\nname = \"two racks\"\nqueues = {QUEUES}\n\n[servers]\nslots = {SLOTS}\n\n\
+         [[tier]]\nfan_out = {HOSTS}\nrate = \"{rate}\"\n\n[[tier]]\nfan_out = {RACKS}\n\
+         rate = \"{rate}\"\n"
+    )
+}
+
+fn controller(dir: &std::path::Path, tag: &str, plan: &Plan, agents: u16, page: u16) -> String {
+    let (at, millis) = (dir.display(), plan.interval.as_millis());
+    let report = (millis / 4).max(50);
+    let page = if plan.page { format!("page = \"127.0.0.1:{page}\"\n") } else { String::new() };
+    let mut text = format!(
+        "[controller]\nname = \"one\"\ntopology = \"fabric.toml\"\n\
+         socket = \"{at}/controller.sock\"\ninterval_ms = {millis}\nreport_ms = {report}\n\
+         agents = \"127.0.0.1:{agents}\"\nadvertise = \"http://127.0.0.1:{agents}\"\n{page}\n\
+         [store]\npath = \"{at}/controller.redb\"\n\n[binding]\nmap = \"per-port-map\"\n"
+    );
+    let interfaces = |of: &[(String, String)]| {
+        let of: Vec<_> = of.iter().map(|(to, name)| format!("{to} = [\"{name}\"]")).collect();
+        of.join(", ")
+    };
+    let mut switch = |name: &str, netns: String, ports: &[(String, String)]| {
+        let _ = write!(
+            text,
+            "\n[[switch]]\nname = \"{name}\"\ndriver = \"linux-tc\"\nnetns = \"{netns}\"\n\
+             interfaces = {{ {} }}\n",
+            interfaces(ports)
+        );
+    };
+    for rack in 0..RACKS {
+        let server = |nth: usize| (format!("server-{}", rack * HOSTS + nth), format!("h{nth}"));
+        let mut ports: Vec<_> = (0..HOSTS).map(server).collect();
+        ports.push(("core-0".to_owned(), "up".to_owned()));
+        switch(&format!("rack-{rack}"), format!("{tag}-r{rack}"), &ports);
+    }
+    let racks: Vec<_> = (0..RACKS).map(|n| (format!("rack-{n}"), format!("r{n}"))).collect();
+    switch("core-0", format!("{tag}-core"), &racks);
+    text
+}

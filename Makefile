@@ -4,7 +4,7 @@ PROFILE ?= dev
 export PROFILE
 BENCH ?= v2v $(if $(filter 0,$(shell id -u)),--peer ovs-dpdk)
 
-.PHONY: help setup build demo demo-guests test check bench clean
+.PHONY: help setup build demo fabric-demo demo-guests test check bench clean
 
 help: ## Shows this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -19,6 +19,10 @@ build: ## Builds the program; PROFILE=release for the fast one
 demo: ## A victim and a noisy neighbour, under bps policing and under C2QoS: a table and a picture
 	@scripts/setup.sh build
 	@scripts/demo.sh
+
+fabric-demo: ## Two racks under a controller: ten tenants on one core link, one bursts, one attacks
+	@scripts/setup.sh demo
+	@scripts/fabric-demo.sh
 
 demo-guests: ## Real traffic through a switch in a minute: namespaces, guests, ping, iperf3
 	@scripts/setup.sh demo

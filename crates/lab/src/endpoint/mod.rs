@@ -26,6 +26,8 @@ mod run;
 mod spec;
 mod tap;
 
+pub(crate) use netns::path as netns_path;
+
 pub use args::EndpointArgs;
 pub use counters::{EndpointReport, NicReport};
 pub use run::EndpointError;

@@ -111,6 +111,7 @@ pub use claim::Claim;
 pub use experiment::{Context, Experiment, LiveArgs, Mode};
 pub use outcome::{OVS_DPDK, Outcome, Record, Series};
 pub use picture::{Axis, Panel, Picture};
+pub(crate) use qshare_testbed::{Workload, tenant_sizes};
 pub use run::RunArgs;
 pub(crate) use shaped_vm::Kind;
 pub(crate) use stats::percentile;
@@ -144,12 +145,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_scale::EXPERIMENT,
 ];
 
-/// The experiment called `name`, or the `demo`.
+/// Those that tell a story, and are not a part of `all`.
+const STORIES: [&Experiment; 2] = [&live_only::DEMO, &live_only::FABRIC_DEMO];
+
+/// The experiment called `name`, or a demo.
 ///
 /// # Errors
 /// When there is none; the text names those that there are.
 pub fn find(name: &str) -> anyhow::Result<&'static Experiment> {
-    EXPERIMENTS.iter().chain([&live_only::DEMO]).find(|e| e.name == name).ok_or_else(|| {
+    EXPERIMENTS.iter().chain(STORIES).find(|e| e.name == name).ok_or_else(|| {
         let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();
         anyhow::anyhow!("no experiment is called `{name}`; there are {}", names.join(", "))
     })

@@ -32,7 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "QShare §VII-A, Fig. 4",
     about: "ten tenants, seven queues, one core link: guarantees held, and the core full",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::qshare_fig4),
     picture,
 };
 

@@ -37,7 +37,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "QShare §VII-B, Fig. 5",
     about: "flow completion times of one tenant beside others, under five systems",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::qshare_fig5),
     picture,
 };
 

@@ -91,20 +91,32 @@ pub fn tenant(vms: Vec<usize>, core: BitsPerSecond) -> TenantSpec {
     TenantSpec { vms, hose: BitsPerSecond(core.0 / fewer) }
 }
 
+fn draw(rng: &mut Rng, below: usize) -> usize {
+    let below = u64::try_from(below).unwrap_or(u64::MAX);
+    usize::try_from(rng.below(below)).unwrap_or(0)
+}
+
+/// VMs of ten tenants, 2 to 20, that fit into the testbed.
+fn sizes(rng: &mut Rng) -> Vec<usize> {
+    loop {
+        let sizes: Vec<usize> = (0..10).map(|_| 2 + draw(rng, 19)).collect();
+        if sizes.iter().sum::<usize>() <= 2 * RACK * SLOTS {
+            return sizes;
+        }
+    }
+}
+
+/// VMs of the tenants that [`tenants`] makes of the seed.
+#[must_use]
+pub fn tenant_sizes(seed: u64) -> Vec<usize> {
+    sizes(&mut Rng::new(seed).fork(u64::MAX))
+}
+
 /// Ten tenants of 2 to 20 VMs that fit into the testbed, by the seed.
 #[must_use]
 pub fn tenants(seed: u64) -> Vec<TenantSpec> {
     let mut rng = Rng::new(seed).fork(u64::MAX);
-    let mut draw = |below: usize| {
-        let below = u64::try_from(below).unwrap_or(u64::MAX);
-        usize::try_from(rng.below(below)).unwrap_or(0)
-    };
-    let sizes = loop {
-        let sizes: Vec<usize> = (0..10).map(|_| 2 + draw(19)).collect();
-        if sizes.iter().sum::<usize>() <= 2 * RACK * SLOTS {
-            break sizes;
-        }
-    };
+    let sizes = sizes(&mut rng);
     let mut free = [SLOTS; 2 * RACK];
     let mut tenants = Vec::new();
     for size in sizes {
@@ -118,7 +130,7 @@ pub fn tenants(seed: u64) -> Vec<TenantSpec> {
             let hosts = (RACK * rack..).take(RACK).filter(|host| free[*host] > 0);
             let hosts: Vec<usize> = hosts.collect();
             // Never empty: half of all VMs fit into a rack, and the odd one where there is room.
-            let Some(host) = hosts.get(draw(hosts.len())).copied() else { continue };
+            let Some(host) = hosts.get(draw(&mut rng, hosts.len())).copied() else { continue };
             free[host] -= 1;
             vms.push(host);
         }

@@ -28,6 +28,7 @@
 //! | `requests` | VM jitter, Fig. 9: ApacheBench |
 //! | `spacing` | VM jitter, Fig. 10: how far apart frames leave |
 //! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
+//! | `fabric` | QShare: racks of hosts under a controller |
 //! | `vde` | `vde_switch` beside it |
 
 mod applications;
@@ -36,6 +37,7 @@ mod bracket;
 mod capture;
 mod classes;
 mod demo;
+mod fabric;
 mod fleet;
 mod many;
 mod noisy;
@@ -57,6 +59,10 @@ pub(crate) use applications::run as fig12;
 pub(crate) use bandwidth::run as fig10;
 pub(crate) use classes::{fig3, fig11};
 pub(crate) use demo::{picture as demo_picture, run as demo};
+pub(crate) use fabric::{
+    fig4 as qshare_fig4, fig5 as qshare_fig5, story as fabric_demo,
+    story_picture as fabric_demo_picture,
+};
 pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
 pub(crate) use picture::by_unit as picture;

@@ -3,8 +3,8 @@
 //! **Source.** QShare §VII-B, on the world of [`super::guarantees`]. **What is compared.** Every VM
 //! fetches flows of the enterprise table from random VMs of its tenant on other hosts, over a
 //! connection of its own each, and pauses as there; the same seed for each system. *Plain TCP*: the
-//! controller gives no queues. *Static reservation*: nor does it, and hosts delay what each VM sends
-//! and receives to its guarantee. *Ours*: queues follow use. A flow's time begins when its
+//! controller gives no queues. *Static reservation*: nor does it, and hosts delay what each VM
+//! sends and receives to its guarantee. *Ours*: queues follow use. A flow's time begins when its
 //! connection is opened; flows that are under way at the end do not count, with any system.
 
 use std::sync::Arc;

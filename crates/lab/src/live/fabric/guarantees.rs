@@ -1,6 +1,6 @@
 //! QShare, Fig. 4, live: ten tenants on one core link, their guarantees held and the core full.
 //!
-//! **Source.** QShare §VII-A, scaled: links of [`LINK`] in place of 1 Gbit/s, so a tenant has 9.4
+//! **Source.** QShare §VII-A, scaled: links of [`LINK`] in place of 1 Gbit/s, so a tenant has 4.7
 //! Mbit/s of the core. VMs, connections and times are those of the simulated figure
 //! ([`crate::figures::qshare_core`]); placement is the controller's, half of each tenant in either
 //! rack.
@@ -24,9 +24,9 @@ use crate::live::fleet::to_f64;
 use crate::live::rig::platform;
 
 /// Every link, bits a second.
-pub(super) const LINK: u64 = 100_000_000;
+pub(super) const LINK: u64 = 50_000_000;
 /// What a tenant has of the core, bits a second.
-pub(super) const GUARANTEE: u64 = 9_400_000;
+pub(super) const GUARANTEE: u64 = 4_700_000;
 /// Between two decisions, as in the paper.
 const INTERVAL: Duration = Duration::from_secs(4);
 /// Seconds of each part.

@@ -1,8 +1,8 @@
 //! The story that `make fabric-demo` tells: tenants share a core link, one bursts, one attacks.
 //!
-//! **Problem.** Ten tenants were sold 9.4 of the core's 100 Mbit/s each. Eight of them use all they
+//! **Problem.** Ten tenants were sold 4.7 of the core's 50 Mbit/s each. Eight of them use all they
 //! can get. Then the ninth, idle so far, *bursts*: eight times as many connections as the others.
-//! Then the tenth *attacks*: its VMs send datagrams as fast as half a host's link, to nobody who
+//! Then the tenth *attacks*: its VMs send datagrams at 20 Mbit/s each, to nobody who
 //! wants them. **What is compared.** What each of the eight had in every second over its guarantee,
 //! by phase, a second after its beginning and on. **Cost.** About a minute.
 
@@ -23,7 +23,7 @@ const SECS: f64 = 10.0;
 const CONNECTIONS: usize = 4;
 const BURST: usize = 32;
 /// What an attacker's VM sends, bits a second.
-const ATTACK: f64 = 50e6;
+const ATTACK: f64 = 20e6;
 /// Who does.
 const BURSTS: usize = 8;
 const ATTACKS: usize = 9;

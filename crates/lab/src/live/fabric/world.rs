@@ -4,7 +4,9 @@
 //! ports the controller shapes and queues by `linux-tc`. A host is our daemon with an agent; its
 //! uplink is a packet socket, each VM a TAP in a namespace. Controller and agents speak over
 //! loopback, as over a network for management. The controller starts first and places tenants;
-//! hosts have VMs where it put them. **Cost.** Some 120 namespaces; the guard takes them down.
+//! hosts have VMs where it put them. **Departure.** A host's own link is as fast as `veth` towards
+//! its rack, and paced on the way back: workers that pace and share a core would spin for it.
+//! **Cost.** Some 120 namespaces; the guard takes them down.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -128,7 +130,7 @@ impl World {
         let [agents, page] = free_ports()?;
         std::fs::write(dir.join("fabric.toml"), topology(plan))?;
         std::fs::write(dir.join("controller.toml"), controller(&dir, &tag, plan, agents, page))?;
-        let mut command = on_core(bed.generator_core());
+        let mut command = Command::new(THIS_PROGRAM);
         command.args(["controller", "run", "--config"]).arg(dir.join("controller.toml"));
         let log = dir.join("controller.log");
         let controller = Daemon::start(&mut command, log, bed.guard())?;
@@ -256,10 +258,13 @@ impl World {
 
     fn host_file(&self, bed: &Bed, host: usize, agents: u16) -> anyhow::Result<String> {
         let at = self.dir.join(format!("host{host}"));
-        let (at, worker) = (at.display(), bed.worker_core());
+        // The kernel does its part of a frame's way on the sender's core: both have their half.
+        let cores = [bed.worker_core(), bed.generator_core()];
+        let (at, worker) = (at.display(), cores[host % 2]);
         let mut text = format!(
             "[host]\nname = \"server-{host}\"\nsocket = \"{at}/host.sock\"\n\
-             state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\nidle_backoff_us = 500\n\n\
+             state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\nidle_backoff_us = 1000\n\
+             idle_turns = 1\n\n\
              [fabric]\ncontrollers = [\"127.0.0.1:{agents}\"]\nuplink = \"up\"\n\n"
         );
         for tenant in 0..self.plan.tenants.len() {
@@ -269,10 +274,10 @@ impl World {
         let last = VLAN + self.plan.tenants.len() - 1;
         write!(
             text,
-            "[[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"up\"\n\
+            "[[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"uplink\"\n\
              netns = \"{}-h{host}\"\ntrunk = [\"{VLAN}-{last}\"]\noffloads = false\n\
-             egress = \"wfq\"\nwfq = {{ queues = {QUEUES} }}\nlink = \"{}\"\n\n",
-            self.tag, self.plan.link
+             egress = \"wfq\"\nwfq = {{ queues = {QUEUES} }}\n\n",
+            self.tag
         )?;
         for vm in self.vms.iter().filter(|vm| vm.host == host) {
             let (port, netns) = (&vm.port, &vm.place.netns);
@@ -323,7 +328,8 @@ impl World {
 
     fn read_core(&self, rack: usize) -> anyhow::Result<(Instant, u64)> {
         let netns = format!("{}-r{rack}", self.tag);
-        let said = ask(Command::new("ip").args(["-n", &netns, "-j", "-s", "link", "show", "up"]))?;
+        let said =
+            ask(Command::new("ip").args(["-n", &netns, "-j", "-s", "link", "show", "uplink"]))?;
         let at = clock::now();
         let link: Value = serde_json::from_str(&said).context("reading a link's counters")?;
         let bytes = link[0]["stats64"]["tx"]["bytes"].as_u64().context("a link's counters")?;
@@ -338,12 +344,6 @@ fn free_ports() -> anyhow::Result<[u16; 2]> {
     Ok([first.local_addr()?.port(), second.local_addr()?.port()])
 }
 
-fn on_core(core: u32) -> Command {
-    let mut command = Command::new("taskset");
-    command.args(["-c", &core.to_string(), THIS_PROGRAM]);
-    command
-}
-
 fn netns(bed: &Bed, name: &str) -> anyhow::Result<()> {
     bed.guard().take(&Ward::Netns(name.to_owned()))?;
     ask(Command::new("ip").args(["netns", "add", name]))?;
@@ -356,20 +356,21 @@ fn underlay(bed: &Bed, tag: &str) -> anyhow::Result<()> {
     switches.push(format!("{tag}-core"));
     for switch in &switches {
         netns(bed, switch)?;
-        ip(switch, "link add br type bridge")?;
-        ip(switch, "link set br type bridge mcast_snooping 0 addrgenmode none mtu 1600 up")?;
+        ip(switch, "link add bridge0 type bridge")?;
+        ip(switch, "link set bridge0 type bridge mcast_snooping 0")?;
+        ip(switch, "link set bridge0 addrgenmode none mtu 1600 up")?;
     }
     let core = format!("{tag}-core");
     for rack in 0..RACKS {
         let switch = format!("{tag}-r{rack}");
-        cable(&switch, "up", &core, &format!("r{rack}"))?;
-        join(&switch, "up")?;
+        cable(&switch, "uplink", &core, &format!("r{rack}"))?;
+        join(&switch, "uplink")?;
         join(&core, &format!("r{rack}"))?;
         for nth in 0..HOSTS {
             let host = format!("{tag}-h{}", rack * HOSTS + nth);
             netns(bed, &host)?;
-            cable(&host, "up", &switch, &format!("h{nth}"))?;
-            ip(&host, "link set up addrgenmode none mtu 1600 up")?;
+            cable(&host, "uplink", &switch, &format!("h{nth}"))?;
+            ip(&host, "link set uplink addrgenmode none mtu 1600 up")?;
             join(&switch, &format!("h{nth}"))?;
         }
     }
@@ -381,7 +382,7 @@ fn cable(here: &str, name: &str, there: &str, other: &str) -> anyhow::Result<()>
 }
 
 fn join(switch: &str, port: &str) -> anyhow::Result<()> {
-    ip(switch, &format!("link set {port} master br addrgenmode none mtu 1600 up"))
+    ip(switch, &format!("link set {port} master bridge0 addrgenmode none mtu 1600 up"))
 }
 
 fn ip(netns: &str, words: &str) -> anyhow::Result<()> {
@@ -422,7 +423,7 @@ fn controller(dir: &std::path::Path, tag: &str, plan: &Plan, agents: u16, page: 
     for rack in 0..RACKS {
         let server = |nth: usize| (format!("server-{}", rack * HOSTS + nth), format!("h{nth}"));
         let mut ports: Vec<_> = (0..HOSTS).map(server).collect();
-        ports.push(("core-0".to_owned(), "up".to_owned()));
+        ports.push(("core-0".to_owned(), "uplink".to_owned()));
         switch(&format!("rack-{rack}"), format!("{tag}-r{rack}"), &ports);
     }
     let racks: Vec<_> = (0..RACKS).map(|n| (format!("rack-{n}"), format!("r{n}"))).collect();

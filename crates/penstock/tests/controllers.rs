@@ -3,6 +3,9 @@
 //! write is refused. Without etcd the tests say `SKIPPED` and pass.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "support/controller.rs"]
+mod controller;
 #[path = "../../controller/tests/common/dir.rs"]
 mod dir;
 #[allow(dead_code, reason = "shared with other tests")]
@@ -10,44 +13,13 @@ mod dir;
 mod etcd;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
+use controller::{Controller, TAKE_OVER, until};
 use dir::Dir;
 use etcd::Cluster;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::Value;
+use nix::sys::signal::Signal;
 
-const FABRIC: &str = r#"[fabric]
-name = "two racks"
-queues = 4
-
-[servers]
-slots = 10
-
-[[tier]]
-fan_out = 5
-rate = "1G"
-
-[[tier]]
-fan_out = 2
-rate = "1G"
-"#;
-const SWITCHES: &str = r#"
-[[switch]]
-name = "rack-0"
-driver = "sim"
-
-[[switch]]
-name = "rack-1"
-driver = "sim"
-
-[[switch]]
-name = "core-0"
-driver = "sim"
-"#;
 const TENANTS: &str = r#"[[tenant]]
 name = "web"
 vms = 10
@@ -60,81 +32,6 @@ vms = 10
 rate = "500M"
 most_per_server = 1
 "#;
-/// A successor leads within this (docs/controller.md).
-const TAKE_OVER: Duration = Duration::from_secs(15);
-
-/// A controller as a process, killed with the test.
-struct Controller {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Controller {
-    fn start(folder: &Path, name: &str, store: &str) -> Self {
-        fs::write(folder.join("fabric.toml"), FABRIC).unwrap();
-        let (socket, file) = (folder.join(format!("{name}.sock")), folder.join(name));
-        let text = format!(
-            "[controller]\nname = \"{name}\"\ntopology = \"fabric.toml\"\nsocket = {socket:?}\n\
-             interval_ms = 500\nreport_ms = 250\n\n[store]\n{store}\n{SWITCHES}"
-        );
-        fs::write(&file, text).unwrap();
-        let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_penstock"))
-            .args(["controller", "run", "--config"])
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        Self { child, socket }
-    }
-
-    /// What it answers, and whether it exits well; nothing if it does not answer.
-    fn ask(&self, words: &[&str]) -> Option<(bool, Value)> {
-        let mut command = Command::new("timeout");
-        command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
-        let done = command.arg("controller").args(words).arg("--json").output().unwrap();
-        let value = serde_json::from_slice(&done.stdout).ok()?;
-        Some((done.status.success(), value))
-    }
-
-    fn leads(&self) -> bool {
-        self.ask(&["status"]).is_some_and(|(_, status)| status["leads"] == true)
-    }
-
-    fn epoch(&self) -> u64 {
-        self.ask(&["status"]).unwrap().1["stamp"]["epoch"].as_u64().unwrap()
-    }
-
-    fn tenants(&self) -> Vec<String> {
-        let (_, tenants) = self.ask(&["tenants"]).unwrap();
-        let name = |tenant: &Value| tenant["name"].as_str().unwrap().to_owned();
-        tenants.as_array().unwrap().iter().map(name).collect()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
-    }
-}
-
-impl Drop for Controller {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Asks until it is so; how long that took.
-#[expect(clippy::disallowed_methods, reason = "what processes take is the result")]
-fn until(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
-        // A pause between two questions to a process, not a wait for it.
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    start.elapsed()
-}
 
 fn add(controller: &Controller, folder: &Path) {
     let file = folder.join("tenants.toml");

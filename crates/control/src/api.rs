@@ -28,6 +28,29 @@ pub struct HostStatus {
     pub tsc_hz: u64,
     /// One entry a worker.
     pub workers: Vec<WorkerStatus>,
+    /// Its part in a fabric, if it has one.
+    pub fabric: Option<FabricStatus>,
+}
+
+/// A host's part in a fabric.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FabricStatus {
+    /// Its name in the topology.
+    pub name: String,
+    /// The controller that it reports to; empty: none.
+    pub controller: String,
+    /// The last decision that it was told of, `EPOCH.GENERATION`.
+    pub told: String,
+    /// The decision that is in force; empty: none, all tenants share queue 0.
+    pub applied: String,
+    /// For how long it has been stale, in ms: three intervals went by without a report to anybody.
+    pub stale_ms: Option<u64>,
+    /// Tenants of the plan that are not here.
+    pub absent: Vec<String>,
+    /// What went wrong last; empty: nothing.
+    pub last_error: String,
+    /// What its agent did since its start, in numbers.
+    pub counters: Named,
 }
 
 /// A worker's state.

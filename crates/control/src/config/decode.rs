@@ -14,6 +14,7 @@ use toml_edit::{Document, DocumentMut, Item, Table, Value};
 
 use super::check;
 use super::error::{ConfigError, ConfigErrors};
+use super::joining::FabricSection;
 use super::machine::Machine;
 use super::model::{FdbStatic, ForwardingSection, HostSection, Port, Tenant, WorkerSection};
 use super::rule::Rule;
@@ -21,8 +22,8 @@ use super::share::ModelSection;
 use super::source::{Source, span_of};
 use super::{FILE_BYTES_MAX, HostConfig};
 
-const SECTIONS: [&str; 8] =
-    ["host", "worker", "forwarding", "model", "tenant", "port", "rule", "fdb"];
+const SECTIONS: [&str; 9] =
+    ["host", "worker", "forwarding", "model", "fabric", "tenant", "port", "rule", "fdb"];
 
 /// A table of the text and what was read from it.
 #[derive(Debug)]
@@ -44,6 +45,7 @@ pub(super) struct Draft<'a> {
     pub(super) worker: Object<'a, WorkerSection>,
     pub(super) forwarding: Object<'a, ForwardingSection>,
     pub(super) model: Object<'a, ModelSection>,
+    pub(super) fabric: Option<Object<'a, FabricSection>>,
     pub(super) tenants: Vec<Object<'a, Tenant>>,
     pub(super) ports: Vec<Object<'a, Port>>,
     pub(super) rules: Vec<Object<'a, Rule>>,
@@ -143,6 +145,10 @@ impl Draft<'_> {
             worker: self.worker.value.clone()?,
             forwarding: self.forwarding.value.clone()?,
             model: self.model.value.clone()?,
+            fabric: match &self.fabric {
+                Some(fabric) => Some(fabric.value.clone()?),
+                None => None,
+            },
             tenants: all(&self.tenants)?,
             ports: all(&self.ports)?,
             rules: all(&self.rules)?,
@@ -166,6 +172,7 @@ fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
         worker: section(root, "worker", report).unwrap_or_else(|| absent("[worker]")),
         forwarding: section(root, "forwarding", report).unwrap_or_else(|| absent("[forwarding]")),
         model: section(root, "model", report).unwrap_or_else(|| absent("[model]")),
+        fabric: section(root, "fabric", report),
         tenants: list(root, "tenant", report),
         ports: list(root, "port", report),
         rules: list(root, "rule", report),

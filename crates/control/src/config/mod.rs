@@ -15,6 +15,7 @@ mod decode;
 mod edit;
 mod error;
 pub mod fabric;
+mod joining;
 mod machine;
 mod matching;
 mod model;
@@ -37,6 +38,7 @@ pub use attachment::Attachment;
 pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use error::{ConfigError, ConfigErrors};
+pub use joining::{FabricSection, FabricTls, Joining};
 pub use machine::Machine;
 pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::joining::FabricSection;
 use super::matching::StationMac;
 use super::queueing::{Queue, Shape};
 use super::receiving::Receive;
@@ -38,6 +39,9 @@ pub struct HostConfig {
     /// What a frame costs.
     #[serde(default)]
     pub model: ModelSection,
+    /// The fabric that the host is part of. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<FabricSection>,
     /// Tenants: at most 1024.
     #[serde(default, rename = "tenant", skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<Tenant>,

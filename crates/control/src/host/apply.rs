@@ -132,6 +132,9 @@ impl Core {
         plan: &Plan,
     ) {
         let mut shared = lock(&self.shared);
+        let shared = &mut *shared;
+        shared.network.settle(&shared.config, &shared.ports);
+        shared.network.keep(config);
         for name in &plan.removed {
             if let Some(port) = shared.ports.remove(name) {
                 let last = port.counters.read();

@@ -14,8 +14,10 @@ mod apply;
 mod bounding;
 mod error;
 mod explaining;
+mod fabric;
 mod links;
 mod live;
+mod network;
 mod pricing;
 mod readings;
 mod state;
@@ -36,13 +38,17 @@ use crate::plan::Plan;
 use crate::snapshot::Compiler;
 use apply::{Core, Outcome, lock, worker_failed};
 use explaining::Past;
+use fabric::Overlay;
 use links::Handlers;
 use live::LiveSwitch;
+use network::Ledger;
 use pricing::Pricing;
 use state::{Changing, LivePort, Seen, Shared, Watch};
 use switch::Switch;
 
 pub use error::{ApiError, ErrorKind, HostError};
+pub use fabric::{FabricChange, FabricTerms};
+pub use network::NetworkUse;
 pub use penstock_qos::learner::PortLearning;
 pub(crate) use switch::home;
 
@@ -133,9 +139,13 @@ impl Host {
             deleted: None,
             watches: vec![Watch::default(); workers],
             pricing: Pricing::default(),
+            network: Ledger::default(),
         };
-        let changing =
-            Changing { machine, file_text, file_host, next_retry: Nanos::ZERO, stopped: false };
+        // Until a plan comes all share queue 0.
+        let overlay = Overlay::default();
+        let config = overlay.over(config);
+        let (next_retry, stopped) = (Nanos::ZERO, false);
+        let changing = Changing { machine, file_text, file_host, next_retry, stopped, overlay };
         let dir = Core::dir_of(path.as_deref());
         let core = Core { switch, shared: Mutex::new(shared), dir };
         let links = Handlers::default();
@@ -339,7 +349,7 @@ impl Host {
         };
         let text = edit.apply(&old_text).map_err(|error| edit_error(edit, &error))?;
         let parsed = config::parse_on(&text, "", &changing.machine)?;
-        let config = HostConfig { host: old.host.clone(), ..parsed };
+        let config = changing.running(parsed, &old);
         let file = if save { self.edited_file(edit, &changing)? } else { None };
         let outcome = self.core.apply(config, text.into(), false)?;
         let problem = match outcome.failed.first() {
@@ -430,7 +440,7 @@ impl Host {
         let parsed = config::parse_on(&text, &name, &changing.machine)?;
         let old = self.config();
         let restart = needs_restart(&changing, &old, &parsed);
-        let config = HostConfig { host: old.host.clone(), ..parsed };
+        let config = changing.running(parsed, &old);
         changing.file_text = Some(text.clone());
         // The model's file may be another although the configuration is the same.
         let mut outcome = if config == *old && config.model.file.is_none() {
@@ -584,6 +594,7 @@ fn needs_restart(changing: &Changing, old: &HostConfig, new: &HostConfig) -> Vec
     [
         ("[host]", changing.file_host != new.host),
         ("[worker]", old.worker != new.worker),
+        ("[fabric]", old.fabric != new.fabric),
         ("[forwarding] fdb_entries", entries),
     ]
     .iter()

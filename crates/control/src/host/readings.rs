@@ -38,6 +38,7 @@ impl Core {
             uptime_s: self.switch.uptime().0 / 1_000_000_000,
             tsc_hz: self.switch.tsc().hz(),
             workers: worker_states(self.switch.as_ref(), &watches, &schedule),
+            fabric: None,
         }
     }
 

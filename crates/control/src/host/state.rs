@@ -7,6 +7,8 @@ use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::schedule::PortQos;
 use penstock_units::{Nanos, PortId};
 
+use super::fabric::Overlay;
+use super::network::Ledger;
 use super::pricing::Pricing;
 use super::switch::{AttachError, Link};
 use crate::config::{Attachment, HostConfig, HostSection, Machine};
@@ -42,6 +44,8 @@ pub(super) struct Shared {
     pub(super) watches: Vec<Watch>,
     /// What ports are entitled to.
     pub(super) pricing: Pricing,
+    /// What tenants sent and received over the network.
+    pub(super) network: Ledger,
 }
 
 impl Shared {
@@ -66,6 +70,17 @@ pub(super) struct Changing {
     /// When ports in state `error` are tried again.
     pub(super) next_retry: Nanos,
     pub(super) stopped: bool,
+    /// What the fabric's controller told.
+    pub(super) overlay: Overlay,
+}
+
+impl Changing {
+    /// What runs when the file says `parsed`: with what a restart alone can change as in `old`, and
+    /// with what the fabric's controller told.
+    pub(super) fn running(&self, parsed: HostConfig, old: &HostConfig) -> HostConfig {
+        let (host, fabric) = (old.host.clone(), old.fabric.clone());
+        self.overlay.over(HostConfig { host, fabric, ..parsed })
+    }
 }
 
 /// The watchdog: a worker whose heartbeat stands still for longer than [`Self::LIMIT`] is stalled.

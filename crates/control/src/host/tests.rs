@@ -1,5 +1,7 @@
 //! The host without sockets: a switch that records what it is asked.
 
+mod fabric;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

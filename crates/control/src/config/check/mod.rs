@@ -5,6 +5,7 @@
 
 mod fdb;
 mod host;
+mod joining;
 mod ports;
 mod queueing;
 mod receiving;
@@ -54,6 +55,7 @@ impl<'a> World<'a> {
 pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_>) {
     let world = World::new(draft);
     host::check(draft, machine, report);
+    joining::check(draft, &world, report);
     tenants::check(draft, &world, report);
     ports::check(draft, &world, report);
     rules::check(draft, &world, report);

@@ -1,0 +1,136 @@
+//! What the fabric's controller told this host, beside its configuration.
+//!
+//! **Problem.** A plan is in force until the next one comes, whatever happens to the file
+//! meanwhile; and nobody wants to find it written there. **Rule.** It is kept apart and laid over
+//! each configuration that is about to run, in one change with it: each tenant's code point, and
+//! weights and map of the uplink. A tenant that the plan does not name shares queue 0, with code
+//! point 0, so that no VM takes another's queue; so do all until a first plan comes. One that the
+//! plan names and the host does not have is no mistake: its VMs are still to come, and get their
+//! code point then.
+
+use std::collections::BTreeMap;
+
+use penstock_qos::wfq::QUEUES_MAX;
+
+use super::apply::lock;
+use super::error::{ApiError, ErrorKind};
+use super::{Host, stopped, warnings};
+use crate::config::{CodePoint, Egress, HostConfig, Weight, Wfq};
+
+/// Highest weight of a queue.
+const WEIGHT_MAX: u32 = 10_000;
+
+/// What a host is told: all of it, never a difference.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FabricTerms {
+    /// The code point of each tenant, 0 to 63; 0: it shares queue 0.
+    pub code_points: BTreeMap<String, u8>,
+    /// Weights of the uplink's queues from queue 0 on, 0 to 10000; 0 is as 1, the least there is.
+    pub weights: Vec<u32>,
+    /// The queue, 0 to 63, of each code point at the uplink. Others are in queue 0.
+    pub map: BTreeMap<u8, u8>,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FabricChange {
+    /// What changed, in words; empty: it was in force already.
+    pub changes: Vec<String>,
+    /// Tenants that were named and are not here.
+    pub absent: Vec<String>,
+}
+
+/// Terms that were looked at, ready to be laid over a configuration.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Overlay {
+    code_points: BTreeMap<String, u8>,
+    weights: Vec<Weight>,
+    map: BTreeMap<CodePoint, u8>,
+    /// Queues that are wanted at least.
+    queues: u8,
+}
+
+impl Overlay {
+    fn new(terms: &FabricTerms) -> Result<Self, String> {
+        let code_point = |number: u8| number.to_string().parse::<CodePoint>();
+        for (tenant, number) in &terms.code_points {
+            code_point(*number).map_err(|problem| format!("tenant {tenant:?}: {problem}"))?;
+        }
+        let highest = terms.map.values().copied().max().unwrap_or(0);
+        let queues = terms.weights.len().max(usize::from(highest) + 1);
+        let queues = u8::try_from(queues).ok().filter(|n| usize::from(*n) <= QUEUES_MAX);
+        let queues = queues.ok_or_else(|| format!("more than {QUEUES_MAX} queues are wanted"))?;
+        let weight = |weight: &u32| match penstock_units::Weight::new((*weight).max(1).into()) {
+            Ok(fine) if *weight <= WEIGHT_MAX => Ok(Weight(fine)),
+            _ => Err(format!("weight {weight} is above {WEIGHT_MAX}")),
+        };
+        let weights = terms.weights.iter().map(weight).collect::<Result<_, _>>()?;
+        let mapped = |(number, queue): (&u8, &u8)| Ok((code_point(*number)?, *queue));
+        let map = terms.map.iter().map(mapped).collect::<Result<_, String>>()?;
+        Ok(Self { code_points: terms.code_points.clone(), weights, map, queues })
+    }
+
+    /// The configuration as it runs; unchanged if the host is in no fabric.
+    pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
+        let Some(fabric) = &config.fabric else { return config };
+        for tenant in &mut config.tenants {
+            tenant.dscp = Some(self.code_points.get(&tenant.name).copied().unwrap_or(0));
+        }
+        let uplink = config.ports.iter_mut().find(|port| port.name == fabric.uplink);
+        if let Some(port) = uplink.filter(|port| port.egress == Egress::Wfq) {
+            let queues = port.wfq.as_ref().map_or(Wfq::default().queues, |wfq| wfq.queues);
+            let queues = queues.max(self.queues);
+            let (weights, map) = (self.weights.clone(), self.map.clone());
+            port.wfq = Some(Wfq { queues, weights, map });
+        }
+        config
+    }
+}
+
+impl Host {
+    /// Does what the fabric's controller says, in one change between two batches; nothing of it is
+    /// written anywhere. What was told before is over. Does nothing if all is so already.
+    ///
+    /// # Errors
+    /// The host is in no fabric, or its uplink is not there; a number is out of range; the worker
+    /// has ended. Nothing was changed.
+    pub fn set_fabric(&self, terms: &FabricTerms) -> Result<FabricChange, ApiError> {
+        let wrong = |problem: String, remedy: &str| {
+            ApiError::new(ErrorKind::Invalid, "[fabric]", problem, remedy)
+        };
+        let mut changing = lock(&self.changing);
+        if changing.stopped {
+            return Err(stopped());
+        }
+        let (old, text) = {
+            let shared = lock(&self.core.shared);
+            (std::sync::Arc::clone(&shared.config), std::sync::Arc::clone(&shared.text))
+        };
+        let Some(fabric) = &old.fabric else {
+            let remedy = "add [fabric] to the configuration and start the daemon again";
+            return Err(wrong("this host is in no fabric".to_owned(), remedy));
+        };
+        let uplink = old.ports.iter().find(|port| port.name == fabric.uplink);
+        if uplink.is_none_or(|port| port.egress != Egress::Wfq) {
+            let problem = format!("uplink {:?} is not a port with queues any more", fabric.uplink);
+            return Err(wrong(problem, "start the daemon again, or bring the port back"));
+        }
+        let overlay = Overlay::new(terms)
+            .map_err(|problem| wrong(problem, "see what the controller tells this host"))?;
+        let absent: Vec<String> = {
+            let here = |name: &&String| old.tenants.iter().any(|tenant| tenant.name == **name);
+            terms.code_points.keys().filter(|name| !here(name)).cloned().collect()
+        };
+        let config = overlay.over(HostConfig::clone(&old));
+        let mut changes = Vec::new();
+        if config != *old {
+            let outcome = self.core.apply(config, text, false)?;
+            changes.clone_from(&outcome.changes);
+            for warning in warnings(outcome) {
+                tracing::warn!("{warning}");
+            }
+        }
+        changing.overlay = overlay;
+        Ok(FabricChange { changes, absent })
+    }
+}

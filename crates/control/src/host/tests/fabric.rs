@@ -1,0 +1,124 @@
+//! What a fabric's controller tells the host.
+
+use super::*;
+use crate::host::fabric::FabricTerms;
+use crate::host::network::NetworkUse;
+
+const FABRIC: &str = r#"
+[[tenant]]
+name = "blue"
+vlans = [200]
+
+[[port]]
+name = "up"
+type = "packet"
+interface = "eth1"
+trunk = [100, 101, 200]
+egress = "wfq"
+link = "10G"
+wfq = { queues = 4 }
+
+[fabric]
+controllers = ["10.0.0.1:7000"]
+uplink = "up"
+"#;
+
+fn terms(code_points: &[(&str, u8)], weights: &[u32], map: &[(u8, u8)]) -> FabricTerms {
+    FabricTerms {
+        code_points: code_points.iter().map(|(name, dscp)| ((*name).to_owned(), *dscp)).collect(),
+        weights: weights.to_vec(),
+        map: map.iter().copied().collect(),
+    }
+}
+
+/// The code points of vm1's port and of all tenants, and weights and queues by code point.
+fn in_force(host: &Host, fake: &Fake) -> (Option<u8>, Vec<Option<u8>>, Vec<u16>, [u8; 3]) {
+    let snapshot = fake.snapshot();
+    let up = snapshot.ports.iter().flatten().find(|port| port.queue.is_some()).unwrap();
+    assert!(up.marks);
+    let classes = up.queue.as_ref().unwrap().classes();
+    let weights = classes.weights().iter().map(|weight| weight.get()).collect();
+    let queues = [0, 8, 16].map(|dscp| classes.queue_of(dscp));
+    let tenants = host.tenants().iter().map(|tenant| tenant.dscp).collect();
+    (snapshot.port(0).unwrap().dscp, tenants, weights, queues)
+}
+
+#[test]
+fn a_plan_is_in_force_until_the_next_whatever_happens_to_the_file() {
+    let text = format!("{TEXT}{FABRIC}");
+    let file = TempFile::new("fabric", &text);
+    let (host, fake) = start(&file);
+    let shared = (Some(0), vec![Some(0), Some(0)], vec![1, 1, 1, 1], [0, 0, 0]);
+    assert_eq!(in_force(&host, &fake), shared, "until a plan comes");
+    fake.calls();
+    let plan = terms(&[("red", 8), ("green", 16)], &[1, 30, 0], &[(8, 1), (16, 2)]);
+    let change = host.set_fabric(&plan).unwrap();
+    assert_eq!(change.changes, ["tenant red changed", "port up changed"]);
+    assert_eq!(change.absent, ["green"]);
+    assert_eq!(fake.calls(), ["swap"], "in one change");
+    let told = (Some(8), vec![Some(8), Some(0)], vec![1, 30, 1, 1], [0, 1, 2]);
+    assert_eq!(in_force(&host, &fake), told);
+    assert_eq!((file.text(), host.config_toml()), (text.clone(), text.clone()), "not written");
+    assert_eq!(host.set_fabric(&plan).unwrap().changes, Vec::<String>::new());
+    assert_eq!(fake.calls(), Vec::<String>::new(), "it is so already");
+    // The file is read again, an object is set, and a tenant comes that was told of.
+    host.reload().unwrap();
+    assert_eq!(in_force(&host, &fake), told);
+    std::fs::write(&file.0, text.replace("queues = 4", "queues = 5")).unwrap();
+    host.reload().unwrap();
+    assert_eq!(in_force(&host, &fake).2, [1, 30, 1, 1, 1]);
+    host.add_tenant(Tenant { vlans: "300".parse().unwrap(), ..Tenant::new("green") }, false)
+        .unwrap();
+    assert_eq!(in_force(&host, &fake).1, [Some(8), Some(0), Some(16)]);
+    let error = host.set_tenant("red", &[("dscp".into(), "9".into())], false).unwrap_err();
+    assert!(error.to_string().contains("[fabric] gives code points"), "{error}");
+    // All of the next plan, and nothing of the one before.
+    host.set_fabric(&terms(&[("blue", 16)], &[1, 1, 1, 1, 1, 1, 1, 9], &[(16, 7)])).unwrap();
+    let next = in_force(&host, &fake);
+    assert_eq!((next.1, next.3), (vec![Some(0), Some(16), Some(0)], [0, 0, 7]));
+    assert_eq!(next.2, [1, 1, 1, 1, 1, 1, 1, 9], "as many queues as it wants");
+}
+
+#[test]
+fn what_cannot_be_done_changes_nothing_and_says_why() {
+    let file = TempFile::new("fabric-wrong", &format!("{TEXT}{FABRIC}"));
+    let (host, fake) = start(&file);
+    let before = in_force(&host, &fake);
+    for (wrong, why) in [
+        (terms(&[("red", 64)], &[], &[]), "64 is no code point"),
+        (terms(&[("red", 8)], &[1, 20_000], &[]), "weight 20000 is above 10000"),
+        (terms(&[("red", 8)], &[], &[(8, 64)]), "more than 64 queues"),
+    ] {
+        let error = host.set_fabric(&wrong).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(in_force(&host, &fake), before);
+    }
+    let alone = TempFile::new("fabric-none", TEXT);
+    let (host, _) = start(&alone);
+    let error = host.set_fabric(&FabricTerms::default()).unwrap_err().to_string();
+    assert!(error.contains("in no fabric"), "{error}");
+}
+
+#[test]
+fn what_a_tenant_used_only_grows_though_ports_come_and_go() {
+    let file = TempFile::new("network", &format!("{TEXT}{FABRIC}"));
+    let (host, fake) = start(&file);
+    let sent = |port: u16, bytes: u64| fake.counters(port).net_sent_bytes.add(bytes);
+    sent(0, 1_000);
+    fake.counters(1).net_received_bytes.add(70);
+    let red = |host: &Host| host.network_use()["red"];
+    let wanted = NetworkUse { sent_bytes: 1_000, received_bytes: 70, ..NetworkUse::default() };
+    assert_eq!(red(&host), wanted);
+    host.add_port(tap("t1"), false).unwrap();
+    let id = u16::try_from(host.ports().iter().find(|port| port.name == "t1").unwrap().id).unwrap();
+    sent(id, 500);
+    host.del_port("t1", false).unwrap();
+    assert_eq!(red(&host).sent_bytes, 1_500, "of a port that went before anybody looked");
+    sent(0, 1);
+    let changes = [("tenant", "blue"), ("vlan", "200")].map(|(k, v)| (k.into(), v.into()));
+    host.del_rule("web", false).unwrap();
+    host.set_port("vm1", &changes, false).unwrap();
+    sent(0, 10);
+    let all = host.network_use();
+    assert_eq!((all["red"].sent_bytes, all["blue"].sent_bytes), (1_501, 10), "hands change");
+}

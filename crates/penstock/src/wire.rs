@@ -76,6 +76,7 @@ impl From<api::HostStatus> for v1::Status {
             uptime_s: from.uptime_s,
             tsc_hz: from.tsc_hz,
             workers: from.workers.into_iter().map(Into::into).collect(),
+            fabric: from.fabric.map(Into::into),
         }
     }
 }
@@ -91,7 +92,38 @@ impl TryFrom<v1::Status> for api::HostStatus {
             uptime_s: from.uptime_s,
             tsc_hz: from.tsc_hz,
             workers: each(from.workers, TryInto::try_into)?,
+            fabric: from.fabric.map(Into::into),
         })
+    }
+}
+
+impl From<api::FabricStatus> for v1::Fabric {
+    fn from(from: api::FabricStatus) -> Self {
+        Self {
+            name: from.name,
+            controller: from.controller,
+            told: from.told,
+            applied: from.applied,
+            stale_ms: from.stale_ms,
+            absent: from.absent,
+            last_error: from.last_error,
+            counters: named(from.counters),
+        }
+    }
+}
+
+impl From<v1::Fabric> for api::FabricStatus {
+    fn from(from: v1::Fabric) -> Self {
+        Self {
+            name: from.name,
+            controller: from.controller,
+            told: from.told,
+            applied: from.applied,
+            stale_ms: from.stale_ms,
+            absent: from.absent,
+            last_error: from.last_error,
+            counters: unnamed(from.counters),
+        }
     }
 }
 

@@ -10,28 +10,30 @@ use axum::routing::get;
 use penstock_control::host::Host;
 use tokio::sync::Mutex;
 
+use super::fabric::Fabric;
 use super::metrics::{Reading, page};
 
 /// Of the OpenMetrics text format.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The host, read by one scrape at a time whatever scrapers do.
-type Shared = Arc<Mutex<Arc<Host>>>;
+type Shared = Arc<Mutex<(Arc<Host>, Option<Fabric>)>>;
 
 /// The pages.
-pub fn router(host: Arc<Host>) -> Router {
+pub fn router(host: Arc<Host>, fabric: Option<Fabric>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
-        .with_state(Arc::new(Mutex::new(host)))
+        .with_state(Arc::new(Mutex::new((host, fabric))))
 }
 
 async fn metrics(State(shared): State<Shared>) -> Response {
     let turn = shared.lock().await;
-    let host = Arc::clone(&turn);
+    let (host, fabric) = turn.clone();
     let made = tokio::task::spawn_blocking(move || {
         let stats = host.stats(false).map_err(|error| error.to_string())?;
-        let (status, ports, learning) = (host.status(), host.ports(), host.learning());
+        let (mut status, ports, learning) = (host.status(), host.ports(), host.learning());
+        status.fabric = fabric.as_ref().map(Fabric::status);
         let reading = Reading { status, ports, stats, learning };
         page(reading).map_err(|error| error.to_string())
     });
@@ -42,7 +44,7 @@ async fn metrics(State(shared): State<Shared>) -> Response {
 }
 
 async fn healthz(State(shared): State<Shared>) -> Response {
-    let host = Arc::clone(&*shared.lock().await);
+    let host = Arc::clone(&shared.lock().await.0);
     match tokio::task::spawn_blocking(move || host.status()).await {
         Ok(status) => match status.workers.iter().find(|worker| worker.stalled) {
             None => (StatusCode::OK, "ok\n".to_owned()).into_response(),

@@ -9,7 +9,7 @@
 use std::fmt;
 
 use penstock_control::api::{
-    Delays, HostStatus, LinkStatus, Named, PortStatus, QueueStatus, RtpStatus, Stats,
+    Delays, FabricStatus, HostStatus, LinkStatus, Named, PortStatus, QueueStatus, RtpStatus, Stats,
 };
 use penstock_control::host::PortLearning;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
@@ -63,6 +63,8 @@ enum Source {
     LinkEntered,
     LinkPart,
     Learning(fn(&PortLearning) -> Option<f64>),
+    Fabric(fn(&FabricStatus) -> f64),
+    FabricCount(&'static str),
 }
 
 /// A metric.
@@ -214,7 +216,50 @@ fn catalogue() -> Vec<Metric> {
     }
     metrics.extend(link_metrics());
     metrics.extend(learning_metrics());
+    metrics.extend(fabric_metrics());
     metrics
+}
+
+/// What is said of a host that is in a fabric.
+fn fabric_metrics() -> Vec<Metric> {
+    let metric = |name: &str, unit, is_gauge, help: &str, source| Metric {
+        name: format!("penstock_fabric_{name}"),
+        unit,
+        is_gauge,
+        labels: "",
+        help: help.to_owned(),
+        source,
+    };
+    let connected: fn(&FabricStatus) -> f64 = |f| f64::from(u8::from(!f.controller.is_empty()));
+    let stale: fn(&FabricStatus) -> f64 = |f| f64::from(u8::from(f.stale_ms.is_some()));
+    let since: fn(&FabricStatus) -> f64 = |f| to_f64(f.stale_ms.unwrap_or(0)) / 1e3;
+    let absent: fn(&FabricStatus) -> f64 =
+        |f| f64::from(u32::try_from(f.absent.len()).unwrap_or(u32::MAX));
+    let gauges = [
+        ("connected", "", "1 while a controller has this host's session", connected),
+        ("stale", "", "1 if nobody has had a report for three intervals", stale),
+        ("stale", "seconds", "for how long that has been so", since),
+        ("absent", "tenants", "tenants of the plan that this host does not have", absent),
+    ];
+    let counts = [
+        ("sessions", "sessions", "sessions that a controller welcomed"),
+        ("reports", "reports", "reports of usage that went out"),
+        ("missed", "reports", "reports that could not be made or did not go out"),
+        ("applied", "plans", "plans that are or were in force"),
+        ("failed", "plans", "plans that the switch could not do"),
+        ("refused", "plans", "plans older than what this host had been told"),
+        ("problems", "problems", "problems of any kind; the log has them"),
+    ];
+    let gauges = gauges
+        .map(|(name, unit, help, value)| metric(name, unit, true, help, Source::Fabric(value)));
+    let counts = counts.map(|(field, unit, help)| {
+        let source = Source::FabricCount(field);
+        Metric {
+            name: name("penstock_fabric", field, unit),
+            ..metric("", unit, false, help, source)
+        }
+    });
+    gauges.into_iter().chain(counts).collect()
 }
 
 /// Histograms of how long frames waited. Their sums are of the parts' middles, within 12 %.
@@ -388,6 +433,9 @@ impl Reading {
             }
             Source::LinkPart => self.stats.links.iter().flat_map(link_parts).collect(),
             Source::Rtp(value) => self.streams(value),
+            Source::Fabric(value) => {
+                status.fabric.iter().map(|fabric| (Labels::new(), value(fabric))).collect()
+            }
             Source::Port(_)
             | Source::Drops
             | Source::TxDrops
@@ -395,6 +443,7 @@ impl Reading {
             | Source::RtpCount(_)
             | Source::Queue(_)
             | Source::Worker(_)
+            | Source::FabricCount(_)
             | Source::LinkEntered => Vec::new(),
         }
     }
@@ -451,6 +500,10 @@ impl Reading {
             Source::TxDrops => ports.iter().flat_map(|p| by_reason(&p.port, &p.tx_drops)).collect(),
             Source::RtpCount(value) => self.streams(value),
             Source::Queue(value) => self.queues(value),
+            Source::FabricCount(field) => {
+                let fabric = self.status.fabric.iter();
+                fabric.map(|fabric| (Labels::new(), counter(&fabric.counters, field))).collect()
+            }
             Source::Worker(field) => self
                 .stats
                 .workers

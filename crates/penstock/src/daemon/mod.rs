@@ -7,6 +7,7 @@
 //! within [`SHUTDOWN_LIMIT`], sockets removed.
 
 mod affinity;
+mod fabric;
 mod http;
 pub(crate) mod logs;
 mod metrics;
@@ -25,6 +26,7 @@ use anyhow::{Context as _, Result, bail};
 use penstock_control::api::ChangeReport;
 use penstock_control::config::{self, HostConfig};
 use penstock_control::host::Host;
+use penstock_controller::agent::Agent;
 use penstock_qos::bottleneck::INTERVAL;
 use penstock_units::Nanos;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -35,6 +37,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use crate::cli::RunArgs;
 use crate::wire::v1::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
+use fabric::Fabric;
 use notify::Notifier;
 
 /// Longest the daemon takes to end.
@@ -65,7 +68,9 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     let control_cores = config.worker.control_cores.clone();
     let path = std::path::absolute(&args.config)
         .with_context(|| format!("configuration {}", args.config.display()))?;
+    let directory = path.parent().map(Path::to_path_buf).unwrap_or_default();
     let host = Arc::new(Host::start(config, Some(path))?);
+    let joined = fabric::join(&host, &directory)?;
     keep_off_workers(&host, &control_cores)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -73,7 +78,7 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("runtime cannot start")?;
-    let outcome = runtime.block_on(serve(Arc::clone(&host), listener, pages));
+    let outcome = runtime.block_on(serve(Arc::clone(&host), listener, pages, joined));
     runtime.shutdown_timeout(Duration::from_millis(500));
     drop(guard);
     outcome
@@ -112,14 +117,19 @@ async fn serve(
     host: Arc<Host>,
     listener: UnixListener,
     pages: Option<TcpListener>,
+    joined: Option<(Agent, Fabric)>,
 ) -> Result<ExitCode> {
     let notifier = Arc::new(Notifier::from_environment());
     let (stop, stopping) = watch::channel(false);
     let mut signals = Signals::new()?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(api(Arc::clone(&host), listener, stopping.clone()));
+    let fabric = joined.map(|(agent, fabric)| {
+        tasks.spawn(take_part(agent, stopping.clone()));
+        fabric
+    });
+    tasks.spawn(api(Arc::clone(&host), fabric.clone(), listener, stopping.clone()));
     if let Some(pages) = pages {
-        tasks.spawn(metrics_pages(Arc::clone(&host), pages, stopping.clone()));
+        tasks.spawn(metrics_pages(Arc::clone(&host), fabric, pages, stopping.clone()));
     }
     tasks.spawn(links(Arc::clone(&host), stopping.clone()));
     tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), stopping));
@@ -198,14 +208,25 @@ async fn reload(host: &Arc<Host>, notifier: &Notifier) {
     }
 }
 
+/// Talks to the fabric's controllers. Frames flow on as they did if nobody is there.
+async fn take_part(agent: Agent, mut stopping: watch::Receiver<bool>) -> Result<()> {
+    agent
+        .run(async move {
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        })
+        .await;
+    Ok(())
+}
+
 /// The API on its socket.
 async fn api(
     host: Arc<Host>,
+    fabric: Option<Fabric>,
     listener: UnixListener,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let listener = tokio::net::UnixListener::from_std(listener).context("API socket")?;
-    let service = HostServiceServer::new(rpc::Service::new(host, stopping.clone()))
+    let service = HostServiceServer::new(rpc::Service::new(host, fabric, stopping.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(REPLY_BYTES_MAX);
     tonic::transport::Server::builder()
@@ -221,11 +242,12 @@ async fn api(
 /// The HTTP pages.
 async fn metrics_pages(
     host: Arc<Host>,
+    fabric: Option<Fabric>,
     listener: TcpListener,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener).context("metrics address")?;
-    axum::serve(listener, http::router(host))
+    axum::serve(listener, http::router(host, fabric))
         .with_graceful_shutdown(async move {
             let _ = stopping.wait_for(|stopping| *stopping).await;
         })

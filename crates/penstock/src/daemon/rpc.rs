@@ -13,6 +13,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::fabric::Fabric;
 use crate::wire::v1::{self, host_service_server::HostService};
 use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 
@@ -20,6 +21,7 @@ use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 #[derive(Debug)]
 pub struct Service {
     host: Arc<Host>,
+    fabric: Option<Fabric>,
     /// Turns true at shutdown; watches end then.
     stopping: watch::Receiver<bool>,
 }
@@ -29,8 +31,12 @@ type Reply<T> = Result<Response<T>, Status>;
 impl Service {
     /// A service of this host.
     #[must_use]
-    pub const fn new(host: Arc<Host>, stopping: watch::Receiver<bool>) -> Self {
-        Self { host, stopping }
+    pub const fn new(
+        host: Arc<Host>,
+        fabric: Option<Fabric>,
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
+        Self { host, fabric, stopping }
     }
 
     /// Runs a call of the host where it may block.
@@ -103,7 +109,9 @@ fn each<F, T: From<F>>(list: Vec<F>) -> Vec<T> {
 #[tonic::async_trait]
 impl HostService for Service {
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Reply<v1::Status> {
-        Ok(Response::new(self.call(Host::status).await?.into()))
+        let mut status = self.call(Host::status).await?;
+        status.fabric = self.fabric.as_ref().map(Fabric::status);
+        Ok(Response::new(status.into()))
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Reply<v1::ConfigText> {
@@ -263,7 +271,7 @@ impl HostService for Service {
         }
         let (sender, receiver) = mpsc::channel(2);
         let feed = feed(
-            Self::new(Arc::clone(&self.host), self.stopping.clone()),
+            Self::new(Arc::clone(&self.host), self.fabric.clone(), self.stopping.clone()),
             Duration::from_millis(interval_ms.into()),
             sender,
         );

@@ -1,5 +1,6 @@
 //! How the live view is drawn: a line for the host, one a worker, a table of ports, a foot line.
 
+use penstock_control::api::HostStatus;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
@@ -59,7 +60,22 @@ fn host_line(model: &Model) -> Line<'static> {
             seconds(status.uptime_s),
             status.generation
         )),
+        fabric_span(status),
     ])
+}
+
+/// The host's part in a fabric; empty if it has none.
+fn fabric_span(status: &HostStatus) -> Span<'static> {
+    let Some(fabric) = &status.fabric else { return Span::raw("") };
+    let plan = if fabric.applied.is_empty() { "none" } else { &fabric.applied };
+    let text = format!("  fabric plan {}", printable(plan));
+    match fabric.stale_ms {
+        Some(millis) => {
+            let text = format!("{text}  STALE {}", seconds(millis / 1_000));
+            Span::styled(text, Style::new().fg(Color::Red))
+        }
+        None => Span::raw(text),
+    }
 }
 
 fn worker_line(worker: &WorkerRates) -> Line<'static> {
@@ -163,7 +179,7 @@ mod tests {
     use super::*;
     use crate::rates::fixture::reading;
     use crate::top::model::{Model, Reading};
-    use penstock_control::api::{HostStatus, PortStatus};
+    use penstock_control::api::PortStatus;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use penstock_control::api::HostStatus;
+use penstock_control::api::{FabricStatus, HostStatus};
 use penstock_control::config::{self, ConfigErrors};
 
 use super::{json, print, print_json, printable_lines, report};
@@ -97,7 +97,33 @@ fn shown(status: &HostStatus) -> String {
             count(worker.heartbeat_age_ms),
         );
     }
+    if let Some(fabric) = &status.fabric {
+        text.push_str(&part_in(fabric));
+    }
     text
+}
+
+/// A host's part in a fabric, in lines.
+fn part_in(fabric: &FabricStatus) -> String {
+    let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { text.into() };
+    let controller = or(&fabric.controller, "none");
+    let state = match fabric.stale_ms {
+        Some(millis) => format!("{controller}, STALE for {}", seconds(millis / 1_000)),
+        None => controller,
+    };
+    let mut lines = vec![
+        ("fabric", format!("as {}", fabric.name)),
+        ("controller", state),
+        ("plan", or(&fabric.applied, "none, all tenants share queue 0")),
+    ];
+    if !fabric.absent.is_empty() {
+        lines.push(("not here", fabric.absent.join(", ")));
+    }
+    if !fabric.last_error.is_empty() {
+        lines.push(("last problem", fabric.last_error.clone()));
+    }
+    let each = lines.iter().map(|(key, value)| format!("{key:<15}{}\n", printable(value)));
+    each.collect()
 }
 
 #[cfg(test)]

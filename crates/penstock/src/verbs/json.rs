@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use penstock_control::api::{
-    Delays, HostStatus, LinkStatus, Named, PortStats, QueueStatus, RtpStatus, Stats, WorkerStatus,
+    Delays, FabricStatus, HostStatus, LinkStatus, Named, PortStats, QueueStatus, RtpStatus, Stats,
+    WorkerStatus,
 };
 use penstock_qos::delay_scale;
 use serde::{Serialize, Serializer};
@@ -54,6 +55,36 @@ pub struct Host<'a> {
     uptime_s: u64,
     tsc_hz: u64,
     workers: Vec<Worker<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fabric: Option<Fabric<'a>>,
+}
+
+/// A host's part in a fabric.
+#[derive(Debug, Serialize)]
+struct Fabric<'a> {
+    name: &'a str,
+    controller: &'a str,
+    told: &'a str,
+    applied: &'a str,
+    stale_ms: Option<u64>,
+    absent: &'a [String],
+    last_error: &'a str,
+    counters: Counts<'a>,
+}
+
+impl<'a> From<&'a FabricStatus> for Fabric<'a> {
+    fn from(from: &'a FabricStatus) -> Self {
+        Self {
+            name: &from.name,
+            controller: &from.controller,
+            told: &from.told,
+            applied: &from.applied,
+            stale_ms: from.stale_ms,
+            absent: &from.absent,
+            last_error: &from.last_error,
+            counters: Counts(&from.counters),
+        }
+    }
 }
 
 impl<'a> From<&'a HostStatus> for Host<'a> {
@@ -66,6 +97,7 @@ impl<'a> From<&'a HostStatus> for Host<'a> {
             uptime_s: from.uptime_s,
             tsc_hz: from.tsc_hz,
             workers: from.workers.iter().map(Into::into).collect(),
+            fabric: from.fabric.as_ref().map(Into::into),
         }
     }
 }

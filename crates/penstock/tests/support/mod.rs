@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Where the daemon serves its pages, in its own namespace.
 pub const PAGES: &str = "127.0.0.1:9753";
-const BINARY: &str = env!("CARGO_BIN_EXE_penstock");
+pub const BINARY: &str = env!("CARGO_BIN_EXE_penstock");
 
 /// An empty directory, removed at the end.
 #[derive(Debug)]

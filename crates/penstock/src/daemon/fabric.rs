@@ -1,0 +1,175 @@
+//! The fabric's agent in the daemon: what the controller says becomes code points and queues of
+//! this host, and what tenants sent and received becomes its report.
+//!
+//! **Rule.** [`Host::set_fabric`] does a plan in one change; the agent keeps plan and stamp.
+//! A tenant of the plan that is not here is told of and is no failure: its VMs are still to come,
+//! and a plan that failed for it would take the queues of all others back. Nothing is lost when the
+//! controller goes: the state says since when, and the data path stays as it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use penstock_control::api::FabricStatus;
+use penstock_control::host::{FabricTerms, Host};
+use penstock_controller::agent::{
+    Agent, AgentSettings, AgentState, AgentTls, Carried, HostSide, SideError,
+};
+use penstock_controller::hosts::HostPlan;
+use penstock_controller::southbound::PortState;
+use tokio::sync::watch;
+
+/// The host's part in a fabric, as others see it.
+#[derive(Clone, Debug)]
+pub struct Fabric {
+    name: String,
+    state: watch::Receiver<AgentState>,
+    absent: Absent,
+}
+
+/// Tenants that the plan names and this host does not have.
+type Absent = Arc<Mutex<BTreeSet<String>>>;
+
+/// The agent of a host that is in a fabric, not begun yet.
+///
+/// # Errors
+/// Settings that cannot work, or no place for the plan.
+pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)>> {
+    let Some(joining) = host.config().joining(directory) else { return Ok(None) };
+    if let Some(folder) = joining.plan.parent() {
+        std::fs::create_dir_all(folder).with_context(|| {
+            format!("[fabric]: no place for the plan in {}; change `plan`", folder.display())
+        })?;
+    }
+    let tls = joining.tls.map(|tls| AgentTls {
+        ca: tls.ca,
+        certificate: tls.cert,
+        key: tls.key,
+        server_name: tls.server_name,
+    });
+    let settings = AgentSettings::new(&joining.name, joining.controllers, tls, &joining.plan);
+    let absent = Absent::default();
+    let side = Side { host: Arc::clone(host), absent: Arc::clone(&absent) };
+    let agent = Agent::new(settings, Arc::new(side)).context("[fabric]")?;
+    let fabric = Fabric { name: joining.name, state: agent.state(), absent };
+    Ok(Some((agent, fabric)))
+}
+
+impl Fabric {
+    /// What the agent is doing now.
+    #[must_use]
+    pub fn status(&self) -> FabricStatus {
+        let state = self.state.borrow().clone();
+        let counts = state.counts;
+        let counters = [
+            ("sessions", counts.sessions),
+            ("reports", counts.reports),
+            ("missed", counts.missed),
+            ("applied", counts.applied),
+            ("failed", counts.failed),
+            ("refused", counts.refused),
+            ("resumed", counts.resumed),
+            ("problems", counts.problems),
+        ];
+        let stale = state.stale_since.map(|since| since.elapsed().as_millis());
+        FabricStatus {
+            name: self.name.clone(),
+            controller: state.connected.unwrap_or_default(),
+            told: state.told.to_string(),
+            applied: state.applied.map(|stamp| stamp.to_string()).unwrap_or_default(),
+            stale_ms: stale.map(|millis| u64::try_from(millis).unwrap_or(u64::MAX)),
+            absent: lock(&self.absent).iter().cloned().collect(),
+            last_error: state.last_error.unwrap_or_default(),
+            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
+        }
+    }
+}
+
+fn lock(absent: &Absent) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+    absent.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The running switch.
+#[derive(Debug)]
+struct Side {
+    host: Arc<Host>,
+    absent: Absent,
+}
+
+/// Runs a call of the host where it may block.
+async fn blocking<T: Send + 'static>(
+    host: &Arc<Host>,
+    call: impl FnOnce(&Host) -> T + Send + 'static,
+) -> Result<T, SideError> {
+    let host = Arc::clone(host);
+    let done = tokio::task::spawn_blocking(move || call(&host)).await;
+    done.map_err(|error| SideError(format!("the call broke: {error}")))
+}
+
+#[tonic::async_trait]
+impl HostSide for Side {
+    async fn usage(&self) -> Result<BTreeMap<String, Carried>, SideError> {
+        let used = blocking(&self.host, Host::network_use).await?;
+        let one = |(name, used): (String, penstock_control::host::NetworkUse)| {
+            (name, Carried { sent: used.sent_bytes, received: used.received_bytes })
+        };
+        Ok(used.into_iter().map(one).collect())
+    }
+
+    async fn apply(&self, plan: &HostPlan) -> Result<(), SideError> {
+        let terms = terms(plan)?;
+        let change = blocking(&self.host, move |host| host.set_fabric(&terms)).await?;
+        let change = change.map_err(|error| SideError(error.to_string()))?;
+        let stamp = plan.stamp;
+        if !change.changes.is_empty() {
+            tracing::info!(%stamp, changes = ?change.changes, "the fabric's plan is in force");
+        }
+        let absent: BTreeSet<String> = change.absent.into_iter().collect();
+        let before = std::mem::replace(&mut *lock(&self.absent), absent.clone());
+        if !absent.is_empty() && absent != before {
+            tracing::warn!(
+                %stamp, tenants = ?absent,
+                "the plan names tenants that this host does not have; add them before their VMs"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A plan in the host's words.
+fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
+    let mut uplinks = plan.uplinks.values();
+    let PortState { weights, map } = uplinks.next().cloned().unwrap_or_default();
+    if uplinks.next().is_some() {
+        let switches: Vec<&str> = plan.uplinks.keys().map(String::as_str).collect();
+        return Err(SideError(format!(
+            "the topology has uplinks of this host to {}, and [fabric] one; bond them, and make \
+             them one link there",
+            switches.join(" and ")
+        )));
+    }
+    let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
+    Ok(FabricTerms { code_points: code_points.collect(), weights, map })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_controller::hosts::HostTenant;
+
+    #[test]
+    fn a_plan_is_all_that_the_host_is_told() {
+        let red = HostTenant { name: "red".into(), dscp: 8, ..HostTenant::default() };
+        let state = PortState { weights: vec![1, 9], map: [(8, 1)].into() };
+        let mut plan = HostPlan { tenants: vec![red], ..HostPlan::default() };
+        assert_eq!(terms(&plan).unwrap().map, BTreeMap::new());
+        plan.uplinks.insert("rack-0".to_owned(), state.clone());
+        let told = terms(&plan).unwrap();
+        assert_eq!(told.code_points, [("red".to_owned(), 8)].into());
+        assert_eq!((told.weights, told.map), (vec![1, 9], [(8, 1)].into()));
+        plan.uplinks.insert("rack-1".to_owned(), state);
+        let error = terms(&plan).unwrap_err().to_string();
+        assert!(error.contains("rack-0 and rack-1"), "{error}");
+    }
+}

@@ -148,6 +148,7 @@ mod tests {
                 schedule: "round-robin".into(),
                 ..WorkerStatus::default()
             }],
+            fabric: None,
         };
         assert_eq!(
             shown(&status),

@@ -46,6 +46,8 @@ reasons! {
     ReceiveLimit = "receive-limit",
         "above what the receiver may have (`receive`), its part of its tenant's if it has one";
     TenantLimit = "tenant-limit", "above what the receiver's tenant may have (`receive`)";
+    SendLimit = "send-limit",
+        "above what the sender's tenant may send over the network (`send`)";
     Rule = "rule", "a rule says drop";
     NoDestination = "no-destination", "nobody else is in the tenant's network";
     SamePort = "same-port", "the destination lives behind the port the frame came from";

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use penstock_dataplane::counters::PortReading;
+use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_qos::fair_share::{Bound, Excess};
+use penstock_qos::policing::{Meter, Policing, Sharing, Terms};
 use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, Nanos, TscRate};
 
@@ -43,6 +45,40 @@ fn net(reading: &PortReading) -> [u64; 4] {
         reading.net_received_frames,
         reading.net_received_bytes,
     ]
+}
+
+#[test]
+fn a_tenant_sends_so_much_over_the_network_and_what_it_likes_within_the_host() {
+    for (workers, queued) in [(1, false), (1, true), (2, false), (2, true)] {
+        let (mut world, ports) = world(workers, queued);
+        world.run_until(Nanos::from_millis(5));
+        let bytes = Some((BitsPerSecond(8_000_000), 30_000));
+        let terms = Terms { bytes, frames: None, per_frame: 4 };
+        let limit = Arc::new(Policing::new(Meter::new(terms), None, Sharing::Strict));
+        world.set_policy(ports[1], |policy| policy.send = Some(Arc::clone(&limit)));
+        let before = ports.map(|port| world.port(port));
+        for (to, size) in [(0, 300), (2, 500)] {
+            let spec = SourceSpec {
+                target: World::mac_of(to),
+                sizes: vec![(size, 1)],
+                frames_per_second: 20_000,
+                flows: 3,
+                from: world.now(),
+                until: world.now() + Nanos::from_millis(100),
+                loss_ppm: 0,
+            };
+            world.set_source(ports[1], spec);
+            world.run_until(world.now() + Nanos::from_millis(110));
+        }
+        let [_, one, two] = [0, 1, 2].map(|at| world.port(ports[at]).since(&before[at]));
+        let case = format!("{workers} workers, queue {queued}");
+        let above = one.drops[DropReason::SendLimit as usize];
+        // 30,000 bytes at once and 1,000,000 a second, FCS included.
+        let most = (30_000 + 100_000) / 304;
+        assert!(one.net_sent_frames <= most && one.net_sent_frames >= most - 10, "{case}: {one:?}");
+        assert_eq!(one.net_sent_frames + above, 2_000, "{case}");
+        assert_eq!(two.tx_frames, 2_000, "{case}: within the host nobody counts");
+    }
 }
 
 #[test]

@@ -200,6 +200,10 @@ pub struct Tenant {
     /// What its VMs may receive together, and each by its `share`. Default: as much as comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<Receive>,
+    /// What its VMs may send over the network, by shared ports, together. Default: as much as they
+    /// can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub send: Option<Receive>,
 }
 
 const fn default_fdb_limit() -> u32 {
@@ -217,6 +221,7 @@ impl Tenant {
             weight: Weight::default(),
             dscp: None,
             receive: None,
+            send: None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `receive`: what a VM, and a tenant, may have of what comes for it.
+//! `receive`: what a VM, and a tenant, may have of what comes for it; `send`: what a tenant may
+//! send over the network.
 
 use penstock_qos::policer::default_depth;
 use penstock_qos::policing::{Sharing as QosSharing, Terms, split};
@@ -22,6 +23,7 @@ pub enum Sharing {
 
 /// `receive = { rate = "200M", burst = 131072, pps = "100k", frames = 256 }`: what may come for a
 /// VM or, in `[[tenant]]`, for all VMs of a tenant together; more is dropped before it is copied.
+/// A tenant's `send` is the same without `sharing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { rate = \"200M\" }")]
 pub struct Receive {
@@ -56,6 +58,11 @@ impl Tenant {
     /// What its VMs may receive together.
     pub(crate) fn may_receive(&self) -> Option<Terms> {
         self.receive.map(|receive| receive.terms())
+    }
+
+    /// What its VMs may send over the network together.
+    pub(crate) fn may_send(&self) -> Option<Terms> {
+        self.send.map(|send| send.terms())
     }
 
     /// What each may have above its part.

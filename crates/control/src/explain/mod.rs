@@ -50,6 +50,8 @@ const ALONE_PERMILLE: u64 = 900;
 const ENTITLED_PERMILLE: u64 = 970;
 /// A link sends all it can from here on.
 const LINK_FULL_PERMILLE: u64 = 950;
+/// What is above the sender's own rates.
+const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
 /// What the receiver's side had no room for, and what it may not have.
 const FULL: [DropReason; 5] = [
     DropReason::RingFull,
@@ -215,7 +217,7 @@ impl Question<'_> {
         if stalled || self.status.state != "up" {
             return Limit::Attachment;
         }
-        if noticeable(self.drops(&[DropReason::Policed])) {
+        if noticeable(self.drops(&OWN)) {
             return Limit::OwnRate;
         }
         if noticeable(self.drops(&[DropReason::LinkLimit])) {

@@ -55,6 +55,15 @@ impl Question<'_> {
     }
 
     fn own_rate(&self) -> (String, &'static str) {
+        let together = self.drops(&[DropReason::SendLimit]);
+        if 2 * together > self.drops(&super::OWN) {
+            let why = format!(
+                "its tenant's rate: {} of its frames were above what the tenant may send over the \
+                 network",
+                percent(together)
+            );
+            return (why, "raise `send` of the tenant; in a fabric, buy more or wait for a queue");
+        }
         let share = percent(self.drops(&[DropReason::Policed]));
         let why = format!(
             "its own rate: policy {} dropped {share} of its frames as above `police`",

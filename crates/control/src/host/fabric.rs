@@ -5,26 +5,34 @@
 //! each configuration that is about to run, in one change with it: each tenant's code point, and
 //! weights and map of the uplink. A tenant that the plan does not name shares queue 0, with code
 //! point 0, so that no VM takes another's queue; so do all until a first plan comes. One that the
-//! plan names and the host does not have is no mistake: its VMs are still to come, and get their
-//! code point then.
+//! plan holds may send and receive what that says and no more, unless the configuration has limits
+//! of its own: in a queue that several share, only what each keeps to protects the others. One that
+//! the plan names and the host does not have is no mistake: its VMs are still to come, and get
+//! their code point then.
 
 use std::collections::BTreeMap;
 
+use penstock_qos::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
 
 use super::apply::lock;
 use super::error::{ApiError, ErrorKind};
 use super::{Host, stopped, warnings};
-use crate::config::{CodePoint, Egress, HostConfig, Weight, Wfq};
+use crate::config::{BitsPerSecond, CodePoint, Egress, HostConfig, Receive, Weight, Wfq};
 
 /// Highest weight of a queue.
 const WEIGHT_MAX: u32 = 10_000;
+/// Who is held may be late or early by a twentieth of a second, and by two segments of 64 KiB.
+const BURSTS_PER_SECOND: u64 = 20;
+const BURST_MIN: u32 = 131_072;
 
 /// What a host is told: all of it, never a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricTerms {
     /// The code point of each tenant, 0 to 63; 0: it shares queue 0.
     pub code_points: BTreeMap<String, u8>,
+    /// Tenants that are held to what they may send and receive over the network, bits a second.
+    pub held: BTreeMap<String, (u64, u64)>,
     /// Weights of the uplink's queues from queue 0 on, 0 to 10000; 0 is as 1, the least there is.
     pub weights: Vec<u32>,
     /// The queue, 0 to 63, of each code point at the uplink. Others are in queue 0.
@@ -44,6 +52,7 @@ pub struct FabricChange {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overlay {
     code_points: BTreeMap<String, u8>,
+    held: BTreeMap<String, (Receive, Receive)>,
     weights: Vec<Weight>,
     map: BTreeMap<CodePoint, u8>,
     /// Queues that are wanted at least.
@@ -67,7 +76,11 @@ impl Overlay {
         let weights = terms.weights.iter().map(weight).collect::<Result<_, _>>()?;
         let mapped = |(number, queue): (&u8, &u8)| Ok((code_point(*number)?, *queue));
         let map = terms.map.iter().map(mapped).collect::<Result<_, String>>()?;
-        Ok(Self { code_points: terms.code_points.clone(), weights, map, queues })
+        let held = |(name, (send, receive)): (&String, &(u64, u64))| {
+            (name.clone(), (held_to(*send), held_to(*receive)))
+        };
+        let held = terms.held.iter().map(held).collect();
+        Ok(Self { code_points: terms.code_points.clone(), held, weights, map, queues })
     }
 
     /// The configuration as it runs; unchanged if the host is in no fabric.
@@ -75,6 +88,10 @@ impl Overlay {
         let Some(fabric) = &config.fabric else { return config };
         for tenant in &mut config.tenants {
             tenant.dscp = Some(self.code_points.get(&tenant.name).copied().unwrap_or(0));
+            if let Some((send, receive)) = self.held.get(&tenant.name) {
+                tenant.send.get_or_insert(*send);
+                tenant.receive.get_or_insert(*receive);
+            }
         }
         let uplink = config.ports.iter_mut().find(|port| port.name == fabric.uplink);
         if let Some(port) = uplink.filter(|port| port.egress == Egress::Wfq) {
@@ -85,6 +102,27 @@ impl Overlay {
         }
         config
     }
+
+    /// A configuration that ran under this, without its limits: they are over with it.
+    fn off(&self, mut config: HostConfig) -> HostConfig {
+        for tenant in &mut config.tenants {
+            if let Some((send, receive)) = self.held.get(&tenant.name) {
+                tenant.send = tenant.send.filter(|own| own != send);
+                tenant.receive = tenant.receive.filter(|own| own != receive);
+            }
+        }
+        config
+    }
+}
+
+/// The limit of who is guaranteed `rate` bits a second: an eighth more, so that what measures
+/// itself against it, as TCP does, has its guarantee.
+fn held_to(rate: u64) -> Receive {
+    let rate = rate.saturating_add(rate / 8).clamp(RATE_MIN.0, RATE_MAX.0);
+    let burst = u32::try_from(rate / (8 * BURSTS_PER_SECOND)).unwrap_or(u32::MAX);
+    let burst = burst.clamp(BURST_MIN, DEPTH_MAX);
+    let rate = Some(BitsPerSecond(penstock_units::BitsPerSecond(rate)));
+    Receive { rate, burst: Some(burst), ..Receive::default() }
 }
 
 impl Host {
@@ -121,7 +159,7 @@ impl Host {
             let here = |name: &&String| old.tenants.iter().any(|tenant| tenant.name == **name);
             terms.code_points.keys().filter(|name| !here(name)).cloned().collect()
         };
-        let config = overlay.over(HostConfig::clone(&old));
+        let config = overlay.over(changing.overlay.off(HostConfig::clone(&old)));
         let mut changes = Vec::new();
         if config != *old {
             let outcome = self.core.apply(config, text, false)?;

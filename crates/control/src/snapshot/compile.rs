@@ -19,6 +19,7 @@ use super::limits::{LimitTable, WatchedLink};
 use super::queues::QueueTable;
 use super::receiving::ReceiveTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
+use super::sending::SendTable;
 use super::streams::StreamTable;
 use crate::api::{QueueStatus, RtpStatus};
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
@@ -45,6 +46,7 @@ pub struct Compiler {
     limits: LimitTable,
     queues: QueueTable,
     receiving: ReceiveTable,
+    sending: SendTable,
     streams: StreamTable,
     /// What ports bought, by number.
     bought: Vec<PortQos>,
@@ -83,6 +85,7 @@ impl Compiler {
         let limits = self.limits.next(config);
         let queues = self.queues.next(config);
         let receiving = self.receiving.next(config);
+        let sending = self.sending.next(config);
         let streams = self.streams.next(config);
         let sold = &self.sold;
         let world = World {
@@ -93,6 +96,7 @@ impl Compiler {
             limits: &limits,
             queues: &queues,
             receiving: &receiving,
+            sending: &sending,
             streams: &streams,
             sold,
             marks: config.tenants.iter().any(|tenant| tenant.dscp.is_some()),
@@ -104,6 +108,7 @@ impl Compiler {
         self.limits = limits;
         self.queues = queues;
         self.receiving = receiving;
+        self.sending = sending;
         self.streams = streams;
         let of = |policy: &Option<Arc<PortPolicy>>| policy.as_ref().map(|policy| policy.qos);
         self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
@@ -205,6 +210,7 @@ struct World<'a> {
     limits: &'a LimitTable,
     queues: &'a QueueTable,
     receiving: &'a ReceiveTable,
+    sending: &'a SendTable,
     streams: &'a StreamTable,
     sold: &'a BTreeMap<String, Sold>,
     /// Whether any tenant has a code point.
@@ -298,6 +304,7 @@ impl World<'_> {
         };
         policy.limits = self.limits.of(&port.name);
         policy.receive = self.receiving.of(&port.name);
+        policy.send = port.tenant.as_ref().and_then(|tenant| self.sending.of(tenant));
         policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);

@@ -12,6 +12,7 @@ mod limits;
 mod queues;
 mod receiving;
 mod rules;
+mod sending;
 mod streams;
 
 pub use compile::{Compiler, Sold, StaticAddress};

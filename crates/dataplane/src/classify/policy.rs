@@ -145,6 +145,8 @@ pub struct PortPolicy {
     pub limits: Option<Arc<Limits>>,
     /// What it may receive, if that is limited.
     pub receive: Option<Arc<Policing>>,
+    /// What its tenant may send over the network, by shared ports, if that is limited.
+    pub send: Option<Arc<Policing>>,
     /// The queue of what goes to it, if it has one.
     pub queue: Option<Arc<QueueHome>>,
     /// Its part of outputs that are shared.
@@ -199,6 +201,7 @@ impl PortPolicy {
             qos: PortQos::default(),
             limits: None,
             receive: None,
+            send: None,
             rtp: None,
             queue: None,
             share: ShareTerms::default(),

@@ -80,6 +80,7 @@ pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortC
         (DropReason::QueueFull, d.queue_full),
         (DropReason::ReceiveLimit, d.receive_limit),
         (DropReason::TenantLimit, d.tenant_limit),
+        (DropReason::SendLimit, d.send_limit),
     ];
     for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
         source.drops[reason as usize].add(n);

@@ -140,6 +140,8 @@ struct Delivery {
     /// Frames above what the output may have, or its tenant.
     receive_limit: u64,
     tenant_limit: u64,
+    /// Frames above what their sender's tenant may send over the network.
+    send_limit: u64,
 }
 
 impl Egress {
@@ -286,14 +288,26 @@ impl Egress {
             None => frames,
             Some(policing) => {
                 let now = self.waiting.now();
-                passed = policing::police(policing, batch, frames, now, &mut delivery);
+                passed = policing::receives(policing, batch, frames, now, &mut delivery);
                 if passed.len == 0 {
                     return delivery;
                 }
                 passed.as_slice()
             }
         };
-        delivery.way = Way::of(snapshot.port(source.0).map(|policy| &**policy), Some(policy));
+        let sender = snapshot.port(source.0).map(|policy| &**policy);
+        delivery.way = Way::of(sender, Some(policy));
+        let sent;
+        let frames = match sender.and_then(|sender| sender.send.as_deref()) {
+            Some(policing) if delivery.way == Way::Out => {
+                sent = policing::sends(policing, batch, frames, self.waiting.now(), &mut delivery);
+                if sent.len == 0 {
+                    return delivery;
+                }
+                sent.as_slice()
+            }
+            _ => frames,
+        };
         let dscp = if policy.marks { snapshot.port(source.0).and_then(|p| p.dscp) } else { None };
         let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
         let wanted = (output, policy);

@@ -1,5 +1,5 @@
-//! Egress of outputs that may not have all that comes for them: what is above is dropped here,
-//! before it is copied anywhere.
+//! Egress of outputs that may not have all that comes for them, and of senders that may not send
+//! all of it: what is above is dropped here, before it is copied anywhere.
 
 use penstock_qos::policer::Size;
 use penstock_qos::policing::{Policed, Policing};
@@ -11,26 +11,48 @@ use crate::police::on_wire;
 
 /// The frames of the list that their receiver may have at `now`.
 #[inline(never)]
-pub(super) fn police(
+pub(super) fn receives(
     policing: &Policing,
     batch: &Batch,
     frames: &[u8],
     now: Nanos,
     delivery: &mut Delivery,
 ) -> List {
+    let (passed, above_vm, above_tenant) = police(policing, batch, frames, now);
+    delivery.receive_limit += above_vm;
+    delivery.tenant_limit += above_tenant;
+    passed
+}
+
+/// The frames of the list that their sender's tenant may send over the network at `now`.
+#[inline(never)]
+pub(super) fn sends(
+    policing: &Policing,
+    batch: &Batch,
+    frames: &[u8],
+    now: Nanos,
+    delivery: &mut Delivery,
+) -> List {
+    let (passed, above_vm, above_tenant) = police(policing, batch, frames, now);
+    delivery.send_limit += above_vm + above_tenant;
+    passed
+}
+
+/// What passes, and how many frames are above a VM's and above a tenant's limit.
+fn police(policing: &Policing, batch: &Batch, frames: &[u8], now: Nanos) -> (List, u64, u64) {
     policing.refill(now);
     let mut sum = Size::default();
     frames.iter().for_each(|&i| sum += on_wire(batch, usize::from(i)));
     let whole = policing.all_pass(sum);
-    let mut passed = List::EMPTY;
+    let (mut passed, mut above_vm, mut above_tenant) = (List::EMPTY, 0, 0);
     for &i in frames {
         let verdict =
             if whole { Policed::Pass } else { policing.arrive(on_wire(batch, usize::from(i))) };
         match verdict {
             Policed::Pass => passed.push(i),
-            Policed::AboveVm => delivery.receive_limit += 1,
-            Policed::AboveTenant => delivery.tenant_limit += 1,
+            Policed::AboveVm => above_vm += 1,
+            Policed::AboveTenant => above_tenant += 1,
         }
     }
-    passed
+    (passed, above_vm, above_tenant)
 }

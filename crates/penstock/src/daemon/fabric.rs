@@ -150,7 +150,10 @@ fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
         )));
     }
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
-    Ok(FabricTerms { code_points: code_points.collect(), weights, map })
+    // Who has no queue of its own is kept from others only by what each keeps to.
+    let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0);
+    let held = held.map(|tenant| (tenant.name.clone(), (tenant.send, tenant.recv))).collect();
+    Ok(FabricTerms { code_points: code_points.collect(), held, weights, map })
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub(super) fn check_port(object: &Object<'_, Port>, port: &Port, report: &mut Re
         let remedy = "write it into `receive` of the [[tenant]]";
         report.at(object, "receive.sharing", "`sharing` is the tenant's to say", remedy);
     }
-    check(object, receive, report);
+    check(object, ("receive", receive), report);
 }
 
 fn check_rtp(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
@@ -50,43 +50,51 @@ fn check_rtp(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
 
 pub(super) fn check_tenant(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) {
     if let Some(receive) = &tenant.receive {
-        check(object, receive, report);
+        check(object, ("receive", receive), report);
+    }
+    if let Some(send) = &tenant.send {
+        check(object, ("send", send), report);
+        if send.sharing.is_some() {
+            let remedy = "remove it; VMs send in turn as far as all of them may";
+            report.at(object, "send.sharing", "`sharing` belongs to `receive`", remedy);
+        }
     }
 }
 
-fn check<T>(object: &Object<'_, T>, receive: &Receive, report: &mut Report<'_>) {
+fn check<T>(object: &Object<'_, T>, (of, terms): (&str, &Receive), report: &mut Report<'_>) {
     let outside =
         |report: &mut Report<'_>, key: &str, value: String, least: String, most: String| {
             let problem = format!("`{key}` {value} is out of range");
             report.at(object, key, problem, format!("write {least} to {most}"));
         };
-    if receive.rate.is_none() && receive.pps.is_none() {
-        let remedy = "add `rate` or `pps`, as in receive = { rate = \"200M\" }";
-        report.at(object, "receive", "`receive` names no rate", remedy);
+    let key = |name: &str| format!("{of}.{name}");
+    if terms.rate.is_none() && terms.pps.is_none() {
+        let remedy = format!("add `rate` or `pps`, as in {of} = {{ rate = \"200M\" }}");
+        report.at(object, of, format!("`{of}` names no rate"), remedy);
     }
-    if let Some(rate) = receive.rate.map(|rate| rate.0)
+    if let Some(rate) = terms.rate.map(|rate| rate.0)
         && !(RATE_MIN..=RATE_MAX).contains(&rate)
     {
         let (least, most) = (RATE_MIN.to_string(), RATE_MAX.to_string());
-        outside(report, "receive.rate", rate.to_string(), least, most);
+        outside(report, &key("rate"), rate.to_string(), least, most);
     }
-    if let Some(pps) = receive.pps.map(|pps| pps.0)
+    if let Some(pps) = terms.pps.map(|pps| pps.0)
         && !(PacketsPerSecond(1)..=PACKETS_MAX).contains(&pps)
     {
         let most = PACKETS_MAX.to_string();
-        outside(report, "receive.pps", pps.to_string(), "1".to_owned(), most);
+        outside(report, &key("pps"), pps.to_string(), "1".to_owned(), most);
     }
     let depths = [
-        ("receive.burst", receive.burst, BURST_MIN, receive.rate.is_some(), "rate"),
-        ("receive.frames", receive.frames, 1, receive.pps.is_some(), "pps"),
+        (key("burst"), terms.burst, BURST_MIN, terms.rate.is_some(), "rate"),
+        (key("frames"), terms.frames, 1, terms.pps.is_some(), "pps"),
     ];
     for (key, depth, least, has_rate, rate) in depths {
         let Some(depth) = depth else { continue };
         if !has_rate {
             let problem = format!("`{key}` goes with `{rate}`");
-            report.at(object, key, problem, format!("add `{rate}`, or remove it"));
+            report.at(object, &key, problem, format!("add `{rate}`, or remove it"));
         } else if !(least..=DEPTH_MAX).contains(&depth) {
-            outside(report, key, depth.to_string(), least.to_string(), DEPTH_MAX.to_string());
+            outside(report, &key, depth.to_string(), least.to_string(), DEPTH_MAX.to_string());
         }
     }
 }

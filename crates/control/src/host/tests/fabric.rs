@@ -1,5 +1,7 @@
 //! What a fabric's controller tells the host.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::host::fabric::FabricTerms;
 use crate::host::network::NetworkUse;
@@ -26,6 +28,7 @@ uplink = "up"
 fn terms(code_points: &[(&str, u8)], weights: &[u32], map: &[(u8, u8)]) -> FabricTerms {
     FabricTerms {
         code_points: code_points.iter().map(|(name, dscp)| ((*name).to_owned(), *dscp)).collect(),
+        held: BTreeMap::new(),
         weights: weights.to_vec(),
         map: map.iter().copied().collect(),
     }
@@ -77,6 +80,33 @@ fn a_plan_is_in_force_until_the_next_whatever_happens_to_the_file() {
     let next = in_force(&host, &fake);
     assert_eq!((next.1, next.3), (vec![Some(0), Some(16), Some(0)], [0, 0, 7]));
     assert_eq!(next.2, [1, 1, 1, 1, 1, 1, 1, 9], "as many queues as it wants");
+}
+
+#[test]
+fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
+    let own = "send = { rate = \"90M\" }\n";
+    let blue = "name = \"blue\"\nvlans = [200]\n";
+    let text = format!("{TEXT}{FABRIC}").replace(blue, &format!("{blue}{own}"));
+    let file = TempFile::new("fabric-held", &text);
+    let (host, _) = start(&file);
+    let rates = |host: &Host| -> Vec<_> {
+        let rate = |terms: Option<crate::config::Receive>| terms?.rate.map(|rate| rate.0.0);
+        host.tenants().iter().map(|tenant| (rate(tenant.send), rate(tenant.receive))).collect()
+    };
+    let file_says = vec![(None, None), (Some(90_000_000), None)];
+    assert_eq!(rates(&host), file_says);
+    let both = [("red", (20_000_000, 0)), ("blue", (40_000_000, 60_000_000))];
+    let held = both.map(|(name, rates)| (name.to_owned(), rates)).into();
+    let plan = FabricTerms { held, ..terms(&[], &[], &[]) };
+    host.set_fabric(&plan).unwrap();
+    // An eighth more, at least what a meter can be set to; blue's own limit goes before.
+    let laid = vec![(Some(22_500_000), Some(8_000)), (Some(90_000_000), Some(67_500_000))];
+    assert_eq!(rates(&host), laid);
+    host.reload().unwrap();
+    assert_eq!(rates(&host), laid);
+    assert_eq!(host.config_toml(), text, "not written");
+    host.set_fabric(&terms(&[("red", 8)], &[], &[(8, 1)])).unwrap();
+    assert_eq!(rates(&host), file_says);
 }
 
 #[test]

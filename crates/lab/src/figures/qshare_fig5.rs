@@ -240,6 +240,9 @@ fn number(n: u64) -> f64 {
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.series("time of flows: ours").is_some() {
+        return live_picture(record);
+    }
     let panel = |title: &str, workload: Workload| {
         let axis = Axis::linear("load, % of the core");
         let mut panel = Panel::new(title, axis, Axis::log("mean completion time, ms"));
@@ -256,4 +259,19 @@ fn picture(record: &Record) -> Picture {
     Picture::new("QShare, Fig. 5: flow completion times beside other tenants")
         .panel(panel("enterprise", Workload::Enterprise))
         .panel(panel("data mining", Workload::DataMining))
+}
+
+/// How many flows were over by which time, and how full the core was.
+fn live_picture(record: &Record) -> Picture {
+    let series = |name: &str| record.series(name).map(points).into_iter().flatten();
+    let mut times = Panel::new("flows, live", Axis::log("time, ms"), Axis::linear("over, %"));
+    let used = Axis::linear("use, %").to(105.0);
+    let mut core = Panel::new("the core", Axis::linear("time, s"), used);
+    for (name, title) in
+        [("ours", "QShare"), ("static", "static reservation"), ("tcp", "plain TCP")]
+    {
+        times = times.line(title, series(&format!("time of flows: {name}")));
+        core = core.line(title, series(&format!("core: {name}")));
+    }
+    Picture::new("QShare, Fig. 5, live: flow completion times").panel(times).panel(core)
 }

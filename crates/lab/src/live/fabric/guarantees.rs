@@ -2,7 +2,7 @@
 //!
 //! **Source.** QShare §VII-A, scaled: links of [`LINK`] in place of 1 Gbit/s, so a tenant has 4.7
 //! Mbit/s of the core. VMs, connections and times are those of the simulated figure
-//! ([`crate::figures::qshare_core`]); placement is the controller's, half of each tenant in either
+//! (`figures/qshare_core.rs`); placement is the controller's, half of each tenant in either
 //! rack.
 //!
 //! **What is compared.** A tenant's rate in a direction is what its VMs in that rack received by
@@ -65,6 +65,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
     let plan = plan(&tenant_sizes(context.seed));
     outcome.note("link_mbps", LINK / 1_000_000);
+    outcome.note("guarantee_mbps", to_f64(GUARANTEE) / 1e6);
     outcome.note("vms", plan.tenants.iter().map(|(vms, _)| *vms).sum::<usize>());
     context.progress(0.0, "starting hosts and their VMs");
     let mut world = World::start(&bed, "fig4", &plan)?;

@@ -268,7 +268,7 @@ fn live_picture(record: &Record) -> Picture {
     let used = Axis::linear("use, %").to(105.0);
     let mut core = Panel::new("the core", Axis::linear("time, s"), used);
     for (name, title) in
-        [("ours", "QShare"), ("static", "static reservation"), ("tcp", "plain TCP")]
+        [("ours", "QShare"), ("static", "static reservation"), ("tcp", "one queue, held")]
     {
         times = times.line(title, series(&format!("time of flows: {name}")));
         core = core.line(title, series(&format!("core: {name}")));

@@ -53,9 +53,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let begins: Vec<f64> = (0..3).map(|phase| f64::from(phase) * secs).collect();
     let clients = clients(&world, &begins);
     let mut programs = start(&bed, &world, clients, context.seed)?;
-    for (phase, (_, what)) in (0_u32..).zip(PHASES) {
-        context.progress(f64::from(phase) / 3.0, what);
-    }
+    eprintln!("warming up, and three phases of {secs} s: calm, a burst, an attack");
     let samples = watch(&mut world, &mut programs, 3.0 * secs)?;
     outcome.note("phases_begin_s", begins.clone());
     tell(&mut outcome, &samples, &begins);

@@ -32,6 +32,10 @@ const HEADER: usize = 10;
 const TAG: usize = 4;
 /// Bytes the kernel may hold for us: some 3 ms at 10 Gbit/s.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
+/// Bytes of frames that we sent and somebody in this kernel still holds. Where that is the queue of
+/// a switch (a bridge with `tc`), frames of all tenants would be dropped here because one has a full
+/// queue there: those queues have limits of their own, and this is above all of them together.
+const SEND_BUFFER: libc::c_int = 16 << 20;
 
 /// How an AF_PACKET port is attached.
 #[derive(Clone, Debug)]
@@ -127,6 +131,9 @@ fn open_socket(interface: &Interface, name: &str) -> Result<OwnedFd, PortError> 
     // Without privilege the kernel cuts the size to its own maximum: good enough.
     if set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER) < 0 {
         let _ = set(libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER);
+    }
+    if set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER) < 0 {
+        let _ = set(libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER);
     }
     bind(&socket, index).map_err(|e| {
         PortError::system(name, "bind to the interface", "check that it exists and is up", e)

@@ -20,11 +20,17 @@
 //! frames that all queues share none may have more than are free (Choudhury, Hahne, 1998), so that
 //! a flood in one leaves room in the others. A queue that is empty takes a frame of any length.
 //!
-//! **Changes.** Weights and depths are set at any time; what waits stays where it is.
+//! **Ceilings.** A queue may have one: then it sends no more than that rate, whatever
+//! the others leave: what it did not use it has lost but for [`CEILING_BYTES`], so that whoever
+//! serves the queues may be late; its frames wait, none is lost for it. While it waits
+//! for its time it is in no line, and [`Wfq::wake`] says until when. QShare §V-D holds tenants
+//! without a queue of their own so.
+//!
+//! **Changes.** Weights, depths and ceilings are set at any time; what waits stays where it is.
 //! **Departures.** None. **Cost.** A frame: one decision of at most 64 clients, one place of the
 //! pool. Nothing is allocated after construction.
 
-use penstock_units::{Nanos, Weight};
+use penstock_units::{BitsPerSecond, Nanos, Weight};
 
 use crate::discipline::Discipline;
 use crate::eevdf::Eevdf;
@@ -32,6 +38,14 @@ use crate::fair_share::queue::{Pool, Queue};
 
 /// Most queues of an output.
 pub const QUEUES_MAX: usize = 64;
+/// Bytes that a queue with a ceiling may be late by: no burst above its rate is longer. At least
+/// what it may have in [`CEILING_TIMES`]' lower end, at most what in its upper.
+pub const CEILING_BYTES: u64 = 65_536;
+/// See [`CEILING_BYTES`].
+pub const CEILING_TIMES: (Nanos, Nanos) = (Nanos::from_millis(2), Nanos::from_millis(50));
+/// Rates count the frame check sequence.
+const FCS: u64 = 4;
+const BITS_NS: u128 = 8_000_000_000;
 
 /// How much may wait in a queue, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +81,45 @@ pub struct Departure<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
+struct Ceiling {
+    rate: BitsPerSecond,
+    /// By how much it may be late.
+    late: Nanos,
+    /// When all that was sent has passed at that rate.
+    free: Nanos,
+}
+
+impl Ceiling {
+    fn new(rate: BitsPerSecond) -> Self {
+        let late = time(CEILING_BYTES, rate).clamp(CEILING_TIMES.0, CEILING_TIMES.1);
+        Self { rate, late, free: Nanos::ZERO }
+    }
+
+    fn went(&mut self, bytes: u32, now: Nanos) {
+        let from = self.free.max(now.saturating_sub(self.late));
+        self.free = Nanos(from.0.saturating_add(time(u64::from(bytes) + FCS, self.rate).0));
+    }
+}
+
+/// How long bytes take.
+fn time(bytes: u64, rate: BitsPerSecond) -> Nanos {
+    let wide = u128::from(bytes) * BITS_NS / u128::from(rate.0.max(1));
+    Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
+}
+
+#[derive(Clone, Copy, Debug)]
 struct Lane {
     frames: Queue,
     weight: Weight,
     depth: Depth,
+    ceiling: Option<Ceiling>,
+}
+
+impl Lane {
+    /// Until when its frames wait for their time; `None`: they may go.
+    fn until(&self, now: Nanos) -> Option<Nanos> {
+        self.ceiling.map(|ceiling| ceiling.free).filter(|free| *free > now)
+    }
 }
 
 /// See the module's text. `T` is what the caller knows a frame by.
@@ -82,6 +131,8 @@ pub struct Wfq<T> {
     /// Frames that wait, and places for them.
     len: u32,
     places: u32,
+    /// Queues, a bit each, with frames that wait for their time.
+    paused: u64,
 }
 
 impl<T: Copy + Default> Wfq<T> {
@@ -90,11 +141,11 @@ impl<T: Copy + Default> Wfq<T> {
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
         let queues = queues.min(QUEUES_MAX);
-        let lane = Lane { frames: Queue::EMPTY, weight: Weight::ONE, depth };
+        let lane = Lane { frames: Queue::EMPTY, weight: Weight::ONE, depth, ceiling: None };
         let mut eevdf = Eevdf::new(queues);
         (0..queues).for_each(|queue| eevdf.join(queue, Weight::ONE));
         let (lanes, pool) = (vec![lane; queues].into_boxed_slice(), Pool::new(frames));
-        Self { lanes, pool, eevdf, len: 0, places: frames }
+        Self { lanes, pool, eevdf, len: 0, places: frames, paused: 0 }
     }
 
     /// Frames that wait in all queues.
@@ -133,6 +184,37 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
+    /// The most that a queue sends from now on, bits a second; `None`: as much as it gets. What it
+    /// has sent ahead of another ceiling is forgotten with that. Whether there is such a queue.
+    pub fn set_ceiling(&mut self, queue: usize, rate: Option<BitsPerSecond>) -> bool {
+        let Some(lane) = self.lanes.get_mut(queue) else { return false };
+        if lane.ceiling.map(|ceiling| ceiling.rate) != rate {
+            lane.ceiling = rate.map(Ceiling::new);
+        }
+        true
+    }
+
+    /// When the first of the queues that wait for their time may send; `None`: none does.
+    #[must_use]
+    pub fn wake(&self) -> Option<Nanos> {
+        let free = |queue: usize| self.lanes[queue].until(Nanos::ZERO).unwrap_or(Nanos::ZERO);
+        bits(self.paused).map(free).min()
+    }
+
+    /// Queues whose time has come are in line again.
+    #[cold]
+    fn resume(&mut self, now: Nanos) {
+        for queue in bits(self.paused) {
+            let lane = &self.lanes[queue];
+            if lane.until(now).is_none() {
+                self.paused &= !(1 << queue);
+                if let Some(head) = self.pool.head(&lane.frames) {
+                    self.eevdf.backlogged(queue, head.bytes);
+                }
+            }
+        }
+    }
+
     /// Whether a frame of so many bytes would be taken now.
     ///
     /// # Errors
@@ -156,15 +238,20 @@ impl<T: Copy + Default> Wfq<T> {
         let first = lane.frames.is_empty();
         self.pool.push(&mut lane.frames, item, bytes, now);
         self.len += 1;
-        if first {
+        if first && lane.until(now).is_some() {
+            self.paused |= 1 << queue;
+        } else if first {
             self.eevdf.backlogged(queue, bytes);
         }
         Ok(())
     }
 
-    /// The frame that goes next; `None` when none waits. `lost` gets those that have waited too
+    /// The frame that goes next; `None` when none may ([`Self::wake`]). `lost` gets those that have waited too
     /// long and are dropped on the way, each with its queue.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
+        if self.paused != 0 {
+            self.resume(now);
+        }
         loop {
             let queue = self.eevdf.pick()?;
             let lane = self.lanes.get_mut(queue)?;
@@ -175,9 +262,16 @@ impl<T: Copy + Default> Wfq<T> {
             let late = waited > lane.depth.wait;
             if !late {
                 self.eevdf.charge(queue, frame.bytes, head.unwrap_or(0));
+                if let Some(ceiling) = &mut lane.ceiling {
+                    ceiling.went(frame.bytes, now);
+                }
             }
             match head {
                 None => self.eevdf.drained(queue),
+                Some(_) if lane.until(now).is_some() => {
+                    self.eevdf.drained(queue);
+                    self.paused |= 1 << queue;
+                }
                 Some(head) if late => self.eevdf.backlogged(queue, head),
                 Some(_) => {}
             }
@@ -188,6 +282,15 @@ impl<T: Copy + Default> Wfq<T> {
             return Some(Departure { item: frame.item, queue, bytes: frame.bytes, waited });
         }
     }
+}
+
+/// Numbers of the bits that are set.
+fn bits(mut set: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let at = set.trailing_zeros();
+        set &= set.checked_sub(1)?;
+        Some(at as usize)
+    })
 }
 
 #[cfg(test)]
@@ -289,5 +392,51 @@ mod tests {
         }
         // 1,000 each, then 500 and 1,500.
         assert!(sent[0].abs_diff(1_500) <= 10 && sent[1].abs_diff(2_500) <= 10, "{sent:?}");
+    }
+
+    #[test]
+    fn a_ceiling_holds_whoever_else_sends_and_loses_nothing() {
+        // 1,000 bytes and FCS at 8.032 Mbit/s: a millisecond.
+        let ceiling = Some(BitsPerSecond(8_032_000));
+        let mut wfq = queues(&[10, 1]);
+        assert!(wfq.set_ceiling(0, ceiling) && !wfq.set_ceiling(2, ceiling));
+        let (mut sent, mut offered) = ([0_u32; 2], [0_u32; 2]);
+        for now in (0..1_000).map(Nanos::from_millis) {
+            for queue in 0..2 {
+                while wfq.backlog(queue).0 < 8 {
+                    wfq.offer(queue, offered[queue], 1_000, now).unwrap();
+                    offered[queue] += 1;
+                }
+            }
+            // The output takes two frames a millisecond.
+            for _ in 0..2 {
+                let next = wfq.next(now, |_, _| {}).map(|d| (d.queue, d.item));
+                let (queue, item) = next.expect("the other has no ceiling");
+                assert!(item >= sent[queue], "in their order");
+                sent[queue] += 1;
+            }
+        }
+        // What takes 50 ms at once, and then a frame each.
+        assert!((1_000..=1_051).contains(&sent[0]), "{sent:?}");
+        assert_eq!(sent[0] + sent[1], 2_000);
+    }
+
+    #[test]
+    fn who_waits_for_its_time_says_until_when_and_goes_when_the_ceiling_does() {
+        let mut wfq = Wfq::new(1, 200, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
+        assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_032_000))));
+        let now = Nanos::from_secs(1);
+        (0..80_u32).for_each(|n| wfq.offer(0, n, 1_000, now).unwrap());
+        let burst = std::iter::from_fn(|| wfq.next(now, |_, _| {})).count();
+        assert_eq!(burst, 51, "50 that had time, and one ahead");
+        let wake = wfq.wake().unwrap();
+        assert_eq!((wake, wfq.len()), (now + Nanos::from_millis(1), 29));
+        assert!(wfq.next(Nanos(wake.0 - 1), |_, _| {}).is_none());
+        assert_eq!(wfq.next(wake, |_, _| {}).map(|d| d.item), Some(51));
+        assert_eq!(wfq.wake(), Some(wake + Nanos::from_millis(1)));
+        assert!(wfq.set_ceiling(0, None));
+        let rest: Vec<_> = std::iter::from_fn(|| wfq.next(wake, |_, _| {})).collect();
+        assert_eq!(rest.iter().map(|d| d.item).collect::<Vec<_>>(), (52..80).collect::<Vec<_>>());
+        assert_eq!((wfq.wake(), wfq.is_empty()), (None, true));
     }
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use penstock_qos::wfq::{Depth, QUEUES_MAX, Wfq};
-use penstock_units::Nanos;
+use penstock_units::{BitsPerSecond, Nanos};
 
 use super::classes::{Class, DSCPS};
 use super::line::Next;
@@ -17,6 +17,17 @@ use crate::classify::dscp_of;
 
 /// How long a code point goes on in the queue that it had.
 const FOLLOW_MOST: Nanos = Nanos::from_millis(100);
+/// How long frames of who is held wait at most for their time, and bytes that always may.
+const HELD_TIME: Nanos = Nanos::from_millis(200);
+const HELD_BYTES: u64 = 65_536;
+
+/// What waits in the lane of who is held: as much as its rate takes in [`HELD_TIME`], so that TCP
+/// fills it and nobody waits for long.
+fn held_depth(depth: Depth, rate: BitsPerSecond) -> Depth {
+    let wide = u128::from(rate.0) * u128::from(HELD_TIME.0) / 8_000_000_000;
+    let bytes = u64::try_from(wide).unwrap_or(u64::MAX).max(HELD_BYTES).min(depth.bytes);
+    Depth { bytes, ..depth }
+}
 
 /// Where frames of a code point go.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +44,8 @@ pub(super) struct Lanes {
     wfq: Wfq<Stored>,
     classes: Arc<Classes>,
     points: [Point; DSCPS],
+    /// What waits in a queue at most.
+    depth: Depth,
     /// Code points, a bit each, that still go where they went before the last change, and until
     /// when.
     following: u64,
@@ -47,6 +60,7 @@ impl Lanes {
             wfq: Wfq::new(QUEUES_MAX, terms.frames, depth),
             classes: Arc::default(),
             points: [Point::default(); DSCPS],
+            depth,
             following: 0,
             until: Nanos::ZERO,
             counters: Arc::default(),
@@ -58,8 +72,16 @@ impl Lanes {
         if Arc::ptr_eq(&classes, &self.classes) {
             return;
         }
-        for (queue, weight) in classes.weights().iter().enumerate() {
-            self.wfq.set_weight(queue, *weight);
+        for (queue, weight) in classes.shares().into_iter().enumerate() {
+            self.wfq.set_weight(queue, weight);
+        }
+        let mut rates = [None; QUEUES_MAX];
+        classes.held().for_each(|(lane, held)| rates[usize::from(lane)] = Some(held.rate));
+        for (lane, rate) in rates.into_iter().enumerate() {
+            // One that stays as it is goes on with what it has used.
+            self.wfq.set_ceiling(lane, rate);
+            let depth = rate.map_or(self.depth, |rate| held_depth(self.depth, rate));
+            self.wfq.set_depth(lane, depth);
         }
         self.classes = classes;
         (self.following, self.until) = (u64::MAX, now + FOLLOW_MOST);
@@ -87,13 +109,20 @@ impl Lanes {
         self.wfq.len() as usize
     }
 
-    /// Where a frame belongs that begins so and comes at `now`.
-    pub(super) fn class_of(&mut self, head: &[u8], now: Nanos) -> Class {
+    /// Where a frame of a tenant belongs that begins so and comes at `now`.
+    pub(super) fn class_of(&mut self, head: &[u8], tenant: Option<u16>, now: Nanos) -> Class {
         if self.following != 0 {
             self.settle(now);
         }
         let dscp = dscp_of(head);
-        Class { queue: self.points[usize::from(dscp) % DSCPS].queue, dscp }
+        let queue = self.points[usize::from(dscp) % DSCPS].queue;
+        let lane = tenant.filter(|_| queue == 0).and_then(|tenant| self.classes.lane_of(tenant));
+        Class { queue: lane.unwrap_or(queue), dscp }
+    }
+
+    /// When the first of those may go that wait for their time.
+    pub(super) fn wake(&self) -> Option<Nanos> {
+        self.wfq.wake()
     }
 
     /// Whether a frame finds room. Of the memory of all outputs no queue gets more than half of

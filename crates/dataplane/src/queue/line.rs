@@ -67,12 +67,12 @@ impl Line {
         }
     }
 
-    /// Which of its queues a frame belongs to that begins with these bytes; queue 0 where there is
-    /// one.
-    pub(super) fn class_of(&mut self, head: &[u8], now: Nanos) -> Class {
+    /// Which of its queues a frame of `source` belongs to that begins with these bytes; queue 0
+    /// where there is one.
+    pub(super) fn class_of(&mut self, head: &[u8], source: &Source, now: Nanos) -> Class {
         match self {
             Self::Fifo(_) | Self::Fair(_) => Class::default(),
-            Self::Wfq(lanes) => lanes.class_of(head, now),
+            Self::Wfq(lanes) => lanes.class_of(head, source.tenant.checked_sub(1), now),
         }
     }
 
@@ -111,6 +111,14 @@ impl Line {
                 Some(Next { frame: next.item, since: now.saturating_sub(next.waited) })
             }
             Self::Wfq(lanes) => lanes.pop(now, lost),
+        }
+    }
+
+    /// When one may be taken, if some wait and none may now.
+    pub(super) fn wake(&self) -> Option<Nanos> {
+        match self {
+            Self::Fifo(_) | Self::Fair(_) => None,
+            Self::Wfq(lanes) => lanes.wake(),
         }
     }
 

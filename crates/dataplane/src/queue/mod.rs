@@ -20,7 +20,7 @@ mod pacer;
 mod store;
 mod terms;
 
-pub use classes::{Classes, DSCPS, LaneCounters, LaneReading};
+pub use classes::{Classes, DSCPS, HeldLane, LaneCounters, LaneReading};
 pub(crate) use line::Source;
 pub(crate) use memory::Memory;
 pub(crate) use output::FCS;

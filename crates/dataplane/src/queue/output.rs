@@ -121,7 +121,7 @@ impl OutputQueue {
         source: &Source,
         now: Nanos,
     ) -> Result<(), Refused> {
-        let class = self.line.class_of(batch.head(i), now);
+        let class = self.line.class_of(batch.head(i), source, now);
         let pushed = self.put(memory, batch, i, (source, class), now);
         if pushed.is_err()
             && let Some(lanes) = self.line.lanes()
@@ -170,8 +170,13 @@ impl OutputQueue {
             };
             self.head = self.line.pop(now, &mut late);
         }
-        let head = self.head.as_ref()?;
+        let Some(head) = self.head.as_ref() else { return self.line.wake() };
         Some(self.pacer.due(head.since, head.frame.len + FCS))
+    }
+
+    /// Whether all that waits does so for its queue's ceiling: a frame of another queue need not.
+    pub(crate) const fn is_held(&self) -> bool {
+        self.head.is_none()
     }
 
     /// Takes out the frames whose time has come, at most `most`: into the empty `batch` those that
@@ -189,10 +194,10 @@ impl OutputQueue {
         while self.sending.len() < most
             && let Some(due) = self.due(memory, now, lost)
         {
+            let Some(Next { frame, since }) = self.head else { break };
             if !self.pacer.goes(due, now, self.sending.is_empty()) {
                 break;
             }
-            let Some(Next { frame, since }) = self.head else { break };
             if memory.load(&frame, batch, output).is_err() {
                 break;
             }
@@ -256,6 +261,8 @@ impl OutputQueue {
 
     /// Takes out all that waits; `lost` is told of each frame's source.
     pub(crate) fn clear(&mut self, memory: &mut Memory<'_>, now: Nanos, mut lost: impl FnMut(u16)) {
+        // What waits for its time under a ceiling goes too: in the end all have waited too long.
+        let now = if self.line.lanes().is_some() { Nanos(u64::MAX) } else { now };
         while self.due(memory, now, &mut lost).is_some() {
             if let Some(head) = self.head.take() {
                 if let Some(lanes) = self.line.lanes() {

@@ -85,7 +85,8 @@ fn terms(order: Order, excess: Excess) -> QueueTerms {
 }
 
 fn source(port: u16) -> Source {
-    Source { port, tenant: port % 2, share: ShareTerms::default() }
+    let tenant = if port == 4 { 3 } else { port % 2 };
+    Source { port, tenant, share: ShareTerms::default() }
 }
 
 /// A frame that says where it came from and which one it is, with a code point of its port.
@@ -102,13 +103,18 @@ fn dscp_of(port: u16) -> u8 {
     8 * u8::try_from(port).expect("few ports")
 }
 
-/// A queue for each of the ports 1 to 3.
-fn classes(weights: [u64; 4]) -> Arc<Classes> {
+/// A queue for each of the ports 1 to 3, and if `held` a lane for port 4, which has none.
+fn classes(weights: [u64; 4], held: bool) -> Arc<Classes> {
     let mut classes = Classes::new(4);
     for (queue, weight) in (0_u8..).zip(weights) {
         let weight = Weight::new(weight).expect("possible");
         classes =
             classes.with_mapped(dscp_of(queue.into()), queue).with_weight(queue.into(), weight);
+    }
+    if held {
+        let tenant = source(4).tenant - 1;
+        let lane = HeldLane { tenant, rate: BitsPerSecond(40_000_000) };
+        classes = classes.clone().with_held(&[lane], &classes).expect("there are lanes");
     }
     Arc::new(classes)
 }
@@ -139,15 +145,16 @@ struct Bench {
     waits: BTreeMap<u16, VecDeque<u32>>,
     now: Nanos,
     number: u32,
+    held: bool,
 }
 
 impl Bench {
-    fn new(terms: QueueTerms, own: bool) -> Self {
+    fn new(terms: QueueTerms, own: bool, held: bool) -> Self {
         let memory = OwnMemory { buffers: vec![None; 24], sent: Vec::new() };
         let port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
         let (mut queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
-        queue.change(terms.pacing, classes([1; 4]), Nanos(1));
-        Self { queue, store, port, waits: BTreeMap::new(), now: Nanos(1), number: 0 }
+        queue.change(terms.pacing, classes([1; 4], held), Nanos(1));
+        Self { queue, store, port, waits: BTreeMap::new(), now: Nanos(1), number: 0, held }
     }
 
     fn come(&mut self, port: u16, len: usize) {
@@ -209,11 +216,15 @@ impl Bench {
     fn counted(&self) -> u64 {
         let Some(lanes) = self.queue.lane_counters() else { return self.number.into() };
         let mut all = 0;
-        for (queue, port) in (0..4).zip(0..) {
+        for (queue, port) in (0..5).zip(0..) {
             let lane = lanes.read(queue);
             all += lane.frames + lane.drops + lane.backlog_frames;
-            // Port 4 is not mapped: it waits in queue 0, as port 0 does.
-            let ports = if queue == 0 { vec![0, 4] } else { vec![port] };
+            // Port 4 is not mapped: it waits in queue 0, as port 0 does, or is held.
+            let ports = match queue {
+                0 if !self.held => vec![0, 4],
+                4 if !self.held => vec![],
+                _ => vec![port],
+            };
             let waits = ports.iter().filter_map(|port| self.waits.get(port)).map(VecDeque::len);
             assert_eq!(lane.backlog_frames, waits.sum::<usize>() as u64);
             assert_eq!(lane.backlog_bytes == 0, lane.backlog_frames == 0);
@@ -233,11 +244,12 @@ proptest! {
         order in 0..3_usize,
         drops in any::<bool>(),
         own in any::<bool>(),
+        held in any::<bool>(),
     ) {
         let order = [Order::Fifo, Order::FairShare, Order::Wfq][order];
         let holds = order == Order::FairShare && !drops;
         let excess = if holds { Excess::Hold } else { Excess::Drop };
-        let mut bench = Bench::new(terms(order, excess), own);
+        let mut bench = Bench::new(terms(order, excess), own, held);
         let all = bench.free();
         for step in steps {
             match step {
@@ -246,7 +258,7 @@ proptest! {
                 Step::Leave(port) => bench.leave(port),
                 Step::Weigh(weights) => {
                     let pacing = bench.queue.terms().pacing;
-                    bench.queue.change(pacing, classes(weights), bench.now);
+                    bench.queue.change(pacing, classes(weights, held), bench.now);
                 }
             }
             prop_assert_eq!(bench.counted(), u64::from(bench.number));
@@ -279,7 +291,7 @@ fn pass(bench: &mut Bench, steps: usize) -> [u64; 3] {
 
 #[test]
 fn what_waits_stays_where_it_is_and_a_flow_keeps_its_order_when_the_map_changes() {
-    let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false);
+    let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false, false);
     let pacing = bench.queue.terms().pacing;
     let counters = bench.queue.lane_counters().expect("it has queues");
     let backlog = || [0, 1, 2].map(|queue| counters.read(queue).backlog_frames);
@@ -305,7 +317,7 @@ fn what_waits_stays_where_it_is_and_a_flow_keeps_its_order_when_the_map_changes(
 
 #[test]
 fn who_is_never_without_frames_leaves_its_old_queue_too() {
-    let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false);
+    let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false, false);
     let (pacing, mut left) = (bench.queue.terms().pacing, [0; 3]);
     (0..3).for_each(|_| bench.come(1, 1_000));
     let map = Classes::new(3).with_mapped(dscp_of(1), 2);
@@ -323,7 +335,7 @@ fn who_is_never_without_frames_leaves_its_old_queue_too() {
 
 #[test]
 fn a_link_that_was_idle_does_not_send_faster_for_it() {
-    let mut bench = Bench::new(terms(Order::Fifo, Excess::Drop), false);
+    let mut bench = Bench::new(terms(Order::Fifo, Excess::Drop), false, false);
     bench.go(50_000_000);
     (0..4).for_each(|_| bench.come(1, 1_226));
     // 1,250 bytes with what Ethernet adds take 100 us at 100 Mbit/s.
@@ -339,7 +351,7 @@ fn a_link_that_was_idle_does_not_send_faster_for_it() {
 
 #[test]
 fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
-    let mut bench = Bench::new(terms(Order::FairShare, Excess::Hold), false);
+    let mut bench = Bench::new(terms(Order::FairShare, Excess::Hold), false, false);
     bench.store = FrameStore::new(1_000);
     let over = |bench: &mut Bench, now| {
         let memory = Memory::of(&mut bench.store, &mut bench.port);
@@ -353,4 +365,29 @@ fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
     assert_eq!(over(&mut bench, Nanos(1)), (true, false));
     let memory = Memory::of(&mut bench.store, &mut bench.port);
     assert!(!bench.queue.is_over(2, &memory, Nanos(1)), "another VM has nothing");
+}
+
+#[test]
+fn who_is_held_has_its_rate_and_holds_up_nobody() {
+    let terms = QueueTerms { pacing: Pacing::None, ..terms(Order::Wfq, Excess::Drop) };
+    let mut bench = Bench::new(terms, false, true);
+    let counters = bench.queue.lane_counters().expect("it has queues");
+    let frames = |queue| counters.read(queue).frames;
+    // 1,000 bytes at 40 Mbit/s: 201 microseconds.
+    for _ in 0..500 {
+        bench.come(4, 1_000);
+        bench.come(1, 1_000);
+        bench.go(100_000);
+    }
+    assert_eq!(frames(1), 500, "each in its turn");
+    let due = 50_000 * 40 / (8 * 1_004);
+    assert!((due - 2..=due + 2).contains(&frames(4)), "{} of {due}", frames(4));
+    // It says when it goes on, and another frame does not wait for that.
+    let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+    let at = bench.queue.due(memory, bench.now, &mut |_| {}).expect("some wait");
+    assert!(at > bench.now && bench.queue.is_held());
+    bench.come(2, 100);
+    let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+    assert!(bench.queue.due(memory, bench.now, &mut |_| {}).is_some_and(|at| at <= bench.now));
+    assert!(!bench.queue.is_held());
 }

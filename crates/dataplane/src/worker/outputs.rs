@@ -31,6 +31,8 @@ enum Stand {
     Ready,
     /// In the wheel.
     Waits,
+    /// In the wheel, for the time of a queue with a ceiling: a frame of another queue may go before.
+    Held,
 }
 
 /// An output's queue may be looked at again after so long when its port cannot take a frame.
@@ -99,7 +101,7 @@ impl<C: CycleCounter> Worker<C> {
             let Ok(port) = u16::try_from(entry / 2).map(PortId) else { continue };
             if entry % 2 == 1 {
                 self.take_back(port, Why::Shaped);
-            } else if self.outputs.stands[port.index()] == Stand::Waits {
+            } else if matches!(self.outputs.stands[port.index()], Stand::Waits | Stand::Held) {
                 self.make_ready(port);
             }
         }
@@ -136,7 +138,7 @@ impl<C: CycleCounter> Worker<C> {
     #[inline(never)]
     fn follow(&mut self, source: PortId) {
         while let Some(port) = self.egress.next_queued() {
-            if self.outputs.stands[port.index()] == Stand::Empty {
+            if matches!(self.outputs.stands[port.index()], Stand::Empty | Stand::Held) {
                 self.make_ready(port);
             }
         }
@@ -234,13 +236,13 @@ impl<C: CycleCounter> Worker<C> {
         let due = queue.due(memory, now, &mut |source| {
             count_loss(counters, source, port, DropReason::QueueLate);
         });
-        let blocked = room(queues) == 0;
+        let (blocked, held) = (room(queues) == 0, queue.is_held());
         let stand = match due {
             None => Stand::Empty,
             Some(due) if due > now || blocked => {
                 let at = if blocked { due.max(now + AGAIN) } else { due };
                 self.outputs.wheel.arm(2 * port.index(), at);
-                Stand::Waits
+                if held && !blocked { Stand::Held } else { Stand::Waits }
             }
             Some(_) => Stand::Ready,
         };
@@ -391,7 +393,7 @@ impl<C: CycleCounter> Worker<C> {
         });
         match self.outputs.stands[port.index()] {
             Stand::Ready => self.schedule.leave(unit_of(port)),
-            Stand::Waits => {
+            Stand::Waits | Stand::Held => {
                 self.outputs.wheel.cancel(2 * port.index());
             }
             Stand::Empty => {}

@@ -28,10 +28,20 @@ struct Fabric {
 }
 
 impl Fabric {
-    fn carry_out(&mut self, plan: &Plan, ports: &BTreeMap<TenantSlot, Vec<Port>>, drain: Nanos) {
+    fn carry_out(
+        &mut self,
+        plan: &Plan,
+        ports: &BTreeMap<TenantSlot, Vec<Port>>,
+        drain: Nanos,
+        reserved: &Reserved,
+    ) {
         assert!(plan.epoch > self.epoch, "a plan is newer than the one before");
         self.epoch = plan.epoch;
+        // Weights come first; until they are there, whoever was placed since the last plan is not
+        // counted in.
+        let mut weighed = false;
         for step in &plan.steps {
+            weighed |= !matches!(step, Step::Weigh { .. });
             match step {
                 Step::Weigh { port, weights } => {
                     self.weights.insert(*port, weights.clone());
@@ -58,6 +68,25 @@ impl Fabric {
                 _ => panic!("{step:?}"),
             }
             self.check(ports);
+            if weighed {
+                self.check_shared(reserved);
+            }
+        }
+    }
+
+    /// Who marks nothing has, together, what it has reserved on each port, in queue 0.
+    fn check_shared(&self, reserved: &Reserved) {
+        for (port, weights) in &self.weights {
+            let shares = |t: &TenantSlot| self.marks.get(t).is_none_or(|dscp| *dscp == SHARED);
+            let there = reserved.needs.get(port).into_iter().flatten();
+            let inside: u64 = there.filter(|(t, _)| shares(t)).map(|(_, need)| need).sum();
+            let all: u64 = weights.weights.iter().map(|w| u64::from(*w)).sum();
+            let given = reserved.rates[port] * u64::from(weights.weights[0]);
+            let short = reserved.rates[port] * u64::from(weights.error_ppm) * all / 1_000_000;
+            assert!(
+                inside * all <= given + short + all,
+                "{inside} in queue 0 of {port:?}: {weights:?}"
+            );
         }
     }
 
@@ -74,6 +103,32 @@ impl Fabric {
                 }
             }
         }
+    }
+}
+
+/// What is reserved on each port, and what it carries.
+struct Reserved {
+    needs: BTreeMap<Port, Vec<(TenantSlot, u64)>>,
+    rates: BTreeMap<Port, u64>,
+}
+
+impl Reserved {
+    fn of(datacenter: &Datacenter, tenants: &[Candidate<'_>]) -> Self {
+        let (mut needs, mut rates) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::new());
+        for link in (0..datacenter.topology().links()).map(|n| LinkId(u32::try_from(n).unwrap())) {
+            for up in [false, true] {
+                rates.insert(Port { link, up }, datacenter.topology().rate(link).0);
+            }
+        }
+        for candidate in tenants {
+            for (link, need) in candidate.links {
+                for (up, rate) in [(false, need.down), (true, need.up)] {
+                    let port = Port { link: *link, up };
+                    needs.entry(port).or_default().push((candidate.tenant, rate.0));
+                }
+            }
+        }
+        Self { needs, rates }
     }
 }
 
@@ -184,7 +239,8 @@ proptest! {
                     under_way.extend(lost.iter().filter_map(|t| Some((*t, ports.get(t)?)))
                         .filter(|(t, old)| now.get(t) != Some(*old))
                         .map(|(t, _): (TenantSlot, &Vec<Port>)| (t, Vec::new())));
-                    fabric.carry_out(&pass.plan, &under_way, settings.drain);
+                    let reserved = Reserved::of(&datacenter, &tenants);
+                    fabric.carry_out(&pass.plan, &under_way, settings.drain, &reserved);
                     audit(&binding, &datacenter, &tenants);
                     check_pass(&binding, &pass);
                     ports = now;

@@ -36,6 +36,8 @@ use plan::Reweigh;
 
 /// Most queues of a port.
 pub const QUEUES_MAX: u8 = 64;
+/// Most that a tenant in the shared queue may send, in thousandths of what it is guaranteed.
+pub const HEADROOM_MAX: u32 = 100_000;
 
 /// How switches get from a code point to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +169,8 @@ struct Grab {
 struct Known<'a> {
     old: &'a [u64],
     new: &'a [u64],
+    /// Reserved by those who are still in queue 0 and get another.
+    guests: u64,
     rate: u64,
     during: Weights,
     after: Weights,
@@ -268,6 +272,26 @@ impl Binding {
     #[must_use]
     pub fn worst_error_ppm(&self) -> u32 {
         self.weights.values().map(|weights| weights.error_ppm).max().unwrap_or(0)
+    }
+
+    /// What tenants without a queue of their own may send at most, in thousandths of what they are
+    /// guaranteed, by what there is on these links: if all who share queue 0 with them send as
+    /// much, all of it still has room in the part of the link that queue 0 has by its weight. At
+    /// least 1000, and at most [`HEADROOM_MAX`].
+    #[must_use]
+    pub fn headroom_permille(&self, topology: &Topology, links: &[(LinkId, Need)]) -> u32 {
+        let queues = usize::from(self.settings.queues);
+        let of = |port: Port| {
+            let reserved = *self.reserved.get(index(port) * queues)?;
+            let weights = &self.weights.get(&port)?.weights;
+            let (own, all) = (weights.first()?, weights.iter().map(|w| u128::from(*w)).sum());
+            let given = 1_000 * u128::from(topology.rate(port.link).0) * u128::from(*own);
+            let permille = given.checked_div(all)?.checked_div(reserved.into())?;
+            Some(u32::try_from(permille).unwrap_or(HEADROOM_MAX))
+        };
+        // Where nothing is known to wait in queue 0 nothing is promised.
+        let least = ports(links).map(|port| of(port).unwrap_or(1_000)).min();
+        least.unwrap_or(1_000).clamp(1_000, HEADROOM_MAX)
     }
 
     fn place(&self, port: usize, queue: u8) -> usize {
@@ -522,7 +546,7 @@ impl Binding {
         won: &BTreeSet<TenantSlot>,
         without_code_point: Vec<TenantSlot>,
     ) -> Pass {
-        let ports = self.reweigh(topology, tenants);
+        let ports = self.reweigh(topology, tenants, won);
         let gained: Vec<_> =
             won.iter().filter_map(|tenant| Some((*tenant, self.bound.get(tenant)?))).collect();
         let plan = plan::plan(self.interval, self.settings.drain, &lost, &gained, ports);
@@ -533,33 +557,50 @@ impl Binding {
         Pass { interval: self.interval, promoted, demoted, without_code_point, plan }
     }
 
-    /// Works out what is reserved in each queue; returns the ports where that changed.
-    fn reweigh(&mut self, topology: &Topology, tenants: &[Candidate<'_>]) -> Vec<Reweigh> {
+    /// Works out what is reserved in each queue; returns the ports where that changed. Meanwhile
+    /// queue 0 has those who have lost their queues already and those who are still to get some.
+    fn reweigh(
+        &mut self,
+        topology: &Topology,
+        tenants: &[Candidate<'_>],
+        won: &BTreeSet<TenantSlot>,
+    ) -> Vec<Reweigh> {
         let queues = usize::from(self.settings.queues);
         let mut now = vec![0_u64; self.reserved.len()];
+        // By port: of those who are still to get a queue.
+        let mut guests: BTreeMap<usize, u64> = BTreeMap::new();
         for candidate in tenants {
             let bound = self.bound.get(&candidate.tenant);
             let mut own = bound.into_iter().flat_map(|bound| bound.queues.iter());
             for (link, need) in candidate.links {
                 for (up, rate) in [(false, need.down), (true, need.up)] {
                     let queue = own.next().map_or(0, |(_, queue)| usize::from(*queue));
-                    now[index(Port { link: *link, up }) * queues + queue] += rate.0;
+                    let at = index(Port { link: *link, up });
+                    now[at * queues + queue] += rate.0;
+                    if queue != 0 && won.contains(&candidate.tenant) {
+                        *guests.entry(at).or_default() += rate.0;
+                    }
                 }
             }
         }
         let mut changed = Vec::new();
         let mut last: Option<Known<'_>> = None;
         let pairs = self.reserved.chunks(queues).zip(now.chunks(queues));
-        for (at, (old, new)) in pairs.enumerate().filter(|(_, (old, new))| old != new) {
+        for (at, (old, new)) in pairs.enumerate() {
+            let guests = guests.get(&at).copied().unwrap_or(0);
+            if old == new && guests == 0 {
+                continue;
+            }
             let port = Port { link: LinkId(crate::topology::number(at / 2)), up: at % 2 == 1 };
             let rate = topology.rate(port.link).0;
             // The two directions of a link are mostly alike.
-            let known = last.filter(|l| (l.old, l.new, l.rate) == (old, new, rate));
-            let known = known.unwrap_or_else(|| {
-                let either: Vec<u64> = old.iter().zip(new).map(|(a, b)| *a.max(b)).collect();
+            let same = |l: &Known<'_>| (l.old, l.new, l.guests, l.rate) == (old, new, guests, rate);
+            let known = last.filter(same).unwrap_or_else(|| {
+                let mut either: Vec<u64> = old.iter().zip(new).map(|(a, b)| *a.max(b)).collect();
+                either[0] = either[0].max(new[0] + guests);
                 let after = weights(new, rate);
                 let during = if either == new { after.clone() } else { weights(&either, rate) };
-                Known { old, new, rate, during, after }
+                Known { old, new, guests, rate, during, after }
             });
             let (during, after) = (known.during.clone(), known.after.clone());
             last = Some(known);

@@ -479,6 +479,14 @@ impl Fabric {
         down.chain(up).collect()
     }
 
+    /// What a tenant may send without a queue of its own, in thousandths of what it is guaranteed.
+    #[must_use]
+    pub fn headroom_permille(&self, slot: TenantSlot) -> u32 {
+        let tenant = self.datacenter.tenant(slot);
+        let links = tenant.map_or(&[][..], |tenant| tenant.placement.entry.links.as_slice());
+        self.binding.headroom_permille(self.topology(), links)
+    }
+
     /// What VMs of a tenant on a server may send and receive, bit/s.
     #[must_use]
     pub fn guarantee_on(&self, slot: TenantSlot, server: NodeId) -> ClassRecord {

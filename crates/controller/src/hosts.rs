@@ -27,6 +27,10 @@ pub struct HostTenant {
     pub send: u64,
     /// What these are guaranteed to receive together, bit/s.
     pub recv: u64,
+    /// With code point 0, what they may have in the shared queue, in thousandths of both; less than
+    /// 1000 counts as that.
+    #[serde(default)]
+    pub headroom_permille: u32,
 }
 
 /// All that a host is told.

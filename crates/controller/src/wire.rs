@@ -79,6 +79,7 @@ impl From<&HostPlan> for v1::HostPlan {
             vms: t.vms,
             send_bps: t.send,
             recv_bps: t.recv,
+            headroom_permille: t.headroom_permille,
         };
         let uplink = |(to, state): (&String, &PortState)| v1::Uplink {
             to: to.clone(),
@@ -112,7 +113,8 @@ impl TryFrom<v1::HostPlan> for HostPlan {
         for t in plan.tenants {
             let dscp = small("a code point", t.dscp, 63)?;
             let (send, recv) = (t.send_bps, t.recv_bps);
-            tenants.push(HostTenant { name: t.name, dscp, vms: t.vms, send, recv });
+            let (name, vms, headroom_permille) = (t.name, t.vms, t.headroom_permille);
+            tenants.push(HostTenant { name, dscp, vms, send, recv, headroom_permille });
         }
         let mut uplinks = BTreeMap::new();
         for uplink in plan.uplinks {
@@ -132,7 +134,8 @@ mod tests {
 
     #[test]
     fn a_plan_comes_out_as_it_went_in_and_nonsense_is_refused() {
-        let tenant = HostTenant { name: "a".into(), dscp: 63, vms: 2, send: 7, recv: 8 };
+        let (name, headroom_permille) = ("a".to_owned(), 1_063);
+        let tenant = HostTenant { name, dscp: 63, vms: 2, send: 7, recv: 8, headroom_permille };
         let state = PortState { weights: vec![1, 5], map: [(63, 1)].into() };
         let plan = HostPlan {
             stamp: Stamp { epoch: 3, generation: 4 },

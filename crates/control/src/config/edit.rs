@@ -127,7 +127,7 @@ fn form(key: &str) -> Form {
         "mac" | "ip" | "trunk" | "vlans" | "actions" | "rtp" => Form::List,
         "vlan" | "native" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
         | "fdb_limit" | "priority" | "weight" | "depth" | "contract" | "police" | "match"
-        | "queue" | "shape" | "share" | "receive" | "wfq" | "dscp" => Form::Literal,
+        | "queue" | "shape" | "share" | "receive" | "send" | "wfq" | "dscp" => Form::Literal,
         _ => Form::Text,
     }
 }

@@ -5,14 +5,14 @@ use core::str::FromStr;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_dataplane::queue::Classes;
+use penstock_dataplane::queue::{Classes, HeldLane};
 use penstock_qos::wfq::QUEUES_MAX;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::model::{HostConfig, Port};
 use super::release::Egress;
-use super::share::Weight;
+use super::share::{BitsPerSecond, Weight};
 use super::text::text_value;
 
 /// Queues of a port.
@@ -67,16 +67,23 @@ pub struct Wfq {
     /// Queue by code point. Code points left out, and what is not IP, are queue 0's.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub map: BTreeMap<CodePoint, u8>,
+    /// Tenants of queue 0 that are held: bits per second, FCS included, 8k to 400G, that the VMs of
+    /// each send through this port together, by tenant. Their frames wait for their time, some
+    /// 200 ms at most, in a lane of their own; there are 64 lanes and queues together.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ceilings: BTreeMap<String, BitsPerSecond>,
 }
 
 impl Default for Wfq {
     fn default() -> Self {
-        Self { queues: 8, weights: Vec::new(), map: BTreeMap::new() }
+        let (map, ceilings) = (BTreeMap::new(), BTreeMap::new());
+        Self { queues: 8, weights: Vec::new(), map, ceilings }
     }
 }
 
 impl Wfq {
-    fn classes(&self) -> Classes {
+    /// Its classes after `old`; `tenant` knows tenants' numbers.
+    fn classes(&self, tenant: impl Fn(&str) -> Option<u16>, old: &Classes) -> Classes {
         let mut classes = Classes::new(self.queues.into());
         for (queue, weight) in self.weights.iter().enumerate() {
             classes = classes.with_weight(queue, weight.0);
@@ -84,7 +91,12 @@ impl Wfq {
         for (dscp, queue) in &self.map {
             classes = classes.with_mapped(dscp.get(), *queue);
         }
-        classes
+        let held = |(name, rate): (&String, &BitsPerSecond)| {
+            Some(HeldLane { tenant: tenant(name)?, rate: rate.0 })
+        };
+        let held: Vec<HeldLane> = self.ceilings.iter().filter_map(held).collect();
+        // There are never more than lanes: that was checked.
+        classes.clone().with_held(&held, old).unwrap_or(classes)
     }
 }
 
@@ -104,9 +116,13 @@ impl HostConfig {
 }
 
 impl Port {
-    /// Its queues by class, if it has such.
-    pub(crate) fn classes(&self) -> Option<Arc<Classes>> {
-        let of = |wfq: &Wfq| Arc::new(wfq.classes());
+    /// Its queues by class, if it has such, after `old`; `tenant` knows tenants' numbers.
+    pub(crate) fn classes(
+        &self,
+        tenant: impl Fn(&str) -> Option<u16>,
+        old: &Classes,
+    ) -> Option<Arc<Classes>> {
+        let of = |wfq: &Wfq| Arc::new(wfq.classes(tenant, old));
         (self.egress == Egress::Wfq).then(|| self.wfq.as_ref().map_or_else(Arc::default, of))
     }
 }
@@ -119,12 +135,21 @@ mod tests {
     fn a_table_becomes_classes_and_text_again() {
         let text = "queues = 4\nweights = [1, 10, 20]\nmap = { 8 = 1, 46 = 3 }\n";
         let wfq: Wfq = toml_edit::de::from_str(text).unwrap();
-        let classes = wfq.classes();
+        let old = Classes::default();
+        let classes = wfq.classes(|_| None, &old);
         let weights: Vec<_> = classes.weights().iter().map(|weight| weight.get()).collect();
         assert_eq!(weights, [1, 10, 20, 1]);
         assert_eq!([0, 8, 46, 47].map(|dscp| classes.queue_of(dscp)), [0, 1, 3, 0]);
         assert_eq!(toml_edit::ser::to_string(&wfq).unwrap(), text);
-        assert_eq!(toml_edit::de::from_str::<Wfq>("").unwrap().classes(), Classes::default());
+        assert_eq!(
+            toml_edit::de::from_str::<Wfq>("").unwrap().classes(|_| None),
+            Classes::default()
+        );
+        let text = "queues = 4\n\n[ceilings]\nblue = \"3M\"\nred = \"5M\"\n";
+        let wfq: Wfq = toml_edit::de::from_str(text).unwrap();
+        let classes = wfq.classes(|name| (name == "red").then_some(9), &old);
+        let held: Vec<_> = classes.held().map(|(lane, h)| (lane, h.tenant, h.rate.0)).collect();
+        assert_eq!(held, [(4, 9, 5_000_000)]);
         let error = toml_edit::de::from_str::<Wfq>("map = { 64 = 1 }").unwrap_err();
         assert!(error.message().contains("64 is no code point; write a number 0 to 63"));
     }

@@ -22,7 +22,8 @@ use crate::config::{BitsPerSecond, CodePoint, Egress, HostConfig, Receive, Weigh
 
 /// Highest weight of a queue.
 const WEIGHT_MAX: u32 = 10_000;
-/// Who is held may be late or early by a twentieth of a second, and by two segments of 64 KiB.
+/// Who is held may be late or early by a twentieth of a second, and by two segments of 64 KiB,
+/// where it is policed.
 const BURSTS_PER_SECOND: u64 = 20;
 const BURST_MIN: u32 = 131_072;
 
@@ -31,12 +32,23 @@ const BURST_MIN: u32 = 131_072;
 pub struct FabricTerms {
     /// The code point of each tenant, 0 to 63; 0: it shares queue 0.
     pub code_points: BTreeMap<String, u8>,
-    /// Tenants that are held to what they may send and receive over the network, bits a second.
-    pub held: BTreeMap<String, (u64, u64)>,
+    /// Tenants that are held to what they may send and receive over the network.
+    pub held: BTreeMap<String, Held>,
     /// Weights of the uplink's queues from queue 0 on, 0 to 10000; 0 is as 1, the least there is.
     pub weights: Vec<u32>,
     /// The queue, 0 to 63, of each code point at the uplink. Others are in queue 0.
     pub map: BTreeMap<u8, u8>,
+}
+
+/// What a tenant is held to that shares queue 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// What its VMs here are guaranteed to send together, bits a second.
+    pub send: u64,
+    /// What they are guaranteed to receive, bits a second.
+    pub receive: u64,
+    /// What they may have of both, thousandths; less than 1000 counts as that.
+    pub headroom_permille: u32,
 }
 
 /// What came of it.
@@ -52,11 +64,34 @@ pub struct FabricChange {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overlay {
     code_points: BTreeMap<String, u8>,
-    held: BTreeMap<String, (Receive, Receive)>,
+    held: BTreeMap<String, Limits>,
     weights: Vec<Weight>,
     map: BTreeMap<CodePoint, u8>,
     /// Queues that are wanted at least.
     queues: u8,
+}
+
+/// What becomes of [`Held`].
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// What it sends, in a lane of the uplink: its frames wait.
+    ceiling: BitsPerSecond,
+    /// The same where there is no lane: what is above is dropped.
+    send: Receive,
+    receive: Receive,
+}
+
+impl Limits {
+    fn of(held: &Held) -> Self {
+        let headroom = held.headroom_permille.max(1_000);
+        Self {
+            ceiling: BitsPerSecond(penstock_units::BitsPerSecond(permille(held.send, headroom))),
+            // What measures itself against a policer, as TCP does, gets an eighth less.
+            send: policed(permille(held.send, headroom.max(1_125))),
+            // Whom many send to at once has more than its part for a moment, and less in another.
+            receive: policed(permille(held.receive, headroom.max(1_250))),
+        }
+    }
 }
 
 impl Overlay {
@@ -76,29 +111,33 @@ impl Overlay {
         let weights = terms.weights.iter().map(weight).collect::<Result<_, _>>()?;
         let mapped = |(number, queue): (&u8, &u8)| Ok((code_point(*number)?, *queue));
         let map = terms.map.iter().map(mapped).collect::<Result<_, String>>()?;
-        let held = |(name, (send, receive)): (&String, &(u64, u64))| {
-            (name.clone(), (held_to(*send), held_to(*receive)))
-        };
-        let held = terms.held.iter().map(held).collect();
+        let held = terms.held.iter().map(|(name, held)| (name.clone(), Limits::of(held)));
+        let held = held.collect();
         Ok(Self { code_points: terms.code_points.clone(), held, weights, map, queues })
     }
 
     /// The configuration as it runs; unchanged if the host is in no fabric.
     pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
         let Some(fabric) = &config.fabric else { return config };
+        let uplink = config.ports.iter_mut().find(|port| port.name == fabric.uplink);
+        let uplink = uplink.filter(|port| port.egress == Egress::Wfq);
+        let queues = uplink.as_ref().and_then(|port| port.wfq.as_ref()).map(|wfq| wfq.queues);
+        let queues = queues.unwrap_or(Wfq::default().queues).max(self.queues);
+        let lanes = QUEUES_MAX.saturating_sub(queues.into());
+        let mut ceilings = BTreeMap::new();
         for tenant in &mut config.tenants {
             tenant.dscp = Some(self.code_points.get(&tenant.name).copied().unwrap_or(0));
-            if let Some((send, receive)) = self.held.get(&tenant.name) {
-                tenant.send.get_or_insert(*send);
-                tenant.receive.get_or_insert(*receive);
+            let Some(limits) = self.held.get(&tenant.name) else { continue };
+            tenant.receive.get_or_insert(limits.receive);
+            if tenant.send.is_none() && uplink.is_some() && ceilings.len() < lanes {
+                ceilings.insert(tenant.name.clone(), limits.ceiling);
+            } else {
+                tenant.send.get_or_insert(limits.send);
             }
         }
-        let uplink = config.ports.iter_mut().find(|port| port.name == fabric.uplink);
-        if let Some(port) = uplink.filter(|port| port.egress == Egress::Wfq) {
-            let queues = port.wfq.as_ref().map_or(Wfq::default().queues, |wfq| wfq.queues);
-            let queues = queues.max(self.queues);
+        if let Some(port) = uplink {
             let (weights, map) = (self.weights.clone(), self.map.clone());
-            port.wfq = Some(Wfq { queues, weights, map });
+            port.wfq = Some(Wfq { queues, weights, map, ceilings });
         }
         config
     }
@@ -106,19 +145,23 @@ impl Overlay {
     /// A configuration that ran under this, without its limits: they are over with it.
     fn off(&self, mut config: HostConfig) -> HostConfig {
         for tenant in &mut config.tenants {
-            if let Some((send, receive)) = self.held.get(&tenant.name) {
-                tenant.send = tenant.send.filter(|own| own != send);
-                tenant.receive = tenant.receive.filter(|own| own != receive);
+            if let Some(limits) = self.held.get(&tenant.name) {
+                tenant.send = tenant.send.filter(|own| *own != limits.send);
+                tenant.receive = tenant.receive.filter(|own| *own != limits.receive);
             }
         }
         config
     }
 }
 
-/// The limit of who is guaranteed `rate` bits a second: an eighth more, so that what measures
-/// itself against it, as TCP does, has its guarantee.
-fn held_to(rate: u64) -> Receive {
-    let rate = rate.saturating_add(rate / 8).clamp(RATE_MIN.0, RATE_MAX.0);
+/// Thousandths of a rate, in the range of limits.
+fn permille(rate: u64, permille: u32) -> u64 {
+    let wide = u128::from(rate) * u128::from(permille) / 1_000;
+    u64::try_from(wide).unwrap_or(u64::MAX).clamp(RATE_MIN.0, RATE_MAX.0)
+}
+
+/// The limit of what is dropped above `rate` bits a second.
+fn policed(rate: u64) -> Receive {
     let burst = u32::try_from(rate / (8 * BURSTS_PER_SECOND)).unwrap_or(u32::MAX);
     let burst = burst.clamp(BURST_MIN, DEPTH_MAX);
     let rate = Some(BitsPerSecond(penstock_units::BitsPerSecond(rate)));

@@ -47,7 +47,7 @@ use state::{Changing, LivePort, Seen, Shared, Watch};
 use switch::Switch;
 
 pub use error::{ApiError, ErrorKind, HostError};
-pub use fabric::{FabricChange, FabricTerms};
+pub use fabric::{FabricChange, FabricTerms, Held};
 pub use network::NetworkUse;
 pub use penstock_qos::learner::PortLearning;
 pub(crate) use switch::home;

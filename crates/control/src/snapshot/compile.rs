@@ -118,7 +118,7 @@ impl Compiler {
 
     /// The last configuration compiled comes into use: queues keep its rates.
     pub(crate) fn pace(&self, config: &HostConfig) {
-        self.queues.pace(config);
+        self.queues.pace(config, &self.ids);
     }
 
     /// A compiler for this many workers: each counts a rule's hits on its own.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use penstock_dataplane::queue::{LaneReading, QueueHome};
 use penstock_units::Weight;
 
+use super::ids::IdTable;
 use crate::api::QueueStatus;
 use crate::config::{HostConfig, PORTS_MAX, TENANTS_MAX};
 
@@ -32,11 +33,13 @@ impl QueueTable {
     }
 
     /// From now on these are the ones in use: they keep the rates and classes of `config`.
-    pub(super) fn pace(&self, config: &HostConfig) {
+    pub(super) fn pace(&self, config: &HostConfig, ids: &IdTable) {
         for port in &config.ports {
             if let (Some(terms), Some(home)) = (port.queued(), self.0.get(&port.name)) {
                 home.set_pacing(terms.pacing);
-                if let Some(classes) = port.classes().filter(|new| **new != *home.classes()) {
+                let old = home.classes();
+                let classes = port.classes(|tenant| ids.tenant(tenant), &old);
+                if let Some(classes) = classes.filter(|new| **new != *old) {
                     home.set_classes(classes);
                 }
             }

@@ -84,6 +84,8 @@ pub struct Told {
     pub ports: BTreeMap<Port, PortState>,
     /// The code points that hosts mark with; who is missing is not marked.
     pub marks: BTreeMap<TenantSlot, u8>,
+    /// What tenants may send without a queue of their own, in thousandths of their guarantees.
+    pub headroom: BTreeMap<TenantSlot, u32>,
 }
 
 /// Switches, hosts, and what they were told.
@@ -106,6 +108,11 @@ enum Kind {
     Unmap,
     Map,
     ReadBack,
+}
+
+/// By tenant.
+fn headroom(fabric: &Fabric) -> BTreeMap<TenantSlot, u32> {
+    fabric.tenants().map(|(_, slot, _)| (slot, fabric.headroom_permille(slot))).collect()
 }
 
 fn kind(step: &Step) -> Option<Kind> {
@@ -167,6 +174,7 @@ impl Crew {
             .map(|port| (port, fabric.port(port)))
             .collect();
         self.told.marks = fabric.binding().bound().map(|(slot, b)| (slot, b.dscp)).collect();
+        self.told.headroom = headroom(fabric);
         self.out_of_date = self.switches.keys().copied().collect();
     }
 
@@ -182,6 +190,7 @@ impl Crew {
                 vms: here.vms,
                 send: here.send,
                 recv: here.recv,
+                headroom_permille: self.told.headroom.get(&slot).copied().unwrap_or(1_000),
             }
         };
         let uplink = |port: &Port| {
@@ -224,7 +233,29 @@ impl Crew {
             let stuck = self.take_back(fabric, before, &touched, stamp).await;
             return Outcome::TakenBack { why: trouble, stuck };
         }
+        behind.extend(self.tell_headroom(fabric, &touched, stamp).await);
         Outcome::Done(behind)
+    }
+
+    /// What there is for who shares a queue follows from all queues' weights: hosts that were not
+    /// concerned otherwise are told.
+    async fn tell_headroom(
+        &mut self,
+        fabric: &Fabric,
+        touched: &BTreeSet<NodeId>,
+        stamp: Stamp,
+    ) -> Vec<Trouble> {
+        let new = headroom(fabric);
+        let other = |slot: &TenantSlot| {
+            !self.told.marks.contains_key(slot) && self.told.headroom.get(slot) != new.get(slot)
+        };
+        let hosts = new.keys().filter(|slot| other(slot)).flat_map(|slot| fabric.servers_of(*slot));
+        let hosts: BTreeSet<NodeId> =
+            hosts.filter(|node| touched.contains(node) || self.reachable(fabric, *node)).collect();
+        self.told.headroom = new;
+        let trouble = self.tell(fabric, &hosts, stamp).await;
+        self.out_of_date.extend(trouble.iter().map(|t| t.node));
+        trouble
     }
 
     /// Enters steps in what is to be told; whom they concern. Elements that are out of date are

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use penstock_control::api::FabricStatus;
-use penstock_control::host::{FabricTerms, Host};
+use penstock_control::host::{FabricTerms, Held, Host};
 use penstock_controller::agent::{
     Agent, AgentSettings, AgentState, AgentTls, Carried, HostSide, SideError,
 };
-use penstock_controller::hosts::HostPlan;
+use penstock_controller::hosts::{HostPlan, HostTenant};
 use penstock_controller::southbound::PortState;
 use tokio::sync::watch;
 
@@ -152,14 +152,17 @@ fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
     // Who has no queue of its own is kept from others only by what each keeps to.
     let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0);
-    let held = held.map(|tenant| (tenant.name.clone(), (tenant.send, tenant.recv))).collect();
+    let held = held.map(|tenant| {
+        let &HostTenant { send, recv: receive, headroom_permille, .. } = tenant;
+        (tenant.name.clone(), Held { send, receive, headroom_permille })
+    });
+    let held = held.collect();
     Ok(FabricTerms { code_points: code_points.collect(), held, weights, map })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_controller::hosts::HostTenant;
 
     #[test]
     fn a_plan_is_all_that_the_host_is_told() {

@@ -101,7 +101,12 @@ fn check_uplink(
     let Some(of) = draft.ports.iter().find(|other| other.name.as_deref() == Some(name)) else {
         return;
     };
-    for (key, given) in [("weights", !wfq.weights.is_empty()), ("map", !wfq.map.is_empty())] {
+    let keys = [
+        ("weights", !wfq.weights.is_empty()),
+        ("map", !wfq.map.is_empty()),
+        ("ceilings", !wfq.ceilings.is_empty()),
+    ];
+    for (key, given) in keys {
         if given {
             let problem = format!("the controller of [fabric] gives `{key}` of its uplink");
             report.at(of, &format!("wfq.{key}"), problem, format!("remove `{key}`, or [fabric]"));

@@ -31,6 +31,8 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         check_worker(object, port, draft, report);
         check_rates(object, port, report);
         super::queueing::check(object, port, report);
+        let is_there = |name: &str| world.tenants.contains_key(name);
+        super::queueing::check_ceilings(object, port, is_there, report);
         super::receiving::check_port(object, port, report);
     }
     check_targets(draft, report);

@@ -1,6 +1,8 @@
 //! `queue`, `shape`, `egress`, `wfq`: that what is asked for can be done, and by this port.
 
+use penstock_qos::policer::{RATE_MAX as LIMIT_MAX, RATE_MIN as LIMIT_MIN};
 use penstock_qos::shaper::{RATE_MAX, RATE_MIN};
+use penstock_qos::wfq::QUEUES_MAX;
 
 use super::super::decode::{Object, Report};
 use super::super::model::Port;
@@ -65,6 +67,33 @@ fn check_wfq(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
         let problem = format!("code point {dscp} is mapped to queue {queue}, which is not there");
         let remedy = format!("write a queue from 0 to {}", queues.saturating_sub(1));
         report.at(object, &format!("wfq.map.{dscp}"), problem, remedy);
+    }
+    let lanes = usize::from(queues) + wfq.ceilings.len();
+    if lanes > QUEUES_MAX {
+        let problem = format!(
+            "{queues} queues and {} tenants with a ceiling are more than {QUEUES_MAX}",
+            wfq.ceilings.len()
+        );
+        report.at(object, "wfq.ceilings", problem, "police some of them: `send` of [[tenant]]");
+    }
+    for (tenant, rate) in &wfq.ceilings {
+        let range = LIMIT_MIN.0..=LIMIT_MAX.0;
+        outside(object, &format!("wfq.ceilings.{tenant}"), rate.0.0, &range, report);
+    }
+}
+
+/// That tenants with a ceiling are there.
+pub(super) fn check_ceilings(
+    object: &Object<'_, Port>,
+    port: &Port,
+    is_there: impl Fn(&str) -> bool,
+    report: &mut Report<'_>,
+) {
+    let named = port.wfq.iter().flat_map(|wfq| wfq.ceilings.keys());
+    for name in named.filter(|name| !is_there(name)) {
+        let problem = format!("tenant {name:?} does not exist");
+        let remedy = "name a [[tenant]] of this file";
+        report.at(object, &format!("wfq.ceilings.{name}"), problem, remedy);
     }
 }
 

@@ -88,25 +88,52 @@ fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
     let blue = "name = \"blue\"\nvlans = [200]\n";
     let text = format!("{TEXT}{FABRIC}").replace(blue, &format!("{blue}{own}"));
     let file = TempFile::new("fabric-held", &text);
-    let (host, _) = start(&file);
+    let (host, fake) = start(&file);
     let rates = |host: &Host| -> Vec<_> {
         let rate = |terms: Option<crate::config::Receive>| terms?.rate.map(|rate| rate.0.0);
         host.tenants().iter().map(|tenant| (rate(tenant.send), rate(tenant.receive))).collect()
     };
     let file_says = vec![(None, None), (Some(90_000_000), None)];
     assert_eq!(rates(&host), file_says);
-    let both = [("red", (20_000_000, 0)), ("blue", (40_000_000, 60_000_000))];
-    let held = both.map(|(name, rates)| (name.to_owned(), rates)).into();
-    let plan = FabricTerms { held, ..terms(&[], &[], &[]) };
+    let both = [("red", 20_000_000, 0), ("blue", 40_000_000, 60_000_000)];
+    let held = both.map(|(name, send, receive)| {
+        (name.to_owned(), Held { send, receive, headroom_permille: 1_100 })
+    });
+    let plan = FabricTerms { held: held.into(), ..terms(&[], &[], &[]) };
+    let ceilings = || -> Vec<_> {
+        let snapshot = fake.snapshot();
+        let up = snapshot.ports.iter().flatten().find(|port| port.queue.is_some()).unwrap();
+        let classes = up.queue.as_ref().unwrap().classes();
+        classes.held().map(|(lane, held)| (lane, held.tenant, held.rate.0)).collect()
+    };
+    assert_eq!(ceilings(), []);
     host.set_fabric(&plan).unwrap();
-    // An eighth more, at least what a meter can be set to; blue's own limit goes before.
-    let laid = vec![(Some(22_500_000), Some(8_000)), (Some(90_000_000), Some(67_500_000))];
-    assert_eq!(rates(&host), laid);
+    // What red sends waits behind the four queues; blue's own limit goes before. What is received
+    // is policed with a quarter more, and at least to what a meter can be set to.
+    let laid = vec![(None, Some(8_000)), (Some(90_000_000), Some(75_000_000))];
+    assert_eq!((rates(&host), ceilings()), (laid.clone(), vec![(4, 0, 22_000_000)]));
     host.reload().unwrap();
-    assert_eq!(rates(&host), laid);
+    assert_eq!((rates(&host), ceilings().len()), (laid, 1));
     assert_eq!(host.config_toml(), text, "not written");
     host.set_fabric(&terms(&[("red", 8)], &[], &[(8, 1)])).unwrap();
-    assert_eq!(rates(&host), file_says);
+    assert_eq!((rates(&host), ceilings().len()), (file_says, 0));
+}
+
+#[test]
+fn who_finds_no_lane_is_policed() {
+    let many: String = (0..70).map(|n| format!("[[tenant]]\nname = \"t{n:02}\"\n")).collect();
+    let text = format!("{TEXT}{FABRIC}{many}");
+    let file = TempFile::new("fabric-lanes", &text);
+    let (host, _) = start(&file);
+    let one = |n: u32| {
+        let held = Held { send: 80_000_000, receive: 80_000_000, headroom_permille: 0 };
+        (format!("t{n:02}"), held)
+    };
+    let held = (0..70).map(one).collect();
+    host.set_fabric(&FabricTerms { held, ..terms(&[], &[], &[]) }).unwrap();
+    let send = |tenant: crate::config::Tenant| Some(tenant.send?.rate?.0.0);
+    let policed: Vec<_> = host.tenants().into_iter().filter_map(send).collect();
+    assert_eq!(policed, [90_000_000; 10], "64 less four queues have lanes");
 }
 
 #[test]

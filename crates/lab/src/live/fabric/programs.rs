@@ -8,6 +8,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -21,7 +22,10 @@ use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket};
+use nix::sys::socket::sockopt::TcpCongestion;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket,
+};
 use penstock_sim::Rng;
 use penstock_sim::fabric::SizeTable;
 
@@ -35,6 +39,9 @@ const CHUNK: usize = 64 * 1024;
 const REQUEST: usize = 8;
 /// Bytes of a datagram.
 const DATAGRAM: usize = 1_400;
+/// The congestion control of all connections, Linux's own default (RFC 9438), whatever this machine's
+/// is: BBR, for one, takes what polices it for a path of that rate for a long time.
+const CONGESTION: &str = "cubic";
 /// How often datagrams are sent, and orders looked at.
 const TICK: Duration = Duration::from_millis(2);
 /// Of all bytes that a client asks for who never has enough.
@@ -219,6 +226,8 @@ impl All {
             let address = (Ipv4Addr::UNSPECIFIED, PORT);
             let listener = TcpListener::bind(address).context("a server's port")?;
             listener.set_nonblocking(true)?;
+            setsockopt(&listener, TcpCongestion, &OsString::from(CONGESTION))
+                .context("choosing CUBIC")?;
             all._deaf.push(UdpSocket::bind(address).context("a server's port")?);
             all.add(Peer::Listener(listener), EpollFlags::EPOLLIN)?;
         }
@@ -305,6 +314,7 @@ impl All {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd: OwnedFd = socket(AddressFamily::Inet, SockType::Stream, flags, None)
             .context("a client's socket")?;
+        setsockopt(&fd, TcpCongestion, &OsString::from(CONGESTION)).context("choosing CUBIC")?;
         let to = SockaddrIn::from(SocketAddrV4::new(self.places[server].ip, PORT));
         match connect(fd.as_raw_fd(), &to) {
             Ok(()) | Err(Errno::EINPROGRESS) => {}

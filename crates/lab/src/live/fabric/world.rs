@@ -187,6 +187,24 @@ impl World {
         Ok(())
     }
 
+    /// Has hosts hold tenants as the controller says, or leave them to themselves.
+    pub fn hold(&self, on: bool) -> anyhow::Result<()> {
+        let keys = if on {
+            ["send=", "receive="]
+        } else {
+            ["send={ rate = \"400G\" }", "receive={ rate = \"400G\" }"]
+        };
+        for host in 0..self.hosts.len() {
+            for tenant in 0..self.plan.tenants.len() {
+                let mut command = Command::new(THIS_PROGRAM);
+                command.arg("--socket").arg(self.dir.join(format!("host{host}/host.sock")));
+                command.args(["tenant", "set", &tenant_name(tenant)]).args(keys);
+                ask(command.arg("--no-save"))?;
+            }
+        }
+        Ok(())
+    }
+
     /// What a link carries, bits a second.
     pub fn link(&self) -> u64 {
         self.plan.link

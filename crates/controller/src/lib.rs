@@ -25,3 +25,7 @@ pub mod view;
 pub mod wire;
 
 pub use stamp::Stamp;
+
+/// Doubles that tests of this crate share with those of others call it by its name.
+#[cfg(test)]
+extern crate self as penstock_controller;

@@ -5,6 +5,7 @@
 //! it gives up its lease, so that another leads at once.
 
 mod crew;
+mod drivers;
 mod metrics;
 mod page;
 mod tenants;

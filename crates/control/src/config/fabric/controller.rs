@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use penstock_fabric::dscp::Palette;
 use penstock_fabric::queue_binding::{Mode, Settings};
-use penstock_fabric::topology::{NodeId, Topology};
+use penstock_fabric::topology::NodeId;
 use penstock_units::Nanos;
 use serde::Deserialize;
 use toml_edit::Table;
 
-use super::super::decode::{Object, Report, list, section};
-use super::FabricFile;
+use super::super::decode::{Object, Report, section};
+use super::{FabricFile, SwitchFile, switch};
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
 
@@ -75,32 +75,10 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// How a switch is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SwitchFile {
-    /// By which driver.
-    pub driver: DriverFile,
-    /// Tried before others.
-    pub canary: bool,
-    /// Its interfaces, by the node that they lead to.
-    pub interfaces: BTreeMap<NodeId, Vec<String>>,
-}
-
-/// A switch's driver and where it finds the switch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DriverFile {
-    /// In memory: for trying things.
-    Sim,
-    /// Linux, in this namespace or in the controller's own.
-    LinuxTc {
-        /// A name or a path.
-        netns: Option<String>,
-    },
-    /// SONiC, by its redis: a URL.
-    Sonic {
-        /// `redis://host:port` or `unix:///path`.
-        address: String,
-    },
+impl TlsFiles {
+    fn seen_from(self, folder: &Path) -> Self {
+        Self { ca: folder.join(self.ca), cert: folder.join(self.cert), key: folder.join(self.key) }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -208,30 +186,10 @@ fn ten() -> u32 {
     10
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Switch {
-    name: String,
-    driver: Driver,
-    netns: Option<String>,
-    address: Option<String>,
-    #[serde(default)]
-    canary: bool,
-    #[serde(default)]
-    interfaces: BTreeMap<String, Vec<String>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Driver {
-    Sim,
-    LinuxTc,
-    SonicConfigdb,
-}
-
-/// `fabric`: reads the topology's file, relative to this one.
+/// `fabric`: reads the topology's file. Paths are as seen from `folder`, the file's.
 pub(super) fn read(
     root: &Table,
+    folder: &Path,
     report: &mut Report<'_>,
     fabric: impl FnOnce(&Path) -> Result<FabricFile, super::ConfigErrors>,
 ) -> Option<ControllerFile> {
@@ -241,7 +199,7 @@ pub(super) fn read(
     };
     let controller = object.value.as_ref()?;
     times(&object, controller, report);
-    let fabric = match fabric(&controller.topology) {
+    let fabric = match fabric(&folder.join(&controller.topology)) {
         Ok(fabric) => fabric,
         Err(errors) => {
             let first = errors.0.first().map(ToString::to_string).unwrap_or_default();
@@ -251,23 +209,10 @@ pub(super) fn read(
         }
     };
     let tls = section::<TlsFiles>(root, "tls", report).and_then(|tls| tls.value);
+    let tls = tls.map(|tls| tls.seen_from(folder));
     let binding = binding(root, &fabric, report);
     let store = store(root, report);
-    let mut switches = BTreeMap::new();
-    for object in list::<Switch>(root, "switch", report) {
-        if let Some((node, switch)) = switch(&object, &fabric.topology, report)
-            && switches.insert(node, switch).is_some()
-        {
-            report.at(&object, "name", "a second table for this switch", "write one");
-        }
-    }
-    let topology = &fabric.topology;
-    for layer in 1..topology.layers() {
-        for node in topology.layer(layer).filter(|node| !switches.contains_key(node)) {
-            let problem = format!("no [[switch]] for `{}` of the topology", topology.name(node));
-            report.file(problem, "add one, with its driver");
-        }
-    }
+    let switches = switch::read(root, folder, &fabric.topology, report);
     Some(ControllerFile {
         name: controller.name.clone(),
         interval_ms: controller.interval_ms,
@@ -352,51 +297,4 @@ fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option
         hysteresis_permille: 1000 + 10 * table.hysteresis_pct.min(1000),
         ..Settings::new(mode)
     })
-}
-
-fn switch(
-    object: &Object<'_, Switch>,
-    topology: &Topology,
-    report: &mut Report<'_>,
-) -> Option<(NodeId, SwitchFile)> {
-    let table = object.value.as_ref()?;
-    let Some(node) = topology.find(&table.name).filter(|node| !topology.is_server(*node)) else {
-        let problem = format!("the topology has no switch `{}`", table.name);
-        report.at(object, "name", problem, "correct the name");
-        return None;
-    };
-    let driver = match (table.driver, &table.address) {
-        (Driver::Sim, _) => DriverFile::Sim,
-        (Driver::LinuxTc, _) => DriverFile::LinuxTc { netns: table.netns.clone() },
-        (Driver::SonicConfigdb, Some(address)) => DriverFile::Sonic { address: address.clone() },
-        (Driver::SonicConfigdb, None) => {
-            report.at(object, "address", "`address` is missing", "write where its redis is");
-            return None;
-        }
-    };
-    let mut interfaces = BTreeMap::new();
-    let near: BTreeMap<String, NodeId> = (topology.down(node).map(|link| topology.child(link)))
-        .chain(topology.up(node).map(|link| topology.parent(link)))
-        .map(|far| (topology.name(far).to_string(), far))
-        .collect();
-    for (name, list) in &table.interfaces {
-        match near.get(name) {
-            Some(far) if !list.is_empty() => drop(interfaces.insert(*far, list.clone())),
-            Some(_) => report.at(object, "interfaces", format!("none to `{name}`"), "name one"),
-            None => {
-                let problem = format!("no link to `{name}`");
-                report.at(object, "interfaces", problem, "name neighbours in the topology");
-            }
-        }
-    }
-    for (name, far) in &near {
-        // In memory any name will do.
-        if driver == DriverFile::Sim {
-            interfaces.entry(*far).or_insert_with(|| vec![name.clone()]);
-        } else if !interfaces.contains_key(far) {
-            let problem = format!("no interface to `{name}`");
-            report.at(object, "interfaces", problem, "name it");
-        }
-    }
-    Some((node, SwitchFile { driver, canary: table.canary, interfaces }))
 }

@@ -14,10 +14,12 @@ use super::source::Source;
 use super::{FILE_BYTES_MAX, read_file};
 
 mod controller;
+mod switch;
 mod tenants;
 mod topology;
 
-pub use controller::{ControllerFile, DriverFile, StoreFile, SwitchFile, TlsFiles};
+pub use controller::{ControllerFile, StoreFile, TlsFiles};
+pub use switch::{DriverFile, LoginFile, SwitchFile, SwitchTls};
 pub use tenants::{Layer, TenantWish};
 pub use topology::FabricFile;
 
@@ -67,7 +69,8 @@ pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>,
     parse_tenants(&read_file(path)?, &path.display().to_string(), topology, &[])
 }
 
-/// Reads a controller's file, and the topology that it names, relative to it.
+/// Reads a controller's file, and the topology that it names. Paths in it are as seen from its
+/// folder.
 ///
 /// # Errors
 /// As [`parse_topology`]; a mistake in the topology's file is one of `topology`.
@@ -75,7 +78,7 @@ pub fn load_controller(path: &Path) -> Result<ControllerFile, ConfigErrors> {
     let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
     parse(&read_file(path)?, &path.display().to_string(), |root, report| {
         unknown_sections(root, &controller::SECTIONS, report);
-        controller::read(root, report, |topology| load_topology(&folder.join(topology)))
+        controller::read(root, &folder, report, load_topology)
     })
 }
 

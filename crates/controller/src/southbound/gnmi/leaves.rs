@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::proto::{Path, PathElem};
 
 /// The text of each leaf, by its path: `/qos/queues/queue[name=a]/config/name`.
-pub(super) type Leaves = BTreeMap<String, String>;
+pub type Leaves = BTreeMap<String, String>;
 
 /// The key of a list of OpenConfig's QoS model: by the list, and by what contains it where two have
 /// one name.
@@ -49,7 +49,7 @@ fn text(value: &Value) -> Option<String> {
 ///
 /// # Errors
 /// What is wrong: an entry of a list without its key.
-pub(super) fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), String> {
+pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), String> {
     let Value::Object(members) = value else {
         leaves.extend(text(value).map(|text| (path.to_owned(), text)));
         return Ok(());
@@ -71,9 +71,10 @@ pub(super) fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<
     Ok(())
 }
 
-/// A path as gNMI has it. Names of ours have neither `/` nor `]` within brackets but in names of
+/// A path as gNMI has it, from its text. Names of ours have neither `/` nor `]` within brackets but in names of
 /// ports, where a `/` is no separator.
-pub(super) fn path(text: &str) -> Path {
+#[must_use]
+pub fn path(text: &str) -> Path {
     let (mut elem, mut rest) = (Vec::new(), text);
     while let Some(from) = rest.strip_prefix('/') {
         let end = from.find(['/', '[']).unwrap_or(from.len());
@@ -89,8 +90,9 @@ pub(super) fn path(text: &str) -> Path {
     Path { elem, ..Path::default() }
 }
 
-/// The other way.
-pub(super) fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
+/// The text of a path, behind its prefix.
+#[must_use]
+pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     let mut text = String::new();
     for elem in [prefix, path].into_iter().flatten().flat_map(|path| &path.elem) {
         text.push('/');

@@ -13,9 +13,9 @@
 //!
 //! Source: gNMI 0.10, `openconfig-qos`, RFC 7951. Tried against a double alone.
 
-mod leaves;
+pub mod leaves;
 mod model;
-mod proto;
+pub mod proto;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! gNMI's messages, generated from `proto/`.
+//! gNMI's messages, generated from `proto/`; both ends, so that a test can be a switch.
 #![allow(
     clippy::all,
     clippy::cast_possible_truncation,
@@ -11,7 +11,7 @@
     reason = "generated"
 )]
 
-pub(super) mod gnmi_ext {
+pub mod gnmi_ext {
     tonic::include_proto!("gnmi_ext");
 }
 
@@ -19,7 +19,7 @@ mod gnmi {
     tonic::include_proto!("gnmi");
 }
 
-pub(super) use gnmi::*;
+pub use gnmi::*;
 
 use crate::Stamp;
 

@@ -2,19 +2,22 @@
 
 use std::sync::{Arc, Mutex};
 
+use penstock_controller::Stamp;
+use penstock_controller::southbound::PortInfo;
+use penstock_controller::southbound::gnmi::leaves::{Leaves, flatten, path, shown};
+use penstock_controller::southbound::gnmi::proto::g_nmi_server::{GNmi, GNmiServer};
+use penstock_controller::southbound::gnmi::proto::gnmi_ext::extension::Ext;
+use penstock_controller::southbound::gnmi::proto::typed_value::Value as Typed;
+use penstock_controller::southbound::gnmi::proto::{
+    CapabilityRequest, CapabilityResponse, GetRequest, GetResponse, Notification, SetRequest,
+    SetResponse, SubscribeRequest, SubscribeResponse, TypedValue, Update,
+};
+use penstock_controller::southbound::gnmi::{GnmiSwitch, Settings, Tls};
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
-use tonic::{Response, Streaming};
-
-use super::super::proto::g_nmi_server::{GNmi, GNmiServer};
-use super::super::proto::gnmi_ext::extension::Ext;
-use super::super::proto::{
-    CapabilityRequest, CapabilityResponse, GetResponse, Notification, SetResponse,
-    SubscribeRequest, SubscribeResponse,
-};
-use super::*;
+use tonic::{Request, Response, Status, Streaming};
 
 /// What goes wrong.
 #[derive(Clone)]
@@ -99,6 +102,11 @@ impl Target {
 
     pub fn leaves(&self) -> Leaves {
         self.double.0.lock().expect("no panic").leaves.clone()
+    }
+
+    /// It starts anew, with an empty tree.
+    pub fn forget(&self) {
+        self.double.0.lock().expect("no panic").leaves.clear();
     }
 
     /// How many Sets were done.

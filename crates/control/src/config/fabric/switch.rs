@@ -1,0 +1,285 @@
+//! `[[switch]]`: by which driver a switch of the topology is told, and where it is.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use penstock_fabric::topology::{NodeId, Topology};
+use serde::Deserialize;
+use toml_edit::Table;
+
+use super::super::decode::{Object, Report, list};
+
+/// How a switch is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchFile {
+    /// By which driver.
+    pub driver: DriverFile,
+    /// Tried before others.
+    pub canary: bool,
+    /// Its interfaces, by the node that they lead to.
+    pub interfaces: BTreeMap<NodeId, Vec<String>>,
+}
+
+/// A switch's driver and where it finds the switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriverFile {
+    /// In memory: for trying things.
+    Sim,
+    /// Linux, in this namespace or in the controller's own.
+    LinuxTc {
+        /// A name or a path.
+        netns: Option<String>,
+    },
+    /// SONiC, by its redis: a URL.
+    Sonic {
+        /// `redis://host:port` or `unix:///path`.
+        address: String,
+    },
+    /// OpenConfig's QoS model by gNMI.
+    Gnmi {
+        /// `host:port`.
+        address: String,
+        /// Without it nothing is encrypted.
+        tls: Option<SwitchTls>,
+        /// Who asks, for targets that want a name and a password.
+        login: Option<LoginFile>,
+    },
+}
+
+/// `tls = { ca = "...", cert = "...", key = "...", server_name = "..." }` of a switch: PEM files.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchTls {
+    /// Who signed the switch's certificate.
+    pub ca: PathBuf,
+    /// This controller's certificate; with `key`, or neither.
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
+    /// The name in the switch's certificate, where it is not the address's.
+    pub server_name: Option<String>,
+}
+
+/// A name, and where its password is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoginFile {
+    /// The name.
+    pub user: String,
+    /// A file with the password alone; what is white at its end is none of it.
+    pub password: PathBuf,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Switch {
+    name: String,
+    driver: Driver,
+    netns: Option<String>,
+    address: Option<String>,
+    tls: Option<SwitchTls>,
+    user: Option<String>,
+    password_file: Option<PathBuf>,
+    #[serde(default)]
+    canary: bool,
+    #[serde(default)]
+    interfaces: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Driver {
+    Sim,
+    LinuxTc,
+    SonicConfigdb,
+    Gnmi,
+}
+
+impl Driver {
+    /// What it is called in the file, and which keys of its own it has.
+    const fn words(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Sim => ("sim", &[]),
+            Self::LinuxTc => ("linux-tc", &["netns"]),
+            Self::SonicConfigdb => ("sonic-configdb", &["address"]),
+            Self::Gnmi => ("gnmi", &["address", "tls", "user", "password_file"]),
+        }
+    }
+}
+
+/// All switches of the topology; what is missing or wrong is reported.
+pub(super) fn read(
+    root: &Table,
+    folder: &Path,
+    topology: &Topology,
+    report: &mut Report<'_>,
+) -> BTreeMap<NodeId, SwitchFile> {
+    let mut switches = BTreeMap::new();
+    let objects = list::<Switch>(root, "switch", report);
+    for object in &objects {
+        if let Some((node, switch)) = switch(object, folder, topology, report)
+            && switches.insert(node, switch).is_some()
+        {
+            report.at(object, "name", "a second table for this switch", "write one");
+        }
+    }
+    // Whose table is wrong has one.
+    let named = |node| {
+        let name = topology.name(node).to_string();
+        objects.iter().any(|object| object.name.as_ref() == Some(&name))
+    };
+    for layer in 1..topology.layers() {
+        for node in topology.layer(layer).filter(|node| !named(*node)) {
+            let problem = format!("no [[switch]] for `{}` of the topology", topology.name(node));
+            report.file(problem, "add one, with its driver");
+        }
+    }
+    switches
+}
+
+fn switch(
+    object: &Object<'_, Switch>,
+    folder: &Path,
+    topology: &Topology,
+    report: &mut Report<'_>,
+) -> Option<(NodeId, SwitchFile)> {
+    let table = object.value.as_ref()?;
+    let Some(node) = topology.find(&table.name).filter(|node| !topology.is_server(*node)) else {
+        let problem = format!("the topology has no switch `{}`", table.name);
+        report.at(object, "name", problem, "correct the name");
+        return None;
+    };
+    foreign_keys(object, table, report);
+    let driver = match table.driver {
+        Driver::Sim => DriverFile::Sim,
+        Driver::LinuxTc => DriverFile::LinuxTc { netns: table.netns.clone() },
+        Driver::SonicConfigdb => {
+            let remedy = "write where its redis is: redis://HOST:PORT or unix:///PATH";
+            DriverFile::Sonic { address: address(object, table, remedy, report)? }
+        }
+        Driver::Gnmi => gnmi(object, table, folder, report)?,
+    };
+    let interfaces = interfaces(object, table, node, topology, report);
+    Some((node, SwitchFile { driver, canary: table.canary, interfaces }))
+}
+
+/// A key that the driver does nothing with is a mistake, as whoever wrote it thinks it does.
+fn foreign_keys(object: &Object<'_, Switch>, table: &Switch, report: &mut Report<'_>) {
+    let (driver, own) = table.driver.words();
+    let given = [
+        ("netns", table.netns.is_some()),
+        ("address", table.address.is_some()),
+        ("tls", table.tls.is_some()),
+        ("user", table.user.is_some()),
+        ("password_file", table.password_file.is_some()),
+    ];
+    for (key, _) in given.iter().filter(|(key, given)| *given && !own.contains(key)) {
+        let problem = format!("`{key}` is not a key of driver \"{driver}\"");
+        report.at(object, key, problem, "remove it, or write another driver");
+    }
+}
+
+fn address(
+    object: &Object<'_, Switch>,
+    table: &Switch,
+    remedy: &str,
+    report: &mut Report<'_>,
+) -> Option<String> {
+    if table.address.is_none() {
+        report.at(object, "address", "`address` is missing", remedy);
+    }
+    table.address.clone()
+}
+
+fn gnmi(
+    object: &Object<'_, Switch>,
+    table: &Switch,
+    folder: &Path,
+    report: &mut Report<'_>,
+) -> Option<DriverFile> {
+    let remedy = "write its target, as in \"10.0.0.9:9339\"";
+    let address = address(object, table, remedy, report)?;
+    host_and_port(object, &address, report);
+    let tls = tls(object, table, folder, report);
+    let login = match (&table.user, &table.password_file) {
+        (Some(user), Some(password)) => {
+            Some(LoginFile { user: user.clone(), password: folder.join(password) })
+        }
+        (None, None) => None,
+        (Some(_), None) => {
+            report.at(object, "user", "`user` without `password_file`", "name a file with it");
+            None
+        }
+        (None, Some(_)) => {
+            report.at(object, "password_file", "a password of nobody", "add `user`");
+            None
+        }
+    };
+    if login.is_some() && tls.is_none() {
+        let problem = "a password would go to the switch in the clear";
+        report.at(object, "password_file", problem, "add `tls`");
+    }
+    Some(DriverFile::Gnmi { address, tls, login })
+}
+
+fn host_and_port(object: &Object<'_, Switch>, address: &str, report: &mut Report<'_>) {
+    let named = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    let port = named.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port != 0);
+    if port.is_none() || address.contains('/') {
+        let problem = format!("{address:?} has no host or no port");
+        report.at(object, "address", problem, "write it as in \"10.0.0.9:9339\"");
+    }
+}
+
+fn tls(
+    object: &Object<'_, Switch>,
+    table: &Switch,
+    folder: &Path,
+    report: &mut Report<'_>,
+) -> Option<SwitchTls> {
+    let tls = table.tls.as_ref()?;
+    if tls.cert.is_some() != tls.key.is_some() {
+        let problem = "`cert` and `key` belong together";
+        report.at(object, "tls", problem, "write both, or neither");
+    }
+    let seen = |path: &PathBuf| folder.join(path);
+    Some(SwitchTls {
+        ca: seen(&tls.ca),
+        cert: tls.cert.as_ref().map(seen),
+        key: tls.key.as_ref().map(seen),
+        server_name: tls.server_name.clone(),
+    })
+}
+
+fn interfaces(
+    object: &Object<'_, Switch>,
+    table: &Switch,
+    node: NodeId,
+    topology: &Topology,
+    report: &mut Report<'_>,
+) -> BTreeMap<NodeId, Vec<String>> {
+    let mut interfaces = BTreeMap::new();
+    let near: BTreeMap<String, NodeId> = (topology.down(node).map(|link| topology.child(link)))
+        .chain(topology.up(node).map(|link| topology.parent(link)))
+        .map(|far| (topology.name(far).to_string(), far))
+        .collect();
+    for (name, list) in &table.interfaces {
+        match near.get(name) {
+            Some(far) if !list.is_empty() => drop(interfaces.insert(*far, list.clone())),
+            Some(_) => report.at(object, "interfaces", format!("none to `{name}`"), "name one"),
+            None => {
+                let problem = format!("no link to `{name}`");
+                report.at(object, "interfaces", problem, "name neighbours in the topology");
+            }
+        }
+    }
+    for (name, far) in &near {
+        // In memory any name will do.
+        if table.driver == Driver::Sim {
+            interfaces.entry(*far).or_insert_with(|| vec![name.clone()]);
+        } else if !interfaces.contains_key(far) {
+            let problem = format!("no interface to `{name}`");
+            report.at(object, "interfaces", problem, "name it");
+        }
+    }
+    interfaces
+}

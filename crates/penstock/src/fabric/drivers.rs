@@ -1,0 +1,135 @@
+//! A switch's driver, as the controller's file describes it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use penstock_control::config::fabric::{
+    ControllerFile, DriverFile, LoginFile, SwitchFile, SwitchTls,
+};
+use penstock_controller::fabric_state::Fabric;
+use penstock_controller::southbound::gnmi::{self, GnmiSwitch};
+use penstock_controller::southbound::linux_tc::{self, Netns, TcSwitch};
+use penstock_controller::southbound::sonic::{self, Endpoint, MapMode, SonicSwitch};
+use penstock_controller::southbound::{Capabilities, PortInfo, SimSwitch, SwitchDriver};
+use penstock_fabric::queue_binding::Mode;
+use penstock_fabric::topology::NodeId;
+use penstock_units::BitsPerSecond;
+
+/// Where controllers on this machine keep each other from the same switch.
+const LOCKS: &str = "/run/penstock";
+
+/// The driver of a switch; it is not asked anything yet.
+///
+/// # Errors
+/// A switch that cannot be driven so, or a file of certificates that cannot be read.
+pub fn driver(
+    file: &ControllerFile,
+    fabric: &Fabric,
+    node: NodeId,
+    switch: &SwitchFile,
+) -> Result<Arc<dyn SwitchDriver>> {
+    let topology = fabric.topology();
+    let name = topology.name(node).to_string();
+    let mut ports = Vec::new();
+    for port in fabric.ports_of(node) {
+        let far = if port.up { topology.parent(port.link) } else { topology.child(port.link) };
+        let interfaces = switch.interfaces.get(&far).cloned().unwrap_or_default();
+        // Several cables share the link's rate evenly.
+        let cables = u64::try_from(interfaces.len().max(1)).unwrap_or(u64::MAX);
+        let rate = BitsPerSecond(topology.rate(port.link).0 / cables);
+        ports.extend(interfaces.into_iter().map(|name| PortInfo { name, rate }));
+    }
+    let queues = file.binding.queues;
+    Ok(match &switch.driver {
+        DriverFile::Sim => {
+            let can = Capabilities {
+                queues,
+                classes: queues.max(8),
+                weights: (1, 100),
+                remap: true,
+                fixed_map: BTreeMap::new(),
+                map_per_port: true,
+            };
+            Arc::new(SimSwitch::new(&name, can, &ports))
+        }
+        DriverFile::LinuxTc { netns } => {
+            let locks = Path::new(LOCKS);
+            let runner =
+                netns.as_ref().map_or_else(|| Netns::own(locks), |netns| Netns::new(netns, locks));
+            let settings = linux_tc::Settings { queues, ..linux_tc::Settings::default() };
+            let made = TcSwitch::new(&name, &ports, settings, Arc::new(runner));
+            Arc::new(made.with_context(|| format!("switch {name}"))?)
+        }
+        DriverFile::Sonic { address } => sonic(file, &name, &ports, address)?,
+        DriverFile::Gnmi { address, tls, login } => {
+            gnmi(file, &name, &ports, (address, tls.as_ref(), login.as_ref()))?
+        }
+    })
+}
+
+fn sonic(
+    file: &ControllerFile,
+    name: &str,
+    ports: &[PortInfo],
+    address: &str,
+) -> Result<Arc<dyn SwitchDriver>> {
+    let endpoint = if let Some(path) = address.strip_prefix("unix://") {
+        Endpoint::Unix(path.into())
+    } else {
+        let tcp = address.strip_prefix("redis://").and_then(|rest| rest.rsplit_once(':'));
+        let tcp = tcp.and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)));
+        let (host, port) = tcp.with_context(|| {
+            format!("switch {name}: address `{address}`; write redis://HOST:PORT or unix:///PATH")
+        })?;
+        Endpoint::Tcp(host, port)
+    };
+    let values = file.binding.palette.values().iter().copied();
+    let mode = match file.binding.mode {
+        Mode::StaticMap => MapMode::Static(values.zip(1..file.binding.queues).collect()),
+        Mode::PerPortMap => MapMode::PerPort,
+        Mode::PerEgressMap => anyhow::bail!(
+            "switch {name}: SONiC maps code points where packets come in; write `map = \
+             \"per-port-map\"` or \"static-map\""
+        ),
+    };
+    let queues = file.binding.queues;
+    let settings = sonic::Settings { mode, queues, ..sonic::Settings::default() };
+    let switch = SonicSwitch::new(name, ports, settings, endpoint);
+    Ok(Arc::new(switch.with_context(|| format!("switch {name}"))?))
+}
+
+fn gnmi(
+    file: &ControllerFile,
+    name: &str,
+    ports: &[PortInfo],
+    (address, tls, login): (&str, Option<&SwitchTls>, Option<&LoginFile>),
+) -> Result<Arc<dyn SwitchDriver>> {
+    if file.binding.mode != Mode::StaticMap {
+        bail!("switch {name}: gNMI has one map for all ports; write `map = \"static-map\"`");
+    }
+    let text = |path: &Path| {
+        std::fs::read_to_string(path)
+            .with_context(|| format!("switch {name}: file {}", path.display()))
+    };
+    let tls = tls.map(|tls| {
+        let identity = match (&tls.cert, &tls.key) {
+            (Some(cert), Some(key)) => Some((text(cert)?, text(key)?)),
+            _ => None,
+        };
+        let server_name = tls.server_name.clone();
+        anyhow::Ok(gnmi::Tls { authority: text(&tls.ca)?, name: server_name, identity })
+    });
+    let login = login.map(|login| {
+        let password = text(&login.password)?.trim_end().to_owned();
+        anyhow::Ok((login.user.clone(), password))
+    });
+    let settings = gnmi::Settings {
+        address: address.to_owned(),
+        tls: tls.transpose()?,
+        login: login.transpose()?,
+        queues: file.binding.queues,
+    };
+    Ok(Arc::new(GnmiSwitch::new(name, ports, settings)?))
+}

@@ -43,6 +43,8 @@ pub struct FabricStatus {
     pub told: String,
     /// The decision that is in force; empty: none, all tenants share queue 0.
     pub applied: String,
+    /// The decision that is in force and could not be kept for a restart; empty: none.
+    pub unkept: String,
     /// For how long it has been stale, in ms: three intervals went by without a report to anybody.
     pub stale_ms: Option<u64>,
     /// Tenants of the plan that are not here.

@@ -44,6 +44,12 @@ pub struct HostPlan {
     pub uplinks: BTreeMap<String, PortState>,
 }
 
+impl crate::saved::Stamped for HostPlan {
+    fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+}
+
 /// Why a host did not do what it was told.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]

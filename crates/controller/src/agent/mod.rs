@@ -9,8 +9,9 @@
 //!
 //! **Order.** A plan is applied, then kept, then answered: a host that ends in between does what
 //! the controller believes it does, the plan of before. If a plan cannot be kept, that of before is
-//! removed: without any all tenants share queue 0, which is always there, while an old code point
-//! may be somebody else's by then.
+//! written over with the new one's stamp: without any plan all tenants share queue 0, which is
+//! always there, while an old code point may be somebody else's by then. It is in force meanwhile,
+//! [`AgentState::unkept`] says so, and keeping it is tried again.
 //!
 //! Source: QShare §V-D leaves failures open; `docs/controller.md` has ours.
 
@@ -26,11 +27,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::Stamp;
 use crate::hosts::HostPlan;
+use crate::saved::{Found, Keeper, Saved};
 
 mod endpoint;
 mod meter;
 mod retry;
-mod saved;
 mod session;
 mod settings;
 mod state;
@@ -40,7 +41,6 @@ pub use settings::{AgentSettings, AgentTls, SettingsError};
 pub use state::{AgentState, Counts, STALE_AFTER};
 
 use retry::Retry;
-use saved::SavedPlan;
 use session::{End, Ended};
 
 /// How often the agent goes where a controller sends it before it asks all it knows again.
@@ -70,7 +70,7 @@ pub struct SideError(pub String);
 pub struct Agent {
     settings: AgentSettings,
     side: Arc<dyn HostSide>,
-    saved: SavedPlan,
+    saved: Keeper<HostPlan>,
     state: watch::Sender<AgentState>,
     /// The highest decision that it was told of.
     has: Stamp,
@@ -86,7 +86,7 @@ impl Agent {
     /// Settings that cannot work, with the remedy.
     pub fn new(settings: AgentSettings, side: Arc<dyn HostSide>) -> Result<Self, SettingsError> {
         settings.check()?;
-        let saved = SavedPlan::new(&settings.host, &settings.plan_file);
+        let saved = Keeper::new(Saved::new(&settings.host, &settings.plan_file));
         let (state, _) = watch::channel(AgentState::new(settings.interval));
         let retry = Retry::new(settings.pause, retry::seed());
         let (has, pending) = (Stamp::default(), None);
@@ -103,15 +103,21 @@ impl Agent {
     pub async fn run(mut self, stop: impl Future<Output = ()> + Send) {
         let (tell, mut told) = watch::channel(false);
         let watcher = state::watch_staleness(self.state.clone());
+        let (state, host) = (self.state.clone(), self.settings.host.clone());
+        let making_up = self.saved.clone().make_up(move |stamp| {
+            tracing::info!(host, %stamp, "the plan is kept now");
+            state.send_modify(|state| state.unkept = None);
+        });
         let work = async {
             self.take_up().await;
             self.sessions(&mut told).await;
         };
-        tokio::pin!(stop, work, watcher);
+        tokio::pin!(stop, work, watcher, making_up);
         loop {
             tokio::select! {
                 () = &mut work => return,
                 () = &mut watcher => {}
+                () = &mut making_up => {}
                 () = &mut stop, if !*tell.borrow() => {
                     tell.send_replace(true);
                 }
@@ -122,12 +128,20 @@ impl Agent {
     /// Takes up what it was told before a restart.
     async fn take_up(&mut self) {
         match self.saved.load().await {
-            Ok(Some(plan)) => {
+            Ok(Found::Whole(plan)) => {
                 self.has = plan.stamp;
                 self.state.send_modify(|state| state.told = plan.stamp);
                 self.pending = Some(plan);
             }
-            Ok(None) => {}
+            Ok(Found::Stamp(stamp)) => {
+                self.has = stamp;
+                self.state.send_modify(|state| state.told = stamp);
+                let what = "could not be kept before the restart";
+                self.problem(format!(
+                    "plan {stamp} {what}; all tenants share queue 0 until one comes"
+                ));
+            }
+            Ok(Found::Nothing) => {}
             Err(problem) => self.problem(problem),
         }
     }

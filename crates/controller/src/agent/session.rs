@@ -215,15 +215,17 @@ impl Agent {
                 if let Some(problem) = not_kept {
                     self.problem(problem);
                 }
+                let unkept = self.saved.owed();
                 self.state.send_modify(|state| {
-                    state.applied = Some(stamp);
+                    (state.applied, state.unkept) = (Some(stamp), unkept);
                     state.counts.applied += 1;
                 });
                 answer(stamp, "", None)
             }
             Err(problem) => {
+                let unkept = self.saved.owed();
                 self.state.send_modify(|state| {
-                    state.applied = None;
+                    (state.applied, state.unkept) = (None, unkept);
                     state.counts.failed += 1;
                 });
                 self.problem(format!("plan {stamp}: {problem}"));

@@ -40,6 +40,9 @@ pub struct AgentState {
     pub told: Stamp,
     /// The decision that the switch does; `None`: none that this agent knows of.
     pub applied: Option<Stamp>,
+    /// The decision that is in force and could not be kept: after a restart there would be no plan.
+    /// Keeping it is tried again.
+    pub unkept: Option<Stamp>,
     /// Since when nobody has had a report for [`STALE_AFTER`] intervals. Nothing is dropped for it.
     pub stale_since: Option<Instant>,
     /// When the last report went out, or a session or the agent began.
@@ -58,6 +61,7 @@ impl AgentState {
             connected: None,
             told: Stamp::default(),
             applied: None,
+            unkept: None,
             stale_since: None,
             heard: Instant::now(),
             interval,

@@ -78,6 +78,7 @@ impl Fabric {
             controller: state.connected.unwrap_or_default(),
             told: state.told.to_string(),
             applied: state.applied.map(|stamp| stamp.to_string()).unwrap_or_default(),
+            unkept: state.unkept.map(|stamp| stamp.to_string()).unwrap_or_default(),
             stale_ms: stale.map(|millis| u64::try_from(millis).unwrap_or(u64::MAX)),
             absent: lock(&self.absent).iter().cloned().collect(),
             last_error: state.last_error.unwrap_or_default(),

@@ -235,10 +235,12 @@ fn fabric_metrics() -> Vec<Metric> {
     let since: fn(&FabricStatus) -> f64 = |f| to_f64(f.stale_ms.unwrap_or(0)) / 1e3;
     let absent: fn(&FabricStatus) -> f64 =
         |f| f64::from(u32::try_from(f.absent.len()).unwrap_or(u32::MAX));
+    let unkept: fn(&FabricStatus) -> f64 = |f| f64::from(u8::from(!f.unkept.is_empty()));
     let gauges = [
         ("connected", "", "1 while a controller has this host's session", connected),
         ("stale", "", "1 if nobody has had a report for three intervals", stale),
         ("stale", "seconds", "for how long that has been so", since),
+        ("unkept", "", "1 while the plan in force could not be kept for a restart", unkept),
         ("absent", "tenants", "tenants of the plan that this host does not have", absent),
     ];
     let counts = [

@@ -116,6 +116,10 @@ fn part_in(fabric: &FabricStatus) -> String {
         ("controller", state),
         ("plan", or(&fabric.applied, "none, all tenants share queue 0")),
     ];
+    if !fabric.unkept.is_empty() {
+        let what = "could not be kept for a restart, which is tried again";
+        lines.push(("not kept", format!("plan {} {what}", fabric.unkept)));
+    }
     if !fabric.absent.is_empty() {
         lines.push(("not here", fabric.absent.join(", ")));
     }

@@ -1,0 +1,333 @@
+//! What was told last, in a file.
+//!
+//! **Rule.** A file is whole or not there: a new one is written beside it, brought to the disk and
+//! renamed. One that is damaged, of another host or of a later program counts as none, and its name
+//! is told.
+//!
+//! **When it cannot be kept.** What the file has is out of date then and must not be done after a
+//! restart; its stamp must not be forgotten all the same, or whoever was deposed would be believed.
+//! So the file is written over, in its own place, with the stamp alone, which is shorter and needs
+//! no room on the disk; if that fails too it is removed. [`Keeper`] goes on trying to keep all of it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::marker::PhantomData;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, watch};
+use tokio::time::sleep;
+
+use crate::Stamp;
+use crate::fnv::fnv1a;
+
+/// The form that this program writes.
+const VERSION: u32 = 1;
+/// Largest file that is read, bytes: four times the largest message.
+const BYTES_MAX: u64 = 4 << 20;
+/// Before the first attempt to keep what could not be kept, and most between two.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// What can be kept.
+pub(crate) trait Stamped:
+    Clone + Serialize + DeserializeOwned + Send + Sync + 'static
+{
+    /// The decision that it follows from.
+    fn stamp(&self) -> Stamp;
+}
+
+/// What a file has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Found<T> {
+    /// Nothing was ever told.
+    Nothing,
+    /// This was told last.
+    Whole(T),
+    /// What was told last could not be kept; this is its stamp.
+    Stamp(Stamp),
+}
+
+/// Where a host's plan is kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Saved<T> {
+    host: String,
+    path: PathBuf,
+    kind: PhantomData<fn() -> T>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record<T> {
+    version: u32,
+    host: String,
+    plan: Option<T>,
+    /// Of what is not here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stamp: Option<Stamp>,
+}
+
+impl<T: Stamped> Saved<T> {
+    pub(crate) fn new(host: &str, path: &Path) -> Self {
+        Self { host: host.to_owned(), path: path.to_owned(), kind: PhantomData }
+    }
+
+    /// What is kept.
+    pub(crate) async fn load(&self) -> Result<Found<T>, String> {
+        let this = self.clone();
+        on_a_thread(move || this.read()).await
+    }
+
+    /// Keeps a plan. If that fails only its stamp is kept, or nothing; if that fails too, why.
+    ///
+    /// `Ok` has what went wrong, if the plan is not kept.
+    async fn keep(&self, plan: T) -> Result<Option<String>, String> {
+        let this = self.clone();
+        on_a_thread(move || {
+            let stamp = plan.stamp();
+            let Err(error) = this.write(Some(plan), None) else { return Ok(None) };
+            let text = format!(
+                "{}: the plan cannot be kept: {error}; make room, and let the agent write there",
+                this.path.display()
+            );
+            match this.write_over(stamp).or_else(|_| this.remove()) {
+                Ok(()) => Ok(Some(text)),
+                Err(_) => Err(text),
+            }
+        })
+        .await
+    }
+
+    /// Keeps a plan that could not be kept before.
+    async fn keep_now(&self, plan: T) -> Result<(), String> {
+        let this = self.clone();
+        on_a_thread(move || this.write(Some(plan), None).map_err(|error| error.to_string())).await
+    }
+
+    fn read(&self) -> Result<Found<T>, String> {
+        let wrong = |problem: &str| {
+            let path = self.path.display();
+            Err(format!(
+                "{path}: {problem}; not used, all tenants share queue 0 until a plan comes"
+            ))
+        };
+        match fs::metadata(&self.path) {
+            Ok(found) if found.len() > BYTES_MAX => return wrong("too large for a plan"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Found::Nothing);
+            }
+            _ => {}
+        }
+        let text = match fs::read(&self.path) {
+            Ok(text) => text,
+            Err(error) => return wrong(&error.to_string()),
+        };
+        let Some(end) = text.iter().position(|byte| *byte == b'\n') else {
+            return wrong("damaged");
+        };
+        let (first, json) = (&text[..end], &text[end + 1..]);
+        if first != format!("{:016x}", fnv1a(json)).as_bytes() {
+            return wrong("damaged");
+        }
+        match serde_json::from_slice::<Record<T>>(json) {
+            Ok(record) if record.version != VERSION => wrong("written by another version"),
+            Ok(record) if record.host != self.host => {
+                wrong(&format!("the plan of host {}", record.host))
+            }
+            Ok(Record { plan: Some(plan), .. }) => Ok(Found::Whole(plan)),
+            Ok(Record { stamp: Some(stamp), .. }) => Ok(Found::Stamp(stamp)),
+            Ok(_) => wrong("it says nothing"),
+            Err(error) => wrong(&error.to_string()),
+        }
+    }
+
+    fn text(&self, plan: Option<T>, stamp: Option<Stamp>) -> io::Result<Vec<u8>> {
+        let record = Record { version: VERSION, host: self.host.clone(), plan, stamp };
+        let json = serde_json::to_vec(&record)?;
+        let mut text = format!("{:016x}\n", fnv1a(&json)).into_bytes();
+        text.extend(json);
+        Ok(text)
+    }
+
+    fn write(&self, plan: Option<T>, stamp: Option<Stamp>) -> io::Result<()> {
+        let text = self.text(plan, stamp)?;
+        let mut name = self.path.clone().into_os_string();
+        name.push(".new");
+        let new = PathBuf::from(name);
+        let mut options = OpenOptions::new();
+        let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        self.sync_folder()
+    }
+
+    /// In the file's own place, where there is room on a full disk. One that is torn counts as none.
+    fn write_over(&self, stamp: Stamp) -> io::Result<()> {
+        let text = self.text(None, Some(stamp))?;
+        let mut options = OpenOptions::new();
+        options.create(true).write(true).truncate(false).mode(0o600);
+        let mut file = options.open(&self.path)?;
+        file.write_all(&text)?;
+        file.set_len(u64::try_from(text.len()).unwrap_or(u64::MAX))?;
+        file.sync_all()?;
+        self.sync_folder()
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.sync_folder(),
+        }
+    }
+
+    /// A name is on the disk when its folder is.
+    fn sync_folder(&self) -> io::Result<()> {
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+}
+
+/// Keeps what is told, and tries again what could not be kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeper<T> {
+    saved: Saved<T>,
+    /// Held while the file is written.
+    writing: Arc<Mutex<()>>,
+    /// What is in force and not in the file.
+    owed: watch::Sender<Option<T>>,
+}
+
+impl<T: Stamped> Keeper<T> {
+    pub(crate) fn new(saved: Saved<T>) -> Self {
+        Self { saved, writing: Arc::default(), owed: watch::Sender::new(None) }
+    }
+
+    /// What is kept.
+    pub(crate) async fn load(&self) -> Result<Found<T>, String> {
+        self.saved.load().await
+    }
+
+    /// As [`Saved::keep`]; what is not kept is tried again by [`Self::make_up`].
+    pub(crate) async fn keep(&self, plan: T) -> Result<Option<String>, String> {
+        let _writing = self.writing.lock().await;
+        let kept = self.saved.keep(plan.clone()).await;
+        self.owed.send_replace(Some(plan).filter(|_| kept != Ok(None)));
+        kept
+    }
+
+    /// The stamp of what is in force and not in the file.
+    pub(crate) fn owed(&self) -> Option<Stamp> {
+        self.owed.borrow().as_ref().map(T::stamp)
+    }
+
+    /// Tries again what could not be kept, less and less often, and says when it is kept. Never
+    /// ends.
+    pub(crate) async fn make_up(self, mut kept: impl FnMut(Stamp)) {
+        let mut owes = self.owed.subscribe();
+        loop {
+            // The sender is held here: it cannot be gone.
+            let _ = owes.wait_for(Option::is_some).await;
+            let mut pause = PAUSES.0;
+            loop {
+                sleep(pause).await;
+                pause = (pause * 2).min(PAUSES.1);
+                let _writing = self.writing.lock().await;
+                // Something later may have been kept meanwhile.
+                let Some(plan) = self.owed.borrow().clone() else { break };
+                let stamp = plan.stamp();
+                if self.saved.keep_now(plan).await.is_ok() {
+                    self.owed.send_replace(None);
+                    kept(stamp);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+async fn on_a_thread<R: Send + 'static>(
+    work: impl FnOnce() -> Result<R, String> + Send + 'static,
+) -> Result<R, String> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts::HostPlan;
+
+    fn plan(generation: u64) -> HostPlan {
+        HostPlan { stamp: Stamp { epoch: 1, generation }, ..HostPlan::default() }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_comes_back_and_what_is_damaged_counts_as_none() {
+        let folder = folder("saved");
+        let path = folder.join("plan");
+        let saved = Saved::<HostPlan>::new("server-1", &path);
+        assert_eq!(saved.load().await, Ok(Found::Nothing));
+        assert_eq!(saved.keep(plan(1)).await, Ok(None));
+        assert_eq!(saved.keep(plan(2)).await, Ok(None));
+        assert_eq!(saved.load().await, Ok(Found::Whole(plan(2))));
+        let other = Saved::<HostPlan>::new("server-2", &path).load().await.unwrap_err();
+        assert!(other.contains("the plan of host server-1"), "{other}");
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            fs::write(&path, &damaged).unwrap();
+            assert!(saved.load().await.is_err(), "byte {at}");
+            fs::write(&path, &whole[..at]).unwrap();
+            assert!(saved.load().await.is_err(), "the first {at} bytes");
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_kept_leaves_its_stamp_and_no_older_plan_and_is_kept_later() {
+        let folder = folder("unsaved");
+        let path = folder.join("plan");
+        let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
+        keeper.keep(plan(1)).await.unwrap();
+        // What is written first cannot be.
+        fs::create_dir(folder.join("plan.new")).unwrap();
+        let told = keeper.keep(plan(2)).await.unwrap().unwrap();
+        assert!(told.contains("make room"), "{told}");
+        assert_eq!(keeper.load().await, Ok(Found::Stamp(plan(2).stamp)), "a deposed one is known");
+        assert_eq!(keeper.owed(), Some(plan(2).stamp));
+        let (tell, mut kept) = tokio::sync::mpsc::unbounded_channel();
+        let again = tokio::spawn(keeper.clone().make_up(move |stamp| tell.send(stamp).unwrap()));
+        sleep(PAUSES.1).await;
+        assert_eq!(keeper.load().await, Ok(Found::Stamp(plan(2).stamp)), "still no room");
+        fs::remove_dir(folder.join("plan.new")).unwrap();
+        assert_eq!(kept.recv().await, Some(plan(2).stamp));
+        assert_eq!((keeper.load().await, keeper.owed()), (Ok(Found::Whole(plan(2))), None));
+        again.abort();
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plan_of_before_is_removed_where_not_even_the_stamp_can_be_written() {
+        let folder = folder("unwritten");
+        let path = folder.join("plan");
+        // A name that leads nowhere can be removed and not be written.
+        std::os::unix::fs::symlink(folder.join("no/such"), &path).unwrap();
+        fs::create_dir(folder.join("plan.new")).unwrap();
+        let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
+        assert!(keeper.keep(plan(2)).await.unwrap().is_some());
+        assert_eq!(keeper.load().await, Ok(Found::Nothing));
+        assert!(fs::symlink_metadata(&path).is_err(), "the name is gone");
+        assert_eq!(keeper.owed(), Some(plan(2).stamp));
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

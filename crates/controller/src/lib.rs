@@ -17,6 +17,7 @@ pub mod history;
 pub mod hosts;
 pub mod intent;
 pub mod leader;
+pub mod listen;
 mod saved;
 pub mod service;
 pub mod southbound;

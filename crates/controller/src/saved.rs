@@ -7,7 +7,7 @@
 //! **When it cannot be kept.** What the file has is out of date then and must not be done after a
 //! restart; its stamp must not be forgotten all the same, or whoever was deposed would be believed.
 //! So the file is written over, in its own place, with the stamp alone, which is shorter and needs
-//! no room on the disk; if that fails too it is removed. [`Keeper`] goes on trying to keep all of it.
+//! no room on the disk; if that fails too it is removed. [`Keeper`] goes on trying to keep all.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -164,7 +164,7 @@ impl<T: Stamped> Saved<T> {
         self.sync_folder()
     }
 
-    /// In the file's own place, where there is room on a full disk. One that is torn counts as none.
+    /// In the file's own place, where there is room on a full disk. A torn one counts as none.
     fn write_over(&self, stamp: Stamp) -> io::Result<()> {
         let text = self.text(None, Some(stamp))?;
         let mut options = OpenOptions::new();

@@ -63,6 +63,7 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
         "agents": {
             "sessions": counts.sessions,
             "refused": counts.refused,
+            "crowded": counts.crowded,
             "reports": counts.reports,
             "applied": counts.applied,
             "failed": counts.failed,

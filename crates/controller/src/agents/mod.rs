@@ -25,7 +25,8 @@ mod serve;
 mod service;
 mod turn;
 
-pub use serve::{Limits, ServeError, ServerTls, serve};
+pub use crate::listen::{Limits, PemFiles, ServeError, ServerTls};
+pub use serve::serve;
 pub use service::{AgentServer, Identity, Leading, host_of_certificate};
 
 /// Messages that may wait for an agent.
@@ -86,6 +87,8 @@ pub struct AgentCounts {
     pub ended: u64,
     /// Sessions or messages that were refused.
     pub refused: u64,
+    /// Connections that were refused because their certificate had too many already.
+    pub crowded: u64,
     /// Reports taken in.
     pub reports: u64,
     /// Plans that hosts said they did.
@@ -188,6 +191,11 @@ impl Registry {
     /// Counts what was refused before a session began.
     pub fn refused(&self) {
         self.count(|counts| counts.refused += 1);
+    }
+
+    /// Counts a connection too many of one certificate.
+    pub fn crowded(&self) {
+        self.count(|counts| counts.crowded += 1);
     }
 
     /// A report of a session.

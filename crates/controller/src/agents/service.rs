@@ -15,6 +15,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use super::turn::Turn;
 use super::{Registry, Violation};
 use crate::Stamp;
+use crate::listen::Peer;
 use crate::wire::v1::agent_message::Message as FromAgent;
 use crate::wire::v1::agent_service_server::AgentService;
 use crate::wire::v1::controller_message::Message as ToAgent;
@@ -264,9 +265,9 @@ impl AgentService for AgentServer {
         &self,
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Out>, Status> {
-        let names = request.peer_certs().and_then(|certificates| {
-            certificates.first().map(|certificate| host_of_certificate(certificate))
-        });
+        let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
+        peer.admitted()?;
+        let names = peer.names.as_deref().cloned();
         self.begin(names, request.into_inner()).await.map(Response::new)
     }
 }

@@ -16,14 +16,12 @@ use penstock_controller::agents::{
     AgentCounts, AgentServer, Identity, Known, Leading, Limits, Registry, ServerTls, serve,
 };
 use penstock_controller::hosts::{HostPlan, HostTenant};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+pub use crate::authority::Authority;
 use crate::dir::Dir;
 
 /// How long anything that is waited for may take.
@@ -32,30 +30,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub const REPORT_MILLIS: u64 = 20;
 /// What all controllers' certificates are for.
 pub const CONTROLLER: &str = "controller.test";
-
-/// Who signs certificates.
-pub struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-impl Authority {
-    pub fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    pub fn pem(&self) -> String {
-        self.0.pem()
-    }
-
-    /// A certificate for a name, and its key, PEM.
-    pub fn sign(&self, name: &str) -> (String, String) {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let key = KeyPair::generate().unwrap();
-        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
-    }
-}
 
 #[derive(Debug)]
 struct Three;
@@ -111,6 +85,23 @@ impl Bed {
         leading: Leading,
         limits: Limits,
     ) -> Controller {
+        let (certificate, key) = self.authority.sign(CONTROLLER);
+        let ca = self.authority.pem();
+        let tls = ServerTls::new(ca.as_bytes(), certificate.as_bytes(), key.as_bytes()).unwrap();
+        Self::serve(at, leading, limits, tls).await
+    }
+
+    /// One that leads, with these certificates.
+    pub async fn controller_by(&self, tls: ServerTls) -> Controller {
+        Self::serve(None, leads(), Limits::default(), tls).await
+    }
+
+    async fn serve(
+        at: Option<SocketAddr>,
+        leading: Leading,
+        limits: Limits,
+        tls: ServerTls,
+    ) -> Controller {
         let at = at.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let listener = TcpListener::bind(at).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -118,9 +109,6 @@ impl Bed {
         let (leading, leads) = watch::channel(leading);
         let server =
             AgentServer::new(Arc::clone(&registry), leads, Identity::Certificate, REPORT_MILLIS);
-        let (certificate, key) = self.authority.sign(CONTROLLER);
-        let ca = self.authority.pem();
-        let tls = ServerTls::new(ca.as_bytes(), certificate.as_bytes(), key.as_bytes()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             let stop = async { drop(stopped.await) };

@@ -2,7 +2,10 @@
 //! host does without a controller.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+#[path = "../common/authority.rs"]
+mod authority;
 mod bed;
+mod certificates;
 #[path = "../common/dir.rs"]
 mod dir;
 mod hostile;

@@ -211,6 +211,8 @@ fn of_agents() -> Vec<Metric> {
             .says("sessions of hosts' agents that began"),
         counter("penstock_agents_refused", "times", &["agents", "refused"])
             .says("sessions and messages of agents that were refused"),
+        counter("penstock_agents_crowded", "connections", &["agents", "crowded"])
+            .says("connections refused because their certificate had too many already"),
         counter("penstock_agents", "reports", &["agents", "reports"])
             .says("reports of usage taken in"),
         counter("penstock_agents_applied", "plans", &["agents", "applied"])

@@ -2,7 +2,8 @@
 //!
 //! **Rule.** Order of the start: the file, logs, the socket (a second controller ends here), the
 //! addresses of agents and of the page, then the campaign and `READY=1`. SIGTERM and SIGINT end it:
-//! it gives up its lease, so that another leads at once.
+//! it gives up its lease, so that another leads at once. SIGHUP has it read its certificates anew,
+//! which it does by itself soon after they changed.
 
 mod crew;
 mod drivers;
@@ -18,7 +19,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use penstock_control::config::fabric::{ControllerFile, StoreFile, TlsFiles, load_controller};
-use penstock_controller::agents::{self, AgentServer, Identity, Limits, Registry, ServerTls};
+use penstock_controller::agents::{
+    self, AgentServer, Identity, Limits, PemFiles, Registry, ServerTls,
+};
 use penstock_controller::leader::Settings;
 use penstock_controller::service::{Controller, Operator, Setup};
 use penstock_controller::store::{Embedded, Etcd, EtcdConfig, EtcdTls, Store};
@@ -33,6 +36,8 @@ use tonic::transport::Server;
 use crate::cli::ControllerRunArgs;
 use crate::daemon::{logs, notify::Notifier, socket};
 
+/// Between two looks at the files of certificates.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Longest that ending takes.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
@@ -94,8 +99,8 @@ async fn open_store(file: &StoreFile) -> Result<Arc<dyn Store>> {
 }
 
 fn tls(files: &TlsFiles) -> Result<ServerTls> {
-    let tls = ServerTls::new(&read(&files.ca)?, &read(&files.cert)?, &read(&files.key)?);
-    tls.context("[tls]")
+    let TlsFiles { ca, cert, key } = files.clone();
+    ServerTls::open(PemFiles { ca, certificate: cert, key }).context("[tls]")
 }
 
 async fn serve(
@@ -110,6 +115,7 @@ async fn serve(
     let store = open_store(&file.store).await?;
     let hosts = Arc::new(Registry::new(Box::new(file.fabric.topology.clone())));
     let (report_ms, tls_files) = (file.report_ms, file.tls.clone());
+    let per_certificate = file.connections_per_certificate;
     let file = Arc::new(file);
     // What cannot be made is said now, not at the first election.
     let crew = crew::Maker::new(Arc::clone(&file), Arc::clone(&hosts))?;
@@ -125,14 +131,16 @@ async fn serve(
     let (stop, stopping) = watch::channel(false);
     let mut tasks = JoinSet::new();
     tasks.spawn(serve_operators(Arc::clone(&controller), operators, stopping.clone()));
+    let tls = tls_files.as_ref().map(tls).transpose()?;
+    tasks.spawn(watch_certificates(tls.clone()));
     if let Some(listener) = agents {
-        let identity = if tls_files.is_some() { Identity::Certificate } else { Identity::Trusted };
+        let identity = if tls.is_some() { Identity::Certificate } else { Identity::Trusted };
         if identity == Identity::Trusted {
             tracing::warn!("without [tls] any program on the network can say that it is a host");
         }
         let server = AgentServer::new(hosts, controller.leading(), identity, report_ms);
-        let tls = tls_files.as_ref().map(tls).transpose()?;
-        tasks.spawn(serve_agents(server, tls, listener, stopping.clone()));
+        let limits = Limits { per_certificate, ..Limits::default() };
+        tasks.spawn(serve_agents(server, tls, listener, limits, stopping.clone()));
     }
     if let Some(listener) = page {
         tasks.spawn(page::serve(listener, Arc::clone(&controller), stopping.clone()));
@@ -176,15 +184,38 @@ async fn serve_operators(
         .context("socket")
 }
 
+/// Takes up new certificates soon after their files changed, and at once at SIGHUP.
+async fn watch_certificates(tls: Option<ServerTls>) -> Result<()> {
+    let mut hup = signal(SignalKind::hangup()).context("signals cannot be handled")?;
+    let watch = async {
+        match tls.clone() {
+            Some(tls) => tls.watch(LOOK_EVERY).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(watch);
+    loop {
+        tokio::select! {
+            () = &mut watch => return Ok(()),
+            _ = hup.recv() => {
+                if let Some(tls) = &tls {
+                    tls.reload_and_tell();
+                }
+            }
+        }
+    }
+}
+
 async fn serve_agents(
     server: AgentServer,
     tls: Option<ServerTls>,
     listener: TcpListener,
+    limits: Limits,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener).context("agents' address")?;
     let stop = async move {
         let _ = stopping.wait_for(|stopping| *stopping).await;
     };
-    agents::serve(listener, server, tls, Limits::default(), stop).await.context("agents' address")
+    agents::serve(listener, server, tls, limits, stop).await.context("agents' address")
 }

@@ -16,6 +16,9 @@ use super::{FabricFile, SwitchFile, switch};
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
 
+/// Most connections of agents with the same certificate.
+const CONNECTIONS_MAX: usize = 1_000;
+
 /// A controller as its file describes it.
 #[derive(Clone, Debug)]
 pub struct ControllerFile {
@@ -35,6 +38,8 @@ pub struct ControllerFile {
     pub socket: PathBuf,
     /// Where agents connect.
     pub agents: Option<SocketAddr>,
+    /// Connections of agents with the same certificate at a time.
+    pub connections_per_certificate: usize,
     /// Where agents are sent by controllers that do not lead: a URL.
     pub advertise: String,
     /// The page and `/metrics`.
@@ -98,6 +103,8 @@ struct Controller {
     #[serde(default = "socket")]
     socket: PathBuf,
     agents: Option<SocketAddr>,
+    #[serde(default = "four")]
+    connections_per_certificate: usize,
     #[serde(default)]
     advertise: String,
     page: Option<SocketAddr>,
@@ -105,6 +112,10 @@ struct Controller {
 
 fn one() -> String {
     "controller".to_owned()
+}
+
+fn four() -> usize {
+    4
 }
 
 fn five() -> u64 {
@@ -199,6 +210,7 @@ pub(super) fn read(
     };
     let controller = object.value.as_ref()?;
     times(&object, controller, report);
+    agents(&object, controller, report);
     let fabric = match fabric(&folder.join(&controller.topology)) {
         Ok(fabric) => fabric,
         Err(errors) => {
@@ -221,6 +233,7 @@ pub(super) fn read(
         verify_every: controller.verify_every,
         socket: controller.socket.clone(),
         agents: controller.agents,
+        connections_per_certificate: controller.connections_per_certificate,
         advertise: controller.advertise.clone(),
         page: controller.page,
         store: store?,
@@ -242,6 +255,15 @@ fn times(object: &Object<'_, Controller>, controller: &Controller, report: &mut 
             let problem = format!("`{key}`: {value} ms");
             report.at(object, key, problem, format!("write {least} to {most}"));
         }
+    }
+}
+
+fn agents(object: &Object<'_, Controller>, controller: &Controller, report: &mut Report<'_>) {
+    let number = controller.connections_per_certificate;
+    if !(1..=CONNECTIONS_MAX).contains(&number) {
+        let problem = format!("`connections_per_certificate`: {number}");
+        let remedy = format!("write 1 to {CONNECTIONS_MAX}; an agent has 1, or 2 for a moment");
+        report.at(object, "connections_per_certificate", problem, remedy);
     }
 }
 

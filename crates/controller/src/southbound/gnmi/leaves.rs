@@ -71,8 +71,8 @@ pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), Str
     Ok(())
 }
 
-/// A path as gNMI has it, from its text. Names of ours have neither `/` nor `]` within brackets but in names of
-/// ports, where a `/` is no separator.
+/// A path as gNMI has it, from its text. Names of ours have neither `/` nor `]` within brackets but
+/// in names of ports, where a `/` is no separator.
 #[must_use]
 pub fn path(text: &str) -> Path {
     let (mut elem, mut rest) = (Vec::new(), text);

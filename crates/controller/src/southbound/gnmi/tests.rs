@@ -1,5 +1,6 @@
 //! The driver against a double: a target with a tree in memory, over TLS.
 
+#[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../../tests/common/gnmi_target.rs"]
 mod target;
 

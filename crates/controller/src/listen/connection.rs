@@ -1,0 +1,100 @@
+//! A connection that was let in.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+use tonic::transport::server::Connected;
+
+use super::Peer;
+
+/// What carries bytes.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A connection with who is at its other end, and its places among those that there may be.
+pub struct Connection {
+    stream: Box<dyn Stream>,
+    peer: Peer,
+    /// When its end comes, as if the other side had closed it.
+    end: Option<Pin<Box<Sleep>>>,
+    _places: Box<dyn Send>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    pub(super) fn new(
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        peer: Peer,
+        places: impl Send + 'static,
+    ) -> Self {
+        Self { stream: Box::new(stream), peer, end: None, _places: Box::new(places) }
+    }
+
+    /// It ends after this time, whatever it does.
+    pub(super) fn ending_after(mut self, time: Duration) -> Self {
+        self.end = Some(Box::pin(sleep(time)));
+        self
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.end.as_mut().is_some_and(|end| end.as_mut().poll(context).is_ready()) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

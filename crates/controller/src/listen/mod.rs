@@ -1,0 +1,235 @@
+//! A port that is served to whoever shows a certificate: limits, and who is not let in.
+//!
+//! **Rule.** Who has not shown a certificate of the authority within [`Limits::handshake`] is sent
+//! away and counted. A certificate has a bounded number of connections
+//! ([`Limits::per_certificate`]), so that one that was stolen cannot take all places: the first
+//! ones too many are told so, by the service, and end within [`TOLD_FOR`]; more are dropped. Of all
+//! others each has a bounded number of streams, of bytes in a message and of time to show that it
+//! lives; whoever breaks a bound loses its connection and nobody else's.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+mod connection;
+mod places;
+mod tls;
+
+pub use connection::Connection;
+use places::{Admission, Places};
+pub use tls::{PemFiles, ServerTls};
+
+use crate::agents::host_of_certificate;
+
+/// Connections that have been accepted and wait to be served.
+const BACKLOG: usize = 64;
+/// After an error of accepting, as when there are no more descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long who is one too many has to hear it.
+pub const TOLD_FOR: Duration = Duration::from_secs(2);
+
+/// What one port takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at a time; more wait to be accepted.
+    pub connections: usize,
+    /// Of these, with the same certificate. An agent has one, and two while it connects again.
+    pub per_certificate: usize,
+    /// How long a TLS handshake may take.
+    pub handshake: Duration,
+    /// Streams of one connection. An agent has one.
+    pub streams: u32,
+    /// Without a sign of life for so long an agent is asked for one ...
+    pub ping_every: Duration,
+    /// ... and has so long to give it: an agent that vanished is noticed within their sum.
+    pub ping_limit: Duration,
+}
+
+impl Default for Limits {
+    /// 20,000 connections, 4 with the same certificate, 5 s for a handshake, 4 streams, and 8 s
+    /// until a dead agent is noticed.
+    fn default() -> Self {
+        let four = Duration::from_secs(4);
+        Self {
+            connections: 20_000,
+            per_certificate: 4,
+            handshake: Duration::from_secs(5),
+            streams: 4,
+            ping_every: four,
+            ping_limit: four,
+        }
+    }
+}
+
+/// Why a port is not served.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// Of the certificates or the key.
+    #[error("{what}: {problem}; give it as a PEM file")]
+    Certificate {
+        /// Which.
+        what: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file.
+    #[error("file {}: {problem}; make it readable", path.display())]
+    Unreadable {
+        /// Which.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Nobody could be let in.
+    #[error("agents must show certificates, and there are none to check them by; name the files")]
+    NoCertificates,
+    /// The port.
+    #[error("agents cannot be served: {0}")]
+    Transport(String),
+}
+
+/// Who counts those that are not let in.
+pub trait Door: Send + Sync + fmt::Debug + 'static {
+    /// Who has shown nothing, or what is not believed.
+    fn refused(&self);
+
+    /// Who has too many connections already.
+    fn crowded(&self);
+}
+
+/// Who is at the other end of a connection: in the extensions of each of its requests.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    /// The names in its certificate, if it has shown one.
+    pub names: Option<Arc<BTreeSet<String>>>,
+    /// It is one too many: of so many that there may be.
+    pub crowded: Option<usize>,
+}
+
+impl Peer {
+    /// What whoever is one too many is told.
+    ///
+    /// # Errors
+    /// It is one too many.
+    pub fn admitted(&self) -> Result<(), Status> {
+        let Some(limit) = self.crowded else { return Ok(()) };
+        let names = self.names.as_deref().into_iter().flatten();
+        let names = names.map(String::as_str).collect::<Vec<_>>().join(", ");
+        Err(Status::resource_exhausted(format!(
+            "certificate of {names}: it may have {limit} connections at a time, and has them; end \
+             others, give each program its own, or raise `connections_per_certificate`"
+        )))
+    }
+}
+
+/// Connections that are let in, as they come.
+pub type Incoming = ReceiverStream<io::Result<Connection>>;
+
+/// Takes connections in, each with a handshake of its own, until nobody takes them any more.
+/// Without `tls` nobody shows anything.
+#[must_use]
+pub fn incoming(
+    listener: TcpListener,
+    tls: Option<ServerTls>,
+    limits: Limits,
+    door: Arc<dyn Door>,
+) -> Incoming {
+    let (out, incoming) = mpsc::channel(BACKLOG);
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let hall = Arc::new(Hall { tls, limits, door, by_certificate: Places::default() });
+    tokio::spawn(async move {
+        loop {
+            let next = async {
+                let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+                Ok::<_, io::Error>((listener.accept().await?, place))
+            };
+            let next = tokio::select! {
+                next = next => next,
+                () = out.closed() => return,
+            };
+            let ((tcp, from), place) = match next {
+                Ok(next) => next,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let (out, hall) = (out.clone(), Arc::clone(&hall));
+            let _ = tcp.set_nodelay(true);
+            tokio::spawn(async move {
+                match hall.admit(tcp, place).await {
+                    Ok(connection) => drop(out.send(Ok(connection)).await),
+                    Err(problem) => tracing::warn!(%from, "connection refused: {problem}"),
+                }
+            });
+        }
+    });
+    ReceiverStream::new(incoming)
+}
+
+/// What all connections of a port have in common.
+#[derive(Debug)]
+struct Hall {
+    tls: Option<ServerTls>,
+    limits: Limits,
+    door: Arc<dyn Door>,
+    by_certificate: Places,
+}
+
+impl Hall {
+    /// Who it is, and whether there is a place; why not, otherwise.
+    async fn admit(
+        &self,
+        tcp: TcpStream,
+        place: OwnedSemaphorePermit,
+    ) -> Result<Connection, String> {
+        let Some(tls) = &self.tls else {
+            return Ok(Connection::new(tcp, Peer::default(), place));
+        };
+        let shaken = TlsAcceptor::from(tls.current()).accept(tcp);
+        let refused = |problem: String| {
+            self.door.refused();
+            problem
+        };
+        let stream = match tokio::time::timeout(self.limits.handshake, shaken).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(refused(error.to_string())),
+            Err(_) => return Err(refused("the handshake took too long".to_owned())),
+        };
+        let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+        let Some(certificate) = shown else {
+            return Err(refused("it has shown no certificate".to_owned()));
+        };
+        let names = Some(Arc::new(host_of_certificate(certificate)));
+        let limit = self.limits.per_certificate;
+        match self.by_certificate.take(tls::fingerprint(certificate), limit) {
+            Admission::Fits(held) => {
+                let peer = Peer { names, crowded: None };
+                Ok(Connection::new(stream, peer, (place, held)))
+            }
+            Admission::Crowded(held) => {
+                self.door.crowded();
+                tracing::warn!(?names, limit, "one connection too many with this certificate");
+                let peer = Peer { names, crowded: Some(limit) };
+                Ok(Connection::new(stream, peer, (place, held)).ending_after(TOLD_FOR))
+            }
+            Admission::Full => {
+                self.door.crowded();
+                Err(format!(
+                    "more than twice {limit} connections with the certificate of {names:?}"
+                ))
+            }
+        }
+    }
+}

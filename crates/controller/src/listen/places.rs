@@ -1,0 +1,75 @@
+//! Places of a kind, counted while they are held.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is counted: a certificate, by its fingerprint.
+pub(super) type Key = [u8; 32];
+
+/// Places that are held, by what for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places(Arc<Mutex<HashMap<Key, usize>>>);
+
+/// A place; it is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    of: Places,
+    key: Key,
+}
+
+/// Whether there was one.
+#[derive(Debug)]
+pub(super) enum Admission {
+    /// One of those that there may be.
+    Fits(Place),
+    /// One too many, of as many more.
+    Crowded(Place),
+    /// Not even that.
+    Full,
+}
+
+impl Places {
+    /// Takes a place of `limit`, or of as many more for those that are only told.
+    pub(super) fn take(&self, key: Key, limit: usize) -> Admission {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = held.entry(key).or_default();
+        if *count >= limit.saturating_mul(2).max(1) {
+            return Admission::Full;
+        }
+        *count += 1;
+        let fits = *count <= limit;
+        let place = Place { of: self.clone(), key };
+        if fits { Admission::Fits(place) } else { Admission::Crowded(place) }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut held = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = held.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_counted_by_key_and_free_again() {
+        let (places, a, b) = (Places::default(), [1; 32], [2; 32]);
+        let first = places.take(a, 1);
+        assert!(matches!(first, Admission::Fits(_)));
+        let second = places.take(a, 1);
+        assert!(matches!(second, Admission::Crowded(_)));
+        assert!(matches!(places.take(a, 1), Admission::Full));
+        assert!(matches!(places.take(b, 1), Admission::Fits(_)), "another's are its own");
+        drop((first, second));
+        assert!(places.0.lock().unwrap().is_empty(), "nothing is kept of who is gone");
+        assert!(matches!(places.take(a, 1), Admission::Fits(_)));
+    }
+}

@@ -30,6 +30,23 @@ pub struct HostStatus {
     pub workers: Vec<WorkerStatus>,
     /// Its part in a fabric, if it has one.
     pub fabric: Option<FabricStatus>,
+    /// What it is doing as a switch of a fabric, if it is one.
+    pub switch: Option<SwitchStatus>,
+}
+
+/// A host as a switch of a fabric.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SwitchStatus {
+    /// Its name in the topology.
+    pub name: String,
+    /// The last decision that it was told, `EPOCH.GENERATION`.
+    pub told: String,
+    /// It is in force and could not be kept for a restart.
+    pub unkept: bool,
+    /// What went wrong last; empty: nothing.
+    pub last_error: String,
+    /// What it was told since its start, in numbers.
+    pub counters: Named,
 }
 
 /// A host's part in a fabric.

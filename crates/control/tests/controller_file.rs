@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use penstock_control::config::fabric::{ControllerFile, DriverFile, load_controller};
+use penstock_control::config::fabric::{ControllerFile, DriverFile, PenstockFile, load_controller};
 
 const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
     [[tier]]\nfan_out = 2\nrate = \"10G\"\n";
@@ -114,4 +114,44 @@ fn keys_of_another_driver_are_mistakes() {
     assert_eq!(folder.mistakes("driver = \"sim\"\nnetns = \"x\"\n").len(), 1);
     let unknown = folder.mistakes("driver = \"gnmy\"\n");
     assert!(unknown[0].contains("\"gnmy\" is unknown; write sim, linux-tc"), "{unknown:?}");
+}
+
+#[test]
+fn a_switch_of_ours_is_on_a_socket_or_behind_certificates() {
+    let folder = Folder::new();
+    let of = |keys: &str| folder.read(&format!("driver = \"penstock\"\n{keys}"));
+    let driver = |file: ControllerFile| file.switches.into_values().next().unwrap().driver;
+    let socket = driver(of("address = \"unix:///run/leaf.sock\"\n").unwrap());
+    assert_eq!(socket, DriverFile::Penstock(PenstockFile::Socket("/run/leaf.sock".into())));
+    let tls = "address = \"leaf:7100\"\ntls = { ca = \"a\", cert = \"c\", key = \"k\" }\n";
+    let DriverFile::Penstock(PenstockFile::Tcp { address, cert, server_name, .. }) =
+        driver(of(tls).unwrap())
+    else {
+        panic!("not by TCP")
+    };
+    assert_eq!((&*address, cert, &*server_name), ("leaf:7100", folder.0.join("c"), "rack-0"));
+    let mistake = |keys: &str| of(keys).map(|_| ()).unwrap_err();
+    for (keys, why) in [
+        ("", "write unix:///PATH of its socket, or HOST:PORT"),
+        ("address = \"unix://run/leaf.sock\"\n", "\"run/leaf.sock\" is relative"),
+        ("address = \"unix:///a\"\ntls = { ca = \"a\" }\n", "a socket has no `tls`"),
+        ("address = \"leaf:7100\"\n", "with certificates alone; add `tls`"),
+        ("address = \"leaf:7100\"\ntls = { ca = \"a\" }\n", "add `cert` and `key`"),
+        ("address = \"unix:///a\"\nuser = \"a\"\n", "not a key of driver \"penstock\""),
+    ] {
+        let mistakes = mistake(keys);
+        assert!(mistakes.len() == 1 && mistakes[0].contains(why), "{keys}: {mistakes:?}");
+    }
+}
+
+#[test]
+fn connections_of_a_certificate_are_within_reason() {
+    let folder = Folder::new();
+    assert_eq!(folder.read("driver = \"sim\"\n").unwrap().connections_per_certificate, 4);
+    let file = folder.0.join("controller.toml");
+    let key = "[controller]\nconnections_per_certificate = 0";
+    let text = format!("{HEAD}driver = \"sim\"\n").replace("[controller]", key);
+    fs::write(&file, text).unwrap();
+    let error = load_controller(&file).unwrap_err().to_string();
+    assert!(error.contains("`connections_per_certificate`: 0; write 1 to 1000"), "{error}");
 }

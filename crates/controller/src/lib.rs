@@ -23,6 +23,7 @@ pub mod service;
 pub mod southbound;
 pub mod stamp;
 pub mod store;
+pub mod switch;
 pub mod view;
 pub mod wire;
 

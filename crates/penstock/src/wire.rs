@@ -77,6 +77,7 @@ impl From<api::HostStatus> for v1::Status {
             tsc_hz: from.tsc_hz,
             workers: from.workers.into_iter().map(Into::into).collect(),
             fabric: from.fabric.map(Into::into),
+            switch: from.switch.map(Into::into),
         }
     }
 }
@@ -93,6 +94,7 @@ impl TryFrom<v1::Status> for api::HostStatus {
             tsc_hz: from.tsc_hz,
             workers: each(from.workers, TryInto::try_into)?,
             fabric: from.fabric.map(Into::into),
+            switch: from.switch.map(Into::into),
         })
     }
 }
@@ -126,6 +128,20 @@ impl From<v1::Fabric> for api::FabricStatus {
             last_error: from.last_error,
             counters: unnamed(from.counters),
         }
+    }
+}
+
+impl From<api::SwitchStatus> for v1::FabricSwitch {
+    fn from(from: api::SwitchStatus) -> Self {
+        let api::SwitchStatus { name, told, unkept, last_error, counters } = from;
+        Self { name, told, unkept, last_error, counters: named(counters) }
+    }
+}
+
+impl From<v1::FabricSwitch> for api::SwitchStatus {
+    fn from(from: v1::FabricSwitch) -> Self {
+        let v1::FabricSwitch { name, told, unkept, last_error, counters } = from;
+        Self { name, told, unkept, last_error, counters: unnamed(counters) }
     }
 }
 

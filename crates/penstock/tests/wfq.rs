@@ -3,19 +3,14 @@
 //! says `SKIPPED` and passes.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
+#[path = "support/flows.rs"]
+mod flows;
 #[allow(dead_code, reason = "shared with other tests")]
 mod support;
 
-use std::fs::File;
-use std::net::UdpSocket;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
 
-use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::{setsockopt, sockopt};
+use flows::{Flows, Namespace};
 use support::{Daemon, await_true, namespace_options};
 
 /// A fabric's switch: one tenant has its untagged network.
@@ -39,107 +34,8 @@ wfq = { weights = [1, 3], map = { 8 = 1 } }
 const LINK: f64 = 100e6;
 /// What Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
-/// Bytes of a datagram.
-const DATAGRAM: usize = 1_000;
 /// Receivers' ports, and the code points of what is sent there.
 const FLOWS: [(u16, u8); 2] = [(5_000, 0), (5_008, 8)];
-
-/// A network namespace, there while its process is.
-struct Namespace(Child);
-
-impl Namespace {
-    fn new() -> Self {
-        let mut command = Command::new("unshare");
-        command.args(["--net", "--", "sleep", "600"]).stdout(Stdio::null());
-        Self(command.spawn().unwrap())
-    }
-
-    /// Waits until the process has one of its own, and gives it the other end of a port's link.
-    fn join(&self, daemon: &Daemon, port: &str, address: &str) {
-        let own = || std::fs::read_link(format!("/proc/{}/ns/net", self.0.id())).ok();
-        let ours = std::fs::read_link("/proc/self/ns/net").unwrap();
-        await_true("a network namespace", || own().is_some_and(|own| own != ours));
-        let pid = self.0.id();
-        daemon
-            .inside(&format!(
-                "ip link add {port} type veth peer name eth0 netns {pid} && ip link set {port} up"
-            ))
-            .ok();
-        let script = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--target={pid}")).args(["--net", "--", "sh", "-c", &script]);
-        assert!(command.status().unwrap().success());
-    }
-
-    /// A socket in it.
-    fn socket(&self, port: u16) -> UdpSocket {
-        let namespace = File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap();
-        let open = move || {
-            setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
-            UdpSocket::bind(("0.0.0.0", port)).unwrap()
-        };
-        std::thread::spawn(open).join().unwrap()
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Two flows from one namespace to the other, each several times its part of the link.
-struct Flows {
-    stop: Arc<AtomicBool>,
-    /// Bytes that arrived, by flow.
-    arrived: Arc<[AtomicU64; 2]>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Flows {
-    fn start(from: &Namespace, to: &Namespace) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let arrived: Arc<[AtomicU64; 2]> = Arc::default();
-        let mut threads = Vec::new();
-        for (flow, (port, dscp)) in FLOWS.into_iter().enumerate() {
-            let (sender, receiver) = (from.socket(0), to.socket(port));
-            setsockopt(&sender, sockopt::Ipv4Tos, &i32::from(dscp << 2)).unwrap();
-            receiver.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-            let stopped = Arc::clone(&stop);
-            threads.push(std::thread::spawn(move || send(&sender, port, &stopped)));
-            let (stopped, arrived) = (Arc::clone(&stop), Arc::clone(&arrived));
-            threads.push(std::thread::spawn(move || {
-                let mut buffer = [0; 2 * DATAGRAM];
-                while !stopped.load(Relaxed) {
-                    if let Ok(bytes) = receiver.recv(&mut buffer) {
-                        arrived[flow].fetch_add(bytes as u64, Relaxed);
-                    }
-                }
-            }));
-        }
-        Self { stop, arrived, threads }
-    }
-}
-
-impl Drop for Flows {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
-    }
-}
-
-/// Some 200 Mbit/s.
-fn send(socket: &UdpSocket, port: u16, stop: &AtomicBool) {
-    let datagram = [0x5a; DATAGRAM];
-    while !stop.load(Relaxed) {
-        for _ in 0..25 {
-            let _ = socket.send_to(&datagram, ("10.9.0.2", port));
-        }
-        #[expect(clippy::disallowed_methods, reason = "a rate is of time")]
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// Frames, bytes, drops and frames that wait of each queue of the right port; and when that was, in
 /// nanoseconds.
@@ -203,7 +99,7 @@ fn a_switch_divides_a_port_by_code_point_and_is_changed_while_it_does() {
         let ports = daemon.ask("port list --json").json();
         ports.as_array().unwrap().iter().all(|port| port["state"] == "up")
     });
-    let flows = Flows::start(&left, &right);
+    let flows = Flows::start(&left, &right, FLOWS);
     await_true("frames to wait in both queues", || {
         let queues = queues(&daemon);
         queues[0][3] > 50 && queues[1][3] > 50

@@ -20,10 +20,11 @@ use super::model::{FdbStatic, ForwardingSection, HostSection, Port, Tenant, Work
 use super::rule::Rule;
 use super::share::ModelSection;
 use super::source::{Source, span_of};
+use super::switching::SwitchSection;
 use super::{FILE_BYTES_MAX, HostConfig};
 
-const SECTIONS: [&str; 9] =
-    ["host", "worker", "forwarding", "model", "fabric", "tenant", "port", "rule", "fdb"];
+const SECTIONS: [&str; 10] =
+    ["host", "worker", "forwarding", "model", "fabric", "switch", "tenant", "port", "rule", "fdb"];
 
 /// A table of the text and what was read from it.
 #[derive(Debug)]
@@ -46,6 +47,7 @@ pub(super) struct Draft<'a> {
     pub(super) forwarding: Object<'a, ForwardingSection>,
     pub(super) model: Object<'a, ModelSection>,
     pub(super) fabric: Option<Object<'a, FabricSection>>,
+    pub(super) switch: Option<Object<'a, SwitchSection>>,
     pub(super) tenants: Vec<Object<'a, Tenant>>,
     pub(super) ports: Vec<Object<'a, Port>>,
     pub(super) rules: Vec<Object<'a, Rule>>,
@@ -149,6 +151,10 @@ impl Draft<'_> {
                 Some(fabric) => Some(fabric.value.clone()?),
                 None => None,
             },
+            switch: match &self.switch {
+                Some(switch) => Some(switch.value.clone()?),
+                None => None,
+            },
             tenants: all(&self.tenants)?,
             ports: all(&self.ports)?,
             rules: all(&self.rules)?,
@@ -173,6 +179,7 @@ fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
         forwarding: section(root, "forwarding", report).unwrap_or_else(|| absent("[forwarding]")),
         model: section(root, "model", report).unwrap_or_else(|| absent("[model]")),
         fabric: section(root, "fabric", report),
+        switch: section(root, "switch", report),
         tenants: list(root, "tenant", report),
         ports: list(root, "port", report),
         rules: list(root, "rule", report),

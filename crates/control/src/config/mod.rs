@@ -30,6 +30,7 @@ mod save;
 mod schema;
 mod share;
 mod source;
+mod switching;
 mod text;
 mod vlan;
 mod wfq;
@@ -59,6 +60,7 @@ pub use share::{
     BitsPerSecond, Contract, ContractRate, CyclesPerSecond, Flows, ModelSection, PacketsPerSecond,
     Police, Priority, Sizes, Weight,
 };
+pub use switching::{ListenTls, SwitchSection, Switching};
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};
 pub use wfq::{CodePoint, Wfq};
 

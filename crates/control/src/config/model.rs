@@ -21,6 +21,7 @@ use super::rule::Rule;
 use super::share::{
     BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
 };
+use super::switching::SwitchSection;
 use super::vlan::{FileMode, Vlan, VlanList};
 use super::wfq::Wfq;
 
@@ -42,6 +43,9 @@ pub struct HostConfig {
     /// The fabric that the host is part of. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<FabricSection>,
+    /// The switch of a fabric that the host is. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch: Option<SwitchSection>,
     /// Tenants: at most 1024.
     #[serde(default, rename = "tenant", skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<Tenant>,

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!([0, 8, 46, 47].map(|dscp| classes.queue_of(dscp)), [0, 1, 3, 0]);
         assert_eq!(toml_edit::ser::to_string(&wfq).unwrap(), text);
         assert_eq!(
-            toml_edit::de::from_str::<Wfq>("").unwrap().classes(|_| None),
+            toml_edit::de::from_str::<Wfq>("").unwrap().classes(|_| None, &old),
             Classes::default()
         );
         let text = "queues = 4\n\n[ceilings]\nblue = \"3M\"\nred = \"5M\"\n";

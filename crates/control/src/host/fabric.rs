@@ -17,11 +17,10 @@ use penstock_qos::wfq::QUEUES_MAX;
 
 use super::apply::lock;
 use super::error::{ApiError, ErrorKind};
+use super::switching::Laid;
 use super::{Host, stopped, warnings};
-use crate::config::{BitsPerSecond, CodePoint, Egress, HostConfig, Receive, Weight, Wfq};
+use crate::config::{BitsPerSecond, CodePoint, Egress, HostConfig, Receive};
 
-/// Highest weight of a queue.
-const WEIGHT_MAX: u32 = 10_000;
 /// Who is held may be late or early by a twentieth of a second, and by two segments of 64 KiB,
 /// where it is policed.
 const BURSTS_PER_SECOND: u64 = 20;
@@ -65,10 +64,9 @@ pub struct FabricChange {
 pub(super) struct Overlay {
     code_points: BTreeMap<String, u8>,
     held: BTreeMap<String, Limits>,
-    weights: Vec<Weight>,
-    map: BTreeMap<CodePoint, u8>,
-    /// Queues that are wanted at least.
-    queues: u8,
+    uplink: Laid,
+    /// Of a host that is a switch, by port.
+    pub(super) ports: BTreeMap<String, Laid>,
 }
 
 /// What becomes of [`Held`].
@@ -100,44 +98,42 @@ impl Overlay {
         for (tenant, number) in &terms.code_points {
             code_point(*number).map_err(|problem| format!("tenant {tenant:?}: {problem}"))?;
         }
-        let highest = terms.map.values().copied().max().unwrap_or(0);
-        let queues = terms.weights.len().max(usize::from(highest) + 1);
-        let queues = u8::try_from(queues).ok().filter(|n| usize::from(*n) <= QUEUES_MAX);
-        let queues = queues.ok_or_else(|| format!("more than {QUEUES_MAX} queues are wanted"))?;
-        let weight = |weight: &u32| match penstock_units::Weight::new((*weight).max(1).into()) {
-            Ok(fine) if *weight <= WEIGHT_MAX => Ok(Weight(fine)),
-            _ => Err(format!("weight {weight} is above {WEIGHT_MAX}")),
-        };
-        let weights = terms.weights.iter().map(weight).collect::<Result<_, _>>()?;
-        let mapped = |(number, queue): (&u8, &u8)| Ok((code_point(*number)?, *queue));
-        let map = terms.map.iter().map(mapped).collect::<Result<_, String>>()?;
+        let uplink = Laid::new(&terms.weights, &terms.map)?;
         let held = terms.held.iter().map(|(name, held)| (name.clone(), Limits::of(held)));
-        let held = held.collect();
-        Ok(Self { code_points: terms.code_points.clone(), held, weights, map, queues })
+        let (held, ports) = (held.collect(), BTreeMap::new());
+        Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
     }
 
     /// The configuration as it runs; unchanged if the host is in no fabric.
     pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
+        if let Some(switch) = &config.switch {
+            let nothing = Laid::default();
+            for port in config.ports.iter_mut().filter(|port| switch.sets(port)) {
+                self.ports.get(&port.name).unwrap_or(&nothing).over(port);
+            }
+        }
         let Some(fabric) = &config.fabric else { return config };
         let uplink = config.ports.iter_mut().find(|port| port.name == fabric.uplink);
-        let uplink = uplink.filter(|port| port.egress == Egress::Wfq);
-        let queues = uplink.as_ref().and_then(|port| port.wfq.as_ref()).map(|wfq| wfq.queues);
-        let queues = queues.unwrap_or(Wfq::default().queues).max(self.queues);
-        let lanes = QUEUES_MAX.saturating_sub(queues.into());
+        let mut uplink = uplink.filter(|port| port.egress == Egress::Wfq);
+        if let Some(port) = uplink.as_deref_mut() {
+            self.uplink.over(port);
+        }
+        let wfq = uplink.and_then(|port| port.wfq.as_mut());
+        let queues = wfq.as_ref().map_or(QUEUES_MAX, |wfq| wfq.queues.into());
+        let lanes = QUEUES_MAX.saturating_sub(queues);
         let mut ceilings = BTreeMap::new();
         for tenant in &mut config.tenants {
             tenant.dscp = Some(self.code_points.get(&tenant.name).copied().unwrap_or(0));
             let Some(limits) = self.held.get(&tenant.name) else { continue };
             tenant.receive.get_or_insert(limits.receive);
-            if tenant.send.is_none() && uplink.is_some() && ceilings.len() < lanes {
+            if tenant.send.is_none() && ceilings.len() < lanes {
                 ceilings.insert(tenant.name.clone(), limits.ceiling);
             } else {
                 tenant.send.get_or_insert(limits.send);
             }
         }
-        if let Some(port) = uplink {
-            let (weights, map) = (self.weights.clone(), self.map.clone());
-            port.wfq = Some(Wfq { queues, weights, map, ceilings });
+        if let Some(wfq) = wfq {
+            wfq.ceilings = ceilings;
         }
         config
     }

@@ -22,6 +22,7 @@ mod pricing;
 mod readings;
 mod state;
 mod switch;
+mod switching;
 #[cfg(test)]
 mod tests;
 
@@ -51,6 +52,7 @@ pub use fabric::{FabricChange, FabricTerms, Held};
 pub use network::NetworkUse;
 pub use penstock_qos::learner::PortLearning;
 pub(crate) use switch::home;
+pub use switching::{PortQueues, SwitchPort};
 
 /// Between two attempts to attach ports in state `error`.
 const RETRY: Nanos = Nanos::from_secs(1);
@@ -595,6 +597,7 @@ fn needs_restart(changing: &Changing, old: &HostConfig, new: &HostConfig) -> Vec
         ("[host]", changing.file_host != new.host),
         ("[worker]", old.worker != new.worker),
         ("[fabric]", old.fabric != new.fabric),
+        ("[switch]", old.switch != new.switch),
         ("[forwarding] fdb_entries", entries),
     ]
     .iter()

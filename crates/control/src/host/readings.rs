@@ -39,6 +39,7 @@ impl Core {
             tsc_hz: self.switch.tsc().hz(),
             workers: worker_states(self.switch.as_ref(), &watches, &schedule),
             fabric: None,
+            switch: None,
         }
     }
 

@@ -78,8 +78,8 @@ impl Changing {
     /// What runs when the file says `parsed`: with what a restart alone can change as in `old`, and
     /// with what the fabric's controller told.
     pub(super) fn running(&self, parsed: HostConfig, old: &HostConfig) -> HostConfig {
-        let (host, fabric) = (old.host.clone(), old.fabric.clone());
-        self.overlay.over(HostConfig { host, fabric, ..parsed })
+        let (host, fabric, switch) = (old.host.clone(), old.fabric.clone(), old.switch.clone());
+        self.overlay.over(HostConfig { host, fabric, switch, ..parsed })
     }
 }
 

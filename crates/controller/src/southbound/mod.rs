@@ -22,6 +22,7 @@ use crate::Stamp;
 mod diff;
 pub mod gnmi;
 pub mod linux_tc;
+pub mod penstock;
 mod sim;
 pub mod sonic;
 mod step;

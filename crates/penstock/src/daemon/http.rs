@@ -10,30 +10,30 @@ use axum::routing::get;
 use penstock_control::host::Host;
 use tokio::sync::Mutex;
 
-use super::fabric::Fabric;
+use super::Parts;
 use super::metrics::{Reading, page};
 
 /// Of the OpenMetrics text format.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The host, read by one scrape at a time whatever scrapers do.
-type Shared = Arc<Mutex<(Arc<Host>, Option<Fabric>)>>;
+type Shared = Arc<Mutex<(Arc<Host>, Parts)>>;
 
 /// The pages.
-pub fn router(host: Arc<Host>, fabric: Option<Fabric>) -> Router {
+pub fn router(host: Arc<Host>, parts: Parts) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
-        .with_state(Arc::new(Mutex::new((host, fabric))))
+        .with_state(Arc::new(Mutex::new((host, parts))))
 }
 
 async fn metrics(State(shared): State<Shared>) -> Response {
     let turn = shared.lock().await;
-    let (host, fabric) = turn.clone();
+    let (host, parts) = turn.clone();
     let made = tokio::task::spawn_blocking(move || {
         let stats = host.stats(false).map_err(|error| error.to_string())?;
         let (mut status, ports, learning) = (host.status(), host.ports(), host.learning());
-        status.fabric = fabric.as_ref().map(Fabric::status);
+        parts.enter(&mut status);
         let reading = Reading { status, ports, stats, learning };
         page(reading).map_err(|error| error.to_string())
     });

@@ -10,6 +10,7 @@ use std::fmt;
 
 use penstock_control::api::{
     Delays, FabricStatus, HostStatus, LinkStatus, Named, PortStatus, QueueStatus, RtpStatus, Stats,
+    SwitchStatus,
 };
 use penstock_control::host::PortLearning;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
@@ -65,6 +66,8 @@ enum Source {
     Learning(fn(&PortLearning) -> Option<f64>),
     Fabric(fn(&FabricStatus) -> f64),
     FabricCount(&'static str),
+    Switch(fn(&SwitchStatus) -> f64),
+    SwitchCount(&'static str),
 }
 
 /// A metric.
@@ -217,7 +220,33 @@ fn catalogue() -> Vec<Metric> {
     metrics.extend(link_metrics());
     metrics.extend(learning_metrics());
     metrics.extend(fabric_metrics());
+    metrics.extend(switch_metrics());
     metrics
+}
+
+/// What is said of a host that is a switch of a fabric.
+fn switch_metrics() -> Vec<Metric> {
+    let metric = |name: String, unit, help: &str, source| Metric {
+        name,
+        unit,
+        is_gauge: matches!(source, Source::Switch(_)),
+        labels: "",
+        help: help.to_owned(),
+        source,
+    };
+    let unkept: fn(&SwitchStatus) -> f64 = |s| f64::from(u8::from(s.unkept));
+    let help = "1 while what controllers told could not be kept for a restart";
+    let unkept = metric("penstock_switch_unkept".into(), "", help, Source::Switch(unkept));
+    let counts = [
+        ("applied", "decisions of controllers that were done"),
+        ("late", "decisions refused because a later one had been told"),
+        ("failed", "decisions that could not be done"),
+    ];
+    let count = |(field, help)| {
+        let name = name("penstock_switch", field, "decisions");
+        metric(name, "decisions", help, Source::SwitchCount(field))
+    };
+    core::iter::once(unkept).chain(counts.map(count)).collect()
 }
 
 /// What is said of a host that is in a fabric.
@@ -438,6 +467,9 @@ impl Reading {
             Source::Fabric(value) => {
                 status.fabric.iter().map(|fabric| (Labels::new(), value(fabric))).collect()
             }
+            Source::Switch(value) => {
+                status.switch.iter().map(|switch| (Labels::new(), value(switch))).collect()
+            }
             Source::Port(_)
             | Source::Drops
             | Source::TxDrops
@@ -446,6 +478,7 @@ impl Reading {
             | Source::Queue(_)
             | Source::Worker(_)
             | Source::FabricCount(_)
+            | Source::SwitchCount(_)
             | Source::LinkEntered => Vec::new(),
         }
     }
@@ -502,6 +535,10 @@ impl Reading {
             Source::TxDrops => ports.iter().flat_map(|p| by_reason(&p.port, &p.tx_drops)).collect(),
             Source::RtpCount(value) => self.streams(value),
             Source::Queue(value) => self.queues(value),
+            Source::SwitchCount(field) => {
+                let switch = self.status.switch.iter();
+                switch.map(|switch| (Labels::new(), counter(&switch.counters, field))).collect()
+            }
             Source::FabricCount(field) => {
                 let fabric = self.status.fabric.iter();
                 fabric.map(|fabric| (Labels::new(), counter(&fabric.counters, field))).collect()

@@ -14,6 +14,7 @@ mod metrics;
 pub(crate) mod notify;
 mod rpc;
 pub(crate) mod socket;
+mod switch;
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use penstock_control::api::ChangeReport;
+use penstock_control::api::{ChangeReport, HostStatus};
 use penstock_control::config::{self, HostConfig};
 use penstock_control::host::Host;
 use penstock_controller::agent::Agent;
@@ -39,6 +40,7 @@ use crate::wire::v1::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
 use fabric::Fabric;
 use notify::Notifier;
+use switch::{Switch, Switched};
 
 /// Longest the daemon takes to end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
@@ -46,6 +48,21 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(250);
 /// Requests at once on one connection.
 const REQUESTS_AT_ONCE: usize = 32;
+
+/// The host's parts in a fabric: a server of it, a switch of it, or none.
+#[derive(Clone, Debug, Default)]
+pub struct Parts {
+    fabric: Option<Fabric>,
+    switch: Option<Switched>,
+}
+
+impl Parts {
+    /// Enters what they are doing now.
+    fn enter(&self, status: &mut HostStatus) {
+        status.fabric = self.fabric.as_ref().map(Fabric::status);
+        status.switch = self.switch.as_ref().map(Switched::status);
+    }
+}
 
 /// Runs the daemon until it is told to end.
 ///
@@ -71,6 +88,7 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     let directory = path.parent().map(Path::to_path_buf).unwrap_or_default();
     let host = Arc::new(Host::start(config, Some(path))?);
     let joined = fabric::join(&host, &directory)?;
+    let switch = switch::become_one(&host, &directory)?;
     keep_off_workers(&host, &control_cores)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -78,7 +96,7 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("runtime cannot start")?;
-    let outcome = runtime.block_on(serve(Arc::clone(&host), listener, pages, joined));
+    let outcome = runtime.block_on(serve(Arc::clone(&host), listener, pages, (joined, switch)));
     runtime.shutdown_timeout(Duration::from_millis(500));
     drop(guard);
     outcome
@@ -117,7 +135,7 @@ async fn serve(
     host: Arc<Host>,
     listener: UnixListener,
     pages: Option<TcpListener>,
-    joined: Option<(Agent, Fabric)>,
+    (joined, switch): (Option<(Agent, Fabric)>, Option<Switch>),
 ) -> Result<ExitCode> {
     let notifier = Arc::new(Notifier::from_environment());
     let (stop, stopping) = watch::channel(false);
@@ -127,9 +145,14 @@ async fn serve(
         tasks.spawn(take_part(agent, stopping.clone()));
         fabric
     });
-    tasks.spawn(api(Arc::clone(&host), fabric.clone(), listener, stopping.clone()));
+    let parts = Parts { fabric, switch: switch.as_ref().map(Switch::seen) };
+    if let Some(switch) = switch {
+        switch.take_up().await;
+        tasks.spawn(switch.serve(stopping.clone()));
+    }
+    tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, stopping.clone()));
     if let Some(pages) = pages {
-        tasks.spawn(metrics_pages(Arc::clone(&host), fabric, pages, stopping.clone()));
+        tasks.spawn(metrics_pages(Arc::clone(&host), parts, pages, stopping.clone()));
     }
     tasks.spawn(links(Arc::clone(&host), stopping.clone()));
     tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), stopping));
@@ -221,17 +244,18 @@ async fn take_part(agent: Agent, mut stopping: watch::Receiver<bool>) -> Result<
 /// The API on its socket.
 async fn api(
     host: Arc<Host>,
-    fabric: Option<Fabric>,
+    parts: Parts,
     listener: UnixListener,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let listener = tokio::net::UnixListener::from_std(listener).context("API socket")?;
-    let service = HostServiceServer::new(rpc::Service::new(host, fabric, stopping.clone()))
+    let service = HostServiceServer::new(rpc::Service::new(host, parts.clone(), stopping.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(REPLY_BYTES_MAX);
     tonic::transport::Server::builder()
         .concurrency_limit_per_connection(REQUESTS_AT_ONCE)
         .add_service(service)
+        .add_optional_service(parts.switch.as_ref().map(Switched::service))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
             let _ = stopping.wait_for(|stopping| *stopping).await;
         })
@@ -242,12 +266,12 @@ async fn api(
 /// The HTTP pages.
 async fn metrics_pages(
     host: Arc<Host>,
-    fabric: Option<Fabric>,
+    parts: Parts,
     listener: TcpListener,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener).context("metrics address")?;
-    axum::serve(listener, http::router(host, fabric))
+    axum::serve(listener, http::router(host, parts))
         .with_graceful_shutdown(async move {
             let _ = stopping.wait_for(|stopping| *stopping).await;
         })

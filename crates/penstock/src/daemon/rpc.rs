@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::fabric::Fabric;
+use super::Parts;
 use crate::wire::v1::{self, host_service_server::HostService};
 use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 
@@ -21,7 +21,7 @@ use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 #[derive(Debug)]
 pub struct Service {
     host: Arc<Host>,
-    fabric: Option<Fabric>,
+    parts: Parts,
     /// Turns true at shutdown; watches end then.
     stopping: watch::Receiver<bool>,
 }
@@ -31,12 +31,8 @@ type Reply<T> = Result<Response<T>, Status>;
 impl Service {
     /// A service of this host.
     #[must_use]
-    pub const fn new(
-        host: Arc<Host>,
-        fabric: Option<Fabric>,
-        stopping: watch::Receiver<bool>,
-    ) -> Self {
-        Self { host, fabric, stopping }
+    pub const fn new(host: Arc<Host>, parts: Parts, stopping: watch::Receiver<bool>) -> Self {
+        Self { host, parts, stopping }
     }
 
     /// Runs a call of the host where it may block.
@@ -110,7 +106,7 @@ fn each<F, T: From<F>>(list: Vec<F>) -> Vec<T> {
 impl HostService for Service {
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Reply<v1::Status> {
         let mut status = self.call(Host::status).await?;
-        status.fabric = self.fabric.as_ref().map(Fabric::status);
+        self.parts.enter(&mut status);
         Ok(Response::new(status.into()))
     }
 
@@ -271,7 +267,7 @@ impl HostService for Service {
         }
         let (sender, receiver) = mpsc::channel(2);
         let feed = feed(
-            Self::new(Arc::clone(&self.host), self.fabric.clone(), self.stopping.clone()),
+            Self::new(Arc::clone(&self.host), self.parts.clone(), self.stopping.clone()),
             Duration::from_millis(interval_ms.into()),
             sender,
         );

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use penstock_control::config::fabric::{
-    ControllerFile, DriverFile, LoginFile, SwitchFile, SwitchTls,
+    ControllerFile, DriverFile, LoginFile, PenstockFile, SwitchFile, SwitchTls,
 };
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::southbound::gnmi::{self, GnmiSwitch};
 use penstock_controller::southbound::linux_tc::{self, Netns, TcSwitch};
+use penstock_controller::southbound::penstock::{self, PenstockSwitch};
 use penstock_controller::southbound::sonic::{self, Endpoint, MapMode, SonicSwitch};
 use penstock_controller::southbound::{Capabilities, PortInfo, SimSwitch, SwitchDriver};
 use penstock_fabric::queue_binding::Mode;
@@ -63,6 +64,16 @@ pub fn driver(
             Arc::new(made.with_context(|| format!("switch {name}"))?)
         }
         DriverFile::Sonic { address } => sonic(file, &name, &ports, address)?,
+        DriverFile::Penstock(at) => {
+            let address = match at.clone() {
+                PenstockFile::Socket(path) => penstock::Address::Socket(path),
+                PenstockFile::Tcp { address, ca, cert, key, server_name } => {
+                    let tls = penstock::Tls { ca, certificate: cert, key, server_name };
+                    penstock::Address::Tcp(address, tls)
+                }
+            };
+            Arc::new(PenstockSwitch::new(&name, &ports, queues, address)?)
+        }
         DriverFile::Gnmi { address, tls, login } => {
             gnmi(file, &name, &ports, (address, tls.as_ref(), login.as_ref()))?
         }

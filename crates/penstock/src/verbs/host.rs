@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use penstock_control::api::{FabricStatus, HostStatus};
+use penstock_control::api::{FabricStatus, HostStatus, SwitchStatus};
 use penstock_control::config::{self, ConfigErrors};
 
 use super::{json, print, print_json, printable_lines, report};
@@ -100,6 +100,9 @@ fn shown(status: &HostStatus) -> String {
     if let Some(fabric) = &status.fabric {
         text.push_str(&part_in(fabric));
     }
+    if let Some(switch) = &status.switch {
+        text.push_str(&as_switch(switch));
+    }
     text
 }
 
@@ -130,6 +133,19 @@ fn part_in(fabric: &FabricStatus) -> String {
     each.collect()
 }
 
+/// A host as a switch of a fabric, in lines.
+fn as_switch(switch: &SwitchStatus) -> String {
+    let mut lines = vec![("switch", switch.name.clone()), ("told", switch.told.clone())];
+    if switch.unkept {
+        let what = "what it was told could not be kept for a restart, which is tried again";
+        lines.push(("not kept", what.to_owned()));
+    }
+    if !switch.last_error.is_empty() {
+        lines.push(("last problem", switch.last_error.clone()));
+    }
+    lines.iter().map(|(key, value)| format!("{key:<15}{}\n", printable(value))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +169,7 @@ mod tests {
                 ..WorkerStatus::default()
             }],
             fabric: None,
+            switch: None,
         };
         assert_eq!(
             shown(&status),

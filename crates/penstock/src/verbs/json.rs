@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use penstock_control::api::{
     Delays, FabricStatus, HostStatus, LinkStatus, Named, PortStats, QueueStatus, RtpStatus, Stats,
-    WorkerStatus,
+    SwitchStatus, WorkerStatus,
 };
 use penstock_qos::delay_scale;
 use serde::{Serialize, Serializer};
@@ -57,6 +57,25 @@ pub struct Host<'a> {
     workers: Vec<Worker<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fabric: Option<Fabric<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    switch: Option<Switch<'a>>,
+}
+
+/// A host as a switch of a fabric.
+#[derive(Debug, Serialize)]
+struct Switch<'a> {
+    name: &'a str,
+    told: &'a str,
+    unkept: bool,
+    last_error: &'a str,
+    counters: Counts<'a>,
+}
+
+impl<'a> From<&'a SwitchStatus> for Switch<'a> {
+    fn from(from: &'a SwitchStatus) -> Self {
+        let SwitchStatus { name, told, unkept, last_error, counters } = from;
+        Self { name, told, unkept: *unkept, last_error, counters: Counts(counters) }
+    }
 }
 
 /// A host's part in a fabric.
@@ -100,6 +119,7 @@ impl<'a> From<&'a HostStatus> for Host<'a> {
             tsc_hz: from.tsc_hz,
             workers: from.workers.iter().map(Into::into).collect(),
             fabric: from.fabric.as_ref().map(Into::into),
+            switch: from.switch.as_ref().map(Into::into),
         }
     }
 }

@@ -56,11 +56,24 @@ impl Controller {
 
     /// With these.
     pub fn over(folder: &Path, name: &str, store: &str, fabric: &str, switches: &str) -> Self {
+        Self::with(folder, name, "", store, fabric, switches)
+    }
+
+    /// With these, and more keys of its own.
+    pub fn with(
+        folder: &Path,
+        name: &str,
+        keys: &str,
+        store: &str,
+        fabric: &str,
+        switches: &str,
+    ) -> Self {
         fs::write(folder.join("fabric.toml"), fabric).unwrap();
         let (socket, file) = (folder.join(format!("{name}.sock")), folder.join(name));
         let text = format!(
             "[controller]\nname = \"{name}\"\ntopology = \"fabric.toml\"\nsocket = {socket:?}\n\
-             interval_ms = 500\nreport_ms = 250\nverify_every = 1\n\n[store]\n{store}\n{switches}"
+             interval_ms = 500\nreport_ms = 250\nverify_every = 1\n{keys}\n\
+             [store]\n{store}\n{switches}"
         );
         fs::write(&file, text).unwrap();
         let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();

@@ -10,6 +10,7 @@ mod ports;
 mod queueing;
 mod receiving;
 mod rules;
+mod switching;
 mod tenants;
 
 use std::collections::{BTreeMap, HashMap};
@@ -56,6 +57,7 @@ pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_
     let world = World::new(draft);
     host::check(draft, machine, report);
     joining::check(draft, &world, report);
+    switching::check(draft, &world, report);
     tenants::check(draft, &world, report);
     ports::check(draft, &world, report);
     rules::check(draft, &world, report);

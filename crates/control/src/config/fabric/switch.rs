@@ -35,6 +35,8 @@ pub enum DriverFile {
         /// `redis://host:port` or `unix:///path`.
         address: String,
     },
+    /// A daemon of ours.
+    Penstock(PenstockFile),
     /// OpenConfig's QoS model by gNMI.
     Gnmi {
         /// `host:port`.
@@ -43,6 +45,26 @@ pub enum DriverFile {
         tls: Option<SwitchTls>,
         /// Who asks, for targets that want a name and a password.
         login: Option<LoginFile>,
+    },
+}
+
+/// Where a daemon of ours is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PenstockFile {
+    /// Its API's socket on this machine.
+    Socket(PathBuf),
+    /// `host:port`, with certificates of both ends.
+    Tcp {
+        /// `host:port`.
+        address: String,
+        /// Who signed its certificate.
+        ca: PathBuf,
+        /// This controller's certificate.
+        cert: PathBuf,
+        /// Its key.
+        key: PathBuf,
+        /// The name in the switch's certificate.
+        server_name: String,
     },
 }
 
@@ -91,6 +113,7 @@ enum Driver {
     Sim,
     LinuxTc,
     SonicConfigdb,
+    Penstock,
     Gnmi,
 }
 
@@ -101,6 +124,7 @@ impl Driver {
             Self::Sim => ("sim", &[]),
             Self::LinuxTc => ("linux-tc", &["netns"]),
             Self::SonicConfigdb => ("sonic-configdb", &["address"]),
+            Self::Penstock => ("penstock", &["address", "tls"]),
             Self::Gnmi => ("gnmi", &["address", "tls", "user", "password_file"]),
         }
     }
@@ -156,6 +180,7 @@ fn switch(
             let remedy = "write where its redis is: redis://HOST:PORT or unix:///PATH";
             DriverFile::Sonic { address: address(object, table, remedy, report)? }
         }
+        Driver::Penstock => DriverFile::Penstock(penstock(object, table, folder, report)?),
         Driver::Gnmi => gnmi(object, table, folder, report)?,
     };
     let interfaces = interfaces(object, table, node, topology, report);
@@ -188,6 +213,39 @@ fn address(
         report.at(object, "address", "`address` is missing", remedy);
     }
     table.address.clone()
+}
+
+fn penstock(
+    object: &Object<'_, Switch>,
+    table: &Switch,
+    folder: &Path,
+    report: &mut Report<'_>,
+) -> Option<PenstockFile> {
+    let remedy = "write unix:///PATH of its socket, or HOST:PORT of its `listen`";
+    let address = address(object, table, remedy, report)?;
+    if let Some(path) = address.strip_prefix("unix://") {
+        if !path.starts_with('/') {
+            let problem = format!("`address`: path {path:?} is relative");
+            report.at(object, "address", problem, "begin it with /, as in \"unix:///run/a.sock\"");
+        }
+        if table.tls.is_some() {
+            report.at(object, "tls", "a socket has no `tls`", "remove it, or write HOST:PORT");
+        }
+        return Some(PenstockFile::Socket(PathBuf::from(path)));
+    }
+    host_and_port(object, &address, report);
+    let Some(tls) = tls(object, table, folder, report) else {
+        let problem = "a switch of ours is told over the network with certificates alone";
+        report.at(object, "address", problem, "add `tls`, or write unix:///PATH of its socket");
+        return None;
+    };
+    let (Some(cert), Some(key)) = (tls.cert, tls.key) else {
+        let problem = "the switch wants this controller's certificate";
+        report.at(object, "tls", problem, "add `cert` and `key` to it");
+        return None;
+    };
+    let server_name = tls.server_name.unwrap_or_else(|| table.name.clone());
+    Some(PenstockFile::Tcp { address, ca: tls.ca, cert, key, server_name })
 }
 
 fn gnmi(

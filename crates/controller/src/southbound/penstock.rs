@@ -1,0 +1,247 @@
+//! A switch that is a daemon of ours: `penstock host run` with `[switch]` in its file.
+//!
+//! **Rule.** Each call is one request on a connection of its own; certificates are read anew for
+//! each, so that they may change. The switch's end ([`crate::switch`]) compares stamps and does a
+//! change whole or not at all, so nothing has to be held here between reading and telling.
+//!
+//! Source: `proto/penstock/switch/v1/switch.proto`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+
+use super::{
+    Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState,
+};
+use crate::Stamp;
+use crate::switch::wire::v1::switch_service_client::SwitchServiceClient;
+use crate::switch::wire::{SWITCH_BYTES_MAX, v1};
+use crate::wire::describe;
+
+/// How long a connection and how long an answer may take.
+const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+/// Most queues of a port.
+const QUEUES_MAX: u8 = 64;
+
+/// Where the daemon is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// Its socket on this machine, which is its owner's alone.
+    Socket(PathBuf),
+    /// `host:port`, by certificates.
+    Tcp(String, Tls),
+}
+
+/// PEM files, read for each connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Who signed the switch's certificate.
+    pub ca: PathBuf,
+    /// This controller's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The name in the switch's certificate.
+    pub server_name: String,
+}
+
+/// A daemon as a switch.
+#[derive(Debug)]
+pub struct PenstockSwitch {
+    name: String,
+    ports: Vec<String>,
+    address: Address,
+    queues: u8,
+}
+
+impl PenstockSwitch {
+    /// The daemon at an address, of whose queues so many may be used; it is not asked anything yet.
+    ///
+    /// # Errors
+    /// [`DriverError::Beyond`] for fewer than 2 or more than 64 queues.
+    pub fn new(
+        name: &str,
+        ports: &[PortInfo],
+        queues: u8,
+        address: Address,
+    ) -> Result<Self, DriverError> {
+        if !(2..=QUEUES_MAX).contains(&queues) {
+            return Err(DriverError::Beyond {
+                switch: name.to_owned(),
+                what: format!("{queues} queues"),
+                limit: format!("2 to {QUEUES_MAX} queues"),
+                remedy: "change `queues` of the topology",
+            });
+        }
+        let ports = ports.iter().map(|port| port.name.clone()).collect();
+        Ok(Self { name: name.to_owned(), ports, address, queues })
+    }
+
+    fn unreachable(&self, problem: String) -> DriverError {
+        DriverError::Unreachable { switch: self.name.clone(), problem }
+    }
+
+    fn rubbish(&self, what: &str, problem: String) -> DriverError {
+        DriverError::Rubbish { switch: self.name.clone(), what: what.to_owned(), problem }
+    }
+
+    fn failed(&self, what: &str, status: &Status) -> DriverError {
+        let text = || format!("{:?}: {}", status.code(), status.message());
+        match status.code() {
+            Code::InvalidArgument
+            | Code::FailedPrecondition
+            | Code::NotFound
+            | Code::PermissionDenied => DriverError::Refused {
+                switch: self.name.clone(),
+                change: what.to_owned(),
+                problem: status.message().to_owned(),
+            },
+            Code::OutOfRange | Code::Internal | Code::DataLoss | Code::Unimplemented => {
+                self.rubbish(what, text())
+            }
+            _ => self.unreachable(text()),
+        }
+    }
+
+    async fn connect(&self) -> Result<SwitchServiceClient<Channel>, DriverError> {
+        let connecting = async {
+            let endpoint = match &self.address {
+                Address::Socket(path) => Endpoint::from_shared(format!("unix:{}", path.display())),
+                Address::Tcp(address, _) => Endpoint::from_shared(format!("https://{address}")),
+            };
+            let mut endpoint = endpoint.map_err(|error| describe(&error))?;
+            if let Address::Tcp(_, tls) = &self.address {
+                let tls = client(tls).await?;
+                endpoint = endpoint.tls_config(tls).map_err(|error| describe(&error))?;
+            }
+            let endpoint = endpoint.connect_timeout(TIME_MAX).timeout(TIME_MAX);
+            endpoint.connect().await.map_err(|error| describe(&error))
+        };
+        let connected = tokio::time::timeout(TIME_MAX, connecting).await;
+        let connected = connected.unwrap_or_else(|_| Err(format!("not within {TIME_MAX:?}")));
+        let channel = connected.map_err(|problem| {
+            let at = match &self.address {
+                Address::Socket(path) => path.display().to_string(),
+                Address::Tcp(address, _) => address.clone(),
+            };
+            self.unreachable(format!("{at}: {problem}"))
+        })?;
+        Ok(SwitchServiceClient::new(channel).max_decoding_message_size(SWITCH_BYTES_MAX))
+    }
+
+    async fn state(&self) -> Result<v1::State, DriverError> {
+        let request = v1::GetStateRequest { switch: self.name.clone() };
+        let answer = self.connect().await?.get_state(request).await;
+        Ok(answer.map_err(|status| self.failed("reading its state", &status))?.into_inner())
+    }
+
+    async fn tell(
+        &self,
+        stamp: Stamp,
+        changes: &[Change],
+        dry_run: bool,
+    ) -> Result<Vec<String>, DriverError> {
+        let request = v1::ApplyRequest {
+            switch: self.name.clone(),
+            stamp: Some(stamp.into()),
+            changes: changes.iter().map(v1::Change::from).collect(),
+            dry_run,
+        };
+        let answer = self.connect().await?.apply(request).await;
+        let answer = answer.map_err(|status| {
+            let what: Vec<String> = changes.iter().map(ToString::to_string).collect();
+            let what = if what.is_empty() { format!("decision {stamp}") } else { what.join("; ") };
+            self.failed(&what, &status)
+        })?;
+        let answer = answer.into_inner();
+        match answer.has {
+            Some(has) => {
+                let (switch, has) = (self.name.clone(), has.into());
+                Err(DriverError::Fenced { switch, has, told: stamp })
+            }
+            None => Ok(answer.words),
+        }
+    }
+}
+
+async fn client(tls: &Tls) -> Result<ClientTlsConfig, String> {
+    let ca = Certificate::from_pem(read(&tls.ca).await?);
+    let identity = Identity::from_pem(read(&tls.certificate).await?, read(&tls.key).await?);
+    let config = ClientTlsConfig::new().ca_certificate(ca).identity(identity);
+    Ok(config.domain_name(&tls.server_name))
+}
+
+async fn read(path: &Path) -> Result<Vec<u8>, String> {
+    tokio::fs::read(path).await.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[async_trait]
+impl SwitchDriver for PenstockSwitch {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "penstock"
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities, DriverError> {
+        let state = self.state().await?;
+        let queues = u8::try_from(state.queues).ok().filter(|queues| *queues <= QUEUES_MAX);
+        let queues = queues
+            .ok_or_else(|| self.rubbish("what it can do", format!("{} queues", state.queues)))?;
+        Ok(Capabilities {
+            queues: queues.min(self.queues),
+            classes: queues.min(self.queues),
+            weights: (state.weight_min, state.weight_max),
+            remap: true,
+            fixed_map: [].into(),
+            map_per_port: true,
+        })
+    }
+
+    async fn read_back(&self) -> Result<SwitchState, DriverError> {
+        let state = self.state().await?;
+        let stamp = state.stamp.map_or_else(Stamp::default, Stamp::from);
+        let mut all = SwitchState { stamp, ..SwitchState::default() };
+        for port in state.ports {
+            let read = <(String, super::PortState)>::try_from(port);
+            let (name, state) = read.map_err(|problem| self.rubbish("its state", problem))?;
+            all.ports.insert(name, state.canonical());
+        }
+        // Others are not this controller's to know.
+        all.ports.retain(|name, _| self.ports.contains(name));
+        if let Some(missing) = self.ports.iter().find(|name| !all.ports.contains_key(*name)) {
+            return Err(DriverError::Beyond {
+                switch: self.name.clone(),
+                what: format!("port {missing}"),
+                limit: "it has no such port with queues".to_owned(),
+                remedy: "name its ports, each with egress = \"wfq\", in `interfaces`",
+            });
+        }
+        Ok(all)
+    }
+
+    async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
+        self.tell(stamp, changes, false).await.map(drop)
+    }
+
+    async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError> {
+        self.tell(Stamp::default(), changes, true).await
+    }
+
+    async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
+        let request = v1::GetCountersRequest { switch: self.name.clone() };
+        let answer = self.connect().await?.get_counters(request).await;
+        let answer = answer.map_err(|status| self.failed("reading its counters", &status))?;
+        let queues = answer.into_inner().queues.into_iter();
+        let ours = queues.filter(|queue| self.ports.contains(&queue.port));
+        let each = ours.map(|queue| {
+            QueueCounters::try_from(queue).map_err(|problem| self.rubbish("its counters", problem))
+        });
+        each.collect()
+    }
+}

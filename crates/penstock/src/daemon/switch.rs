@@ -1,0 +1,208 @@
+//! The daemon as a switch of a fabric: what controllers say becomes queues of its ports.
+//!
+//! **Rule.** [`FabricSwitch`] compares stamps and keeps what was told; here are the running
+//! [`Host`] behind it, and where it is served: on the API's socket, which is its owner's alone, and
+//! by mutual TLS on `listen`. What was told before a restart is in force before the first request.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use penstock_control::api::{QueueStatus, SwitchStatus};
+use penstock_control::host::{ApiError, Host, PortQueues, SwitchPort};
+use penstock_controller::agent::SideError;
+use penstock_controller::agents::{PemFiles, ServerTls};
+use penstock_controller::southbound::{PortState, QueueCounters};
+use penstock_controller::switch::wire::SWITCH_BYTES_MAX;
+use penstock_controller::switch::wire::v1::switch_service_server::SwitchServiceServer;
+use penstock_controller::switch::{self, FabricSwitch, PortReading, SwitchServer, SwitchSide, Who};
+use tokio::sync::watch;
+
+/// Between two looks at the files of certificates.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// A host that is a switch, not served yet.
+#[derive(Debug)]
+pub struct Switch {
+    inner: Arc<FabricSwitch>,
+    door: Option<Door>,
+}
+
+/// Where controllers come in from the network.
+#[derive(Debug)]
+struct Door {
+    listener: TcpListener,
+    tls: ServerTls,
+    who: Who,
+}
+
+/// A switch as others see it.
+#[derive(Clone, Debug)]
+pub struct Switched(Arc<FabricSwitch>);
+
+/// The host as a switch, if it is one.
+///
+/// # Errors
+/// No place for what it is told, certificates that cannot be read, or an address that is taken.
+pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> {
+    let Some(switching) = host.config().switching(directory) else { return Ok(None) };
+    if let Some(folder) = switching.plan.parent() {
+        std::fs::create_dir_all(folder).with_context(|| {
+            format!("[switch]: no place for the plan in {}; change `plan`", folder.display())
+        })?;
+    }
+    let side = Arc::new(Side { host: Arc::clone(host) });
+    let inner = Arc::new(FabricSwitch::new(&switching.name, &switching.plan, side));
+    let door = switching.listen.map(|(address, tls)| {
+        let listener = TcpListener::bind(address).with_context(|| {
+            format!("[switch] listen {address}: cannot listen; free it or change it")
+        })?;
+        listener.set_nonblocking(true).with_context(|| format!("[switch] listen {address}"))?;
+        let files = PemFiles { ca: tls.ca, certificate: tls.cert, key: tls.key };
+        let who = Who::Named(tls.controllers.into_iter().collect());
+        let tls = ServerTls::open(files).context("[switch] tls")?;
+        anyhow::Ok(Door { listener, tls, who })
+    });
+    Ok(Some(Switch { inner, door: door.transpose()? }))
+}
+
+impl Switch {
+    /// What it is doing, for whoever asks.
+    #[must_use]
+    pub fn seen(&self) -> Switched {
+        Switched(Arc::clone(&self.inner))
+    }
+
+    /// Does what it was told before a restart. A part that cannot be done is left to a controller.
+    pub async fn take_up(&self) {
+        let name = self.inner.name();
+        match self.inner.take_up().await {
+            Ok(Some(stamp)) => tracing::info!(switch = name, %stamp, "as before the restart"),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(switch = name, "what it was told before the restart: {error}");
+            }
+        }
+    }
+
+    /// Serves controllers from the network, and keeps what could not be kept, until `stopping`.
+    ///
+    /// # Errors
+    /// The port is of no use.
+    pub async fn serve(self, mut stopping: watch::Receiver<bool>) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let mut stopped = stopping.clone();
+        let stop = async move {
+            let _ = stopped.wait_for(|stopping| *stopping).await;
+        };
+        let network = async {
+            let Some(Door { listener, tls, who }) = self.door else {
+                let _ = stopping.wait_for(|stopping| *stopping).await;
+                return Ok(());
+            };
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            let server = SwitchServer::new(Arc::clone(&inner), who);
+            tokio::select! {
+                served = switch::serve(listener, server, tls.clone(), stop) => Ok(served?),
+                () = tls.watch(LOOK_EVERY) => Ok(()),
+            }
+        };
+        tokio::select! {
+            served = network => served,
+            () = inner.make_up() => Ok(()),
+        }
+    }
+}
+
+impl Switched {
+    /// For the API's socket.
+    #[must_use]
+    pub fn service(&self) -> SwitchServiceServer<SwitchServer> {
+        SwitchServiceServer::new(SwitchServer::new(Arc::clone(&self.0), Who::Connected))
+            .max_decoding_message_size(SWITCH_BYTES_MAX)
+            .max_encoding_message_size(SWITCH_BYTES_MAX)
+    }
+
+    /// What it is doing now.
+    #[must_use]
+    pub fn status(&self) -> SwitchStatus {
+        let status = self.0.status().borrow().clone();
+        SwitchStatus {
+            name: self.0.name().to_owned(),
+            told: status.stamp.to_string(),
+            unkept: status.unkept,
+            last_error: status.last_error.unwrap_or_default(),
+            counters: [
+                ("applied", status.applied),
+                ("late", status.late),
+                ("failed", status.failed),
+            ]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into(),
+        }
+    }
+}
+
+/// The running switch.
+#[derive(Debug)]
+struct Side {
+    host: Arc<Host>,
+}
+
+impl Side {
+    /// Runs a call of the host where it may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Host) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, SideError> {
+        let host = Arc::clone(&self.host);
+        let done = tokio::task::spawn_blocking(move || call(&host)).await;
+        let done = done.map_err(|error| SideError(format!("the call broke: {error}")))?;
+        done.map_err(|error| SideError(error.to_string()))
+    }
+}
+
+#[tonic::async_trait]
+impl SwitchSide for Side {
+    async fn read(&self) -> Result<BTreeMap<String, PortReading>, SideError> {
+        Ok(self.blocking(Host::switch_ports).await?.into_iter().map(reading).collect())
+    }
+
+    async fn apply(&self, ports: &BTreeMap<String, PortState>) -> Result<(), SideError> {
+        let queues = |(name, state): (&String, &PortState)| {
+            let queues = PortQueues { weights: state.weights.clone(), map: state.map.clone() };
+            (name.clone(), queues)
+        };
+        let ports: BTreeMap<_, _> = ports.iter().map(queues).collect();
+        let changes = self.blocking(move |host| host.set_switch(&ports)).await?;
+        if !changes.is_empty() {
+            tracing::info!(?changes, "queues are as a controller said");
+        }
+        Ok(())
+    }
+}
+
+/// A port in the words of a switch.
+fn reading(port: SwitchPort) -> (String, PortReading) {
+    let counters = |queue: &QueueStatus| QueueCounters {
+        port: port.name.clone(),
+        queue: queue.queue,
+        packets: queue.frames,
+        bytes: queue.bytes,
+        dropped: queue.drops,
+    };
+    let own = port.queues.iter().filter(|queue| queue.queue != 0);
+    let state = PortState {
+        weights: port.queues.iter().map(|queue| queue.weight.into()).collect(),
+        map: own.flat_map(|q| q.dscps.iter().map(|dscp| (*dscp, q.queue))).collect(),
+    };
+    let reading = PortReading {
+        queues: u8::try_from(port.queues.len()).unwrap_or(u8::MAX),
+        state,
+        counters: port.queues.iter().map(counters).collect(),
+    };
+    (port.name, reading)
+}

@@ -12,6 +12,7 @@ mod authority;
 mod controller;
 #[path = "../../controller/tests/common/dir.rs"]
 mod dir;
+#[allow(dead_code, reason = "shared with other tests")]
 #[path = "support/flows.rs"]
 mod flows;
 #[allow(dead_code, reason = "shared with other tests")]

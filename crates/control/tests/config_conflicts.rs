@@ -624,6 +624,23 @@ wfq = { weights = [0], map = { 64 = 1 } }
             "8:32: port \"vm3\": `wfq.map`: 64 is no code point; write a number 0 to 63",
         ],
     ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
+"#,
+        &[
+            "8:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; police some \
+                 of them: `send` of [[tenant]]",
+            "8:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to 400000000000",
+            "8:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this file",
+        ],
+    ),
 ];
 
 #[test]

@@ -69,7 +69,7 @@ fn check_wfq(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
         report.at(object, &format!("wfq.map.{dscp}"), problem, remedy);
     }
     let lanes = usize::from(queues) + wfq.ceilings.len();
-    if lanes > QUEUES_MAX {
+    if lanes > QUEUES_MAX && !wfq.ceilings.is_empty() {
         let problem = format!(
             "{queues} queues and {} tenants with a ceiling are more than {QUEUES_MAX}",
             wfq.ceilings.len()

@@ -93,8 +93,18 @@ pub struct Topology {
 pub(crate) enum Names {
     /// By layer and place in it.
     Numbered,
-    /// By node.
-    Given(Vec<Box<str>>),
+    /// By node, and the nodes in the order of their names.
+    Given(Vec<Box<str>>, Vec<u32>),
+}
+
+impl Names {
+    /// By node. A tree of ten thousand nodes is asked for each of them once an interval, so the
+    /// order of names is kept.
+    pub(crate) fn given(names: Vec<Box<str>>) -> Self {
+        let mut order: Vec<u32> = (0..names.len()).map(number).collect();
+        order.sort_by(|a, b| names[*a as usize].cmp(&names[*b as usize]));
+        Self::Given(names, order)
+    }
 }
 
 /// Names of numbered nodes by layer, in a tree of three tiers.
@@ -222,8 +232,9 @@ impl Topology {
     #[must_use]
     pub fn find(&self, name: &str) -> Option<NodeId> {
         match &self.names {
-            Names::Given(names) => {
-                names.iter().position(|given| **given == *name).map(|at| NodeId(number(at)))
+            Names::Given(names, order) => {
+                let found = order.binary_search_by(|node| (*names[*node as usize]).cmp(name));
+                found.ok().map(|at| NodeId(order[at]))
             }
             Names::Numbered => {
                 let (kind, at) = name.rsplit_once('-')?;
@@ -283,7 +294,7 @@ pub struct NodeName<'a> {
 impl fmt::Display for NodeName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topology.names {
-            Names::Given(names) => f.pad(&names[self.node.index()]),
+            Names::Given(names, _) => f.pad(&names[self.node.index()]),
             Names::Numbered => {
                 let layer = self.topology.layer_of(self.node);
                 let at = self.node.0 - self.topology.layer_range(layer).start;

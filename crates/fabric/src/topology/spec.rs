@@ -289,7 +289,7 @@ impl TopologySpec {
         let links = links.map(|((c, p), link)| (place[*c], place[*p], link.rate.0)).collect();
         let slots = order.iter().filter_map(|at| self.nodes[*at].slots).collect();
         let names = order.iter().map(|at| self.nodes[*at].name.clone().into_boxed_str()).collect();
-        let names = Names::Given(names);
+        let names = Names::given(names);
         build(Parts { layers: (0..=highest).map(count).collect(), slots, links, names })
     }
 

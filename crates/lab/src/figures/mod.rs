@@ -80,7 +80,10 @@ mod c2qos_fig6;
 mod c2qos_fig7;
 mod c2qos_overhead;
 mod core_loop;
+mod fabric_agents;
+mod fabric_bed;
 mod fabric_binder;
+mod fabric_sessions;
 mod fsvde_fig4;
 mod fsvde_link;
 mod fsvde_table2;
@@ -143,6 +146,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_table1::EXPERIMENT,
     qshare_fig6::EXPERIMENT,
     qshare_scale::EXPERIMENT,
+    fabric_agents::EXPERIMENT,
 ];
 
 /// Those that tell a story, and are not a part of `all`.

@@ -151,7 +151,7 @@ fn pass(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<f64> {
 }
 
 /// The most memory that this process ever had.
-fn memory_gib() -> anyhow::Result<f64> {
+pub(super) fn memory_gib() -> anyhow::Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.split_whitespace().next()).context("no VmHWM")?;

@@ -1,0 +1,309 @@
+//! One controller and ten thousand hosts.
+//!
+//! **Problem.** Once an interval a controller takes in what all hosts measured, decides who has
+//! queues, stores it and tells whom it concerns; if that takes longer than the interval, queues
+//! follow load too late. **Source.** QShare §V-D: an interval of seconds; nothing is measured there
+//! beyond 1,024 servers.
+//!
+//! **What is measured**, on this machine, so only live. A fat-tree of k = 36 with all of its links
+//! (11,664 servers, 1,620 switches), 5,000 tenants with 49 VMs on average of 10 to 100 Mbit/s, at
+//! most 17 a server, found in the store by a leader that takes over. Registry, leader and store are
+//! the service's. Switches and agents are in the same process and answer at once (`fabric_bed`
+//! has their load). All of it is held to one processor by affinity, threads of the store included.
+//! An interval is timed from the last report until all have done what they were told, with 100 ms
+//! of draining if queues change hands. The first one is cold: nobody has queues, and every host is
+//! told. Then 1,000 of the agents leave, and as many of the kind that runs on hosts come over gRPC
+//! on loopback, without encryption, from threads that are not held to that processor; they report
+//! once a second, and five intervals of two seconds are closed with them and the others.
+//!
+//! **What is compared.** Each interval, the cold one too, is closed within a second and takes less
+//! than a second of the one core; the process, switches and agents included, has less than 2 GiB;
+//! in each interval at least 95 % of the hosts are heard, over gRPC as well; no session is lost, no
+//! plan fails. So that the intervals are not idle ones, at least 1 % of the tenants change queues
+//! in the median one.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+use nix::unistd::Pid;
+use penstock_sim::Rng;
+use tokio::runtime::{Builder, Handle};
+
+use super::claim::Claim;
+use super::experiment::{Context, Experiment};
+use super::fabric_bed::Bed;
+use super::fabric_sessions::{Sessions, Wanted, sessions};
+use super::outcome::{Outcome, Record};
+use super::picture::{Axis, Panel, Picture, points};
+use super::qshare_scale::memory_gib;
+use super::stats::{count, percentile};
+use crate::clock;
+
+/// See the module's text.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "fabric-agents",
+    source: "QShare §V-D",
+    about: "what an interval takes with 10,000 hosts, and 1,000 sessions over gRPC",
+    sim: None,
+    live: Some(live),
+    picture,
+};
+
+const FULL: Size = Size {
+    k: 36,
+    tenants: 5_000,
+    intervals: 20,
+    over_grpc: Wanted {
+        sessions: 1_000,
+        report: Duration::from_secs(1),
+        every: Duration::from_secs(2),
+        intervals: 5,
+    },
+};
+
+struct Size {
+    k: u32,
+    tenants: usize,
+    intervals: usize,
+    over_grpc: Wanted,
+}
+
+/// Of one interval.
+#[derive(Debug)]
+struct Closed {
+    reports_s: f64,
+    closed_s: f64,
+    cpu_s: f64,
+    decided_s: f64,
+    changed: f64,
+    heard_percent: f64,
+}
+
+/// What was found.
+struct Found {
+    agents: usize,
+    took_over_s: f64,
+    /// The cold one first.
+    intervals: Vec<Closed>,
+    over_grpc: Sessions,
+}
+
+fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("cpu", std::env::consts::ARCH);
+    let found = measure(&FULL, ctx.seed, |part, what| ctx.progress(part, what))?;
+    outcome.note("agents", found.agents);
+    outcome.note("tenants", FULL.tenants);
+    outcome.note("took_over_s", found.took_over_s);
+    report(&mut outcome, &found.intervals);
+    report_sessions(&mut outcome, &found.over_grpc);
+    outcome.claim(
+        Claim::new("memory_gib", "controller, switches and agents in one process", "GiB")
+            .below(2.0)
+            .measured(memory_gib()?),
+    );
+    Ok(outcome)
+}
+
+/// Holds the calling thread, and those that it begins, to one processor while it lives.
+struct OneCore(CpuSet);
+
+impl OneCore {
+    fn new() -> anyhow::Result<Self> {
+        let me = Pid::from_raw(0);
+        let before = sched_getaffinity(me)?;
+        let last = (0..CpuSet::count()).rev().find(|cpu| before.is_set(*cpu).unwrap_or(false));
+        let mut one = CpuSet::new();
+        one.set(last.context("no processor to run on")?)?;
+        sched_setaffinity(me, &one)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for OneCore {
+    fn drop(&mut self) {
+        // It was so before, so it is allowed.
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
+    }
+}
+
+fn measure(size: &Size, seed: u64, progress: impl Fn(f64, &str)) -> anyhow::Result<Found> {
+    // Before the thread is held to one processor, as its threads begin here.
+    let away = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let one_core = OneCore::new()?;
+    let unique = format!("penstock-fabric-{}-{seed}", std::process::id());
+    let folder = std::env::temp_dir().join(unique);
+    std::fs::create_dir_all(&folder)?;
+    let here = Builder::new_current_thread().enable_all().build()?;
+    let found = here.block_on(run(size, seed, &folder, away.handle(), progress));
+    drop((here, one_core));
+    // What could not be removed is in the machine's folder for such things.
+    let _ = std::fs::remove_dir_all(&folder);
+    found
+}
+
+async fn run(
+    size: &Size,
+    seed: u64,
+    folder: &Path,
+    away: &Handle,
+    progress: impl Fn(f64, &str),
+) -> anyhow::Result<Found> {
+    let mut rng = Rng::new(seed);
+    progress(0.0, "placing tenants");
+    let mut bed = Bed::new(size.k, size.tenants, folder, &mut rng).await?;
+    let (agents, took_over_s) = (bed.agents_count(), bed.took_over.as_secs_f64());
+    let mut intervals = Vec::new();
+    for number in 0..=size.intervals {
+        progress(0.3 + 0.5 * count(number) / count(size.intervals), "intervals");
+        intervals.push(interval(&mut bed, &mut rng).await?);
+    }
+    progress(0.8, "sessions over gRPC");
+    let cpu = || cpu_seconds(UsageWho::RUSAGE_THREAD);
+    let over_grpc = sessions(&mut bed, size.over_grpc, (folder, away), &mut rng, cpu).await?;
+    Ok(Found { agents, took_over_s, intervals, over_grpc })
+}
+
+async fn interval(bed: &mut Bed, rng: &mut Rng) -> anyhow::Result<Closed> {
+    let begin = clock::now();
+    bed.report(rng)?;
+    let (reported, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)?);
+    let (done, _) = bed.close(&std::collections::BTreeSet::new()).await?;
+    let (end, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)? - cpu);
+    anyhow::ensure!(done.failed == 0 && !done.taken_back, "not all did as told: {done:?}");
+    Ok(Closed {
+        reports_s: (reported - begin).as_secs_f64(),
+        closed_s: (end - reported).as_secs_f64(),
+        cpu_s: cpu,
+        decided_s: done.decided_in.as_secs_f64(),
+        changed: count(done.promoted + done.demoted),
+        heard_percent: 100.0 * count(done.hosts_heard) / count(bed.agents_count()),
+    })
+}
+
+/// What a thread, or all of this process, has run, in user and kernel mode.
+fn cpu_seconds(who: UsageWho) -> anyhow::Result<f64> {
+    let used = getrusage(who)?;
+    let seconds = |time: TimeVal| {
+        Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or(0))
+            + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or(0))
+    };
+    Ok((seconds(used.user_time()) + seconds(used.system_time())).as_secs_f64())
+}
+
+fn report(outcome: &mut Outcome, all: &[Closed]) {
+    let mut series = |name: &str, unit: &str, of: fn(&Closed) -> f64| {
+        outcome.series(name, unit, all.iter().enumerate().map(|(n, one)| (count(n), of(one))));
+    };
+    series("reports_s", "s", |one| one.reports_s);
+    series("closed_s", "s", |one| one.closed_s);
+    series("cpu_s", "s", |one| one.cpu_s);
+    series("decided_s", "s", |one| one.decided_s);
+    series("changed", "tenants", |one| one.changed);
+    series("heard_percent", "%", |one| one.heard_percent);
+    let Some((cold, warm)) = all.split_first() else { return };
+    let at = |percent: f64, of: fn(&Closed) -> f64| {
+        percentile(&warm.iter().map(of).collect::<Vec<_>>(), percent)
+    };
+    let mut second = |id: &str, statement: &str, value: f64| {
+        outcome.claim(Claim::new(id, statement, "s").below(1.0).measured(value));
+    };
+    let (closed, cpu): (fn(&Closed) -> f64, fn(&Closed) -> f64) = (|c| c.closed_s, |c| c.cpu_s);
+    second("cold_interval_s", "the first interval, in which every host is told", cold.closed_s);
+    second("cold_interval_cpu_s", "CPU time of the whole process in it", cold.cpu_s);
+    second("interval_s", "an interval with 11,664 hosts, closed (median of 20)", at(50.0, closed));
+    second("interval_worst_s", "the longest of 20", at(100.0, closed));
+    second("interval_cpu_worst_s", "CPU time of the process, dearest of 20", at(100.0, cpu));
+    outcome.claim(
+        Claim::new("changed", "tenants that got or lost queues in an interval (median)", "")
+            .at_least(0.01 * count(FULL.tenants))
+            .measured(at(50.0, |one| one.changed)),
+    );
+    outcome.claim(
+        Claim::new("heard", "hosts whose report is in an interval, fewest", "%")
+            .at_least(95.0)
+            .measured(all.iter().map(|one| one.heard_percent).fold(100.0, f64::min)),
+    );
+}
+
+fn report_sessions(outcome: &mut Outcome, found: &Sessions) {
+    outcome.note("sessions_all_there_s", found.all_there_s);
+    outcome.note("sessions_told_s", found.told_s);
+    let all = &found.intervals;
+    let series = |of: fn(&(f64, f64, f64, f64)) -> f64| all.iter().map(of).collect::<Vec<_>>();
+    let most = |values: &[f64]| percentile(values, 100.0);
+    let fewest = |values: &[f64]| percentile(values, 0.0);
+    let (closed, cpu) = (series(|one| one.0), series(|one| one.1));
+    outcome.series("sessions_closed_s", "s", (1..).map(count).zip(closed.iter().copied()));
+    outcome.series("sessions_cpu_s", "s", (1..).map(count).zip(cpu.iter().copied()));
+    outcome.claim(
+        Claim::new("sessions_interval_worst_s", "with 1,000 over gRPC, the longest of 5", "s")
+            .below(1.0)
+            .measured(most(&closed)),
+    );
+    outcome.claim(
+        Claim::new("sessions_done", "agents over gRPC that have done a plan of this leader", "")
+            .at_least(count(FULL.over_grpc.sessions))
+            .measured(count(found.plans_done)),
+    );
+    outcome.claim(
+        Claim::new("sessions_lost", "sessions lost and begun anew, and plans that failed", "")
+            .at_most(0.0)
+            .measured(count(found.lost + found.failed)),
+    );
+    outcome.claim(
+        Claim::new("sessions_all_heard", "all hosts whose report is in an interval, fewest", "%")
+            .at_least(95.0)
+            .measured(fewest(&series(|one| one.2))),
+    );
+    outcome.claim(
+        Claim::new("sessions_heard", "those over gRPC, fewest", "%")
+            .at_least(95.0)
+            .measured(fewest(&series(|one| one.3))),
+    );
+}
+
+fn picture(record: &Record) -> Picture {
+    let line = |panel: Panel, label: &str, name: &str| {
+        let of = record.series(name).map(points).into_iter().flatten();
+        panel.line(label, of.collect::<Vec<_>>())
+    };
+    let times = Panel::new("(a) an interval", Axis::linear("interval"), Axis::linear("s"));
+    let times = line(times, "closed", "closed_s");
+    let times = line(times, "CPU time", "cpu_s");
+    let times = line(times, "decided", "decided_s");
+    let times = line(times, "reports taken in", "reports_s");
+    let changes = Panel::new("(b) what changed", Axis::linear("interval"), Axis::linear("tenants"));
+    let changes = line(changes, "got or lost queues", "changed");
+    Picture::new("one controller, 11,664 hosts").panel(times).panel(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_fabric_closes_its_intervals_and_hears_its_agents() -> anyhow::Result<()> {
+        let over_grpc = Wanted {
+            sessions: 20,
+            report: Duration::from_millis(250),
+            every: Duration::from_secs(1),
+            intervals: 3,
+        };
+        let small = Size { k: 8, tenants: 60, intervals: 8, over_grpc };
+        let found = measure(&small, 1, |_, _| {})?;
+        assert_eq!((found.agents, found.intervals.len()), (128, 9));
+        assert!(found.intervals[0].changed > 0.0, "nobody got a queue");
+        assert!(found.intervals[1..].iter().any(|one| one.changed > 0.0), "nothing changed");
+        assert!(found.intervals.iter().all(|one| one.heard_percent >= 95.0));
+        let held = found.over_grpc;
+        assert_eq!((held.plans_done, held.lost, held.failed), (20, 0, 0), "{held:?}");
+        assert_eq!(held.intervals.len(), 3);
+        assert!(held.intervals.iter().all(|one| one.2 >= 95.0 && one.3 >= 95.0), "{held:?}");
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! A fabric of simulated switches and hosts' agents, with the controller's own leader.
+//!
+//! **What is simulated.** Switches are [`SimSwitch`]es; an agent is a session in the controller's
+//! registry, which reports and answers as one at the other end of a connection does. What is not:
+//! registry, leader and store, which are those of the service. An agent with a connection of its
+//! own may come in the place of one of these ([`Bed::leave_to_others`]).
+//!
+//! **Load.** A tenant is active or idle; before each interval one in [`TURNS`] turns from one to
+//! the other. Each host of an active tenant reports up to twice what its VMs there are guaranteed,
+//! at random and anew in each interval; nothing is reported of idle ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use penstock_controller::Stamp;
+use penstock_controller::agents::Registry;
+use penstock_controller::carry_out::{Crew, Interface, Switch};
+use penstock_controller::fabric_state::{Fabric, Usage};
+use penstock_controller::hosts::Hosts;
+use penstock_controller::intent::{
+    ClassRecord, LEADER, SpreadRecord, TENANTS, TenantSpec, to_bytes,
+};
+use penstock_controller::leader::{IntervalReport, Leader, Settings as LeaderSettings};
+use penstock_controller::southbound::{Capabilities, PortInfo, SimSwitch};
+use penstock_controller::store::{Embedded, Store, Transaction, Write};
+use penstock_controller::wire::v1::controller_message::Message;
+use penstock_controller::wire::v1::{Applied, Report, TenantUsage};
+use penstock_fabric::queue_binding::{Mode, Settings};
+use penstock_fabric::tenant_placement::Policy;
+use penstock_fabric::topology::Topology;
+use penstock_sim::Rng;
+
+use super::qshare_datacenter::tree;
+use crate::clock;
+
+/// Most VMs of a tenant on a server.
+const CAP: u32 = 17;
+const MEAN_VMS: f64 = 49.0;
+const RATES_MBPS: [u64; 4] = [10, 20, 50, 100];
+/// One tenant in so many turns active or idle before an interval.
+const TURNS: u64 = 10;
+/// Tenants stored in one transaction.
+const BATCH: usize = 100;
+/// How long a switch or host may take for one message.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// See the module's text.
+pub(super) struct Bed {
+    pub(super) leader: Leader,
+    registry: Arc<Registry>,
+    hosts: Vec<Host>,
+    tenants: Vec<String>,
+    idle: BTreeSet<String>,
+    reports: u64,
+    /// What the leader took to read what is stored and to bring the switches to it.
+    pub(super) took_over: Duration,
+}
+
+/// A server whose agent is in this process.
+struct Host {
+    name: String,
+    session: u64,
+    tenants: Guaranteed,
+}
+
+/// Tenants on a server, with what their VMs there are guaranteed to send, bit/s.
+pub(super) type Guaranteed = Vec<(String, u64)>;
+
+fn fabric(k: u32) -> anyhow::Result<Fabric> {
+    let topology = tree(k, (k / 2, k / 2))?.build()?;
+    Ok(Fabric::new(topology, 0, Policy::default(), Settings::new(Mode::PerPortMap))?)
+}
+
+fn tenant(number: usize, rng: &mut Rng) -> anyhow::Result<TenantSpec> {
+    let vms = (-MEAN_VMS * (1.0 - rng.unit()).ln()).round().max(2.0);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2,000")]
+    let vms = vms as u32;
+    let rate = RATES_MBPS[usize::try_from(rng.below(RATES_MBPS.len() as u64))?] * 1_000_000;
+    Ok(TenantSpec {
+        name: format!("tenant-{number}"),
+        classes: vec![ClassRecord { vms, send: rate, recv: rate }],
+        spread: vec![SpreadRecord { layer: 0, most_vms: Some(CAP), least_domains: None }],
+        ..TenantSpec::default()
+    })
+}
+
+/// Tenants that were placed before this controller came, as it finds them.
+async fn stored(k: u32, tenants: usize, store: &Embedded, rng: &mut Rng) -> anyhow::Result<()> {
+    let mut fabric = fabric(k)?;
+    let mut writes = Vec::new();
+    for number in 0..tenants {
+        let record = fabric.add(tenant(number, rng)?)?;
+        let key = format!("{TENANTS}{}", record.spec.name);
+        writes.push(Write::Put { key, value: to_bytes(&record), lease: None });
+    }
+    for batch in writes.chunks(BATCH) {
+        let writes = batch.to_vec();
+        store.commit(Transaction { compare: Vec::new(), writes }).await?;
+    }
+    Ok(())
+}
+
+fn switches(fabric: &Fabric) -> BTreeMap<penstock_fabric::topology::NodeId, Switch> {
+    let topology = fabric.topology();
+    let can = Capabilities {
+        queues: 8,
+        classes: 8,
+        weights: (1, 100),
+        remap: true,
+        fixed_map: BTreeMap::new(),
+        map_per_port: true,
+    };
+    let mut switches = BTreeMap::new();
+    for node in (1..topology.layers()).flat_map(|layer| topology.layer(layer)) {
+        let mut ports = BTreeMap::new();
+        let mut infos = Vec::new();
+        for port in fabric.ports_of(node) {
+            let far = if port.up { topology.parent(port.link) } else { topology.child(port.link) };
+            let name = topology.name(far).to_string();
+            let rate = topology.rate(port.link);
+            infos.push(PortInfo { name: name.clone(), rate });
+            ports.insert(port, Interface { names: vec![name] });
+        }
+        let name = topology.name(node).to_string();
+        let driver = Arc::new(SimSwitch::new(&name, can.clone(), &infos));
+        switches.insert(node, Switch { driver, ports, canary: false });
+    }
+    switches
+}
+
+impl Bed {
+    /// A fat-tree of `k` with `tenants` tenants, all agents there.
+    pub(super) async fn new(
+        k: u32,
+        tenants: usize,
+        folder: &Path,
+        rng: &mut Rng,
+    ) -> anyhow::Result<Self> {
+        let store = Embedded::open(&folder.join("controller.redb")).await?;
+        stored(k, tenants, &store, rng).await?;
+        let fabric = fabric(k)?;
+        let topology: Topology = fabric.topology().clone();
+        let registry = Arc::new(Registry::new(Box::new(topology)));
+        let hosts: Arc<dyn Hosts> = registry.clone();
+        let crew = Crew::new(switches(&fabric), hosts, LIMIT);
+        let store: Arc<dyn Store> = Arc::new(store);
+        let lease = store.lease(Duration::from_secs(3_600)).await?;
+        let leadership = store.campaign(LEADER, "lab", lease).await?;
+        let settings = LeaderSettings { verify_every: 0 };
+        let begin = clock::now();
+        let leader = Leader::take_over(fabric, crew, store, leadership, settings).await?;
+        let took_over = clock::now() - begin;
+        let tenants: Vec<String> =
+            leader.fabric().tenants().map(|(name, ..)| name.to_owned()).collect();
+        let idle = tenants.iter().filter(|_| rng.below(2) == 0).cloned().collect();
+        let (hosts, reports) = (Vec::new(), 0);
+        let mut bed = Self { leader, registry, hosts, tenants, idle, reports, took_over };
+        bed.agents()?;
+        Ok(bed)
+    }
+
+    /// All of them come.
+    fn agents(&mut self) -> anyhow::Result<()> {
+        let fabric = self.leader.fabric();
+        for server in fabric.topology().layer(0) {
+            let name = fabric.topology().name(server).to_string();
+            let (session, mut messages) = self.registry.begin(&name, Stamp::default())?;
+            let here =
+                |slot| (fabric.name(slot).to_owned(), fabric.guarantee_on(slot, server).send);
+            let tenants = fabric.tenants_on(server).map(here).collect();
+            self.hosts.push(Host { name: name.clone(), session, tenants });
+            let registry = Arc::clone(&self.registry);
+            tokio::spawn(async move {
+                while let Some(message) = messages.recv().await {
+                    let Some(Message::Plan(plan)) = message.message else { continue };
+                    let done = Applied { stamp: plan.stamp, problem: String::new(), has: None };
+                    if registry.applied(&name, session, done).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        self.welcome();
+        Ok(())
+    }
+
+    /// Who came is told what concerns it with the next interval.
+    pub(super) fn welcome(&mut self) {
+        for host in self.registry.take_arrivals() {
+            self.leader.host_came(&host);
+        }
+    }
+
+    /// The sessions of all agents.
+    pub(super) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// The first `count` servers report no more from here: their agents come by other ways.
+    pub(super) fn leave_to_others(&mut self, count: usize) -> Vec<(String, Guaranteed)> {
+        let left = self.hosts.drain(..count.min(self.hosts.len()));
+        left.map(|host| (host.name, host.tenants)).collect()
+    }
+
+    /// How many agents there are.
+    pub(super) fn agents_count(&self) -> usize {
+        self.registry.connected_count()
+    }
+
+    /// Tenants turn active or idle, and every host that is left here reports a second.
+    pub(super) fn report(&mut self, rng: &mut Rng) -> anyhow::Result<()> {
+        self.reports += 1;
+        for tenant in &self.tenants {
+            if rng.below(TURNS) == 0 && !self.idle.remove(tenant) {
+                self.idle.insert(tenant.clone());
+            }
+        }
+        let idle = &self.idle;
+        for host in &self.hosts {
+            let active = host.tenants.iter().filter(|(tenant, _)| !idle.contains(tenant));
+            let used = |(tenant, guarantee): &(String, u64)| {
+                let sent_bytes = rng.below(guarantee / 4 + 1);
+                TenantUsage { name: tenant.clone(), sent_bytes, received_bytes: sent_bytes / 2 }
+            };
+            let tenants = active.map(used).collect();
+            let report = Report { number: self.reports, millis: 1_000, tenants };
+            self.registry.report(&host.name, host.session, report)?;
+        }
+        Ok(())
+    }
+
+    /// What the service does when an interval ends; who of `asked` was heard in it.
+    pub(super) async fn close(
+        &mut self,
+        asked: &BTreeSet<String>,
+    ) -> anyhow::Result<(IntervalReport, usize)> {
+        let (mut usage, mut heard) = (Usage::new(), 0);
+        for (host, used) in self.registry.take_usage() {
+            heard += usize::from(asked.contains(&host));
+            let node = self.leader.fabric().topology().find(&host);
+            usage.insert(node.context("a host of the topology")?, used);
+        }
+        Ok((self.leader.interval(&usage).await?, heard))
+    }
+}

@@ -635,9 +635,10 @@ egress = "wfq"
 wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
 "#,
         &[
-            "8:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; police some \
-                 of them: `send` of [[tenant]]",
-            "8:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to 400000000000",
+            "8:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; police \
+                 some of them: `send` of [[tenant]]",
+            "8:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to \
+                 400000000000",
             "8:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this file",
         ],
     ),

@@ -20,11 +20,10 @@
 //! frames that all queues share none may have more than are free (Choudhury, Hahne, 1998), so that
 //! a flood in one leaves room in the others. A queue that is empty takes a frame of any length.
 //!
-//! **Ceilings.** A queue may have one: then it sends no more than that rate, whatever
-//! the others leave: what it did not use it has lost but for [`CEILING_BYTES`], so that whoever
-//! serves the queues may be late; its frames wait, none is lost for it. While it waits
-//! for its time it is in no line, and [`Wfq::wake`] says until when. QShare §V-D holds tenants
-//! without a queue of their own so.
+//! **Ceilings.** A queue may have one: then it sends no more than that rate, whatever the others
+//! leave. What it did not use it has lost but for [`CEILING_BYTES`], so that whoever serves the
+//! queues may be late. While its frames wait for their time it is in no line, and [`Wfq::wake`]
+//! says until when. QShare §VI limits tenants without a queue of their own in their hosts.
 //!
 //! **Changes.** Weights, depths and ceilings are set at any time; what waits stays where it is.
 //! **Departures.** None. **Cost.** A frame: one decision of at most 64 clients, one place of the
@@ -246,8 +245,8 @@ impl<T: Copy + Default> Wfq<T> {
         Ok(())
     }
 
-    /// The frame that goes next; `None` when none may ([`Self::wake`]). `lost` gets those that have waited too
-    /// long and are dropped on the way, each with its queue.
+    /// The frame that goes next; `None` when none may ([`Self::wake`]). `lost` gets those that have
+    /// waited too long and are dropped on the way, each with its queue.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         if self.paused != 0 {
             self.resume(now);

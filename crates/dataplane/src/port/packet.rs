@@ -32,9 +32,9 @@ const HEADER: usize = 10;
 const TAG: usize = 4;
 /// Bytes the kernel may hold for us: some 3 ms at 10 Gbit/s.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
-/// Bytes of frames that we sent and somebody in this kernel still holds. Where that is the queue of
-/// a switch (a bridge with `tc`), frames of all tenants would be dropped here because one has a full
-/// queue there: those queues have limits of their own, and this is above all of them together.
+/// Bytes of frames that we sent and somebody in this kernel still holds. Where that is the queue
+/// of a switch (a bridge with `tc`), frames of all tenants would be dropped here because one has a
+/// full queue there: those queues have limits of their own, and this is above all of them together.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
 /// How an AF_PACKET port is attached.

@@ -5,7 +5,8 @@
 //! code point is read from the frame's private head, behind at most one VLAN tag. What is not IP,
 //! and what is not mapped, is queue 0's. Of those that share queue 0 a tenant may be held to a rate
 //! ([`Classes::with_held`]): its frames wait in a lane of their own behind the queues, which sends
-//! no more than that; on the wire they are queue 0's. [`Classes`] are immutable and swapped between batches.
+//! no more than that; on the wire they are queue 0's. [`Classes`] are immutable and swapped
+//! between batches.
 //! **Cost.** A look at the head and one at a table; counters are those of one writer, as
 //! [`crate::counters`] says.
 
@@ -56,9 +57,9 @@ impl Classes {
         Self { queues, map: [0; DSCPS], weights, held: Vec::new(), lanes: Vec::new() }
     }
 
-    /// The same with these tenants of queue 0 held to a rate each. Who had a lane in `old` keeps it,
-    /// with the frames in it, and a lane that somebody gave up is taken last. `None`: there are not
-    /// so many lanes.
+    /// The same with these tenants of queue 0 held to a rate each. Who had a lane in `old` keeps
+    /// it, with the frames in it, and a lane that somebody gave up is taken last. `None`: there are
+    /// not so many lanes.
     #[must_use]
     pub fn with_held(mut self, held: &[HeldLane], old: &Self) -> Option<Self> {
         let first = self.queues;

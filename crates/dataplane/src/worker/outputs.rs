@@ -31,7 +31,7 @@ enum Stand {
     Ready,
     /// In the wheel.
     Waits,
-    /// In the wheel, for the time of a queue with a ceiling: a frame of another queue may go before.
+    /// In the wheel, for the time of a queue with a ceiling: a frame of another may go before.
     Held,
 }
 

@@ -212,7 +212,8 @@ fn report(outcome: &mut Outcome, all: &[Closed]) {
     let mut second = |id: &str, statement: &str, value: f64| {
         outcome.claim(Claim::new(id, statement, "s").below(1.0).measured(value));
     };
-    let (closed, cpu): (fn(&Closed) -> f64, fn(&Closed) -> f64) = (|c| c.closed_s, |c| c.cpu_s);
+    let closed: fn(&Closed) -> f64 = |one| one.closed_s;
+    let cpu: fn(&Closed) -> f64 = |one| one.cpu_s;
     second("cold_interval_s", "the first interval, in which every host is told", cold.closed_s);
     second("cold_interval_cpu_s", "CPU time of the whole process in it", cold.cpu_s);
     second("interval_s", "an interval with 11,664 hosts, closed (median of 20)", at(50.0, closed));

@@ -39,8 +39,8 @@ const CHUNK: usize = 64 * 1024;
 const REQUEST: usize = 8;
 /// Bytes of a datagram.
 const DATAGRAM: usize = 1_400;
-/// The congestion control of all connections, Linux's own default (RFC 9438), whatever this machine's
-/// is: BBR, for one, takes what polices it for a path of that rate for a long time.
+/// The congestion control of all connections, Linux's own default (RFC 9438), whatever this
+/// machine's is: BBR, for one, takes what polices it for a path of that rate for a long time.
 const CONGESTION: &str = "cubic";
 /// How often datagrams are sent, and orders looked at.
 const TICK: Duration = Duration::from_millis(2);

@@ -10,12 +10,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs::File;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use super::programs::Place;
@@ -68,8 +71,9 @@ pub(super) fn tenant_name(tenant: usize) -> String {
 /// What was counted at one moment.
 #[derive(Debug, Clone)]
 pub(super) struct Reading {
-    /// Of each host: when, and by tenant the bytes that its VMs received over the network.
-    hosts: Vec<(Instant, BTreeMap<String, u64>)>,
+    /// Of each host: when by its clock, nanoseconds, and by tenant the bytes that its VMs received
+    /// over the network.
+    hosts: Vec<(u64, BTreeMap<String, u64>)>,
     /// Bytes that each rack sent to the core, and when.
     core: [(Instant, u64); RACKS],
 }
@@ -85,23 +89,23 @@ pub(super) struct Rates {
 
 impl Rates {
     pub fn between(before: &Reading, now: &Reading, tenants: usize) -> Self {
-        let per_second = |before: u64, now: u64, from: Instant, until: Instant| {
-            let secs = until.duration_since(from).as_secs_f64().max(1e-9);
-            8.0 * to_f64(now.saturating_sub(before)) / secs
+        let per_second = |before: u64, now: u64, passed: Duration| {
+            8.0 * to_f64(now.saturating_sub(before)) / passed.as_secs_f64().max(1e-9)
         };
         let mut rates = vec![[0.0; RACKS]; tenants];
         for (host, (old, new)) in before.hosts.iter().zip(&now.hosts).enumerate() {
             for (tenant, rate) in rates.iter_mut().enumerate() {
                 let name = tenant_name(tenant);
-                let of = |reading: &(Instant, BTreeMap<String, u64>)| {
+                let of = |reading: &(u64, BTreeMap<String, u64>)| {
                     reading.1.get(&name).copied().unwrap_or(0)
                 };
-                rate[host / HOSTS] += per_second(of(old), of(new), old.0, new.0);
+                let passed = Duration::from_nanos(new.0.saturating_sub(old.0));
+                rate[host / HOSTS] += per_second(of(old), of(new), passed);
             }
         }
         let core = [0, 1].map(|rack| {
             let ((from, old), (until, new)) = (before.core[rack], now.core[rack]);
-            per_second(old, new, from, until)
+            per_second(old, new, until.duration_since(from))
         });
         Self { tenants: rates, core }
     }
@@ -118,6 +122,9 @@ pub(super) struct World {
     dir: PathBuf,
     tag: String,
     plan: Plan,
+    /// Where the kernel tells what the interfaces of each rack's switch have sent: read at once,
+    /// and so at a known time, which a program that is started for it is not.
+    counters: [File; RACKS],
 }
 
 impl World {
@@ -127,6 +134,7 @@ impl World {
         std::fs::create_dir(&dir).context("making a directory")?;
         let tag = format!("pf{}-{name}", std::process::id());
         underlay(bed, &tag)?;
+        let counters = [counters_of(&format!("{tag}-r0"))?, counters_of(&format!("{tag}-r1"))?];
         let [agents, page] = free_ports()?;
         std::fs::write(dir.join("fabric.toml"), topology(plan))?;
         std::fs::write(dir.join("controller.toml"), controller(&dir, &tag, plan, agents, page))?;
@@ -143,6 +151,7 @@ impl World {
             dir,
             tag,
             plan: plan.clone(),
+            counters,
         };
         await_some("the controller", START_LIMIT, || {
             world.controller.check()?;
@@ -331,8 +340,8 @@ impl World {
             let mut command = Command::new(THIS_PROGRAM);
             command.arg("--socket").arg(self.dir.join(format!("host{host}/host.sock")));
             let said = ask(command.args(["stats", "--json"]))?;
-            let at = clock::now();
             let stats: Value = serde_json::from_str(&said).context("reading counters")?;
+            let at = stats["time_ns"].as_u64().context("counters without their time")?;
             let mut received: BTreeMap<String, u64> = BTreeMap::new();
             for vm in self.vms.iter().filter(|vm| vm.host == host) {
                 *received.entry(tenant_name(vm.tenant)).or_default() +=
@@ -345,13 +354,14 @@ impl World {
     }
 
     fn read_core(&self, rack: usize) -> anyhow::Result<(Instant, u64)> {
-        let netns = format!("{}-r{rack}", self.tag);
-        let said =
-            ask(Command::new("ip").args(["-n", &netns, "-j", "-s", "link", "show", "uplink"]))?;
+        let mut text = vec![0; 16 << 10];
         let at = clock::now();
-        let link: Value = serde_json::from_str(&said).context("reading a link's counters")?;
-        let bytes = link[0]["stats64"]["tx"]["bytes"].as_u64().context("a link's counters")?;
-        Ok((at, bytes))
+        let read = self.counters[rack].read_at(&mut text, 0).context("reading counters")?;
+        let text = String::from_utf8_lossy(&text[..read]);
+        let uplink = text.lines().find_map(|line| line.trim_start().strip_prefix("uplink:"));
+        // Eight columns of what was received, and then bytes that were sent.
+        let bytes = uplink.and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
+        Ok((at, bytes.context("the counters of a rack's uplink")?))
     }
 }
 
@@ -360,6 +370,20 @@ fn free_ports() -> anyhow::Result<[u16; 2]> {
     let bound = || std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let (first, second) = (bound()?, bound()?);
     Ok([first.local_addr()?.port(), second.local_addr()?.port()])
+}
+
+/// What a namespace's interfaces count, to be read again and again.
+fn counters_of(netns: &str) -> anyhow::Result<File> {
+    let path = crate::endpoint::netns_path(netns);
+    let open = move || -> anyhow::Result<File> {
+        let space = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        setns(&space, CloneFlags::CLONE_NEWNET).context("entering a rack's namespace")?;
+        File::open("/proc/thread-self/net/dev").context("opening a rack's counters")
+    };
+    // A thread of its own: it does not come back from there.
+    let thread = std::thread::Builder::new().name("counters".to_owned()).spawn(open);
+    let opened = thread.context("starting a thread")?.join();
+    opened.map_err(|_| anyhow::anyhow!("the thread that opens counters panicked"))?
 }
 
 fn netns(bed: &Bed, name: &str) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@
 //! the data path.
 //!
 //! **When it cannot be kept** the file says so with the stamp alone, and keeping is tried again
-//! ([`SwitchState::stamp`] is never forgotten while the daemon runs).
+//! (its stamp is never forgotten while the daemon runs).
 //!
 //! Source: QShare §V-D leaves switches open; `docs/southbound.md`.
 

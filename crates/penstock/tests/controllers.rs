@@ -1,6 +1,6 @@
 //! Two controllers and three members of etcd, as processes: what was sold outlives them, one that
-//! is killed or frozen is followed by the other within 15 s, and what a frozen one would still
-//! write is refused. Without etcd the tests say `SKIPPED` and pass.
+//! is killed, frozen or cut off from its store is followed by the other within 15 s, and what a
+//! frozen one would still write is refused. Without etcd the tests say `SKIPPED` and pass.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[allow(dead_code, reason = "shared with other tests")]
@@ -11,6 +11,8 @@ mod dir;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../controller/tests/common/etcd.rs"]
 mod etcd;
+#[path = "support/relay.rs"]
+mod relay;
 
 use std::fs;
 use std::path::Path;
@@ -19,6 +21,7 @@ use controller::{Controller, TAKE_OVER, until};
 use dir::Dir;
 use etcd::Cluster;
 use nix::sys::signal::Signal;
+use relay::Relay;
 
 const TENANTS: &str = r#"[[tenant]]
 name = "web"
@@ -118,4 +121,42 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     until(2 * TAKE_OVER, "one leads with the etcd of before", || {
         one.leads() && one.ask(&["tenants"]).is_some_and(|(_, t)| t[0]["name"] == "web")
     });
+}
+
+#[test]
+fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let Some(cluster) = runtime.block_on(Cluster::start()) else {
+        eprintln!("SKIPPED: etcd is not installed; scripts/setup.sh test");
+        return;
+    };
+    let folder = Dir::new();
+    let members = cluster.endpoints();
+    let relay = |member: &String| Relay::to(member.trim_start_matches("http://").parse().unwrap());
+    let relays: Vec<Relay> = members.iter().map(relay).collect();
+    let through: Vec<String> = relays.iter().map(|r| format!("http://{}", r.address)).collect();
+    let one = Controller::start(folder.path(), "one", &format!("endpoints = {through:?}"));
+    until(TAKE_OVER, "one leads", || one.leads());
+    let two = Controller::start(folder.path(), "two", &format!("endpoints = {members:?}"));
+    until(TAKE_OVER, "two answers", || two.ask(&["status"]).is_some());
+    add(&one, folder.path());
+    let first = one.epoch();
+    relays.iter().for_each(|relay| relay.cut(true));
+    let took = until(TAKE_OVER, "two leads after one was cut off", || two.leads());
+    eprintln!("leader that was cut off followed after {took:?}");
+    assert!(two.epoch() > first);
+    // Nobody told it: it counts the time since the store answered last.
+    assert!(!one.leads(), "one has stopped before another began");
+    assert!(one.ask(&["tenant", "remove", "web"]).is_none(), "refused");
+    assert!(two.ask(&["service", "server-9", "drained"]).is_some_and(|(fine, _)| fine));
+    relays.iter().for_each(|relay| relay.cut(false));
+    two.signal(Signal::SIGKILL);
+    until(TAKE_OVER, "one leads again, with what two decided", || {
+        let drained = one.ask(&["topology"]).is_some_and(|(_, topology)| {
+            let nodes = topology["nodes"].as_array().into_iter().flatten();
+            nodes.into_iter().any(|n| n["name"] == "server-9" && n["service"] == "drained")
+        });
+        one.leads() && drained
+    });
+    assert_eq!(one.tenants(), ["web"]);
 }

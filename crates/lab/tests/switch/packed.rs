@@ -158,8 +158,9 @@ fn an_armed_queue_is_interrupted_and_a_polled_one_is_not() {
             assert!(b.rx().call_fd().read().is_err(), "polled: no interrupt");
             assert!(b.rx().arm(), "nothing is waiting");
             send(&mut a, &VnetHdr::default(), &f);
-            rig::wait("the interrupt", || b.rx().call_fd().read().is_ok());
-            assert!(!b.rx().arm(), "a frame is waiting");
+            // One for the frame before may still come: the worker looks whether it is wanted after
+            // the frame is there, and may be held up in between.
+            rig::wait("the interrupt", || b.rx().call_fd().read().is_ok() && !b.rx().arm());
             receive(&mut b, 1);
         }
     }

@@ -36,7 +36,9 @@ fn both(left: PortQueues, right: PortQueues) -> BTreeMap<String, PortQueues> {
 }
 
 /// Weights, and the code points by queue that is not the shared one.
-fn in_force(host: &Host) -> Vec<(String, Vec<u16>, Vec<(u8, u8)>)> {
+type InForce = Vec<(String, Vec<u16>, Vec<(u8, u8)>)>;
+
+fn in_force(host: &Host) -> InForce {
     let one = |port: crate::host::SwitchPort| {
         let weights = port.queues.iter().map(|queue| queue.weight).collect();
         let own = port.queues.iter().filter(|queue| queue.queue != 0);

@@ -199,15 +199,26 @@ impl Host {
             terms.code_points.keys().filter(|name| !here(name)).cloned().collect()
         };
         let config = overlay.over(changing.overlay.off(HostConfig::clone(&old)));
-        let mut changes = Vec::new();
-        if config != *old {
-            let outcome = self.core.apply(config, text, false)?;
-            changes.clone_from(&outcome.changes);
-            for warning in warnings(outcome) {
-                tracing::warn!("{warning}");
-            }
-        }
+        let changes = self.lay(&old, config, text)?;
         changing.overlay = overlay;
         Ok(FabricChange { changes, absent })
+    }
+
+    /// Has `config` run in place of `old`, of which the file does not hear: what changed, in words.
+    pub(super) fn lay(
+        &self,
+        old: &HostConfig,
+        config: HostConfig,
+        text: std::sync::Arc<str>,
+    ) -> Result<Vec<String>, ApiError> {
+        if config == *old {
+            return Ok(Vec::new());
+        }
+        let outcome = self.core.apply(config, text, false)?;
+        let changes = outcome.changes.clone();
+        for warning in warnings(outcome) {
+            tracing::warn!("{warning}");
+        }
+        Ok(changes)
     }
 }

@@ -14,7 +14,7 @@ use penstock_qos::wfq::QUEUES_MAX;
 use super::apply::lock;
 use super::error::{ApiError, ErrorKind};
 use super::fabric::Overlay;
-use super::{Host, stopped, warnings};
+use super::{Host, stopped};
 use crate::api::QueueStatus;
 use crate::config::{CodePoint, HostConfig, Port, Weight, Wfq};
 
@@ -125,15 +125,7 @@ impl Host {
             })?;
             overlay.ports.insert(name.clone(), laid);
         }
-        let config = overlay.over(HostConfig::clone(&old));
-        let mut changes = Vec::new();
-        if config != *old {
-            let outcome = self.core.apply(config, text, false)?;
-            changes.clone_from(&outcome.changes);
-            for warning in warnings(outcome) {
-                tracing::warn!("{warning}");
-            }
-        }
+        let changes = self.lay(&old, overlay.over(HostConfig::clone(&old)), text)?;
         changing.overlay = overlay;
         Ok(changes)
     }

@@ -233,25 +233,20 @@ impl Crew {
             let stuck = self.take_back(fabric, before, &touched, stamp).await;
             return Outcome::TakenBack { why: trouble, stuck };
         }
-        behind.extend(self.tell_headroom(fabric, &touched, stamp).await);
+        behind.extend(self.tell_headroom(fabric, stamp).await);
         Outcome::Done(behind)
     }
 
-    /// What there is for who shares a queue follows from all queues' weights: hosts that were not
-    /// concerned otherwise are told.
-    async fn tell_headroom(
-        &mut self,
-        fabric: &Fabric,
-        touched: &BTreeSet<NodeId>,
-        stamp: Stamp,
-    ) -> Vec<Trouble> {
+    /// What there is for who shares a queue follows from all queues' weights, and changes for
+    /// tenants of whom no step speaks: their hosts are told.
+    async fn tell_headroom(&mut self, fabric: &Fabric, stamp: Stamp) -> Vec<Trouble> {
         let new = headroom(fabric);
         let other = |slot: &TenantSlot| {
             !self.told.marks.contains_key(slot) && self.told.headroom.get(slot) != new.get(slot)
         };
         let hosts = new.keys().filter(|slot| other(slot)).flat_map(|slot| fabric.servers_of(*slot));
-        let hosts: BTreeSet<NodeId> =
-            hosts.filter(|node| touched.contains(node) || self.reachable(fabric, *node)).collect();
+        // Who is out of date is told all that concerns it when it is mended.
+        let hosts = hosts.filter(|node| self.reachable(fabric, *node)).collect();
         self.told.headroom = new;
         let trouble = self.tell(fabric, &hosts, stamp).await;
         self.out_of_date.extend(trouble.iter().map(|t| t.node));

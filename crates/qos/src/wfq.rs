@@ -401,10 +401,10 @@ mod tests {
         assert!(wfq.set_ceiling(0, ceiling) && !wfq.set_ceiling(2, ceiling));
         let (mut sent, mut offered) = ([0_u32; 2], [0_u32; 2]);
         for now in (0..1_000).map(Nanos::from_millis) {
-            for queue in 0..2 {
+            for (queue, offered) in offered.iter_mut().enumerate() {
                 while wfq.backlog(queue).0 < 8 {
-                    wfq.offer(queue, offered[queue], 1_000, now).unwrap();
-                    offered[queue] += 1;
+                    wfq.offer(queue, *offered, 1_000, now).unwrap();
+                    *offered += 1;
                 }
             }
             // The output takes two frames a millisecond.

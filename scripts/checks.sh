@@ -23,8 +23,9 @@ lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \
         cargo test --locked --workspace --no-fail-fast -- --skip short_figures
 }
-# Half a minute on two idle cores: simulated figures with a tenth of their length, each twice.
-lane_figures() { cargo test --locked -p penstock-lab --test figures; }
+# Half a minute on two idle cores: simulated figures with a tenth of their length, each twice. Of
+# the whole workspace, as `unit` is: with one package's features much would be compiled anew.
+lane_figures() { cargo test --locked --workspace --test figures; }
 # The modules without files and rings, under an interpreter that knows what Rust leaves undefined.
 lane_miri() {
     if ! cargo +nightly miri --version >/dev/null 2>&1; then

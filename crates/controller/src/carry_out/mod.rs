@@ -3,13 +3,13 @@
 //!
 //! **Problem.** A plan has an order ([`penstock_fabric::queue_binding`]), and its steps concern
 //! many elements, of which any may fail in the middle. **Rule.** Steps of one kind that follow each
-//! other go out to all whom they concern at once; the next kind begins when all have answered,
-//! those named as canaries before the others. If one fails before hosts mark by the new queues,
-//! what was done is taken back in the order that keeps every packet mapped, and the plan counts as
-//! not done. After that point a host that did not answer stays in the shared queue, which is always
-//! there, and is told again. An element that failed is out of date ([`Crew::out_of_date`]): it is
-//! read and mended before anything depends on it ([`Crew::mend`]), and plans leave it alone till
-//! then.
+//! other go out to all whom they concern at once, each told once; the next kind begins when all
+//! have answered, those named as canaries before the others. If one fails before hosts mark by the
+//! new queues, what was done is taken back in the order that keeps every packet mapped, and the
+//! plan counts as not done. After that point a host that did not answer stays in the shared queue,
+//! which is always there, and is told again. An element that failed is out of date
+//! ([`Crew::out_of_date`]): it is read and mended before anything depends on it ([`Crew::mend`]),
+//! and plans leave it alone till then.
 //!
 //! Source: QShare §V-D leaves the order and failures open; `docs/controller.md` has ours.
 
@@ -102,11 +102,11 @@ pub struct Crew {
 /// Steps that may happen at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Weigh,
+    /// What ports do. One element is told of weights and maps together: by a code point that is
+    /// unmapped no packet is marked any more, by one that is mapped none yet.
+    Ports,
     Mark,
     Wait,
-    Unmap,
-    Map,
     ReadBack,
 }
 
@@ -117,11 +117,9 @@ fn headroom(fabric: &Fabric) -> BTreeMap<TenantSlot, u32> {
 
 fn kind(step: &Step) -> Option<Kind> {
     Some(match step {
-        Step::Weigh { .. } => Kind::Weigh,
+        Step::Weigh { .. } | Step::Unmap { .. } | Step::Map { .. } => Kind::Ports,
         Step::Mark { .. } => Kind::Mark,
         Step::Wait(_) => Kind::Wait,
-        Step::Unmap { .. } => Kind::Unmap,
-        Step::Map { .. } => Kind::Map,
         Step::ReadBack(_) => Kind::ReadBack,
         _ => return None,
     })
@@ -212,8 +210,12 @@ impl Crew {
         // Hosts mark by new queues: what came before cannot be taken back any more, nor need it be.
         let mut marking = false;
         for steps in plan.steps.chunk_by(|a, b| kind(a) == kind(b)) {
-            marking |= steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0));
-            let concerned = self.take_in(fabric, steps);
+            let mut concerned = self.take_in(fabric, steps);
+            if steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0)) {
+                marking = true;
+                // Hosts that are told of both are told once.
+                concerned.extend(self.take_in_headroom(fabric));
+            }
             touched.extend(concerned.iter().copied());
             let trouble = match steps.first().and_then(kind) {
                 Some(Kind::Wait) => {
@@ -233,13 +235,16 @@ impl Crew {
             let stuck = self.take_back(fabric, before, &touched, stamp).await;
             return Outcome::TakenBack { why: trouble, stuck };
         }
-        behind.extend(self.tell_headroom(fabric, stamp).await);
+        let hosts = self.take_in_headroom(fabric);
+        let trouble = self.tell(fabric, &hosts, stamp).await;
+        self.out_of_date.extend(trouble.iter().map(|t| t.node));
+        behind.extend(trouble);
         Outcome::Done(behind)
     }
 
     /// What there is for who shares a queue follows from all queues' weights, and changes for
-    /// tenants of whom no step speaks: their hosts are told.
-    async fn tell_headroom(&mut self, fabric: &Fabric, stamp: Stamp) -> Vec<Trouble> {
+    /// tenants of whom no step speaks: the hosts to tell.
+    fn take_in_headroom(&mut self, fabric: &Fabric) -> BTreeSet<NodeId> {
         let new = headroom(fabric);
         let other = |slot: &TenantSlot| {
             !self.told.marks.contains_key(slot) && self.told.headroom.get(slot) != new.get(slot)
@@ -248,9 +253,7 @@ impl Crew {
         // Who is out of date is told all that concerns it when it is mended.
         let hosts = hosts.filter(|node| self.reachable(fabric, *node)).collect();
         self.told.headroom = new;
-        let trouble = self.tell(fabric, &hosts, stamp).await;
-        self.out_of_date.extend(trouble.iter().map(|t| t.node));
-        trouble
+        hosts
     }
 
     /// Enters steps in what is to be told; whom they concern. Elements that are out of date are

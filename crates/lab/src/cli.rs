@@ -10,6 +10,7 @@ use crate::figures::plot::PlotArgs;
 use crate::figures::report::ReportArgs;
 use crate::figures::{self, Mode, RunArgs};
 use crate::load::{IntervalReport, LoadArgs};
+use crate::microguest::MicroguestArgs;
 
 /// A subcommand of `penstock lab`.
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -33,6 +34,9 @@ pub enum LabCommand {
     Report(ReportArgs),
     /// Draw runs of `load --json` over time, and compare them
     Plot(PlotArgs),
+    /// Run a virtual processor in ring 3, for whoever measures it
+    #[command(hide = true)]
+    Microguest(MicroguestArgs),
 }
 
 impl LabCommand {
@@ -64,6 +68,7 @@ pub fn run(cmd: LabCommand, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
             print!("{}", figures::plot::run(&args)?);
             Ok(ExitCode::SUCCESS)
         }
+        LabCommand::Microguest(args) => args.run().map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |
 //! | [`endpoint`] | a namespace's TAP joined to a virtio driver, offloads kept |
 //! | `live` | live runs of the figures: switches by a plan, VMs in one loop, real programs |
+//! | [`microguest`] | virtual processors in ring 3 that note when they run |
 //! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
 //! | [`figures`] | published figures, replayed: simulated and live; their report |
 //! | [`cli`] | the `penstock lab` subcommands |
@@ -29,3 +30,4 @@ mod keys;
 mod live;
 pub mod load;
 pub mod mac;
+pub mod microguest;

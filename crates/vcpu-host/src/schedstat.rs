@@ -1,0 +1,77 @@
+//! Time a thread ran and waited, as the kernel counts it.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+/// What `/proc/PID/task/TID/schedstat` says (Linux, `Documentation/scheduler/sched-stats.rst`).
+/// All three only grow in the life of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Schedstat {
+    /// On a processor, to the last time the kernel updated it.
+    pub ran: Duration,
+    /// Runnable, but not running.
+    pub waited: Duration,
+    /// Times the thread was put on a processor.
+    pub turns: u64,
+}
+
+impl Schedstat {
+    /// Reads the counters of one thread; `task` is its directory in procfs.
+    ///
+    /// # Errors
+    /// `NotFound` if the thread has exited, `InvalidData` if the file is not three numbers (a
+    /// kernel without `CONFIG_SCHED_INFO` has no such file).
+    pub fn read(task: &Path) -> io::Result<Self> {
+        let file = task.join("schedstat");
+        let text = std::fs::read_to_string(&file).map_err(gone)?;
+        parse(&text).ok_or_else(|| {
+            let why = format!("{}: expected three numbers, found {text:?}", file.display());
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        })
+    }
+}
+
+/// A thread that exits between open and read gives ESRCH: the same to callers as no file.
+fn gone(e: io::Error) -> io::Error {
+    const ESRCH: i32 = 3;
+    if e.raw_os_error() == Some(ESRCH) { io::ErrorKind::NotFound.into() } else { e }
+}
+
+fn parse(text: &str) -> Option<Schedstat> {
+    let mut numbers = text.split_ascii_whitespace().map(|n| n.parse::<u64>().ok());
+    let mut next = || numbers.next().flatten();
+    let (ran, waited, turns) = (next()?, next()?, next()?);
+    Some(Schedstat { ran: Duration::from_nanos(ran), waited: Duration::from_nanos(waited), turns })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_numbers_and_nothing_less() {
+        let got = parse("1500 20 3\n").unwrap();
+        assert_eq!(
+            (got.ran, got.waited, got.turns),
+            (Duration::from_nanos(1500), Duration::from_nanos(20), 3)
+        );
+        assert_eq!(parse("1500 20\n"), None);
+        assert_eq!(parse("1500 x 3\n"), None);
+    }
+
+    #[test]
+    fn a_thread_that_computes_is_seen_to_run() {
+        let me = Path::new("/proc/thread-self");
+        let before = Schedstat::read(me).unwrap();
+        // Bounded by the count kept, which is what is under test, and by a number of reads.
+        let ran = (0..10_000_000).any(|_| Schedstat::read(me).unwrap().ran > before.ran);
+        assert!(ran);
+    }
+
+    #[test]
+    fn a_thread_that_is_gone_is_not_found() {
+        let e = Schedstat::read(Path::new("/proc/self/task/0")).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,163 @@
+//! The vCPU threads of a virtual machine, found by process or by cgroup.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// One vCPU thread. Thread ids are used again, so the start time belongs to the name: a thread
+/// with the same `tid` and another `started` is somebody else and must not be touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VcpuThread {
+    /// Number of the vCPU in its VM.
+    pub vcpu: u32,
+    /// Process the thread belongs to.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+    /// When it began, in clock ticks since boot (`proc(5)`, field 22 of `stat`).
+    pub started: u64,
+}
+
+impl VcpuThread {
+    /// Directory of the thread in procfs.
+    #[must_use]
+    pub fn task(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/task/{}", self.pid, self.tid))
+    }
+
+    /// Is it still the thread that was found?
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        std::fs::read_to_string(self.task().join("stat"))
+            .is_ok_and(|stat| started(&stat) == Some(self.started))
+    }
+}
+
+/// Why no vCPU threads were found.
+#[derive(Debug, Error)]
+pub enum FindError {
+    /// There is no such process or cgroup, or no right to look.
+    #[error("cannot list {path}: {source}; is the VM running, and is the path right?")]
+    Unreadable {
+        /// What was to be listed.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The threads have no names to tell vCPUs by.
+    #[error(
+        "{path} has no thread named \"CPU n/KVM\" or \"CPU n/TCG\"; start QEMU with \
+         -name NAME,debug-threads=on (libvirt does)"
+    )]
+    NoVcpus {
+        /// What was listed.
+        path: PathBuf,
+    },
+}
+
+/// vCPU threads of the process `pid`, in the order of their numbers.
+///
+/// # Errors
+/// [`FindError`] if the process is gone or none of its threads has the name of a vCPU.
+pub fn of_process(pid: u32) -> Result<Vec<VcpuThread>, FindError> {
+    let path = PathBuf::from(format!("/proc/{pid}/task"));
+    let tids = std::fs::read_dir(&path)
+        .map_err(|source| FindError::Unreadable { path: path.clone(), source })?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    some(path, tids.filter_map(|tid| vcpu(pid, tid)).collect())
+}
+
+/// vCPU threads of every process in the cgroup at `dir` (v1 or v2), not of cgroups below it.
+///
+/// # Errors
+/// [`FindError`] if the cgroup is gone or no thread in it has the name of a vCPU.
+pub fn of_cgroup(dir: &Path) -> Result<Vec<VcpuThread>, FindError> {
+    let path = dir.join("cgroup.procs");
+    let text = std::fs::read_to_string(&path)
+        .map_err(|source| FindError::Unreadable { path: path.clone(), source })?;
+    // A process that exits while the list is gone through is one process less, no error.
+    let pids = text.lines().filter_map(|line| line.parse().ok());
+    some(path, pids.filter_map(|pid| of_process(pid).ok()).flatten().collect())
+}
+
+fn some(path: PathBuf, mut found: Vec<VcpuThread>) -> Result<Vec<VcpuThread>, FindError> {
+    found.sort_unstable();
+    if found.is_empty() { Err(FindError::NoVcpus { path }) } else { Ok(found) }
+}
+
+fn vcpu(pid: u32, tid: u32) -> Option<VcpuThread> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    // The name stands in brackets and may hold brackets and spaces of its own.
+    let name = &stat[stat.find('(')? + 1..stat.rfind(')')?];
+    Some(VcpuThread { vcpu: number(name)?, pid, tid, started: started(&stat)? })
+}
+
+/// `n` of "CPU n/KVM" or "CPU n/TCG", as QEMU names its threads.
+fn number(name: &str) -> Option<u32> {
+    let rest = name.strip_prefix("CPU ")?;
+    rest.strip_suffix("/KVM").or_else(|| rest.strip_suffix("/TCG"))?.parse().ok()
+}
+
+fn started(stat: &str) -> Option<u64> {
+    // Behind the name comes field 3, so field 22 is the twentieth.
+    stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn names_of_vcpus_and_others() {
+        assert_eq!(number("CPU 12/KVM"), Some(12));
+        assert_eq!(number("CPU 0/TCG"), Some(0));
+        for other in ["CPU /KVM", "CPU 1", "IO mon_iothread", "CPU x/KVM", "qemu"] {
+            assert_eq!(number(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_brackets_hides_no_field() {
+        let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 0";
+        assert_eq!(started(stat), Some(4242));
+    }
+
+    #[test]
+    fn a_thread_is_found_by_name_and_missed_when_it_exits() {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (ready, is_ready) = mpsc::channel();
+        let run = move || {
+            ready.send(()).unwrap();
+            let _ = stopped.recv();
+        };
+        let thread = std::thread::Builder::new().name("CPU 3/KVM".into()).spawn(run).unwrap();
+        is_ready.recv().unwrap();
+        let found = of_process(std::process::id()).unwrap();
+        assert_eq!(found.iter().map(|t| t.vcpu).collect::<Vec<_>>(), [3]);
+        assert!(found[0].is_alive());
+        // The form of `cgroup.procs`: one process a line; 0 is one of another pid namespace.
+        let dir = std::env::temp_dir().join(format!("vcpu-threads-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
+        let by_cgroup = of_cgroup(&dir).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(by_cgroup, found);
+        let reused = VcpuThread { started: found[0].started + 1, ..found[0] };
+        assert!(!reused.is_alive(), "same id, another thread");
+
+        drop(stop);
+        thread.join().unwrap();
+        // The thread has left user code; the kernel takes it off procfs a moment later.
+        assert!((0..10_000_000).any(|_| !found[0].is_alive()));
+        let none = of_process(std::process::id()).unwrap_err().to_string();
+        assert!(none.contains("debug-threads=on"), "{none}");
+    }
+
+    #[test]
+    fn a_cgroup_that_vanished_is_named() {
+        let e = of_cgroup(Path::new("/sys/fs/cgroup/no-such-vm")).unwrap_err().to_string();
+        assert!(e.contains("no-such-vm/cgroup.procs"), "{e}");
+    }
+}

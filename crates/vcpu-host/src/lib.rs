@@ -1,13 +1,19 @@
-//! Virtual processors of a real host: which threads they are, and how long each ran.
-//!
-//! So far only what an actuator looks at before it acts; nothing here changes how a thread is
+//! Virtual processors of a real host: which threads they are, how long each ran, and how they are
 //! scheduled.
 //!
 //! | Module | What it is |
 //! |---|---|
 //! | [`threads`] | the vCPU threads of a QEMU process or of a cgroup |
 //! | [`schedstat`] | time a thread ran and waited, from procfs |
+//! | [`policy`] | how a thread is scheduled: read, and changed |
+//! | [`process`] | the death of another process |
+//! | [`cgroup`] | whose weight divides a thread's processor |
+//! | `sys` | the three system calls that need `unsafe` |
 #![deny(unsafe_code)]
 
+pub mod cgroup;
+pub mod policy;
+pub mod process;
 pub mod schedstat;
+mod sys;
 pub mod threads;

@@ -1,0 +1,210 @@
+//! The cgroup that divides a thread's processor time: which it is, and its weight.
+//!
+//! **Source.** Linux `admin-guide/cgroup-v1/cgroups.rst`, `admin-guide/cgroup-v2.rst`. **Rule.** If
+//! the `cpu` controller has a v1 hierarchy, that one counts; else the unified one. Weights are told
+//! in parts of the kernel's default, so that both kinds take the same numbers.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Which interface a cgroup has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// `cpu.shares`, 2 to 262,144, default 1,024.
+    V1,
+    /// `cpu.weight`, 1 to 10,000, default 100.
+    V2,
+}
+
+/// A directory of the hierarchy that has the `cpu` controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    path: PathBuf,
+    version: Version,
+    root: bool,
+}
+
+impl Cgroup {
+    /// The cgroup at `path`, whichever kind it is.
+    ///
+    /// # Errors
+    /// There is no such directory, or it has no file for a weight.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let version = [Version::V1, Version::V2]
+            .into_iter()
+            .find(|version| path.join(file(*version)).exists())
+            .ok_or_else(|| {
+                let why = format!(
+                    "{}: neither cpu.shares nor cpu.weight; name a cgroup that has the cpu \
+                     controller (v2: +cpu in the parent's cgroup.subtree_control)",
+                    path.display()
+                );
+                io::Error::new(io::ErrorKind::NotFound, why)
+            })?;
+        // Only what has a parent of its kind has a weight that counts.
+        let root = path.parent().is_none_or(|up| !up.join("cgroup.procs").exists());
+        Ok(Self { path: path.to_owned(), version, root })
+    }
+
+    /// The one a thread is in.
+    ///
+    /// # Errors
+    /// The thread is gone, or no hierarchy has the `cpu` controller.
+    pub fn of_thread(tid: u32) -> io::Result<Self> {
+        let who = if tid == 0 { "thread-self".to_owned() } else { tid.to_string() };
+        let groups = std::fs::read_to_string(format!("/proc/{who}/cgroup"))?;
+        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+        let (version, path) = locate(&groups, &mounts).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::NotFound, "no cgroup hierarchy has the cpu controller")
+        })?;
+        let root = path.parent().is_none_or(|up| !up.join("cgroup.procs").exists());
+        Ok(Self { path, version, root })
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub const fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Whether it is the hierarchy's root, which has no weight that counts.
+    #[must_use]
+    pub const fn is_root(&self) -> bool {
+        self.root
+    }
+
+    /// The file with its weight.
+    #[must_use]
+    pub fn weight_file(&self) -> PathBuf {
+        self.path.join(file(self.version))
+    }
+
+    /// Its weight in the kernel's own unit.
+    ///
+    /// # Errors
+    /// It vanished, or the file holds no number.
+    pub fn weight(&self) -> io::Result<u64> {
+        let text = std::fs::read_to_string(self.weight_file())?;
+        text.trim().parse().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+    }
+
+    /// Sets its weight in the kernel's own unit.
+    ///
+    /// # Errors
+    /// It vanished, or there is no right to.
+    pub fn set_weight(&self, weight: u64) -> io::Result<()> {
+        std::fs::write(self.weight_file(), weight.to_string())
+    }
+
+    /// What `parts` millionths of the kernel's default weight are in its own unit.
+    #[must_use]
+    pub fn scaled(&self, parts: u64) -> u64 {
+        scaled(self.version, parts)
+    }
+
+    /// Real-time budget in microseconds of a period, where the kernel has group budgets.
+    #[must_use]
+    pub fn rt_runtime_us(&self) -> Option<i64> {
+        std::fs::read_to_string(self.path.join("cpu.rt_runtime_us")).ok()?.trim().parse().ok()
+    }
+}
+
+const fn file(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "cpu.shares",
+        Version::V2 => "cpu.weight",
+    }
+}
+
+fn scaled(version: Version, parts: u64) -> u64 {
+    let (default, least, most) = match version {
+        Version::V1 => (1_024, 2, 262_144),
+        Version::V2 => (100, 1, 10_000),
+    };
+    (parts.saturating_mul(default) / 1_000_000).clamp(least, most)
+}
+
+/// Where `/proc/PID/cgroup` and the mounts say the cgroup is.
+fn locate(groups: &str, mounts: &str) -> Option<(Version, PathBuf)> {
+    let fields = |line: &str| {
+        let mut parts = line.splitn(3, ':').map(str::to_owned);
+        Some((parts.next()?, parts.next()?, parts.next()?))
+    };
+    let groups: Vec<_> = groups.lines().filter_map(fields).collect();
+    let has_cpu = |list: &str| list.split(',').any(|name| name == "cpu");
+    let mount = |kind: &str, v1: bool| {
+        mounts.lines().find_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [_, at, fs, options, ..] = words[..] else { return None };
+            (fs == kind && (!v1 || has_cpu(options))).then(|| PathBuf::from(at))
+        })
+    };
+    let inside = |at: PathBuf, path: &str| match path.trim_start_matches('/') {
+        "" => at,
+        below => at.join(below),
+    };
+    if let Some((_, _, path)) = groups.iter().find(|(_, names, _)| has_cpu(names)) {
+        return Some((Version::V1, inside(mount("cgroup", true)?, path)));
+    }
+    let (_, _, path) = groups.iter().find(|(id, names, _)| id == "0" && names.is_empty())?;
+    Some((Version::V2, inside(mount("cgroup2", false)?, path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+        cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,relatime,cpu,cpuacct 0 0\n\
+        cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0\n";
+
+    #[test]
+    fn the_hierarchy_that_has_the_controller_counts() {
+        let hybrid = "3:cpu,cpuacct:/machine/vm1\n1:name=systemd:/x\n0::/user\n";
+        let v1 = (Version::V1, PathBuf::from("/sys/fs/cgroup/cpu,cpuacct/machine/vm1"));
+        assert_eq!(locate(hybrid, MOUNTS), Some(v1));
+        let unified = "0::/machine.slice/vm1.scope\n";
+        let mounts = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
+        let v2 = (Version::V2, PathBuf::from("/sys/fs/cgroup/machine.slice/vm1.scope"));
+        assert_eq!(locate(unified, mounts), Some(v2));
+        assert_eq!(locate("3:cpuset:/\n", mounts), None);
+        // A controller whose name only begins alike is another one.
+        assert_eq!(locate("3:cpuset:/a\n0::/\n", mounts).unwrap().0, Version::V2);
+    }
+
+    #[test]
+    fn weights_are_told_in_parts_of_the_default_and_kept_in_range() {
+        assert_eq!(scaled(Version::V1, 1_000_000), 1_024);
+        assert_eq!(scaled(Version::V2, 1_000_000), 100);
+        assert_eq!((scaled(Version::V1, 0), scaled(Version::V2, 0)), (2, 1));
+        assert_eq!(scaled(Version::V1, u64::MAX), 262_144);
+    }
+
+    #[test]
+    fn a_weight_is_written_in_the_files_own_unit() {
+        let dir = std::env::temp_dir().join(format!("penstock-cgroup-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        assert!(Cgroup::at(&dir).unwrap_err().to_string().contains("subtree_control"));
+        std::fs::write(dir.join("cpu.weight"), "100\n").unwrap();
+        let group = Cgroup::at(&dir).unwrap();
+        assert_eq!((group.version(), group.weight().unwrap()), (Version::V2, 100));
+        group.set_weight(group.scaled(500_000)).unwrap();
+        assert_eq!(group.weight().unwrap(), 50);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(group.weight().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn this_thread_is_in_a_cgroup_of_the_host() {
+        match Cgroup::of_thread(0) {
+            Ok(group) => assert!(group.path().is_dir(), "{group:?}"),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The death of another process, told by the kernel and not by looking again and again.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use crate::sys;
+
+/// A process that is watched (`pidfd_open(2)`): its id may be used again, the descriptor is not.
+#[derive(Debug)]
+pub struct Watched {
+    fd: OwnedFd,
+}
+
+impl Watched {
+    /// Watches the process `pid`.
+    ///
+    /// # Errors
+    /// `ESRCH`: there is none; or no descriptor is left.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { fd: sys::pidfd_open(pid)? })
+    }
+
+    /// Waits until it is dead or `limit` is over; whether it is dead.
+    ///
+    /// # Errors
+    /// What `ppoll(2)` says; a signal only ends the wait.
+    pub fn dead_within(&self, limit: Duration) -> io::Result<bool> {
+        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        match ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::EINTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_lives_until_it_is_killed() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let watched = Watched::open(child.id()).unwrap();
+        assert!(!watched.dead_within(Duration::ZERO).unwrap());
+        child.kill().unwrap();
+        assert!(watched.dead_within(Duration::from_secs(10)).unwrap());
+        let id = child.id();
+        child.wait().unwrap();
+        assert_eq!(Watched::open(id).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+}

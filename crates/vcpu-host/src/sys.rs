@@ -1,0 +1,61 @@
+//! The system calls that have no safe wrapper: `sched_setattr(2)`, `sched_getattr(2)`,
+//! `pidfd_open(2)`. Everything else of this crate is safe code.
+#![allow(unsafe_code, reason = "nix 0.31 wraps none of the three calls")]
+
+use std::io;
+use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
+
+use libc::{c_long, c_uint, pid_t, sched_attr};
+
+/// Size of the first version of the structure, which every kernel with these calls has.
+const SIZE: u32 = 48;
+
+/// All zero but for the size: `SCHED_OTHER`, nice 0, the kernel's own slice.
+pub(crate) const fn blank() -> sched_attr {
+    sched_attr {
+        size: SIZE,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    }
+}
+
+fn result(returned: c_long) -> io::Result<c_long> {
+    if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
+}
+
+fn pid(id: u32) -> io::Result<pid_t> {
+    pid_t::try_from(id).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+/// How the thread `tid` is scheduled; 0 is the caller.
+pub(crate) fn getattr(tid: u32) -> io::Result<sched_attr> {
+    let (tid, mut attr, flags) = (pid(tid)?, blank(), 0 as c_uint);
+    // SAFETY: the kernel writes at most SIZE bytes into `attr`, which is that large and outlives
+    // the call.
+    result(unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attr, SIZE, flags) })?;
+    Ok(attr)
+}
+
+/// Has the thread `tid` scheduled so; 0 is the caller.
+pub(crate) fn setattr(tid: u32, attr: &sched_attr) -> io::Result<()> {
+    let (tid, flags) = (pid(tid)?, 0 as c_uint);
+    // SAFETY: the kernel reads `attr.size` bytes of `attr`, which `blank` made SIZE, what the
+    // structure has; it outlives the call. Scheduling touches no memory of ours.
+    result(unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const *attr, flags) })?;
+    Ok(())
+}
+
+/// A descriptor that is readable once the process `id` is dead.
+pub(crate) fn pidfd_open(id: u32) -> io::Result<OwnedFd> {
+    let (id, flags) = (pid(id)?, 0 as c_uint);
+    // SAFETY: no pointers are passed.
+    let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_open, id, flags) })?;
+    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

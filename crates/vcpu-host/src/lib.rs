@@ -6,14 +6,21 @@
 //! | [`threads`] | the vCPU threads of a QEMU process or of a cgroup |
 //! | [`schedstat`] | time a thread ran and waited, from procfs |
 //! | [`policy`] | how a thread is scheduled: read, and changed |
+//! | [`lease`] | what is lent, in a file that outlives who lent it |
+//! | [`restore`] | putting threads and cgroups back as they were |
+//! | [`watchdog`] | the process that does so when the scheduler is dead or stalls |
 //! | [`process`] | the death of another process |
 //! | [`cgroup`] | whose weight divides a thread's processor |
 //! | `sys` | the three system calls that need `unsafe` |
 #![deny(unsafe_code)]
 
 pub mod cgroup;
+mod clock;
+pub mod lease;
 pub mod policy;
 pub mod process;
+pub mod restore;
 pub mod schedstat;
 mod sys;
 pub mod threads;
+pub mod watchdog;

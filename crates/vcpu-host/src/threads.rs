@@ -29,8 +29,7 @@ impl VcpuThread {
     /// Is it still the thread that was found?
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        std::fs::read_to_string(self.task().join("stat"))
-            .is_ok_and(|stat| started(&stat) == Some(self.started))
+        started_at(self.pid, self.tid) == Some(self.started)
     }
 }
 
@@ -97,6 +96,18 @@ fn vcpu(pid: u32, tid: u32) -> Option<VcpuThread> {
 fn number(name: &str) -> Option<u32> {
     let rest = name.strip_prefix("CPU ")?;
     rest.strip_suffix("/KVM").or_else(|| rest.strip_suffix("/TCG"))?.parse().ok()
+}
+
+/// When a thread began, in clock ticks since boot; `None` if it has exited, reaped or not.
+#[must_use]
+pub fn started_at(pid: u32, tid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    if matches!(state(&stat)?, 'Z' | 'X') { None } else { started(&stat) }
+}
+
+/// Letter of its state, field 3 of `stat`: R has work, others wait.
+pub(crate) fn state(stat: &str) -> Option<char> {
+    stat[stat.rfind(')')? + 1..].trim_start().chars().next()
 }
 
 fn started(stat: &str) -> Option<u64> {

@@ -1,0 +1,230 @@
+//! Putting threads and cgroups back as they were found, by whoever is left to do it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use penstock_units::Nanos;
+
+use crate::cgroup::Cgroup;
+use crate::lease::{Entry, Identity, LeaseTable};
+use crate::policy::{self, Policy};
+use crate::threads;
+
+/// Name of the table of leases in a scheduler's directory.
+pub const LEASES: &str = "leases";
+/// Name of the list of weights and affinities in it.
+pub const BEFORE: &str = "before";
+
+/// What is changed only once and put back at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Cgroups and the weights they had.
+    pub weights: Vec<(PathBuf, u64)>,
+    /// Threads and the processors they might use.
+    pub affinities: Vec<(Identity, Vec<u32>)>,
+}
+
+impl Before {
+    /// Writes the list into a scheduler's directory, whole or not at all.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn save(&self, dir: &Path) -> io::Result<()> {
+        let mut text = String::new();
+        for (path, weight) in &self.weights {
+            text.push_str(&format!("weight {weight} {}\n", path.display()));
+        }
+        for (Identity { pid, tid, started }, cpus) in &self.affinities {
+            let cpus: Vec<String> = cpus.iter().map(u32::to_string).collect();
+            text.push_str(&format!("cpus {pid} {tid} {started} {}\n", cpus.join(",")));
+        }
+        let fresh = dir.join(".before");
+        std::fs::write(&fresh, text)?;
+        std::fs::rename(fresh, dir.join(BEFORE))
+    }
+
+    /// The list in a scheduler's directory; empty without one. A line that is none is left out.
+    #[must_use]
+    pub fn load(dir: &Path) -> Self {
+        let mut before = Self::default();
+        for line in std::fs::read_to_string(dir.join(BEFORE)).unwrap_or_default().lines() {
+            before.weights.extend(weight_line(line));
+            before.affinities.extend(cpus_line(line));
+        }
+        before
+    }
+
+    /// Puts all of it back; what is gone by now needs nothing.
+    pub fn put_back(&self) {
+        for (path, weight) in &self.weights {
+            if let Ok(group) = Cgroup::at(path) {
+                let _ = group.set_weight(*weight);
+            }
+        }
+        for (thread, cpus) in self.affinities.iter().filter(|(thread, _)| is_alive(*thread)) {
+            let _ = confine(thread.tid, cpus);
+        }
+    }
+}
+
+fn weight_line(line: &str) -> Option<(PathBuf, u64)> {
+    let (weight, path) = line.strip_prefix("weight ")?.split_once(' ')?;
+    Some((PathBuf::from(path), weight.parse().ok()?))
+}
+
+fn cpus_line(line: &str) -> Option<(Identity, Vec<u32>)> {
+    let mut words = line.strip_prefix("cpus ")?.split(' ');
+    let (pid, tid) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let started = words.next()?.parse().ok()?;
+    let cpus = words.next()?.split(',').map(|cpu| cpu.parse().ok()).collect::<Option<_>>()?;
+    Some((Identity { pid, tid, started }, cpus))
+}
+
+/// Whether it still is that thread.
+#[must_use]
+pub fn is_alive(thread: Identity) -> bool {
+    let Identity { pid, tid, started } = thread;
+    threads::started_at(pid, tid) == Some(started)
+}
+
+/// Has a thread run on these processors only.
+///
+/// # Errors
+/// It is gone, or there is no such processor.
+pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(usize::try_from(*cpu).map_err(io::Error::other)?)?;
+    }
+    let tid = i32::try_from(tid).map_err(io::Error::other)?;
+    Ok(sched_setaffinity(Pid::from_raw(tid), &set)?)
+}
+
+/// Gives the threads in the table back the policies they came with: all, or those that have a
+/// lease. How many were real-time until then.
+///
+/// # Errors
+/// The table cannot be read. Threads that are gone or were changed by others are left alone.
+pub fn take_back(table: &LeaseTable, only_lent: bool) -> io::Result<usize> {
+    let mut taken = 0;
+    for (slot, entry) in table.entries()? {
+        if only_lent && entry.until == Nanos(0) {
+            continue;
+        }
+        taken += usize::from(restore(&entry));
+        if entry.until > Nanos(0) {
+            table.put(slot, &Entry { until: Nanos(0), ..entry })?;
+        }
+    }
+    Ok(taken)
+}
+
+/// Whether the thread had a real-time policy of ours.
+fn restore(entry: &Entry) -> bool {
+    if !is_alive(entry.thread) {
+        return false;
+    }
+    let tid = entry.thread.tid;
+    let Ok(now) = policy::get(tid) else { return false };
+    let lent = now.is_real_time() && !entry.saved.is_real_time();
+    if now == entry.saved {
+        return false;
+    }
+    policy::set(tid, entry.saved).or_else(|_| policy::set(tid, Policy::DEFAULT)).is_ok() && lent
+}
+
+/// What a sweep found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swept {
+    /// No scheduler was there before, or it had put everything back.
+    Nothing,
+    /// One had died; so many threads had a real-time policy of its.
+    After {
+        /// Of how many threads it was taken.
+        taken: usize,
+    },
+}
+
+/// Puts right what a scheduler that is dead left behind in `dir`.
+///
+/// # Errors
+/// One that is alive uses the directory, or its files cannot be read.
+pub fn sweep(dir: &Path) -> io::Result<Swept> {
+    let path = dir.join(LEASES);
+    let table = match LeaseTable::open(&path) {
+        Ok(table) => table,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Swept::Nothing),
+        Err(error) => return Err(error),
+    };
+    let owner = table.owner()?;
+    if is_alive(owner) {
+        let why = format!(
+            "{}: process {} schedules with this directory; stop it, or set another `run_dir`",
+            dir.display(),
+            owner.pid
+        );
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
+    }
+    let taken = take_back(&table, false)?;
+    Before::load(dir).put_back();
+    std::fs::remove_file(&path)?;
+    let _ = std::fs::remove_file(dir.join(BEFORE));
+    Ok(Swept::After { taken })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    fn identity(pid: u32) -> Identity {
+        Identity { pid, tid: pid, started: threads::started_at(pid, pid).unwrap() }
+    }
+
+    #[test]
+    fn what_a_dead_scheduler_left_is_put_right_and_what_a_living_one_has_is_not() {
+        let dir = std::env::temp_dir().join(format!("penstock-sweep-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        assert_eq!(sweep(&dir).unwrap(), Swept::Nothing);
+        let mut guest = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let thread = identity(guest.id());
+        let me = identity(std::process::id());
+        let saved = policy::get(thread.tid).unwrap();
+
+        let table = LeaseTable::create(&dir.join(LEASES), me).unwrap();
+        table.set_end(1).unwrap();
+        table.put(0, &Entry { thread, saved, until: Nanos(1) }).unwrap();
+        let busy = sweep(&dir).unwrap_err().to_string();
+        assert!(busy.contains("run_dir"), "{busy}");
+
+        // The same process id, begun at another time: the scheduler is dead.
+        let table = LeaseTable::create(&dir.join(LEASES), Identity { started: 0, ..me }).unwrap();
+        table.set_end(2).unwrap();
+        table.put(0, &Entry { thread, saved, until: Nanos(1) }).unwrap();
+        let gone = Identity { started: thread.started + 1, ..thread };
+        table.put(1, &Entry { thread: gone, saved: Policy::DEFAULT, until: Nanos(1) }).unwrap();
+        let lends = policy::set(thread.tid, Policy::Fifo { priority: 1 }).is_ok();
+        let affinities = vec![(thread, vec![0])];
+        Before { affinities: affinities.clone(), weights: Vec::new() }.save(&dir).unwrap();
+        assert_eq!(Before::load(&dir).affinities, affinities);
+        assert_eq!(sweep(&dir).unwrap(), Swept::After { taken: usize::from(lends) });
+        assert_eq!(policy::get(thread.tid).unwrap(), saved);
+        assert_eq!(sweep(&dir).unwrap(), Swept::Nothing, "once is enough");
+        let watched = crate::process::Watched::open(guest.id()).unwrap();
+        guest.kill().unwrap();
+        assert!(watched.dead_within(std::time::Duration::from_secs(10)).unwrap());
+        assert!(!is_alive(thread), "dead, although nobody has waited for it");
+        guest.wait().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn lines_that_are_none_are_left_out() {
+        assert_eq!(weight_line("weight 7 /a b"), Some((PathBuf::from("/a b"), 7)));
+        assert_eq!(weight_line("weight x /a"), None);
+        assert_eq!(cpus_line("cpus 1 2 3 0,4").unwrap().1, [0, 4]);
+        assert_eq!(cpus_line("cpus 1 2 3 0,x"), None);
+    }
+}

@@ -159,6 +159,15 @@ impl Credit1 {
         at.map(|at| queue.remove(at)).is_some()
     }
 
+    /// It waits for something, and runs nowhere.
+    pub(crate) fn block(&mut self, vcpu: VcpuId) {
+        self.unqueue(vcpu);
+        self.book.end_drawing(vcpu);
+        if let Some(place) = self.place_mut(vcpu) {
+            place.runnable = false;
+        }
+    }
+
     /// It is runnable, and waits in its queue unless it is parked.
     fn queue(&mut self, vcpu: VcpuId) {
         if let Some(place) = self.place_mut(vcpu) {

@@ -119,6 +119,23 @@ impl DoubleQueue {
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
+    /// The same of one that had its slice, although not all of it: who lends keeps a little of each
+    /// slice to himself. For an actuator.
+    pub fn served(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
+        self.charge(vcpu, time);
+        if let Some(owed) = self.term_mut(vcpu).and_then(|term| term.owed.as_mut()) {
+            owed.ran = owed.ran.max(SLICE);
+        }
+        self.requeue(now, vcpu, Leave::Preempted);
+    }
+
+    /// It was seen to have nothing to do, and nobody is owed a slice for it until it is woken. For
+    /// an actuator, as [`DoubleQueue::ran`].
+    pub fn blocked(&mut self, now: Nanos, vcpu: VcpuId) {
+        self.credit.block(vcpu);
+        self.requeue(now, vcpu, Leave::Blocked);
+    }
+
     /// It is owed a slice from now on, unless it has been for longer.
     fn owe(&mut self, now: Nanos, vcpu: VcpuId) {
         let Some(term) = self.term_mut(vcpu) else { return };

@@ -169,6 +169,36 @@ fn an_actuator_tells_what_ran_and_asks_whom_to_lend_to() {
 }
 
 #[test]
+fn a_slice_that_was_lent_counts_although_a_little_is_missing() {
+    let mut scheduler = DoubleQueue::new(1);
+    let periodic = add(&mut scheduler, real_time(Mode::Periodic, 3));
+    scheduler.wake(Nanos(0), periodic, Cause::Timer);
+    scheduler.ran(us(3_500), periodic, us(490));
+    assert_eq!(scheduler.due(us(3_500), CPU), Some(periodic), "it is owed the rest");
+    scheduler.served(us(4_000), periodic, us(490));
+    assert_eq!(
+        (scheduler.due(us(6_500), CPU), scheduler.due(us(7_000), CPU)),
+        (None, Some(periodic))
+    );
+    assert_eq!(scheduler.book().credit(periodic), -980_000, "charged for what it ran");
+}
+
+#[test]
+fn one_that_is_seen_to_be_blocked_is_owed_nothing_until_it_is_woken() {
+    let mut scheduler = DoubleQueue::new(1);
+    let periodic = add(&mut scheduler, real_time(Mode::Periodic, 3));
+    scheduler.wake(Nanos(0), periodic, Cause::Timer);
+    scheduler.blocked(us(3_000), periodic);
+    assert_eq!(scheduler.due(us(30_000), CPU), None);
+    assert!(!scheduler.credit.runnable(periodic));
+    scheduler.wake(us(40_000), periodic, Cause::Event);
+    assert_eq!(
+        (scheduler.due(us(42_500), CPU), scheduler.due(us(43_000), CPU)),
+        (None, Some(periodic))
+    );
+}
+
+#[test]
 fn what_cannot_be_laid_out_is_not_taken_in() {
     let mut scheduler = DoubleQueue::new(1);
     let half = Contract::real_time(Mode::Periodic, SLICE, Weight::ONE);

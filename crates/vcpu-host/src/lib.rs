@@ -6,6 +6,7 @@
 //! | [`threads`] | the vCPU threads of a QEMU process or of a cgroup |
 //! | [`schedstat`] | time a thread ran and waited, from procfs |
 //! | [`policy`] | how a thread is scheduled: read, and changed |
+//! | [`weight`] | how much of what is not lent a vCPU has |
 //! | [`lease`] | what is lent, in a file that outlives who lent it |
 //! | [`restore`] | putting threads and cgroups back as they were |
 //! | [`watchdog`] | the process that does so when the scheduler is dead or stalls |
@@ -24,3 +25,4 @@ pub mod schedstat;
 mod sys;
 pub mod threads;
 pub mod watchdog;
+pub mod weight;

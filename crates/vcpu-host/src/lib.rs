@@ -3,9 +3,11 @@
 //!
 //! | Module | What it is |
 //! |---|---|
+//! | [`config`] | the file that says which VMs there are and what they were promised |
 //! | [`threads`] | the vCPU threads of a QEMU process or of a cgroup |
 //! | [`schedstat`] | time a thread ran and waited, from procfs |
 //! | [`policy`] | how a thread is scheduled: read, and changed |
+//! | [`boost`] | the actuator: lends slices to who is due |
 //! | [`weight`] | how much of what is not lent a vCPU has |
 //! | [`lease`] | what is lent, in a file that outlives who lent it |
 //! | [`restore`] | putting threads and cgroups back as they were |
@@ -15,8 +17,10 @@
 //! | `sys` | the three system calls that need `unsafe` |
 #![deny(unsafe_code)]
 
+pub mod boost;
 pub mod cgroup;
 mod clock;
+pub mod config;
 pub mod lease;
 pub mod policy;
 pub mod process;

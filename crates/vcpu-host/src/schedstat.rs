@@ -1,6 +1,8 @@
 //! Time a thread ran and waited, as the kernel counts it.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,6 +31,17 @@ impl Schedstat {
             let why = format!("{}: expected three numbers, found {text:?}", file.display());
             io::Error::new(io::ErrorKind::InvalidData, why)
         })
+    }
+
+    /// The same from the open file, without allocating.
+    ///
+    /// # Errors
+    /// As [`Schedstat::read`].
+    pub fn read_from(file: &File) -> io::Result<Self> {
+        let mut bytes = [0; 64];
+        let length = file.read_at(&mut bytes, 0).map_err(gone)?;
+        let text = bytes.get(..length).and_then(|bytes| str::from_utf8(bytes).ok());
+        text.and_then(parse).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
 
@@ -67,6 +80,8 @@ mod tests {
         // Bounded by the count kept, which is what is under test, and by a number of reads.
         let ran = (0..10_000_000).any(|_| Schedstat::read(me).unwrap().ran > before.ran);
         assert!(ran);
+        let open = File::open(me.join("schedstat")).unwrap();
+        assert!(Schedstat::read_from(&open).unwrap().ran > before.ran);
     }
 
     #[test]

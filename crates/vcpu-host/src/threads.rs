@@ -44,6 +44,20 @@ pub enum FindError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// No process has such a command line.
+    #[error("no process has a command line like {line:?}; is the VM running?")]
+    NoProcess {
+        /// What was looked for.
+        line: String,
+    },
+    /// No thread has such a name.
+    #[error("{path} has no thread named like {pattern:?}; see /proc/PID/task/*/comm for its names")]
+    NoMatch {
+        /// What was listed.
+        path: PathBuf,
+        /// What was looked for.
+        pattern: String,
+    },
     /// The threads have no names to tell vCPUs by.
     #[error(
         "{path} has no thread named \"CPU n/KVM\" or \"CPU n/TCG\"; start QEMU with \
@@ -67,17 +81,72 @@ pub fn of_process(pid: u32) -> Result<Vec<VcpuThread>, FindError> {
     some(path, tids.filter_map(|tid| vcpu(pid, tid)).collect())
 }
 
+/// Threads of the process `pid` whose names match `pattern`, in which `*` stands for anything, in
+/// the order of their ids; they are numbered in that order.
+///
+/// # Errors
+/// [`FindError`] if the process is gone or none of its threads matches.
+pub fn named(pid: u32, pattern: &str) -> Result<Vec<VcpuThread>, FindError> {
+    let path = PathBuf::from(format!("/proc/{pid}/task"));
+    let mut tids: Vec<u32> = std::fs::read_dir(&path)
+        .map_err(|source| FindError::Unreadable { path: path.clone(), source })?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    tids.sort_unstable();
+    let thread = |tid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+        let name = &stat[stat.find('(')? + 1..stat.rfind(')')?];
+        matches(pattern, name).then_some((tid, started(&stat)?))
+    };
+    let found = (0..).zip(tids.into_iter().filter_map(thread));
+    let found: Vec<VcpuThread> =
+        found.map(|(vcpu, (tid, started))| VcpuThread { vcpu, pid, tid, started }).collect();
+    if found.is_empty() {
+        return Err(FindError::NoMatch { path, pattern: pattern.to_owned() });
+    }
+    Ok(found)
+}
+
+/// The process whose command line, words joined by spaces, matches `pattern`; of several the one
+/// with the lowest id, and never the caller.
+#[must_use]
+pub fn process_like(pattern: &str) -> Option<u32> {
+    let pids = std::fs::read_dir("/proc").ok()?;
+    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let is_like = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&line).replace('\0', " ");
+        *pid != std::process::id() && matches(pattern, words.trim_end())
+    };
+    pids.filter(is_like).min()
+}
+
+/// Whether `text` is `pattern`, in which `*` stands for anything.
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(text) = text.strip_prefix(head) else { return false };
+    (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))
+}
+
 /// vCPU threads of every process in the cgroup at `dir` (v1 or v2), not of cgroups below it.
 ///
 /// # Errors
 /// [`FindError`] if the cgroup is gone or no thread in it has the name of a vCPU.
 pub fn of_cgroup(dir: &Path) -> Result<Vec<VcpuThread>, FindError> {
+    in_cgroup(dir, &of_process)
+}
+
+/// The same, with another way to tell a process's vCPUs.
+pub(crate) fn in_cgroup(
+    dir: &Path,
+    of: &dyn Fn(u32) -> Result<Vec<VcpuThread>, FindError>,
+) -> Result<Vec<VcpuThread>, FindError> {
     let path = dir.join("cgroup.procs");
     let text = std::fs::read_to_string(&path)
         .map_err(|source| FindError::Unreadable { path: path.clone(), source })?;
     // A process that exits while the list is gone through is one process less, no error.
     let pids = text.lines().filter_map(|line| line.parse().ok());
-    some(path, pids.filter_map(|pid| of_process(pid).ok()).flatten().collect())
+    some(path, pids.filter_map(|pid| of(pid).ok()).flatten().collect())
 }
 
 fn some(path: PathBuf, mut found: Vec<VcpuThread>) -> Result<Vec<VcpuThread>, FindError> {
@@ -164,6 +233,17 @@ mod tests {
         assert!((0..10_000_000).any(|_| !found[0].is_alive()));
         let none = of_process(std::process::id()).unwrap_err().to_string();
         assert!(none.contains("debug-threads=on"), "{none}");
+    }
+
+    #[test]
+    fn a_pattern_matches_with_anything_for_its_stars() {
+        assert!(matches("CPU */KVM", "CPU 12/KVM") && matches("*", "") && matches("a", "a"));
+        assert!(matches("*-name vm1*", "qemu -name vm1,debug-threads=on -m 64"));
+        assert!(!matches("CPU */KVM", "CPU 12/TCG") && !matches("a", "ab") && !matches("a*b", "a"));
+        let none = named(std::process::id(), "no such thread").unwrap_err().to_string();
+        assert!(none.contains("no such thread") && none.contains("comm"), "{none}");
+        assert!(named(std::process::id(), "*").unwrap().iter().all(VcpuThread::is_alive));
+        assert_eq!(process_like("no such process, says penstock"), None);
     }
 
     #[test]

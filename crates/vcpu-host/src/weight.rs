@@ -1,17 +1,17 @@
 //! How much weight the fair class gives a vCPU, so that in the end it has its share.
 //!
-//! **Problem.** Time that a vCPU was lent does not count against it in the kernel's fair class: with
-//! D = 3 ms one of six hogs had 30.6 % of a processor, not 16.7. **Source.** Measured; the accounts
-//! are those of [`penstock_vcpu::credit_book`].
+//! **Problem.** Time that a vCPU was lent does not count against it in the kernel's fair class:
+//! with D = 3 ms one of six hogs had 30.6 % of a processor, not 16.7. **Source.** Measured; the
+//! accounts are those of [`penstock_vcpu::credit_book`].
 //!
 //! **Rule.** Its credits say by how much time a vCPU is ahead of its share (below 0) or behind.
-//! Every epoch its weight becomes base * (1 + credit / (share * [`HORIZON`])), at least 1/500 and at
-//! most four times the base. Credits are the sum over time of what is missing, so where they come
-//! to rest nothing is missing any more: shares have no lasting error, although the weight follows
-//! in proportion only. Bounds that are reached are not an error either, credits go on counting.
+//! Every epoch its weight becomes base * (1 + credit / (share * [`HORIZON`])), at least 1/500 and
+//! at most four times the base. Credits are the sum over time of what is missing, so where they
+//! come to rest nothing is missing any more: shares have no lasting error, although the weight
+//! follows in proportion only. Bounds that are reached are no error either, credits go on counting.
 //!
 //! **Departure.** Xen lets who is OVER wait for all that are UNDER. Done by weights of next to
-//! nothing that would be exact too, and everybody without a deadline would wait for epochs of 30 ms.
+//! nothing that would be exact too, but everybody would wait for epochs of 30 ms.
 
 use std::io;
 

@@ -210,6 +210,12 @@ impl CreditBook {
         holder.map_or(&[], |holder| &holder.vcpus)
     }
 
+    /// The VM a vCPU belongs to.
+    #[must_use]
+    pub fn vm_of(&self, vcpu: VcpuId) -> Option<VmId> {
+        self.account_of(vcpu).map(|account| account.vm)
+    }
+
     /// Whether there is such an account.
     #[must_use]
     pub fn has(&self, vcpu: VcpuId) -> bool {

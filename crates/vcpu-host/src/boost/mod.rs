@@ -1,0 +1,309 @@
+//! The boost actuator: a real-time thread on each scheduled processor that lends `SCHED_FIFO`.
+//!
+//! **Problem.** The kernel's fair class divides a processor well and lets a vCPU wait for 20 ms
+//! beside five others. **Source.** VM jitter §III-A; measured, `docs/vcpu.md`. **Quantities.** S:
+//! 0.5 ms, a slice and the time between polls. D: a vCPU's deadline.
+//!
+//! **Rule.** Every S:
+//! 1. what each vCPU with a deadline ran since the last poll is read and charged; who was lent a
+//!    slice and did not run has nothing to do;
+//! 2. what was lent before is taken back, and who is due ([`DoubleQueue::due`]) is lent a slice;
+//! 3. every 10 ms the others are read too, every 30 ms credits are handed out and weights follow
+//!    them ([`crate::weight`]).
+//!
+//! Who is blocked and has credits or a reserve keeps what it was lent (a standing lease), so that
+//! it runs at once when it is woken; once it ran for half a slice without a pause that is over. An
+//! event for a vCPU that computes is told through a socket, and lent to at once on the same terms.
+//!
+//! **Departures.** What wakes a blocked vCPU is not known, so all counts as an event. **Cost.** One
+//! wake-up and O(vCPUs with deadlines) reads of a file in procfs each S.
+
+pub mod seat;
+mod turn;
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use penstock_units::{CpuId, Nanos, VcpuId};
+use penstock_vcpu::deadline_queue::SLICE;
+use penstock_vcpu::double_queue::DoubleQueue;
+use penstock_vcpu::{Cause, VcpuScheduler as _};
+
+use crate::clock;
+use crate::lease::{Identity, LeaseTable};
+use crate::policy::{self, Policy};
+use crate::restore;
+use crate::schedstat::Schedstat;
+use seat::{Seat, Sitter, Tally};
+
+/// Priority of a scheduling thread: above what it lends, below the watchdog.
+pub const PRIORITY: u8 = 90;
+/// Between two reports.
+pub const REPORT: Nanos = Nanos::from_secs(1);
+
+/// The one processor of a scheduling thread, as its queue numbers it.
+const CPU: CpuId = CpuId(0);
+/// Waits that a report has room for; two turns for each poll are the most there can be.
+const WAITS: usize = 8_192;
+
+/// What a scheduling thread is told.
+#[derive(Debug)]
+pub enum Order {
+    /// These are the vCPUs from now on.
+    Seats(Vec<Seat>),
+    /// Give everything back and end.
+    Stop,
+}
+
+/// What a scheduling thread wants to be logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// A vCPU's thread has exited.
+    Gone(Identity),
+    /// The kernel refused to lend to it, or to weigh it: why.
+    Refused(Identity, String),
+    /// There is no room for it in the deadline queue.
+    NoRoom(Identity),
+    /// The thread stood still for so long; what it had lent was taken back meanwhile.
+    StoodStill(Nanos),
+}
+
+/// One vCPU in a report.
+#[derive(Clone, Debug)]
+pub struct VcpuReport {
+    /// Who.
+    pub thread: Identity,
+    /// Since it was taken in.
+    pub tally: Tally,
+    /// Nanoseconds behind its share, or ahead of it below 0.
+    pub credit: i64,
+    /// Nanoseconds it may run for events although it is ahead.
+    pub reserve: i64,
+    /// It waits for something.
+    pub blocked: bool,
+    /// Its weight in millionths of the kernel's default.
+    pub parts: u64,
+}
+
+/// What a scheduling thread did.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Its processor.
+    pub cpu: u32,
+    /// Since it began.
+    pub elapsed: Nanos,
+    /// Its own time on the processor.
+    pub own: Nanos,
+    /// Polls.
+    pub polls: u64,
+    /// Slots that it came too late for.
+    pub skipped: u64,
+    /// Its vCPUs.
+    pub vcpus: Vec<VcpuReport>,
+    /// Waits since the last report: whose, and how long.
+    pub waits: Vec<(Identity, Nanos)>,
+    /// To be logged.
+    pub notes: Vec<Note>,
+}
+
+/// What a scheduling thread is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// Its number in the table of leases.
+    pub at: usize,
+    /// Its processor.
+    pub cpu: u32,
+    /// The table.
+    pub table: Arc<LeaseTable>,
+    /// Whether anything may be lent: there is a watchdog.
+    pub lending: Arc<AtomicBool>,
+    /// Where it is told what to do.
+    pub orders: Receiver<Order>,
+    /// Where its reports go; what does not fit is reported later.
+    pub reports: SyncSender<Report>,
+    /// Where it is told of events: a datagram is the name of a VM.
+    pub events: UnixDatagram,
+}
+
+/// A scheduling thread.
+#[derive(Debug)]
+pub struct Boost {
+    parts: Parts,
+    queue: DoubleQueue,
+    sitters: Vec<Sitter>,
+    began: Nanos,
+    last: Nanos,
+    /// How long the last poll took.
+    cost: Nanos,
+    next_tick: Nanos,
+    next_account: Nanos,
+    next_report: Nanos,
+    report: Report,
+}
+
+/// Tells the scheduling threads in `dir` that something came for a VM from outside.
+///
+/// # Errors
+/// No scheduler runs with this directory.
+pub fn event(dir: &Path, vm: &str) -> io::Result<()> {
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    let mut told = Err(io::ErrorKind::NotFound.into());
+    for entry in std::fs::read_dir(dir)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with("events-") {
+            told = socket.send_to(vm.as_bytes(), entry.path()).map(|_| ());
+        }
+    }
+    told
+}
+
+impl Boost {
+    /// Nothing is scheduled yet.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let now = clock::now();
+        Self {
+            parts,
+            queue: DoubleQueue::new(1),
+            sitters: Vec::new(),
+            began: now,
+            last: now,
+            cost: Nanos(0),
+            next_tick: now,
+            next_account: now,
+            next_report: now + REPORT,
+            report: Report::default(),
+        }
+    }
+
+    /// Runs on its processor, with its policy, until it is told to stop.
+    ///
+    /// # Errors
+    /// The kernel refuses the processor or the policy, or the table cannot be written.
+    pub fn run(mut self) -> io::Result<()> {
+        restore::confine(0, &[self.parts.cpu])?;
+        self.parts.events.set_nonblocking(true)?;
+        policy::set(0, Policy::Fifo { priority: PRIORITY }).map_err(io::Error::other)?;
+        self.last = clock::now();
+        let ended = self.turns();
+        for sitter in &mut self.sitters {
+            sitter.release(&self.parts.table);
+        }
+        self.parts.table.beat(self.parts.at, Nanos(0))?;
+        ended
+    }
+
+    fn turns(&mut self) -> io::Result<()> {
+        loop {
+            let now = clock::now();
+            self.parts.table.beat(self.parts.at, now)?;
+            if now >= self.next_tick && !self.obey(now) {
+                return Ok(());
+            }
+            self.poll(now);
+            self.events(now);
+            let after = clock::now();
+            self.cost = after.saturating_sub(now);
+            self.report.polls += 1;
+            let next = Nanos((now.0 / SLICE.0 + 1) * SLICE.0);
+            self.wait(next);
+        }
+    }
+
+    /// Until the next poll; who is told of an event meanwhile is lent to at once.
+    fn wait(&mut self, next: Nanos) {
+        loop {
+            let now = clock::now();
+            if now >= next {
+                self.report.skipped += (now.0 - next.0) / SLICE.0;
+                return;
+            }
+            let left = std::time::Duration::from_nanos(next.0 - now.0);
+            let mut fds = [PollFd::new(self.parts.events.as_fd(), PollFlags::POLLIN)];
+            // A signal only makes the wait begin anew.
+            if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).is_ok_and(|n| n > 0) {
+                self.events(clock::now());
+            }
+        }
+    }
+
+    /// Does as it is told; whether it goes on.
+    fn obey(&mut self, now: Nanos) -> bool {
+        loop {
+            match self.parts.orders.try_recv() {
+                Ok(Order::Seats(seats)) => self.seat(now, seats),
+                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
+            }
+        }
+    }
+
+    /// Has these vCPUs and no others; those that were there before keep their numbers, and all
+    /// begin with new accounts.
+    fn seat(&mut self, now: Nanos, seats: Vec<Seat>) {
+        let mut before = std::mem::take(&mut self.sitters);
+        self.queue = DoubleQueue::new(1);
+        for seat in seats {
+            let thread = seat.thread;
+            let Some(vcpu) = self.admit(now, &seat) else {
+                self.report.notes.push(Note::NoRoom(thread));
+                continue;
+            };
+            self.queue.wake(now, vcpu, Cause::Timer);
+            let known = before.iter().position(|sitter| sitter.seat.thread == thread);
+            let sitter = match known.map(|at| before.swap_remove(at)) {
+                Some(sitter) => Ok(sitter.moved(seat, vcpu)),
+                None => Sitter::new(seat, vcpu),
+            };
+            match sitter {
+                Ok(sitter) => self.sitters.push(sitter),
+                Err(_) => self.report.notes.push(Note::Gone(thread)),
+            }
+        }
+        for mut sitter in before {
+            sitter.release(&self.parts.table);
+        }
+        for sitter in &mut self.sitters {
+            sitter.forget(&self.parts.table);
+        }
+    }
+
+    fn admit(&mut self, now: Nanos, seat: &Seat) -> Option<VcpuId> {
+        let vm = self.queue.add(now, &seat.contract.pinned(), &[CPU])?;
+        vm.vcpus.first().copied()
+    }
+
+    fn send_report(&mut self, now: Nanos) {
+        let own = Schedstat::read(Path::new("/proc/thread-self")).map(|stat| stat.ran);
+        let book = self.queue.book();
+        let vcpu = |sitter: &Sitter| VcpuReport {
+            thread: sitter.seat.thread,
+            tally: sitter.tally,
+            credit: book.credit(sitter.vcpu),
+            reserve: book.reserve(sitter.vcpu),
+            blocked: sitter.blocked,
+            parts: sitter.parts,
+        };
+        self.report.cpu = self.parts.cpu;
+        self.report.elapsed = now.saturating_sub(self.began);
+        let own = own.unwrap_or_default().as_nanos();
+        self.report.own = Nanos(u64::try_from(own).unwrap_or(0));
+        self.report.vcpus = self.sitters.iter().map(vcpu).collect();
+        if self.parts.reports.try_send(self.report.clone()).is_ok() {
+            self.report.waits.clear();
+            self.report.notes.clear();
+        }
+        self.next_report = now + REPORT;
+    }
+
+    fn may_lend(&self) -> bool {
+        self.parts.lending.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,239 @@
+//! One vCPU as a scheduling thread sees it.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use penstock_units::{Nanos, VcpuId};
+use penstock_vcpu::Contract;
+use penstock_vcpu::deadline_queue::SLICE;
+
+use crate::lease::{Entry, Identity, LENT, LeaseTable};
+use crate::policy::{self, Policy, PolicyError};
+use crate::schedstat::Schedstat;
+use crate::threads;
+use crate::weight::Weigher;
+
+/// Custom slice of a vCPU with a deadline: whenever the scheduling thread wakes, the fair class
+/// picks anew, and who has the shorter slice is picked sooner.
+const SHORT: Nanos = Nanos::from_micros(100);
+
+/// A vCPU and its terms on one processor.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// Name of its VM.
+    pub vm: Arc<str>,
+    /// Its thread.
+    pub thread: Identity,
+    /// Its entry in the table of leases.
+    pub slot: usize,
+    /// How it was scheduled before.
+    pub saved: Policy,
+    /// What its VM was promised; of a VM that was refused its deadline, what is left.
+    pub contract: Contract,
+    /// Its weight in millionths of the kernel's default.
+    pub base_ppm: u64,
+    /// Its part of the processor when all have work.
+    pub share_ppm: u64,
+    /// By what its weight is set.
+    pub weigher: Weigher,
+}
+
+/// What a vCPU has of a scheduling thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lent {
+    /// Nothing.
+    No,
+    /// A slice, since then.
+    Slice(Nanos),
+    /// It is blocked, and will run at once when it is woken.
+    Standing,
+}
+
+/// Numbers of one vCPU since it was taken in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// It ran for so long.
+    pub ran: Nanos,
+    /// Slices it was lent and used.
+    pub boosts: u64,
+    /// Events that came for it.
+    pub events: u64,
+    /// Waits longer than its deadline and two slices.
+    pub missed: u64,
+    /// The longest wait for its processor.
+    pub longest: Nanos,
+}
+
+/// What happened since it was looked at last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// It ran for so long.
+    pub ran: Nanos,
+    /// It came to run, and had waited for so long.
+    pub waited: Option<Nanos>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sitter {
+    pub seat: Seat,
+    pub vcpu: VcpuId,
+    pub lent: Lent,
+    pub tally: Tally,
+    /// The core was told that it is blocked.
+    pub blocked: bool,
+    /// It ran in this epoch.
+    pub used: bool,
+    /// Looks in which it did not run.
+    pub idle: u32,
+    /// The kernel refused to lend to it.
+    pub refused: bool,
+    /// Last weight that was set.
+    pub parts: u64,
+    stat: File,
+    last: Schedstat,
+    nice: i8,
+}
+
+impl Sitter {
+    /// Opens what is read at every poll.
+    pub fn new(seat: Seat, vcpu: VcpuId) -> io::Result<Self> {
+        let Identity { pid, tid, .. } = seat.thread;
+        let stat = File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?;
+        let last = Schedstat::read_from(&stat)?;
+        let nice = if let Policy::Fair { nice, .. } = seat.saved { nice } else { 0 };
+        Ok(Self {
+            seat,
+            vcpu,
+            lent: Lent::No,
+            tally: Tally::default(),
+            blocked: false,
+            used: true,
+            idle: 0,
+            refused: false,
+            parts: 0,
+            stat,
+            last,
+            nice,
+        })
+    }
+
+    /// The same thread on new terms.
+    pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
+        Self { seat, vcpu, blocked: false, refused: false, parts: 0, ..self }
+    }
+
+    pub fn has_deadline(&self) -> bool {
+        self.seat.contract.mode.is_real_time()
+    }
+
+    /// Reads how long it ran. `own` is how long the scheduling thread itself kept it from running.
+    pub fn look(&mut self, own: Nanos) -> io::Result<Seen> {
+        let now = Schedstat::read_from(&self.stat)?;
+        let since = |new: std::time::Duration, old| {
+            Nanos(u64::try_from(new.saturating_sub(old).as_nanos()).unwrap_or(u64::MAX))
+        };
+        let (ran, waited) = (since(now.ran, self.last.ran), since(now.waited, self.last.waited));
+        // Who ran until the poll and goes on after it did not wait for anybody but us.
+        let went_on = self.idle == 0 && waited <= own;
+        let came = now.turns > self.last.turns && !went_on;
+        self.idle = if ran > Nanos(0) { 0 } else { self.idle.saturating_add(1) };
+        self.used |= ran > Nanos(0);
+        self.tally.ran += ran;
+        self.last = now;
+        let waited = came.then_some(waited);
+        if let Some(waited) = waited {
+            self.tally.longest = self.tally.longest.max(waited);
+            let late = waited > self.seat.contract.deadline + SLICE + SLICE;
+            self.tally.missed += u64::from(self.has_deadline() && late);
+        }
+        Ok(Seen { ran, waited })
+    }
+
+    /// Whether it has work: it runs or waits for a processor. `None`: it is gone.
+    pub fn is_runnable(&self) -> Option<bool> {
+        let Identity { pid, tid, .. } = self.seat.thread;
+        let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/stat"));
+        match threads::state(&std::fs::read_to_string(path).ok()?)? {
+            'Z' | 'X' => None,
+            letter => Some(letter == 'R'),
+        }
+    }
+
+    fn enter(&self, table: &LeaseTable, until: Nanos) {
+        let entry = Entry { thread: self.seat.thread, saved: self.seat.saved, until };
+        // Only a full tmpfs or a slot out of range could fail, and both would have at the start.
+        let _ = table.put(self.seat.slot, &entry);
+    }
+
+    /// Gives it the real-time policy.
+    pub fn lend(&mut self, table: &LeaseTable, how: Lent) -> Result<(), PolicyError> {
+        let until = match how {
+            Lent::Slice(since) => since + SLICE + SLICE,
+            Lent::Standing | Lent::No => Nanos(u64::MAX),
+        };
+        let had = std::mem::replace(&mut self.lent, how);
+        if had != Lent::No {
+            return Ok(());
+        }
+        self.enter(table, until);
+        policy::set(self.seat.thread.tid, Policy::Fifo { priority: LENT }).inspect_err(|_| {
+            self.lent = Lent::No;
+            self.enter(table, Nanos(0));
+        })
+    }
+
+    /// Takes it back.
+    pub fn take_back(&mut self, table: &LeaseTable) -> Result<(), PolicyError> {
+        if std::mem::replace(&mut self.lent, Lent::No) == Lent::No {
+            return Ok(());
+        }
+        let done = policy::set(self.seat.thread.tid, self.fair());
+        self.enter(table, Nanos(0));
+        done
+    }
+
+    /// How it is scheduled while it has nothing of ours but its weight.
+    fn fair(&self) -> Policy {
+        match self.seat.saved {
+            Policy::Fair { slice, .. } => {
+                let slice = if self.has_deadline() { SHORT } else { slice };
+                Policy::Fair { nice: self.nice, slice }
+            }
+            other => other,
+        }
+    }
+
+    /// Sets its weight, unless it has that one. The error is one of its cgroup.
+    pub fn weigh(&mut self, parts: u64) -> io::Result<()> {
+        if parts == self.parts {
+            return Ok(());
+        }
+        self.parts = parts;
+        let Some(nice) = self.seat.weigher.apply(parts)? else { return Ok(()) };
+        let changed = std::mem::replace(&mut self.nice, nice) != nice;
+        if changed && self.lent == Lent::No {
+            // A thread that is gone by now is found out at the next look.
+            let _ = policy::set(self.seat.thread.tid, self.fair());
+        }
+        Ok(())
+    }
+
+    /// The watchdog put everything back; what was set before does not hold any more.
+    pub fn forget(&mut self, table: &LeaseTable) {
+        if self.lent != Lent::No {
+            self.lent = Lent::No;
+            self.enter(table, Nanos(0));
+        }
+        self.parts = 0;
+        let _ = policy::set(self.seat.thread.tid, self.fair());
+    }
+
+    /// Gives it back as it was found.
+    pub fn release(&mut self, table: &LeaseTable) {
+        let _ = policy::set(self.seat.thread.tid, self.seat.saved);
+        let _ = table.clear(self.seat.slot);
+        self.lent = Lent::No;
+    }
+}

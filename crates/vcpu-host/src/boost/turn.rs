@@ -1,0 +1,245 @@
+//! What a scheduling thread does at one poll.
+
+use std::io;
+
+use penstock_units::{Nanos, VcpuId};
+use penstock_vcpu::credit_book::{Class, CreditTerms};
+use penstock_vcpu::deadline_queue::SLICE;
+use penstock_vcpu::double_queue::DoubleQueue;
+use penstock_vcpu::{Cause, Mode, VcpuScheduler as _};
+
+use super::seat::{Lent, Seen, Sitter};
+use super::{Boost, CPU, Note, WAITS};
+use crate::policy::PolicyError;
+use crate::watchdog::STALL;
+use crate::weight;
+
+/// Added to what a poll took, for going to the scheduling thread and back.
+const SWITCH: Nanos = Nanos::from_micros(20);
+/// Who was lent a slice and ran for so long had it: the scheduling thread takes the rest.
+const NEARLY: Nanos = Nanos(SLICE.0 * 4 / 5);
+/// Who runs for so long between two polls does more than answer.
+const HALF: Nanos = Nanos(SLICE.0 / 2);
+/// Looks in which it did not run after which a vCPU is asked whether it has work.
+const IDLE_LOOKS: u32 = 4;
+
+impl Boost {
+    pub(super) fn poll(&mut self, now: Nanos) {
+        let still = now.saturating_sub(self.last);
+        if still > STALL {
+            self.report.notes.push(Note::StoodStill(still));
+            for sitter in &mut self.sitters {
+                sitter.forget(&self.parts.table);
+            }
+        }
+        self.last = now;
+        let tick = now >= self.next_tick;
+        if tick {
+            self.next_tick = now + CreditTerms::TICK;
+        }
+        let own = self.cost + SWITCH;
+        let mut at = 0;
+        while at < self.sitters.len() {
+            let sitter = &mut self.sitters[at];
+            if !tick && !sitter.has_deadline() {
+                at += 1;
+                continue;
+            }
+            match sitter.look(own) {
+                Ok(seen) => {
+                    self.saw(now, at, seen);
+                    at += 1;
+                }
+                Err(error) => self.drop_out(now, at, &error),
+            }
+        }
+        self.lend_and_take(now);
+        if now >= self.next_account {
+            self.next_account = now + CreditTerms::EPOCH;
+            self.account(now);
+        }
+        if now >= self.next_report {
+            self.send_report(now);
+        }
+    }
+
+    /// A thread that cannot be read any more has exited.
+    fn drop_out(&mut self, now: Nanos, at: usize, error: &io::Error) {
+        let mut sitter = self.sitters.swap_remove(at);
+        sitter.release(&self.parts.table);
+        if let Some(vm) = self.queue.book().vm_of(sitter.vcpu) {
+            self.queue.remove(now, vm);
+        }
+        let thread = sitter.seat.thread;
+        self.report.notes.push(match error.kind() {
+            io::ErrorKind::NotFound => Note::Gone(thread),
+            _ => Note::Refused(thread, format!("schedstat: {error}")),
+        });
+    }
+
+    /// Tells the queue what a vCPU did since the last poll.
+    fn saw(&mut self, now: Nanos, at: usize, seen: Seen) {
+        let (sitter, queue) = (&mut self.sitters[at], &mut self.queue);
+        if let Some(waited) = seen.waited
+            && self.report.waits.len() < WAITS
+        {
+            self.report.waits.push((sitter.seat.thread, waited));
+        }
+        let vcpu = sitter.vcpu;
+        match sitter.lent {
+            Lent::Slice(since) if seen.ran == Nanos(0) => {
+                // It goes before all others and did not run: it has nothing to do.
+                if now.saturating_sub(since) >= HALF {
+                    queue.blocked(now, vcpu);
+                    sitter.blocked = true;
+                    if pays(queue, vcpu) {
+                        sitter.lent = Lent::Standing;
+                    }
+                }
+            }
+            Lent::Slice(_) => {
+                sitter.tally.boosts += 1;
+                ran(now, queue, sitter, seen.ran);
+            }
+            Lent::Standing if seen.ran == Nanos(0) => {}
+            Lent::Standing => {
+                sitter.tally.boosts += 1;
+                queue.wake(now, vcpu, Cause::Event);
+                sitter.blocked = false;
+                ran(now, queue, sitter, seen.ran);
+                if seen.ran < HALF {
+                    queue.blocked(now, vcpu);
+                    sitter.blocked = true;
+                } else {
+                    // Taken back below, unless it is due.
+                    sitter.lent = Lent::Slice(Nanos(0));
+                }
+            }
+            Lent::No if seen.ran > Nanos(0) => {
+                if std::mem::take(&mut sitter.blocked) {
+                    queue.wake(now, vcpu, Cause::Timer);
+                }
+                ran(now, queue, sitter, seen.ran);
+            }
+            Lent::No => {
+                if sitter.has_deadline() && !sitter.blocked && sitter.idle == IDLE_LOOKS {
+                    ask(now, queue, sitter);
+                }
+            }
+        }
+    }
+
+    fn lend_and_take(&mut self, now: Nanos) {
+        let lending = self.may_lend();
+        let due = if lending { self.queue.due(now, CPU) } else { None };
+        for at in 0..self.sitters.len() {
+            let sitter = &mut self.sitters[at];
+            let stays = due == Some(sitter.vcpu) && !sitter.refused;
+            let pays = sitter.blocked && !sitter.refused && pays(&self.queue, sitter.vcpu);
+            let done = match sitter.lent {
+                Lent::Slice(_) | Lent::No if stays => {
+                    sitter.lend(&self.parts.table, Lent::Slice(now))
+                }
+                // Lent for an event a moment ago, and nobody else is due.
+                Lent::Slice(since) if due.is_none() && now.saturating_sub(since) < HALF => Ok(()),
+                Lent::Slice(_) => sitter.take_back(&self.parts.table),
+                Lent::Standing if !lending => sitter.take_back(&self.parts.table),
+                Lent::No if lending && pays && sitter.has_deadline() => {
+                    sitter.lend(&self.parts.table, Lent::Standing)
+                }
+                Lent::Standing | Lent::No => Ok(()),
+            };
+            if let Err(error) = done {
+                self.refused(at, &error);
+            }
+        }
+    }
+
+    fn refused(&mut self, at: usize, error: &PolicyError) {
+        let sitter = &mut self.sitters[at];
+        // One that is gone is found out at the next look.
+        let gone = matches!(error, PolicyError::Gone { .. });
+        if !gone && !std::mem::replace(&mut sitter.refused, true) {
+            let note = Note::Refused(sitter.seat.thread, error.to_string());
+            self.report.notes.push(note);
+        }
+    }
+
+    /// Hands out credits, and has weights follow them.
+    fn account(&mut self, now: Nanos) {
+        for sitter in &mut self.sitters {
+            // A vCPU of little weight may not have run and have work all the same.
+            if !std::mem::take(&mut sitter.used) && !sitter.blocked {
+                ask(now, &mut self.queue, sitter);
+            }
+        }
+        self.queue.account(now);
+        for at in 0..self.sitters.len() {
+            let sitter = &mut self.sitters[at];
+            let credit = self.queue.book().credit(sitter.vcpu);
+            let parts = weight::parts(sitter.seat.base_ppm, sitter.seat.share_ppm, credit);
+            if let Err(error) = sitter.weigh(parts) {
+                let thread = sitter.seat.thread;
+                let why = format!("its cgroup's weight cannot be set: {error}");
+                sitter.seat.weigher = weight::Weigher::Nice;
+                self.report.notes.push(Note::Refused(thread, why));
+            }
+            let over = !pays(&self.queue, sitter.vcpu);
+            if over && sitter.lent == Lent::Standing {
+                let done = sitter.take_back(&self.parts.table);
+                if let Err(error) = done {
+                    self.refused(at, &error);
+                }
+            }
+        }
+    }
+
+    /// Reads of which VMs something came, and lends to those at once that compute and can pay.
+    pub(super) fn events(&mut self, now: Nanos) {
+        let mut name = [0; 256];
+        // As many as can be sent between two polls must not keep it from polling.
+        for _ in 0..64 {
+            let Ok(length) = self.parts.events.recv(&mut name) else { return };
+            let lending = self.may_lend();
+            for at in 0..self.sitters.len() {
+                let sitter = &mut self.sitters[at];
+                if sitter.seat.vm.as_bytes() != &name[..length] {
+                    continue;
+                }
+                sitter.tally.events += 1;
+                if sitter.seat.contract.mode == Mode::None || sitter.lent != Lent::No {
+                    continue;
+                }
+                self.queue.wake(now, sitter.vcpu, Cause::Event);
+                sitter.blocked = false;
+                if lending && !sitter.refused && pays(&self.queue, sitter.vcpu) {
+                    let done = sitter.lend(&self.parts.table, Lent::Slice(now));
+                    if let Err(error) = done {
+                        self.refused(at, &error);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether it may run before its turn for what wakes it.
+fn pays(queue: &DoubleQueue, vcpu: VcpuId) -> bool {
+    queue.book().class(vcpu) != Class::Over || queue.book().reserve(vcpu) > 0
+}
+
+fn ran(now: Nanos, queue: &mut DoubleQueue, sitter: &Sitter, time: Nanos) {
+    if time >= NEARLY {
+        queue.served(now, sitter.vcpu, time)
+    } else {
+        queue.ran(now, sitter.vcpu, time)
+    }
+}
+
+/// Whether it has work is asked of the kernel, and told to the queue if it has none.
+fn ask(now: Nanos, queue: &mut DoubleQueue, sitter: &mut Sitter) {
+    if sitter.is_runnable() == Some(false) {
+        queue.blocked(now, sitter.vcpu);
+        sitter.blocked = true;
+    }
+}

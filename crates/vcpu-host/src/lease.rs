@@ -4,7 +4,7 @@
 //! **Rule.** Every thread that is managed has an entry with the policy it came with, written before
 //! it is changed the first time; what is lent is entered before it is lent, and struck out after it
 //! was taken back. So whoever finds the table can put everything right: the watchdog, or the next
-//! scheduler. Each scheduling thread leaves the time of its last poll there too.
+//! scheduler. Each scheduling thread leaves there too when it will poll next.
 //!
 //! **Form.** Words of 64 bits: a head, 64 heartbeats, entries of eight words with a check sum, so
 //! that an entry which was half written is known as such. The file belongs on a tmpfs: then reads
@@ -104,18 +104,18 @@ impl LeaseTable {
         Ok(Identity { pid: half(pid), tid: half(tid), started })
     }
 
-    /// Scheduling thread number `at` polled at `now`; 0: it has stopped.
+    /// Scheduling thread number `at` will poll at `next` again; 0: it has stopped.
     ///
     /// # Errors
     /// The file cannot be written, or `at` is not below [`MAX_LOOPS`].
-    pub fn beat(&self, at: usize, now: Nanos) -> io::Result<()> {
+    pub fn beat(&self, at: usize, next: Nanos) -> io::Result<()> {
         if at >= MAX_LOOPS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.write((HEAD_WORDS + at) * 8, &[now.0])
+        self.write((HEAD_WORDS + at) * 8, &[next.0])
     }
 
-    /// When each scheduling thread polled last; 0: it has stopped, or there is none.
+    /// When each scheduling thread is to poll next; 0: it has stopped, or there is none.
     ///
     /// # Errors
     /// The file cannot be read.

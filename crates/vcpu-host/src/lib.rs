@@ -3,6 +3,8 @@
 //!
 //! | Module | What it is |
 //! |---|---|
+//! | [`service`] | all of it together: finds VMs, seats them, tells how it goes |
+//! | [`state`] | what it tells |
 //! | [`config`] | the file that says which VMs there are and what they were promised |
 //! | [`threads`] | the vCPU threads of a QEMU process or of a cgroup |
 //! | [`schedstat`] | time a thread ran and waited, from procfs |
@@ -26,6 +28,8 @@ pub mod policy;
 pub mod process;
 pub mod restore;
 pub mod schedstat;
+pub mod service;
+pub mod state;
 mod sys;
 pub mod threads;
 pub mod watchdog;

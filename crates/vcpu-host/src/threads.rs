@@ -96,7 +96,8 @@ pub fn named(pid: u32, pattern: &str) -> Result<Vec<VcpuThread>, FindError> {
     let thread = |tid: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
         let name = &stat[stat.find('(')? + 1..stat.rfind(')')?];
-        matches(pattern, name).then_some((tid, started(&stat)?))
+        let lives = !matches!(state(&stat)?, 'Z' | 'X');
+        (lives && matches(pattern, name)).then_some((tid, started(&stat)?))
     };
     let found = (0..).zip(tids.into_iter().filter_map(thread));
     let found: Vec<VcpuThread> =

@@ -3,7 +3,8 @@
 //! **Problem.** A guest that computes and has `SCHED_FIFO` leaves its processor to nobody; without
 //! help a host whose scheduler was killed at the wrong moment stays that way. **Rule.** A process
 //! of its own, above all that is lent and above the scheduler, waits on the scheduler's pidfd and
-//! looks every [`LOOK`] whether each scheduling thread has polled in the last [`STALL`]. If it is
+//! looks every [`LOOK`] whether a scheduling thread is late for its next poll by [`STALL`]. While
+//! something is lent that is the next slot. If it is
 //! dead, every thread and cgroup is put back as it was found; if it stalls, every thread is, and it
 //! may lend again when it moves on. Either way no thread keeps a real-time policy for 10 ms.
 //!
@@ -11,10 +12,12 @@
 //! came to run after 951 ms, beside one guest with a lease; here after 0.13 ms.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::signal::SigSet;
@@ -30,8 +33,10 @@ use crate::restore::{self, BEFORE, Before, LEASES};
 pub const PRIORITY: u8 = 95;
 /// Between two looks at the heartbeats.
 pub const LOOK: Duration = Duration::from_millis(2);
-/// A scheduling thread that has not polled for so long is stalled: twelve polls.
+/// A scheduling thread that is late for its poll by so much is stalled: twelve slices.
 pub const STALL: Nanos = Nanos::from_millis(6);
+/// What it says when it watches, and whom.
+const WATCHING: &str = "watching process";
 /// How long one that is started may take until it watches.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
@@ -72,7 +77,7 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     // the room, it is still better than none.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT);
     policy::set(0, Policy::Fifo { priority: PRIORITY }).map_err(io::Error::other)?;
-    println!("watching {}", owner.pid);
+    println!("{WATCHING} {}", owner.pid);
     let mut stalled = false;
     while !scheduler.dead_within(LOOK)? {
         let now = clock::now();
@@ -118,9 +123,7 @@ impl Watchdog {
     pub fn start(mut command: Command) -> io::Result<Self> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let Some(says) = child.stdout.take() else { return Err(io::ErrorKind::BrokenPipe.into()) };
-        let mut line = [0; 64];
-        let said = if readable(&says) { nix::unistd::read(&says, &mut line)? } else { 0 };
-        if said > 0 {
+        if hears(&says) {
             return Ok(Self { child, _says: says });
         }
         let _ = child.kill();
@@ -143,16 +146,30 @@ impl Watchdog {
     }
 }
 
-fn readable(says: &ChildStdout) -> bool {
-    use std::os::fd::AsFd as _;
-    let mut fds = [PollFd::new(says.as_fd(), PollFlags::POLLIN)];
-    let limit = PollTimeout::try_from(READY_WITHIN).unwrap_or(PollTimeout::MAX);
+/// Whether it says in time that it watches; what else is on its output is of no interest.
+fn hears(says: &ChildStdout) -> bool {
+    let begin = clock::now();
+    let (mut said, mut part) = (Vec::new(), [0; 256]);
     loop {
-        match poll(&mut fds, limit) {
-            Err(nix::errno::Errno::EINTR) => {}
-            other => return matches!(other, Ok(n) if n > 0),
+        let limit = READY_WITHIN.saturating_sub(since(begin));
+        let mut fds = [PollFd::new(says.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
+            Err(Errno::EINTR) => continue,
+            Ok(ready) if ready > 0 => {}
+            _ => return false,
+        }
+        match nix::unistd::read(says, &mut part) {
+            Ok(length) if length > 0 => said.extend_from_slice(&part[..length]),
+            _ => return false,
+        }
+        if said.windows(WATCHING.len()).any(|words| words == WATCHING.as_bytes()) {
+            return true;
         }
     }
+}
+
+fn since(begin: Nanos) -> Duration {
+    Duration::from_nanos(clock::now().saturating_sub(begin).0)
 }
 
 #[cfg(test)]
@@ -161,8 +178,8 @@ mod tests {
 
     #[test]
     fn a_watchdog_that_does_not_watch_is_none() {
-        let mut exits = Command::new("true");
-        exits.arg("x");
+        let mut exits = Command::new("echo");
+        exits.arg("something else");
         let error = Watchdog::start(exits).unwrap_err().to_string();
         assert!(error.contains("CAP_SYS_NICE"), "{error}");
         assert!(watch(Path::new("/nonexistent"), |_| ()).is_err());

@@ -153,6 +153,13 @@ impl DeadlineQueue {
         due.min_by_key(|member| member.booked).map(|member| member.vcpu)
     }
 
+    /// When the next one is due.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let booked = self.members.iter().filter_map(|member| member.booked).min();
+        booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
+    }
+
     /// Whether anybody has a deadline here.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
@@ -184,6 +191,7 @@ mod tests {
         assert!([5, 6].map(|s| Some(Nanos(s * SLICE.0))).contains(&queue.due_at(A)));
         queue.enter_anew(Nanos(0), B);
         assert_ne!(queue.due_at(A), queue.due_at(B));
+        assert_eq!(queue.next_due(), queue.due_at(A).min(queue.due_at(B)));
         assert_eq!(queue.due(Nanos(2 * MS), None), None);
         assert!(queue.due(Nanos(3 * MS), None).is_some());
     }

@@ -106,14 +106,21 @@ impl DoubleQueue {
         self.cpus.get(cpu.index())?.deadlines.due(now, self.credit.running(cpu))
     }
 
+    /// When somebody on `cpu` is due next: before, [`DoubleQueue::due`] names nobody.
+    #[must_use]
+    pub fn next_due(&self, cpu: CpuId) -> Option<Nanos> {
+        self.cpus.get(cpu.index())?.deadlines.next_due()
+    }
+
     /// Whether anybody on `cpu` has a deadline; else it need not be polled.
     #[must_use]
     pub fn has_deadlines(&self, cpu: CpuId) -> bool {
         self.cpus.get(cpu.index()).is_some_and(|cpu| !cpu.deadlines.is_empty())
     }
 
-    /// It was seen to run, for so long, and is not running now: charged, and its deadline counts
-    /// from now. For an actuator; whoever decides says [`VcpuScheduler::leave`] instead.
+    /// It was seen to run, for so long, and left its processor at `now`, which may be past:
+    /// charged, and its deadline counts from then. For an actuator; whoever decides says
+    /// [`VcpuScheduler::leave`] instead.
     pub fn ran(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
         self.charge(vcpu, time);
         self.requeue(now, vcpu, Leave::Preempted);

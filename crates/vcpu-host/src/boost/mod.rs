@@ -4,9 +4,9 @@
 //! beside five others. **Source.** VM jitter §III-A; measured, `docs/vcpu.md`. **Quantities.** S:
 //! 0.5 ms, a slice and the time between polls. D: a vCPU's deadline.
 //!
-//! **Rule.** Every S:
-//! 1. what each vCPU with a deadline ran since the last poll is read and charged; who was lent a
-//!    slice and did not run has nothing to do;
+//! **Rule.** At most every S, and whenever somebody is due or has something of ours:
+//! 1. what each vCPU with a deadline ran since the last poll, and since when it waits, is read and
+//!    charged; who was lent a slice and did not run has nothing to do;
 //! 2. what was lent before is taken back, and who is due ([`DoubleQueue::due`]) is lent a slice;
 //! 3. every 10 ms the others are read too, every 30 ms credits are handed out and weights follow
 //!    them ([`crate::weight`]).
@@ -16,7 +16,8 @@
 //! event for a vCPU that computes is told through a socket, and lent to at once on the same terms.
 //!
 //! **Departures.** What wakes a blocked vCPU is not known, so all counts as an event. **Cost.** One
-//! wake-up and O(vCPUs with deadlines) reads of a file in procfs each S.
+//! wake-up and O(vCPUs with deadlines) reads of a file in procfs each poll; two polls for each
+//! slice that is lent.
 
 pub mod seat;
 mod turn;
@@ -101,6 +102,8 @@ pub struct Report {
     pub elapsed: Nanos,
     /// Its own time on the processor.
     pub own: Nanos,
+    /// The part of it in which it did something, and did not go to sleep or wake.
+    pub work: Nanos,
     /// Polls.
     pub polls: u64,
     /// Slots that it came too late for.
@@ -139,7 +142,8 @@ pub struct Boost {
     queue: DoubleQueue,
     sitters: Vec<Sitter>,
     began: Nanos,
-    last: Nanos,
+    /// When it was to poll next.
+    due: Nanos,
     /// How long the last poll took.
     cost: Nanos,
     next_tick: Nanos,
@@ -174,7 +178,7 @@ impl Boost {
             queue: DoubleQueue::new(1),
             sitters: Vec::new(),
             began: now,
-            last: now,
+            due: now,
             cost: Nanos(0),
             next_tick: now,
             next_account: now,
@@ -191,7 +195,7 @@ impl Boost {
         restore::confine(0, &[self.parts.cpu])?;
         self.parts.events.set_nonblocking(true)?;
         policy::set(0, Policy::Fifo { priority: PRIORITY }).map_err(io::Error::other)?;
-        self.last = clock::now();
+        self.due = clock::now();
         let ended = self.turns();
         for sitter in &mut self.sitters {
             sitter.release(&self.parts.table);
@@ -203,16 +207,18 @@ impl Boost {
     fn turns(&mut self) -> io::Result<()> {
         loop {
             let now = clock::now();
-            self.parts.table.beat(self.parts.at, now)?;
             if now >= self.next_tick && !self.obey(now) {
                 return Ok(());
             }
             self.poll(now);
             self.events(now);
+            let next = self.next(now);
+            self.parts.table.beat(self.parts.at, next)?;
             let after = clock::now();
             self.cost = after.saturating_sub(now);
+            self.report.work += self.cost;
             self.report.polls += 1;
-            let next = Nanos((now.0 / SLICE.0 + 1) * SLICE.0);
+            self.due = next;
             self.wait(next);
         }
     }
@@ -229,7 +235,11 @@ impl Boost {
             let mut fds = [PollFd::new(self.parts.events.as_fd(), PollFlags::POLLIN)];
             // A signal only makes the wait begin anew.
             if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).is_ok_and(|n| n > 0) {
-                self.events(clock::now());
+                self.events(now);
+                // Who was lent to just now has to be looked at in the next slot.
+                if self.next(now) < next {
+                    return;
+                }
             }
         }
     }

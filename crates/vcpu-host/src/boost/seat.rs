@@ -9,6 +9,7 @@ use penstock_units::{Nanos, VcpuId};
 use penstock_vcpu::Contract;
 use penstock_vcpu::deadline_queue::SLICE;
 
+use crate::clock;
 use crate::lease::{Entry, Identity, LENT, LeaseTable};
 use crate::policy::{self, Policy, PolicyError};
 use crate::schedstat::Schedstat;
@@ -71,8 +72,11 @@ pub struct Tally {
 pub(crate) struct Seen {
     /// It ran for so long.
     pub ran: Nanos,
-    /// It came to run, and had waited for so long.
+    /// It came to run, and had waited for so long; of several times, the mean.
     pub waited: Option<Nanos>,
+    /// When it ran last, if it did: what is neither run nor finished waiting is the present wait.
+    /// A time too early if it was blocked meanwhile.
+    pub left: Nanos,
 }
 
 #[derive(Debug)]
@@ -83,16 +87,21 @@ pub(crate) struct Sitter {
     pub tally: Tally,
     /// The core was told that it is blocked.
     pub blocked: bool,
+    /// When a standing lease of it was used last.
+    pub stood: Nanos,
     /// It ran in this epoch.
     pub used: bool,
-    /// Looks in which it did not run.
-    pub idle: u32,
     /// The kernel refused to lend to it.
     pub refused: bool,
     /// Last weight that was set.
     pub parts: u64,
     stat: File,
     last: Schedstat,
+    looked: Nanos,
+    /// For how long it had been waiting then.
+    waits: Nanos,
+    /// It ran at the last look.
+    ran_on: bool,
     nice: i8,
 }
 
@@ -109,12 +118,15 @@ impl Sitter {
             lent: Lent::No,
             tally: Tally::default(),
             blocked: false,
+            stood: Nanos(0),
             used: true,
-            idle: 0,
             refused: false,
             parts: 0,
             stat,
             last,
+            looked: clock::now(),
+            waits: Nanos(0),
+            ran_on: false,
             nice,
         })
     }
@@ -128,27 +140,37 @@ impl Sitter {
         self.seat.contract.mode.is_real_time()
     }
 
-    /// Reads how long it ran. `own` is how long the scheduling thread itself kept it from running.
-    pub fn look(&mut self, own: Nanos) -> io::Result<Seen> {
-        let now = Schedstat::read_from(&self.stat)?;
+    /// Reads how long it ran until `now`. `own` is how long the scheduling thread itself kept it
+    /// from running.
+    pub fn look(&mut self, now: Nanos, own: Nanos) -> io::Result<Seen> {
+        let stat = Schedstat::read_from(&self.stat)?;
         let since = |new: std::time::Duration, old| {
             Nanos(u64::try_from(new.saturating_sub(old).as_nanos()).unwrap_or(u64::MAX))
         };
-        let (ran, waited) = (since(now.ran, self.last.ran), since(now.waited, self.last.waited));
-        // Who ran until the poll and goes on after it did not wait for anybody but us.
-        let went_on = self.idle == 0 && waited <= own;
-        let came = now.turns > self.last.turns && !went_on;
-        self.idle = if ran > Nanos(0) { 0 } else { self.idle.saturating_add(1) };
+        let (ran, waited) = (since(stat.ran, self.last.ran), since(stat.waited, self.last.waited));
+        let turns = stat.turns - self.last.turns;
+        let elapsed = now.saturating_sub(std::mem::replace(&mut self.looked, now));
+        // The kernel counts a wait when it ends, so the present one began before the last look, or
+        // else, if it ran since, after that.
+        let open = self.waits + elapsed;
+        let waits = open.saturating_sub(ran).saturating_sub(waited);
+        let most = if ran > Nanos(0) { elapsed.saturating_sub(ran) } else { open };
+        self.waits = waits.min(most);
+        let waits = self.waits;
+        // Who ran until the last look and went on after it did not wait for anybody but us.
+        let ours = u64::from(self.ran_on);
+        let came = turns > ours || (turns > 0 && waited > own);
+        let waited = came.then(|| Nanos(waited.0 / turns.saturating_sub(ours).max(1)));
+        self.ran_on = ran > Nanos(0) && waits <= own;
         self.used |= ran > Nanos(0);
         self.tally.ran += ran;
-        self.last = now;
-        let waited = came.then_some(waited);
+        self.last = stat;
         if let Some(waited) = waited {
             self.tally.longest = self.tally.longest.max(waited);
             let late = waited > self.seat.contract.deadline + SLICE + SLICE;
             self.tally.missed += u64::from(self.has_deadline() && late);
         }
-        Ok(Seen { ran, waited })
+        Ok(Seen { ran, waited, left: now.saturating_sub(waits) })
     }
 
     /// Whether it has work: it runs or waits for a processor. `None`: it is gone.

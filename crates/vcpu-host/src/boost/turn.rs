@@ -20,19 +20,16 @@ const SWITCH: Nanos = Nanos::from_micros(20);
 const NEARLY: Nanos = Nanos(SLICE.0 * 4 / 5);
 /// Who runs for so long between two polls does more than answer.
 const HALF: Nanos = Nanos(SLICE.0 / 2);
-/// Looks in which it did not run after which a vCPU is asked whether it has work.
-const IDLE_LOOKS: u32 = 4;
 
 impl Boost {
     pub(super) fn poll(&mut self, now: Nanos) {
-        let still = now.saturating_sub(self.last);
+        let still = now.saturating_sub(self.due);
         if still > STALL {
             self.report.notes.push(Note::StoodStill(still));
             for sitter in &mut self.sitters {
                 sitter.forget(&self.parts.table);
             }
         }
-        self.last = now;
         let tick = now >= self.next_tick;
         if tick {
             self.next_tick = now + CreditTerms::TICK;
@@ -45,9 +42,9 @@ impl Boost {
                 at += 1;
                 continue;
             }
-            match sitter.look(own) {
+            match sitter.look(now, own) {
                 Ok(seen) => {
-                    self.saw(now, at, seen);
+                    self.saw(now, at, seen, tick);
                     at += 1;
                 }
                 Err(error) => self.drop_out(now, at, &error),
@@ -78,7 +75,7 @@ impl Boost {
     }
 
     /// Tells the queue what a vCPU did since the last poll.
-    fn saw(&mut self, now: Nanos, at: usize, seen: Seen) {
+    fn saw(&mut self, now: Nanos, at: usize, seen: Seen, tick: bool) {
         let (sitter, queue) = (&mut self.sitters[at], &mut self.queue);
         if let Some(waited) = seen.waited
             && self.report.waits.len() < WAITS
@@ -88,25 +85,22 @@ impl Boost {
         let vcpu = sitter.vcpu;
         match sitter.lent {
             Lent::Slice(since) if seen.ran == Nanos(0) => {
-                // It goes before all others and did not run: it has nothing to do.
-                if now.saturating_sub(since) >= HALF {
-                    queue.blocked(now, vcpu);
-                    sitter.blocked = true;
-                    if pays(queue, vcpu) {
-                        sitter.lent = Lent::Standing;
-                    }
+                // It goes before all others and did not run: most likely it has nothing to do.
+                if now.saturating_sub(since) >= HALF && ask(now, queue, sitter) {
+                    sitter.lent = Lent::Standing;
                 }
             }
             Lent::Slice(_) => {
                 sitter.tally.boosts += 1;
-                ran(now, queue, sitter, seen.ran);
+                ran(queue, sitter, seen);
             }
             Lent::Standing if seen.ran == Nanos(0) => {}
             Lent::Standing => {
                 sitter.tally.boosts += 1;
+                sitter.stood = now;
                 queue.wake(now, vcpu, Cause::Event);
                 sitter.blocked = false;
-                ran(now, queue, sitter, seen.ran);
+                ran(queue, sitter, seen);
                 if seen.ran < HALF {
                     queue.blocked(now, vcpu);
                     sitter.blocked = true;
@@ -119,10 +113,10 @@ impl Boost {
                 if std::mem::take(&mut sitter.blocked) {
                     queue.wake(now, vcpu, Cause::Timer);
                 }
-                ran(now, queue, sitter, seen.ran);
+                ran(queue, sitter, seen);
             }
             Lent::No => {
-                if sitter.has_deadline() && !sitter.blocked && sitter.idle == IDLE_LOOKS {
+                if sitter.has_deadline() && !sitter.blocked && tick {
                     ask(now, queue, sitter);
                 }
             }
@@ -135,7 +129,7 @@ impl Boost {
         for at in 0..self.sitters.len() {
             let sitter = &mut self.sitters[at];
             let stays = due == Some(sitter.vcpu) && !sitter.refused;
-            let pays = sitter.blocked && !sitter.refused && pays(&self.queue, sitter.vcpu);
+            let stands = sitter.blocked && !sitter.refused && stands(now, &self.queue, sitter);
             let done = match sitter.lent {
                 Lent::Slice(_) | Lent::No if stays => {
                     sitter.lend(&self.parts.table, Lent::Slice(now))
@@ -143,10 +137,8 @@ impl Boost {
                 // Lent for an event a moment ago, and nobody else is due.
                 Lent::Slice(since) if due.is_none() && now.saturating_sub(since) < HALF => Ok(()),
                 Lent::Slice(_) => sitter.take_back(&self.parts.table),
-                Lent::Standing if !lending => sitter.take_back(&self.parts.table),
-                Lent::No if lending && pays && sitter.has_deadline() => {
-                    sitter.lend(&self.parts.table, Lent::Standing)
-                }
+                Lent::Standing if !lending || !stands => sitter.take_back(&self.parts.table),
+                Lent::No if lending && stands => sitter.lend(&self.parts.table, Lent::Standing),
                 Lent::Standing | Lent::No => Ok(()),
             };
             if let Err(error) = done {
@@ -163,6 +155,17 @@ impl Boost {
             let note = Note::Refused(sitter.seat.thread, error.to_string());
             self.report.notes.push(note);
         }
+    }
+
+    /// When there is something to do next. Who has something of ours is looked at in the next slot.
+    pub(super) fn next(&self, now: Nanos) -> Nanos {
+        let slot = Nanos((now.0 / SLICE.0 + 1) * SLICE.0);
+        let due = match self.queue.next_due(CPU) {
+            _ if self.sitters.iter().any(|sitter| sitter.lent != Lent::No) => slot,
+            Some(due) if self.may_lend() => due,
+            _ => self.next_tick,
+        };
+        due.min(self.next_tick).max(slot)
     }
 
     /// Hands out credits, and has weights follow them.
@@ -183,13 +186,6 @@ impl Boost {
                 let why = format!("its cgroup's weight cannot be set: {error}");
                 sitter.seat.weigher = weight::Weigher::Nice;
                 self.report.notes.push(Note::Refused(thread, why));
-            }
-            let over = !pays(&self.queue, sitter.vcpu);
-            if over && sitter.lent == Lent::Standing {
-                let done = sitter.take_back(&self.parts.table);
-                if let Err(error) = done {
-                    self.refused(at, &error);
-                }
             }
         }
     }
@@ -228,18 +224,29 @@ fn pays(queue: &DoubleQueue, vcpu: VcpuId) -> bool {
     queue.book().class(vcpu) != Class::Over || queue.book().reserve(vcpu) > 0
 }
 
-fn ran(now: Nanos, queue: &mut DoubleQueue, sitter: &Sitter, time: Nanos) {
-    if time >= NEARLY {
-        queue.served(now, sitter.vcpu, time)
+/// Whether one that is blocked may run at once when it is woken: if it can pay, and a periodic one
+/// that cannot once in its deadline, which was admitted because its share pays for that.
+fn stands(now: Nanos, queue: &DoubleQueue, sitter: &Sitter) -> bool {
+    let contract = &sitter.seat.contract;
+    let again = sitter.stood + contract.deadline;
+    contract.mode.is_real_time()
+        && (pays(queue, sitter.vcpu) || (contract.mode == Mode::Periodic && now >= again))
+}
+
+fn ran(queue: &mut DoubleQueue, sitter: &Sitter, Seen { ran, left, .. }: Seen) {
+    if ran >= NEARLY {
+        queue.served(left, sitter.vcpu, ran);
     } else {
-        queue.ran(now, sitter.vcpu, time)
+        queue.ran(left, sitter.vcpu, ran);
     }
 }
 
-/// Whether it has work is asked of the kernel, and told to the queue if it has none.
-fn ask(now: Nanos, queue: &mut DoubleQueue, sitter: &mut Sitter) {
-    if sitter.is_runnable() == Some(false) {
+/// Whether it has no work: asked of the kernel, and told to the queue.
+fn ask(now: Nanos, queue: &mut DoubleQueue, sitter: &mut Sitter) -> bool {
+    let blocked = sitter.is_runnable() == Some(false);
+    if blocked {
         queue.blocked(now, sitter.vcpu);
         sitter.blocked = true;
     }
+    blocked
 }

@@ -1,0 +1,172 @@
+//! Which vCPU goes to which processor, and whose deadline is kept there.
+
+use penstock_units::CpuId;
+use penstock_vcpu::Contract;
+use penstock_vcpu::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
+use penstock_vcpu::placement::{Guest, PlacementError, place};
+
+/// A VM that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// What was asked for.
+    pub contract: Contract,
+    /// How many vCPUs it has.
+    pub vcpus: u16,
+}
+
+/// Where a VM's vCPUs go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seated {
+    /// What is kept.
+    pub contract: Contract,
+    /// Why it is less than what was asked for, with the remedy.
+    pub problem: Option<String>,
+    /// For each vCPU its processor and, in millionths, its share of that and its weight in parts
+    /// of the average there.
+    pub vcpus: Vec<Place>,
+}
+
+/// Where a vCPU goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The processor.
+    pub cpu: u32,
+    /// Its part of it when all have work.
+    pub share_ppm: u64,
+    /// Its weight in parts of the average there.
+    pub base_ppm: u64,
+}
+
+/// Places all, on `cpus`. A VM whose deadline cannot be kept has none, and is told why; it runs all
+/// the same, by its weight.
+#[must_use]
+pub fn seat(present: &[Present], cpus: &[u32], limits: Limits) -> Vec<Seated> {
+    let mut seated: Vec<Seated> = present
+        .iter()
+        .map(|vm| Seated { contract: vm.contract, problem: None, vcpus: Vec::new() })
+        .collect();
+    let count = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
+    // Each turn takes one deadline away, so this ends.
+    loop {
+        let guests: Vec<Guest> = seated
+            .iter()
+            .zip(present)
+            .map(|(vm, asked)| Guest { contract: vm.contract, vcpus: asked.vcpus })
+            .collect();
+        let refused = match place(&guests, count, limits) {
+            Ok(homes) => match check(&guests, &homes, count, limits) {
+                Ok(()) => {
+                    fill(&mut seated, &guests, &homes, cpus);
+                    return seated;
+                }
+                Err(refused) => refused,
+            },
+            Err(PlacementError::Refused { vm, cpu, reason }) => (vm, cpu, reason),
+            // No processors: the configuration has at least one.
+            Err(_) => return seated,
+        };
+        let (vm, cpu, reason) = refused;
+        let at = cpus.get(cpu.index()).copied().unwrap_or(0);
+        let seat = &mut seated[vm];
+        if !seat.contract.mode.is_real_time() {
+            return seated;
+        }
+        seat.problem = Some(format!("no deadline is kept: on processor {at}, {reason}"));
+        seat.contract = Contract::by_credit(seat.contract.weight);
+    }
+}
+
+fn weight(guest: &Guest) -> u64 {
+    u64::from(guest.contract.weight.get())
+}
+
+/// Weights of all vCPUs of a processor: how many, and their sum.
+fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
+    let there = guests.iter().zip(homes).flat_map(|(guest, homes)| {
+        homes.iter().filter(move |home| **home == cpu).map(move |_| weight(guest))
+    });
+    there.fold((0, 0), |(count, sum), weight| (count + 1, sum + weight))
+}
+
+/// Asks for each processor again, with the shares there are on it.
+fn check(
+    guests: &[Guest],
+    homes: &[Vec<CpuId>],
+    cpus: u16,
+    limits: Limits,
+) -> Result<(), (usize, CpuId, Refusal)> {
+    for cpu in (0..cpus).map(CpuId) {
+        let (_, sum) = load(guests, homes, cpu);
+        let real_time = |guest: &&Guest| guest.contract.mode.is_real_time();
+        let (mut claims, mut whose) = (Vec::new(), Vec::new());
+        for (vm, guest) in guests.iter().enumerate().filter(|(_, guest)| real_time(guest)) {
+            for _ in homes[vm].iter().filter(|home| **home == cpu) {
+                let share_ppm = WHOLE_PPM * weight(guest) / sum.max(1);
+                claims.push(Claim { deadline: guest.contract.deadline, share_ppm });
+                whose.push(vm);
+                if let Err(reason) = admit(&claims, false, limits) {
+                    return Err((vm, cpu, reason));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn fill(seated: &mut [Seated], guests: &[Guest], homes: &[Vec<CpuId>], cpus: &[u32]) {
+    for (vm, seat) in seated.iter_mut().enumerate() {
+        seat.vcpus = homes[vm]
+            .iter()
+            .map(|home| {
+                let (count, sum) = load(guests, homes, *home);
+                let mine = weight(&guests[vm]) * WHOLE_PPM;
+                Place {
+                    cpu: cpus[home.index()],
+                    share_ppm: mine / sum.max(1),
+                    base_ppm: mine * count / sum.max(1),
+                }
+            })
+            .collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_units::{Nanos, Weight};
+    use penstock_vcpu::Mode;
+
+    fn hog(weight: u64) -> Present {
+        Present { contract: Contract::by_credit(Weight::new(weight).unwrap()), vcpus: 1 }
+    }
+
+    fn periodic(deadline_ms: u64) -> Present {
+        let deadline = Nanos::from_millis(deadline_ms);
+        let contract = Contract::real_time(Mode::Periodic, deadline, Weight::ONE);
+        Present { contract, vcpus: 1 }
+    }
+
+    #[test]
+    fn shares_and_weights_are_those_of_its_processor() {
+        let seated = seat(&[periodic(3), hog(1), hog(2)], &[1], Limits::default());
+        let places: Vec<Place> = seated.iter().map(|vm| vm.vcpus[0]).collect();
+        assert_eq!(places[0], Place { cpu: 1, share_ppm: 250_000, base_ppm: 750_000 });
+        assert_eq!(places[2], Place { cpu: 1, share_ppm: 500_000, base_ppm: 1_500_000 });
+        assert!(seated.iter().all(|vm| vm.problem.is_none()));
+    }
+
+    #[test]
+    fn who_does_not_fit_runs_without_a_deadline_and_is_told_why() {
+        let mut present = vec![hog(1); 7];
+        present.push(periodic(3));
+        let seated = seat(&present, &[4], Limits::default());
+        let problem = seated[7].problem.clone().unwrap();
+        assert!(problem.starts_with("no deadline is kept: on processor 4, "), "{problem}");
+        assert!(problem.contains("give it more weight, or a deadline of 3.5 ms"), "{problem}");
+        assert_eq!(seated[7].contract, Contract::by_credit(Weight::ONE));
+        assert_eq!(seated[7].vcpus[0].share_ppm, 125_000);
+        // Two processors: there is room.
+        assert_eq!(seat(&present, &[4, 5], Limits::default())[7].problem, None);
+        assert!(seat(&[], &[1], Limits::default()).is_empty());
+    }
+}

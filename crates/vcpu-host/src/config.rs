@@ -321,6 +321,12 @@ mod tests {
     }
 
     #[test]
+    fn the_example_is_right() {
+        let config = Config::parse(include_str!("../../../examples/vcpu.toml")).unwrap();
+        assert_eq!(config.vms.len(), 3);
+    }
+
+    #[test]
     fn durations() {
         let us = Nanos::from_micros;
         assert_eq!(duration("3 ms"), Some(us(3_000)));

@@ -10,6 +10,7 @@ use penstock_units::Nanos;
 use crate::cgroup::Cgroup;
 use crate::lease::{Entry, Identity, LeaseTable};
 use crate::policy::{self, Policy};
+use crate::state::STATE;
 use crate::threads;
 
 /// Name of the table of leases in a scheduler's directory.
@@ -171,6 +172,7 @@ pub fn sweep(dir: &Path) -> io::Result<Swept> {
     Before::load(dir).put_back();
     std::fs::remove_file(&path)?;
     let _ = std::fs::remove_file(dir.join(BEFORE));
+    let _ = std::fs::remove_file(dir.join(STATE));
     Ok(Swept::After { taken })
 }
 

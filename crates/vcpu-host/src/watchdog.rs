@@ -28,6 +28,7 @@ use crate::lease::LeaseTable;
 use crate::policy::{self, Policy};
 use crate::process::Watched;
 use crate::restore::{self, BEFORE, Before, LEASES};
+use crate::state::STATE;
 
 /// Priority of the watchdog: above scheduling threads, which are above what they lend.
 pub const PRIORITY: u8 = 95;
@@ -103,6 +104,7 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     Before::load(dir).put_back();
     let _ = std::fs::remove_file(dir.join(LEASES));
     let _ = std::fs::remove_file(dir.join(BEFORE));
+    let _ = std::fs::remove_file(dir.join(STATE));
     tell(Sight::Dead { taken });
     Ok(())
 }

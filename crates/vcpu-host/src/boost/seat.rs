@@ -242,12 +242,10 @@ impl Sitter {
         Ok(())
     }
 
-    /// The watchdog put everything back; what was set before does not hold any more.
+    /// It is new, or the watchdog put it back as it was: nothing of ours holds.
     pub fn forget(&mut self, table: &LeaseTable) {
-        if self.lent != Lent::No {
-            self.lent = Lent::No;
-            self.enter(table, Nanos(0));
-        }
+        self.lent = Lent::No;
+        self.enter(table, Nanos(0));
         self.parts = 0;
         let _ = policy::set(self.seat.thread.tid, self.fair());
     }

@@ -53,6 +53,9 @@ pub enum Command {
     Explain(ExplainArgs),
     /// The fabric: what its controller would do with a datacenter and its tenants.
     Controller(ControllerArgs),
+    /// Virtual processors of this host: deadlines and shares for their threads.
+    #[command(subcommand)]
+    Vcpu(VcpuCommand),
     /// Guests, load and endpoints for experiments.
     #[command(subcommand)]
     Lab(penstock_lab::cli::LabCommand),
@@ -132,6 +135,49 @@ pub enum LogFormat {
     Text,
     /// A JSON object an event.
     Json,
+}
+
+/// `penstock vcpu`.
+#[derive(Debug, Subcommand)]
+pub enum VcpuCommand {
+    /// Schedules vCPUs in the foreground until SIGTERM; all is put back as it was at the end.
+    Run {
+        /// The configuration file.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Form of the log on standard error.
+        #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+        log_format: LogFormat,
+    },
+    /// Shows shares, waits and missed deadlines of the scheduler that runs.
+    Show {
+        /// Its directory.
+        #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
+        run_dir: PathBuf,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Says that something came for a VM from outside, which it is to answer within its deadline.
+    Event {
+        /// The VM.
+        vm: String,
+        /// The scheduler's directory.
+        #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
+        run_dir: PathBuf,
+    },
+    /// Puts right what a scheduler that died left behind; `run` begins with it.
+    Sweep {
+        /// Its directory.
+        #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
+        run_dir: PathBuf,
+    },
+    /// What `run` starts beside itself: takes back what a dead or stalled scheduler lent.
+    #[command(hide = true)]
+    Watchdog {
+        /// The scheduler's directory.
+        #[arg(long, value_name = "DIR")]
+        run_dir: PathBuf,
+    },
 }
 
 /// `penstock port`.

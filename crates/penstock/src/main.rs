@@ -53,6 +53,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let socket = cli.socket.as_deref();
     match cli.command {
         Command::Completions { shell } => completions(shell),
+        Command::Vcpu(command) => verbs::vcpu::run(&command),
         Command::Lab(command) if command.needs_guard() => {
             bench::guarded("lab", move |guard| penstock_lab::cli::run(command, Some(guard)))
         }
@@ -92,6 +93,7 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         | Command::Bench(_)
         | Command::Calibrate(_)
         | Command::Controller(_)
+        | Command::Vcpu(_)
         | Command::Completions { .. } => {
             unreachable!("handled without a daemon")
         }

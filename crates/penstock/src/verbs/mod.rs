@@ -26,6 +26,7 @@ pub mod port;
 pub mod queues;
 pub mod stats;
 pub mod tenant;
+pub mod vcpu;
 
 /// Writes to standard output. A reader that went away (`| head`) ends the program quietly.
 ///

@@ -17,7 +17,7 @@ use penstock_units::Nanos;
 use penstock_vcpu::{Contract, Mode};
 
 use super::claim::Claim;
-use super::experiment::{Context, Experiment};
+use super::experiment::{Context, Experiment, Mode as RunMode};
 use super::outcome::{Outcome, Record};
 use super::picture::{Axis, Panel, Picture};
 use super::shaped_vm::ms;
@@ -29,7 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "VM jitter §V-C, Fig. 12",
     about: "shares of a processor as VMs start and stop",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::jitter_fig12),
     picture,
 };
 
@@ -148,6 +148,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.mode == RunMode::Live {
+        return crate::live::jitter_fig12_picture(record);
+    }
     let panel = |title: &str, prefix: &str| {
         let axis = Axis::linear("% of the processor").to(60.0);
         let mut panel = Panel::new(title, Axis::linear("time, s"), axis);

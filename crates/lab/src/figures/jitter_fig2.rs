@@ -26,7 +26,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "VM jitter §II-A, Fig. 2",
     about: "an RTP stream from a VM that is activated late",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::jitter_fig2),
     picture,
 };
 

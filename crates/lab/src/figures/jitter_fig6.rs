@@ -25,7 +25,7 @@ use penstock_units::Nanos;
 use penstock_vcpu::{Contract, Mode};
 
 use super::claim::Claim;
-use super::experiment::{Context, Experiment};
+use super::experiment::{Context, Experiment, Mode as RunMode};
 use super::outcome::{Outcome, Record};
 use super::picture::{Axis, Panel, Picture};
 use super::vcpu_bed::{Stream, credit1, double_queue, start, streaming, terms, weight};
@@ -36,7 +36,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "VM jitter §V-A, Fig. 6",
     about: "an RTP stream beside hogs, by credit and with deadlines",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::jitter_fig6),
     picture,
 };
 
@@ -136,6 +136,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.mode == RunMode::Live {
+        return crate::live::jitter_fig6_picture(record);
+    }
     let time = |title: &str, prefix: &str| {
         let mut panel = Panel::new(title, Axis::linear("time, s"), Axis::linear("J, ms"));
         for (rest, series) in record.series_of(prefix).collect::<Vec<_>>().into_iter().rev() {

@@ -18,7 +18,7 @@ use penstock_units::Nanos;
 use penstock_vcpu::Mode;
 
 use super::claim::Claim;
-use super::experiment::{Context, Experiment};
+use super::experiment::{Context, Experiment, Mode as RunMode};
 use super::outcome::{Outcome, Record};
 use super::picture::{Axis, Panel, Picture, points};
 use super::shaped_vm::ms;
@@ -30,7 +30,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "VM jitter §V-A, Fig. 7",
     about: "ping to a VM that computes, by credit and with deadlines",
     sim: Some(sim),
-    live: None,
+    live: Some(crate::live::jitter_fig7),
     picture,
 };
 
@@ -159,6 +159,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.mode == RunMode::Live {
+        return crate::live::picture(record, "request");
+    }
     let panel = |title: &str, names: Vec<(String, String)>| {
         let mut panel = Panel::new(title, Axis::linear("ping"), Axis::linear("ms"));
         for (label, name) in names {

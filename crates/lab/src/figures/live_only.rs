@@ -23,6 +23,24 @@ pub const DEMO: Experiment = live(
     live::demo_picture,
 );
 
+/// Bars for real vCPU threads.
+pub const VCPU_WAKEUP: Experiment = live(
+    "vcpu-wakeup",
+    "VM jitter §V-A",
+    "event to first instruction of a vCPU that computes, on KVM",
+    live::vcpu_wakeup,
+    live::vcpu_wakeup_picture,
+);
+
+/// One cell of it for ten minutes; found by its name and not a part of `all`.
+pub const VCPU_WAKEUP_LONG: Experiment = live(
+    "vcpu-wakeup-long",
+    "VM jitter §V-A",
+    "one cell of vcpu-wakeup for ten minutes",
+    live::vcpu_wakeup_long,
+    live::vcpu_wakeup_picture,
+);
+
 /// What `make fabric-demo` shows; found by its name as well.
 pub const FABRIC_DEMO: Experiment = live(
     "fabric-demo",

@@ -147,10 +147,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_fig6::EXPERIMENT,
     qshare_scale::EXPERIMENT,
     fabric_agents::EXPERIMENT,
+    live_only::VCPU_WAKEUP,
 ];
 
 /// Those that tell a story, and are not a part of `all`.
-const STORIES: [&Experiment; 2] = [&live_only::DEMO, &live_only::FABRIC_DEMO];
+const STORIES: [&Experiment; 3] =
+    [&live_only::DEMO, &live_only::FABRIC_DEMO, &live_only::VCPU_WAKEUP_LONG];
 
 /// The experiment called `name`, or a demo.
 ///

@@ -29,6 +29,7 @@
 //! | `spacing` | VM jitter, Fig. 10: how far apart frames leave |
 //! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
 //! | `fabric` | QShare: racks of hosts under a controller |
+//! | `vcpu` | VM jitter, Figs. 2, 6, 7 and 12: virtual processors on one core |
 //! | `vde` | `vde_switch` beside it |
 
 mod applications;
@@ -53,6 +54,7 @@ mod spacing;
 mod stage;
 mod switch;
 mod uplink;
+mod vcpu;
 mod vde;
 
 pub(crate) use applications::run as fig12;
@@ -72,6 +74,11 @@ pub(crate) use rtp::run as jitter_fig8;
 pub(crate) use shares::run as table2;
 pub(crate) use spacing::run as jitter_fig10;
 pub(crate) use uplink::run as fig13;
+pub(crate) use vcpu::{
+    fig2 as jitter_fig2, fig6 as jitter_fig6, fig6_picture as jitter_fig6_picture,
+    fig7 as jitter_fig7, fig12 as jitter_fig12, fig12_picture as jitter_fig12_picture,
+    wakeup as vcpu_wakeup, wakeup_long as vcpu_wakeup_long, wakeup_picture as vcpu_wakeup_picture,
+};
 
 /// Whether a program can be run here.
 fn needs(program: &str, package: &str) -> anyhow::Result<()> {

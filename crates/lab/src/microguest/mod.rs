@@ -47,6 +47,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// `penstock lab microguest`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct MicroguestArgs {
+    /// Its name, by which its process is found
+    #[arg(long)]
+    name: String,
     /// Core of its virtual processor
     #[arg(long)]
     core: u32,
@@ -65,7 +68,8 @@ impl MicroguestArgs {
     /// There is no KVM, or it refuses something.
     pub fn run(&self) -> anyhow::Result<()> {
         let board = Arc::new(Board::open(&self.memory)?);
-        let guest = start(&board, Some(self.core))?;
+        let guest = start(&board, Some(self.core));
+        let guest = guest.with_context(|| format!("micro-guest {}", self.name))?;
         println!("{RUNNING}");
         std::io::stdout().flush().context("saying that the guest runs")?;
         let begin = clock::now();

@@ -1,0 +1,277 @@
+//! Micro-guests on one core, and the scheduler over them.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use penstock_dataplane::tsc;
+use penstock_units::{Nanos, TscRate};
+use penstock_vcpu_host::policy::{self, Policy};
+use penstock_vcpu_host::schedstat::Schedstat;
+use penstock_vcpu_host::state::State;
+use penstock_vcpu_host::threads::{self, VcpuThread};
+
+use crate::bench::bed::Bed;
+use crate::bench::guard::{THIS_PROGRAM, Ward};
+use crate::bench::process::{Daemon, await_some};
+use crate::figures::Context;
+use crate::microguest::{self, Board, RUNNING};
+
+/// How long guests and scheduler may take to be there.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// A tmpfs on every Linux: the scheduler writes there at each poll.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// What a scheduler or a guest may outlive the run by, should all else fail.
+const SPARE_SECS: f64 = 30.0;
+
+/// A core with VMs on it.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub bed: Bed,
+    pub hz: TscRate,
+    run_dir: PathBuf,
+}
+
+/// What a VM is promised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Terms {
+    /// `vcpu_mode`.
+    pub mode: Mode,
+    /// In milliseconds; nothing without a mode that has one.
+    pub deadline_ms: u32,
+    /// `vcpu_weight`.
+    pub weight: u16,
+}
+
+/// Modes that are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// By credit alone.
+    None,
+    /// Runs again within its deadline.
+    Periodic,
+    /// The same after an event, of which the scheduler is told.
+    Event,
+}
+
+impl Mode {
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Periodic => "periodic",
+            Self::Event => "event",
+        }
+    }
+}
+
+impl Terms {
+    /// By credit, with weight 1.
+    pub const HOG: Self = Self { mode: Mode::None, deadline_ms: 0, weight: 1 };
+
+    /// A deadline, with weight 1.
+    pub const fn real_time(mode: Mode, deadline_ms: u32) -> Self {
+        Self { mode, deadline_ms, weight: 1 }
+    }
+
+    fn table(&self, name: &str) -> String {
+        let mode = match self.mode {
+            Mode::None => String::new(),
+            Mode::Periodic => "vcpu_mode = \"periodic\"\n".to_owned(),
+            Mode::Event => "vcpu_mode = \"aperiodic\"\n".to_owned(),
+        };
+        let deadline = match self.mode {
+            Mode::None => String::new(),
+            _ => format!("deadline = \"{} ms\"\n", self.deadline_ms),
+        };
+        format!(
+            "[[vm]]\nname = \"{name}\"\nprocess = \"*lab microguest --name {name} *\"\n\
+             vcpu_weight = {}\n{mode}{deadline}",
+            self.weight
+        )
+    }
+}
+
+impl Stage {
+    /// The core that `--worker-core` names, measured from the generator's.
+    pub fn new(context: &Context<'_>) -> anyhow::Result<Self> {
+        microguest::is_available()?;
+        let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
+        ensure!(
+            bed.worker_core() != bed.generator_core(),
+            "vCPUs need a core of their own: name another with --generator-core"
+        );
+        let run_dir = format!("{SHARED_MEMORY}/penstock-lab-{}", std::process::id());
+        bed.guard().take(&Ward::Directory(run_dir.clone().into()))?;
+        Ok(Self { bed, hz: tsc::calibrate(), run_dir: run_dir.into() })
+    }
+
+    /// Where the scheduler is told of events.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// A name that no process of another run has.
+    pub fn named(nth: usize) -> String {
+        format!("lab{}-vm{nth}", std::process::id())
+    }
+
+    /// Guests with these numbers, for about `secs`.
+    pub fn guests(&self, count: usize, secs: f64) -> anyhow::Result<Vec<Guest>> {
+        (0..count).map(|nth| self.guest(nth, secs)).collect()
+    }
+
+    /// Guest number `nth`.
+    pub fn guest(&self, nth: usize, secs: f64) -> anyhow::Result<Guest> {
+        let core = self.bed.worker_core();
+        self.bed.on_generator_core(|| Guest::start(&self.bed, Self::named(nth), core, secs))
+    }
+
+    /// Schedules the guests numbered 0 and up on these terms, whenever they are there.
+    pub fn schedule(&self, terms: &[Terms]) -> anyhow::Result<Scheduler> {
+        self.bed.on_generator_core(|| Scheduler::start(self, terms))
+    }
+
+    /// A time of the counter as milliseconds.
+    pub fn ms(&self, cycles: u64) -> f64 {
+        to_ms(self.hz.to_nanos(penstock_units::Cycles(cycles)))
+    }
+}
+
+/// Milliseconds.
+pub(super) fn to_ms(time: Nanos) -> f64 {
+    Duration::from_nanos(time.0).as_secs_f64() * 1e3
+}
+
+/// A guest in a process of its own.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub name: String,
+    pub board: Arc<Board>,
+    thread: VcpuThread,
+    // Its standard input is what it lives by.
+    child: Child,
+}
+
+impl Guest {
+    fn start(bed: &Bed, name: String, core: u32, secs: f64) -> anyhow::Result<Self> {
+        let board = Arc::new(Board::new()?);
+        let mut command = Command::new(THIS_PROGRAM);
+        command.args(["lab", "microguest", "--name", &name, "--memory"]).arg(board.path());
+        command.args(["--core", &core.to_string()]);
+        command.args(["--secs", &format!("{:.0}", secs + SPARE_SECS)]);
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("starting a micro-guest")?;
+        let said = child.stdout.take();
+        let id = child.id();
+        let mut guest = Self {
+            name,
+            board,
+            thread: VcpuThread { vcpu: 0, pid: id, tid: id, started: 0 },
+            child,
+        };
+        if let Ok(ward) = Ward::process(id) {
+            bed.guard().take(&ward)?;
+        }
+        let mut line = String::new();
+        let read = said.map(|said| BufReader::new(said).read_line(&mut line));
+        read.context("its output")?.context("reading what it says")?;
+        ensure!(line.trim() == RUNNING, "micro-guest {} did not start: see above", guest.name);
+        guest.thread = await_some("its virtual processor", START_LIMIT, || {
+            Ok(threads::of_process(id).ok().and_then(|found| found.first().copied()))
+        })?;
+        Ok(guest)
+    }
+
+    /// How long its processor ran.
+    pub fn ran(&self) -> anyhow::Result<Duration> {
+        let stat = Schedstat::read(&self.thread.task());
+        Ok(stat.with_context(|| format!("{}: reading how long it ran", self.name))?.ran)
+    }
+
+    /// Its weight in the fair class, by a nice value.
+    pub fn set_nice(&self, nice: i8) -> anyhow::Result<()> {
+        let policy = Policy::Fair { nice, slice: Nanos(0) };
+        Ok(policy::set(self.thread.tid, policy)?)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        // Among hogs its end may wait for its turn.
+        let ended = await_some("end of a micro-guest", Duration::from_secs(5), || {
+            Ok(self.child.try_wait()?)
+        });
+        if ended.is_err() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A scheduler of ours.
+#[derive(Debug)]
+pub(super) struct Scheduler {
+    daemon: Daemon,
+    run_dir: PathBuf,
+    thread: PathBuf,
+}
+
+impl Scheduler {
+    fn start(stage: &Stage, terms: &[Terms]) -> anyhow::Result<Self> {
+        let core = stage.bed.worker_core();
+        let run_dir = stage.run_dir.clone();
+        let mut text = format!("[vcpu]\ncpus = [{core}]\nrun_dir = \"{}\"\n", run_dir.display());
+        for (nth, terms) in terms.iter().enumerate() {
+            text += &terms.table(&Stage::named(nth));
+        }
+        let file = stage.bed.dir().join("vcpu.toml");
+        std::fs::write(&file, text).context("writing the scheduler's configuration")?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.args(["vcpu", "run", "--config"]).arg(&file);
+        let log = stage.bed.dir().join("vcpu.log");
+        let mut daemon = Daemon::start(&mut command, log, stage.bed.guard())?;
+        let pid = daemon.id();
+        let thread = await_some("the scheduling thread", START_LIMIT, || {
+            daemon.check()?;
+            let found = threads::named(pid, "boost/*").ok();
+            Ok(found.and_then(|found| found.first().map(VcpuThread::task)))
+        });
+        let thread = thread.with_context(|| daemon.last_words())?;
+        Ok(Self { daemon, run_dir, thread })
+    }
+
+    /// Waits until so many VMs are seated.
+    pub fn await_seated(&mut self, count: usize) -> anyhow::Result<()> {
+        let run_dir = self.run_dir.clone();
+        await_some("VMs that are scheduled", START_LIMIT, || {
+            self.daemon.check()?;
+            let Ok(state) = State::load(&run_dir) else { return Ok(None) };
+            if let Some(problem) = state.vms.iter().find_map(|vm| {
+                let problem = vm.problem.as_ref()?;
+                (!vm.vcpus.is_empty()).then(|| format!("{}: {problem}", vm.name))
+            }) {
+                anyhow::bail!(problem);
+            }
+            // Those that boosts and shares are known of.
+            let seated = state.vms.iter().filter(|vm| vm.vcpus.iter().any(|v| v.waits > 0));
+            Ok((seated.count() >= count).then_some(()))
+        })
+        .with_context(|| self.daemon.last_words())
+    }
+
+    /// The scheduling thread's own time.
+    pub fn own(&self) -> anyhow::Result<Duration> {
+        Ok(Schedstat::read(&self.thread).context("reading the scheduler's own time")?.ran)
+    }
+
+    /// What it says of itself.
+    pub fn state(&self) -> anyhow::Result<State> {
+        State::load(&self.run_dir).context("reading the scheduler's state")
+    }
+}

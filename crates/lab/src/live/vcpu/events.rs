@@ -1,0 +1,195 @@
+//! Events for guests that compute, and what comes of them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use nix::errno::Errno;
+use nix::time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep};
+use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
+use penstock_sim::Rng;
+use penstock_units::Nanos;
+use penstock_vcpu_host::boost;
+
+use super::bed::{Guest, Mode, Scheduler, Stage, Terms};
+use crate::figures::percentile;
+
+/// Of what is measured: who is there, on what terms, and for how long.
+#[derive(Debug, Clone)]
+pub(super) struct Cell {
+    /// The VMs to which events come, all of them hogs as well.
+    pub tested: Vec<Terms>,
+    /// Hogs beside them, by credit with weight 1.
+    pub hogs: usize,
+    /// Whether our scheduler runs; else Linux's fair class alone.
+    pub ours: bool,
+    /// Seconds.
+    pub secs: f64,
+    /// Between two events of a VM: at least, and at most.
+    pub gap: (Nanos, Nanos),
+}
+
+/// What was found.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Found {
+    /// Event to first instruction in ms, for each tested VM.
+    pub answers: Vec<Vec<f64>>,
+    /// The furthest that a VM's part of what all had was from an equal one, in percent of the
+    /// core.
+    pub share_error: f64,
+    /// Part of the core that the first tested VM had, in percent.
+    pub share: f64,
+    /// Part of the core that the scheduling thread used, in percent.
+    pub own: f64,
+    /// Waits longer than a deadline and 1 ms, by the scheduler's own count.
+    pub missed: u64,
+}
+
+impl Found {
+    /// The value in ms that `percent` of the answers of all tested VMs do not exceed.
+    pub fn at(&self, percent: f64) -> f64 {
+        let all: Vec<f64> = self.answers.iter().flatten().copied().collect();
+        percentile(&all, percent)
+    }
+
+    /// The same of tested VM number `nth`.
+    pub fn at_of(&self, nth: usize, percent: f64) -> f64 {
+        percentile(&self.answers[nth], percent)
+    }
+}
+
+/// Credits are even by then.
+const SETTLE: Duration = Duration::from_secs(1);
+/// An event that is not answered by then is an error.
+const LOST: f64 = 5_000.0;
+/// Between two looks at an answer that is late.
+const AGAIN: Nanos = Nanos::from_micros(200);
+
+/// Measures a cell.
+pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<Found> {
+    let vms = cell.tested.len() + cell.hogs;
+    let guests = stage.guests(vms, cell.secs)?;
+    let mut terms = cell.tested.clone();
+    terms.resize(vms, Terms::HOG);
+    let mut scheduler = None;
+    if cell.ours {
+        scheduler.insert(stage.schedule(&terms)?).await_seated(vms)?;
+    }
+    sleep_until(now() + Nanos(crate::clock::nanos(SETTLE)));
+    let missed = |scheduler: &Option<Scheduler>| -> anyhow::Result<u64> {
+        let Some(scheduler) = scheduler else { return Ok(0) };
+        let state = scheduler.state()?;
+        Ok(state.vms.iter().flat_map(|vm| &vm.vcpus).map(|vcpu| vcpu.missed).sum())
+    };
+    let own = || scheduler.as_ref().map_or(Ok(Duration::ZERO), Scheduler::own);
+    let missed_before = missed(&scheduler)?;
+    let (begin, own_before) = (now(), own()?);
+    let before = guests.iter().map(Guest::ran).collect::<anyhow::Result<Vec<_>>>()?;
+    let answers = stage.bed.on_generator_core(|| tell(stage, cell, &guests, seed))?;
+    let after = guests.iter().map(Guest::ran).collect::<anyhow::Result<Vec<_>>>()?;
+    let elapsed = Duration::from_nanos(now().saturating_sub(begin).0).as_secs_f64();
+    let ran: Vec<f64> =
+        before.iter().zip(&after).map(|(a, b)| b.saturating_sub(*a).as_secs_f64()).collect();
+    let all: f64 = ran.iter().sum();
+    let even = 100.0 / f64::from(u32::try_from(vms)?);
+    let error = ran.iter().map(|ran| (100.0 * ran / all - even).abs()).fold(0.0, f64::max);
+    Ok(Found {
+        answers,
+        share_error: error,
+        share: 100.0 * ran[0] / all,
+        own: 100.0 * (own()?.saturating_sub(own_before)).as_secs_f64() / elapsed,
+        missed: missed(&scheduler)?.saturating_sub(missed_before),
+    })
+}
+
+/// Events of one VM.
+struct Source<'a> {
+    guest: &'a Guest,
+    /// Whether the scheduler is told as well.
+    told: bool,
+    /// When the next one is due.
+    next: Nanos,
+    number: u64,
+    /// When the last one came, by the counter, unless it was answered.
+    open: Option<u64>,
+    answers: Vec<f64>,
+}
+
+/// Sends events to the tested guests, at times that the seed says, and gathers when they saw them.
+fn tell(stage: &Stage, cell: &Cell, guests: &[Guest], seed: u64) -> anyhow::Result<Vec<Vec<f64>>> {
+    let mut rng = Rng::new(seed).fork(u64::try_from(guests.len())?);
+    let (least, most) = cell.gap;
+    let mut gap = || least + Nanos(rng.below((most.0 - least.0).max(1)));
+    let begin = now();
+    let end = begin + Nanos(crate::clock::nanos(Duration::from_secs_f64(cell.secs)));
+    let mut sources: Vec<Source<'_>> = guests
+        .iter()
+        .zip(&cell.tested)
+        .map(|(guest, terms)| Source {
+            guest,
+            told: cell.ours && terms.mode == Mode::Event,
+            next: begin + gap(),
+            number: guest.board.answered().0,
+            open: None,
+            answers: Vec::new(),
+        })
+        .collect();
+    while let Some(source) = sources.iter_mut().min_by_key(|source| source.next) {
+        if source.next >= end {
+            break;
+        }
+        sleep_until(source.next);
+        source.look(stage)?;
+        if source.open.is_some() {
+            source.next = now() + AGAIN;
+            continue;
+        }
+        source.number += 1;
+        let at = Tsc.now().0;
+        source.guest.board.tell(source.number);
+        if source.told {
+            boost::event(stage.run_dir(), &source.guest.name).context("telling of an event")?;
+        }
+        source.open = Some(at);
+        source.next = now() + gap();
+    }
+    for source in &mut sources {
+        while source.open.is_some() {
+            sleep_until(now() + AGAIN);
+            source.look(stage)?;
+        }
+    }
+    Ok(sources.into_iter().map(|source| source.answers).collect())
+}
+
+impl Source<'_> {
+    /// Takes the answer in, if there is one.
+    fn look(&mut self, stage: &Stage) -> anyhow::Result<()> {
+        let Some(told) = self.open else { return Ok(()) };
+        let (number, at) = self.guest.board.answered();
+        if number == self.number {
+            // The guest's counter and ours are compared within a microsecond or two.
+            self.answers.push(stage.ms(at.saturating_sub(told)));
+            self.open = None;
+        }
+        let waited = stage.ms(Tsc.now().0.saturating_sub(told));
+        ensure!(
+            self.open.is_none() || waited < LOST,
+            "{} did not answer an event within {LOST} ms",
+            self.guest.name
+        );
+        Ok(())
+    }
+}
+
+/// The monotonic clock.
+pub(super) fn now() -> Nanos {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    Nanos(now.map_or(0, |now| crate::clock::nanos(now.into())))
+}
+
+/// Sleeps to a point of it, to some microseconds.
+pub(super) fn sleep_until(at: Nanos) {
+    let wake = Duration::from_nanos(at.0).into();
+    let absolute = ClockNanosleepFlags::TIMER_ABSTIME;
+    while clock_nanosleep(ClockId::CLOCK_MONOTONIC, absolute, &wake) == Err(Errno::EINTR) {}
+}

@@ -1,0 +1,22 @@
+//! VM jitter's processor figures, live: micro-guests on one core, Linux's fair class and ours.
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | `bed` | guests and scheduler as processes |
+//! | `events` | events at times that a seed says, and when guests saw them |
+//! | `wakeup` | event to first instruction, shares, and the scheduler's own time |
+//! | `stream` | Figs. 2 and 6: a stream that a VM sends by itself |
+//! | `pings` | Fig. 7: requests every 0.1 s |
+//! | `shares` | Fig. 12: VMs start and stop |
+
+mod bed;
+mod events;
+mod pings;
+mod shares;
+mod stream;
+mod wakeup;
+
+pub(crate) use pings::fig7;
+pub(crate) use shares::{fig12, fig12_picture};
+pub(crate) use stream::{fig2, fig6, fig6_picture};
+pub(crate) use wakeup::{long as wakeup_long, picture as wakeup_picture, run as wakeup};

@@ -235,6 +235,7 @@ impl Boost {
             let mut fds = [PollFd::new(self.parts.events.as_fd(), PollFlags::POLLIN)];
             // A signal only makes the wait begin anew.
             if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).is_ok_and(|n| n > 0) {
+                let now = clock::now();
                 self.events(now);
                 // Who was lent to just now has to be looked at in the next slot.
                 if self.next(now) < next {

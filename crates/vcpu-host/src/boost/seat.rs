@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock_units::{Nanos, VcpuId};
-use penstock_vcpu::Contract;
 use penstock_vcpu::deadline_queue::SLICE;
+use penstock_vcpu::{Contract, Mode};
 
 use crate::clock;
 use crate::lease::{Entry, Identity, LENT, LeaseTable};
@@ -61,7 +61,7 @@ pub struct Tally {
     pub boosts: u64,
     /// Events that came for it.
     pub events: u64,
-    /// Waits longer than its deadline and two slices.
+    /// Waits longer than its deadline and two slices; of an aperiodic one, from an event on.
     pub missed: u64,
     /// The longest wait for its processor.
     pub longest: Nanos,
@@ -89,6 +89,8 @@ pub(crate) struct Sitter {
     pub blocked: bool,
     /// When a standing lease of it was used last.
     pub stood: Nanos,
+    /// An event came then, and it did not run since.
+    pub awaited: Option<Nanos>,
     /// It ran in this epoch.
     pub used: bool,
     /// The kernel refused to lend to it.
@@ -119,6 +121,7 @@ impl Sitter {
             tally: Tally::default(),
             blocked: false,
             stood: Nanos(0),
+            awaited: None,
             used: true,
             refused: false,
             parts: 0,
@@ -167,8 +170,17 @@ impl Sitter {
         self.last = stat;
         if let Some(waited) = waited {
             self.tally.longest = self.tally.longest.max(waited);
-            let late = waited > self.seat.contract.deadline + SLICE + SLICE;
-            self.tally.missed += u64::from(self.has_deadline() && late);
+            // An aperiodic one has a deadline for events, and may wait for its turn else.
+            let since = match self.seat.contract.mode {
+                Mode::Periodic => Some(waited),
+                Mode::Aperiodic => self.awaited.map(|at| now.saturating_sub(at + ran)),
+                Mode::None | Mode::Driver => None,
+            };
+            let late = since.is_some_and(|wait| wait > self.seat.contract.deadline + SLICE + SLICE);
+            self.tally.missed += u64::from(late);
+        }
+        if ran > Nanos(0) {
+            self.awaited = None;
         }
         Ok(Seen { ran, waited, left: now.saturating_sub(waits) })
     }

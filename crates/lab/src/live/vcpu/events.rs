@@ -40,6 +40,8 @@ pub(super) struct Found {
     pub share: f64,
     /// Part of the core that the scheduling thread used, in percent.
     pub own: f64,
+    /// Slots that the scheduling thread came too late for: the host took the core away.
+    pub skipped: u64,
     /// Waits longer than a deadline and 1 ms, by the scheduler's own count.
     pub missed: u64,
 }
@@ -75,13 +77,14 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
         scheduler.insert(stage.schedule(&terms)?).await_seated(vms)?;
     }
     sleep_until(now() + Nanos(crate::clock::nanos(SETTLE)));
-    let missed = |scheduler: &Option<Scheduler>| -> anyhow::Result<u64> {
-        let Some(scheduler) = scheduler else { return Ok(0) };
+    let told = |scheduler: &Option<Scheduler>| -> anyhow::Result<(u64, u64)> {
+        let Some(scheduler) = scheduler else { return Ok((0, 0)) };
         let state = scheduler.state()?;
-        Ok(state.vms.iter().flat_map(|vm| &vm.vcpus).map(|vcpu| vcpu.missed).sum())
+        let missed = state.vms.iter().flat_map(|vm| &vm.vcpus).map(|vcpu| vcpu.missed).sum();
+        Ok((missed, state.cpus.iter().map(|cpu| cpu.skipped).sum()))
     };
     let own = || scheduler.as_ref().map_or(Ok(Duration::ZERO), Scheduler::own);
-    let missed_before = missed(&scheduler)?;
+    let told_before = told(&scheduler)?;
     let (begin, own_before) = (now(), own()?);
     let before = guests.iter().map(Guest::ran).collect::<anyhow::Result<Vec<_>>>()?;
     let answers = stage.bed.on_generator_core(|| tell(stage, cell, &guests, seed))?;
@@ -92,12 +95,14 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
     let all: f64 = ran.iter().sum();
     let even = 100.0 / f64::from(u32::try_from(vms)?);
     let error = ran.iter().map(|ran| (100.0 * ran / all - even).abs()).fold(0.0, f64::max);
+    let told_after = told(&scheduler)?;
     Ok(Found {
         answers,
         share_error: error,
         share: 100.0 * ran[0] / all,
         own: 100.0 * (own()?.saturating_sub(own_before)).as_secs_f64() / elapsed,
-        missed: missed(&scheduler)?.saturating_sub(missed_before),
+        missed: told_after.0.saturating_sub(told_before.0),
+        skipped: told_after.1.saturating_sub(told_before.1),
     })
 }
 

@@ -91,8 +91,8 @@ pub(crate) struct Sitter {
     pub stood: Nanos,
     /// An event came then, and it did not run since.
     pub awaited: Option<Nanos>,
-    /// It ran in this epoch.
-    pub used: bool,
+    /// Epochs since it was seen to run.
+    pub idle: u8,
     /// The kernel refused to lend to it.
     pub refused: bool,
     /// Last weight that was set.
@@ -122,7 +122,7 @@ impl Sitter {
             blocked: false,
             stood: Nanos(0),
             awaited: None,
-            used: true,
+            idle: 0,
             refused: false,
             parts: 0,
             stat,
@@ -165,7 +165,6 @@ impl Sitter {
         let came = turns > ours || (turns > 0 && waited > own);
         let waited = came.then(|| Nanos(waited.0 / turns.saturating_sub(ours).max(1)));
         self.ran_on = ran > Nanos(0) && waits <= own;
-        self.used |= ran > Nanos(0);
         self.tally.ran += ran;
         self.last = stat;
         if let Some(waited) = waited {
@@ -180,7 +179,7 @@ impl Sitter {
             self.tally.missed += u64::from(late);
         }
         if ran > Nanos(0) {
-            self.awaited = None;
+            (self.idle, self.awaited) = (0, None);
         }
         Ok(Seen { ran, waited, left: now.saturating_sub(waits) })
     }

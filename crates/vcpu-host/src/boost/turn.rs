@@ -19,6 +19,8 @@ const SWITCH: Nanos = Nanos::from_micros(20);
 /// Who was lent a slice and ran for so long had it: the scheduling thread takes the rest.
 /// Going to a vCPU of KVM and back takes up to 80 us where virtualisation is nested.
 const NEARLY: Nanos = Nanos(SLICE.0 * 3 / 5);
+/// Epochs without running after which a vCPU is asked whether it has work.
+const PATIENCE: u8 = 3;
 /// Who runs for so long between two polls does more than answer.
 const HALF: Nanos = Nanos(SLICE.0 / 2);
 
@@ -172,15 +174,24 @@ impl Boost {
             Some(due) if self.may_lend() => due.min(self.next_tick + CreditTerms::TICK),
             _ => self.next_tick,
         };
-        due.max(slot)
+        // Who is blocked and cannot pay gets a standing lease then, and not at a tick after it.
+        let stands = |sitter: &Sitter| {
+            let contract = &sitter.seat.contract;
+            let waits = sitter.blocked && sitter.lent == Lent::No && !sitter.refused;
+            (waits && contract.mode == Mode::Periodic).then(|| sitter.stood + contract.deadline)
+        };
+        let stands = self.sitters.iter().filter_map(stands).min();
+        stands.filter(|_| self.may_lend()).map_or(due, |stands| stands.min(due)).max(slot)
     }
 
     /// Hands out credits, and has weights follow them.
     fn account(&mut self, now: Nanos) {
         for sitter in &mut self.sitters {
-            // A vCPU of little weight may not have run and have work all the same.
-            if !std::mem::take(&mut sitter.used) && !sitter.blocked {
-                ask(now, &mut self.queue, sitter);
+            // Of many that have work each runs in one of several epochs only, and asking costs more
+            // than all else that is done for it.
+            sitter.idle = sitter.idle.saturating_add(1);
+            if sitter.idle > PATIENCE && !sitter.blocked && !ask(now, &mut self.queue, sitter) {
+                sitter.idle = 0;
             }
         }
         self.queue.account(now);

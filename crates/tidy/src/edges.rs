@@ -1,5 +1,6 @@
 //! Which crate may depend on which: `units` ← `qos vcpu fabric` ← `dataplane control controller
-//! vcpu-host` ← `sim` ← `lab` ← the binary. Tests may use any crate as long as no circle results.
+//! vcpu-host vcpu-scx` ← `sim` ← `lab` ← the binary. Tests may use any crate as long as no circle
+//! results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use crate::Finding;
 
 const PURE: &[&str] = &["qos", "vcpu", "fabric"];
-const SERVICES: &[&str] = &["dataplane", "control", "controller", "vcpu-host"];
+const SERVICES: &[&str] = &["dataplane", "control", "controller", "vcpu-host", "vcpu-scx"];
 /// Edges inside one layer: what control applies is the data path's business.
 const SIDEWAYS: &[(&str, &str)] = &[("control", "dataplane")];
 

@@ -1,0 +1,130 @@
+//! Threads of this machine: found by process and name, and kept on a processor.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::config::Wanted;
+use crate::plan::Thread;
+
+/// The threads that are meant, in the order of the file.
+///
+/// # Errors
+/// No such process, no thread of that name, one that two entries mean.
+pub fn find(wanted: &[Wanted]) -> Result<Vec<Thread>> {
+    let mut found: Vec<Thread> = Vec::new();
+    for one in wanted {
+        let before = found.len();
+        for tid in tids(one).with_context(|| one.label())? {
+            if let Some(other) = found.iter().find(|other| other.tid == tid) {
+                bail!(
+                    "thread {tid}: of two entries, {} and {}; leave one",
+                    other.wanted.label(),
+                    one.label()
+                );
+            }
+            found.push(Thread { tid, wanted: one.clone() });
+        }
+        if found.len() == before {
+            bail!("{}: no such thread; `ps -L -p {}` lists their names", one.label(), one.pid);
+        }
+    }
+    Ok(found)
+}
+
+fn tids(wanted: &Wanted) -> Result<Vec<u32>> {
+    let folder = format!("/proc/{}/task", wanted.pid);
+    let mut tids = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("{folder}: does it run?"))? {
+        let entry = entry?;
+        // A thread may end while one looks.
+        let Ok(name) = fs::read_to_string(entry.path().join("comm")) else { continue };
+        if wanted.name.as_ref().is_none_or(|wanted| wanted == name.trim_end()) {
+            tids.extend(entry.file_name().to_str().and_then(|tid| tid.parse::<u32>().ok()));
+        }
+    }
+    tids.sort_unstable();
+    Ok(tids)
+}
+
+/// Whether it still runs, in the process where it was found.
+#[must_use]
+pub fn is_there(thread: &Thread) -> bool {
+    Path::new(&format!("/proc/{}/task/{}", thread.wanted.pid, thread.tid)).exists()
+}
+
+/// Threads that were put on one processor, and where they were allowed before; they are again when
+/// this is dropped.
+#[derive(Debug, Default)]
+pub struct Kept(Vec<(Pid, CpuSet)>);
+
+impl Kept {
+    /// Puts each of those that have one on its processor.
+    ///
+    /// # Errors
+    /// A processor that is not there, or no permission.
+    pub fn keep(threads: &[Thread]) -> Result<Self> {
+        let mut kept = Self::default();
+        for thread in threads {
+            let Some(cpu) = thread.wanted.cpu else { continue };
+            let pid = Pid::from_raw(i32::try_from(thread.tid)?);
+            let label = || format!("{}: cannot be kept on cpu {cpu}", thread.wanted.label());
+            let before = sched_getaffinity(pid).with_context(label)?;
+            let mut only = CpuSet::new();
+            only.set(usize::from(cpu)).with_context(label)?;
+            sched_setaffinity(pid, &only).with_context(label)?;
+            kept.0.push((pid, before));
+        }
+        Ok(kept)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        for (pid, before) in &self.0 {
+            // One that has ended needs it no more.
+            let _ = sched_setaffinity(*pid, before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_units::Weight;
+    use penstock_vcpu::Contract;
+
+    use super::*;
+
+    fn wanted(pid: i32, name: Option<&str>) -> Wanted {
+        let contract = Contract::by_credit(Weight::new(1).unwrap());
+        Wanted { pid, name: name.map(str::to_owned), cpu: None, contract }
+    }
+
+    #[test]
+    fn threads_are_found_by_name() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let builder = std::thread::Builder::new().name("scx-one".to_owned());
+        let (tell, wait) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = std::sync::mpsc::channel();
+        let run = move || {
+            begun.send(()).unwrap();
+            wait.recv()
+        };
+        let thread = builder.spawn(run).unwrap();
+        // A thread names itself, before anything else.
+        begins.recv().unwrap();
+        let found = find(&[wanted(me, Some("scx-one"))]).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(is_there(&found[0]));
+        let twice = find(&[wanted(me, Some("scx-one")), wanted(me, None)]).unwrap_err().to_string();
+        assert!(twice.contains("of two entries"), "{twice}");
+        let none = find(&[wanted(me, Some("no such"))]).unwrap_err().to_string();
+        assert!(none.contains("ps -L"), "{none}");
+        drop(tell);
+        assert!(thread.join().unwrap().is_err());
+        assert!(find(&[wanted(i32::MAX, None)]).is_err());
+    }
+}

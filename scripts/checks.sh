@@ -43,6 +43,12 @@ lane_guests() { "$REPO/scripts/test-guests.sh"; }
 lane_migration() { "$REPO/scripts/test-migration.sh"; }
 # Each of 32 combinations runs twice this long: a second in every test run, ten by hand.
 lane_testpmd() { "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}"; }
+lane_scx() {
+    if have clang && [ -e /usr/include/libelf.h ]; then
+        cargo clippy --locked -p penstock-vcpu-scx --features bpf --all-targets -- -D warnings || return
+    fi
+    "$REPO/scripts/test-scx.sh"
+}
 lane_instructions() { "$REPO/scripts/instructions.sh"; }
 lane_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
@@ -100,6 +106,7 @@ test)
     lane miri "undefined behaviour in what needs no files"
     lane instructions "instructions of the data path per frame, against those kept"
     lane guests "Linux guests and endpoints on a running switch"
+    lane scx "the double run queue as the scheduler of a guest's kernel"
     lane migration "a Linux guest moves between two ports while traffic runs"
     lane testpmd "DPDK's virtio driver on a running switch"
     ;;

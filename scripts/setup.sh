@@ -95,6 +95,10 @@ want demo busybox-static busybox "ping, and all of a guest's programs"
 want demo qemu-system-x86 qemu-system-x86_64 "Linux guests"
 want demo cpio cpio "packs the guests' file system"
 want demo xz-utils xz "unpacks kernel modules"
+want test clang clang "compiles the BPF program of crates/vcpu-scx"
+want test libelf-dev /usr/include/libelf.h "reads BPF programs, for libbpf"
+want test zlib1g-dev /usr/include/zlib.h "likewise"
+want test pkg-config pkg-config "finds both"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
 want test valgrind valgrind "counts the data path's instructions"
 want test etcd-server etcd "three of them, to test the controller's store with"
@@ -132,4 +136,9 @@ if [ "$level" != build ] && have qemu-system-x86_64 && [ "$(uname -m)" = x86_64 
     # Fetches a kernel if need be, packs the file system; a cache answers the second time.
     "$REPO/scripts/guest-image.sh" >/dev/null || warn "no guest image: guests are left out"
 fi
+case $level:$(uname -m) in
+test:x86_64)
+    "$REPO/scripts/scx-kernel.sh" >/dev/null || warn "no kernel with sched_ext: its test is left out"
+    ;;
+esac
 [ ${#missing[@]} -gt 0 ] || say "setup: everything is there"

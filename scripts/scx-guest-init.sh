@@ -1,0 +1,94 @@
+#!/bin/busybox sh
+# shellcheck shell=dash
+# What the guest of `test-scx.sh` does: six threads that never stop compete for one processor, under
+# the fair class and under ours. Lines that begin with "=" are what the test reads; all of it ends
+# by itself, and powers the guest off.
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+mount -t bpf bpf /sys/fs/bpf
+exec >/dev/console 2>&1
+
+state() { cat /sys/kernel/sched_ext/state; }
+# wait_for SECONDS command...
+wait_for() {
+    n=$(($1 * 10))
+    shift
+    until "$@"; do
+        n=$((n - 1))
+        [ "$n" -gt 0 ] || return 1
+        sleep 0.1
+    done
+}
+rounds() { grep -c ^round /tmp/contend; }
+reached() { [ "$(rounds)" -ge "$1" ]; }
+# measure NAME: the first round that was wholly so, which is not the one that runs.
+measure() {
+    wait_for 60 reached $(($(rounds) + 2))
+    echo "= $1 $(tail -n 1 /tmp/contend)"
+}
+is_state() { [ "$(state)" = "$1" ]; }
+# entry NAME [LINE...]
+entry() {
+    printf '[[thread]]\npid = %s\nname = "%s"\ncpu = %s\n' "$threads" "$1" "$cpu"
+    shift
+    [ $# = 0 ] || printf '%s\n' "$@"
+}
+# config DEADLINE RT_WEIGHT HOG0_WEIGHT
+config() {
+    entry rt 'vcpu_mode = "periodic"' "deadline = \"$1\"" "vcpu_weight = $2"
+    entry hog0 "vcpu_weight = $3"
+    for n in 1 2 3 4; do entry hog$n; done
+}
+# start_ours NAME [option...]: with /tmp/config
+start_ours() {
+    name=$1
+    shift
+    penstock-vcpu-scx run --config /tmp/config "$@" >/tmp/ours 2>&1 &
+    ours=$!
+    wait_for 20 grep -qE '^(running|error)' /tmp/ours
+    grep -E '^error' /tmp/ours
+    echo "= $name state $(state)"
+}
+end_ours() {
+    kill "$1" "$ours"
+    wait "$ours"
+    echo "= $2 status $? state $(state)"
+}
+
+echo "= ready $(uname -r) state $(state)"
+# In a guest with more, the others are for everybody else.
+cpu=$(($(nproc) - 1))
+contend $cpu 5 99 5 >/tmp/contend &
+threads=$!
+wait_for 10 grep -q ready /tmp/contend
+config 1ms 1 1 >/tmp/config
+echo "= refused $(penstock-vcpu-scx check --config /tmp/config 2>&1 | tail -n 1)"
+measure fair
+
+config 3ms 1 1 >/tmp/config
+start_ours loaded
+measure deadline
+penstock-vcpu-scx show >/tmp/show
+rt=$(awk 'NR == 2 { print $1 }' /tmp/show)
+echo "= show $(grep "^ *$rt " /tmp/show)"
+cat /tmp/show
+end_ours -TERM unloaded
+measure fair-again
+
+config 3ms 2 3 >/tmp/config
+start_ours loaded-again
+measure weights
+end_ours -KILL killed
+measure after-kill
+
+start_ours loaded-to-stall --stall-after 1
+wait_for 30 is_state disabled
+wait "$ours"
+echo "= stalled status $? state $(state)"
+echo "= reason $(grep '^error' /tmp/ours)"
+measure after-stall
+echo "= done"
+poweroff -f

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# The double run queue as a kernel's scheduler (crates/vcpu-scx), in a guest whose kernel has
+# sched_ext: deadlines beside the fair class, shares by weight, and that the kernel goes on with
+# the fair class when the scheduler is unloaded, killed or stalls. Prints PASS, FAIL and SKIP lines.
+# Needs no root, but clang and libelf to build and a kernel that `scx-kernel.sh` finds or fetches.
+#
+# The guest counts instructions for time (QEMU's -icount: one is 4 ns), so what it measures does
+# not depend on how loaded this machine is. About a minute.
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+LIMIT=${SCX_SECONDS:-600}
+SMP=${SCX_SMP:-1}
+
+cleanup() {
+    trap '' INT TERM HUP
+    tidy_up
+    [ "$FAILED" = 0 ] || tail -n 60 "$WORK/console.log" 2>/dev/null
+    if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
+}
+
+built() { echo "${CARGO_TARGET_DIR:-$REPO/target}/debug/$1"; }
+build() {
+    cargo build --locked -p penstock-vcpu-scx --features bpf --bins --example contend
+}
+
+# The guest's file system: busybox, our two programs and their libraries.
+pack() {
+    local root=$WORK/root program lib applet busybox
+    busybox=$(command -v busybox)
+    mkdir -p "$root"/{bin,dev,proc,sys,tmp}
+    cp "$busybox" "$(built penstock-vcpu-scx)" "$(built examples/contend)" "$root/bin/"
+    for applet in $("$busybox" --list); do
+        [ "$applet" = busybox ] || ln -sf busybox "$root/bin/$applet"
+    done
+    for program in "$root"/bin/{busybox,penstock-vcpu-scx,contend}; do
+        ldd "$program" 2>/dev/null | grep -o '/[^ ]*\.so[^ ]*' | sort -u | while read -r lib; do
+            mkdir -p "$root$(dirname "$lib")"
+            cp -L "$lib" "$root$lib"
+        done
+    done
+    cp "$REPO/scripts/scx-guest-init.sh" "$root/init"
+    (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1) >"$WORK/guest.cpio.gz"
+}
+
+boot() {
+    spawn "$WORK/qemu.log" qemu-system-x86_64 -accel tcg,thread=single -icount shift=2,sleep=off \
+        -cpu max -smp "$SMP" -m 256 -nodefaults -no-user-config -display none -monitor none \
+        -no-reboot -chardev "file,id=console,path=$WORK/console.log" -serial chardev:console \
+        -kernel "$1" -initrd "$WORK/guest.cpio.gz" \
+        -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable \
+            nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
+    QEMU=$SPAWNED
+    wait_until "$LIMIT" gone "$QEMU"
+}
+
+# said NAME: what the guest said under that name.
+said() { tr -d '\r' <"$WORK/console.log" | sed -n "s/^[^A-Za-z]*= $1 //p" | tail -1; }
+# value NAME KEY [N]: a number in it, N words after KEY.
+value() {
+    said "$1" | awk -v key="$2" -v n="${3:-1}" \
+        '{ for (i = 1; i <= NF; i++) if ($i == key) { print $(i + n); exit } }'
+}
+# holds EXPRESSION: of awk; a number that is missing makes it false.
+holds() { awk "BEGIN { exit !($1) }" 2>/dev/null; }
+ends_with() { [[ $(said "$1") == *"$2" ]]; }
+says() { [[ $(said "$1") == *"$2"* ]]; }
+# share NAME N BETWEEN AND: of the Nth thread, in percent; the one with the deadline is the first.
+share() { holds "$(value "$1" shares_pct "$2") >= $3 && $(value "$1" shares_pct "$2") <= $4"; }
+# What the fair class does with them: long away, and all alike.
+is_fair() { holds "$(value "$1" away_p99_ms) > 6" && share "$1" 1 15.7 17.7; }
+
+judge() {
+    local name n
+    for name in fair deadline fair-again weights after-kill after-stall; do
+        say "     $name: $(said "$name")"
+    done
+    say "     own report: $(said show)"
+    check "the guest did all of it" grep -q '^= done' "$WORK/console.log"
+    check "a deadline that does not fit is refused, with one that would" says refused "deadline of"
+    check "the fair class keeps a busy thread waiting" is_fair fair
+    check "loaded: the kernel's scheduler is ours" ends_with loaded "state enabled"
+    # D + one slice, and 0.1 ms for what the guest's kernel takes to switch.
+    check "D = 3 ms is held: never away for longer than 3.6 ms" \
+        holds "$(value deadline away_max_ms) > 0 && $(value deadline away_max_ms) <= 3.6"
+    check "the fair class is away three times as long at the 99th percentile" \
+        holds "$(value fair away_p99_ms) >= 3 * $(value deadline away_p99_ms)"
+    check "by the scheduler's own time stamps none is missed" \
+        holds "$(said show | awk '{ print $5 }') > 500 && $(said show | awk '{ print $6 }') == 0"
+    for n in 1 2 3 4 5 6; do
+        check "equal weights: thread $n has a sixth, within 1 point" share deadline "$n" 15.67 17.67
+    done
+    check "unloaded: the fair class is back" ends_with unloaded "status 0 state disabled"
+    check "and schedules as before" is_fair fair-again
+    check "loaded again" ends_with loaded-again "state enabled"
+    check "weight 3 of 9 gives 33.3 %, within 1 point" share weights 2 32.33 34.33
+    check "weight 2 of 9, with a deadline, gives 22.2 %, within 1 point" share weights 1 21.22 23.22
+    check "weight 1 of 9 gives 11.1 %, within 1 point" share weights 3 10.11 12.11
+    check "and D = 3 ms is held" holds "$(value weights away_max_ms) <= 3.6"
+    check "killed (-9): the fair class is back" ends_with killed "state disabled"
+    check "and schedules as before" is_fair after-kill
+    check "loaded a third time" ends_with loaded-to-stall "state enabled"
+    check "stalled: the kernel takes it out" ends_with stalled "status 1 state disabled"
+    check "and says why" says reason "stall"
+    check "and all run on" is_fair after-stall
+}
+
+if [ "$(uname -m)" != x86_64 ]; then
+    skip "sched_ext: the guest's kernel is for x86_64"
+elif ! have qemu-system-x86_64 || ! have cpio || ! have busybox; then
+    skip "sched_ext: qemu-system-x86_64, busybox or cpio is not installed (\`make setup\`)"
+elif ! have clang || [ ! -e /usr/include/libelf.h ] || [ ! -e /usr/include/zlib.h ]; then
+    skip "sched_ext: clang, libelf-dev or zlib1g-dev is not installed (\`make setup\`)"
+elif ! kernel=$("$REPO/scripts/scx-kernel.sh"); then
+    skip "sched_ext: no kernel that has it, and none could be fetched"
+else
+    WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-test-scx.XXXXXX")
+    trap cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    if ! (cd "$REPO" && build); then
+        fail "crates/vcpu-scx does not build with the feature bpf"
+    else
+        pack
+        say "     $(basename "$kernel") under TCG, $SMP processor(s), time by instructions"
+        check "the guest ends within $LIMIT s" boot "$kernel"
+        judge
+    fi
+fi
+verdict test-scx

@@ -41,6 +41,7 @@ struct sched_ext_entity {
 struct task_struct {
 	int pid;
 	int tgid;
+	char comm[16];
 	struct sched_ext_entity scx;
 } FOUND_BY_NAME;
 

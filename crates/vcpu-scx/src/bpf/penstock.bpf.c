@@ -8,7 +8,8 @@
 // processor has to decide anew.
 //
 // Threads without a contract, the kernel's among them, have an account by their nice value: who
-// sleeps mostly is boosted when it wakes, and who computes for long waits like others.
+// sleeps mostly is boosted when it wakes, and who computes for long waits like others. Only
+// ksoftirqd goes before all, as the driver domain does: on a busy processor the poll runs in it.
 #include "credit.h"
 #include "deadline.h"
 
@@ -22,9 +23,9 @@ static __always_inline struct account *account_of(struct task_struct *p)
 	return bpf_task_storage_get(&accounts, p, NULL, 0);
 }
 
-static __always_inline bool is_driver(struct term *term)
+static __always_inline bool is_driver(struct account *a, struct term *term)
 {
-	return term && term->mode == DRIVER;
+	return a->soft || (term && term->mode == DRIVER);
 }
 
 static __always_inline bool stalled(void)
@@ -46,10 +47,13 @@ SEC("struct_ops.s/init_task")
 s32 BPF_PROG(penstock_init_task, struct task_struct *p, struct scx_init_task_args *args)
 {
 	struct account *a = bpf_task_storage_get(&accounts, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	char name[16] = {};
 
 	if (!a)
 		return -12; // ENOMEM
 	a->cpu = -1;
+	bpf_probe_read_kernel(name, sizeof(name), p->comm);
+	a->soft = !bpf_strncmp(name, 9, "ksoftirqd");
 	return 0;
 }
 
@@ -121,7 +125,7 @@ void BPF_PROG(penstock_enqueue, struct task_struct *p, u64 enq_flags)
 
 	if (!c || !a)
 		return;
-	if (is_driver(term)) {
+	if (is_driver(a, term)) {
 		u64 flags = c->lane == LANE_DRIVER ? 0 : SCX_ENQ_PREEMPT;
 
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, CREDIT_SLICE, enq_flags | flags);
@@ -316,7 +320,7 @@ void BPF_PROG(penstock_running, struct task_struct *p)
 	c->since = now;
 	c->tid = p->pid;
 	c->lane = LANE_CREDIT;
-	if (is_driver(term))
+	if (is_driver(a, term))
 		c->lane = LANE_DRIVER;
 	else if (c->next_tid == c->tid)
 		c->lane = c->next_lane;

@@ -93,6 +93,8 @@ struct account {
 	s32 cpu;
 	u32 boosted;
 	u32 drawing;
+	u32 soft; // runs what interrupts left: the poll among it
+	u32 unused;
 };
 
 // Touched by its processor alone, under its run queue's lock; the poll only reads.

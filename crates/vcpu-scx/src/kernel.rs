@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 
 use crate::plan::Plan;
 use crate::wire::{Ended, Knobs, Place, Report};
@@ -59,7 +61,17 @@ impl Scheduler {
         let link = ops.attach_struct_ops().context("the kernel does not take the scheduler")?;
         drop(maps);
         scheduler.link = Some(link);
+        on_each_cpu(|| scheduler.start_poll())?;
         Ok(scheduler)
+    }
+
+    /// On the processor that this runs on.
+    fn start_poll(&self) -> Result<()> {
+        let mut found = self.object.progs_mut().find(|program| program.name() == "start_poll");
+        let program = found.as_mut().context("the BPF program has no start_poll")?;
+        let output = program.test_run(ProgramInput::default()).context("the poll")?;
+        ensure!(output.return_value == 0, "the poll: error {}", output.return_value.cast_signed());
+        Ok(())
     }
 
     fn map(&self, name: &str) -> Result<libbpf_rs::Map<'_>> {
@@ -146,6 +158,24 @@ impl Drop for Scheduler {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// Runs something once on every processor that this thread may use.
+fn on_each_cpu(run: impl Fn() -> Result<()>) -> Result<()> {
+    let me = Pid::from_raw(0);
+    let before = sched_getaffinity(me)?;
+    for cpu in 0..CpuSet::count() {
+        if !before.is_set(cpu)? {
+            continue;
+        }
+        let mut only = CpuSet::new();
+        only.set(cpu)?;
+        // One that is not there, although it is allowed.
+        if sched_setaffinity(me, &only).is_ok() {
+            run().with_context(|| format!("cpu {cpu}"))?;
+        }
+    }
+    Ok(sched_setaffinity(me, &before)?)
 }
 
 /// The reports of a scheduler that another process runs and shares under `folder`.

@@ -15,7 +15,7 @@ typedef __s64 s64;
 
 // Of <linux/bpf.h>, whose content differs between distributions.
 enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_TASK_STORAGE = 29 };
-enum { BPF_F_NO_PREALLOC = 1, BPF_F_TIMER_ABS = 1, BPF_F_MMAPABLE = 1024 };
+enum { BPF_F_NO_PREALLOC = 1, BPF_F_TIMER_ABS = 1, BPF_F_TIMER_CPU_PIN = 2, BPF_F_MMAPABLE = 1024 };
 enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1, CLOCK_MONOTONIC = 1 };
 
 struct bpf_timer {

@@ -4,8 +4,8 @@
 // The rules are those of penstock-vcpu's `double_queue`; here they stand on sched_ext. All who wait
 // on a processor are in one dispatch queue, whose number is the processor's; who is next is looked
 // for in it when the processor decides, so that no order has to be kept up to date. Everything of a
-// processor is changed under its run queue's lock; a timer, every 0.5 ms, only looks whether a
-// processor has to decide anew.
+// processor is changed under its run queue's lock; its timer, every 0.5 ms, only looks whether it
+// has to decide anew.
 //
 // Threads without a contract, the kernel's among them, have an account by their nice value: who
 // sleeps mostly is boosted when it wakes, and who computes for long waits like others. Only
@@ -394,28 +394,37 @@ static __always_inline bool must_decide(s32 cpu, u64 now)
 	return events || ran >= CREDIT_SLICE || due(cpu, now, c->tid);
 }
 
-// Every 0.5 ms, at the beginning of a slot.
-static int poll(void *map, int *key, struct poll *poll)
+// Every 0.5 ms, at the beginning of a slot, on each processor for itself: from another one it would
+// take an interrupt between them, and that one could be slow to wake.
+static int poll(void *map, u32 *cpu, struct poll *poll)
 {
 	u64 now = bpf_ktime_get_ns();
-	struct bpf_iter_num it;
-	int *n;
 
-	bpf_iter_num_new(&it, 0, nr_cpus);
-	while ((n = bpf_iter_num_next(&it)))
-		if (must_decide(*n, now))
-			scx_bpf_kick_cpu(*n, SCX_KICK_PREEMPT);
-	bpf_iter_num_destroy(&it);
-	bpf_timer_start(&poll->timer, (now / SLICE + 1) * SLICE, BPF_F_TIMER_ABS);
+	if (must_decide(*cpu, now))
+		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
+	bpf_timer_start(&poll->timer, (now / SLICE + 1) * SLICE,
+			BPF_F_TIMER_ABS | BPF_F_TIMER_CPU_PIN);
 	return 0;
+}
+
+// The loader runs it on each processor.
+SEC("syscall")
+int start_poll(void *unused)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct poll *p = bpf_map_lookup_elem(&polls, &cpu);
+
+	if (!p)
+		return 0;
+	bpf_timer_init(&p->timer, &polls, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&p->timer, poll);
+	return bpf_timer_start(&p->timer, 0, BPF_F_TIMER_CPU_PIN);
 }
 
 SEC("struct_ops.s/init")
 s32 BPF_PROG(penstock_init)
 {
 	struct bpf_iter_num it;
-	struct poll *p;
-	u32 zero = 0;
 	s32 error = 0;
 	int *n;
 
@@ -434,14 +443,7 @@ s32 BPF_PROG(penstock_init)
 	while (!error && (n = bpf_iter_num_next(&it)))
 		error = scx_bpf_create_dsq(*n, -1);
 	bpf_iter_num_destroy(&it);
-	if (error)
-		return error;
-	p = bpf_map_lookup_elem(&polls, &zero);
-	if (!p)
-		return -2; // ENOENT
-	bpf_timer_init(&p->timer, &polls, CLOCK_MONOTONIC);
-	bpf_timer_set_callback(&p->timer, poll);
-	return bpf_timer_start(&p->timer, 0, 0);
+	return error;
 }
 
 SEC("struct_ops/exit")

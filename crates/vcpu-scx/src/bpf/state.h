@@ -164,7 +164,7 @@ struct poll {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, MAX_CPUS);
 	__type(key, u32);
 	__type(value, struct poll);
 } polls SEC(".maps");

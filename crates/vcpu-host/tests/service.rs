@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,9 +22,8 @@ use penstock_vcpu_host::{service, threads, watchdog};
 
 /// Longest that anything awaited may take: on a loaded machine the scheduler starts slowly.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// No thread keeps a real-time policy for longer when the scheduler is dead or stands still.
-const BACK_WITHIN: Duration = Duration::from_millis(10);
-const TRIES: usize = 5;
+/// Where a watchdog writes what it saw, beside the scheduler's directory.
+const SIGHTS: &str = "sights";
 
 /// What a role is told.
 const PATH: &str = "PENSTOCK_TEST_PATH";
@@ -152,45 +152,55 @@ fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     Some((guard, dir.join(format!("penstock-vcpu-{name}-{}", std::process::id()))))
 }
 
-/// How long after `signal` the thread `id` is fair again. On a loaded machine this thread would
-/// see it late, so it is real-time itself as long as it looks.
-fn back_after(id: u32, signal: impl FnOnce()) -> Duration {
-    policy::set(0, Policy::Fifo { priority: 80 }).unwrap();
-    let begin = Instant::now();
-    signal();
-    while is_lent(id) && begin.elapsed() < Duration::from_secs(1) {}
-    let time = begin.elapsed();
-    policy::set(0, Policy::DEFAULT).unwrap();
-    assert!(!is_lent(id), "it never came back");
-    time
+/// A scheduler whose watchdog, and nobody slower, is there to take back what it lends.
+fn watched(scheduler: &Scheduler) {
+    let id = until("a watchdog", || {
+        let state = State::load(&scheduler.dir.join("run")).ok()?;
+        (state.watchdog > 0).then_some(state.watchdog)
+    });
+    let above = Policy::Fifo { priority: watchdog::PRIORITY };
+    // Here it runs in a test's thread, and not in the first of its process.
+    let threads = threads::named(id, "role_of_*").unwrap();
+    let first = threads.iter().any(|thread| policy::get(thread.tid).is_ok_and(|p| p == above));
+    assert!(first, "it waits for no guest and no scheduler");
 }
 
-/// All came back; one may be late, as the machine too may stand still.
-fn in_time(times: &[Duration]) {
-    let late = times.iter().filter(|time| **time > BACK_WITHIN).count();
-    eprintln!("back after {times:?}");
-    assert!(late <= 1, "{times:?}");
+/// Every thread of the process is stopped: it does nothing more until it is told to go on.
+fn is_stopped(id: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    tasks.flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    })
 }
 
+/// What watchdogs have seen; those of a test have one directory.
+fn seen(dir: &Path, what: &str, taken: &str) -> usize {
+    let text = std::fs::read_to_string(dir.join(SIGHTS)).unwrap_or_default();
+    text.lines().filter(|line| line.contains(what) && line.contains(taken)).count()
+}
+
+/// How soon it does so is measured by the example `takeback`: here only who did it counts.
 #[test]
 fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
     let Some((_guard, dir)) = prepare("kill") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
     let before = policy::get(guest.id()).unwrap();
-    let mut times = Vec::new();
-    for _ in 0..TRIES {
+    until("a scheduler killed in the middle of a slice", || {
         let mut scheduler = Scheduler::start(&dir, &[&guest, &other], "3 ms");
+        watched(&scheduler);
         until("a slice", || is_lent(guest.id()).then_some(()));
-        times.push(back_after(guest.id(), || scheduler.signal(Signal::SIGKILL)));
+        scheduler.signal(Signal::SIGKILL);
         scheduler.child.wait().unwrap();
-        // It may have been between two slices; dead, it lends no more.
-        for _ in 0..1_000 {
-            assert!(!is_lent(guest.id()));
-        }
-        until("the table", || (!dir.join("run/leases").exists()).then_some(()));
-        assert_eq!(policy::get(guest.id()).unwrap(), before);
-    }
-    in_time(&times);
+        // No scheduler lives and no other has begun: what comes back the watchdog took.
+        let (dead, in_slice) = until("the watchdog", || {
+            let dead = seen(&dir, "Dead", "");
+            (dead > 0).then(|| (dead, seen(&dir, "Dead", "taken: 1 ")))
+        });
+        assert_eq!((dead, policy::get(guest.id()).unwrap()), (1, before));
+        assert!(!dir.join("run/leases").exists());
+        (in_slice > 0).then_some(())
+    });
 }
 
 #[test]
@@ -198,17 +208,19 @@ fn a_scheduler_that_stands_still_is_relieved_and_goes_on() {
     let Some((_guard, dir)) = prepare("stop") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
     let scheduler = Scheduler::start(&dir, &[&guest, &other], "3 ms");
-    let mut times = Vec::new();
-    for _ in 0..TRIES {
+    watched(&scheduler);
+    until("a scheduler stopped in the middle of a slice", || {
         until("a slice", || is_lent(guest.id()).then_some(()));
-        times.push(back_after(guest.id(), || scheduler.signal(Signal::SIGSTOP)));
+        scheduler.signal(Signal::SIGSTOP);
+        until("a stop", || is_stopped(scheduler.child.id()).then_some(()));
+        until("the watchdog", || (!is_lent(guest.id())).then_some(()));
         for _ in 0..1_000 {
-            assert!(!is_lent(guest.id()));
+            assert!(!is_lent(guest.id()), "nobody is there to lend");
         }
         scheduler.signal(Signal::SIGCONT);
-    }
+        (seen(&dir, "Stalled", "taken: 1 ") > 0).then_some(())
+    });
     until("a slice", || is_lent(guest.id()).then_some(()));
-    in_time(&times);
 }
 
 #[test]
@@ -275,5 +287,7 @@ fn role_of_scheduler() {
 #[ignore = "a role: what the scheduler calls as watchdog"]
 fn role_of_watchdog() {
     let Some(path) = std::env::var_os(PATH) else { return };
-    watchdog::watch(Path::new(&path), |sight| eprintln!("{sight:?}")).unwrap();
+    let sights = Path::new(&path).with_file_name(SIGHTS);
+    let mut sights = std::fs::File::options().create(true).append(true).open(sights).unwrap();
+    watchdog::watch(Path::new(&path), |sight| writeln!(sights, "{sight:?}").unwrap()).unwrap();
 }

@@ -1,0 +1,122 @@
+//! How soon the watchdog takes back what a scheduler lent that is killed in the middle of a slice.
+//!
+//! `cargo run --release -p penstock-vcpu-host --example takeback -- [TIMES] [CPU]`, as root: two
+//! threads that compute on CPU stand for vCPUs. Prints microseconds from the signal until the
+//! thread is fair again, as a thread sees it that has the highest priority on another processor.
+#![deny(unsafe_code)]
+
+use std::path::Path;
+use std::process::{Child, Command, ExitCode};
+
+use nix::sys::signal::{Signal, kill};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+use penstock_vcpu_host::config::Config;
+use penstock_vcpu_host::policy::{self, Policy};
+use penstock_vcpu_host::{service, watchdog};
+
+/// Longest that anything is waited for.
+const PATIENCE_US: u64 = 30_000_000;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn now_us() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |at| {
+        at.tv_sec().unsigned_abs() * 1_000_000 + at.tv_nsec().unsigned_abs() / 1_000
+    })
+}
+
+/// Waits until it is so; microseconds since `begin`.
+fn until(begin: u64, mut is: impl FnMut() -> bool) -> Result<u64, Failure> {
+    loop {
+        let now = now_us();
+        if is() {
+            return Ok(now - begin);
+        }
+        if now - begin > PATIENCE_US {
+            return Err("waited in vain; run as root".into());
+        }
+        std::hint::spin_loop();
+    }
+}
+
+fn is_lent(id: u32) -> bool {
+    policy::get(id).is_ok_and(Policy::is_real_time)
+}
+
+/// A process that is killed when it is dropped.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn once(dir: &Path, cpu: &str) -> Result<u64, Failure> {
+    let hog = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().map(Ends);
+    let guests = [hog()?, hog()?];
+    let run = dir.join("run");
+    let mut text = format!("[vcpu]\ncpus = [{cpu}]\nrun_dir = \"{}\"\n", run.display());
+    for (guest, deadline) in guests.iter().zip(["periodic\"\ndeadline = \"3 ms", "none"]) {
+        let id = guest.0.id();
+        text += &format!("[[vm]]\nname = \"{id}\"\npid = {id}\nthreads = \"sh\"\n");
+        text += &format!("vcpu_mode = \"{deadline}\"\n");
+    }
+    let file = dir.join("vcpu.toml");
+    std::fs::write(&file, text)?;
+    let me = std::env::current_exe()?;
+    let mut scheduler = Ends(Command::new(me).arg("scheduler").arg(&file).spawn()?);
+    let guest = guests[0].0.id();
+    until(now_us(), || is_lent(guest))?;
+    policy::set(0, Policy::Fifo { priority: 99 })?;
+    let begin = now_us();
+    kill(Pid::from_raw(i32::try_from(scheduler.0.id())?), Signal::SIGKILL)?;
+    let took = until(begin, || !is_lent(guest));
+    policy::set(0, Policy::DEFAULT)?;
+    scheduler.0.wait()?;
+    until(now_us(), || !run.join("leases").exists())?;
+    took
+}
+
+fn measure(times: u32, cpu: &str) -> Result<(), Failure> {
+    let dir = Path::new("/dev/shm").join(format!("penstock-takeback-{}", std::process::id()));
+    std::fs::create_dir_all(&dir)?;
+    let took: Result<Vec<u64>, Failure> = (0..times).map(|_| once(&dir, cpu)).collect();
+    let _ = std::fs::remove_dir_all(&dir);
+    let mut took = took?;
+    took.sort_unstable();
+    println!("kill -9 to fair again, us: {took:?}");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().collect();
+    let word = |at: usize| words.get(at).map(String::as_str);
+    let done: Result<(), Failure> = match (word(1), word(2)) {
+        (Some("scheduler"), Some(file)) => {
+            Config::load(Path::new(file)).map_err(Failure::from).and_then(|config| {
+                let me = std::env::current_exe()?;
+                let watchdog = || {
+                    let mut command = Command::new(&me);
+                    command.arg("watchdog").arg(&config.run_dir);
+                    command
+                };
+                Ok(service::run(&config, &watchdog)?)
+            })
+        }
+        (Some("watchdog"), Some(dir)) => {
+            watchdog::watch(Path::new(dir), |_| ()).map_err(Into::into)
+        }
+        (times, cpu) => {
+            let times = times.and_then(|word| word.parse().ok()).unwrap_or(10);
+            measure(times, cpu.unwrap_or("1"))
+        }
+    };
+    if let Err(error) = done {
+        eprintln!("takeback: {error}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

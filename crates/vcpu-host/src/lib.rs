@@ -9,6 +9,7 @@
 //! | [`threads`] | the vCPU threads of a QEMU process or of a cgroup |
 //! | [`schedstat`] | time a thread ran and waited, from procfs |
 //! | [`policy`] | how a thread is scheduled: read, and changed |
+//! | [`bells`] | what the switch says of frames that came |
 //! | [`boost`] | the actuator: lends slices to who is due |
 //! | [`weight`] | how much of what is not lent a vCPU has |
 //! | [`lease`] | what is lent, in a file that outlives who lent it |
@@ -19,6 +20,7 @@
 //! | `sys` | the three system calls that need `unsafe` |
 #![deny(unsafe_code)]
 
+pub mod bells;
 pub mod boost;
 pub mod cgroup;
 mod clock;

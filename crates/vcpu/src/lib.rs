@@ -19,9 +19,11 @@
 //! | [`credit_book`], [`reserve`] | accounts, classes, what is kept for I/O |
 //! | [`deadline_queue`], [`slots`] | deadlines of a processor, so placed that none is missed |
 //! | [`admission`], [`placement`] | which VMs fit, and where |
+//! | [`bells`] | layout of the memory by which the switch tells that frames came |
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod bells;
 pub mod contract;
 pub mod credit1;
 pub mod credit_book;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use penstock_vcpu_host::boost;
 use penstock_vcpu_host::config::Config;
 use penstock_vcpu_host::restore::{Swept, sweep};
@@ -24,8 +24,7 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
     match command {
         VcpuCommand::Run { config, log_format } => schedule(config, *log_format)?,
         VcpuCommand::Show { run_dir, json } => show(run_dir, json.json)?,
-        VcpuCommand::Event { vm, run_dir } => boost::event(run_dir, vm)
-            .with_context(|| format!("no scheduler runs with {}", run_dir.display()))?,
+        VcpuCommand::Event { vm, run_dir } => event(run_dir, vm)?,
         VcpuCommand::Sweep { run_dir } => match sweep(run_dir)? {
             Swept::Nothing => print("nothing was left behind\n")?,
             Swept::After { taken } => {
@@ -64,10 +63,28 @@ fn watch(dir: &Path) -> Result<()> {
     watchdog::watch(dir, tell).context("watchdog")
 }
 
+fn load(dir: &Path) -> Result<State> {
+    State::load(dir).with_context(|| {
+        format!(
+            "no scheduler runs with {}; start one with `penstock vcpu run`, or name its directory \
+             with --run-dir",
+            dir.display()
+        )
+    })
+}
+
+fn event(dir: &Path, vm: &str) -> Result<()> {
+    let state = load(dir)?;
+    if !state.vms.iter().any(|known| known.name == vm) {
+        let known: Vec<_> = state.vms.iter().map(|vm| printable(&vm.name)).collect();
+        bail!("VM \"{}\" is not scheduled here; name one of: {}", printable(vm), known.join(", "));
+    }
+    boost::event(dir, vm)
+        .with_context(|| format!("the scheduler of {} does not listen", dir.display()))
+}
+
 fn show(dir: &Path, as_json: bool) -> Result<()> {
-    let state = State::load(dir).with_context(|| {
-        format!("no scheduler runs with {}; start one with `penstock vcpu run`", dir.display())
-    })?;
+    let state = load(dir)?;
     if as_json { print_json(&serde_json::to_value(&state)?) } else { print(&told(&state)) }
 }
 

@@ -85,6 +85,8 @@ end_ours -KILL killed
 measure after-kill
 
 start_ours loaded-to-stall --stall-after 1
+# By its own word: when this shell gets to run again the kernel may have taken it out.
+echo "= stalling $(grep -o '^running' /tmp/ours)"
 wait_for 30 is_state disabled
 wait "$ours"
 echo "= stalled status $? state $(state)"

@@ -100,7 +100,7 @@ judge() {
     check "and D = 3 ms is held" holds "$(value weights away_max_ms) <= 3.6"
     check "killed (-9): the fair class is back" ends_with killed "state disabled"
     check "and schedules as before" is_fair after-kill
-    check "loaded a third time" ends_with loaded-to-stall "state enabled"
+    check "loaded a third time" ends_with stalling "running"
     check "stalled: the kernel takes it out" ends_with stalled "status 1 state disabled"
     check "and says why" says reason "stall"
     check "and all run on" is_fair after-stall

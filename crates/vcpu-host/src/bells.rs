@@ -100,8 +100,8 @@ impl Bells {
         Some(u64::from_ne_bytes(word))
     }
 
-    /// Adds one to the counter of `bell`, for those without a mapping. Of two that do so at once one
-    /// may be lost, and the other is heard.
+    /// Adds one to the counter of `bell`, for those without a mapping. Of two that do so at once
+    /// one may be lost, and the other is heard.
     ///
     /// # Errors
     /// The file cannot be read or written.

@@ -243,7 +243,9 @@ mod tests {
         assert!(!matches("CPU */KVM", "CPU 12/TCG") && !matches("a", "ab") && !matches("a*b", "a"));
         let none = named(std::process::id(), "no such thread").unwrap_err().to_string();
         assert!(none.contains("no such thread") && none.contains("comm"), "{none}");
-        assert!(named(std::process::id(), "*").unwrap().iter().all(VcpuThread::is_alive));
+        // Other tests' threads come and go; the one that runs this is there.
+        let found = named(std::process::id(), "*").unwrap();
+        assert!(found.iter().any(VcpuThread::is_alive));
         assert_eq!(process_like("no such process, says penstock"), None);
     }
 

@@ -6,7 +6,7 @@
 //! forty instructions in ring 3 of long mode (CPL 3, IOPL 3, no interrupts), which needs no
 //! emulation: it counts, notes by its time stamp counter when it sees an event in its memory, and
 //! sends a stream of packets by itself. No exit lies between an event and its answer. Its thread is
-//! one in `KVM_RUN`, named as QEMU names them, so that whatever schedules QEMU's vCPUs schedules it.
+//! one in `KVM_RUN`, named as QEMU names them: what schedules QEMU's vCPUs schedules it as well.
 //!
 //! | Module | What it is |
 //! |---|---|

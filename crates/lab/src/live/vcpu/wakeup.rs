@@ -6,8 +6,8 @@
 //! scheduler at most 2 % of the core beside 16 vCPUs.
 //!
 //! **Setting.** All VMs are micro-guests ([`crate::microguest`]) that compute, of equal weight, on
-//! one core. To one of them events come at times drawn evenly, 2 to 18 ms apart, so that they are in
-//! phase with nothing; it notes when it sees them. `periodic`: nobody tells the scheduler.
+//! one core. To one of them events come at times drawn evenly, 2 to 18 ms apart, in phase with
+//! nothing; it notes when it sees them. `periodic`: nobody tells the scheduler.
 //! `event`: whoever sends them does, as the switch does of frames; 10 to 90 ms apart, so that its
 //! reserve pays for them. Beside 1, 3 and 5 hogs, with deadlines of 3, 5 and 8 ms; then under the
 //! kernel's fair class alone. Then several VMs with deadlines at once, and sixteen VMs.
@@ -141,7 +141,7 @@ impl<'a> Lab<'a> {
         self.outcome.note(
             &format!("{name}, {x} hogs"),
             format!(
-                "{answers} events, {} waits over D + 1 ms, {} slots skipped, share off by {:.2} points",
+                "{answers} events, {} waits over D + 1 ms, {} slots skipped, shares off {:.2}",
                 found.missed, found.skipped, found.share_error
             ),
         );

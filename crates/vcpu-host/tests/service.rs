@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Where a watchdog writes what it saw, beside the scheduler's directory.
 const SIGHTS: &str = "sights";
 
+/// A deadline that the fair class of two who compute never keeps, so that slices are lent often.
+const OFTEN: &str = "1 ms";
+
 /// What a role is told.
 const PATH: &str = "PENSTOCK_TEST_PATH";
 
@@ -187,7 +190,7 @@ fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
     let (guest, other) = (Guest::start(), Guest::start());
     let before = policy::get(guest.id()).unwrap();
     until("a scheduler killed in the middle of a slice", || {
-        let mut scheduler = Scheduler::start(&dir, &[&guest, &other], "3 ms");
+        let mut scheduler = Scheduler::start(&dir, &[&guest, &other], OFTEN);
         watched(&scheduler);
         until("a slice", || is_lent(guest.id()).then_some(()));
         scheduler.signal(Signal::SIGKILL);
@@ -207,7 +210,7 @@ fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
 fn a_scheduler_that_stands_still_is_relieved_and_goes_on() {
     let Some((_guard, dir)) = prepare("stop") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
-    let scheduler = Scheduler::start(&dir, &[&guest, &other], "3 ms");
+    let scheduler = Scheduler::start(&dir, &[&guest, &other], OFTEN);
     watched(&scheduler);
     until("a scheduler stopped in the middle of a slice", || {
         until("a slice", || is_lent(guest.id()).then_some(()));
@@ -228,7 +231,7 @@ fn vms_come_and_go_and_at_the_end_all_is_as_it_was() {
     let Some((_guard, dir)) = prepare("serve") else { return };
     let (guest, other, third) = (Guest::start(), Guest::start(), Guest::start());
     let before = (policy::get(guest.id()).unwrap(), affinity(guest.id()));
-    let mut scheduler = Scheduler::start(&dir, &[&guest, &other, &third], "5 ms");
+    let mut scheduler = Scheduler::start(&dir, &[&guest, &other, &third], "2 ms");
     let vm = scheduler.state(0, |vm| vm.vcpus.first().is_some_and(|vcpu| vcpu.boosts > 100));
     assert_eq!((vm.mode.as_str(), vm.problem), ("periodic", None));
     assert!((vm.vcpus[0].entitled_percent - 33.3).abs() < 0.1);

@@ -151,6 +151,7 @@ counters! {
         net_received_frames: "frames", "frames from shared ports delivered to this tenant's port";
         net_received_bytes: "bytes", "bytes of those frames: what it received over the network";
         tx_kicks: "notifications", "interrupts raised at the port's driver";
+        vcpu_wakes: "wakes", "times who schedules its VM's vCPUs was woken: one system call each";
         sw_csum: "frames", "checksums finished in software because this port cannot";
         sw_tso: "frames", "segmentation requests cut in software because this port cannot";
         cache_hits: "frames", "frames whose decision was in the exact-match cache";

@@ -1,21 +1,24 @@
-//! The scheduler's end of the bells (`penstock_vcpu::bells`): a file that the switch writes and
-//! this side reads.
+//! The scheduler's end of the bells (`penstock_vcpu::bells`): a file that the switch makes and
+//! writes, and this side reads.
 //!
 //! **Rule.** It is read with `pread` and never mapped: a file that somebody shortens gives a short
-//! read, where a mapping would give SIGBUS in a real-time thread. One read of a few lines a poll
-//! costs 0.3 us, and what is missing was not rung.
+//! read, where a mapping would give SIGBUS in a real-time thread. One read of a line a poll costs
+//! 0.3 us, and what is missing was not rung.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use penstock_vcpu::bells::{BELLS, Bell, FILE_LEN, LINE, MAGIC, NAME_MAX, NAMES_AT, Place};
-use penstock_vcpu::bells::{line_of, place};
+use penstock_vcpu::bells::{
+    BELLS, BELLS_FILE, Bell, Heard, LINE, MAGIC, NAMES_AT, Place, THREADS_MAX, line_of, place,
+};
 
 /// The file of bells.
 #[derive(Debug)]
 pub struct Bells {
+    path: PathBuf,
     file: File,
 }
 
@@ -24,146 +27,163 @@ fn offset(at: usize) -> u64 {
 }
 
 impl Bells {
-    /// Opens the file at `path`, or makes it. Bells that are in it keep their numbers.
+    /// Opens the file in `dir`.
     ///
     /// # Errors
-    /// It cannot be opened, or is something else.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
-        file.lock()?;
+    /// It cannot be opened, or is something else; `NotFound`: no switch has made it yet.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(BELLS_FILE);
+        let file = File::options().read(true).write(true).open(&path)?;
         let mut magic = [0; 8];
-        let length = file.metadata()?.len();
-        if length >= 8 {
-            file.read_exact_at(&mut magic, 0)?;
-        }
-        // Zeroes: whoever made it has not come to write, or died before.
-        if length > 0 && ![0, MAGIC].contains(&u64::from_ne_bytes(magic)) {
+        file.read_exact_at(&mut magic, 0)?;
+        if u64::from_ne_bytes(magic) != MAGIC {
             let why = format!("{}: not a file of bells; remove it", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        if length < offset(FILE_LEN) {
-            file.set_len(offset(FILE_LEN))?;
-        }
-        file.write_all_at(&MAGIC.to_ne_bytes(), 0)?;
-        file.unlock()?;
-        Ok(Self { file })
+        Ok(Self { path, file })
     }
 
-    /// The bell of the VM `name`, which is given one if it has none.
-    ///
-    /// # Errors
-    /// All are given away, the name is no name, or the file cannot be read or written.
-    pub fn claim(&self, name: &str) -> io::Result<Bell> {
-        let Some(line) = line_of(name) else {
-            let why = format!("{name:?} names no bell; use 1 to {NAME_MAX} bytes without a zero");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        };
-        self.file.lock()?;
-        let claimed = self.enter(&line);
-        self.file.unlock()?;
-        match claimed? {
-            Some(bell) => Ok(bell),
-            None => {
-                let why = format!(
-                    "all {BELLS} bells are given away, none is left for {name:?}; stop switch and \
-                     scheduler and remove the file"
-                );
-                Err(io::Error::new(io::ErrorKind::StorageFull, why))
-            }
-        }
-    }
-
-    fn enter(&self, line: &[u8; LINE]) -> io::Result<Option<Bell>> {
-        let mut names = vec![0; usize::from(BELLS) * LINE];
-        self.file.read_exact_at(&mut names, offset(NAMES_AT))?;
-        Ok(match place(&names, line) {
-            Place::Has(bell) => Some(bell),
-            Place::Full => None,
-            Place::Free(bell) => {
-                self.file.write_all_at(line, offset(bell.name_at()))?;
-                Some(bell)
-            }
-        })
-    }
-
-    /// The counter of `bell`; `None` if the file does not reach so far.
+    /// Whether it is still the file that stands there.
     #[must_use]
-    pub fn count(&self, bell: Bell) -> Option<u64> {
-        let mut word = [0; 8];
-        self.file.read_exact_at(&mut word, offset(bell.counter_at())).ok()?;
-        Some(u64::from_ne_bytes(word))
+    pub fn is_current(&self) -> bool {
+        let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));
+        id(self.file.metadata()) == id(std::fs::metadata(&self.path))
     }
 
-    /// Adds one to the counter of `bell`, for those without a mapping. Of two that do so at once
-    /// one may be lost, and the other is heard.
-    ///
-    /// # Errors
-    /// The file cannot be read or written.
-    pub fn ring(&self, bell: Bell) -> io::Result<()> {
-        let count = self.count(bell).ok_or(io::ErrorKind::UnexpectedEof)?;
-        let next = count.wrapping_add(1).to_ne_bytes();
-        self.file.write_all_at(&next, offset(bell.counter_at()))
+    /// The bell of the VM `name`; `None` if the switch has given it none.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<Bell> {
+        let mut names = vec![0; usize::from(BELLS) * LINE];
+        self.file.read_exact_at(&mut names, offset(NAMES_AT)).ok()?;
+        match place(&names, &line_of(name)?) {
+            Place::Has(bell) => Some(bell),
+            Place::Free(_) | Place::Full => None,
+        }
+    }
+}
+
+/// What one scheduling thread hears of one VM's bell.
+#[derive(Clone, Debug)]
+pub struct Ear {
+    bells: Arc<Bells>,
+    bell: Bell,
+    /// Number of the scheduling thread.
+    thread: usize,
+    heard: Heard,
+    /// Its byte of summons was set at the last look.
+    summons: bool,
+}
+
+impl Ear {
+    /// What came until now is over.
+    #[must_use]
+    pub fn new(bells: Arc<Bells>, bell: Bell, thread: usize) -> Self {
+        let mut ear = Self { bells, bell, thread, heard: Heard::default(), summons: false };
+        ear.hear();
+        ear
+    }
+
+    /// Whether it was rung since the last look.
+    pub fn hear(&mut self) -> bool {
+        let mut line = [0; LINE];
+        let at = offset(self.bell.counter_at());
+        if self.bells.file.read_exact_at(&mut line, at).is_err() {
+            return false;
+        }
+        let (count, summons) = line.split_at(8);
+        self.summons = summons.get(self.thread).is_none_or(|byte| *byte != 0);
+        let count = count.try_into().map_or(0, u64::from_ne_bytes);
+        self.heard.look(count)
+    }
+
+    /// Wants to be woken when it is rung next. Whether it was rung meanwhile, and nobody may have
+    /// seen that.
+    pub fn summon(&mut self) -> bool {
+        if self.summons || self.thread >= THREADS_MAX {
+            return false;
+        }
+        let at = offset(self.bell.summons_at() + self.thread);
+        // A file that cannot be written any more is looked at in each poll all the same.
+        self.bells.file.write_all_at(&[1], at).is_ok() && self.hear()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_vcpu::bells::Heard;
-    use std::path::PathBuf;
+    use penstock_vcpu::bells::FILE_LEN;
 
-    fn path(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("penstock-bells-{name}-{}", std::process::id()))
+    fn dir(name: &str) -> PathBuf {
+        let dir = format!("penstock-ear-{name}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// The file as the switch makes it, with one VM.
+    fn file(dir: &Path, vm: &str) -> File {
+        let path = dir.join(BELLS_FILE);
+        let file = File::options().create(true).truncate(true).read(true).write(true).open(path);
+        let file = file.unwrap();
+        file.set_len(offset(FILE_LEN)).unwrap();
+        file.write_all_at(&MAGIC.to_ne_bytes(), 0).unwrap();
+        let at = Bell::new(5).unwrap().name_at();
+        file.write_all_at(&line_of(vm).unwrap(), offset(at)).unwrap();
+        file
+    }
+
+    fn ring(file: &File, bell: Bell, count: u64) {
+        file.write_all_at(&count.to_ne_bytes(), offset(bell.counter_at())).unwrap();
     }
 
     #[test]
-    fn either_side_may_begin_and_begin_again() {
-        let path = path("restart");
-        let (switch, mut heard) = (Bells::open(&path).unwrap(), Heard::default());
-        let (web, db) = (switch.claim("web").unwrap(), switch.claim("db").unwrap());
-        assert_ne!(web, db);
-        let scheduler = Bells::open(&path).unwrap();
-        assert_eq!(scheduler.claim("web").unwrap(), web);
-        let mut look = |bells: &Bells| bells.count(web).is_some_and(|count| heard.look(count));
-        assert!(!look(&scheduler));
-        switch.ring(db).unwrap();
-        assert!(!look(&scheduler), "another one's");
-        switch.ring(web).unwrap();
-        assert!(look(&scheduler) && !look(&scheduler));
-        drop(switch);
-        Bells::open(&path).unwrap().ring(web).unwrap();
-        drop(scheduler);
-        assert!(look(&Bells::open(&path).unwrap()), "what was rung meanwhile is heard");
-        std::fs::remove_file(&path).unwrap();
+    fn what_is_rung_is_heard_once() {
+        let dir = dir("heard");
+        assert_eq!(Bells::open(&dir).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let file = file(&dir, "web");
+        let bells = Arc::new(Bells::open(&dir).unwrap());
+        assert_eq!(bells.find("db"), None);
+        let web = bells.find("web").unwrap();
+        ring(&file, web, 7);
+        let mut ear = Ear::new(Arc::clone(&bells), web, 3);
+        assert!(!ear.hear(), "what was before");
+        ring(&file, web, 9);
+        assert!(ear.hear() && !ear.hear(), "two are one");
+        assert!(bells.is_current());
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(!bells.is_current());
     }
 
     #[test]
-    fn what_stands_in_the_file_is_not_trusted() {
-        let path = path("hostile");
-        std::fs::write(&path, [1; 64]).unwrap();
-        assert!(Bells::open(&path).unwrap_err().to_string().contains("remove it"));
-        std::fs::write(&path, MAGIC.to_ne_bytes()).unwrap();
-        let bells = Bells::open(&path).unwrap();
-        let last = Bell::new(BELLS - 1).unwrap();
-        assert_eq!(bells.count(last), Some(0), "it is made as long as it has to be");
-        let mut noise = vec![0xff; FILE_LEN];
-        noise[..8].copy_from_slice(&MAGIC.to_ne_bytes());
-        std::fs::write(&path, &noise).unwrap();
-        assert_eq!(bells.count(last), Some(u64::MAX));
-        assert!(bells.claim("web").unwrap_err().to_string().contains("remove the file"));
-        assert!(bells.claim("").unwrap_err().to_string().contains("1 to 63 bytes"));
-        bells.ring(last).unwrap();
-        assert_eq!(bells.count(last), Some(0));
+    fn who_sleeps_leaves_word_and_looks_once_more() {
+        let dir = dir("summons");
+        let file = file(&dir, "web");
+        let bells = Arc::new(Bells::open(&dir).unwrap());
+        let web = bells.find("web").unwrap();
+        let mut ear = Ear::new(bells, web, 3);
+        let summons = || {
+            let mut bytes = [0; 8];
+            file.read_exact_at(&mut bytes, offset(web.summons_at())).unwrap();
+            bytes
+        };
+        ring(&file, web, 1);
+        assert!(ear.summon(), "rung since the last look");
+        assert_eq!(summons(), [0, 0, 0, 1, 0, 0, 0, 0]);
+        assert!(!ear.summon(), "still there");
+        file.write_all_at(&[0; 8], offset(web.summons_at())).unwrap();
+        ring(&file, web, 2);
+        assert!(ear.hear() && !ear.summon() && summons()[3] == 1, "taken away and set again");
         // Cut off while it is in use: nothing is heard, and nobody dies of it.
-        File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
-        assert_eq!(bells.count(last), None);
-        assert!(bells.ring(last).is_err() && bells.claim("web").is_err());
-        std::fs::remove_file(&path).unwrap();
+        file.set_len(100).unwrap();
+        assert!(!ear.hear());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn something_else_is_refused() {
+        let dir = dir("foreign");
+        std::fs::write(dir.join(BELLS_FILE), [1; 64]).unwrap();
+        assert!(Bells::open(&dir).unwrap_err().to_string().contains("remove it"));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

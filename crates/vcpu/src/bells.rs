@@ -12,22 +12,38 @@
 //! worst it does is to say that something came, which is charged to that VM. Names are compared,
 //! never followed; numbers come from a place in the file and are below [`BELLS`].
 //!
+//! **Summons.** A scheduling thread that sleeps, and would act on an event, writes 1 into its byte
+//! beside the counter and looks at the counter once more. Who rings looks at these bytes after the
+//! addition, takes them away, and wakes whose they were: once for each time that a thread went to
+//! sleep. Either the thread sees the count or the one who rings sees the byte (both orders are
+//! sequentially consistent; a file's write and read are, by the kernel's locks).
+//!
 //! | Bytes | What |
 //! |---|---|
 //! | 0 to 7 | [`MAGIC`], native byte order as all words |
-//! | 64 (n + 1) | counter of bell n, the rest of the line unused |
+//! | 64 (n + 1) | counter of bell n |
+//! | 64 (n + 1) + 8 + i | not 0: scheduling thread i wants to be woken by bell n |
 //! | [`NAMES_AT`] + 64 n | name of bell n, zeroes behind it; all zero: nobody's |
 //!
 //! Names are entered under a lock of the whole file (`flock`), counters need none.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+/// Name of the file, in the scheduler's directory.
+pub const BELLS_FILE: &str = "bells";
+/// Name of the socket of scheduling thread i in that directory, before its number. A datagram is
+/// the name of a VM that something came for.
+pub const SOCKET_PREFIX: &str = "events-";
 /// First word of the file.
 pub const MAGIC: u64 = 0x7073_746b_6265_6c31;
 /// How many bells there are.
 pub const BELLS: u16 = 1_024;
 /// Bytes of a line: one bell never shares a cache line with another.
 pub const LINE: usize = 64;
+/// Words of summons of a bell; a byte is one scheduling thread's.
+pub const SUMMONS: usize = 7;
+/// Most scheduling threads.
+pub const THREADS_MAX: usize = SUMMONS * 8;
 /// Longest name, in bytes.
 pub const NAME_MAX: usize = LINE - 1;
 /// Where the names begin.
@@ -58,6 +74,12 @@ impl Bell {
         (self.0 as usize + 1) * LINE
     }
 
+    /// Where its words of summons begin.
+    #[must_use]
+    pub const fn summons_at(self) -> usize {
+        self.counter_at() + 8
+    }
+
     /// Where its name is in the file.
     #[must_use]
     pub const fn name_at(self) -> usize {
@@ -65,10 +87,23 @@ impl Bell {
     }
 }
 
-/// Something came. Release: whoever sees the counter sees the frames in the ring too.
+/// Something came. Whoever sees the counter sees the frames in the ring too.
 #[inline]
 pub fn ring(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Release);
+    counter.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Takes away who wants to be woken, by this word of summons, after [`ring`]; mostly nobody. A byte
+/// of the result that is not 0 is a scheduling thread's ([`summoned`]).
+#[inline]
+pub fn take_summons(word: &AtomicU64) -> u64 {
+    if word.load(Ordering::SeqCst) == 0 { 0 } else { word.swap(0, Ordering::SeqCst) }
+}
+
+/// The numbers of the threads whose bytes are set in word `at` of the summons.
+pub fn summoned(at: usize, word: u64) -> impl Iterator<Item = usize> {
+    let bytes = word.to_ne_bytes().into_iter().enumerate();
+    bytes.filter(|(_, byte)| *byte != 0).map(move |(byte, _)| at * 8 + byte)
 }
 
 /// Where a VM's bell is, or could be.
@@ -172,6 +207,18 @@ mod tests {
         assert!(look() && !look(), "five are one, and it goes round at the end of the range");
         counter.store(7, Ordering::Relaxed);
         assert!(look());
+    }
+
+    #[test]
+    fn summons_are_taken_once_and_by_name() {
+        let mut bytes = [0; 8];
+        (bytes[0], bytes[5]) = (1, 255);
+        let word = AtomicU64::new(u64::from_ne_bytes(bytes));
+        let taken = take_summons(&word);
+        assert_eq!(summoned(2, taken).collect::<Vec<_>>(), [16, 21]);
+        assert_eq!((take_summons(&word), summoned(0, 0).count()), (0, 0));
+        let last = Bell::new(BELLS - 1).unwrap();
+        assert_eq!(last.summons_at() + SUMMONS * 8, last.counter_at() + LINE, "within the line");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
 use crate::egress::rtp::RtpStreams;
 use crate::police::Limits;
+use crate::port::vcpu_bells::VcpuBell;
 use crate::queue::{QueueHome, ShapeTerms, ShareTerms};
 use crate::schedule::PortQos;
 
@@ -161,6 +162,8 @@ pub struct PortPolicy {
     pub rtp: Option<Arc<RtpStreams>>,
     /// Whether its link's load is watched, so that what goes there is counted as it is on the link.
     pub watched: bool,
+    /// Rung when frames came for its VM, if somebody schedules its vCPUs.
+    pub bell: Option<VcpuBell>,
     /// Worked out by [`Self::finish`].
     pub(super) patch: Option<Patch>,
     /// The bits of a flow key that any decision about this port's frames depends on; worked out by
@@ -209,6 +212,7 @@ impl PortPolicy {
             dscp: None,
             marks: false,
             watched: false,
+            bell: None,
             patch: None,
             relevant: FlowMask::new(&KeyFields::ALL),
         }

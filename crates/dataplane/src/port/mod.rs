@@ -15,6 +15,7 @@ mod shared_file;
 pub mod sigbus;
 pub mod split_ring;
 pub mod tap;
+pub mod vcpu_bells;
 pub mod vhost_user;
 mod vnet_socket;
 pub mod xdp;

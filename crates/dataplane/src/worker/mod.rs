@@ -141,6 +141,8 @@ pub struct PortSlot {
     pub owned: u8,
     /// What waits for it, if it has a queue.
     pub output: Option<Box<OutputQueue>>,
+    /// Frames delivered to it when its VM's bell was rung last.
+    pub rung: u64,
 }
 
 impl core::fmt::Debug for PortSlot {
@@ -683,10 +685,17 @@ impl<C: CycleCounter> Worker<C> {
             slot.marked[queue] = false;
             let Some(queue) = slot.queues.get_mut(queue) else { continue };
             let kicks = queue.notify();
-            if kicks > 0
-                && let Some(counters) = &self.port_counters[unit.port.index()]
-            {
+            let Some(counters) = &self.port_counters[unit.port.index()] else { continue };
+            if kicks > 0 {
                 counters.tx_kicks.add(u64::from(kicks));
+            }
+            let policy = self.snapshot.ports.get(unit.port.index()).and_then(Option::as_deref);
+            if let Some(bell) = policy.and_then(|policy| policy.bell.as_ref()) {
+                // A port is here too for what was taken from it, which is no event.
+                let sent = counters.tx_frames.get();
+                if core::mem::replace(&mut slot.rung, sent) != sent {
+                    counters.vcpu_wakes.add(u64::from(bell.ring()));
+                }
             }
         }
     }

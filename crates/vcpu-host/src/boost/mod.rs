@@ -11,9 +11,12 @@
 //! 3. every 10 ms the others are read too, every 30 ms credits are handed out and weights follow
 //!    them ([`crate::weight`]).
 //!
+//! 4. what the switch rang ([`crate::bells`]) is heard; a vCPU that something came for is lent to at
+//!    once if it can pay. Before the thread sleeps it leaves word that it wants to be woken by more.
+//!
 //! Who is blocked and has credits or a reserve keeps what it was lent (a standing lease), so that
-//! it runs at once when it is woken; once it ran for half a slice without a pause that is over. An
-//! event for a vCPU that computes is told through a socket, and lent to at once on the same terms.
+//! it runs at once when it is woken; once it ran for half a slice and goes on that is over. Where
+//! it is not used for a tick it is looked at every tick only, as Xen ends a BOOST at ticks.
 //!
 //! **Departures.** What wakes a blocked vCPU is not known, so all counts as an event. **Cost.** One
 //! wake-up and O(vCPUs with deadlines) reads of a file in procfs each poll; two polls for each
@@ -33,10 +36,12 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use penstock_units::{CpuId, Nanos, VcpuId};
+use penstock_vcpu::bells::{Bell, SOCKET_PREFIX};
 use penstock_vcpu::deadline_queue::SLICE;
 use penstock_vcpu::double_queue::DoubleQueue;
 use penstock_vcpu::{Cause, VcpuScheduler as _};
 
+use crate::bells::{Bells, Ear};
 use crate::clock;
 use crate::lease::{Identity, LeaseTable};
 use crate::policy::{self, Policy};
@@ -59,6 +64,8 @@ const WAITS: usize = 8_192;
 pub enum Order {
     /// These are the vCPUs from now on.
     Seats(Vec<Seat>),
+    /// These VMs have bells.
+    Bells(Arc<Bells>, Vec<(String, Bell)>),
     /// Give everything back and end.
     Stop,
 }
@@ -161,7 +168,7 @@ pub fn event(dir: &Path, vm: &str) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     let mut told = Err(io::ErrorKind::NotFound.into());
     for entry in std::fs::read_dir(dir)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with("events-") {
+        if entry.file_name().to_string_lossy().starts_with(SOCKET_PREFIX) {
             told = socket.send_to(vm.as_bytes(), entry.path()).map(|_| ());
         }
     }
@@ -212,6 +219,7 @@ impl Boost {
             }
             self.poll(now);
             self.events(now);
+            self.listen(now);
             let next = self.next(now);
             self.parts.table.beat(self.parts.at, next)?;
             let after = clock::now();
@@ -250,6 +258,7 @@ impl Boost {
         loop {
             match self.parts.orders.try_recv() {
                 Ok(Order::Seats(seats)) => self.seat(now, seats),
+                Ok(Order::Bells(bells, names)) => self.give_ears(&bells, &names),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }
@@ -283,6 +292,14 @@ impl Boost {
         }
         for sitter in &mut self.sitters {
             sitter.forget(&self.parts.table);
+        }
+    }
+
+    fn give_ears(&mut self, bells: &Arc<Bells>, names: &[(String, Bell)]) {
+        for sitter in &mut self.sitters {
+            let named = names.iter().find(|(name, _)| **name == *sitter.seat.vm);
+            let ear = named.map(|(_, bell)| Ear::new(Arc::clone(bells), *bell, self.parts.at));
+            sitter.ear = ear.filter(|_| sitter.has_deadline());
         }
     }
 

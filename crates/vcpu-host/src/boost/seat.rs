@@ -9,6 +9,7 @@ use penstock_units::{Nanos, VcpuId};
 use penstock_vcpu::deadline_queue::SLICE;
 use penstock_vcpu::{Contract, Mode};
 
+use crate::bells::Ear;
 use crate::clock;
 use crate::lease::{Entry, Identity, LENT, LeaseTable};
 use crate::policy::{self, Policy, PolicyError};
@@ -91,6 +92,8 @@ pub(crate) struct Sitter {
     pub stood: Nanos,
     /// An event came then, and it did not run since.
     pub awaited: Option<Nanos>,
+    /// What the switch says of its VM, if that has a bell.
+    pub ear: Option<Ear>,
     /// Epochs since it was seen to run.
     pub idle: u8,
     /// The kernel refused to lend to it.
@@ -122,6 +125,7 @@ impl Sitter {
             blocked: false,
             stood: Nanos(0),
             awaited: None,
+            ear: None,
             idle: 0,
             refused: false,
             parts: 0,
@@ -136,7 +140,7 @@ impl Sitter {
 
     /// The same thread on new terms.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
-        Self { seat, vcpu, blocked: false, refused: false, parts: 0, ..self }
+        Self { seat, vcpu, ear: None, blocked: false, refused: false, parts: 0, ..self }
     }
 
     pub fn has_deadline(&self) -> bool {

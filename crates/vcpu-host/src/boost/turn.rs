@@ -10,6 +10,7 @@ use penstock_vcpu::{Cause, Mode, VcpuScheduler as _};
 
 use super::seat::{Lent, Seen, Sitter};
 use super::{Boost, CPU, Note, WAITS};
+use crate::bells::Ear;
 use crate::policy::PolicyError;
 use crate::watchdog::STALL;
 use crate::weight;
@@ -109,7 +110,8 @@ impl Boost {
                 queue.wake(now, vcpu, Cause::Event);
                 sitter.blocked = false;
                 ran(queue, sitter, seen);
-                if seen.ran < HALF {
+                // It may have answered several times since it was looked at last.
+                if seen.ran < HALF || sitter.is_runnable() == Some(false) {
                     queue.blocked(now, vcpu);
                     sitter.blocked = true;
                 } else {
@@ -168,8 +170,14 @@ impl Boost {
     /// When there is something to do next. Who has something of ours is looked at in the next slot.
     pub(super) fn next(&self, now: Nanos) -> Nanos {
         let slot = Nanos((now.0 / SLICE.0 + 1) * SLICE.0);
+        let watched = |sitter: &Sitter| match sitter.lent {
+            Lent::Slice(_) => true,
+            // Where all is quiet looking costs more than a tick of it would take from others.
+            Lent::Standing => now.saturating_sub(sitter.stood) < CreditTerms::TICK,
+            Lent::No => false,
+        };
         let due = match self.queue.next_due(CPU) {
-            _ if self.sitters.iter().any(|sitter| sitter.lent != Lent::No) => slot,
+            _ if self.sitters.iter().any(watched) => slot,
             // A tick can wait for the next slice: waking costs more than what a tick does.
             Some(due) if self.may_lend() => due.min(self.next_tick + CreditTerms::TICK),
             _ => self.next_tick,
@@ -218,6 +226,25 @@ impl Boost {
             let whose: Vec<usize> = (0..self.sitters.len()).filter(named).collect();
             // From behind: one that is gone is replaced by the last.
             for at in whose.into_iter().rev() {
+                // The bell that woke us says the same.
+                let _ = self.sitters[at].ear.as_mut().is_some_and(Ear::hear);
+                self.event(now, at);
+            }
+        }
+    }
+
+    /// Hears what the switch rang, and leaves word with it where that may be acted on.
+    pub(super) fn listen(&mut self, now: Nanos) {
+        let waits = self.may_lend() && self.sitters.len() > 1;
+        // From behind: one that is gone is replaced by the last.
+        for at in (0..self.sitters.len()).rev() {
+            if self.sitters[at].ear.as_mut().is_some_and(Ear::hear) {
+                self.event(now, at);
+            }
+            let Some(sitter) = self.sitters.get_mut(at) else { continue };
+            // One event is enough, and who has something of ours runs for it.
+            let wants = waits && sitter.lent == Lent::No && sitter.awaited.is_none();
+            if wants && !sitter.refused && sitter.ear.as_mut().is_some_and(Ear::summon) {
                 self.event(now, at);
             }
         }

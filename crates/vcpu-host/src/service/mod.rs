@@ -4,6 +4,7 @@
 //! thread that stands still is the watchdog's business; without a watchdog nothing is lent until
 //! there is one again. What a scheduler before it left behind is put right first.
 
+mod chime;
 mod gauge;
 mod roster;
 pub mod seating;
@@ -20,9 +21,12 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::unistd::Pid;
+use penstock_vcpu::bells::SOCKET_PREFIX;
 use thiserror::Error;
 
 use crate::boost::{Boost, Note, Order, Parts, Report};
@@ -32,6 +36,7 @@ use crate::restore::{self, Before, LEASES, Swept};
 use crate::state::{STATE, State};
 use crate::threads;
 use crate::watchdog::Watchdog;
+use chime::Chime;
 use gauge::Gauge;
 use roster::Roster;
 
@@ -77,6 +82,7 @@ struct Loop {
 struct Service<'a> {
     config: &'a Config,
     roster: Roster,
+    chime: Chime,
     gauge: Gauge,
     loops: Vec<Loop>,
     reports: Receiver<Report>,
@@ -100,6 +106,7 @@ pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), Servic
     // Before any thread is made, so that all have them blocked.
     ends.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+    stand_aside(&config.cpus);
     let (send, reports) = sync_channel(REPORTS);
     let lending = Arc::new(AtomicBool::new(true));
     let guard = Watchdog::start(watchdog()).map_err(ServiceError::Watchdog)?;
@@ -107,7 +114,7 @@ pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), Servic
     let mut loops = Vec::new();
     for (at, cpu) in config.cpus.iter().copied().enumerate() {
         let (orders, told) = channel();
-        let events = events(dir, cpu).map_err(|source| ServiceError::Boost { cpu, source })?;
+        let events = events(dir, at).map_err(|source| ServiceError::Boost { cpu, source })?;
         let boost = Boost::new(Parts {
             at,
             cpu,
@@ -126,10 +133,28 @@ pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), Servic
     let gauge = Gauge::default();
     let watchdog = (Some(guard), watchdog);
     let (watchdog, command) = watchdog;
-    let mut service = Service { config, roster, gauge, loops, reports, lending, watchdog, command };
+    let chime = Chime::default();
+    let mut service =
+        Service { config, roster, chime, gauge, loops, reports, lending, watchdog, command };
     let ended = service.serve(&signals);
     let stopped = service.stop();
     ended.and(stopped)
+}
+
+/// Keeps this thread, and so the watchdog it starts, off the scheduled processors if there are
+/// others. A process has ended when all of its threads have, and one of the fair class behind a
+/// vCPU that was lent to ends when the lease does.
+fn stand_aside(cpus: &[u32]) {
+    let Ok(allowed) = sched_getaffinity(Pid::from_raw(0)) else { return };
+    let number = |cpu: usize| u32::try_from(cpu).ok().filter(|cpu| !cpus.contains(cpu));
+    let aside = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let aside: Vec<u32> = aside.filter_map(number).collect();
+    if aside.is_empty() || restore::confine(0, &aside).is_err() {
+        tracing::warn!(
+            "no processor is left for the scheduler itself; what it lends is taken back up to 10 ms \
+             after it dies: leave one out of [vcpu] `cpus`"
+        );
+    }
 }
 
 /// Puts right what is left of the last one, and makes a new table.
@@ -149,8 +174,8 @@ fn prepare(dir: &Path) -> io::Result<(Arc<LeaseTable>, Identity)> {
     Ok((Arc::new(table), owner))
 }
 
-fn events(dir: &Path, cpu: u32) -> io::Result<UnixDatagram> {
-    let path = dir.join(format!("events-{cpu}"));
+fn events(dir: &Path, at: usize) -> io::Result<UnixDatagram> {
+    let path = dir.join(format!("{SOCKET_PREFIX}{at}"));
     // A socket that a dead scheduler left would be in the way.
     let _ = std::fs::remove_file(&path);
     UnixDatagram::bind(path)
@@ -159,7 +184,8 @@ fn events(dir: &Path, cpu: u32) -> io::Result<UnixDatagram> {
 impl Service<'_> {
     fn serve(&mut self, signals: &SignalFd) -> Result<(), ServiceError> {
         loop {
-            self.seat();
+            let seated = self.seat();
+            self.give_bells(seated);
             while let Ok(report) = self.reports.try_recv() {
                 self.take(report);
             }
@@ -183,9 +209,9 @@ impl Service<'_> {
     }
 
     /// Tells the scheduling threads who is there, if that changed.
-    fn seat(&mut self) {
+    fn seat(&mut self) -> bool {
         if !self.roster.look(self.config) {
-            return;
+            return false;
         }
         let mut seats = self.roster.seats(self.config);
         let roster = &self.roster;
@@ -195,6 +221,18 @@ impl Service<'_> {
             tracing::info!(cpu = each.cpu, vcpus = mine.len(), "vCPUs seated");
             // One that has ended is found out in the next line of `serve`.
             let _ = each.orders.send(Order::Seats(mine));
+        }
+        true
+    }
+
+    /// Tells them what bells there are, if that changed, or they have new seats.
+    fn give_bells(&mut self, seated: bool) {
+        if !self.chime.look(self.config) && !seated {
+            return;
+        }
+        let Some((bells, names)) = self.chime.get() else { return };
+        for each in &self.loops {
+            let _ = each.orders.send(Order::Bells(Arc::clone(bells), names.to_vec()));
         }
     }
 
@@ -259,7 +297,9 @@ impl Service<'_> {
             if let Ok(Err(source)) = thread.join() {
                 ended = Err(ServiceError::Boost { cpu, source });
             }
-            let _ = std::fs::remove_file(self.config.run_dir.join(format!("events-{cpu}")));
+        }
+        for at in 0..self.config.cpus.len() {
+            let _ = std::fs::remove_file(self.config.run_dir.join(format!("{SOCKET_PREFIX}{at}")));
         }
         Before::load(&self.config.run_dir).put_back();
         // The watchdog removes the table when this process is gone.

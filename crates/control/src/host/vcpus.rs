@@ -1,0 +1,39 @@
+//! The bells by which a VM's vCPU scheduler hears of frames (`penstock_vcpu::bells`).
+//!
+//! **Rule.** Ports that name a VM ring that VM's bell. Whatever is wrong with the bells is a
+//! warning: frames go where they went, and the VM waits for its turn as without.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use penstock_dataplane::port::vcpu_bells::{VcpuBell, VcpuBells};
+
+use crate::config::HostConfig;
+
+/// The bells of `config`'s ports, by port; those of the last configuration are used again.
+pub(super) fn bells(
+    config: &HostConfig,
+    warnings: &mut Vec<String>,
+) -> BTreeMap<String, VcpuBell> {
+    let mut bells = BTreeMap::new();
+    let Some(vcpu) = &config.vcpu else { return bells };
+    let with_vm: Vec<_> =
+        config.ports.iter().filter_map(|port| Some((&port.name, port.vm.as_ref()?))).collect();
+    if with_vm.is_empty() {
+        return bells;
+    }
+    let opened = match VcpuBells::open(&vcpu.run_dir()) {
+        Ok(opened) => opened,
+        Err(error) => {
+            warnings.push(format!("no vCPU scheduler hears of frames: {error}"));
+            return bells;
+        }
+    };
+    for (port, vm) in with_vm {
+        match opened.claim(vm) {
+            Ok(bell) => drop(bells.insert(port.clone(), bell)),
+            Err(error) => warnings.push(format!("port {port}: {error}")),
+        }
+    }
+    bells
+}

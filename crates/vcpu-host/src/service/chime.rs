@@ -1,0 +1,62 @@
+//! Which VMs have bells: the switch may start, stop and start again at any time.
+
+use std::io;
+use std::sync::Arc;
+
+use penstock_vcpu::Mode;
+use penstock_vcpu::bells::Bell;
+
+use crate::bells::Bells;
+use crate::config::Config;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Chime {
+    bells: Option<Arc<Bells>>,
+    names: Vec<(String, Bell)>,
+    complained: bool,
+}
+
+impl Chime {
+    /// Looks for bells; whether there are others than before.
+    pub fn look(&mut self, config: &Config) -> bool {
+        // Only they have deadlines for events.
+        let aperiodic = |vm: &&crate::config::VmConfig| vm.contract.mode == Mode::Aperiodic;
+        let mut wanted = config.vms.iter().filter(aperiodic).peekable();
+        if wanted.peek().is_none() {
+            return false;
+        }
+        let mut changed = false;
+        if !self.bells.as_ref().is_some_and(|bells| bells.is_current()) {
+            changed = self.bells.take().is_some();
+            self.names.clear();
+            match Bells::open(&config.run_dir) {
+                Ok(bells) => self.bells = Some(Arc::new(bells)),
+                // No switch has one yet.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    if !std::mem::replace(&mut self.complained, true) {
+                        tracing::warn!(%error, "the switch's word of frames is not heard");
+                    }
+                }
+            }
+        }
+        let Some(bells) = &self.bells else { return changed };
+        for vm in wanted {
+            if self.names.iter().any(|(name, _)| *name == vm.name) {
+                continue;
+            }
+            if let Some(bell) = bells.find(&vm.name) {
+                tracing::info!(vm = vm.name, "the switch tells of its frames");
+                self.names.push((vm.name.clone(), bell));
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// The bells there are.
+    pub fn get(&self) -> Option<(&Arc<Bells>, &[(String, Bell)])> {
+        self.bells.as_ref().map(|bells| (bells, self.names.as_slice()))
+    }
+}

@@ -1,0 +1,343 @@
+//! What an operator writes of virtual processors: `[vcpu]` and `[[vm]]`, the same in a host's file
+//! and in one of `penstock vcpu run` alone.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use penstock_units::{Nanos, Weight};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::admission::{DEADLINE_MAX, DEADLINE_MIN, Limits};
+use crate::{Contract, Mode};
+
+/// Where a scheduler keeps its files unless told otherwise; a tmpfs.
+pub const RUN_DIR: &str = "/run/penstock/vcpu";
+/// Most processors of a scheduler.
+pub const CPUS_MAX: usize = 64;
+/// Most vCPUs of a VM.
+pub const VCPUS_MAX: u16 = 64;
+/// Percent of a processor that slices of deadlines may take unless told otherwise.
+pub const DEADLINES_MAX: u64 = 70;
+
+/// `[vcpu]`: the processors on which the vCPUs of the `[[vm]]` tables are scheduled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VcpuSection {
+    /// Processors for the vCPUs of all VMs, 1 to 64. Keep the switch's workers and QEMU's I/O
+    /// threads off.
+    #[schemars(length(min = 1, max = 64))]
+    pub cpus: Vec<u32>,
+    /// For the scheduler's files; on a tmpfs. Default `/run/penstock/vcpu`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_dir: Option<PathBuf>,
+    /// Percent of a processor that slices of deadlines may take, 1 to 100. Default 70.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub deadlines_max: Option<u64>,
+}
+
+/// How a VM is scheduled.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum VcpuMode {
+    /// By its share alone.
+    #[default]
+    None,
+    /// It runs again within its deadline of when it was last descheduled.
+    Periodic,
+    /// It runs within its deadline of an external event.
+    Aperiodic,
+    /// The kernel reserves it a run time in each period (`SCHED_DEADLINE`).
+    Reserved,
+    /// It carries the others' I/O. Simulated only: on a host it is refused.
+    Driver,
+}
+
+/// `[[vm]]`: a VM whose vCPUs are scheduled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmTable {
+    /// Unique; ports name it by `vm`, events too.
+    pub name: String,
+    /// Its process. One of `pid`, `cgroup`, `process` and `domain` says where its threads are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// A cgroup that only this VM is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+    /// Its command line, with `*` for anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// Its name in libvirt, which QEMU has as `-name guest=NAME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// Names of its vCPU threads, with `*` for anything. Default: those QEMU gives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<String>,
+    /// How many vCPUs it is planned with, 1 to 64. What runs is counted when it is there. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub vcpus: Option<u16>,
+    /// How it is scheduled. Default `none`.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub vcpu_mode: VcpuMode,
+    /// Of `periodic` and `aperiodic`, 0.5 ms to 1 s, as in `"3 ms"`; of `reserved`, the period.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
+    /// Of `reserved`: run time in each period, as in `"0.6 ms"`. Default: its share of the period.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<String>,
+    /// Its part of the processors, for each active vCPU, 1 to 10000. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub vcpu_weight: Option<u64>,
+    /// Percent of its credits that are kept for when an event wakes it, 0 to 50. Default: 10 with a
+    /// deadline, else 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 50))]
+    pub io_reserve: Option<u8>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
+const fn is_none(mode: &VcpuMode) -> bool {
+    matches!(mode, VcpuMode::None)
+}
+
+/// How a VM's threads are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// By its process.
+    Pid(u32),
+    /// By a cgroup, which only this VM is in.
+    Cgroup(PathBuf),
+    /// By its command line, with `*` for anything.
+    Process(String),
+    /// By its name in libvirt.
+    Domain(String),
+}
+
+/// What `reserved` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Run time in each period; `None`: its share of it.
+    pub runtime: Option<Nanos>,
+    /// The period, and the deadline.
+    pub period: Nanos,
+}
+
+/// A mistake in a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The key that is wrong, or missing.
+    pub key: &'static str,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.problem, self.remedy)
+    }
+}
+
+impl VcpuSection {
+    /// Where the scheduler's files are.
+    #[must_use]
+    pub fn run_dir(&self) -> PathBuf {
+        self.run_dir.clone().unwrap_or_else(|| PathBuf::from(RUN_DIR))
+    }
+
+    /// How much of a processor slices of deadlines may take.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits { density_ppm: self.deadlines_max.unwrap_or(DEADLINES_MAX) * 10_000 }
+    }
+
+    /// All that is wrong with it.
+    #[must_use]
+    pub fn mistakes(&self) -> Vec<Mistake> {
+        let mut wrong = Vec::new();
+        let mut say = |key, problem, remedy| wrong.push(Mistake { key, problem, remedy });
+        if self.cpus.is_empty() || self.cpus.len() > CPUS_MAX {
+            let problem = format!("`cpus`: {} of them", self.cpus.len());
+            say("cpus", problem, format!("name 1 to {CPUS_MAX}"));
+        }
+        let mut sorted = self.cpus.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            let problem = format!("`cpus`: {} is named twice", pair[0]);
+            say("cpus", problem, "name each once".to_owned());
+        }
+        if let Some(percent) = self.deadlines_max.filter(|percent| !(1..=100).contains(percent)) {
+            let problem = format!("`deadlines_max`: {percent} percent");
+            say("deadlines_max", problem, "write 1 to 100".to_owned());
+        }
+        if self.run_dir.as_ref().is_some_and(|dir| !dir.is_absolute()) {
+            let problem = "`run_dir` is relative".to_owned();
+            say("run_dir", problem, "begin it with /".to_owned());
+        }
+        wrong
+    }
+}
+
+impl VmTable {
+    /// Where its threads are; `None` if nothing says so, or several.
+    #[must_use]
+    pub fn source(&self) -> Option<Source> {
+        let all = [
+            self.pid.map(Source::Pid),
+            self.cgroup.clone().map(Source::Cgroup),
+            self.process.clone().map(Source::Process),
+            self.domain.clone().map(Source::Domain),
+        ];
+        let mut said = all.into_iter().flatten();
+        said.next().filter(|_| said.next().is_none())
+    }
+
+    /// How many vCPUs it is planned with.
+    #[must_use]
+    pub fn vcpus(&self) -> u16 {
+        self.vcpus.unwrap_or(1)
+    }
+
+    fn is_real_time(&self) -> bool {
+        matches!(self.vcpu_mode, VcpuMode::Periodic | VcpuMode::Aperiodic)
+    }
+
+    fn read(text: Option<&String>, least: Nanos) -> Option<Nanos> {
+        duration(text?).filter(|time| (least..=DEADLINE_MAX).contains(time))
+    }
+
+    /// What it was promised, of a table without [`Self::mistakes`].
+    #[must_use]
+    pub fn contract(&self) -> Option<Contract> {
+        let weight = Weight::new(self.vcpu_weight.unwrap_or(1)).ok()?;
+        let mode = match self.vcpu_mode {
+            VcpuMode::None | VcpuMode::Reserved | VcpuMode::Driver => {
+                let io_reserve_pct = self.io_reserve.unwrap_or(0);
+                return Some(Contract { io_reserve_pct, ..Contract::by_credit(weight) });
+            }
+            VcpuMode::Periodic => Mode::Periodic,
+            VcpuMode::Aperiodic => Mode::Aperiodic,
+        };
+        let deadline = Self::read(self.deadline.as_ref(), DEADLINE_MIN)?;
+        let io_reserve_pct = self.io_reserve.unwrap_or(Contract::IO_RESERVE);
+        Some(Contract { io_reserve_pct, ..Contract::real_time(mode, deadline, weight) })
+    }
+
+    /// What is reserved for it, of a table without [`Self::mistakes`].
+    #[must_use]
+    pub fn reserved(&self) -> Option<Reserved> {
+        let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN)?;
+        let runtime = Self::read(self.runtime.as_ref(), RUNTIME_MIN);
+        (self.vcpu_mode == VcpuMode::Reserved).then_some(Reserved { runtime, period })
+    }
+
+    /// All that is wrong with it.
+    #[must_use]
+    pub fn mistakes(&self) -> Vec<Mistake> {
+        let mut wrong = Vec::new();
+        self.check_numbers(&mut |key, problem: String, remedy: &str| {
+            wrong.push(Mistake { key, problem, remedy: remedy.to_owned() });
+        });
+        self.check_times(&mut |key, problem: String, remedy: &str| {
+            wrong.push(Mistake { key, problem, remedy: remedy.to_owned() });
+        });
+        wrong
+    }
+
+    fn check_numbers(&self, say: &mut dyn FnMut(&'static str, String, &str)) {
+        if self.source().is_none() {
+            let problem = "its threads are not told, or twice".to_owned();
+            say("name", problem, "write one of `pid`, `cgroup`, `process` and `domain`");
+        }
+        let weight = self.vcpu_weight.unwrap_or(1);
+        if Weight::new(weight).is_err() {
+            let problem = format!("`vcpu_weight`: {weight}");
+            say("vcpu_weight", problem, "write 1 to 10000");
+        }
+        if !(1..=VCPUS_MAX).contains(&self.vcpus()) {
+            say("vcpus", format!("`vcpus`: {}", self.vcpus()), "write 1 to 64");
+        }
+        if let Some(percent) = self.io_reserve.filter(|it| *it > Contract::IO_RESERVE_MAX) {
+            say("io_reserve", format!("`io_reserve`: {percent} percent"), "write 0 to 50");
+        }
+        if self.vcpu_mode == VcpuMode::Driver {
+            let problem = "`vcpu_mode` driver: on a host nobody is lent a processor for good";
+            let remedy = "leave its threads on a processor that is not in [vcpu] `cpus`";
+            say("vcpu_mode", problem.to_owned(), remedy);
+        }
+    }
+
+    fn check_times(&self, say: &mut dyn FnMut(&'static str, String, &str)) {
+        let timed = self.is_real_time() || self.vcpu_mode == VcpuMode::Reserved;
+        match &self.deadline {
+            None if timed => {
+                let problem = "`deadline` is missing".to_owned();
+                say("vcpu_mode", problem, "write one, such as \"3 ms\"");
+            }
+            Some(_) if !timed => {
+                let problem = "`deadline` without a mode that has one".to_owned();
+                let remedy = "set `vcpu_mode` to periodic, aperiodic or reserved";
+                say("deadline", problem, remedy);
+            }
+            Some(text) if Self::read(Some(text), DEADLINE_MIN).is_none() => {
+                let problem = format!("`deadline` {text:?} is none");
+                say("deadline", problem, "write 0.5 ms to 1 s, such as \"3 ms\"");
+            }
+            _ => {}
+        }
+        let Some(text) = &self.runtime else { return };
+        if self.vcpu_mode != VcpuMode::Reserved {
+            let problem = "`runtime` without `vcpu_mode` reserved".to_owned();
+            return say("runtime", problem, "remove it, or set the mode");
+        }
+        let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN).unwrap_or(DEADLINE_MAX);
+        if Self::read(Some(text), RUNTIME_MIN).is_none_or(|runtime| runtime > period) {
+            let problem = format!("`runtime` {text:?} is none in a period of {} us", period.0 / 1_000);
+            say("runtime", problem, "write 0.01 ms up to the period, such as \"0.6 ms\"");
+        }
+    }
+}
+
+/// Shortest run time that is reserved: the kernel's own least is 1.024 us.
+const RUNTIME_MIN: Nanos = Nanos::from_micros(10);
+
+/// `3 ms`, `0.5ms`, `800 us`, `1 s`.
+#[must_use]
+pub fn duration(text: &str) -> Option<Nanos> {
+    let text = text.trim();
+    let at = text.find(|c: char| c.is_ascii_alphabetic())?;
+    let unit: u64 = match &text[at..] {
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    let number = text[..at].trim();
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = u32::try_from(part.len()).ok().filter(|digits| *digits <= 9)?;
+    let fraction = unit.checked_mul(part.parse().ok()?)? / 10_u64.pow(digits);
+    Some(Nanos(whole.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(fraction)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let us = Nanos::from_micros;
+        assert_eq!(duration("3 ms"), Some(us(3_000)));
+        assert_eq!(duration(" 0.5ms "), Some(us(500)));
+        assert_eq!((duration("800 us"), duration("1 s")), (Some(us(800)), Some(us(1_000_000))));
+        for none in ["3", "ms", "-1 ms", "1 h", "1.x ms", "99999999999999999 s"] {
+            assert_eq!(duration(none), None, "{none}");
+        }
+    }
+}

@@ -24,6 +24,8 @@ pub struct HostStatus {
     pub generation: u64,
     /// Seconds since the daemon started.
     pub uptime_s: u64,
+    /// Where who schedules its VMs' vCPUs keeps its files; empty: nobody does.
+    pub vcpu_dir: String,
     /// Calibrated rate of the time-stamp counter, in Hz.
     pub tsc_hz: u64,
     /// One entry a worker.
@@ -357,6 +359,10 @@ pub struct Explanation {
     pub latency: String,
     /// What the bound follows from.
     pub bound: Option<LatencyBound>,
+    /// The VM behind the port, if its vCPUs are scheduled.
+    pub vm: String,
+    /// Where their scheduler keeps its files.
+    pub vcpu_dir: String,
 }
 
 /// What a class's latency bound follows from (`penstock_qos::latency_bound`).

@@ -74,6 +74,7 @@ impl From<api::HostStatus> for v1::Status {
             config: from.config,
             generation: from.generation,
             uptime_s: from.uptime_s,
+            vcpu_dir: from.vcpu_dir,
             tsc_hz: from.tsc_hz,
             workers: from.workers.into_iter().map(Into::into).collect(),
             fabric: from.fabric.map(Into::into),
@@ -91,6 +92,7 @@ impl TryFrom<v1::Status> for api::HostStatus {
             config: from.config,
             generation: from.generation,
             uptime_s: from.uptime_s,
+            vcpu_dir: from.vcpu_dir,
             tsc_hz: from.tsc_hz,
             workers: each(from.workers, TryInto::try_into)?,
             fabric: from.fabric.map(Into::into),
@@ -373,6 +375,8 @@ impl From<api::Explanation> for v1::Explanation {
             bound_us: from.bound_us,
             latency: from.latency,
             bound: from.bound.map(Into::into),
+            vm: from.vm,
+            vcpu_dir: from.vcpu_dir,
         }
     }
 }
@@ -421,6 +425,8 @@ impl TryFrom<v1::Explanation> for api::Explanation {
             bound_us: from.bound_us,
             latency: from.latency,
             bound: from.bound.map(Into::into),
+            vm: from.vm,
+            vcpu_dir: from.vcpu_dir,
         })
     }
 }

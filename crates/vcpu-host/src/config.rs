@@ -4,67 +4,22 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use penstock_units::{Nanos, Weight};
-use penstock_vcpu::admission::{DEADLINE_MAX, DEADLINE_MIN, Limits};
-use penstock_vcpu::{Contract, Mode};
+use penstock_vcpu::Contract;
+use penstock_vcpu::admission::Limits;
+use penstock_vcpu::terms::{Reserved, VcpuSection, VmTable};
 use serde::Deserialize;
 
-use crate::lease::{Identity, MAX_LOOPS};
+use crate::lease::Identity;
 use crate::threads::{self, FindError, VcpuThread};
 
-/// Where a scheduler keeps its files unless told otherwise; a tmpfs.
-pub const RUN_DIR: &str = "/run/penstock/vcpu";
+pub use penstock_vcpu::terms::{RUN_DIR, Source};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    vcpu: Section,
+    vcpu: VcpuSection,
     #[serde(default)]
     vm: Vec<VmTable>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Section {
-    cpus: Vec<u32>,
-    run_dir: Option<PathBuf>,
-    deadlines_max: Option<u64>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct VmTable {
-    name: String,
-    pid: Option<u32>,
-    cgroup: Option<PathBuf>,
-    process: Option<String>,
-    threads: Option<String>,
-    #[serde(default)]
-    vcpu_mode: ModeName,
-    deadline: Option<String>,
-    vcpu_weight: Option<u64>,
-    io_reserve: Option<u8>,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum ModeName {
-    #[default]
-    None,
-    Periodic,
-    Aperiodic,
-    Driver,
-}
-
-/// How a VM's threads are found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// By its process.
-    Pid(u32),
-    /// By a cgroup, which only this VM is in.
-    Cgroup(PathBuf),
-    /// By its command line, with `*` for anything.
-    Process(String),
 }
 
 /// A VM to schedule.
@@ -78,6 +33,8 @@ pub struct VmConfig {
     pub threads: Option<String>,
     /// What it was promised.
     pub contract: Contract,
+    /// What the kernel is to reserve for it.
+    pub reserved: Option<Reserved>,
 }
 
 /// What is in the file.
@@ -119,115 +76,53 @@ impl Config {
             .map_err(|ConfigErrors(lines)| ConfigErrors(lines.iter().map(named).collect()))
     }
 
-    /// The same from text.
+    /// The same from text: of a host's file what is said of vCPUs, else all there is.
     ///
     /// # Errors
     /// All that is wrong with it.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        let file: File = toml::from_str(text)
-            .map_err(|error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]))?;
-        let mut wrong = Vec::new();
-        let Section { cpus, run_dir, deadlines_max } = file.vcpu;
-        if cpus.is_empty() || cpus.len() > MAX_LOOPS {
-            wrong.push(format!("[vcpu] `cpus`: {} of them; name 1 to {MAX_LOOPS}", cpus.len()));
-        }
-        if cpus.iter().collect::<HashSet<_>>().len() < cpus.len() {
-            wrong.push("[vcpu] `cpus`: one is named twice; name each once".to_owned());
-        }
-        let percent = deadlines_max.unwrap_or(70);
-        if !(1..=100).contains(&percent) {
-            wrong.push(format!("[vcpu] `deadlines_max`: {percent} percent; write 1 to 100"));
-        }
-        let mut names = HashSet::new();
-        let mut vms = Vec::new();
-        for table in file.vm {
-            if !names.insert(table.name.clone()) {
-                wrong.push(format!("[[vm]] \"{}\": there are two; rename one", table.name));
+        let unread =
+            |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
+        let all: toml::Table = toml::from_str(text).map_err(unread)?;
+        let file: File = if all.contains_key("host") {
+            let ours = |(key, _): &(String, toml::Value)| key == "vcpu" || key == "vm";
+            let ours: toml::Table = all.into_iter().filter(ours).collect();
+            if !ours.contains_key("vcpu") {
+                let why = "this host has no [vcpu]; add it with `cpus`, and a [[vm]] for each VM";
+                return Err(ConfigErrors(vec![why.to_owned()]));
             }
-            vms.extend(vm(table, &mut wrong));
+            ours.try_into().map_err(unread)?
+        } else {
+            toml::from_str(text).map_err(unread)?
+        };
+        let mut wrong: Vec<String> =
+            file.vcpu.mistakes().iter().map(|mistake| format!("[vcpu] {mistake}")).collect();
+        let mut names = HashSet::new();
+        for table in &file.vm {
+            let name = &table.name;
+            if !names.insert(name) {
+                wrong.push(format!("[[vm]] \"{name}\": there are two; rename one"));
+            }
+            let mistakes = table.mistakes();
+            wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
         }
         if !wrong.is_empty() {
             return Err(ConfigErrors(wrong));
         }
-        let limits = Limits { density_ppm: percent * 10_000 };
-        let run_dir = run_dir.unwrap_or_else(|| PathBuf::from(RUN_DIR));
-        Ok(Self { cpus, run_dir, limits, vms })
+        let vm = |table: &VmTable| {
+            Some(VmConfig {
+                name: table.name.clone(),
+                source: table.source()?,
+                threads: table.threads.clone(),
+                contract: table.contract()?,
+                reserved: table.reserved(),
+            })
+        };
+        let vms = file.vm.iter().filter_map(vm).collect();
+        let VcpuSection { cpus, .. } = &file.vcpu;
+        let (run_dir, limits) = (file.vcpu.run_dir(), file.vcpu.limits());
+        Ok(Self { cpus: cpus.clone(), run_dir, limits, vms })
     }
-}
-
-fn vm(table: VmTable, wrong: &mut Vec<String>) -> Option<VmConfig> {
-    let mistakes = wrong.len();
-    let name = table.name;
-    let mut say = |what: &str| wrong.push(format!("[[vm]] \"{name}\": {what}"));
-    let source = match (table.pid, table.cgroup, table.process) {
-        (Some(pid), None, None) => Some(Source::Pid(pid)),
-        (None, Some(path), None) => Some(Source::Cgroup(path)),
-        (None, None, Some(line)) => Some(Source::Process(line)),
-        _ => {
-            say("its threads are not told, or twice; write one of `pid`, `cgroup` and `process`");
-            None
-        }
-    };
-    let weight = Weight::new(table.vcpu_weight.unwrap_or(1));
-    if let Err(error) = &weight {
-        say(&format!("`vcpu_weight`: {error}"));
-    }
-    let mode = match table.vcpu_mode {
-        ModeName::None => Mode::None,
-        ModeName::Periodic => Mode::Periodic,
-        ModeName::Aperiodic => Mode::Aperiodic,
-        ModeName::Driver => {
-            say("`vcpu_mode` driver: on this host nobody is lent a processor for good; leave its \
-                 threads on a processor that is not in [vcpu] `cpus`");
-            Mode::None
-        }
-    };
-    let deadline = match (&table.deadline, mode.is_real_time()) {
-        (None, true) => {
-            say("`deadline` is missing; write one, such as \"3 ms\"");
-            None
-        }
-        (Some(_), false) => {
-            say("`deadline` without a mode that has one; set `vcpu_mode` to periodic or aperiodic");
-            None
-        }
-        (None, false) => Some(Nanos(0)),
-        (Some(text), true) => {
-            let read = duration(text).filter(|d| (DEADLINE_MIN..=DEADLINE_MAX).contains(d));
-            if read.is_none() {
-                say(&format!("`deadline` {text:?}: write 0.5 ms to 1 s, such as \"3 ms\""));
-            }
-            read
-        }
-    };
-    let usual = if mode.is_real_time() { Contract::IO_RESERVE } else { 0 };
-    let io_reserve_pct = table.io_reserve.unwrap_or(usual);
-    if io_reserve_pct > Contract::IO_RESERVE_MAX {
-        say(&format!("`io_reserve`: {io_reserve_pct} percent; write 0 to 50"));
-    }
-    if wrong.len() > mistakes {
-        return None;
-    }
-    let contract =
-        Contract { mode, deadline: deadline?, io_reserve_pct, ..Contract::by_credit(weight.ok()?) };
-    Some(VmConfig { name, source: source?, threads: table.threads, contract })
-}
-
-/// `3 ms`, `0.5ms`, `800 us`, `1 s`.
-fn duration(text: &str) -> Option<Nanos> {
-    let text = text.trim();
-    let at = text.find(|c: char| c.is_ascii_alphabetic())?;
-    let unit: u64 = match &text[at..] {
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        _ => return None,
-    };
-    let number = text[..at].trim();
-    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    let digits = u32::try_from(part.len()).ok().filter(|digits| *digits <= 9)?;
-    let fraction = unit.checked_mul(part.parse().ok()?)? / 10_u64.pow(digits);
-    Some(Nanos(whole.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(fraction)?))
 }
 
 impl VmConfig {
@@ -246,6 +141,10 @@ impl VmConfig {
                 Some(pid) => of(pid)?,
                 None => return Err(FindError::NoProcess { line: line.clone() }),
             },
+            Source::Domain(name) => match threads::process_like(&domain_line(name)) {
+                Some(pid) => of(pid)?,
+                None => return Err(FindError::NoProcess { line: domain_line(name) }),
+            },
             Source::Cgroup(path) => threads::in_cgroup(path, &of)?,
         };
         let identity = |t: VcpuThread| Identity { pid: t.pid, tid: t.tid, started: t.started };
@@ -253,9 +152,16 @@ impl VmConfig {
     }
 }
 
+/// The command line that libvirt gives the QEMU of a domain.
+fn domain_line(name: &str) -> String {
+    format!("*-name guest={name},*")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_units::{Nanos, Weight};
+    use penstock_vcpu::Mode;
 
     const GOOD: &str = r#"
         [vcpu]
@@ -306,7 +212,7 @@ mod tests {
             "\"a\": there are two",
             "\"a\": `vcpu_weight`",
             "\"a\": `deadline` without a mode",
-            "\"b\": `deadline` \"2 s\": write 0.5 ms to 1 s",
+            "\"b\": `deadline` \"2 s\" is none; write 0.5 ms to 1 s",
             "\"b\": `io_reserve`: 51",
             "\"c\": `vcpu_mode` driver",
         ] {
@@ -324,16 +230,5 @@ mod tests {
     fn the_example_is_right() {
         let config = Config::parse(include_str!("../../../examples/vcpu.toml")).unwrap();
         assert_eq!(config.vms.len(), 3);
-    }
-
-    #[test]
-    fn durations() {
-        let us = Nanos::from_micros;
-        assert_eq!(duration("3 ms"), Some(us(3_000)));
-        assert_eq!(duration(" 0.5ms "), Some(us(500)));
-        assert_eq!((duration("800 us"), duration("1 s")), (Some(us(800)), Some(us(1_000_000))));
-        for none in ["3", "ms", "-1 ms", "1 h", "1.x ms", "99999999999999999 s"] {
-            assert_eq!(duration(none), None, "{none}");
-        }
     }
 }

@@ -23,7 +23,7 @@ use crate::policy::Policy;
 /// kernel's real-time threads.
 pub const LENT: u8 = 10;
 /// Scheduling threads in a table.
-pub const MAX_LOOPS: usize = 64;
+pub const MAX_LOOPS: usize = penstock_vcpu::terms::CPUS_MAX;
 /// Managed threads in a table.
 pub const MAX_ENTRIES: usize = 1_024;
 

@@ -2,8 +2,12 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// A scheduler writes twice a second; one that did not for so long is not there.
+pub const STALE: Duration = Duration::from_secs(5);
 
 /// Name of the file in a scheduler's directory.
 pub const STATE: &str = "state.json";
@@ -96,6 +100,20 @@ impl State {
         let fresh = dir.join(".state");
         std::fs::write(&fresh, serde_json::to_vec(self)?)?;
         std::fs::rename(fresh, dir.join(STATE))
+    }
+
+    /// Reads it, if a scheduler still writes it.
+    ///
+    /// # Errors
+    /// There is none, or it is something else, or older than [`STALE`]: whoever wrote it is dead or
+    /// stands still.
+    pub fn fresh(dir: &Path) -> io::Result<Self> {
+        let age = std::fs::metadata(dir.join(STATE))?.modified()?.elapsed().unwrap_or_default();
+        if age > STALE {
+            let why = format!("nothing was written for {} s", age.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        Self::load(dir)
     }
 
     /// Reads it.

@@ -19,6 +19,7 @@
 //! | [`credit_book`], [`reserve`] | accounts, classes, what is kept for I/O |
 //! | [`deadline_queue`], [`slots`] | deadlines of a processor, so placed that none is missed |
 //! | [`admission`], [`placement`] | which VMs fit, and where |
+//! | [`terms`], [`seating`] | what an operator writes, and whose deadline is kept where |
 //! | [`bells`] | layout of the memory by which the switch tells that frames came |
 #![forbid(unsafe_code)]
 
@@ -32,7 +33,9 @@ pub mod double_queue;
 pub mod placement;
 pub mod reserve;
 pub mod scheduler;
+pub mod seating;
 pub mod slots;
+pub mod terms;
 
 pub use contract::{Contract, Mode};
 pub use scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};

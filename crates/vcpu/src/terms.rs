@@ -38,9 +38,7 @@ pub struct VcpuSection {
 }
 
 /// How a VM is scheduled.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VcpuMode {
     /// By its share alone.
@@ -299,7 +297,8 @@ impl VmTable {
         }
         let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN).unwrap_or(DEADLINE_MAX);
         if Self::read(Some(text), RUNTIME_MIN).is_none_or(|runtime| runtime > period) {
-            let problem = format!("`runtime` {text:?} is none in a period of {} us", period.0 / 1_000);
+            let problem =
+                format!("`runtime` {text:?} is none in a period of {} us", period.0 / 1_000);
             say("runtime", problem, "write 0.01 ms up to the period, such as \"0.6 ms\"");
         }
     }

@@ -9,6 +9,7 @@
 use core::ops::Range;
 use std::borrow::Cow;
 
+use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde::de::DeserializeOwned;
 use toml_edit::{Document, DocumentMut, Item, Table, Value};
 
@@ -23,8 +24,20 @@ use super::source::{Source, span_of};
 use super::switching::SwitchSection;
 use super::{FILE_BYTES_MAX, HostConfig};
 
-const SECTIONS: [&str; 10] =
-    ["host", "worker", "forwarding", "model", "fabric", "switch", "tenant", "port", "rule", "fdb"];
+const SECTIONS: [&str; 12] = [
+    "host",
+    "worker",
+    "forwarding",
+    "model",
+    "fabric",
+    "switch",
+    "vcpu",
+    "tenant",
+    "port",
+    "vm",
+    "rule",
+    "fdb",
+];
 
 /// A table of the text and what was read from it.
 #[derive(Debug)]
@@ -48,8 +61,10 @@ pub(super) struct Draft<'a> {
     pub(super) model: Object<'a, ModelSection>,
     pub(super) fabric: Option<Object<'a, FabricSection>>,
     pub(super) switch: Option<Object<'a, SwitchSection>>,
+    pub(super) vcpu: Option<Object<'a, VcpuSection>>,
     pub(super) tenants: Vec<Object<'a, Tenant>>,
     pub(super) ports: Vec<Object<'a, Port>>,
+    pub(super) vms: Vec<Object<'a, VmTable>>,
     pub(super) rules: Vec<Object<'a, Rule>>,
     pub(super) fdb: Vec<Object<'a, FdbStatic>>,
 }
@@ -155,8 +170,13 @@ impl Draft<'_> {
                 Some(switch) => Some(switch.value.clone()?),
                 None => None,
             },
+            vcpu: match &self.vcpu {
+                Some(vcpu) => Some(vcpu.value.clone()?),
+                None => None,
+            },
             tenants: all(&self.tenants)?,
             ports: all(&self.ports)?,
+            vms: all(&self.vms)?,
             rules: all(&self.rules)?,
             fdb: all(&self.fdb)?,
         })
@@ -180,8 +200,10 @@ fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
         model: section(root, "model", report).unwrap_or_else(|| absent("[model]")),
         fabric: section(root, "fabric", report),
         switch: section(root, "switch", report),
+        vcpu: section(root, "vcpu", report),
         tenants: list(root, "tenant", report),
         ports: list(root, "port", report),
+        vms: list(root, "vm", report),
         rules: list(root, "rule", report),
         fdb: list(root, "fdb", report),
     }

@@ -8,6 +8,7 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use penstock_vcpu::terms::{VcpuSection, VmTable};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -46,12 +47,18 @@ pub struct HostConfig {
     /// The switch of a fabric that the host is. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch: Option<SwitchSection>,
+    /// Processors for virtual machines. Default: their vCPUs are not scheduled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpu: Option<VcpuSection>,
     /// Tenants: at most 1024.
     #[serde(default, rename = "tenant", skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<Tenant>,
     /// Ports: at most 1024.
     #[serde(default, rename = "port", skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
+    /// Virtual machines whose vCPUs are scheduled: at most 1024.
+    #[serde(default, rename = "vm", skip_serializing_if = "Vec::is_empty")]
+    pub vms: Vec<VmTable>,
     /// Rules: at most 16384.
     #[serde(default, rename = "rule", skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<Rule>,
@@ -492,6 +499,10 @@ pub struct Port {
     /// RTP streams to it whose jitter is measured, at most 8. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rtp: Vec<RtpStream>,
+    /// The `[[vm]]` behind it: what comes for the port is an event for that VM's vCPUs. Default:
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
 }
 
 impl Port {
@@ -535,6 +546,7 @@ impl Port {
             shape: None,
             share: Weight::default(),
             rtp: Vec::new(),
+            vm: None,
         }
     }
 

@@ -16,6 +16,7 @@ use penstock_units::PortId;
 use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Shared};
 use super::switch::{AttachError, Switch};
+use super::vcpus;
 use crate::config::{Attachment, HostConfig};
 use crate::snapshot::{Compiler, StaticAddress};
 
@@ -91,6 +92,7 @@ impl Core {
         let mut offer = self.offer(&config, &before.ids().next(&config), fresh)?;
         let mut compiler = before.clone();
         compiler.sell(core::mem::take(&mut offer.sold));
+        compiler.ring(vcpus::bells(&config, &mut offer.warnings));
         let snapshot = compiler
             .compile(&config, generation)
             .map_err(|(rule, error)| table_error(&config, rule, &error.to_string()))?;
@@ -277,6 +279,7 @@ fn changes(old: &HostConfig, new: &HostConfig, plan: &Plan) -> Vec<String> {
         ("[host]", old.host != new.host),
         ("[worker]", old.worker != new.worker),
         ("[forwarding]", old.forwarding != new.forwarding),
+        ("[vcpu]", old.vcpu != new.vcpu),
     ] {
         if differs {
             all.push(format!("{name} changed"));
@@ -284,6 +287,7 @@ fn changes(old: &HostConfig, new: &HostConfig, plan: &Plan) -> Vec<String> {
     }
     named("tenant", &old.tenants, &new.tenants, |tenant| &tenant.name, &mut all);
     named("port", &old.ports, &new.ports, |port| &port.name, &mut all);
+    named("vm", &old.vms, &new.vms, |vm| &vm.name, &mut all);
     for name in &plan.reattached {
         all.push(format!("port {name} attached anew"));
     }

@@ -55,6 +55,7 @@ impl Past {
         let mut answer = explain(&growth, &status).ok_or_else(gone)?;
         core.profile(&mut answer, status.id);
         core.bound(&mut answer, &growth);
+        core.vcpus(&mut answer);
         Ok(answer)
     }
 }
@@ -86,6 +87,17 @@ impl Core {
             let percent = error * 100.0;
             let more = format!("; its frames cost {percent:+.1} % of what the model says");
             answer.profile.push_str(&more);
+        }
+    }
+
+    /// Whose vCPUs are behind the port, and where more is known of them.
+    fn vcpus(&self, answer: &mut Explanation) {
+        let shared = lock(&self.shared);
+        let port = shared.config.ports.iter().find(|port| port.name == answer.port);
+        let vm = port.and_then(|port| port.vm.clone());
+        if let (Some(vm), Some(vcpu)) = (vm, &shared.config.vcpu) {
+            answer.vm = vm;
+            answer.vcpu_dir = vcpu.run_dir().display().to_string();
         }
     }
 

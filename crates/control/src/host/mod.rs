@@ -25,6 +25,7 @@ mod switch;
 mod switching;
 #[cfg(test)]
 mod tests;
+mod vcpus;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -127,6 +128,7 @@ impl Host {
         let empty = HostConfig {
             tenants: Vec::new(),
             ports: Vec::new(),
+            vms: Vec::new(),
             rules: Vec::new(),
             fdb: Vec::new(),
             ..config.clone()

@@ -25,10 +25,13 @@ const FDB_CHUNK: usize = 512;
 
 impl Core {
     pub(super) fn status(&self, config_path: String) -> HostStatus {
-        let (name, generation, watches, schedule) = {
+        let (name, generation, watches, schedule, vcpu_dir) = {
             let shared = lock(&self.shared);
+            let vcpu_dir = shared.config.vcpu.as_ref().map(|vcpu| vcpu.run_dir());
+            let vcpu_dir = vcpu_dir.map(|dir| dir.display().to_string()).unwrap_or_default();
             let schedule = shared.config.worker.schedule.to_string();
-            (shared.config.host.name.clone(), shared.generation, shared.watches.clone(), schedule)
+            let name = shared.config.host.name.clone();
+            (name, shared.generation, shared.watches.clone(), schedule, vcpu_dir)
         };
         HostStatus {
             name,
@@ -36,6 +39,7 @@ impl Core {
             config: config_path,
             generation,
             uptime_s: self.switch.uptime().0 / 1_000_000_000,
+            vcpu_dir,
             tsc_hz: self.switch.tsc().hz(),
             workers: worker_states(self.switch.as_ref(), &watches, &schedule),
             fabric: None,

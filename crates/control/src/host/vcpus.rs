@@ -4,17 +4,13 @@
 //! warning: frames go where they went, and the VM waits for its turn as without.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use penstock_dataplane::port::vcpu_bells::{VcpuBell, VcpuBells};
 
 use crate::config::HostConfig;
 
 /// The bells of `config`'s ports, by port; those of the last configuration are used again.
-pub(super) fn bells(
-    config: &HostConfig,
-    warnings: &mut Vec<String>,
-) -> BTreeMap<String, VcpuBell> {
+pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap<String, VcpuBell> {
     let mut bells = BTreeMap::new();
     let Some(vcpu) = &config.vcpu else { return bells };
     let with_vm: Vec<_> =

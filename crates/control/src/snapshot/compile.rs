@@ -9,6 +9,7 @@ use penstock_dataplane::classify::{
     Binding, Domain, DomainMap, PortPolicy, RuleTableError, RuleTables, SlowPathLimit, Snapshot,
     VidSet,
 };
+use penstock_dataplane::port::vcpu_bells::VcpuBell;
 use penstock_dataplane::queue::ShareTerms;
 use penstock_dataplane::schedule::{self, PortQos};
 use penstock_qos::cost_model::BatchPrice;
@@ -54,6 +55,8 @@ pub struct Compiler {
     workers: usize,
     /// What ports bought, by name.
     sold: BTreeMap<String, Sold>,
+    /// What is rung when frames came for a port, by its name.
+    bells: BTreeMap<String, VcpuBell>,
 }
 
 /// What a port bought, as the plan has it.
@@ -87,7 +90,7 @@ impl Compiler {
         let receiving = self.receiving.next(config);
         let sending = self.sending.next(config);
         let streams = self.streams.next(config);
-        let sold = &self.sold;
+        let (sold, bells) = (&self.sold, &self.bells);
         let world = World {
             config,
             ids: &ids,
@@ -99,6 +102,7 @@ impl Compiler {
             sending: &sending,
             streams: &streams,
             sold,
+            bells,
             marks: config.tenants.iter().any(|tenant| tenant.dscp.is_some()),
         };
         let snapshot = world.snapshot(generation, &sets);
@@ -130,6 +134,11 @@ impl Compiler {
     /// What ports bought, by name, for the next snapshot; others are entitled to their `cycles`.
     pub fn sell(&mut self, sold: BTreeMap<String, Sold>) {
         self.sold = sold;
+    }
+
+    /// What is rung when frames came for a port, by its name, in the next snapshot.
+    pub fn ring(&mut self, bells: BTreeMap<String, VcpuBell>) {
+        self.bells = bells;
     }
 
     /// The numbers of the last configuration compiled.
@@ -213,6 +222,7 @@ struct World<'a> {
     sending: &'a SendTable,
     streams: &'a StreamTable,
     sold: &'a BTreeMap<String, Sold>,
+    bells: &'a BTreeMap<String, VcpuBell>,
     /// Whether any tenant has a code point.
     marks: bool,
 }
@@ -314,6 +324,7 @@ impl World<'_> {
         let weight = owner.map(|tenant| tenant.weight.0).unwrap_or_default();
         policy.share = ShareTerms { tenant: weight, vm: port.share.0 };
         policy.dscp = owner.and_then(|tenant| tenant.dscp);
+        policy.bell = self.bells.get(&port.name).cloned();
         policy.marks = port.tenant.is_none() && self.marks;
         policy.finish()
     }

@@ -3,6 +3,7 @@
 mod cycles;
 mod delay;
 mod model;
+mod vcpu;
 mod view;
 
 use std::io::{IsTerminal as _, stdout};
@@ -43,8 +44,10 @@ async fn read(client: &mut Client) -> Result<Reading> {
     let stats =
         client.get_stats(timed(v1::GetStatsRequest { exact: false })).await.map_err(refused)?;
     let ports = ports.into_inner().ports.into_iter();
+    let status = HostStatus::try_from(status.into_inner()).map_err(refused)?;
     Ok(Reading {
-        status: HostStatus::try_from(status.into_inner()).map_err(refused)?,
+        vcpus: vcpu::read(&status.vcpu_dir),
+        status,
         ports: ports
             .map(|port| PortStatus::try_from(port).map_err(refused))
             .collect::<Result<Vec<_>>>()?,
@@ -64,7 +67,9 @@ async fn plain(client: &mut Client, interval: Duration, count: Option<u64>) -> R
             _ = tokio::signal::ctrl_c() => return Ok(()),
         }
         model.take(read(client).await?);
-        let tables = [rates_table(&model.rates()), cycles::table(&model), delay::table(&model)];
+        let rates = rates_table(&model.rates());
+        let all = [rates, cycles::table(&model), delay::table(&model), vcpu::table(&model)];
+        let tables: Vec<String> = all.into_iter().filter(|table| !table.is_empty()).collect();
         print(&format!("{}\n", tables.join("\n")))?;
         left = left.map(|left| left - 1);
     }
@@ -147,6 +152,7 @@ fn meaning(event: &Event) -> Option<Key> {
         KeyCode::Char('s') => Some(Key::Sort),
         KeyCode::Char('c') => Some(Key::Show(View::Cycles)),
         KeyCode::Char('d') => Some(Key::Show(View::Delays)),
+        KeyCode::Char('v') => Some(Key::Show(View::Vcpus)),
         KeyCode::Char('p') | KeyCode::Char(' ') => Some(Key::Pause),
         KeyCode::Up | KeyCode::Char('k') => Some(Key::Up),
         KeyCode::Down | KeyCode::Char('j') => Some(Key::Down),
@@ -166,6 +172,7 @@ mod tests {
         assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Quit));
         assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), Some(Key::Show(View::Cycles)));
         assert_eq!(press(KeyCode::Char('d'), KeyModifiers::NONE), Some(Key::Show(View::Delays)));
+        assert_eq!(press(KeyCode::Char('v'), KeyModifiers::NONE), Some(Key::Show(View::Vcpus)));
         assert_eq!(press(KeyCode::Char('s'), KeyModifiers::NONE), Some(Key::Sort));
         assert_eq!(press(KeyCode::Char('p'), KeyModifiers::NONE), Some(Key::Pause));
     }

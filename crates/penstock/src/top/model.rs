@@ -2,6 +2,8 @@
 
 use penstock_control::api::{HostStatus, PortStatus, Stats};
 
+use penstock_vcpu_host::state::State;
+
 use crate::rates::{PortRates, Rates};
 
 /// One look at everything.
@@ -13,6 +15,8 @@ pub struct Reading {
     pub ports: Vec<PortStatus>,
     /// The counters.
     pub stats: Stats,
+    /// What the scheduler of vCPUs tells, if there is one.
+    pub vcpus: Option<State>,
 }
 
 /// The order of the ports.
@@ -67,6 +71,8 @@ pub enum View {
     Cycles,
     /// How long frames waited.
     Delays,
+    /// Virtual processors.
+    Vcpus,
 }
 
 /// The view's state.
@@ -110,6 +116,12 @@ impl Model {
     #[must_use]
     pub const fn status(&self) -> &HostStatus {
         &self.now.status
+    }
+
+    /// What the scheduler of vCPUs tells.
+    #[must_use]
+    pub const fn vcpus(&self) -> Option<&State> {
+        self.now.vcpus.as_ref()
     }
 
     /// A port's state; none for the sum of the deleted ones.

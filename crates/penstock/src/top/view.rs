@@ -8,9 +8,10 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
 use super::model::{Model, View};
-use super::{cycles, delay};
+use super::{cycles, delay, vcpu};
 use crate::rates::{PortRates, Rates, WorkerRates};
 use crate::table::{percent, printable, seconds};
+use crate::verbs::vcpu::HEADING as HEADING_OF_VCPUS;
 
 const HEADING: [&str; 13] = [
     "PORT",
@@ -106,6 +107,7 @@ fn port_table(model: &Model, rates: &Rates) -> Table<'static> {
     match model.view {
         View::Cycles => return cycles_table(model, rates),
         View::Delays => return delay_table(model, rates),
+        View::Vcpus => return vcpu_table(model),
         View::Rates => {}
     }
     let rows = rates.ports.iter().skip(model.scroll).map(|port| port_row(model, port));
@@ -133,6 +135,18 @@ fn delay_table(model: &Model, rates: &Rates) -> Table<'static> {
     let rows = rates.ports.iter().skip(model.scroll).map(row);
     Table::new(rows, delay::WIDTHS.map(Constraint::Length))
         .header(Row::new(delay::HEADING).style(Style::new().add_modifier(Modifier::REVERSED)))
+        .column_spacing(1)
+}
+
+fn vcpu_table(model: &Model) -> Table<'static> {
+    let rows = vcpu::rows(model).into_iter().skip(model.scroll);
+    let rows: Vec<Row> = rows.map(|cells| Row::new(cells.map(|cell| printable(&cell)))).collect();
+    if rows.is_empty() {
+        let why = Row::new([printable(&vcpu::absent(model))]);
+        return Table::new([why], [Constraint::Min(1)]);
+    }
+    Table::new(rows, vcpu::WIDTHS.map(Constraint::Length))
+        .header(Row::new(HEADING_OF_VCPUS).style(Style::new().add_modifier(Modifier::REVERSED)))
         .column_spacing(1)
 }
 
@@ -168,7 +182,7 @@ fn port_row(model: &Model, port: &PortRates) -> Row<'static> {
 fn foot_line(model: &Model) -> Line<'static> {
     let paused = if model.paused { "  PAUSED" } else { "" };
     let text = format!(
-        "q quit  s sort: {}  c cycles  d delays  p pause  ↑↓ scroll{paused}",
+        "q quit  s sort: {}  c cycles  d delays  v vCPUs  p pause  ↑↓ scroll{paused}",
         model.sort.name()
     );
     Line::styled(text, Style::new().add_modifier(Modifier::DIM))
@@ -180,6 +194,7 @@ mod tests {
     use crate::rates::fixture::reading;
     use crate::top::model::{Model, Reading};
     use penstock_control::api::PortStatus;
+    use penstock_vcpu_host::state::{State, VcpuState, VmState};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -201,6 +216,7 @@ mod tests {
                 ..PortStatus::default()
             }],
             stats: reading(time_s, counters, drops),
+            vcpus: None,
         };
         let mut model = Model::default();
         model.take(at(1, &[], &[]));
@@ -245,5 +261,19 @@ mod tests {
         let buffer = terminal.backend().buffer().clone();
         let line: String = (0..140).map(|x| buffer[(x, 3)].symbol()).collect();
         assert!(line.contains("260 Mcycles/s"), "{line}");
+        model.toggle(View::Vcpus);
+        terminal.draw(|frame| draw(frame, &model)).unwrap();
+        let line = |terminal: &Terminal<TestBackend>, y| -> String {
+            let buffer = terminal.backend().buffer();
+            (0..140).map(|x| buffer[(x, y)].symbol()).collect()
+        };
+        assert!(line(&terminal, 2).contains("has no [vcpu]"));
+        let vcpu = VcpuState { share_percent: 16.5, missed: 7, ..VcpuState::default() };
+        let vm = VmState { name: "web".into(), vcpus: vec![vcpu], ..VmState::default() };
+        let state = State { vms: vec![vm], ..State::default() };
+        model.take(Reading { vcpus: Some(state), ..at(3, &counters, &[]) });
+        terminal.draw(|frame| draw(frame, &model)).unwrap();
+        let row = line(&terminal, 3);
+        assert!(row.starts_with("web") && row.contains("16.50 %"), "{row}");
     }
 }

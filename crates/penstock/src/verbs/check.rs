@@ -10,7 +10,7 @@ use penstock_control::plan::{Basis, Checked, Plan, PortPlan};
 use serde_json::{Value, json};
 
 use super::host::mistakes;
-use super::{print, print_json};
+use super::{planned_vcpus, print, print_json};
 use crate::table::{Align, Table, count, cycles_per_second, or_dash, percent, printable};
 
 /// `host check`: needs no daemon. Exit 1 if there is a mistake, or if what is sold does not fit.
@@ -61,6 +61,10 @@ fn told(file: &Path, checked: &Checked) -> String {
         text.push_str(&ports(config, plan));
         text.push('\n');
         text.push_str(&workers(plan));
+    }
+    if let Some(section) = &config.vcpu {
+        text.push('\n');
+        text.push_str(&planned_vcpus::text(config, section));
     }
     for warning in &plan.warnings {
         let _ = writeln!(text, "warning: {}", printable(warning));
@@ -185,6 +189,7 @@ fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
     let workers = workers
         .map(|(id, (there, room))| json!({ "worker": id, "capacity": there.0, "room": room.0 }));
     answer["ports"] = ports.collect();
+    answer["vcpus"] = config.vcpu.as_ref().map(|it| planned_vcpus::json(config, it)).into();
     answer["workers"] = workers.collect();
     answer["link_bits_per_second"] = json!(plan.link.map(|link| link.0));
     answer["warnings"] = json!(plan.warnings);

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use penstock_control::api::Explanation;
+use penstock_vcpu_host::state::VmState;
 
-use super::{print, print_json};
+use super::{print, print_json, vcpu};
 use crate::cli::ExplainArgs;
 use crate::client::{connect, refused, timed};
 use crate::table::{
@@ -24,10 +25,22 @@ pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
     let request = v1::ExplainRequest { port: args.port, seconds: args.over };
     let answer = client.explain(timed(request)).await.map_err(refused)?.into_inner();
     let answer = Explanation::try_from(answer).map_err(refused)?;
+    let vcpus =
+        (!answer.vm.is_empty()).then(|| vcpu::of_vm(Path::new(&answer.vcpu_dir), &answer.vm));
     if args.json.json {
-        print_json(&json(&answer)?)?;
+        let mut value = json(&answer)?;
+        value["vcpu"] = match &vcpus {
+            Some(Ok((vm, verdict))) => serde_json::json!({ "vm": vm, "verdict": verdict }),
+            Some(Err(why)) => serde_json::json!({ "unknown": why }),
+            None => serde_json::Value::Null,
+        };
+        print_json(&value)?;
     } else {
-        print(&text(&answer))?;
+        print(&format!(
+            "{}{}",
+            text(&answer),
+            vcpus.map(|it| told(&answer.vm, it)).unwrap_or_default()
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -38,6 +51,18 @@ fn json(answer: &Explanation) -> Result<serde_json::Value> {
     value["limit"] = answer.limit.name().into();
     value["limit_port"] = answer.limit.port().into();
     Ok(value)
+}
+
+/// What is behind the port.
+fn told(name: &str, vcpus: Result<(VmState, String), String>) -> String {
+    let name = printable(name);
+    match vcpus {
+        Ok((vm, verdict)) => {
+            let table = vcpu::table(std::slice::from_ref(&vm));
+            format!("\nvCPUs of VM {name}: {}\n{table}", printable(&verdict))
+        }
+        Err(why) => format!("\nvCPUs of VM {name}: {}\n", printable(&why)),
+    }
 }
 
 fn permille(value: u64) -> String {

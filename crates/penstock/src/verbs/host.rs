@@ -159,6 +159,7 @@ mod tests {
             version: "0.1.0".into(),
             config: "/etc/penstock/host.toml".into(),
             generation: 3,
+            vcpu_dir: String::new(),
             uptime_s: 4_000,
             tsc_hz: 2_200_000_000,
             workers: vec![WorkerStatus {

@@ -22,6 +22,7 @@ pub mod fdb;
 pub mod flow;
 pub mod host;
 pub mod json;
+mod planned_vcpus;
 pub mod port;
 pub mod queues;
 pub mod stats;

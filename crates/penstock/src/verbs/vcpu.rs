@@ -93,26 +93,7 @@ fn told(state: &State) -> String {
         0 => "no watchdog: nothing is lent\n".to_owned(),
         _ => String::new(),
     };
-    let mut vcpus = Table::new(&[
-        ("VM", Align::Left),
-        ("MODE", Align::Left),
-        ("DEADLINE", Align::Right),
-        ("CPU", Align::Right),
-        ("SHARE", Align::Right),
-        ("DUE", Align::Right),
-        ("WAIT P50", Align::Right),
-        ("P99", Align::Right),
-        ("P99.9", Align::Right),
-        ("MAX", Align::Right),
-        ("BOOSTS", Align::Right),
-        ("MISSED", Align::Right),
-    ]);
-    for vm in &state.vms {
-        for vcpu in &vm.vcpus {
-            vcpus.row(cells(vm, vcpu));
-        }
-    }
-    text.push_str(&vcpus.render());
+    text.push_str(&table(&state.vms));
     let mut cpus = Table::new(&[
         ("CPU", Align::Right),
         ("SCHEDULER", Align::Right),
@@ -133,7 +114,76 @@ fn told(state: &State) -> String {
     text
 }
 
-fn cells(vm: &VmState, vcpu: &VcpuState) -> [String; 12] {
+/// The columns of a list of vCPUs.
+pub const HEADING: [&str; 13] = [
+    "VM", "MODE", "DEADLINE", "CPU", "SHARE", "DUE", "WAIT P50", "P99", "P99.9", "MAX", "BOOSTS",
+    "EVENTS", "MISSED",
+];
+
+/// A list of the vCPUs of these VMs.
+#[must_use]
+pub fn table(vms: &[VmState]) -> String {
+    let align = |at: usize| if at < 2 { Align::Left } else { Align::Right };
+    let columns: Vec<_> = HEADING.iter().enumerate().map(|(at, name)| (*name, align(at))).collect();
+    let mut vcpus = Table::new(&columns);
+    for vm in vms {
+        for vcpu in &vm.vcpus {
+            vcpus.row(cells(vm, vcpu));
+        }
+    }
+    vcpus.render()
+}
+
+/// What is known of the vCPUs of the VM `name`, and what of it holds that VM back.
+///
+/// # Errors
+/// No scheduler writes into `dir`, or it does not have the VM: why, for people.
+pub fn of_vm(dir: &Path, name: &str) -> Result<(VmState, String), String> {
+    let state = State::fresh(dir).map_err(|error| {
+        let (dir, error) = (dir.display(), printable(&error.to_string()));
+        format!("no scheduler tells of it in {dir} ({error}); start `penstock vcpu run`")
+    })?;
+    let vm = state.vms.into_iter().find(|vm| vm.name == name).ok_or_else(|| {
+        format!("the scheduler of {} does not have it; start that anew", dir.display())
+    })?;
+    let verdict = verdict(&vm);
+    Ok((vm, verdict))
+}
+
+/// Less than this part of what it is entitled to is not all of it.
+const USES_ALL: f64 = 0.97;
+
+fn verdict(vm: &VmState) -> String {
+    if let Some(problem) = &vm.problem {
+        return problem.clone();
+    }
+    let busy =
+        |vcpu: &VcpuState| !vcpu.blocked && vcpu.share_percent >= USES_ALL * vcpu.entitled_percent;
+    let waits = vm.vcpus.iter().map(|vcpu| vcpu.wait_p99_us).fold(0.0, f64::max);
+    let missed: u64 = vm.vcpus.iter().map(|vcpu| vcpu.missed).sum();
+    let all: u64 = vm.vcpus.iter().map(|vcpu| vcpu.waits).sum();
+    if !vm.vcpus.is_empty() && vm.vcpus.iter().all(busy) {
+        let answers = if vm.deadline_ms > 0.0 { "" } else { " and a `deadline` to answer sooner" };
+        return format!(
+            "it uses all of its share: what it does not get done it has no processor for; give it \
+             more `vcpu_weight`{answers}"
+        );
+    }
+    if missed > 0 {
+        return format!("{missed} of {all} waits were longer than its deadline and 1 ms");
+    }
+    if vm.deadline_ms == 0.0 && waits > 1_000.0 {
+        return format!(
+            "1 % of its waits for a processor are longer than {:.1} ms; a `deadline` bounds them",
+            waits / 1e3
+        );
+    }
+    "its processors are there when it needs them".to_owned()
+}
+
+/// One vCPU's row.
+#[must_use]
+pub fn cells(vm: &VmState, vcpu: &VcpuState) -> [String; 13] {
     let ms = |us: f64| format!("{:.2} ms", us / 1e3);
     let deadline =
         if vm.deadline_ms > 0.0 { format!("{} ms", vm.deadline_ms) } else { "-".to_owned() };
@@ -149,6 +199,7 @@ fn cells(vm: &VmState, vcpu: &VcpuState) -> [String; 12] {
         ms(vcpu.wait_p999_us),
         ms(vcpu.wait_max_us),
         vcpu.boosts.to_string(),
+        vcpu.events.to_string(),
         vcpu.missed.to_string(),
     ]
 }
@@ -176,5 +227,41 @@ mod tests {
         assert_eq!(text.matches("voice  periodic    3.5 ms").count(), 2, "{text}");
         assert!(text.contains("1.25 %") && text.contains("voice: slow"), "{text}");
         assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn what_holds_a_vm_back_is_said() {
+        let vcpu = VcpuState { entitled_percent: 20.0, waits: 100, ..VcpuState::default() };
+        let of = |deadline_ms, vcpu: VcpuState| {
+            verdict(&VmState { deadline_ms, vcpus: vec![vcpu], ..VmState::default() })
+        };
+        let busy = VcpuState { share_percent: 19.9, ..vcpu.clone() };
+        assert!(of(3.0, busy.clone()).contains("more `vcpu_weight`"), "it never stops");
+        assert!(of(0.0, busy.clone()).contains("and a `deadline`"));
+        let idle = VcpuState { blocked: true, ..busy };
+        assert!(of(0.0, idle).contains("are there when it needs"));
+        let waits = VcpuState { share_percent: 3.0, wait_p99_us: 12_000.0, ..vcpu.clone() };
+        assert!(of(0.0, waits.clone()).contains("longer than 12.0 ms"));
+        let late = VcpuState { missed: 7, ..waits };
+        assert!(of(3.0, late.clone()).starts_with("7 of 100 waits"));
+        let problem = Some("no deadline is kept".to_owned());
+        let vm = VmState { problem, vcpus: vec![late], ..VmState::default() };
+        assert_eq!(verdict(&vm), "no deadline is kept");
+    }
+
+    #[test]
+    fn a_scheduler_that_is_not_there_is_no_error_but_said() {
+        let dir = std::env::temp_dir().join(format!("penstock-of-vm-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        assert!(of_vm(&dir, "web").unwrap_err().contains("start `penstock vcpu run`"));
+        let vm = VmState { name: "web".to_owned(), ..VmState::default() };
+        State { vms: vec![vm], ..State::default() }.save(&dir).unwrap();
+        assert!(of_vm(&dir, "db").unwrap_err().contains("does not have it"));
+        assert_eq!(of_vm(&dir, "web").unwrap().0.name, "web");
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+        let file = std::fs::File::options().write(true).open(dir.join("state.json")).unwrap();
+        file.set_modified(old).unwrap();
+        assert!(of_vm(&dir, "web").unwrap_err().contains("nothing was written for"));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

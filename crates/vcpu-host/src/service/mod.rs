@@ -7,7 +7,6 @@
 mod chime;
 mod gauge;
 mod roster;
-pub mod seating;
 
 use std::io;
 use std::os::fd::AsFd as _;

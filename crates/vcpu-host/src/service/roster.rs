@@ -7,10 +7,10 @@ use std::sync::Arc;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use penstock_vcpu::Mode;
+use penstock_vcpu::seating::{Place, Present, Seated, seat};
 
 use super::SLOTS;
 use super::gauge::Gauge;
-use super::seating::{Place, Present, Seated, seat};
 use crate::boost::seat::Seat;
 use crate::cgroup::Cgroup;
 use crate::config::{Config, VmConfig};

@@ -12,6 +12,7 @@ mod receiving;
 mod rules;
 mod switching;
 mod tenants;
+mod vcpus;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -60,6 +61,7 @@ pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_
     switching::check(draft, &world, report);
     tenants::check(draft, &world, report);
     ports::check(draft, &world, report);
+    vcpus::check(draft, machine, report);
     rules::check(draft, &world, report);
     fdb::check(draft, &world, report);
 }

@@ -1,9 +1,10 @@
 //! Which vCPU goes to which processor, and whose deadline is kept there.
 
 use penstock_units::CpuId;
-use penstock_vcpu::Contract;
-use penstock_vcpu::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
-use penstock_vcpu::placement::{Guest, PlacementError, place};
+
+use crate::Contract;
+use crate::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
+use crate::placement::{Guest, PlacementError, place};
 
 /// A VM that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,8 +134,8 @@ fn fill(seated: &mut [Seated], guests: &[Guest], homes: &[Vec<CpuId>], cpus: &[u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Mode;
     use penstock_units::{Nanos, Weight};
-    use penstock_vcpu::Mode;
 
     fn hog(weight: u64) -> Present {
         Present { contract: Contract::by_credit(Weight::new(weight).unwrap()), vcpus: 1 }

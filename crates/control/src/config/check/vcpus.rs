@@ -1,0 +1,108 @@
+//! `[vcpu]` and `[[vm]]`: what each says of itself, and that all deadlines fit together.
+
+use std::collections::HashMap;
+
+use penstock_vcpu::seating::{Present, seat};
+use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
+
+use super::super::decode::{Draft, Object, Report};
+use super::super::machine::Machine;
+use super::check_names;
+
+/// Most VMs.
+const VMS_MAX: usize = 1_024;
+
+pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_>) {
+    check_names(&draft.vms, report);
+    super::check_count(&draft.vms, "vm", VMS_MAX, report);
+    check_ports(draft, report);
+    for object in &draft.vms {
+        let mistakes = object.value.as_ref().map(VmTable::mistakes);
+        tell(object, mistakes.unwrap_or_default(), report);
+    }
+    let Some(object) = &draft.vcpu else {
+        if let Some(vm) = draft.vms.first() {
+            let remedy = "add [vcpu] with the processors of all VMs, such as `cpus = [2, 3]`";
+            report.at(vm, "name", "there is no [vcpu]", remedy);
+        }
+        return;
+    };
+    let Some(section) = &object.value else { return };
+    tell(object, section.mistakes(), report);
+    check_cpus(object, section, draft, machine, report);
+    check_deadlines(section, draft, report);
+}
+
+fn tell<T>(object: &Object<'_, T>, mistakes: Vec<Mistake>, report: &mut Report<'_>) {
+    for Mistake { key, problem, remedy } in mistakes {
+        report.at(object, key, problem, remedy);
+    }
+}
+
+/// That the VMs of ports are there.
+fn check_ports(draft: &Draft<'_>, report: &mut Report<'_>) {
+    for object in &draft.ports {
+        let Some(vm) = object.value.as_ref().and_then(|port| port.vm.as_deref()) else { continue };
+        if draft.vms.iter().any(|known| known.name.as_deref() == Some(vm)) {
+            continue;
+        }
+        let mut names: Vec<&str> = draft.vms.iter().filter_map(|it| it.name.as_deref()).collect();
+        names.sort_unstable();
+        names.truncate(8);
+        let remedy = match names.as_slice() {
+            [] => "add a [[vm]] of this name, or remove `vm`".to_owned(),
+            names => format!("add a [[vm]] of this name, or use {}", names.join(", ")),
+        };
+        report.at(object, "vm", format!("VM {vm:?} does not exist"), remedy);
+    }
+}
+
+/// That the processors are there, and no worker polls on one of them.
+fn check_cpus(
+    object: &Object<'_, VcpuSection>,
+    section: &VcpuSection,
+    draft: &Draft<'_>,
+    machine: &Machine,
+    report: &mut Report<'_>,
+) {
+    let cores = draft.worker.value.as_ref().map(|worker| worker.cores.clone()).unwrap_or_default();
+    let default = if cores.is_empty() { machine.default_core() } else { None };
+    for (at, cpu) in section.cpus.iter().enumerate() {
+        let path = format!("cpus.{at}");
+        if cores.contains(cpu) || default == Some(*cpu) {
+            let problem = format!("a worker of the switch polls on processor {cpu}");
+            let remedy = "leave it out, or name other `cores` in [worker]: VMs there never run";
+            report.at(object, &path, problem, remedy);
+        }
+        if machine.cores.as_ref().is_some_and(|usable| !usable.contains(cpu)) {
+            let problem = format!("processor {cpu} is not online or not allowed to this process");
+            report.at(object, &path, problem, "choose one that is");
+        }
+    }
+}
+
+/// That all deadlines fit together, each VM with the vCPUs it is planned with.
+fn check_deadlines(section: &VcpuSection, draft: &Draft<'_>, report: &mut Report<'_>) {
+    if !section.mistakes().is_empty() {
+        return;
+    }
+    let mut names: HashMap<&str, ()> = HashMap::new();
+    let vms: Vec<(&Object<'_, VmTable>, Present)> = draft
+        .vms
+        .iter()
+        .filter_map(|object| {
+            let table = object.value.as_ref().filter(|table| table.mistakes().is_empty())?;
+            // Of two of one name the second is a mistake already.
+            names.insert(&table.name, ()).is_none().then_some(())?;
+            Some((object, Present { contract: table.contract()?, vcpus: table.vcpus() }))
+        })
+        .collect();
+    let present: Vec<Present> = vms.iter().map(|(_, present)| present.clone()).collect();
+    for ((object, _), seated) in vms.iter().zip(seat(&present, &section.cpus, section.limits())) {
+        if let Some(problem) = seated.problem {
+            let (problem, remedy) = problem.split_once("; ").unwrap_or((&problem, ""));
+            let remedy = format!("{remedy}, or add processors to [vcpu] `cpus`");
+            report.at(object, "deadline", problem, remedy.trim_start_matches(", "));
+        }
+    }
+}

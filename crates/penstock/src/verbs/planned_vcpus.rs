@@ -1,0 +1,106 @@
+//! What `host check` says of vCPUs: which VM is planned on which processor, and how much of that
+//! slices of deadlines take.
+
+use penstock_control::config::HostConfig;
+use penstock_vcpu::Contract;
+use penstock_vcpu::deadline_queue::SLICE;
+use penstock_vcpu::seating::{Present, seat};
+use penstock_vcpu::terms::{VcpuSection, VmTable};
+use serde_json::{Value, json};
+
+use crate::table::{Align, Table, or_dash, percent, to_f64};
+
+/// A processor as it is planned.
+struct Planned<'a> {
+    cpu: u32,
+    /// VMs with the millionths of it that are their due, one for each vCPU.
+    vms: Vec<(&'a VmTable, u64)>,
+    /// What slices of deadlines take, in millionths.
+    taken: u64,
+}
+
+fn plan<'a>(config: &'a HostConfig, section: &VcpuSection) -> Vec<Planned<'a>> {
+    let present = |vm: &VmTable| Some(Present { contract: vm.contract()?, vcpus: vm.vcpus() });
+    let presents: Vec<Present> = config.vms.iter().filter_map(present).collect();
+    let seated = seat(&presents, &section.cpus, section.limits());
+    let of = |cpu: &u32| {
+        let (mut vms, mut taken) = (Vec::new(), 0);
+        for (vm, seated) in config.vms.iter().zip(&seated) {
+            for place in seated.vcpus.iter().filter(|place| place.cpu == *cpu) {
+                vms.push((vm, place.share_ppm));
+                taken += density_ppm(&seated.contract);
+            }
+        }
+        Planned { cpu: *cpu, vms, taken }
+    };
+    section.cpus.iter().map(of).collect()
+}
+
+/// What the slices of a deadline take of a processor, in millionths.
+fn density_ppm(contract: &Contract) -> u64 {
+    if !contract.mode.is_real_time() {
+        return 0;
+    }
+    1_000_000 * SLICE.0 / (contract.deadline.0 + SLICE.0)
+}
+
+fn parts(ppm: u64) -> f64 {
+    to_f64(ppm) / 1e6
+}
+
+/// For people.
+#[must_use]
+pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("VCPUS ON", Right),
+        ("VMS, SHARE, DEADLINE", Left),
+        ("DEADLINES", Right),
+        ("LIMIT", Right),
+    ]);
+    for Planned { cpu, vms, taken } in plan(config, section) {
+        let vm = |(vm, share): &(&VmTable, u64)| {
+            let deadline = vm.deadline.as_ref().map(|it| format!(" {it}")).unwrap_or_default();
+            format!("{} {}{deadline}", vm.name, percent(parts(*share)))
+        };
+        let vms: Vec<String> = vms.iter().map(vm).collect();
+        let limit = percent(parts(section.limits().density_ppm));
+        table.row([cpu.to_string(), or_dash(&vms.join(", ")), percent(parts(taken)), limit]);
+    }
+    table.render()
+}
+
+/// For programs.
+#[must_use]
+pub fn json(config: &HostConfig, section: &VcpuSection) -> Value {
+    let cpu = |planned: Planned<'_>| {
+        let vm = |(vm, share): &(&VmTable, u64)| json!({ "vm": vm.name, "share": parts(*share), "deadline": vm.deadline });
+        json!({
+            "cpu": planned.cpu,
+            "vms": planned.vms.iter().map(vm).collect::<Vec<_>>(),
+            "deadlines": parts(planned.taken),
+            "limit": parts(section.limits().density_ppm),
+        })
+    };
+    plan(config, section).into_iter().map(cpu).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_processor_says_whose_it_is() {
+        let text_of = "[host]\nname = \"h\"\n[vcpu]\ncpus = [0, 1]\n\
+             [[vm]]\nname = \"voice\"\npid = 1\nvcpu_mode = \"periodic\"\ndeadline = \"3 ms\"\n\
+             [[vm]]\nname = \"db\"\npid = 2\nvcpu_weight = 3\n";
+        let config: HostConfig = toml::from_str(text_of).unwrap();
+        let section = config.vcpu.clone().unwrap();
+        let said = text(&config, &section);
+        assert!(said.contains("voice 100.0 % 3 ms") && said.contains("14.3 %"), "{said}");
+        let one = VcpuSection { cpus: vec![4], ..section };
+        let value = json(&config, &one);
+        assert_eq!((&value[0]["cpu"], &value[0]["vms"][1]["share"]), (&4.into(), &0.75.into()));
+        assert_eq!(value.as_array().unwrap().len(), 1);
+    }
+}

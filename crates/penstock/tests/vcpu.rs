@@ -147,12 +147,12 @@ fn a_scheduler_shows_what_it_does_hears_of_events_and_ends_as_it_began() {
     if !may_be_real_time() {
         return;
     }
-    let world = World::new(2, "3 ms");
+    let world = World::new(2, "1 ms");
     let mut scheduler = world.start();
     let state = world.shown("a slice", |s| s["vms"][0]["vcpus"][0]["boosts"].as_u64() > Some(0));
     assert_eq!(state["pid"], scheduler.0.id());
     assert_eq!(state["vms"][0]["mode"], "periodic");
-    assert_eq!(state["vms"][0]["deadline_ms"], 3.0);
+    assert_eq!(state["vms"][0]["deadline_ms"], 1.0);
     assert_eq!(state["vms"][1]["vcpus"][0]["boosts"], 0, "it has no deadline");
     let guard = u32::try_from(state["watchdog"].as_u64().unwrap()).unwrap();
     let above = Policy::Fifo { priority: watchdog::PRIORITY };
@@ -182,7 +182,7 @@ fn after_kill_9_nothing_is_left_real_time() {
     if !may_be_real_time() {
         return;
     }
-    let world = World::new(2, "3 ms");
+    let world = World::new(2, "1 ms");
     let mut scheduler = world.start();
     await_true("a slice", || world.guests[0].is_lent());
     scheduler.signal(Signal::SIGKILL);
@@ -197,7 +197,7 @@ fn what_no_watchdog_put_back_the_sweep_does() {
     if !may_be_real_time() {
         return;
     }
-    let world = World::new(2, "3 ms");
+    let world = World::new(2, "1 ms");
     let mut scheduler = world.start();
     let state = world.shown("VMs", |s| s["vms"][0]["vcpus"][0]["boosts"].as_u64() > Some(0));
     // One that stands still starts no other watchdog.

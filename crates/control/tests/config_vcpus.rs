@@ -60,7 +60,7 @@ fn each_mistake_has_its_place_and_a_remedy() {
         "vm \"a\": `vcpu_weight`: 0; write 1 to 10000",
         "vm \"b\": `deadline` is missing; write one, such as",
         "vm \"b\": `io_reserve`: 51 percent; write 0 to 50",
-        "vm \"c\": `runtime` \"4 ms\" is none in a period of 3000 us; write 0.01 ms up to",
+        "vm \"c\": `runtime` \"4 ms\" is none in a period of 3000 us; write 2 us up to",
         "vm \"d\": `vcpu_mode` driver: on a host nobody",
         "vm \"d\": the name \"d\" is taken by another above",
         "vm \"d\": `deadline` without a mode that has one; set `vcpu_mode`",

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use penstock_vcpu::Contract;
 use penstock_vcpu::admission::Limits;
-use penstock_vcpu::terms::{Reserved, VcpuSection, VmTable};
+use penstock_vcpu::reservation::Reserve;
+use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde::Deserialize;
 
 use crate::lease::Identity;
@@ -33,8 +34,8 @@ pub struct VmConfig {
     pub threads: Option<String>,
     /// What it was promised.
     pub contract: Contract,
-    /// What the kernel is to reserve for it.
-    pub reserved: Option<Reserved>,
+    /// Time that is reserved for each of its vCPUs; then its contract is but a weight.
+    pub reserve: Option<Reserve>,
 }
 
 /// What is in the file.
@@ -115,7 +116,7 @@ impl Config {
                 source: table.source()?,
                 threads: table.threads.clone(),
                 contract: table.contract()?,
-                reserved: table.reserved(),
+                reserve: table.reserve(),
             })
         };
         let vms = file.vm.iter().filter_map(vm).collect();
@@ -141,20 +142,15 @@ impl VmConfig {
                 Some(pid) => of(pid)?,
                 None => return Err(FindError::NoProcess { line: line.clone() }),
             },
-            Source::Domain(name) => match threads::process_like(&domain_line(name)) {
+            Source::Domain(name) => match threads::of_domain(name) {
                 Some(pid) => of(pid)?,
-                None => return Err(FindError::NoProcess { line: domain_line(name) }),
+                None => return Err(FindError::NoDomain { name: name.clone() }),
             },
             Source::Cgroup(path) => threads::in_cgroup(path, &of)?,
         };
         let identity = |t: VcpuThread| Identity { pid: t.pid, tid: t.tid, started: t.started };
         Ok(found.into_iter().map(identity).collect())
     }
-}
-
-/// The command line that libvirt gives the QEMU of a domain.
-fn domain_line(name: &str) -> String {
-    format!("*-name guest={name},*")
 }
 
 #[cfg(test)]
@@ -202,7 +198,10 @@ mod tests {
              [[vm]]\nname = \"a\"\npid = 1\ndeadline = \"3 ms\"\nvcpu_weight = 0\n\
              [[vm]]\nname = \"b\"\npid = 1\nvcpu_mode = \"aperiodic\"\ndeadline = \"2 s\"\n\
              io_reserve = 51\n\
-             [[vm]]\nname = \"c\"\npid = 1\nvcpu_mode = \"driver\"\n",
+             [[vm]]\nname = \"c\"\npid = 1\nvcpu_mode = \"driver\"\n\
+             [[vm]]\nname = \"d\"\npid = 1\ndomain = \"d\"\nvcpu_mode = \"reserved\"\n\
+             deadline = \"3 ms\"\nruntime = \"4 ms\"\n\
+             [[vm]]\nname = \"e\"\npid = 1\nruntime = \"1 ms\"\nreclaim = true\n",
         );
         for part in [
             "named twice",
@@ -215,6 +214,10 @@ mod tests {
             "\"b\": `deadline` \"2 s\" is none; write 0.5 ms to 1 s",
             "\"b\": `io_reserve`: 51",
             "\"c\": `vcpu_mode` driver",
+            "\"d\": its threads are not told, or twice",
+            "\"d\": `runtime` \"4 ms\" is none in a period of 3000 us; write 2 us up to",
+            "\"e\": `runtime` without",
+            "\"e\": `reclaim` without",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
@@ -224,6 +227,21 @@ mod tests {
             "{}",
             wrong("[vcpu]\ncpu = [1]\n")
         );
+    }
+
+    #[test]
+    fn what_is_reserved_is_no_deadline_of_the_queue() {
+        let text = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\ndomain = \"web\"\n\
+                    vcpu_mode = \"reserved\"\ndeadline = \"3 ms\"\n";
+        let vm = &Config::parse(text).unwrap().vms[0];
+        assert_eq!(vm.contract, Contract::by_credit(Weight::ONE));
+        assert_eq!(vm.source, Source::Domain("web".to_owned()));
+        let period = Nanos::from_millis(3);
+        assert_eq!(vm.reserve, Some(Reserve { period, runtime: None, reclaim: false }));
+        let more = format!("{text}runtime = \"0.6 ms\"\nreclaim = true\n");
+        let runtime = Some(Nanos::from_micros(600));
+        let vm = &Config::parse(&more).unwrap().vms[0];
+        assert_eq!(vm.reserve, Some(Reserve { period, runtime, reclaim: true }));
     }
 
     #[test]

@@ -22,6 +22,8 @@ use crate::policy::Policy;
 /// Priority of a thread that was lent a slice: above all that is fair, below QEMU's and the
 /// kernel's real-time threads.
 pub const LENT: u8 = 10;
+/// `until` of a thread whose policy stands for as long as the scheduler lives.
+pub const HELD: Nanos = Nanos(u64::MAX - 1);
 /// Scheduling threads in a table.
 pub const MAX_LOOPS: usize = penstock_vcpu::terms::CPUS_MAX;
 /// Managed threads in a table.
@@ -50,7 +52,8 @@ pub struct Entry {
     pub thread: Identity,
     /// How it was scheduled before it was managed.
     pub saved: Policy,
-    /// It has a real-time policy of ours until then at the latest; 0: it has none.
+    /// It has a real-time policy of ours until then at the latest; 0: it has none, [`HELD`]: until
+    /// it is given back.
     pub until: Nanos,
 }
 

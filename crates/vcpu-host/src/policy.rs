@@ -101,8 +101,9 @@ pub enum PolicyError {
     #[error(
         "thread {tid} cannot be {policy}: not permitted; run as root or with CAP_SYS_NICE{}",
         if matches!(policy, Policy::Deadline { .. }) {
-            ", and leave the thread all processors of its root domain (a cpuset partition, no \
-             affinity)"
+            ", and leave the thread all processors of its root domain: no affinity or vcpupin, \
+             or a domain of its own (cgroup v2: `root` in cpuset.cpus.partition; v1: 1 in \
+             cpuset.cpu_exclusive and 0 in the parent's cpuset.sched_load_balance)"
         } else {
             ""
         }
@@ -120,6 +121,17 @@ pub enum PolicyError {
          or take another one's away"
     )]
     Busy {
+        /// The thread.
+        tid: u32,
+        /// What it was to be.
+        policy: Policy,
+    },
+    /// `SCHED_DEADLINE` with a run time or a period that the kernel does not have.
+    #[error(
+        "thread {tid} cannot be {policy}: out of range; write a run time of 1.024 us to the \
+         period, and a period within sched_deadline_period_min_us and _max_us of /proc/sys/kernel"
+    )]
+    Range {
         /// The thread.
         tid: u32,
         /// What it was to be.
@@ -221,6 +233,13 @@ fn explain(tid: u32, policy: Policy, source: io::Error) -> PolicyError {
     match source.raw_os_error() {
         Some(libc::ESRCH) => PolicyError::Gone { tid },
         Some(libc::EBUSY) => PolicyError::Busy { tid, policy },
+        Some(libc::EINVAL) if matches!(policy, Policy::Deadline { .. }) => {
+            PolicyError::Range { tid, policy }
+        }
+        // Budgets of groups are for FIFO and round robin; the kernel asks none for deadlines.
+        Some(libc::EPERM) if matches!(policy, Policy::Deadline { .. }) => {
+            PolicyError::Forbidden { tid, policy }
+        }
         Some(libc::EPERM) => match Cgroup::of_thread(tid) {
             Ok(group) if policy.is_real_time() && group.rt_runtime_us() == Some(0) => {
                 PolicyError::NoBudget { tid, policy, group: group.path().to_owned() }

@@ -39,10 +39,37 @@ impl Watched {
     }
 }
 
+/// Whether SIGKILL is on its way to the first thread of `pid`: it was sent, or another thread ended
+/// the process, and the thread has not run since.
+#[must_use]
+pub fn is_killed(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/status"));
+    status.is_ok_and(|text| has_sigkill(&text))
+}
+
+/// `SigPnd` and `ShdPnd` are masks in hexadecimal, signal 1 the lowest bit.
+fn has_sigkill(status: &str) -> bool {
+    let pending = |line: &str| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    };
+    let kill = 1_u64 << (libc::SIGKILL - 1);
+    status.lines().filter_map(pending).any(|mask| mask & kill != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_pending_sigkill_is_read_from_either_mask() {
+        let status = |own: &str, all: &str| format!("Pid:\t7\nSigPnd:\t{own}\nShdPnd:\t{all}\n");
+        assert!(has_sigkill(&status("0000000000000100", "0000000000000000")));
+        assert!(has_sigkill(&status("0000000000000000", "0000000000004100")));
+        assert!(!has_sigkill(&status("0000000000004000", "0000000000000001")));
+        assert!(!is_killed(std::process::id()) && !is_killed(u32::MAX));
+    }
 
     #[test]
     fn a_process_lives_until_it_is_killed() {

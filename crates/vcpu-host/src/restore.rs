@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use penstock_units::Nanos;
 
 use crate::cgroup::Cgroup;
-use crate::lease::{Entry, Identity, LeaseTable};
+use crate::lease::{Entry, HELD, Identity, LeaseTable};
 use crate::policy::{self, Policy};
 use crate::state::STATE;
 use crate::threads;
@@ -103,15 +103,25 @@ pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(tid), &set)?)
 }
 
-/// Gives the threads in the table back the policies they came with: all, or those that have a
-/// lease. How many were real-time until then.
+/// Of which threads policies are taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Of all: who gave them is dead.
+    All,
+    /// Of those that scheduling threads lend to. What is reserved ([`HELD`]) needs no scheduling
+    /// thread to end, as the kernel bounds it.
+    Lent,
+}
+
+/// Gives the threads in the table back the policies they came with. How many were real-time until
+/// then.
 ///
 /// # Errors
 /// The table cannot be read. Threads that are gone or were changed by others are left alone.
-pub fn take_back(table: &LeaseTable, only_lent: bool) -> io::Result<usize> {
+pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     let mut taken = 0;
     for (slot, entry) in table.entries()? {
-        if only_lent && entry.until == Nanos(0) {
+        if reach == Reach::Lent && entry.until == HELD {
             continue;
         }
         taken += usize::from(restore(&entry));
@@ -168,7 +178,7 @@ pub fn sweep(dir: &Path) -> io::Result<Swept> {
         );
         return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
     }
-    let taken = take_back(&table, false)?;
+    let taken = take_back(&table, Reach::All)?;
     Before::load(dir).put_back();
     std::fs::remove_file(&path)?;
     let _ = std::fs::remove_file(dir.join(BEFORE));

@@ -45,9 +45,9 @@ pub struct CpuState {
 pub struct VmState {
     /// Its name.
     pub name: String,
-    /// `none`, `periodic` or `aperiodic`: what is kept, not what was asked for.
+    /// `none`, `periodic`, `aperiodic` or `reserved`: what is kept, not what was asked for.
     pub mode: String,
-    /// Its deadline in milliseconds; 0 without one.
+    /// Its deadline, or the period of what is reserved, in milliseconds; 0 without one.
     pub deadline_ms: f64,
     /// Its weight.
     pub weight: u16,

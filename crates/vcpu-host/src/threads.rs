@@ -50,6 +50,15 @@ pub enum FindError {
         /// What was looked for.
         line: String,
     },
+    /// No QEMU was given such a name.
+    #[error(
+        "no process was started with `-name guest={name}` (a libvirt domain is); is it running, \
+         and is the name right? `virsh list --name` has those that are"
+    )]
+    NoDomain {
+        /// What was looked for.
+        name: String,
+    },
     /// No thread has such a name.
     #[error("{path} has no thread named like {pattern:?}; see /proc/PID/task/*/comm for its names")]
     NoMatch {
@@ -122,6 +131,31 @@ pub fn process_like(pattern: &str) -> Option<u32> {
     pids.filter(is_like).min()
 }
 
+/// The process that was given the guest's name `name` by `-name`, as libvirt starts QEMU for a
+/// domain; of several the one with the lowest id.
+#[must_use]
+pub fn of_domain(name: &str) -> Option<u32> {
+    let pids = std::fs::read_dir("/proc").ok()?;
+    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let is_it = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        guest_name(&String::from_utf8_lossy(&line)).as_deref() == Some(name)
+    };
+    pids.filter(is_it).min()
+}
+
+/// The guest's name in a command line whose words end with 0: `-name web`, `-name guest=web,...`,
+/// with `,,` for a comma.
+fn guest_name(line: &str) -> Option<String> {
+    let mut words = line.split('\0');
+    words.find(|word| matches!(*word, "-name" | "--name"))?;
+    let value = words.next()?.replace(",,", "\0");
+    let mut options = value.split(',');
+    let named = options.clone().find_map(|option| option.strip_prefix("guest="));
+    let name = named.or_else(|| options.next().filter(|first| !first.contains('=')))?;
+    Some(name.replace('\0', ","))
+}
+
 /// Whether `text` is `pattern`, in which `*` stands for anything.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
@@ -178,6 +212,11 @@ pub fn started_at(pid: u32, tid: u32) -> Option<u64> {
 /// Letter of its state, field 3 of `stat`: R has work, others wait.
 pub(crate) fn state(stat: &str) -> Option<char> {
     stat[stat.rfind(')')? + 1..].trim_start().chars().next()
+}
+
+/// Processor it ran on last, field 39 of `stat`.
+pub(crate) fn cpu(stat: &str) -> Option<u32> {
+    stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 fn started(stat: &str) -> Option<u64> {
@@ -247,6 +286,26 @@ mod tests {
         let found = named(std::process::id(), "*").unwrap();
         assert!(found.iter().any(VcpuThread::is_alive));
         assert_eq!(process_like("no such process, says penstock"), None);
+    }
+
+    #[test]
+    fn a_domain_is_found_by_the_name_that_qemu_was_given() {
+        let name = |line: &str| guest_name(&line.replace(' ', "\0"));
+        assert_eq!(name("qemu -name guest=web,debug-threads=on -m 64").as_deref(), Some("web"));
+        assert_eq!(name("qemu -name debug-threads=on,guest=web").as_deref(), Some("web"));
+        assert_eq!(name("qemu -name web,process=x").as_deref(), Some("web"));
+        assert_eq!(name("qemu -name guest=a,,b").as_deref(), Some("a,b"));
+        assert_eq!(name("qemu -name debug-threads=on"), None);
+        assert_eq!(name("grep web"), None);
+        let words = ["-c", "read _; :", "-name", "guest=penstock-test-domain,debug-threads=on"];
+        let mut command = std::process::Command::new("sh");
+        let mut child = command.args(words).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        // It is started a moment before its command line can be read.
+        let found = (0..10_000).find_map(|_| of_domain("penstock-test-domain"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, Some(child.id()));
+        assert_eq!(of_domain("penstock-test-domain"), None);
     }
 
     #[test]

@@ -6,167 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+mod support;
 
-use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use penstock_vcpu_host::config::Config;
-use penstock_vcpu_host::policy::{self, Policy};
-use penstock_vcpu_host::state::{State, VmState};
-use penstock_vcpu_host::{service, threads, watchdog};
-
-/// Longest that anything awaited may take: on a loaded machine the scheduler starts slowly.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Where a watchdog writes what it saw, beside the scheduler's directory.
-const SIGHTS: &str = "sights";
+use penstock_vcpu_host::policy;
+use support::{Guest, Scheduler, affinity, is_lent, pid, prepare, role, seen, until, watched};
 
 /// A deadline that the fair class of two who compute never keeps, so that slices are lent often.
 const OFTEN: &str = "1 ms";
-
-/// What a role is told.
-const PATH: &str = "PENSTOCK_TEST_PATH";
-
-/// All use one processor, one after another.
-static PROCESSOR: Mutex<()> = Mutex::new(());
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begin.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::yield_now();
-    }
-}
-
-fn pid(id: u32) -> Pid {
-    Pid::from_raw(i32::try_from(id).unwrap())
-}
-
-fn is_lent(id: u32) -> bool {
-    policy::get(id).unwrap().is_real_time()
-}
-
-fn affinity(id: u32) -> CpuSet {
-    sched_getaffinity(pid(id)).unwrap()
-}
-
-/// A process that computes until it is dropped.
-struct Guest(Child);
-
-impl Guest {
-    fn start() -> Self {
-        let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-        Self(child)
-    }
-
-    fn id(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// This program as something else, which is told `path`.
-fn role(name: &str, path: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let test = format!("role_of_{name}");
-    let options = ["--exact", "--ignored", "--nocapture"];
-    command.arg(test).args(options).env(PATH, path);
-    command
-}
-
-struct Scheduler {
-    dir: PathBuf,
-    child: Child,
-}
-
-impl Scheduler {
-    /// Schedules VMs `vm0`, `vm1`, ... on the last processor, the first one with a deadline.
-    fn start(dir: &Path, guests: &[&Guest], deadline: &str) -> Self {
-        std::fs::create_dir_all(dir).unwrap();
-        let cpu = (0..CpuSet::count()).rfind(|c| affinity(0).is_set(*c).unwrap()).unwrap();
-        let mut text = format!("[vcpu]\ncpus = [{cpu}]\nrun_dir = \"{}/run\"\n", dir.display());
-        for (at, guest) in guests.iter().enumerate() {
-            let id = guest.id();
-            text += &format!("[[vm]]\nname = \"vm{at}\"\npid = {id}\nthreads = \"sh\"\n");
-            if at == 0 {
-                text += &format!("vcpu_mode = \"periodic\"\ndeadline = \"{deadline}\"\n");
-            }
-        }
-        std::fs::write(dir.join("vcpu.toml"), text).unwrap();
-        let child = role("scheduler", &dir.join("vcpu.toml")).spawn().unwrap();
-        Self { dir: dir.to_owned(), child }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(pid(self.child.id()), signal).unwrap();
-    }
-
-    /// SIGTERM to the thread that waits for it: unlike a program's own, the first thread of a test
-    /// does not have it blocked.
-    fn terminate(&self) {
-        let threads = threads::named(self.child.id(), "role_of_*").unwrap();
-        let (pid, tid) = (threads[0].pid, threads[0].tid);
-        // SAFETY: no pointers are passed.
-        let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, libc::SIGTERM) };
-        assert_eq!(sent, 0);
-    }
-
-    /// Waits for a state of the VM number `at` that is as it should be.
-    fn state(&self, at: usize, is: impl Fn(&VmState) -> bool) -> VmState {
-        until("state", || {
-            let state = State::load(&self.dir.join("run")).ok()?;
-            state.vms.into_iter().nth(at).filter(|vm| is(vm))
-        })
-    }
-}
-
-impl Drop for Scheduler {
-    fn drop(&mut self) {
-        // One that stands still has to go on to end.
-        let _ = kill(pid(self.child.id()), Signal::SIGCONT);
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
-
-/// The processor and a directory, or `None` where nothing may be real-time.
-fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
-    let guard = PROCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
-    let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
-    if !may.join().unwrap() {
-        eprintln!("skipped: real-time policies are not permitted here");
-        return None;
-    }
-    let dir = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
-    Some((guard, dir.join(format!("penstock-vcpu-{name}-{}", std::process::id()))))
-}
-
-/// A scheduler whose watchdog, and nobody slower, is there to take back what it lends.
-fn watched(scheduler: &Scheduler) {
-    let id = until("a watchdog", || {
-        let state = State::load(&scheduler.dir.join("run")).ok()?;
-        (state.watchdog > 0).then_some(state.watchdog)
-    });
-    let above = Policy::Fifo { priority: watchdog::PRIORITY };
-    // Here it runs in a test's thread, and not in the first of its process.
-    let threads = threads::named(id, "role_of_*").unwrap();
-    let first = threads.iter().any(|thread| policy::get(thread.tid).is_ok_and(|p| p == above));
-    assert!(first, "it waits for no guest and no scheduler");
-}
 
 /// Every thread of the process is stopped: it does nothing more until it is told to go on.
 fn is_stopped(id: u32) -> bool {
@@ -175,12 +22,6 @@ fn is_stopped(id: u32) -> bool {
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
     })
-}
-
-/// What watchdogs have seen; those of a test have one directory.
-fn seen(dir: &Path, what: &str, taken: &str) -> usize {
-    let text = std::fs::read_to_string(dir.join(SIGHTS)).unwrap_or_default();
-    text.lines().filter(|line| line.contains(what) && line.contains(taken)).count()
 }
 
 /// How soon it does so is measured by the example `takeback`: here only who did it counts.
@@ -278,19 +119,4 @@ fn a_second_scheduler_and_a_deadline_that_does_not_fit_are_refused() {
     assert!(vm.problem.unwrap().contains("give it more weight, or a deadline of 1 ms"));
 }
 
-#[test]
-#[ignore = "a role: what the other tests call as scheduler"]
-fn role_of_scheduler() {
-    let Some(path) = std::env::var_os(PATH) else { return };
-    let config = Config::load(Path::new(&path)).unwrap();
-    service::run(&config, &|| role("watchdog", &config.run_dir)).unwrap();
-}
-
-#[test]
-#[ignore = "a role: what the scheduler calls as watchdog"]
-fn role_of_watchdog() {
-    let Some(path) = std::env::var_os(PATH) else { return };
-    let sights = Path::new(&path).with_file_name(SIGHTS);
-    let mut sights = std::fs::File::options().create(true).append(true).open(sights).unwrap();
-    watchdog::watch(Path::new(&path), |sight| writeln!(sights, "{sight:?}").unwrap()).unwrap();
-}
+roles!();

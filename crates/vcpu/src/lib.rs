@@ -19,7 +19,8 @@
 //! | [`credit_book`], [`reserve`] | accounts, classes, what is kept for I/O |
 //! | [`deadline_queue`], [`slots`] | deadlines of a processor, so placed that none is missed |
 //! | [`admission`], [`placement`] | which VMs fit, and where |
-//! | [`terms`], [`seating`] | what an operator writes, and whose deadline is kept where |
+//! | [`reservation`] | what the kernel is asked to reserve, and what that leaves |
+//! | [`terms`], [`seating`], [`mod@planned`] | what an operator writes, and whose deadline is kept where |
 //! | [`bells`] | layout of the memory by which the switch tells that frames came |
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,8 @@ pub mod credit_book;
 pub mod deadline_queue;
 pub mod double_queue;
 pub mod placement;
+pub mod planned;
+pub mod reservation;
 pub mod reserve;
 pub mod scheduler;
 pub mod seating;

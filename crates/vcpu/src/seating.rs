@@ -5,6 +5,7 @@ use penstock_units::CpuId;
 use crate::Contract;
 use crate::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
 use crate::placement::{Guest, PlacementError, place};
+use crate::reservation::Taken;
 
 /// A VM that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,21 +33,24 @@ pub struct Seated {
 pub struct Place {
     /// The processor.
     pub cpu: u32,
-    /// Its part of it when all have work.
+    /// Its part of it when all have work, of what is not reserved.
     pub share_ppm: u64,
     /// Its weight in parts of the average there.
     pub base_ppm: u64,
 }
 
-/// Places all, on `cpus`. A VM whose deadline cannot be kept has none, and is told why; it runs all
-/// the same, by its weight.
+/// Places all, on `cpus`, of which `taken` is reserved for VMs that are not placed. A VM whose
+/// deadline cannot be kept has none, and is told why; it runs all the same, by its weight.
 #[must_use]
-pub fn seat(present: &[Present], cpus: &[u32], limits: Limits) -> Vec<Seated> {
+pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> Vec<Seated> {
     let mut seated: Vec<Seated> = present
         .iter()
         .map(|vm| Seated { contract: vm.contract, problem: None, vcpus: Vec::new() })
         .collect();
     let count = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
+    let unreserved = WHOLE_PPM.saturating_sub(taken.most_ppm);
+    let limits = Limits { density_ppm: limits.density_ppm.min(unreserved) };
+    let whole = WHOLE_PPM.saturating_sub(taken.mean_ppm);
     // Each turn takes one deadline away, so this ends.
     loop {
         let guests: Vec<Guest> = seated
@@ -55,9 +59,9 @@ pub fn seat(present: &[Present], cpus: &[u32], limits: Limits) -> Vec<Seated> {
             .map(|(vm, asked)| Guest { contract: vm.contract, vcpus: asked.vcpus })
             .collect();
         let refused = match place(&guests, count, limits) {
-            Ok(homes) => match check(&guests, &homes, count, limits) {
+            Ok(homes) => match check(&guests, &homes, limits, (count, whole)) {
                 Ok(()) => {
-                    fill(&mut seated, &guests, &homes, cpus);
+                    fill(&mut seated, &guests, &homes, (cpus, whole));
                     return seated;
                 }
                 Err(refused) => refused,
@@ -72,7 +76,11 @@ pub fn seat(present: &[Present], cpus: &[u32], limits: Limits) -> Vec<Seated> {
         if !seat.contract.mode.is_real_time() {
             return seated;
         }
-        seat.problem = Some(format!("no deadline is kept: on processor {at}, {reason}"));
+        let beside = match taken.most_ppm {
+            0 => String::new(),
+            ppm => format!(" (up to {} % of it is reserved for other VMs)", ppm / 10_000),
+        };
+        seat.problem = Some(format!("no deadline is kept: on processor {at}, {reason}{beside}"));
         seat.contract = Contract::by_credit(seat.contract.weight);
     }
 }
@@ -93,8 +101,8 @@ fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
 fn check(
     guests: &[Guest],
     homes: &[Vec<CpuId>],
-    cpus: u16,
     limits: Limits,
+    (cpus, whole): (u16, u64),
 ) -> Result<(), (usize, CpuId, Refusal)> {
     for cpu in (0..cpus).map(CpuId) {
         let (_, sum) = load(guests, homes, cpu);
@@ -102,7 +110,7 @@ fn check(
         let (mut claims, mut whose) = (Vec::new(), Vec::new());
         for (vm, guest) in guests.iter().enumerate().filter(|(_, guest)| real_time(guest)) {
             for _ in homes[vm].iter().filter(|home| **home == cpu) {
-                let share_ppm = WHOLE_PPM * weight(guest) / sum.max(1);
+                let share_ppm = whole * weight(guest) / sum.max(1);
                 claims.push(Claim { deadline: guest.contract.deadline, share_ppm });
                 whose.push(vm);
                 if let Err(reason) = admit(&claims, false, limits) {
@@ -114,17 +122,22 @@ fn check(
     Ok(())
 }
 
-fn fill(seated: &mut [Seated], guests: &[Guest], homes: &[Vec<CpuId>], cpus: &[u32]) {
+fn fill(
+    seated: &mut [Seated],
+    guests: &[Guest],
+    homes: &[Vec<CpuId>],
+    (cpus, whole): (&[u32], u64),
+) {
     for (vm, seat) in seated.iter_mut().enumerate() {
         seat.vcpus = homes[vm]
             .iter()
             .map(|home| {
                 let (count, sum) = load(guests, homes, *home);
-                let mine = weight(&guests[vm]) * WHOLE_PPM;
+                let mine = weight(&guests[vm]);
                 Place {
                     cpu: cpus[home.index()],
-                    share_ppm: mine / sum.max(1),
-                    base_ppm: mine * count / sum.max(1),
+                    share_ppm: mine * whole / sum.max(1),
+                    base_ppm: mine * WHOLE_PPM * count / sum.max(1),
                 }
             })
             .collect();
@@ -145,6 +158,29 @@ mod tests {
         let deadline = Nanos::from_millis(deadline_ms);
         let contract = Contract::real_time(Mode::Periodic, deadline, Weight::ONE);
         Present { contract, vcpus: 1 }
+    }
+
+    fn seat(present: &[Present], cpus: &[u32], limits: Limits) -> Vec<Seated> {
+        super::seat(present, cpus, limits, Taken::default())
+    }
+
+    #[test]
+    fn what_is_reserved_for_others_is_nobodys_share_and_no_place_for_deadlines() {
+        let reserved = |ppm| Taken { mean_ppm: ppm, most_ppm: ppm };
+        let present = [periodic(3), hog(1), hog(2)];
+        let seated = super::seat(&present, &[1], Limits::default(), reserved(200_000));
+        let places: Vec<Place> = seated.iter().map(|vm| vm.vcpus[0]).collect();
+        assert_eq!(places[0], Place { cpu: 1, share_ppm: 200_000, base_ppm: 750_000 });
+        assert_eq!((seated[0].problem.as_ref(), places[2].share_ppm), (None, 400_000));
+        // A quarter of a half is less than the seventh that 3 ms needs.
+        let seated = super::seat(&present, &[1], Limits::default(), reserved(500_000));
+        let problem = seated[0].problem.clone().unwrap();
+        assert!(problem.contains("a share of 12.50 %"), "{problem}");
+        assert!(problem.contains("(up to 50 % of it is reserved for other VMs)"), "{problem}");
+        // All may come to be on one processor, although on average there is room.
+        let taken = Taken { mean_ppm: 450_000, most_ppm: 900_000 };
+        let seated = super::seat(&[periodic(3), hog(1)], &[1, 2], Limits::default(), taken);
+        assert!(seated[0].problem.clone().unwrap().contains("10.00 % are allowed"));
     }
 
     #[test]

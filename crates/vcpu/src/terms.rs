@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::admission::{DEADLINE_MAX, DEADLINE_MIN, Limits};
+use crate::reservation::{RUNTIME_MIN, Reserve};
 use crate::{Contract, Mode};
 
 /// Where a scheduler keeps its files unless told otherwise; a tmpfs.
@@ -88,6 +89,10 @@ pub struct VmTable {
     /// Of `reserved`: run time in each period, as in `"0.6 ms"`. Default: its share of the period.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
+    /// Of `reserved`: it may use more where other such threads leave it, up to 95 % of a processor, at
+    /// the cost of all others. Default `false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim: Option<bool>,
     /// Its part of the processors, for each active vCPU, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
@@ -115,15 +120,6 @@ pub enum Source {
     Process(String),
     /// By its name in libvirt.
     Domain(String),
-}
-
-/// What `reserved` asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserved {
-    /// Run time in each period; `None`: its share of it.
-    pub runtime: Option<Nanos>,
-    /// The period, and the deadline.
-    pub period: Nanos,
 }
 
 /// A mistake in a table.
@@ -230,10 +226,11 @@ impl VmTable {
 
     /// What is reserved for it, of a table without [`Self::mistakes`].
     #[must_use]
-    pub fn reserved(&self) -> Option<Reserved> {
+    pub fn reserve(&self) -> Option<Reserve> {
         let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN)?;
         let runtime = Self::read(self.runtime.as_ref(), RUNTIME_MIN);
-        (self.vcpu_mode == VcpuMode::Reserved).then_some(Reserved { runtime, period })
+        let reclaim = self.reclaim.unwrap_or(false);
+        (self.vcpu_mode == VcpuMode::Reserved).then_some(Reserve { runtime, period, reclaim })
     }
 
     /// All that is wrong with it.
@@ -290,6 +287,10 @@ impl VmTable {
             }
             _ => {}
         }
+        if self.reclaim.is_some() && self.vcpu_mode != VcpuMode::Reserved {
+            let problem = "`reclaim` without `vcpu_mode` reserved".to_owned();
+            say("reclaim", problem, "remove it, or set the mode");
+        }
         let Some(text) = &self.runtime else { return };
         if self.vcpu_mode != VcpuMode::Reserved {
             let problem = "`runtime` without `vcpu_mode` reserved".to_owned();
@@ -299,13 +300,10 @@ impl VmTable {
         if Self::read(Some(text), RUNTIME_MIN).is_none_or(|runtime| runtime > period) {
             let problem =
                 format!("`runtime` {text:?} is none in a period of {} us", period.0 / 1_000);
-            say("runtime", problem, "write 0.01 ms up to the period, such as \"0.6 ms\"");
+            say("runtime", problem, "write 2 us up to its `deadline`, such as \"0.6 ms\"");
         }
     }
 }
-
-/// Shortest run time that is reserved: the kernel's own least is 1.024 us.
-const RUNTIME_MIN: Nanos = Nanos::from_micros(10);
 
 /// `3 ms`, `0.5ms`, `800 us`, `1 s`.
 #[must_use]

@@ -4,7 +4,8 @@
 use penstock_control::config::HostConfig;
 use penstock_vcpu::Contract;
 use penstock_vcpu::deadline_queue::SLICE;
-use penstock_vcpu::seating::{Present, seat};
+use penstock_vcpu::planned::planned;
+use penstock_vcpu::reservation::Granted;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
 
@@ -20,20 +21,27 @@ struct Planned<'a> {
 }
 
 fn plan<'a>(config: &'a HostConfig, section: &VcpuSection) -> Vec<Planned<'a>> {
-    let present = |vm: &VmTable| Some(Present { contract: vm.contract()?, vcpus: vm.vcpus() });
-    let presents: Vec<Present> = config.vms.iter().filter_map(present).collect();
-    let seated = seat(&presents, &section.cpus, section.limits());
+    let tables: Vec<&VmTable> = config.vms.iter().collect();
+    let all = planned(section, &tables);
     let of = |cpu: &u32| {
         let (mut vms, mut taken) = (Vec::new(), 0);
-        for (vm, seated) in config.vms.iter().zip(&seated) {
-            for place in seated.vcpus.iter().filter(|place| place.cpu == *cpu) {
+        for (vm, planned) in config.vms.iter().zip(&all) {
+            for place in planned.places.iter().filter(|place| place.cpu == *cpu) {
                 vms.push((vm, place.share_ppm));
-                taken += density_ppm(&seated.contract);
+                let kept = vm.contract().filter(|_| planned.problem.is_none());
+                taken += kept.map_or(0, |contract| density_ppm(&contract));
             }
         }
         Planned { cpu: *cpu, vms, taken }
     };
     section.cpus.iter().map(of).collect()
+}
+
+/// What is reserved, a line for each VM.
+fn reserved(config: &HostConfig, section: &VcpuSection) -> Vec<(String, Granted)> {
+    let tables: Vec<&VmTable> = config.vms.iter().collect();
+    let all = config.vms.iter().zip(planned(section, &tables));
+    all.filter_map(|(vm, planned)| Some((vm.name.clone(), planned.granted?))).collect()
 }
 
 /// What the slices of a deadline take of a processor, in millionths.
@@ -67,7 +75,12 @@ pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
         let limit = percent(parts(section.limits().density_ppm));
         table.row([cpu.to_string(), or_dash(&vms.join(", ")), percent(parts(taken)), limit]);
     }
-    table.render()
+    let mut text = table.render();
+    for (name, granted) in reserved(config, section) {
+        let part = percent(parts(granted.ppm()));
+        text.push_str(&format!("reserved for each vCPU of {name}: {part} of a processor\n"));
+    }
+    text
 }
 
 /// For programs.

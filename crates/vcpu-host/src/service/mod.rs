@@ -6,6 +6,8 @@
 
 mod chime;
 mod gauge;
+mod held;
+mod reserving;
 mod roster;
 
 use std::io;
@@ -20,11 +22,9 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
-use nix::unistd::Pid;
 use penstock_vcpu::bells::SOCKET_PREFIX;
 use thiserror::Error;
 
@@ -105,7 +105,7 @@ pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), Servic
     // Before any thread is made, so that all have them blocked.
     ends.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-    stand_aside(&config.cpus);
+    step_aside(&config.cpus);
     let (send, reports) = sync_channel(REPORTS);
     let lending = Arc::new(AtomicBool::new(true));
     let guard = Watchdog::start(watchdog()).map_err(ServiceError::Watchdog)?;
@@ -140,19 +140,15 @@ pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), Servic
     ended.and(stopped)
 }
 
-/// Keeps this thread, and so the watchdog it starts, off the scheduled processors if there are
-/// others. A process has ended when all of its threads have, and one of the fair class behind a
-/// vCPU that was lent to ends when the lease does.
-fn stand_aside(cpus: &[u32]) {
-    let Ok(allowed) = sched_getaffinity(Pid::from_raw(0)) else { return };
-    let number = |cpu: usize| u32::try_from(cpu).ok().filter(|cpu| !cpus.contains(cpu));
-    let aside = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
-    let aside: Vec<u32> = aside.filter_map(number).collect();
-    if aside.is_empty() || restore::confine(0, &aside).is_err() {
-        tracing::warn!(
-            "no processor is left for the scheduler itself; what it lends is taken back up to 10 ms \
-             after it dies: leave one out of [vcpu] `cpus`"
-        );
+/// This thread, and the watchdog that it starts, leave the scheduled processors if they may use
+/// others: beside guests they would wait, and where this thread waits it cannot die.
+fn step_aside(cpus: &[u32]) {
+    let mine = roster::processors(0).unwrap_or_default();
+    let others: Vec<u32> = mine.into_iter().filter(|cpu| !cpus.contains(cpu)).collect();
+    if others.is_empty() {
+        tracing::warn!("all processors are scheduled; leave one out of [vcpu] `cpus` for the rest");
+    } else if let Err(error) = restore::confine(0, &others) {
+        tracing::warn!(%error, "the service stays on the processors of its VMs");
     }
 }
 
@@ -215,6 +211,7 @@ impl Service<'_> {
         let mut seats = self.roster.seats(self.config);
         let roster = &self.roster;
         self.gauge.begin_anew(|thread| roster.has(thread));
+        self.roster.begin_anew();
         for each in &self.loops {
             let mine = seats.remove(&each.cpu).unwrap_or_default();
             tracing::info!(cpu = each.cpu, vcpus = mine.len(), "vCPUs seated");
@@ -300,6 +297,8 @@ impl Service<'_> {
         for at in 0..self.config.cpus.len() {
             let _ = std::fs::remove_file(self.config.run_dir.join(format!("{SOCKET_PREFIX}{at}")));
         }
+        // Before the processors: who has a deadline keeps all of them.
+        self.roster.release();
         Before::load(&self.config.run_dir).put_back();
         // The watchdog removes the table when this process is gone.
         let _ = std::fs::remove_file(self.config.run_dir.join(STATE));

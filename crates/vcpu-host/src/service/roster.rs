@@ -7,10 +7,12 @@ use std::sync::Arc;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use penstock_vcpu::Mode;
+use penstock_vcpu::reservation::Granted;
 use penstock_vcpu::seating::{Place, Present, Seated, seat};
 
 use super::SLOTS;
 use super::gauge::Gauge;
+use super::held::Held;
 use crate::boost::seat::Seat;
 use crate::cgroup::Cgroup;
 use crate::config::{Config, VmConfig};
@@ -22,11 +24,15 @@ use crate::weight::Weigher;
 
 /// A VM and what is known of it.
 #[derive(Debug)]
-struct Member {
-    threads: Vec<Identity>,
-    seated: Option<Seated>,
+pub(super) struct Member {
+    pub(super) threads: Vec<Identity>,
+    pub(super) seated: Option<Seated>,
+    /// What is reserved for its vCPUs.
+    pub(super) granted: Option<Granted>,
+    /// Why nothing is, although it asked for it.
+    pub(super) refused: Option<String>,
     /// Why it is not there, or does not have what it asked for.
-    problem: Option<String>,
+    pub(super) problem: Option<String>,
 }
 
 /// See the module's text.
@@ -34,10 +40,13 @@ struct Member {
 pub(super) struct Roster {
     /// Names of the VMs, for logs.
     names: Vec<String>,
-    members: Vec<Member>,
+    pub(super) members: Vec<Member>,
     /// Slots in the table, and how each thread was scheduled when it was found.
-    slots: HashMap<Identity, (usize, Policy)>,
-    before: Before,
+    pub(super) slots: HashMap<Identity, (usize, Policy)>,
+    pub(super) before: Before,
+    pub(super) held: Held,
+    /// Whose threads were whose, of those that are gone too.
+    whose: HashMap<Identity, usize>,
     owner: Identity,
     table: Arc<LeaseTable>,
     looked: bool,
@@ -45,12 +54,20 @@ pub(super) struct Roster {
 
 impl Roster {
     pub fn new(config: &Config, owner: Identity, table: Arc<LeaseTable>) -> Self {
-        let member = |_: &VmConfig| Member { threads: Vec::new(), seated: None, problem: None };
+        let member = |_: &VmConfig| Member {
+            threads: Vec::new(),
+            seated: None,
+            granted: None,
+            refused: None,
+            problem: None,
+        };
         Self {
             names: config.vms.iter().map(|vm| vm.name.clone()).collect(),
             members: config.vms.iter().map(member).collect(),
             slots: HashMap::new(),
             before: Before::default(),
+            held: Held::new(Arc::clone(&table)),
+            whose: HashMap::new(),
             owner,
             table,
             looked: false,
@@ -60,7 +77,7 @@ impl Roster {
     /// Looks for the threads of all VMs; whether any came or went.
     pub fn look(&mut self, config: &Config) -> bool {
         let mut changed = !std::mem::replace(&mut self.looked, true);
-        for (member, vm) in self.members.iter_mut().zip(&config.vms) {
+        for (at, (member, vm)) in self.members.iter_mut().zip(&config.vms).enumerate() {
             let (threads, problem) = match vm.find() {
                 Ok(threads) => (threads, None),
                 Err(error) => (Vec::new(), Some(error.to_string())),
@@ -73,17 +90,25 @@ impl Roster {
                 if !threads.is_empty() {
                     member.problem = None;
                 }
+                self.whose.extend(threads.iter().map(|thread| (*thread, at)));
                 member.threads = threads;
                 changed = true;
             }
         }
-        changed
+        if self.whose.len() > 2 * SLOTS {
+            let members = &self.members;
+            self.whose.retain(|thread, at| members[*at].threads.contains(thread));
+        }
+        changed | self.keep()
     }
 
     /// Places all, and says which vCPUs each processor has.
     pub fn seats(&mut self, config: &Config) -> HashMap<u32, Vec<Seat>> {
+        self.remember(config);
+        let taken = self.reserve(config);
+        let placed = |member: &Member| !member.threads.is_empty() && member.granted.is_none();
         let there: Vec<usize> =
-            (0..self.members.len()).filter(|at| !self.members[*at].threads.is_empty()).collect();
+            (0..self.members.len()).filter(|at| placed(&self.members[*at])).collect();
         let present: Vec<Present> = there
             .iter()
             .map(|at| Present {
@@ -91,8 +116,7 @@ impl Roster {
                 vcpus: u16::try_from(self.members[*at].threads.len()).unwrap_or(u16::MAX),
             })
             .collect();
-        let seated = seat(&present, &config.cpus, config.limits);
-        self.remember(config);
+        let seated = seat(&present, &config.cpus, config.limits, taken);
         let mut seats: HashMap<u32, Vec<Seat>> = HashMap::new();
         let groups = self.groups();
         for (at, seated) in there.into_iter().zip(seated) {
@@ -101,7 +125,7 @@ impl Roster {
                 tracing::warn!(vm = %name, "{problem}");
             }
             let member = &mut self.members[at];
-            member.problem.clone_from(&seated.problem);
+            member.problem = seated.problem.clone().or_else(|| member.refused.clone());
             for (thread, place) in member.threads.iter().zip(&seated.vcpus) {
                 let Some((slot, saved)) = self.slots.get(thread).copied() else { continue };
                 let Place { cpu, share_ppm, base_ppm } = *place;
@@ -129,15 +153,15 @@ impl Roster {
     fn remember(&mut self, config: &Config) {
         let threads: Vec<Identity> =
             self.members.iter().flat_map(|member| member.threads.iter().copied()).collect();
+        let threads_count = threads.len();
         self.slots.retain(|thread, _| threads.contains(thread));
+        self.held.release_all(|thread| threads.contains(&thread));
         self.before.affinities.retain(|(thread, _)| threads.contains(thread));
         for thread in threads {
             if self.slots.contains_key(&thread) {
                 continue;
             }
-            let used = |slot: &usize| self.slots.values().any(|(other, _)| other == slot);
-            let free = (0..SLOTS).find(|slot| !used(slot));
-            let (Some(slot), Ok(saved)) = (free, policy::get(thread.tid)) else { continue };
+            let (Some(slot), Ok(saved)) = (self.free(), policy::get(thread.tid)) else { continue };
             self.slots.insert(thread, (slot, saved));
             self.before.affinities.extend(affinity(thread));
             if let Ok(group) = Cgroup::of_thread(thread.tid)
@@ -148,11 +172,23 @@ impl Roster {
                 self.before.weights.push((group.path().to_owned(), weight));
             }
         }
+        // As many more for reservations, which have slots of their own.
         let end = self.slots.values().map(|(slot, _)| slot + 1).max().unwrap_or(0);
+        let end = (end.max(self.held.slots().max().map_or(0, |slot| slot + 1)) + threads_count)
+            .min(SLOTS);
         let saved = self.table.set_end(end).and_then(|()| self.before.save(&config.run_dir));
         if let Err(error) = saved {
             tracing::error!(%error, pid = self.owner.pid, "what was before cannot be noted");
         }
+    }
+
+    /// A slot of the table that nobody has.
+    pub(super) fn free(&self) -> Option<usize> {
+        let mut used = vec![false; SLOTS];
+        for slot in self.slots.values().map(|(slot, _)| *slot).chain(self.held.slots()) {
+            used[slot] = true;
+        }
+        used.iter().position(|used| !used)
     }
 
     /// By what weights are set: by its cgroup if a VM has one to itself, else by nice values.
@@ -189,10 +225,14 @@ impl Roster {
         self.members.iter().any(|member| member.threads.contains(thread))
     }
 
-    /// Name of its VM, for logs; `-` if that is gone by now.
+    /// Name of the VM it belongs to, or did while it was there, for logs.
     pub fn name(&self, thread: &Identity) -> &str {
-        let at = self.members.iter().position(|member| member.threads.contains(thread));
-        at.map_or("-", |at| &self.names[at])
+        self.whose.get(thread).map_or("-", |at| &self.names[*at])
+    }
+
+    /// VMs came or went: shares count from here on.
+    pub fn begin_anew(&mut self) {
+        self.held.begin_anew();
     }
 
     /// A thread has exited: the next look finds the VM changed.
@@ -219,8 +259,10 @@ impl Roster {
                 .map(|(thread, _)| *thread)
                 .collect()
         };
+        // What is reserved runs anywhere: each processor is told its part.
+        let apart = self.held.ran() / u64::try_from(config.cpus.len()).unwrap_or(1).max(1);
         let all: HashMap<u32, u64> =
-            config.cpus.iter().map(|cpu| (*cpu, gauge.ran(&on(*cpu)))).collect();
+            config.cpus.iter().map(|cpu| (*cpu, gauge.ran(&on(*cpu)) + apart)).collect();
         let vm = |(member, vm): (&Member, &VmConfig)| {
             let contract = member.seated.as_ref().map_or(vm.contract, |seated| seated.contract);
             let places = member.seated.iter().flat_map(|seated| &seated.vcpus);
@@ -228,14 +270,16 @@ impl Roster {
                 let ran = all.get(&place.cpu).copied().unwrap_or(0);
                 gauge.vcpu(*thread, place.cpu, place.share_ppm, ran)
             });
+            let held = member.threads.iter().filter_map(|thread| self.held.state(*thread));
+            let deadline = member.granted.map_or(contract.deadline, |granted| granted.period);
+            let mode = if member.granted.is_some() { "reserved" } else { mode(contract.mode) };
             VmState {
                 name: vm.name.clone(),
-                mode: mode(contract.mode).to_owned(),
-                deadline_ms: std::time::Duration::from_nanos(contract.deadline.0).as_secs_f64()
-                    * 1e3,
+                mode: mode.to_owned(),
+                deadline_ms: std::time::Duration::from_nanos(deadline.0).as_secs_f64() * 1e3,
                 weight: contract.weight.get(),
                 problem: member.problem.clone(),
-                vcpus: vcpus.collect(),
+                vcpus: vcpus.chain(held).collect(),
             }
         };
         self.members.iter().zip(&config.vms).map(vm).collect()
@@ -252,8 +296,12 @@ const fn mode(mode: Mode) -> &'static str {
 }
 
 fn affinity(thread: Identity) -> Option<(Identity, Vec<u32>)> {
-    let tid = i32::try_from(thread.tid).ok()?;
-    let set = sched_getaffinity(Pid::from_raw(tid)).ok()?;
+    Some((thread, processors(thread.tid)?))
+}
+
+/// Those that the thread `tid` may use; 0 is the caller.
+pub(super) fn processors(tid: u32) -> Option<Vec<u32>> {
+    let set = sched_getaffinity(Pid::from_raw(i32::try_from(tid).ok()?)).ok()?;
     let cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
-    Some((thread, cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect()))
+    Some(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
 }

@@ -1,8 +1,8 @@
 //! `[vcpu]` and `[[vm]]`: what each says of itself, and that all deadlines fit together.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
-use penstock_vcpu::seating::{Present, seat};
+use penstock_vcpu::planned::planned;
 use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
 
 use super::super::decode::{Draft, Object, Report};
@@ -86,22 +86,23 @@ fn check_deadlines(section: &VcpuSection, draft: &Draft<'_>, report: &mut Report
     if !section.mistakes().is_empty() {
         return;
     }
-    let mut names: HashMap<&str, ()> = HashMap::new();
-    let vms: Vec<(&Object<'_, VmTable>, Present)> = draft
+    let mut names: HashSet<&str> = HashSet::new();
+    let vms: Vec<(&Object<'_, VmTable>, &VmTable)> = draft
         .vms
         .iter()
         .filter_map(|object| {
             let table = object.value.as_ref().filter(|table| table.mistakes().is_empty())?;
             // Of two of one name the second is a mistake already.
-            names.insert(&table.name, ()).is_none().then_some(())?;
-            Some((object, Present { contract: table.contract()?, vcpus: table.vcpus() }))
+            names.insert(&table.name).then_some((object, table))
         })
         .collect();
-    let present: Vec<Present> = vms.iter().map(|(_, present)| present.clone()).collect();
-    for ((object, _), seated) in vms.iter().zip(seat(&present, &section.cpus, section.limits())) {
-        if let Some(problem) = seated.problem {
+    let tables: Vec<&VmTable> = vms.iter().map(|(_, table)| *table).collect();
+    for ((object, _), planned) in vms.iter().zip(planned(section, &tables)) {
+        if let Some(problem) = planned.problem {
             let (problem, remedy) = problem.split_once("; ").unwrap_or((&problem, ""));
-            let remedy = format!("{remedy}, or add processors to [vcpu] `cpus`");
+            let more =
+                if remedy.contains("[vcpu]") { "" } else { ", or add processors to [vcpu] `cpus`" };
+            let remedy = format!("{remedy}{more}");
             report.at(object, "deadline", problem, remedy.trim_start_matches(", "));
         }
     }

@@ -1,0 +1,169 @@
+//! vCPUs that the kernel itself serves: their policies set, kept, and given back.
+//!
+//! **Rule.** The entry in the table is written before the policy is set, and struck out after it
+//! was given back; it stands in a slot of its own, as a scheduling thread may still be about to
+//! strike out the one it had. What others change is set again at the next look.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use penstock_units::Nanos;
+use penstock_vcpu::reservation::Granted;
+
+use crate::clock;
+use crate::lease::{Entry, HELD, Identity, LeaseTable};
+use crate::policy::{self, Policy, PolicyError};
+use crate::restore;
+use crate::schedstat::Schedstat;
+use crate::state::VcpuState;
+use crate::threads;
+
+/// A thread and what it was like before.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub thread: Identity,
+    pub saved: Policy,
+    /// Processors that it might use.
+    pub cpus: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct One {
+    slot: usize,
+    found: Found,
+    granted: Granted,
+    /// What it had run, and when, since VMs changed last.
+    base: (Nanos, Nanos),
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Held {
+    table: Arc<LeaseTable>,
+    all: HashMap<Identity, One>,
+}
+
+const fn wanted(granted: Granted) -> Policy {
+    let Granted { runtime, period, reclaim } = granted;
+    Policy::Deadline { runtime, period, reclaim }
+}
+
+fn ran(thread: Identity) -> Nanos {
+    let task = PathBuf::from(format!("/proc/{}/task/{}", thread.pid, thread.tid));
+    let ran = Schedstat::read(&task).map(|stat| stat.ran.as_nanos()).unwrap_or_default();
+    Nanos(u64::try_from(ran).unwrap_or(u64::MAX))
+}
+
+impl Held {
+    pub fn new(table: Arc<LeaseTable>) -> Self {
+        Self { table, all: HashMap::new() }
+    }
+
+    pub fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        self.all.values().map(|one| one.slot)
+    }
+
+    pub fn slot(&self, thread: Identity) -> Option<usize> {
+        self.all.get(&thread).map(|one| one.slot)
+    }
+
+    /// Run time that it has now; 0 without any. Who gets less is to be set before who gets more.
+    pub fn runtime(&self, thread: Identity) -> Nanos {
+        self.all.get(&thread).map_or(Nanos(0), |one| one.granted.runtime)
+    }
+
+    /// Reserves so much for a thread, noted in `slot`.
+    pub fn hold(
+        &mut self,
+        slot: usize,
+        found: &Found,
+        granted: Granted,
+    ) -> Result<(), PolicyError> {
+        let base = (clock::now(), ran(found.thread));
+        let one = One { slot, found: found.clone(), granted, base };
+        let done = self.enter(&one).and_then(|()| set(&one));
+        self.all.insert(found.thread, one);
+        if done.is_err() {
+            self.release(found.thread);
+        }
+        done
+    }
+
+    /// Without an entry that outlives this process nothing is set.
+    fn enter(&self, one: &One) -> Result<(), PolicyError> {
+        let Found { thread, saved, .. } = one.found;
+        let noted = self.table.put(one.slot, &Entry { thread, saved, until: HELD });
+        let (tid, policy) = (thread.tid, wanted(one.granted));
+        noted.map_err(|source| PolicyError::Refused { tid, policy, source })
+    }
+
+    /// Gives a thread back the policy it came with.
+    pub fn release(&mut self, thread: Identity) {
+        let Some(one) = self.all.remove(&thread) else { return };
+        if restore::is_alive(thread) {
+            let saved = policy::set(thread.tid, one.found.saved);
+            let _ = saved.or_else(|_| policy::set(thread.tid, Policy::DEFAULT));
+        }
+        let _ = self.table.clear(one.slot);
+    }
+
+    /// All but those of whom `keep` says so.
+    pub fn release_all(&mut self, keep: impl Fn(Identity) -> bool) {
+        let gone: Vec<Identity> = self.all.keys().copied().filter(|each| !keep(*each)).collect();
+        for thread in gone {
+            self.release(thread);
+        }
+    }
+
+    /// Sets what others changed; of whom that is refused, and why.
+    pub fn keep(&self) -> Vec<(Identity, String)> {
+        let has = |one: &One| policy::get(one.found.thread.tid).ok() == Some(wanted(one.granted));
+        let lost = self.all.values().filter(|one| !has(one));
+        let lost = lost.filter(|one| restore::is_alive(one.found.thread));
+        let again = |one: &One| self.enter(one).and_then(|()| set(one));
+        lost.filter_map(|one| Some((one.found.thread, again(one).err()?.to_string()))).collect()
+    }
+
+    /// VMs came or went: shares count from here on.
+    pub fn begin_anew(&mut self) {
+        for (thread, one) in &mut self.all {
+            one.base = (clock::now(), ran(*thread));
+        }
+    }
+
+    /// What all of them ran since VMs changed last.
+    pub fn ran(&self) -> u64 {
+        self.all.values().map(|one| ran(one.found.thread).saturating_sub(one.base.1).0).sum()
+    }
+
+    /// What is known of a thread.
+    pub fn state(&self, thread: Identity) -> Option<VcpuState> {
+        let one = self.all.get(&thread)?;
+        let elapsed = clock::now().saturating_sub(one.base.0);
+        let stat = format!("/proc/{}/task/{}/stat", thread.pid, thread.tid);
+        let stat = std::fs::read_to_string(stat).unwrap_or_default();
+        Some(VcpuState {
+            tid: thread.tid,
+            cpu: threads::cpu(&stat).unwrap_or(0),
+            share_percent: percent(ran(thread).saturating_sub(one.base.1).0, elapsed.0),
+            entitled_percent: percent(one.granted.runtime.0, one.granted.period.0),
+            blocked: threads::state(&stat) != Some('R'),
+            ..VcpuState::default()
+        })
+    }
+}
+
+/// Before it can have a deadline it needs all the processors it came with.
+fn set(one: &One) -> Result<(), PolicyError> {
+    let Found { thread, cpus, .. } = &one.found;
+    let (tid, policy) = (thread.tid, wanted(one.granted));
+    let reach = restore::confine(tid, cpus);
+    reach.map_err(|source| PolicyError::Refused { tid, policy, source })?;
+    policy::set(tid, policy)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
+fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
+}

@@ -1,0 +1,102 @@
+//! Which VMs have their time reserved by the kernel, and which are refused it.
+
+use std::path::Path;
+
+use penstock_vcpu::reservation::{self, Ask, Granted, Taken};
+
+use super::SLOTS;
+use super::held::Found;
+use super::roster::Roster;
+use crate::config::Config;
+use crate::lease::Identity;
+use crate::policy::PolicyError;
+
+/// What this kernel admits of each processor.
+fn kernel_limit_ppm() -> u64 {
+    let read = |name| {
+        let text = std::fs::read_to_string(Path::new("/proc/sys/kernel").join(name)).ok()?;
+        text.trim().parse::<i64>().ok()
+    };
+    let runtime = read("sched_rt_runtime_us").unwrap_or(950_000);
+    reservation::kernel_limit_ppm(runtime, read("sched_rt_period_us"))
+}
+
+impl Roster {
+    /// Reserves what VMs asked for as far as it fits; who is refused goes on by weight, and that
+    /// is a new sum, so it is asked again.
+    pub(super) fn reserve(&mut self, config: &Config) -> Taken {
+        for member in &mut self.members {
+            member.refused = None;
+        }
+        let cpus = u64::try_from(config.cpus.len()).unwrap_or(u64::MAX);
+        loop {
+            let asks = self.members.iter().zip(&config.vms).map(|(member, vm)| Ask {
+                reserve: vm.reserve.filter(|_| member.refused.is_none()),
+                weight: u64::from(vm.contract.weight.get()),
+                vcpus: u64::try_from(member.threads.len()).unwrap_or(u64::MAX),
+            });
+            let asks: Vec<Ask> = asks.collect();
+            let plan = reservation::plan(&asks, cpus, kernel_limit_ppm());
+            for (member, granted) in self.members.iter_mut().zip(&plan) {
+                member.granted =
+                    granted.and_then(Result::ok).filter(|_| !member.threads.is_empty());
+            }
+            let over = plan.iter().position(|granted| matches!(granted, Some(Err(_))));
+            let refused = match over {
+                Some(at) => plan[at].and_then(Result::err).map(|why| (at, why.to_string())),
+                None => self.apply(),
+            };
+            let Some((at, why)) = refused else { break };
+            let why = format!("nothing is reserved, it runs by weight: {why}");
+            tracing::warn!(vm = config.vms[at].name, "{why}");
+            self.members[at].refused = Some(why);
+        }
+        let granted = self.members.iter().filter_map(|member| {
+            Some((member.granted?, u64::try_from(member.threads.len()).unwrap_or(u64::MAX)))
+        });
+        let taken = reservation::taken(&granted.collect::<Vec<_>>(), cpus);
+        for member in self.members.iter_mut().filter(|member| member.granted.is_some()) {
+            (member.problem, member.seated) = (None, None);
+        }
+        taken
+    }
+
+    /// Sets what is granted, who gets less first; the first VM that the kernel refuses, and why.
+    fn apply(&mut self) -> Option<(usize, String)> {
+        let mut wanted: Vec<(usize, Identity, Granted)> = Vec::new();
+        for (at, member) in self.members.iter().enumerate() {
+            let Some(granted) = member.granted else { continue };
+            wanted.extend(member.threads.iter().map(|thread| (at, *thread, granted)));
+        }
+        self.held.release_all(|thread| wanted.iter().any(|(_, other, _)| *other == thread));
+        wanted.sort_by_key(|(_, thread, granted)| granted.runtime > self.held.runtime(*thread));
+        for (at, thread, granted) in wanted {
+            let Some((_, saved)) = self.slots.get(&thread).copied() else { continue };
+            let known = self.before.affinities.iter().find(|(other, _)| *other == thread);
+            let cpus = known.map_or_else(Vec::new, |(_, cpus)| cpus.clone());
+            let Some(slot) = self.held.slot(thread).or_else(|| self.free()) else {
+                return Some((at, format!("more than {SLOTS} vCPUs; reserve for fewer")));
+            };
+            match self.held.hold(slot, &Found { thread, saved, cpus }, granted) {
+                // The next look finds it gone.
+                Ok(()) | Err(PolicyError::Gone { .. }) => {}
+                Err(error) => return Some((at, error.to_string())),
+            }
+        }
+        None
+    }
+
+    /// Sets again what others changed; whether that was refused, so that all is to be seated anew.
+    pub(super) fn keep(&mut self) -> bool {
+        let lost = self.held.keep();
+        for (thread, why) in &lost {
+            tracing::warn!(vm = self.name(thread), "its reservation was changed by others: {why}");
+        }
+        !lost.is_empty()
+    }
+
+    /// Gives back what is reserved.
+    pub fn release(&mut self) {
+        self.held.release_all(|_| false);
+    }
+}

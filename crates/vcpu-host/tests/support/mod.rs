@@ -1,0 +1,203 @@
+//! Guests, schedulers and their roles, for tests of the service over real threads. Processes that
+//! compute stand for VMs of one vCPU. Scheduler and watchdog are the test's own program, called for
+//! one of two tests that are none ([`roles!`]).
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use penstock_vcpu_host::policy::{self, Policy};
+use penstock_vcpu_host::state::{State, VmState};
+use penstock_vcpu_host::{threads, watchdog};
+
+/// Longest that anything awaited may take: on a loaded machine the scheduler starts slowly.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Where a watchdog writes what it saw, beside the scheduler's directory.
+pub const SIGHTS: &str = "sights";
+
+/// What a role is told.
+pub const PATH: &str = "PENSTOCK_TEST_PATH";
+
+/// All use one processor, one after another.
+pub static PROCESSOR: Mutex<()> = Mutex::new(());
+
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+}
+
+pub fn pid(id: u32) -> Pid {
+    Pid::from_raw(i32::try_from(id).unwrap())
+}
+
+pub fn is_lent(id: u32) -> bool {
+    policy::get(id).unwrap().is_real_time()
+}
+
+pub fn affinity(id: u32) -> CpuSet {
+    sched_getaffinity(pid(id)).unwrap()
+}
+
+/// A process that computes until it is dropped.
+pub struct Guest(Child);
+
+impl Guest {
+    pub fn start() -> Self {
+        let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        Self(child)
+    }
+
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// This program as something else, which is told `path`.
+pub fn role(name: &str, path: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let test = format!("role_of_{name}");
+    let options = ["--exact", "--ignored", "--nocapture"];
+    command.arg(test).args(options).env(PATH, path);
+    command
+}
+
+pub struct Scheduler {
+    pub dir: PathBuf,
+    pub child: Child,
+}
+
+impl Scheduler {
+    /// Schedules VMs `vm0`, `vm1`, ... on the last processor, the first one with a deadline.
+    pub fn start(dir: &Path, guests: &[&Guest], deadline: &str) -> Self {
+        let mut text = String::new();
+        for (at, guest) in guests.iter().enumerate() {
+            let id = guest.id();
+            text += &format!("[[vm]]\nname = \"vm{at}\"\npid = {id}\nthreads = \"sh\"\n");
+            if at == 0 {
+                text += &format!("vcpu_mode = \"periodic\"\ndeadline = \"{deadline}\"\n");
+            }
+        }
+        Self::with(dir, &text)
+    }
+
+    /// The same with the tables of these VMs.
+    pub fn with(dir: &Path, vms: &str) -> Self {
+        std::fs::create_dir_all(dir).unwrap();
+        let cpu = (0..CpuSet::count()).rfind(|c| affinity(0).is_set(*c).unwrap()).unwrap();
+        let run = dir.join("run");
+        let text = format!("[vcpu]\ncpus = [{cpu}]\nrun_dir = \"{}\"\n{vms}", run.display());
+        std::fs::write(dir.join("vcpu.toml"), text).unwrap();
+        let child = role("scheduler", &dir.join("vcpu.toml")).spawn().unwrap();
+        Self { dir: dir.to_owned(), child }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(pid(self.child.id()), signal).unwrap();
+    }
+
+    /// SIGTERM to the thread that waits for it: unlike a program's own, the first thread of a test
+    /// does not have it blocked.
+    pub fn terminate(&self) {
+        let threads = threads::named(self.child.id(), "role_of_*").unwrap();
+        let (pid, tid) = (threads[0].pid, threads[0].tid);
+        // SAFETY: no pointers are passed.
+        let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, libc::SIGTERM) };
+        assert_eq!(sent, 0);
+    }
+
+    /// Waits for a state of the VM number `at` that is as it should be.
+    pub fn state(&self, at: usize, is: impl Fn(&VmState) -> bool) -> VmState {
+        until("state", || {
+            let state = State::load(&self.dir.join("run")).ok()?;
+            state.vms.into_iter().nth(at).filter(|vm| is(vm))
+        })
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // One that stands still has to go on to end.
+        let _ = kill(pid(self.child.id()), Signal::SIGCONT);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The processor and a directory, or `None` where nothing may be real-time.
+pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
+    let guard = PROCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
+    if !may.join().unwrap() {
+        eprintln!("skipped: real-time policies are not permitted here");
+        return None;
+    }
+    let dir = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+    Some((guard, dir.join(format!("penstock-vcpu-{name}-{}", std::process::id()))))
+}
+
+/// A scheduler whose watchdog, and nobody slower, is there to take back what it lends.
+pub fn watched(scheduler: &Scheduler) {
+    let id = until("a watchdog", || {
+        let state = State::load(&scheduler.dir.join("run")).ok()?;
+        (state.watchdog > 0).then_some(state.watchdog)
+    });
+    let above = Policy::Fifo { priority: watchdog::PRIORITY };
+    // Here it runs in a test's thread, and not in the first of its process.
+    let threads = threads::named(id, "role_of_*").unwrap();
+    let first = threads.iter().any(|thread| policy::get(thread.tid).is_ok_and(|p| p == above));
+    assert!(first, "it waits for no guest and no scheduler");
+}
+
+/// What watchdogs have seen; those of a test have one directory.
+pub fn seen(dir: &Path, what: &str, taken: &str) -> usize {
+    let text = std::fs::read_to_string(dir.join(SIGHTS)).unwrap_or_default();
+    text.lines().filter(|line| line.contains(what) && line.contains(taken)).count()
+}
+
+/// The two roles, in a file of tests.
+#[macro_export]
+macro_rules! roles {
+    () => {
+        #[test]
+        #[ignore = "a role: what the other tests call as scheduler"]
+        fn role_of_scheduler() {
+            let Some(path) = std::env::var_os(support::PATH) else { return };
+            let path = std::path::Path::new(&path);
+            let config = penstock_vcpu_host::config::Config::load(path).unwrap();
+            let watchdog = || support::role("watchdog", &config.run_dir);
+            penstock_vcpu_host::service::run(&config, &watchdog).unwrap();
+        }
+
+        #[test]
+        #[ignore = "a role: what the scheduler calls as watchdog"]
+        fn role_of_watchdog() {
+            use std::io::Write as _;
+            let Some(path) = std::env::var_os(support::PATH) else { return };
+            let path = std::path::Path::new(&path);
+            let sights = path.with_file_name(support::SIGHTS);
+            let mut sights =
+                std::fs::File::options().create(true).append(true).open(sights).unwrap();
+            let tell = |sight| writeln!(sights, "{sight:?}").unwrap();
+            penstock_vcpu_host::watchdog::watch(path, tell).unwrap();
+        }
+    };
+}

@@ -1,0 +1,154 @@
+//! Weights and budgets of real cgroups: told where one is missing, set, put back, and done without
+//! when the cgroup goes. Where no cgroup can be made there is nothing to test.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
+
+mod support;
+
+use std::path::PathBuf;
+
+use nix::sys::signal::Signal;
+use penstock_units::Nanos;
+use penstock_vcpu_host::cgroup::Cgroup;
+use penstock_vcpu_host::policy::{self, Policy, PolicyError};
+use support::{Guest, Scheduler, prepare, seen, until, watched};
+
+/// A cgroup below the one that the tests run in.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` where there is none to be had: no controller, or no right to.
+    fn make(name: &str) -> Option<Self> {
+        let above = Cgroup::of_thread(0).ok()?.path().to_owned();
+        let path = above.join(format!("penstock-test-{name}-{}", std::process::id()));
+        let made = std::fs::create_dir(&path).is_ok().then(|| Self(path));
+        let group = made.filter(|group| Cgroup::at(&group.0).is_ok());
+        if group.is_none() {
+            eprintln!("skipped: no cgroup with the cpu controller can be made here");
+        }
+        group
+    }
+
+    fn take(&self, guest: &Guest) {
+        std::fs::write(self.0.join("cgroup.procs"), guest.id().to_string()).unwrap();
+    }
+
+    fn weight(&self) -> u64 {
+        Cgroup::at(&self.0).unwrap().weight().unwrap()
+    }
+
+    /// A VM that is found by it.
+    fn vm(&self, more: &str) -> String {
+        let path = self.0.display();
+        format!("[[vm]]\nname = \"{path}\"\ncgroup = \"{path}\"\nthreads = \"sh\"\n{more}\n")
+    }
+
+    fn remove(&self) {
+        until("an empty cgroup", || match std::fs::remove_dir(&self.0) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => None,
+            _ => Some(()),
+        });
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
+    let Some((_guard, dir)) = prepare("budget") else { return };
+    let Some(group) = Group::make("budget") else { return };
+    let budget = group.0.join("cpu.rt_runtime_us");
+    if !budget.exists() {
+        eprintln!("skipped: the kernel has no budgets of groups (RT_GROUP_SCHED, cgroup v1)");
+        return;
+    }
+    let (guest, other) = (Guest::start(), Guest::start());
+    group.take(&guest);
+    let fifo = Policy::Fifo { priority: 1 };
+    let error = policy::set(guest.id(), fifo).unwrap_err();
+    assert!(matches!(&error, PolicyError::NoBudget { group: g, .. } if *g == group.0), "{error}");
+
+    let text = group.vm("vcpu_mode = \"periodic\"\ndeadline = \"3 ms\"")
+        + &format!("[[vm]]\nname = \"other\"\npid = {}\nthreads = \"sh\"\n", other.id());
+    let scheduler = Scheduler::with(&dir, &text);
+    let state = scheduler.state(0, |vm| vm.problem.is_some() && !vm.vcpus.is_empty());
+    let why = state.problem.unwrap();
+    assert!(why.contains("cpu.rt_runtime_us = 0") && why.contains("write a budget"), "{why}");
+    drop(scheduler);
+
+    // Deadlines ask no budget of groups: what is reserved works there.
+    let (runtime, period) = (Nanos::from_micros(300), Nanos::from_millis(3));
+    let deadline = Policy::Deadline { runtime, period, reclaim: false };
+    policy::set(guest.id(), deadline).unwrap();
+    policy::set(guest.id(), Policy::DEFAULT).unwrap();
+    // As the remedy says.
+    std::fs::write(budget, "300000").unwrap();
+    policy::set(guest.id(), fifo).unwrap();
+    policy::set(guest.id(), Policy::DEFAULT).unwrap();
+    drop(guest);
+    group.remove();
+}
+
+#[test]
+fn the_weight_of_a_cgroup_is_set_and_put_back_by_stop_and_by_the_watchdog() {
+    let Some((_guard, dir)) = prepare("weight") else { return };
+    let (Some(first), Some(second)) = (Group::make("one"), Group::make("two")) else { return };
+    let (one, two) = (Guest::start(), Guest::start());
+    first.take(&one);
+    second.take(&two);
+    let before = first.weight();
+    Cgroup::at(&first.0).unwrap().set_weight(before * 2).unwrap();
+    let before = first.weight();
+    let text = first.vm("vcpu_weight = 3") + &second.vm("");
+    let mut scheduler = Scheduler::with(&dir, &text);
+    // 3 of 4 are one and a half times the average, about.
+    until("weights", || {
+        (first.weight() != before && second.weight() < first.weight()).then_some(())
+    });
+    scheduler.terminate();
+    assert!(scheduler.child.wait().unwrap().success());
+    assert_eq!(first.weight(), before);
+    drop(scheduler);
+
+    let mut scheduler = Scheduler::with(&dir, &text);
+    watched(&scheduler);
+    until("weights", || (first.weight() != before).then_some(()));
+    scheduler.signal(Signal::SIGKILL);
+    scheduler.child.wait().unwrap();
+    until("the watchdog", || (seen(&dir, "Dead", "") > 0).then_some(()));
+    assert_eq!(first.weight(), before);
+    drop((one, two));
+    first.remove();
+    second.remove();
+}
+
+#[test]
+fn a_cgroup_that_vanishes_is_a_vm_that_is_gone_and_the_others_go_on() {
+    let Some((_guard, dir)) = prepare("vanish") else { return };
+    let (Some(first), Some(second)) = (Group::make("gone"), Group::make("stays")) else { return };
+    let (one, two) = (Guest::start(), Guest::start());
+    first.take(&one);
+    second.take(&two);
+    let mut scheduler = Scheduler::with(&dir, &(first.vm("") + &second.vm("")));
+    for at in [0, 1] {
+        scheduler.state(at, |vm| vm.vcpus.first().is_some_and(|vcpu| vcpu.waits > 0));
+    }
+    drop(one);
+    first.remove();
+    let gone = scheduler.state(0, |vm| vm.vcpus.is_empty());
+    let why = gone.problem.unwrap();
+    assert!(why.contains("cgroup.procs") && why.contains("is the VM running"), "{why}");
+    let alone =
+        scheduler.state(1, |vm| vm.vcpus.first().is_some_and(|v| v.entitled_percent > 99.0));
+    assert_eq!(alone.problem, None);
+    scheduler.terminate();
+    assert!(scheduler.child.wait().unwrap().success());
+    drop(two);
+    second.remove();
+}
+
+roles!();

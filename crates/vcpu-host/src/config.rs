@@ -247,6 +247,6 @@ mod tests {
     #[test]
     fn the_example_is_right() {
         let config = Config::parse(include_str!("../../../examples/vcpu.toml")).unwrap();
-        assert_eq!(config.vms.len(), 3);
+        assert_eq!(config.vms.len(), 4);
     }
 }

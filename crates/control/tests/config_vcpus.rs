@@ -13,7 +13,8 @@ fn told(text: &str) -> Vec<String> {
         Ok(_) => Vec::new(),
         Err(errors) => {
             let all = errors.0.iter().map(ToString::to_string);
-            all.map(|error| error.split_once(": ").unwrap().1.to_owned()).collect()
+            let after = |text: String| text.split_once(": ").map(|(_, text)| text.to_owned());
+            all.filter_map(after).collect()
         }
     }
 }

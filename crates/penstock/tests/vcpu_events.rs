@@ -45,7 +45,7 @@ fn processors() -> Option<(usize, usize)> {
     let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
     let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap());
-    let both = cpus.next().zip(cpus.last());
+    let both = cpus.next().zip(cpus.next_back());
     if !may.join().unwrap() || both.is_none() {
         eprintln!("SKIPPED: needs two processors and the right to real-time policies");
         return None;

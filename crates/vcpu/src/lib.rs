@@ -20,7 +20,8 @@
 //! | [`deadline_queue`], [`slots`] | deadlines of a processor, so placed that none is missed |
 //! | [`admission`], [`placement`] | which VMs fit, and where |
 //! | [`reservation`] | what the kernel is asked to reserve, and what that leaves |
-//! | [`terms`], [`seating`], [`mod@planned`] | what an operator writes, and whose deadline is kept where |
+//! | [`terms`] | what an operator writes |
+//! | [`seating`], [`mod@planned`] | whose deadline is kept where |
 //! | [`bells`] | layout of the memory by which the switch tells that frames came |
 #![forbid(unsafe_code)]
 

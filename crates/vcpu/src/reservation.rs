@@ -116,8 +116,8 @@ fn part(runtime: Nanos, period: Nanos) -> u64 {
     ratio(runtime.0, WHOLE_PPM, period.0)
 }
 
-/// What the kernel admits of each processor, in millionths, by its `sched_rt_runtime_us` (-1: it asks
-/// no limit) and `sched_rt_period_us`.
+/// What the kernel admits of each processor, in millionths, by its `sched_rt_runtime_us` (-1: it
+/// asks no limit) and `sched_rt_period_us`.
 #[must_use]
 pub fn kernel_limit_ppm(runtime_us: i64, period_us: Option<i64>) -> u64 {
     let period = period_us.and_then(|us| u64::try_from(us).ok()).unwrap_or(1_000_000);

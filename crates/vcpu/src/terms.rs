@@ -76,7 +76,7 @@ pub struct VmTable {
     /// Names of its vCPU threads, with `*` for anything. Default: those QEMU gives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<String>,
-    /// How many vCPUs it is planned with, 1 to 64. What runs is counted when it is there. Default 1.
+    /// How many vCPUs it is planned with, 1 to 64; those of a VM that runs are counted. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub vcpus: Option<u16>,
@@ -89,8 +89,8 @@ pub struct VmTable {
     /// Of `reserved`: run time in each period, as in `"0.6 ms"`. Default: its share of the period.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
-    /// Of `reserved`: it may use more where other such threads leave it, up to 95 % of a processor, at
-    /// the cost of all others. Default `false`.
+    /// Of `reserved`: it may use more where other such threads leave it, up to 95 % of a processor,
+    /// at the cost of all others. Default `false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim: Option<bool>,
     /// Its part of the processors, for each active vCPU, 1 to 10000. Default 1.

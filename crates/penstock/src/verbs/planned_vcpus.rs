@@ -87,7 +87,10 @@ pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
 #[must_use]
 pub fn json(config: &HostConfig, section: &VcpuSection) -> Value {
     let cpu = |planned: Planned<'_>| {
-        let vm = |(vm, share): &(&VmTable, u64)| json!({ "vm": vm.name, "share": parts(*share), "deadline": vm.deadline });
+        let vm = |(vm, share): &(&VmTable, u64)| {
+            let share = parts(*share);
+            json!({ "vm": vm.name, "share": share, "deadline": vm.deadline })
+        };
         json!({
             "cpu": planned.cpu,
             "vms": planned.vms.iter().map(vm).collect::<Vec<_>>(),

@@ -11,8 +11,8 @@
 //! 3. every 10 ms the others are read too, every 30 ms credits are handed out and weights follow
 //!    them ([`crate::weight`]).
 //!
-//! 4. what the switch rang ([`crate::bells`]) is heard; a vCPU that something came for is lent to at
-//!    once if it can pay. Before the thread sleeps it leaves word that it wants to be woken by more.
+//! 4. what the switch rang ([`crate::bells`]) is heard; a vCPU that something came for is lent to
+//!    at once if it can pay. Before the thread sleeps it leaves word that it wants to be woken.
 //!
 //! Who is blocked and has credits or a reserve keeps what it was lent (a standing lease), so that
 //! it runs at once when it is woken; once it ran for half a slice and goes on that is over. Where

@@ -7,6 +7,7 @@ use penstock_vcpu::Mode;
 use penstock_vcpu::bells::Bell;
 
 use crate::bells::Bells;
+use crate::boost::Order;
 use crate::config::Config;
 
 /// See the module's text.
@@ -55,8 +56,9 @@ impl Chime {
         changed
     }
 
-    /// The bells there are.
-    pub fn get(&self) -> Option<(&Arc<Bells>, &[(String, Bell)])> {
-        self.bells.as_ref().map(|bells| (bells, self.names.as_slice()))
+    /// What a scheduling thread is told of them.
+    pub fn get(&self) -> Option<Order> {
+        let bells = self.bells.as_ref()?;
+        Some(Order::Bells(Arc::clone(bells), self.names.clone()))
     }
 }

@@ -226,9 +226,11 @@ impl Service<'_> {
         if !self.chime.look(self.config) && !seated {
             return;
         }
-        let Some((bells, names)) = self.chime.get() else { return };
         for each in &self.loops {
-            let _ = each.orders.send(Order::Bells(Arc::clone(bells), names.to_vec()));
+            if let Some(order) = self.chime.get() {
+                // One that has ended is found out in `serve`.
+                let _ = each.orders.send(order);
+            }
         }
     }
 

@@ -96,7 +96,7 @@ name = "h2"
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
                  worker, zero_copy, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, \
                  ingress_policy, cycles, depth, weight, priority, contract, police, receive, link, \
-                 egress, wfq, queue, shape, share, rtp"],
+                 egress, wfq, queue, shape, share, rtp, vm"],
     ),
     (
         r#"[[port]]

@@ -78,7 +78,8 @@ impl Terms {
         Self { mode, deadline_ms, weight: 1 }
     }
 
-    fn table(&self, name: &str) -> String {
+    /// What a scheduler's configuration says of the micro-guest of that name.
+    pub fn table(&self, name: &str) -> String {
         let mode = match self.mode {
             Mode::None => String::new(),
             Mode::Periodic => "vcpu_mode = \"periodic\"\n".to_owned(),
@@ -133,7 +134,13 @@ impl Stage {
 
     /// Schedules the guests numbered 0 and up on these terms, whenever they are there.
     pub fn schedule(&self, terms: &[Terms]) -> anyhow::Result<Scheduler> {
-        self.bed.on_generator_core(|| Scheduler::start(self, terms))
+        let tables = terms.iter().enumerate().map(|(nth, terms)| terms.table(&Self::named(nth)));
+        self.schedule_tables(&tables.collect::<String>())
+    }
+
+    /// Schedules what these tables of a configuration name.
+    pub fn schedule_tables(&self, tables: &str) -> anyhow::Result<Scheduler> {
+        self.bed.on_generator_core(|| Scheduler::start(self, tables))
     }
 
     /// A time of the counter as milliseconds.
@@ -223,13 +230,11 @@ pub(super) struct Scheduler {
 }
 
 impl Scheduler {
-    fn start(stage: &Stage, terms: &[Terms]) -> anyhow::Result<Self> {
+    fn start(stage: &Stage, tables: &str) -> anyhow::Result<Self> {
         let core = stage.bed.worker_core();
         let run_dir = stage.run_dir.clone();
-        let mut text = format!("[vcpu]\ncpus = [{core}]\nrun_dir = \"{}\"\n", run_dir.display());
-        for (nth, terms) in terms.iter().enumerate() {
-            text += &terms.table(&Stage::named(nth));
-        }
+        let text =
+            format!("[vcpu]\ncpus = [{core}]\nrun_dir = \"{}\"\n{tables}", run_dir.display());
         let file = stage.bed.dir().join("vcpu.toml");
         std::fs::write(&file, text).context("writing the scheduler's configuration")?;
         let mut command = Command::new(THIS_PROGRAM);

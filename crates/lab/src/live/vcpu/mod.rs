@@ -7,14 +7,19 @@
 //! | `wakeup` | event to first instruction, shares, and the scheduler's own time |
 //! | `stream` | Figs. 2 and 6: a stream that a VM sends by itself |
 //! | `pings` | Fig. 7: requests every 0.1 s |
+//! | `linux_pings` | Fig. 7 with a Linux guest: pings over a wire of ours |
+//! | `qemu`, `wire` | that guest, and its frames |
 //! | `shares` | Fig. 12: VMs start and stop |
 
 mod bed;
 mod events;
+mod linux_pings;
 mod pings;
+mod qemu;
 mod shares;
 mod stream;
 mod wakeup;
+mod wire;
 
 pub(crate) use pings::fig7;
 pub(crate) use shares::{fig12, fig12_picture};

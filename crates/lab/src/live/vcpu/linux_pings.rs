@@ -1,0 +1,181 @@
+//! VM jitter, Fig. 7, live, with a Linux guest: ping every 0.1 s to one that computes beside five
+//! hogs.
+//!
+//! **Why beside `pings`.** There an answer is a guest's first instruction; here it is what a user
+//! sees: QEMU, a virtio card, the guest's kernel. **What is compared.** p50, p90 and p99 from the
+//! frame's departure to the answer's arrival, under the fair class and with a deadline of 3 ms; p99
+//! is at least three times lower. A ping without an answer within a second counts as one second.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use penstock_sim::Rng;
+use penstock_units::Nanos;
+use penstock_vcpu_host::boost;
+use std::os::fd::AsFd as _;
+
+use super::bed::{Stage, Terms, to_ms};
+use super::events::{now, sleep_until};
+use super::qemu::{Image, Linux};
+use super::wire::{Heard, hear, ping};
+use crate::figures::{Claim, Context, Outcome, percentile};
+
+const HOGS: usize = 5;
+const DEADLINE_MS: u32 = 3;
+const EVERY: Nanos = Nanos::from_millis(100);
+const LATE: u64 = 1_000_000;
+/// A ping that is not answered by then is lost.
+const LOST: Nanos = Nanos::from_secs(1);
+const SETTLE: Nanos = Nanos::from_secs(2);
+/// How much lower ours is to be at p99.
+const LOWER: f64 = 3.0;
+const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
+
+/// Adds what a Linux guest sees, or why it is left out.
+pub(super) fn enter(
+    context: &Context<'_>,
+    stage: &Stage,
+    secs: f64,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let image = match Image::find() {
+        Ok(image) => image,
+        Err(why) => {
+            outcome.note("qemu", format!("skipped: {why}"));
+            return Ok(());
+        }
+    };
+    let fair = cell(context, stage, &image, None, secs)?;
+    let accel = fair.accel;
+    let ours = cell(context, stage, &image, Some(accel), secs)?;
+    outcome.note("qemu", format!("{accel}, one virtual processor"));
+    for (id, name, found) in [("fair", "fair class", &fair), ("d3", "D = 3 ms", &ours)] {
+        let name = format!("QEMU, {name}, {HOGS} neighbours");
+        let numbered = (0_u32..).map(f64::from).zip(found.answers.iter().copied());
+        outcome.series(&name, "ms", numbered.collect::<Vec<_>>());
+        let at = PERCENTS.map(|percent| format!("{:.3}", percentile(&found.answers, percent)));
+        let told = format!("{}; {} lost", at.join(", "), found.lost);
+        outcome.note(&format!("{name}: p50, p90, p99, max, ms"), told);
+        for percent in [50, 90, 99] {
+            let what = format!("ping to a Linux guest beside {HOGS} hogs, {name}, p{percent}");
+            let value = percentile(&found.answers, f64::from(percent));
+            let claim = Claim::new(&format!("qemu_{id}_p{percent}_ms"), what, "ms");
+            outcome.claim(claim.measured(value));
+        }
+    }
+    let ratio = percentile(&fair.answers, 99.0) / percentile(&ours.answers, 99.0);
+    let what = "ping to a Linux guest: p99 under the fair class over ours, five hogs beside";
+    outcome.claim(Claim::new("qemu_fair_over_ours_p99", what, "").at_least(LOWER).measured(ratio));
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Found {
+    accel: &'static str,
+    answers: Vec<f64>,
+    lost: u32,
+}
+
+/// Under the fair class without an accelerator's name from the cell before, which comes first.
+fn cell(
+    context: &Context<'_>,
+    stage: &Stage,
+    image: &Image,
+    accel: Option<&'static str>,
+    secs: f64,
+) -> anyhow::Result<Found> {
+    let ours = accel.is_some();
+    context.progress(0.95, format!("a Linux guest, ours: {ours}"));
+    // It boots alone: among hogs that takes six times as long.
+    let linux = Linux::start(stage, image, accel)?;
+    let _hogs = stage.guests(HOGS, secs)?;
+    let mut scheduler = None;
+    if ours {
+        let mut text = linux.table(DEADLINE_MS);
+        for nth in 0..HOGS {
+            text += &Terms::HOG.table(&Stage::named(nth));
+        }
+        scheduler.insert(stage.schedule_tables(&text)?).await_seated(HOGS + 1)?;
+    }
+    sleep_until(now() + SETTLE);
+    let mut rng = Rng::new(context.seed);
+    let work = || pings(stage, &linux, ours, secs, &mut rng);
+    let (answers, lost) = stage.bed.on_generator_core(work)?;
+    drop(scheduler);
+    ensure!(!answers.is_empty(), "no ping was answered");
+    Ok(Found { accel: linux.accel, answers, lost })
+}
+
+/// Times of all answers in ms, and how many did not come.
+fn pings(
+    stage: &Stage,
+    linux: &Linux,
+    told: bool,
+    secs: f64,
+    rng: &mut Rng,
+) -> anyhow::Result<(Vec<f64>, u32)> {
+    let end = now() + Nanos(crate::clock::nanos(Duration::from_secs_f64(secs)));
+    let (mut answers, mut lost, mut number) = (Vec::new(), 0, 0_u16);
+    let mut due = now();
+    while due < end {
+        sleep_until(due);
+        // The guest's own question for our address is answered before it can be waited for.
+        while let Some(frame) = next(linux, now())? {
+            answer(linux, &frame)?;
+        }
+        number = number.wrapping_add(1);
+        let at = now();
+        linux.wire.send(&ping(linux.us, linux.guest, number))?;
+        if told {
+            boost::event(stage.run_dir(), &linux.name)?;
+        }
+        let mut came = None;
+        while let Some(frame) = next(linux, at + LOST)? {
+            if answer(linux, &frame)? == Some(number) {
+                came = Some(to_ms(now().saturating_sub(at)));
+                break;
+            }
+        }
+        // The first one waits for ARP.
+        if number > 1 {
+            lost += u32::from(came.is_none());
+            answers.push(came.unwrap_or_else(|| to_ms(LOST)));
+        }
+        due = due.max(now().saturating_sub(EVERY)) + EVERY + Nanos(rng.below(LATE));
+    }
+    Ok((answers, lost))
+}
+
+/// The number of an answer; who asks for our address is told.
+fn answer(linux: &Linux, frame: &[u8]) -> anyhow::Result<Option<u16>> {
+    match hear(linux.us, frame) {
+        Heard::Pong(number) => return Ok(Some(number)),
+        Heard::Asked(answer) => {
+            linux.wire.send(&answer)?;
+        }
+        Heard::Other => {}
+    }
+    Ok(None)
+}
+
+/// The next frame that comes before `limit`.
+fn next(linux: &Linux, limit: Nanos) -> anyhow::Result<Option<Vec<u8>>> {
+    let mut frame = [0; 2_048];
+    loop {
+        match linux.wire.recv(&mut frame) {
+            Ok(length) => return Ok(Some(frame[..length].to_vec())),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        let left = limit.saturating_sub(now());
+        if left == Nanos(0) {
+            return Ok(None);
+        }
+        let mut fds = [PollFd::new(linux.wire.as_fd(), PollFlags::POLLIN)];
+        let left = TimeSpec::from_duration(Duration::from_nanos(left.0));
+        // A signal only makes the wait begin anew.
+        let _ = ppoll(&mut fds, Some(left), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! Pings to a guest over a wire that is ours: Ethernet frames in datagrams of UDP, as QEMU's
+//! `-netdev socket` sends them.
+//!
+//! **Format.** RFC 826 (ARP), RFC 791 (IPv4), RFC 792 (echo). **Why not a TAP.** Who sends the ping
+//! knows when, and tells the scheduler first, as the switch does; no interface of the host is made.
+
+/// A station on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Station {
+    pub mac: [u8; 6],
+    pub ip: [u8; 4],
+}
+
+const ARP: [u8; 2] = [0x08, 0x06];
+const IPV4: [u8; 2] = [0x08, 0x00];
+/// Of Ethernet, for IPv4, with addresses of 6 and 4 bytes.
+const ARP_HEAD: [u8; 6] = [0, 1, 8, 0, 6, 4];
+const ECHO: u8 = 8;
+const ECHO_REPLY: u8 = 0;
+/// Identifier of our echoes.
+const OURS: [u8; 2] = *b"PS";
+
+/// The Internet check sum (RFC 1071) of an even number of bytes.
+fn check_sum(bytes: &[u8]) -> [u8; 2] {
+    let words = bytes.chunks_exact(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(!sum & 0xffff).unwrap_or(0).to_be_bytes()
+}
+
+/// An echo request number `number`.
+pub(super) fn ping(from: Station, to: Station, number: u16) -> Vec<u8> {
+    let mut echo = vec![ECHO, 0, 0, 0];
+    echo.extend(OURS);
+    echo.extend(number.to_be_bytes());
+    echo.extend([0x5a; 56]);
+    let sum = check_sum(&echo);
+    echo[2..4].copy_from_slice(&sum);
+    let length = u16::try_from(20 + echo.len()).unwrap_or(u16::MAX).to_be_bytes();
+    let mut head = vec![0x45, 0, length[0], length[1], 0, 0, 0x40, 0, 64, 1, 0, 0];
+    head.extend(from.ip);
+    head.extend(to.ip);
+    let sum = check_sum(&head);
+    head[10..12].copy_from_slice(&sum);
+    [&to.mac[..], &from.mac, &IPV4, &head, &echo].concat()
+}
+
+/// What a frame that came says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// The answer to echo number so much of ours.
+    Pong(u16),
+    /// Somebody asks for our MAC address; this is to be sent.
+    Asked(Vec<u8>),
+    /// Neither.
+    Other,
+}
+
+/// Reads a frame that came to `us`.
+pub(super) fn hear(us: Station, frame: &[u8]) -> Heard {
+    let Some((head, body)) = frame.split_at_checked(14) else { return Heard::Other };
+    let kind = &head[12..14];
+    if kind == ARP && body.get(..8) == Some(&[&ARP_HEAD[..], &[0, 1]].concat()) {
+        let (Some(asks), Some(asked)) = (body.get(8..18), body.get(24..28)) else {
+            return Heard::Other;
+        };
+        if asked != us.ip {
+            return Heard::Other;
+        }
+        let answer = [&asks[..6], &us.mac, &ARP, &ARP_HEAD, &[0, 2], &us.mac, &us.ip, asks];
+        return Heard::Asked(answer.concat());
+    }
+    // Without options, as an answer to an echo without is.
+    if kind == IPV4
+        && body.first() == Some(&0x45)
+        && body.get(9) == Some(&1)
+        && body.get(16..20) == Some(&us.ip)
+        && body.get(20) == Some(&ECHO_REPLY)
+        && body.get(24..26) == Some(&OURS)
+        && let Some(&[high, low]) = body.get(26..28)
+    {
+        return Heard::Pong(u16::from_be_bytes([high, low]));
+    }
+    Heard::Other
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Station = Station { mac: [2, 0, 0, 0, 0, 1], ip: [10, 77, 0, 1] };
+    const GUEST: Station = Station { mac: [2, 0, 0, 0, 0, 2], ip: [10, 77, 0, 2] };
+
+    #[test]
+    fn check_sums_are_those_of_rfc_1071() {
+        // The example of its section 3: the sum is ddf2.
+        assert_eq!(check_sum(&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7]), [0x22, 0x0d]);
+        let frame = ping(US, GUEST, 7);
+        assert_eq!(check_sum(&frame[14..34]), [0, 0], "with its sum a header sums up to nothing");
+        assert_eq!((check_sum(&frame[34..]), frame.len()), ([0, 0], 98));
+    }
+
+    #[test]
+    fn an_answer_is_told_from_other_frames() {
+        let mut pong = ping(GUEST, US, 513);
+        assert_eq!(hear(US, &pong), Heard::Other, "a request");
+        pong[34] = ECHO_REPLY;
+        assert_eq!(hear(US, &pong), Heard::Pong(513));
+        assert_eq!(hear(GUEST, &pong), Heard::Other);
+        for short in 0..42 {
+            assert_eq!(hear(US, &pong[..short]), Heard::Other);
+        }
+    }
+
+    #[test]
+    fn who_asks_for_our_address_is_told() {
+        let body = [&ARP_HEAD[..], &[0, 1], &GUEST.mac, &GUEST.ip, &[0; 6], &US.ip].concat();
+        let frame = [&[0xff; 6][..], &GUEST.mac, &ARP, &body].concat();
+        let Heard::Asked(answer) = hear(US, &frame) else { panic!("not heard") };
+        assert_eq!((&answer[..6], &answer[6..12]), (&GUEST.mac[..], &US.mac[..]));
+        assert_eq!(&answer[20..32], &[&[0, 2], &US.mac[..], &US.ip].concat()[..]);
+        assert_eq!(&answer[32..], &[&GUEST.mac[..], &GUEST.ip].concat()[..]);
+        assert_eq!(hear(GUEST, &frame), Heard::Other, "for another one's");
+    }
+}

@@ -126,3 +126,43 @@ fn ports_are_dealt_to_two_workers_and_move_when_they_are_told_to() {
     assert_eq!((stats.workers.len(), stats.violations.len()), (2, 0));
     host.shutdown().expect("ends");
 }
+
+#[test]
+fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
+    let cores = config::Machine::here().cores.unwrap_or_default();
+    let (Some(first), Some(last)) = (cores.first(), cores.last().filter(|_| cores.len() > 1))
+    else {
+        eprintln!("SKIPPED: needs two processors");
+        return;
+    };
+    let (directory, run_dir) = (
+        TempDir::new("bells"),
+        TempDir(format!("/dev/shm/penstock-bells-of-host-{}", std::process::id()).into()),
+    );
+    let path = write_config(&directory.0);
+    let of = |run_dir: &Path, weight: u32| {
+        let text = std::fs::read_to_string(&path).expect("the file");
+        let text = text.split("[vcpu]").next().unwrap_or_default().to_owned();
+        let text = text.replace("[worker]\nidle", &format!("[worker]\ncores = [{last}]\nidle"));
+        let vcpu = format!("[vcpu]\ncpus = [{first}]\nrun_dir = \"{}\"\n", run_dir.display());
+        let vm = format!("[[vm]]\nname = \"web\"\npid = 1\nvcpu_weight = {weight}\n");
+        std::fs::write(&path, format!("{text}{vcpu}{vm}")).expect("a file");
+    };
+    // A socket is no directory: frames pass all the same.
+    of(&directory.0.join("host.toml"), 1);
+    let config = config::load(&path).expect("a right file");
+    let host = Host::start(config, Some(path.clone())).expect("a worker");
+    let set = |to: &str| host.set_port("vm1", &[("vm".to_owned(), to.to_owned())], false);
+    let report = set("web").expect("a change");
+    assert!(report.warnings[0].starts_with("no vCPU scheduler hears"), "{:?}", report.warnings);
+    let unknown = set("db").expect_err("there is no such VM").to_string();
+    assert!(unknown.contains("VM \"db\" does not exist"), "{unknown}");
+    of(&run_dir.0, 2);
+    let report = host.reload().expect("a reload");
+    assert!(report.warnings.iter().any(|told| told.contains("vcpu run` anew")), "{report:?}");
+    let report = set("web").expect("a change");
+    assert_eq!(report.warnings, Vec::<String>::new());
+    let bells = std::fs::read(run_dir.0.join("bells")).expect("the bells");
+    let rung = |name: &[u8]| bells.windows(name.len()).any(|bytes| bytes == name);
+    assert!(rung(b"web\0") && !rung(b"db\0"));
+}

@@ -109,6 +109,7 @@ impl Core {
         self.switch.swap_snapshot(Arc::clone(&snapshot)).map_err(worker_failed)?;
         let mut outcome = Outcome { changes: changes(&old, &config, &plan), ..Outcome::default() };
         outcome.warnings.append(&mut offer.warnings);
+        outcome.warnings.extend(vcpus::outdated(&old, &config));
         self.accept(offer, snapshot);
         let statics = (before.statics().to_vec(), compiler.statics().to_vec());
         let config = Arc::new(config);

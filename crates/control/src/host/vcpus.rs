@@ -33,3 +33,29 @@ pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap
     }
     bells
 }
+
+/// What is said when terms of VMs that ran are others now: their scheduler read its file once.
+pub(super) fn outdated(old: &HostConfig, new: &HostConfig) -> Option<String> {
+    let changed = old.vms != new.vms || old.vcpu != new.vcpu;
+    (changed && !old.vms.is_empty()).then(|| {
+        "[vcpu] or [[vm]] changed: start `penstock vcpu run` anew, which goes on with the VMs it finds"
+            .to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_terms_that_change_are_outdated() {
+        let of = |vms: &str| {
+            let text = format!("[host]\nname = \"h\"\n[vcpu]\ncpus = [7]\n{vms}");
+            toml_edit::de::from_str::<HostConfig>(&text).unwrap()
+        };
+        let (none, one) = (of(""), of("[[vm]]\nname = \"web\"\npid = 1\n"));
+        let other = of("[[vm]]\nname = \"web\"\npid = 1\nvcpu_weight = 2\n");
+        assert_eq!((outdated(&none, &one), outdated(&one, &one)), (None, None));
+        assert!(outdated(&one, &other).unwrap().contains("vcpu run"));
+    }
+}

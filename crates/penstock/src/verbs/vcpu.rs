@@ -1,5 +1,6 @@
 //! `penstock vcpu`: scheduling of vCPU threads.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -139,39 +140,46 @@ pub fn table(vms: &[VmState]) -> String {
 /// # Errors
 /// No scheduler writes into `dir`, or it does not have the VM: why, for people.
 pub fn of_vm(dir: &Path, name: &str) -> Result<(VmState, String), String> {
-    let state = State::fresh(dir).map_err(|error| {
-        let (dir, error) = (dir.display(), printable(&error.to_string()));
-        format!("no scheduler tells of it in {dir} ({error}); start `penstock vcpu run`")
+    let state = State::fresh(dir).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => {
+            format!("{} may not be read by this user; ask as root", dir.display())
+        }
+        _ => {
+            let (dir, error) = (dir.display(), printable(&error.to_string()));
+            format!("no scheduler tells of it in {dir} ({error}); start `penstock vcpu run`")
+        }
     })?;
-    let vm = state.vms.into_iter().find(|vm| vm.name == name).ok_or_else(|| {
+    let vm = state.vms.iter().find(|vm| vm.name == name).ok_or_else(|| {
         format!("the scheduler of {} does not have it; start that anew", dir.display())
     })?;
-    let verdict = verdict(&vm);
-    Ok((vm, verdict))
+    Ok((vm.clone(), verdict(vm, &state)))
 }
 
-/// Less than this part of what it is entitled to is not all of it.
-const USES_ALL: f64 = 0.97;
+/// Who has this much of what it is entitled to, and others wait beside it, is held to its share;
+/// with more than that it lives on what others leave.
+const ITS_SHARE: std::ops::Range<f64> = 0.97..1.05;
 
-fn verdict(vm: &VmState) -> String {
+fn verdict(vm: &VmState, state: &State) -> String {
     if let Some(problem) = &vm.problem {
         return problem.clone();
     }
-    let busy =
-        |vcpu: &VcpuState| !vcpu.blocked && vcpu.share_percent >= USES_ALL * vcpu.entitled_percent;
-    let waits = vm.vcpus.iter().map(|vcpu| vcpu.wait_p99_us).fold(0.0, f64::max);
+    if vm.mode == "reserved" {
+        return "the kernel keeps its time; how long it waits is not measured".to_owned();
+    }
     let missed: u64 = vm.vcpus.iter().map(|vcpu| vcpu.missed).sum();
     let all: u64 = vm.vcpus.iter().map(|vcpu| vcpu.waits).sum();
-    if !vm.vcpus.is_empty() && vm.vcpus.iter().all(busy) {
-        let answers = if vm.deadline_ms > 0.0 { "" } else { " and a `deadline` to answer sooner" };
+    if missed > 0 {
         return format!(
-            "it uses all of its share: what it does not get done it has no processor for; give it \
-             more `vcpu_weight`{answers}"
+            "{missed} of {all} waits since it was found were longer than its deadline and 1 ms"
         );
     }
-    if missed > 0 {
-        return format!("{missed} of {all} waits were longer than its deadline and 1 ms");
+    if !vm.vcpus.is_empty() && vm.vcpus.iter().all(|vcpu| is_held_to_share(vcpu, state)) {
+        let sooner = if vm.deadline_ms > 0.0 { "" } else { ", and a `deadline` to answer sooner" };
+        return format!(
+            "it has all of its share and others want the rest: give it more `vcpu_weight`{sooner}"
+        );
     }
+    let waits = vm.vcpus.iter().map(|vcpu| vcpu.wait_p99_us).fold(0.0, f64::max);
     if vm.deadline_ms == 0.0 && waits > 1_000.0 {
         return format!(
             "1 % of its waits for a processor are longer than {:.1} ms; a `deadline` bounds them",
@@ -179,6 +187,15 @@ fn verdict(vm: &VmState) -> String {
         );
     }
     "its processors are there when it needs them".to_owned()
+}
+
+fn is_held_to_share(vcpu: &VcpuState, state: &State) -> bool {
+    let beside = state.vms.iter().flat_map(|vm| &vm.vcpus);
+    let wanted = beside
+        .filter(|other| other.cpu == vcpu.cpu && other.tid != vcpu.tid)
+        .any(|other| !other.blocked);
+    let part = vcpu.share_percent / vcpu.entitled_percent.max(f64::MIN_POSITIVE);
+    wanted && !vcpu.blocked && ITS_SHARE.contains(&part)
 }
 
 /// One vCPU's row.
@@ -231,22 +248,33 @@ mod tests {
 
     #[test]
     fn what_holds_a_vm_back_is_said() {
-        let vcpu = VcpuState { entitled_percent: 20.0, waits: 100, ..VcpuState::default() };
-        let of = |deadline_ms, vcpu: VcpuState| {
-            verdict(&VmState { deadline_ms, vcpus: vec![vcpu], ..VmState::default() })
+        let vcpu = VcpuState { tid: 1, entitled_percent: 20.0, waits: 100, ..VcpuState::default() };
+        let beside = |blocked| VcpuState { tid: 2, blocked, ..VcpuState::default() };
+        let of = |deadline_ms, vcpu: VcpuState, other: VcpuState| {
+            let vm = VmState { deadline_ms, vcpus: vec![vcpu], ..VmState::default() };
+            let other = VmState { vcpus: vec![other], ..VmState::default() };
+            verdict(&vm, &State { vms: vec![vm.clone(), other], ..State::default() })
         };
+        let fine = "its processors are there when it needs them";
         let busy = VcpuState { share_percent: 19.9, ..vcpu.clone() };
-        assert!(of(3.0, busy.clone()).contains("more `vcpu_weight`"), "it never stops");
-        assert!(of(0.0, busy.clone()).contains("and a `deadline`"));
-        let idle = VcpuState { blocked: true, ..busy };
-        assert!(of(0.0, idle).contains("are there when it needs"));
-        let waits = VcpuState { share_percent: 3.0, wait_p99_us: 12_000.0, ..vcpu.clone() };
-        assert!(of(0.0, waits.clone()).contains("longer than 12.0 ms"));
-        let late = VcpuState { missed: 7, ..waits };
-        assert!(of(3.0, late.clone()).starts_with("7 of 100 waits"));
-        let problem = Some("no deadline is kept".to_owned());
-        let vm = VmState { problem, vcpus: vec![late], ..VmState::default() };
-        assert_eq!(verdict(&vm), "no deadline is kept");
+        assert!(of(3.0, busy.clone(), beside(false)).ends_with("more `vcpu_weight`"));
+        assert!(of(0.0, busy.clone(), beside(false)).contains("and a `deadline`"));
+        assert_eq!(of(3.0, busy.clone(), beside(true)), fine, "nobody wants more");
+        let rich = VcpuState { share_percent: 60.0, ..vcpu.clone() };
+        assert_eq!(of(3.0, rich, beside(false)), fine, "it has more than its share");
+        let alone = VcpuState { share_percent: 100.0, entitled_percent: 100.0, ..vcpu.clone() };
+        assert_eq!(of(3.0, alone, VcpuState { cpu: 1, ..beside(false) }), fine);
+        let idle = VcpuState { blocked: true, ..busy.clone() };
+        assert_eq!(of(0.0, idle, beside(false)), fine);
+        let waits = VcpuState { share_percent: 3.0, wait_p99_us: 12_000.0, ..vcpu };
+        assert!(of(0.0, waits, beside(false)).contains("longer than 12.0 ms"));
+        let late = VcpuState { missed: 7, ..busy };
+        assert!(of(3.0, late.clone(), beside(false)).starts_with("7 of 100 waits"));
+        let mut vm = VmState { vcpus: vec![late], ..VmState::default() };
+        vm.mode = "reserved".to_owned();
+        assert!(verdict(&vm, &State::default()).contains("not measured"));
+        vm.problem = Some("no deadline is kept".to_owned());
+        assert_eq!(verdict(&vm, &State::default()), "no deadline is kept");
     }
 
     #[test]

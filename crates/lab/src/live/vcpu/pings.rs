@@ -7,8 +7,9 @@
 //! **Setting.** The guest is a micro-guest ([`crate::microguest`]), whose answer is its first
 //! instruction after the event: what a ping takes above that, switch and guest kernel, is the same
 //! under both schedulers and would hide the difference; `linux_pings` has that too. Requests come
-//! up to 1 ms late by the seed; the scheduler is told of each, as the switch does. **What is compared.** p50, p90 and p99 under
-//! the fair class and with deadlines of 3, 5 and 8 ms; p99 is at least three times lower.
+//! up to 1 ms late by the seed; the scheduler is told of each, as the switch does. **What is
+//! compared.** p50, p90 and p99 under the fair class and with deadlines of 3, 5 and 8 ms; p99 is at
+//! least three times lower.
 
 use penstock_units::Nanos;
 

@@ -100,15 +100,20 @@ fn a_reserved_thread_has_its_run_time_beside_hogs_and_no_more() {
     assert!((0.18..0.22).contains(&part), "{part}");
 }
 
+/// One that has a reservation beside one that has none, and a watchdog.
+fn beside_another(dir: &Path, guest: &Guest, other: &Guest) -> Scheduler {
+    let scheduler = Scheduler::with(dir, &(reserved("vm0", guest, "") + &vm("vm1", other, "")));
+    watched(&scheduler);
+    has(guest, 1_500);
+    scheduler
+}
+
 #[test]
 fn a_scheduler_that_is_killed_leaves_no_reservation() {
     let Some((_guard, dir)) = prepare("reserved-kill") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
     let before = policy::get(guest.id()).unwrap();
-    let mut scheduler =
-        Scheduler::with(&dir, &(reserved("vm0", &guest, "") + &vm("vm1", &other, "")));
-    watched(&scheduler);
-    has(&guest, 1_500);
+    let mut scheduler = beside_another(&dir, &guest, &other);
     scheduler.signal(Signal::SIGKILL);
     scheduler.child.wait().unwrap();
     until("the watchdog", || (seen(&dir, "Dead", "taken: ") > 0).then_some(()));
@@ -122,10 +127,7 @@ fn a_sweep_puts_reservations_back() {
     let Some((_guard, dir)) = prepare("reserved-sweep") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
     let before = policy::get(guest.id()).unwrap();
-    let mut scheduler =
-        Scheduler::with(&dir, &(reserved("vm0", &guest, "") + &vm("vm1", &other, "")));
-    watched(&scheduler);
-    has(&guest, 1_500);
+    let mut scheduler = beside_another(&dir, &guest, &other);
     let run = dir.join("run");
     scheduler.signal(Signal::SIGSTOP);
     let watchdog = watchdog_of(&run);

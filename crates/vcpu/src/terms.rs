@@ -237,12 +237,11 @@ impl VmTable {
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let mut wrong = Vec::new();
-        self.check_numbers(&mut |key, problem: String, remedy: &str| {
+        let mut say = |key, problem: String, remedy: &str| {
             wrong.push(Mistake { key, problem, remedy: remedy.to_owned() });
-        });
-        self.check_times(&mut |key, problem: String, remedy: &str| {
-            wrong.push(Mistake { key, problem, remedy: remedy.to_owned() });
-        });
+        };
+        self.check_numbers(&mut say);
+        self.check_times(&mut say);
         wrong
     }
 

@@ -9,7 +9,8 @@ use penstock_dataplane::port::vcpu_bells::{VcpuBell, VcpuBells};
 
 use crate::config::HostConfig;
 
-/// The bells of `config`'s ports, by port; those of the last configuration are used again.
+/// The bells of `config`'s ports, by port. They are opened anew at each change, so that a file that
+/// was removed is made again; a VM keeps its bell as long as its name stands there.
 pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap<String, VcpuBell> {
     let mut bells = BTreeMap::new();
     let Some(vcpu) = &config.vcpu else { return bells };

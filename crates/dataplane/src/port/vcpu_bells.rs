@@ -3,7 +3,7 @@
 //!
 //! **Rule.** A bell is a counter in a file that both sides share: one addition a burst that a
 //! driver is told of. The scheduler looks at it at its polls. When it sleeps and wants to be woken,
-//! the word beside the counter says so; who finds it takes it away and sends one datagram. So there
+//! a byte beside the counter says so; who finds it takes it away and sends one datagram. So there
 //! is at most one system call for each time that the scheduler goes to sleep, however many frames
 //! come. **Cost.** Some tens of cycles a burst, microseconds for a datagram. **Trust.** The file is
 //! the operator's (mode 0600); shortened, it reads as zeroes ([`super::sigbus`]) and rings nobody.

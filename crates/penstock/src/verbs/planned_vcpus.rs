@@ -2,17 +2,15 @@
 //! slices of deadlines take.
 
 use penstock_control::config::HostConfig;
-use penstock_vcpu::Contract;
-use penstock_vcpu::deadline_queue::SLICE;
-use penstock_vcpu::planned::planned;
-use penstock_vcpu::reservation::Granted;
+use penstock_vcpu::admission::density_ppm;
+use penstock_vcpu::planned;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
 
 use crate::table::{Align, Table, or_dash, percent, to_f64};
 
 /// A processor as it is planned.
-struct Planned<'a> {
+struct Processor<'a> {
     cpu: u32,
     /// VMs with the millionths of it that are their due, one for each vCPU.
     vms: Vec<(&'a VmTable, u64)>,
@@ -20,36 +18,28 @@ struct Planned<'a> {
     taken: u64,
 }
 
-fn plan<'a>(config: &'a HostConfig, section: &VcpuSection) -> Vec<Planned<'a>> {
-    let tables: Vec<&VmTable> = config.vms.iter().collect();
-    let all = planned(section, &tables);
+fn ask(config: &HostConfig, section: &VcpuSection) -> Vec<planned::Planned> {
+    planned::planned(section, &config.vms.iter().collect::<Vec<_>>())
+}
+
+fn plan<'a>(
+    config: &'a HostConfig,
+    section: &VcpuSection,
+    all: &[planned::Planned],
+) -> Vec<Processor<'a>> {
     let of = |cpu: &u32| {
         let (mut vms, mut taken) = (Vec::new(), 0);
-        for (vm, planned) in config.vms.iter().zip(&all) {
+        for (vm, planned) in config.vms.iter().zip(all) {
             for place in planned.places.iter().filter(|place| place.cpu == *cpu) {
                 vms.push((vm, place.share_ppm));
-                let kept = vm.contract().filter(|_| planned.problem.is_none());
-                taken += kept.map_or(0, |contract| density_ppm(&contract));
+                let kept = vm.contract().filter(|it| it.mode.is_real_time());
+                let kept = kept.filter(|_| planned.problem.is_none());
+                taken += kept.map_or(0, |contract| density_ppm(contract.deadline));
             }
         }
-        Planned { cpu: *cpu, vms, taken }
+        Processor { cpu: *cpu, vms, taken }
     };
     section.cpus.iter().map(of).collect()
-}
-
-/// What is reserved, a line for each VM.
-fn reserved(config: &HostConfig, section: &VcpuSection) -> Vec<(String, Granted)> {
-    let tables: Vec<&VmTable> = config.vms.iter().collect();
-    let all = config.vms.iter().zip(planned(section, &tables));
-    all.filter_map(|(vm, planned)| Some((vm.name.clone(), planned.granted?))).collect()
-}
-
-/// What the slices of a deadline take of a processor, in millionths.
-fn density_ppm(contract: &Contract) -> u64 {
-    if !contract.mode.is_real_time() {
-        return 0;
-    }
-    1_000_000 * SLICE.0 / (contract.deadline.0 + SLICE.0)
 }
 
 fn parts(ppm: u64) -> f64 {
@@ -60,13 +50,14 @@ fn parts(ppm: u64) -> f64 {
 #[must_use]
 pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
     use Align::{Left, Right};
+    let all = ask(config, section);
     let mut table = Table::new(&[
         ("VCPUS ON", Right),
         ("VMS, SHARE, DEADLINE", Left),
         ("DEADLINES", Right),
         ("LIMIT", Right),
     ]);
-    for Planned { cpu, vms, taken } in plan(config, section) {
+    for Processor { cpu, vms, taken } in plan(config, section, &all) {
         let vm = |(vm, share): &(&VmTable, u64)| {
             let deadline = vm.deadline.as_ref().map(|it| format!(" {it}")).unwrap_or_default();
             format!("{} {}{deadline}", vm.name, percent(parts(*share)))
@@ -76,9 +67,11 @@ pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
         table.row([cpu.to_string(), or_dash(&vms.join(", ")), percent(parts(taken)), limit]);
     }
     let mut text = table.render();
-    for (name, granted) in reserved(config, section) {
-        let part = percent(parts(granted.ppm()));
-        text.push_str(&format!("reserved for each vCPU of {name}: {part} of a processor\n"));
+    for (vm, planned) in config.vms.iter().zip(&all) {
+        if let Some(granted) = planned.granted {
+            let (name, part) = (&vm.name, percent(parts(granted.ppm())));
+            text.push_str(&format!("reserved for each vCPU of {name}: {part} of a processor\n"));
+        }
     }
     text
 }
@@ -86,7 +79,7 @@ pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
 /// For programs.
 #[must_use]
 pub fn json(config: &HostConfig, section: &VcpuSection) -> Value {
-    let cpu = |planned: Planned<'_>| {
+    let cpu = |planned: Processor<'_>| {
         let vm = |(vm, share): &(&VmTable, u64)| {
             let share = parts(*share);
             json!({ "vm": vm.name, "share": share, "deadline": vm.deadline })
@@ -98,7 +91,7 @@ pub fn json(config: &HostConfig, section: &VcpuSection) -> Value {
             "limit": parts(section.limits().density_ppm),
         })
     };
-    plan(config, section).into_iter().map(cpu).collect()
+    plan(config, section, &ask(config, section)).into_iter().map(cpu).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! **Format.** RFC 826 (ARP), RFC 791 (IPv4), RFC 792 (echo). **Why not a TAP.** Who sends the ping
 //! knows when, and tells the scheduler first, as the switch does; no interface of the host is made.
 
+use penstock_dataplane::egress::finish::{checksum, sum};
+
 /// A station on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Station {
@@ -20,14 +22,9 @@ const ECHO_REPLY: u8 = 0;
 /// Identifier of our echoes.
 const OURS: [u8; 2] = *b"PS";
 
-/// The Internet check sum (RFC 1071) of an even number of bytes.
+/// The Internet check sum (RFC 1071).
 fn check_sum(bytes: &[u8]) -> [u8; 2] {
-    let words = bytes.chunks_exact(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(!sum & 0xffff).unwrap_or(0).to_be_bytes()
+    checksum(sum(bytes, 0)).to_be_bytes()
 }
 
 /// An echo request number `number`.

@@ -32,6 +32,15 @@ pub const VCPU_WAKEUP: Experiment = live(
     live::vcpu_wakeup_picture,
 );
 
+/// The same with several deadlines at once, and with sixteen VMs.
+pub const VCPU_WAKEUP_MANY: Experiment = live(
+    "vcpu-wakeup-many",
+    "VM jitter §V-A",
+    "the same with several deadlines at once, and with sixteen VMs",
+    live::vcpu_wakeup_many,
+    live::vcpu_wakeup_many_picture,
+);
+
 /// One cell of it for ten minutes; found by its name and not a part of `all`.
 pub const VCPU_WAKEUP_LONG: Experiment = live(
     "vcpu-wakeup-long",

@@ -148,6 +148,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_scale::EXPERIMENT,
     fabric_agents::EXPERIMENT,
     live_only::VCPU_WAKEUP,
+    live_only::VCPU_WAKEUP_MANY,
 ];
 
 /// Those that tell a story, and are not a part of `all`.

@@ -77,7 +77,8 @@ pub(crate) use uplink::run as fig13;
 pub(crate) use vcpu::{
     fig2 as jitter_fig2, fig6 as jitter_fig6, fig6_picture as jitter_fig6_picture,
     fig7 as jitter_fig7, fig12 as jitter_fig12, fig12_picture as jitter_fig12_picture,
-    wakeup as vcpu_wakeup, wakeup_long as vcpu_wakeup_long, wakeup_picture as vcpu_wakeup_picture,
+    wakeup as vcpu_wakeup, wakeup_long as vcpu_wakeup_long, wakeup_many as vcpu_wakeup_many,
+    wakeup_many_picture as vcpu_wakeup_many_picture, wakeup_picture as vcpu_wakeup_picture,
 };
 
 /// Whether a program can be run here.

@@ -11,6 +11,7 @@ use penstock_units::Nanos;
 use penstock_vcpu_host::boost;
 
 use super::bed::{Guest, Mode, Scheduler, Stage, Terms};
+use super::steal;
 use crate::figures::percentile;
 
 /// Of what is measured: who is there, on what terms, and for how long.
@@ -44,6 +45,12 @@ pub(super) struct Found {
     pub skipped: u64,
     /// Waits longer than a deadline and 1 ms, by the scheduler's own count.
     pub missed: u64,
+    /// Polls in a second.
+    pub polls: f64,
+    /// Part of the core in which the scheduling thread did something, in percent.
+    pub work: f64,
+    /// Part of the core that the host of this machine took, in percent: nobody here could run.
+    pub stolen: f64,
 }
 
 impl Found {
@@ -77,14 +84,9 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
         scheduler.insert(stage.schedule(&terms)?).await_seated(vms)?;
     }
     sleep_until(now() + Nanos(crate::clock::nanos(SETTLE)));
-    let told = |scheduler: &Option<Scheduler>| -> anyhow::Result<(u64, u64)> {
-        let Some(scheduler) = scheduler else { return Ok((0, 0)) };
-        let state = scheduler.state()?;
-        let missed = state.vms.iter().flat_map(|vm| &vm.vcpus).map(|vcpu| vcpu.missed).sum();
-        Ok((missed, state.cpus.iter().map(|cpu| cpu.skipped).sum()))
-    };
     let own = || scheduler.as_ref().map_or(Ok(Duration::ZERO), Scheduler::own);
-    let told_before = told(&scheduler)?;
+    let core = stage.bed.worker_core();
+    let (told_before, stolen) = (Told::of(scheduler.as_ref())?, steal::of(core)?);
     let (begin, own_before) = (now(), own()?);
     let before = guests.iter().map(Guest::ran).collect::<anyhow::Result<Vec<_>>>()?;
     let answers = stage.bed.on_generator_core(|| tell(stage, cell, &guests, seed))?;
@@ -95,15 +97,43 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
     let all: f64 = ran.iter().sum();
     let even = 100.0 / f64::from(u32::try_from(vms)?);
     let error = ran.iter().map(|ran| (100.0 * ran / all - even).abs()).fold(0.0, f64::max);
-    let told_after = told(&scheduler)?;
+    let told = Told::of(scheduler.as_ref())?;
+    let percent = |time: Duration| 100.0 * time.as_secs_f64() / elapsed;
     Ok(Found {
         answers,
         share_error: error,
         share: 100.0 * ran[0] / all,
-        own: 100.0 * (own()?.saturating_sub(own_before)).as_secs_f64() / elapsed,
-        missed: told_after.0.saturating_sub(told_before.0),
-        skipped: told_after.1.saturating_sub(told_before.1),
+        own: percent(own()?.saturating_sub(own_before)),
+        missed: told.missed.saturating_sub(told_before.missed),
+        skipped: told.skipped.saturating_sub(told_before.skipped),
+        polls: (told.polls - told_before.polls) / elapsed,
+        // Of all the time the scheduler is there; what came before the cell is like the cell.
+        work: told.work,
+        stolen: percent(steal::of(core)?.saturating_sub(stolen)),
     })
+}
+
+/// What a scheduler says of itself.
+#[derive(Debug, Default)]
+struct Told {
+    missed: u64,
+    skipped: u64,
+    polls: f64,
+    work: f64,
+}
+
+impl Told {
+    fn of(scheduler: Option<&Scheduler>) -> anyhow::Result<Self> {
+        let Some(scheduler) = scheduler else { return Ok(Self::default()) };
+        let state = scheduler.state()?;
+        let polls: u64 = state.cpus.iter().map(|cpu| cpu.polls).sum();
+        Ok(Self {
+            missed: state.vms.iter().flat_map(|vm| &vm.vcpus).map(|vcpu| vcpu.missed).sum(),
+            skipped: state.cpus.iter().map(|cpu| cpu.skipped).sum(),
+            polls: f64::from(u32::try_from(polls)?),
+            work: state.cpus.iter().map(|cpu| cpu.work_percent).sum(),
+        })
+    }
 }
 
 /// Events of one VM.

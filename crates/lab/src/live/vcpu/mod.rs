@@ -5,6 +5,8 @@
 //! | `bed` | guests and scheduler as processes |
 //! | `events` | events at times that a seed says, and when guests saw them |
 //! | `wakeup` | event to first instruction, shares, and the scheduler's own time |
+//! | `many` | the same with several deadlines, and of sixteen VMs |
+//! | `steal` | what the host of this machine took meanwhile |
 //! | `stream` | Figs. 2 and 6: a stream that a VM sends by itself |
 //! | `pings` | Fig. 7: requests every 0.1 s |
 //! | `linux_pings` | Fig. 7 with a Linux guest: pings over a wire of ours |
@@ -14,13 +16,16 @@
 mod bed;
 mod events;
 mod linux_pings;
+mod many;
 mod pings;
 mod qemu;
 mod shares;
+mod steal;
 mod stream;
 mod wakeup;
 mod wire;
 
+pub(crate) use many::{picture as wakeup_many_picture, run as wakeup_many};
 pub(crate) use pings::fig7;
 pub(crate) use shares::{fig12, fig12_picture};
 pub(crate) use stream::{fig2, fig6, fig6_picture};

@@ -10,9 +10,10 @@
 //! nothing; it notes when it sees them. `periodic`: nobody tells the scheduler.
 //! `event`: whoever sends them does, as the switch does of frames; 10 to 90 ms apart, so that its
 //! reserve pays for them. Beside 1, 3 and 5 hogs, with deadlines of 3, 5 and 8 ms; then under the
-//! kernel's fair class alone. Then several VMs with deadlines at once, and sixteen VMs.
+//! kernel's fair class alone. Several VMs with deadlines at once, and sixteen VMs, are experiments
+//! of their own (`many`).
 //!
-//! **Cost.** 60 s a cell, 24 cells; `--secs` sets them. One cell of ten minutes is an experiment
+//! **Cost.** 60 s a cell, 21 cells; `--secs` sets them. One cell of ten minutes is an experiment
 //! of its own, `vcpu-wakeup-long`.
 
 use penstock_units::Nanos;
@@ -22,26 +23,17 @@ use super::events::{Cell, Found, measure};
 use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use crate::live::rig::platform;
 
-const SECS: f64 = 60.0;
+pub(super) const SECS: f64 = 60.0;
 const LONG_SECS: f64 = 600.0;
 const NEIGHBOURS: [u32; 3] = [1, 3, 5];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
 /// What is asked for above a deadline.
-const OVER_MS: f64 = 1.0;
+pub(super) const OVER_MS: f64 = 1.0;
 /// Share and own time, in percent of the core.
-const BAR_PCT: f64 = 2.0;
+pub(super) const BAR_PCT: f64 = 2.0;
 /// What a cell is drawn by.
 const SHOWN: [(&str, f64); 4] = [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9), ("max", 100.0)];
-/// VMs with deadlines, and hogs beside them.
-type Set = (&'static str, &'static [(Mode, u32)], usize);
-/// Several VMs with deadlines: modes and deadlines of each set, beside so many hogs.
-const SETS: [Set; 3] = [
-    ("three of 3 ms", &[(Mode::Periodic, 3); 3], 3),
-    ("3, 5 and 8 ms", &[(Mode::Event, 3), (Mode::Periodic, 5), (Mode::Periodic, 8)], 3),
-    ("four of 8 ms", &[(Mode::Periodic, 8); 4], 4),
-];
-
-fn gap(mode: Mode) -> (Nanos, Nanos) {
+pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     match mode {
         Mode::Event => (Nanos::from_millis(10), Nanos::from_millis(90)),
         Mode::Periodic | Mode::None => (Nanos::from_millis(2), Nanos::from_millis(18)),
@@ -53,7 +45,7 @@ fn gap(mode: Mode) -> (Nanos, Nanos) {
 /// # Errors
 /// There is no KVM, or no right to real-time policies; a guest or the scheduler fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    let mut lab = Lab::new(context, SECS, 9.0 * 2.0 + 3.0 + 5.0)?;
+    let mut lab = Lab::new(context, SECS, 9.0 * 2.0 + 3.0)?;
     for hogs in NEIGHBOURS {
         let found = lab.one(None, hogs)?;
         lab.draw("fair class", hogs, &found);
@@ -70,8 +62,6 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
             lab.promise(mode, deadline, worst);
         }
     }
-    lab.sets()?;
-    lab.sixteen()?;
     Ok(lab.conclude())
 }
 
@@ -87,18 +77,18 @@ pub(crate) fn long(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(lab.conclude())
 }
 
-struct Lab<'a> {
+pub(super) struct Lab<'a> {
     context: &'a Context<'a>,
     stage: Stage,
-    outcome: Outcome,
-    secs: f64,
+    pub outcome: Outcome,
+    pub secs: f64,
     cells: f64,
     done: f64,
     share_error: f64,
 }
 
 impl<'a> Lab<'a> {
-    fn new(context: &'a Context<'a>, secs: f64, cells: f64) -> anyhow::Result<Self> {
+    pub fn new(context: &'a Context<'a>, secs: f64, cells: f64) -> anyhow::Result<Self> {
         let stage = Stage::new(context)?;
         let secs = context.live.secs.unwrap_or(secs);
         let mut outcome = Outcome { platform: platform(&stage.bed, false), ..Outcome::default() };
@@ -116,7 +106,7 @@ impl<'a> Lab<'a> {
         self.cell(Cell { tested: vec![tested], hogs, ours, secs: self.secs, gap: gap(mode) })
     }
 
-    fn cell(&mut self, cell: Cell) -> anyhow::Result<Found> {
+    pub fn cell(&mut self, cell: Cell) -> anyhow::Result<Found> {
         let vms = cell.tested.len() + cell.hogs;
         let of = &cell.tested[0];
         let at = format!("{vms} VMs, {} {} ms", of.mode.name(), of.deadline_ms);
@@ -130,7 +120,7 @@ impl<'a> Lab<'a> {
     }
 
     /// Enters a cell's numbers.
-    fn draw(&mut self, name: &str, x: u32, found: &Found) {
+    pub fn draw(&mut self, name: &str, x: u32, found: &Found) {
         let x = f64::from(x);
         for (what, percent) in SHOWN {
             self.add(&format!("{name}: {what}"), "ms", (x, found.at(percent)));
@@ -141,8 +131,9 @@ impl<'a> Lab<'a> {
         self.outcome.note(
             &format!("{name}, {x} hogs"),
             format!(
-                "{answers} events, {} waits over D + 1 ms, {} slots skipped, shares off {:.2}",
-                found.missed, found.skipped, found.share_error
+                "{answers} events, {} waits over D + 1 ms, {} slots skipped, {:.2} % of the core \
+                 stolen, shares off {:.2}",
+                found.missed, found.skipped, found.stolen, found.share_error
             ),
         );
     }
@@ -168,50 +159,7 @@ impl<'a> Lab<'a> {
         self.outcome.claim(claim.measured(worst));
     }
 
-    /// Several VMs with deadlines at once.
-    fn sets(&mut self) -> anyhow::Result<()> {
-        let mut over = f64::NEG_INFINITY;
-        for (name, vms, hogs) in SETS {
-            let tested = vms.iter().map(|(mode, d)| Terms::real_time(*mode, *d)).collect();
-            let modes = vms.iter().map(|(mode, _)| gap(*mode));
-            let gap = modes.max().unwrap_or_default();
-            let found = self.cell(Cell { tested, hogs, ours: true, secs: self.secs, gap })?;
-            for (nth, (mode, deadline)) in vms.iter().enumerate() {
-                let p999 = found.at_of(nth, 99.9);
-                over = over.max(p999 - f64::from(*deadline));
-                self.outcome.note(
-                    &format!("several, {name}: VM {} ({})", nth + 1, mode.name()),
-                    format!("p99.9 {p999:.2} ms, max {:.2} ms", found.at_of(nth, 100.0)),
-                );
-            }
-            self.outcome.note(&format!("several, {name}: scheduler_pct"), found.own);
-            self.outcome.note(&format!("several, {name}: slots skipped"), found.skipped);
-        }
-        let what = "several VMs with deadlines at once: the furthest that 99.9 % of a VM's events \
-                    were above its deadline";
-        let claim = Claim::new("several_over_deadline_p999_ms", what, "ms").at_most(OVER_MS);
-        self.outcome.claim(claim.measured(over));
-        Ok(())
-    }
-
-    /// Sixteen VMs: one of them with a deadline, and as many as are admitted.
-    fn sixteen(&mut self) -> anyhow::Result<()> {
-        for (id, with) in [("one_deadline", 1), ("eleven_deadlines", 11)] {
-            let tested = vec![Terms::real_time(Mode::Periodic, 8); with];
-            let gap = gap(Mode::Periodic);
-            let cell = Cell { tested, hogs: 16 - with, ours: true, secs: self.secs, gap };
-            let found = self.cell(cell)?;
-            let what = format!("sixteen VMs, {with} of them with D = 8 ms: the scheduling thread");
-            let claim = Claim::new(&format!("scheduler_pct_16_{id}"), what, "% of the core");
-            self.outcome.claim(claim.at_most(BAR_PCT).measured(found.own));
-            let what = format!("sixteen VMs, {with} of them with D = 8 ms: 99.9 % of events");
-            let claim = Claim::new(&format!("p999_ms_16_{id}"), what, "ms").at_most(9.0);
-            self.outcome.claim(claim.measured(found.at(99.9)));
-        }
-        Ok(())
-    }
-
-    fn conclude(mut self) -> Outcome {
+    pub fn conclude(mut self) -> Outcome {
         let what =
             "the furthest that a VM's part of the core was from its due, in any cell of ours";
         let claim = Claim::new("share_error_pct_max", what, "% of the core").at_most(BAR_PCT);
@@ -222,9 +170,14 @@ impl<'a> Lab<'a> {
 
 /// Percentiles by the number of hogs.
 pub(crate) fn picture(record: &Record) -> Picture {
+    picture_by(record, "hogs beside")
+}
+
+/// The same by something else.
+pub(super) fn picture_by(record: &Record, by: &str) -> Picture {
     let mut picture = Picture::new("Event to first instruction of a vCPU that computes, live");
     for (title, what) in [("(a) 99.9 % of events", "p99.9"), ("(b) half of them", "p50")] {
-        let axis = Axis::linear("hogs beside");
+        let axis = Axis::linear(by);
         let mut panel = Panel::new(title, axis, Axis::linear("ms").from(0.0));
         let suffix = format!(": {what}");
         for series in &record.series {
@@ -236,7 +189,7 @@ pub(crate) fn picture(record: &Record) -> Picture {
     }
     for (title, prefix) in [("(c) share", "share of "), ("(d) scheduling thread", "scheduler, ")] {
         let axis = Axis::linear("% of the core").from(0.0);
-        let mut panel = Panel::new(title, Axis::linear("hogs beside"), axis);
+        let mut panel = Panel::new(title, Axis::linear(by), axis);
         for (name, series) in record.series_of(prefix) {
             panel = panel.series(name, series);
         }

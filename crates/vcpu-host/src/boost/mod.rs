@@ -8,9 +8,9 @@
 //! 1. what each vCPU with a deadline ran since the last poll, and since when it waits, is read and
 //!    charged; who was lent a slice and did not run has nothing to do;
 //! 2. what was lent before is taken back, and who is due ([`DoubleQueue::due`]) is lent a slice;
-//! 3. every 10 ms the others are read too, every 30 ms credits are handed out and weights follow
-//!    them ([`crate::weight`]).
-//!
+//! 3. every 10 ms who is looked at for nothing else is asked whether it has work, every 30 ms those
+//!    without deadlines are read too, credits are handed out and weights follow them
+//!    ([`crate::weight`]);
 //! 4. what the switch rang ([`crate::bells`]) is heard; a vCPU that something came for is lent to
 //!    at once if it can pay. Before the thread sleeps it leaves word that it wants to be woken.
 //!
@@ -155,6 +155,8 @@ pub struct Boost {
     cost: Nanos,
     next_tick: Nanos,
     next_account: Nanos,
+    /// Epochs that ended.
+    epochs: usize,
     next_report: Nanos,
     report: Report,
 }
@@ -189,6 +191,7 @@ impl Boost {
             cost: Nanos(0),
             next_tick: now,
             next_account: now,
+            epochs: 0,
             next_report: now + REPORT,
             report: Report::default(),
         }
@@ -214,11 +217,10 @@ impl Boost {
     fn turns(&mut self) -> io::Result<()> {
         loop {
             let now = clock::now();
-            if now >= self.next_tick && !self.obey(now) {
+            if !self.obey(now) {
                 return Ok(());
             }
             self.poll(now);
-            self.events(now);
             self.listen(now);
             let next = self.next(now);
             self.parts.table.beat(self.parts.at, next)?;
@@ -233,14 +235,20 @@ impl Boost {
 
     /// Until the next poll; who is told of an event meanwhile is lent to at once.
     fn wait(&mut self, next: Nanos) {
+        let mut asked = false;
         loop {
             let now = clock::now();
             if now >= next {
+                if !asked {
+                    // Late: what was told meanwhile must not wait until it is in time again.
+                    self.events(now);
+                }
                 self.report.skipped += (now.0 - next.0) / SLICE.0;
                 return;
             }
             let left = std::time::Duration::from_nanos(next.0 - now.0);
             let mut fds = [PollFd::new(self.parts.events.as_fd(), PollFlags::POLLIN)];
+            asked = true;
             // A signal only makes the wait begin anew.
             if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).is_ok_and(|n| n > 0) {
                 let now = clock::now();

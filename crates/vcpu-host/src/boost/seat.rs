@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -101,6 +102,7 @@ pub(crate) struct Sitter {
     /// Last weight that was set.
     pub parts: u64,
     stat: File,
+    state: File,
     last: Schedstat,
     looked: Nanos,
     /// For how long it had been waiting then.
@@ -114,7 +116,9 @@ impl Sitter {
     /// Opens what is read at every poll.
     pub fn new(seat: Seat, vcpu: VcpuId) -> io::Result<Self> {
         let Identity { pid, tid, .. } = seat.thread;
-        let stat = File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?;
+        let task = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
+        let stat = File::open(task.join("schedstat"))?;
+        let state = File::open(task.join("stat"))?;
         let last = Schedstat::read_from(&stat)?;
         let nice = if let Policy::Fair { nice, .. } = seat.saved { nice } else { 0 };
         Ok(Self {
@@ -130,6 +134,7 @@ impl Sitter {
             refused: false,
             parts: 0,
             stat,
+            state,
             last,
             looked: clock::now(),
             waits: Nanos(0),
@@ -140,11 +145,17 @@ impl Sitter {
 
     /// The same thread on new terms.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
-        Self { seat, vcpu, ear: None, blocked: false, refused: false, parts: 0, ..self }
+        let (blocked, refused) = (false, false);
+        Self { seat, vcpu, ear: None, blocked, refused, parts: 0, ..self }
     }
 
     pub fn has_deadline(&self) -> bool {
         self.seat.contract.mode.is_real_time()
+    }
+
+    /// Only an event makes it due, and it is not known to be blocked: that has to be asked.
+    pub fn waits_for_events(&self) -> bool {
+        self.seat.contract.mode == Mode::Aperiodic && !self.blocked
     }
 
     /// Reads how long it ran until `now`. `own` is how long the scheduling thread itself kept it
@@ -190,9 +201,10 @@ impl Sitter {
 
     /// Whether it has work: it runs or waits for a processor. `None`: it is gone.
     pub fn is_runnable(&self) -> Option<bool> {
-        let Identity { pid, tid, .. } = self.seat.thread;
-        let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/stat"));
-        match threads::state(&std::fs::read_to_string(path).ok()?)? {
+        // The state comes behind the name, which has at most 64 bytes.
+        let mut bytes = [0; 128];
+        let length = self.state.read_at(&mut bytes, 0).ok()?;
+        match threads::state(&String::from_utf8_lossy(bytes.get(..length)?))? {
             'Z' | 'X' => None,
             letter => Some(letter == 'R'),
         }
@@ -247,8 +259,13 @@ impl Sitter {
         if parts == self.parts {
             return Ok(());
         }
-        self.parts = parts;
+        let first = std::mem::replace(&mut self.parts, parts) == 0;
         let Some(nice) = self.seat.weigher.apply(parts)? else { return Ok(()) };
+        // Who runs once in several epochs has a credit that goes up and down by what it runs then,
+        // and its weight would follow. What a step of nice leaves undone is in the next credits.
+        if !first && !self.has_deadline() && nice.abs_diff(self.nice) <= 1 {
+            return Ok(());
+        }
         let changed = std::mem::replace(&mut self.nice, nice) != nice;
         if changed && self.lent == Lent::No {
             // A thread that is gone by now is found out at the next look.

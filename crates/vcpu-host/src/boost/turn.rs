@@ -20,8 +20,11 @@ const SWITCH: Nanos = Nanos::from_micros(20);
 /// Who was lent a slice and ran for so long had it: the scheduling thread takes the rest.
 /// Going to a vCPU of KVM and back takes up to 80 us where virtualisation is nested.
 const NEARLY: Nanos = Nanos(SLICE.0 * 3 / 5);
-/// Epochs without running after which a vCPU is asked whether it has work.
+/// Epochs without running after which a vCPU is asked whether it has work, where all are read in
+/// each.
 const PATIENCE: u8 = 3;
+/// Beside so many others a vCPU runs in every other epoch only.
+const MANY: usize = 10;
 /// Who runs for so long between two polls does more than answer.
 const HALF: Nanos = Nanos(SLICE.0 / 2);
 
@@ -38,11 +41,14 @@ impl Boost {
         if tick {
             self.next_tick = now + CreditTerms::TICK;
         }
+        // Those without a deadline have nothing but their share, and that is reckoned by epochs.
+        let (others, turns) = (now >= self.next_account, self.turns_of_others());
         let own = self.cost + SWITCH;
         let mut at = 0;
         while at < self.sitters.len() {
             let sitter = &mut self.sitters[at];
-            if !tick && !sitter.has_deadline() {
+            let its_turn = others && at % turns == self.epochs % turns;
+            if !its_turn && !sitter.has_deadline() {
                 at += 1;
                 continue;
             }
@@ -62,11 +68,17 @@ impl Boost {
         if now >= self.next_account {
             // On average exactly once in an epoch, however late each is.
             self.next_account += CreditTerms::EPOCH;
+            self.epochs = self.epochs.wrapping_add(1);
             self.account(now);
         }
         if now >= self.next_report {
             self.send_report(now);
         }
+    }
+
+    /// In so many epochs all without a deadline are read: of many, none runs much in one.
+    fn turns_of_others(&self) -> usize {
+        1 + self.sitters.len() / MANY
     }
 
     /// A thread that cannot be read any more has exited.
@@ -126,7 +138,8 @@ impl Boost {
                 ran(queue, sitter, seen);
             }
             Lent::No => {
-                if sitter.has_deadline() && !sitter.blocked && tick {
+                // A periodic one is asked when it does not use its next slice.
+                if tick && sitter.waits_for_events() {
                     ask(now, queue, sitter);
                 }
             }
@@ -176,11 +189,16 @@ impl Boost {
             Lent::Standing => now.saturating_sub(sitter.stood) < CreditTerms::TICK,
             Lent::No => false,
         };
+        let ticks = |sitter: &Sitter| sitter.lent == Lent::Standing || sitter.waits_for_events();
+        let quiet = match self.sitters.iter().any(ticks) && self.may_lend() {
+            true => self.next_tick.min(self.next_account),
+            false => self.next_account,
+        };
         let due = match self.queue.next_due(CPU) {
             _ if self.sitters.iter().any(watched) => slot,
-            // A tick can wait for the next slice: waking costs more than what a tick does.
-            Some(due) if self.may_lend() => due.min(self.next_tick + CreditTerms::TICK),
-            _ => self.next_tick,
+            // That can wait for the next slice: waking costs more than what is done then.
+            Some(due) if self.may_lend() => due.min(quiet + CreditTerms::TICK),
+            _ => quiet,
         };
         // Who is blocked and cannot pay gets a standing lease then, and not at a tick after it.
         let stands = |sitter: &Sitter| {
@@ -194,11 +212,13 @@ impl Boost {
 
     /// Hands out credits, and has weights follow them.
     fn account(&mut self, now: Nanos) {
+        let patience =
+            PATIENCE.saturating_mul(u8::try_from(self.turns_of_others()).unwrap_or(u8::MAX));
         for sitter in &mut self.sitters {
             // Of many that have work each runs in one of several epochs only, and asking costs more
             // than all else that is done for it.
             sitter.idle = sitter.idle.saturating_add(1);
-            if sitter.idle > PATIENCE && !sitter.blocked && !ask(now, &mut self.queue, sitter) {
+            if sitter.idle > patience && !sitter.blocked && !ask(now, &mut self.queue, sitter) {
                 sitter.idle = 0;
             }
         }

@@ -168,6 +168,19 @@ impl Credit1 {
         }
     }
 
+    /// It had a slice for an event and goes on; before others, as far as its reserve pays.
+    pub(crate) fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
+        self.book.go_on(vcpu, slice);
+        if self.unqueue(vcpu) {
+            self.insert(vcpu);
+        }
+    }
+
+    /// It runs on its reserve no longer.
+    pub(crate) fn end_drawing(&mut self, vcpu: VcpuId) {
+        self.book.end_drawing(vcpu);
+    }
+
     /// It is runnable, and waits in its queue unless it is parked.
     fn queue(&mut self, vcpu: VcpuId) {
         if let Some(place) = self.place_mut(vcpu) {

@@ -82,8 +82,8 @@ struct Account {
     active: bool,
     parked: bool,
     reserve: Reserve,
-    /// It runs on its reserve.
-    drawing: bool,
+    /// It runs on its reserve, down to this.
+    drawing: Option<i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -177,7 +177,7 @@ impl CreditBook {
             active: false,
             parked: false,
             reserve: Reserve::new(contract.io_reserve_pct),
-            drawing: false,
+            drawing: None,
         };
         let mut opened = Vec::new();
         for _ in 0..vcpus {
@@ -260,8 +260,8 @@ impl CreditBook {
         let wide = wide + u128::from(account.rest);
         account.rest = u64::try_from(wide % 1_000_000).unwrap_or(0);
         let mut used = i64::try_from(wide / 1_000_000).unwrap_or(i64::MAX);
-        if account.drawing {
-            used = account.reserve.draw(used);
+        if let Some(kept) = account.drawing {
+            used = account.reserve.draw(used, kept);
         }
         account.credit = account.credit.saturating_sub(used);
         if !self.terms.sampled {
@@ -279,7 +279,21 @@ impl CreditBook {
         if account.class == Class::Under {
             account.class = Class::Boost;
         } else if event && account.class == Class::Over && account.reserve.level() > 0 {
-            account.drawing = true;
+            account.drawing = Some(0);
+            account.class = Class::Boost;
+        }
+    }
+
+    /// It had a slice for an event and goes on: boosted, if its reserve is more than another slice
+    /// for the next event. Without credits left by that alone, as it may only compute.
+    pub fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
+        let kept = i64::try_from(
+            u128::from(slice.0) * u128::from(self.terms.per_ms.unsigned_abs()) / 1_000_000,
+        );
+        let kept = kept.unwrap_or(i64::MAX);
+        let Some(account) = self.account_mut(vcpu) else { return };
+        if !account.parked && account.reserve.level() > kept {
+            account.drawing = Some(kept);
             account.class = Class::Boost;
         }
     }
@@ -287,8 +301,8 @@ impl CreditBook {
     /// For how long it may run on its reserve; `None`: it does not.
     #[must_use]
     pub fn drawing(&self, vcpu: VcpuId) -> Option<Nanos> {
-        let account = self.account_of(vcpu).filter(|account| account.drawing)?;
-        let level = account.reserve.level().max(0).unsigned_abs();
+        let account = self.account_of(vcpu)?;
+        let level = (account.reserve.level() - account.drawing?).max(0).unsigned_abs();
         let per_ms = self.terms.per_ms.max(1).unsigned_abs();
         Some(Nanos(level.saturating_mul(1_000_000) / per_ms))
     }
@@ -296,7 +310,7 @@ impl CreditBook {
     /// It runs on its reserve no longer.
     pub fn end_drawing(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
-        if std::mem::take(&mut account.drawing) {
+        if account.drawing.take().is_some() {
             account.class = if account.credit < 0 { Class::Over } else { Class::Under };
         }
     }
@@ -304,7 +318,7 @@ impl CreditBook {
     /// It is found running at a tick, charged before.
     pub fn tick(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
-        if account.class == Class::Boost && !account.drawing {
+        if account.class == Class::Boost && account.drawing.is_none() {
             account.class = Class::Under;
         }
         self.activate(vcpu);
@@ -395,7 +409,7 @@ impl CreditBook {
         };
         account.credit += account.reserve.fill(each);
         if account.credit < 0 {
-            if !account.drawing {
+            if account.drawing.is_none() {
                 account.class = Class::Over;
             }
             if cap.is_some_and(|cap| account.credit < -cap) && !account.parked {
@@ -405,7 +419,7 @@ impl CreditBook {
             account.credit = account.credit.max(-terms.epoch() * terms.floor_epochs);
             return account.credit;
         }
-        account.drawing = false;
+        account.drawing = None;
         account.class = Class::Under;
         if std::mem::take(&mut account.parked) {
             parking.unparked.push(vcpu);

@@ -32,6 +32,9 @@ use crate::credit1::{Credit1, QueueTerms};
 use crate::deadline_queue::{DeadlineQueue, SLICE};
 use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 
+/// What is lent at least to one that goes on.
+const LEAST: Nanos = Nanos(SLICE.0 / 2);
+
 #[derive(Clone, Copy, Debug)]
 struct Term {
     mode: Mode,
@@ -122,14 +125,14 @@ impl DoubleQueue {
     /// charged, and its deadline counts from then. For an actuator; whoever decides says
     /// [`VcpuScheduler::leave`] instead.
     pub fn ran(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
-        self.charge(vcpu, time);
+        self.charge_seen(vcpu, time);
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
     /// The same of one that had its slice, although not all of it: who lends keeps a little of each
     /// slice to himself. For an actuator.
     pub fn served(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
-        self.charge(vcpu, time);
+        self.charge_seen(vcpu, time);
         if let Some(owed) = self.term_mut(vcpu).and_then(|term| term.owed.as_mut()) {
             owed.ran = owed.ran.max(SLICE);
         }
@@ -141,6 +144,21 @@ impl DoubleQueue {
     pub fn blocked(&mut self, now: Nanos, vcpu: VcpuId) {
         self.credit.block(vcpu);
         self.requeue(now, vcpu, Leave::Blocked);
+    }
+
+    /// Whether it had a slice for an event, has not blocked since, and may go on where nobody is
+    /// due, because its reserve pays. For an actuator, which lends to it then.
+    #[must_use]
+    pub fn goes_on(&self, vcpu: VcpuId) -> bool {
+        self.credit.runnable(vcpu) && self.book().drawing(vcpu).is_some_and(|left| left >= LEAST)
+    }
+
+    /// What is left of a reserve must be worth going to the vCPU. What comes later is for events.
+    fn charge_seen(&mut self, vcpu: VcpuId, time: Nanos) {
+        self.charge(vcpu, time);
+        if self.book().drawing(vcpu).is_some_and(|left| left < LEAST) {
+            self.credit.end_drawing(vcpu);
+        }
     }
 
     /// It is owed a slice from now on, unless it has been for longer.
@@ -170,12 +188,16 @@ impl DoubleQueue {
         };
         let (periodic, cpu) = (term.mode == Mode::Periodic, term.cpu);
         let gives_up = how != Leave::Preempted;
+        let had = !gives_up && !periodic && term.owed.is_some_and(|owed| owed.ran >= SLICE);
         if gives_up || term.owed.is_none_or(|owed| owed.ran >= SLICE) {
             term.owed = term.again.take().filter(|owed| !gives_up && owed.ran < SLICE);
             if periodic && how != Leave::Blocked {
                 term.owed = Some(Owed::from(now));
             }
             self.deadlines(cpu).leave(vcpu);
+        }
+        if had {
+            self.credit.go_on(vcpu, SLICE);
         }
         if let Some(Owed { since, .. }) = self.term(vcpu).and_then(|term| term.owed) {
             self.enter(now, vcpu, since);

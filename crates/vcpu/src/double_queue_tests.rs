@@ -151,6 +151,51 @@ fn a_reserve_lets_one_answer_that_is_over() {
 }
 
 #[test]
+fn who_needs_more_than_a_slice_for_an_event_goes_on_as_its_reserve_pays() {
+    for (io_reserve_pct, goes_on) in [(0, false), (2, false), (50, true)] {
+        let mut scheduler = DoubleQueue::new(1);
+        let contract = Contract { io_reserve_pct, ..real_time(Mode::Aperiodic, 3) };
+        let (server, hog) = (add(&mut scheduler, contract), hog(&mut scheduler));
+        let mut now = Nanos(0);
+        for vcpu in [server, hog] {
+            scheduler.wake(now, vcpu, Cause::Timer);
+        }
+        for _ in 0..4 {
+            scheduler.ran(now, server, us(15_000));
+            scheduler.ran(now, hog, us(15_000));
+            now = now + us(30_000);
+            scheduler.account(now);
+        }
+        assert!(!scheduler.goes_on(server), "nothing came for it");
+        let (slice, reserve) = (i64::try_from(SLICE.0).unwrap(), scheduler.book().reserve(server));
+        let share = scheduler.book().credit(server) + reserve;
+        scheduler.wake(now, server, Cause::Event);
+        let mut more = 0;
+        for _ in 0..100 {
+            scheduler.served(now, server, SLICE);
+            now = now + SLICE;
+            if !scheduler.goes_on(server) {
+                break;
+            }
+            more += 1;
+        }
+        assert_eq!(more > 10, goes_on, "{io_reserve_pct} %: {more}");
+        // All of it counts, and one slice is kept for the next event.
+        let book = scheduler.book();
+        assert_eq!(book.credit(server) + book.reserve(server), share - slice * (more + 1));
+        let kept = reserve - slice * more;
+        assert!(more == 0 || (slice..slice * 3 / 2).contains(&kept), "{kept}");
+        scheduler.account(now);
+        assert!(!scheduler.goes_on(server), "what is reserved later is for later events");
+        // Who blocks has seen to it.
+        scheduler.wake(now, server, Cause::Event);
+        scheduler.served(now, server, SLICE);
+        scheduler.blocked(now, server);
+        assert!(!scheduler.goes_on(server));
+    }
+}
+
+#[test]
 fn an_actuator_tells_what_ran_and_asks_whom_to_lend_to() {
     let mut scheduler = DoubleQueue::new(1);
     let periodic = add(&mut scheduler, real_time(Mode::Periodic, 3));

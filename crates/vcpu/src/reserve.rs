@@ -5,8 +5,8 @@
 //! reserved is left open. **Quantities.** Credits, in the unit of the book that has the account.
 //! **Rule.** A part of what a vCPU is given in every accounting epoch goes here first; what is
 //! beyond two epochs' parts goes on to its ordinary credits, so nothing is lost and shares stay.
-//! Only what runs because an external event woke it from block draws from here; what remains stays
-//! for the next epoch.
+//! Only what runs because an external event woke it from block draws from here, and what goes on
+//! when the slice for an event was not enough; what remains stays for the next epoch.
 //!
 //! **Example** (a test). 10 % of 100: 10 a time, until 20 are there.
 //! **Departures.** The carried rest has a bound: a VM silent for an hour would else hold up all
@@ -43,9 +43,9 @@ impl Reserve {
         given - room
     }
 
-    /// Takes what was used from here; what it could not cover.
-    pub fn draw(&mut self, used: i64) -> i64 {
-        let drawn = used.min(self.level).max(0);
+    /// Takes what was used from here, down to `kept`; what it could not cover.
+    pub fn draw(&mut self, used: i64, kept: i64) -> i64 {
+        let drawn = used.min(self.level - kept).max(0);
         self.level -= drawn;
         used - drawn
     }
@@ -60,7 +60,7 @@ mod tests {
         let mut reserve = Reserve::new(10);
         assert_eq!([100, 100, 100].map(|given| reserve.fill(given)), [90, 90, 100]);
         assert_eq!(reserve.level(), 20);
-        assert_eq!((reserve.draw(15), reserve.draw(15)), (0, 10));
+        assert_eq!((reserve.draw(15, 0), reserve.draw(15, 0)), (0, 10));
         assert_eq!((reserve.fill(100), reserve.level()), (90, 10));
     }
 

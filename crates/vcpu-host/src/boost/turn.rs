@@ -148,7 +148,7 @@ impl Boost {
 
     fn lend_and_take(&mut self, now: Nanos) {
         let lending = self.may_lend();
-        let due = if lending { self.queue.due(now, CPU) } else { None };
+        let due = self.queue.due(now, CPU).or_else(|| self.goes_on()).filter(|_| lending);
         for at in 0..self.sitters.len() {
             let sitter = &mut self.sitters[at];
             let stays = due == Some(sitter.vcpu) && !sitter.refused;
@@ -168,6 +168,12 @@ impl Boost {
                 self.refused(at, &error);
             }
         }
+    }
+
+    /// Who had a slice for an event that was not enough.
+    fn goes_on(&self) -> Option<VcpuId> {
+        let mut vcpus = self.sitters.iter().map(|sitter| sitter.vcpu);
+        vcpus.find(|vcpu| self.queue.goes_on(*vcpu))
     }
 
     fn refused(&mut self, at: usize, error: &PolicyError) {
@@ -275,7 +281,8 @@ impl Boost {
         let own = self.cost + SWITCH;
         let sitter = &mut self.sitters[at];
         sitter.tally.events += 1;
-        if sitter.seat.contract.mode == Mode::None || sitter.lent != Lent::No {
+        // Who is blocked and has a standing lease runs for it by itself.
+        if sitter.seat.contract.mode == Mode::None || sitter.lent == Lent::Standing {
             return;
         }
         // What it ran until now was not for this event, and must not count as the answer to it.
@@ -288,7 +295,8 @@ impl Boost {
         self.queue.wake(now, sitter.vcpu, Cause::Event);
         sitter.blocked = false;
         sitter.awaited.get_or_insert(now);
-        if lending && !sitter.refused && pays(&self.queue, sitter.vcpu) {
+        // Who has a slice is owed another one, in case that it ends before this event is seen to.
+        if sitter.lent == Lent::No && lending && !sitter.refused && pays(&self.queue, sitter.vcpu) {
             let done = sitter.lend(&self.parts.table, Lent::Slice(now));
             if let Err(error) = done {
                 self.refused(at, &error);

@@ -160,7 +160,7 @@ impl Linux {
         let name = &self.name;
         format!(
             "[[vm]]\nname = \"{name}\"\ndomain = \"{name}\"\nvcpu_mode = \"aperiodic\"\n\
-             deadline = \"{deadline_ms} ms\"\n"
+             deadline = \"{deadline_ms} ms\"\nio_reserve = 50\n"
         )
     }
 }

@@ -163,7 +163,7 @@ fn who_needs_more_than_a_slice_for_an_event_goes_on_as_its_reserve_pays() {
         for _ in 0..4 {
             scheduler.ran(now, server, us(15_000));
             scheduler.ran(now, hog, us(15_000));
-            now = now + us(30_000);
+            now += us(30_000);
             scheduler.account(now);
         }
         assert!(!scheduler.goes_on(server), "nothing came for it");
@@ -173,7 +173,7 @@ fn who_needs_more_than_a_slice_for_an_event_goes_on_as_its_reserve_pays() {
         let mut more = 0;
         for _ in 0..100 {
             scheduler.served(now, server, SLICE);
-            now = now + SLICE;
+            now += SLICE;
             if !scheduler.goes_on(server) {
                 break;
             }

@@ -1,6 +1,6 @@
 //! Several VMs with deadlines at once, and sixteen VMs on a core.
 //!
-//! **Problem, setting, bars.** As in [`super::wakeup`]. With several deadlines slices of one may be
+//! **Problem, setting, bars.** As in `wakeup`. With several deadlines slices of one may be
 //! due when another's are, and with many VMs a poll has more to read. **Cost.** 60 s a cell, 5
 //! cells; `--secs` sets them.
 

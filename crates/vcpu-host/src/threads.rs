@@ -103,7 +103,7 @@ pub fn named(pid: u32, pattern: &str) -> Result<Vec<VcpuThread>, FindError> {
         .collect();
     tids.sort_unstable();
     let thread = |tid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+        let stat = stat_of(pid, tid)?;
         let name = &stat[stat.find('(')? + 1..stat.rfind(')')?];
         let lives = !matches!(state(&stat)?, 'Z' | 'X');
         (lives && matches(pattern, name)).then_some((tid, started(&stat)?))
@@ -190,10 +190,17 @@ fn some(path: PathBuf, mut found: Vec<VcpuThread>) -> Result<Vec<VcpuThread>, Fi
 }
 
 fn vcpu(pid: u32, tid: u32) -> Option<VcpuThread> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    let stat = stat_of(pid, tid)?;
     // The name stands in brackets and may hold brackets and spaces of its own.
     let name = &stat[stat.find('(')? + 1..stat.rfind(')')?];
     Some(VcpuThread { vcpu: number(name)?, pid, tid, started: started(&stat)? })
+}
+
+/// What the kernel says of a thread. Its name is what its program chose, in any bytes: one that is
+/// not UTF-8 must not hide it from who has to take something back.
+fn stat_of(pid: u32, tid: u32) -> Option<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// `n` of "CPU n/KVM" or "CPU n/TCG", as QEMU names its threads.
@@ -205,7 +212,7 @@ fn number(name: &str) -> Option<u32> {
 /// When a thread began, in clock ticks since boot; `None` if it has exited, reaped or not.
 #[must_use]
 pub fn started_at(pid: u32, tid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    let stat = stat_of(pid, tid)?;
     if matches!(state(&stat)?, 'Z' | 'X') { None } else { started(&stat) }
 }
 
@@ -228,6 +235,22 @@ fn started(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+
+    #[test]
+    fn a_name_that_is_no_text_hides_nobody() {
+        let (told, tids) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let name = std::ffi::CString::new([0xff, 0xfe, b')', b'C']).unwrap();
+            nix::sys::prctl::set_name(&name).unwrap();
+            told.send(nix::unistd::gettid().as_raw()).unwrap();
+            let _ = ended.recv();
+        });
+        let tid = u32::try_from(tids.recv().unwrap()).unwrap();
+        assert!(started_at(std::process::id(), tid).is_some());
+        drop(end);
+        thread.join().unwrap();
+    }
 
     #[test]
     fn names_of_vcpus_and_others() {

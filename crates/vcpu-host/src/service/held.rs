@@ -142,7 +142,7 @@ impl Held {
         let one = self.all.get(&thread)?;
         let elapsed = clock::now().saturating_sub(one.base.0);
         let stat = format!("/proc/{}/task/{}/stat", thread.pid, thread.tid);
-        let stat = std::fs::read_to_string(stat).unwrap_or_default();
+        let stat = String::from_utf8_lossy(&std::fs::read(stat).unwrap_or_default()).into_owned();
         Some(VcpuState {
             tid: thread.tid,
             cpu: threads::cpu(&stat).unwrap_or(0),

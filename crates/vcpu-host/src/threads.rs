@@ -198,7 +198,7 @@ fn vcpu(pid: u32, tid: u32) -> Option<VcpuThread> {
 
 /// What the kernel says of a thread. Its name is what its program chose, in any bytes: one that is
 /// not UTF-8 must not hide it from who has to take something back.
-fn stat_of(pid: u32, tid: u32) -> Option<String> {
+pub(crate) fn stat_of(pid: u32, tid: u32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -8,9 +8,10 @@
 //! 1. what each vCPU with a deadline ran since the last poll, and since when it waits, is read and
 //!    charged; who was lent a slice and did not run has nothing to do;
 //! 2. what was lent before is taken back, and who is due ([`DoubleQueue::due`]) is lent a slice;
-//! 3. every 10 ms who is looked at for nothing else is asked whether it has work, every 30 ms those
-//!    without deadlines are read too, credits are handed out and weights follow them
-//!    ([`crate::weight`]);
+//!    And while nobody is due, more to who goes on after its slice for an event and has a reserve;
+//! 3. every 10 ms an aperiodic vCPU that did not run is asked whether it has work; every 30 ms
+//!    those without deadlines are read too, of many some in each, credits are handed out and
+//!    weights follow them ([`crate::weight`]);
 //! 4. what the switch rang ([`crate::bells`]) is heard; a vCPU that something came for is lent to
 //!    at once if it can pay. Before the thread sleeps it leaves word that it wants to be woken.
 //!

@@ -172,8 +172,8 @@ impl Boost {
 
     /// Who had a slice for an event that was not enough.
     fn goes_on(&self) -> Option<VcpuId> {
-        let mut vcpus = self.sitters.iter().map(|sitter| sitter.vcpu);
-        vcpus.find(|vcpu| self.queue.goes_on(*vcpu))
+        let goes_on = |it: &&Sitter| !it.refused && self.queue.goes_on(it.vcpu);
+        self.sitters.iter().find(goes_on).map(|sitter| sitter.vcpu)
     }
 
     fn refused(&mut self, at: usize, error: &PolicyError) {
@@ -218,8 +218,9 @@ impl Boost {
 
     /// Hands out credits, and has weights follow them.
     fn account(&mut self, now: Nanos) {
-        let patience =
-            PATIENCE.saturating_mul(u8::try_from(self.turns_of_others()).unwrap_or(u8::MAX));
+        let turns = u8::try_from(self.turns_of_others()).unwrap_or(u8::MAX);
+        // What is counted must be able to exceed it.
+        let patience = PATIENCE.saturating_mul(turns).min(u8::MAX - 1);
         for sitter in &mut self.sitters {
             // Of many that have work each runs in one of several epochs only, and asking costs more
             // than all else that is done for it.

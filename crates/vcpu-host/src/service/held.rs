@@ -141,8 +141,7 @@ impl Held {
     pub fn state(&self, thread: Identity) -> Option<VcpuState> {
         let one = self.all.get(&thread)?;
         let elapsed = clock::now().saturating_sub(one.base.0);
-        let stat = format!("/proc/{}/task/{}/stat", thread.pid, thread.tid);
-        let stat = String::from_utf8_lossy(&std::fs::read(stat).unwrap_or_default()).into_owned();
+        let stat = threads::stat_of(thread.pid, thread.tid).unwrap_or_default();
         Some(VcpuState {
             tid: thread.tid,
             cpu: threads::cpu(&stat).unwrap_or(0),

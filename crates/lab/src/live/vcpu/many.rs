@@ -5,7 +5,7 @@
 //! cells; `--secs` sets them.
 
 use super::bed::{Mode, Terms};
-use super::events::{Cell, Found};
+use super::events::Cell;
 use super::wakeup::{BAR_PCT, Lab, OVER_MS, SECS, gap, picture_by};
 use crate::figures::{Claim, Context, Outcome, Picture, Record};
 
@@ -47,7 +47,7 @@ impl Lab<'_> {
                 );
             }
             self.outcome.note(&format!("several, {name}: scheduler_pct"), found.own);
-            self.noted(&format!("several, {name}"), &found);
+            self.tell(&format!("several, {name}"), &found);
         }
         let what = "several VMs with deadlines at once: the furthest that 99.9 % of a VM's events \
                     were above its deadline";
@@ -63,8 +63,8 @@ impl Lab<'_> {
             let gap = gap(Mode::Periodic);
             let cell = Cell { tested, hogs: 16 - with, ours: true, secs: self.secs, gap };
             let found = self.cell(cell)?;
-            self.draw("sixteen VMs", u32::try_from(with)?, &found);
-            self.noted(&format!("sixteen, {with} with D = 8 ms"), &found);
+            self.plot("sixteen VMs", u32::try_from(with)?, &found);
+            self.tell(&format!("sixteen, {with} with D = 8 ms"), &found);
             let what = format!("sixteen VMs, {with} of them with D = 8 ms: the scheduling thread");
             let claim = Claim::new(&format!("scheduler_pct_16_{id}"), what, "% of the core");
             self.outcome.claim(claim.at_most(BAR_PCT).measured(found.own));
@@ -73,17 +73,6 @@ impl Lab<'_> {
             self.outcome.claim(claim.measured(found.at(99.9)));
         }
         Ok(())
-    }
-
-    /// What else is told of a cell.
-    fn noted(&mut self, name: &str, found: &Found) {
-        let events: usize = found.answers.iter().map(Vec::len).sum();
-        let text = format!(
-            "{events} events, {:.0} polls/s, {} slots skipped, {:.2} % of the core stolen, the \
-             scheduling thread's own work {:.2} %",
-            found.polls, found.skipped, found.stolen, found.work
-        );
-        self.outcome.note(name, text);
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use nix::unistd::{SysconfVar, sysconf};
 
-/// The counter of `proc_stat(5)`: "stolen time, which is the time spent in other operating systems
-/// when running in a virtualized environment"; counted where the hypervisor tells it.
+/// Which number of a processor's line in `proc_stat(5)` it is; the kernel knows it where the
+/// hypervisor tells it.
 const STEAL: usize = 8;
 
 /// Time since the start in which `core` had work and did not run.

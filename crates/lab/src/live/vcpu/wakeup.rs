@@ -33,6 +33,8 @@ pub(super) const OVER_MS: f64 = 1.0;
 pub(super) const BAR_PCT: f64 = 2.0;
 /// What a cell is drawn by.
 const SHOWN: [(&str, f64); 4] = [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9), ("max", 100.0)];
+
+/// Between two events of a VM: at least, and at most.
 pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     match mode {
         Mode::Event => (Nanos::from_millis(10), Nanos::from_millis(90)),
@@ -119,23 +121,31 @@ impl<'a> Lab<'a> {
         Ok(found)
     }
 
-    /// Enters a cell's numbers.
-    pub fn draw(&mut self, name: &str, x: u32, found: &Found) {
+    /// Enters a cell beside so many hogs.
+    fn draw(&mut self, name: &str, hogs: u32, found: &Found) {
+        self.plot(name, hogs, found);
+        self.tell(&format!("{name}, {hogs} hogs"), found);
+    }
+
+    /// A cell's numbers for the picture.
+    pub fn plot(&mut self, name: &str, x: u32, found: &Found) {
         let x = f64::from(x);
         for (what, percent) in SHOWN {
             self.add(&format!("{name}: {what}"), "ms", (x, found.at(percent)));
         }
         self.add(&format!("share of {name}"), "% of the core", (x, found.share));
         self.add(&format!("scheduler, {name}"), "% of the core", (x, found.own));
+    }
+
+    /// What else is told of a cell.
+    pub fn tell(&mut self, name: &str, found: &Found) {
         let answers: usize = found.answers.iter().map(Vec::len).sum();
-        self.outcome.note(
-            &format!("{name}, {x} hogs"),
-            format!(
-                "{answers} events, {} waits over D + 1 ms, {} slots skipped, {:.2} % of the core \
-                 stolen, shares off {:.2}",
-                found.missed, found.skipped, found.stolen, found.share_error
-            ),
+        let text = format!(
+            "{answers} events, {} waits over D + 1 ms, {:.0} polls/s, {} slots skipped, {:.2} % of \
+             the core stolen, the scheduling thread's own work {:.2} %, shares off {:.2}",
+            found.missed, found.polls, found.skipped, found.stolen, found.work, found.share_error
         );
+        self.outcome.note(name, text);
     }
 
     fn add(&mut self, name: &str, unit: &str, point: (f64, f64)) {

@@ -34,6 +34,9 @@ pub(super) struct Cell {
 pub(super) struct Found {
     /// Event to first instruction in ms, for each tested VM.
     pub answers: Vec<Vec<f64>>,
+    /// The worst of them, each with how long it took to tell of that event: there the generator was
+    /// held up.
+    pub worst: Vec<(f64, f64)>,
     /// The furthest that a VM's part of what all had was from an equal one, in percent of the
     /// core.
     pub share_error: f64,
@@ -70,6 +73,8 @@ impl Found {
 const SETTLE: Duration = Duration::from_secs(1);
 /// An event that is not answered by then is an error.
 const LOST: f64 = 5_000.0;
+/// So many of the worst answers are told with what came before them.
+const WORST: usize = 4;
 /// Between two looks at an answer that is late.
 const AGAIN: Nanos = Nanos::from_micros(200);
 
@@ -89,7 +94,11 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
     let (told_before, stolen) = (Told::of(scheduler.as_ref())?, steal::of(core)?);
     let (begin, own_before) = (now(), own()?);
     let before = guests.iter().map(Guest::ran).collect::<anyhow::Result<Vec<_>>>()?;
-    let answers = stage.bed.on_generator_core(|| tell(stage, cell, &guests, seed))?;
+    let told = stage.bed.on_generator_core(|| tell(stage, cell, &guests, seed))?;
+    let mut worst: Vec<(f64, f64)> = told.iter().flatten().copied().collect();
+    worst.sort_by(|a, b| b.0.total_cmp(&a.0));
+    worst.truncate(WORST);
+    let answers = told.iter().map(|vm| vm.iter().map(|(answer, _)| *answer).collect()).collect();
     let after = guests.iter().map(Guest::ran).collect::<anyhow::Result<Vec<_>>>()?;
     let elapsed = Duration::from_nanos(now().saturating_sub(begin).0).as_secs_f64();
     let ran: Vec<f64> =
@@ -101,6 +110,7 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
     let percent = |time: Duration| 100.0 * time.as_secs_f64() / elapsed;
     Ok(Found {
         answers,
+        worst,
         share_error: error,
         share: 100.0 * ran[0] / all,
         own: percent(own()?.saturating_sub(own_before)),
@@ -144,13 +154,19 @@ struct Source<'a> {
     /// When the next one is due.
     next: Nanos,
     number: u64,
-    /// When the last one came, by the counter, unless it was answered.
-    open: Option<u64>,
-    answers: Vec<f64>,
+    /// When the last one came and when all were told of it, by the counter, unless it was answered.
+    open: Option<(u64, u64)>,
+    /// How long each took to be answered, and to be told.
+    answers: Vec<(f64, f64)>,
 }
 
 /// Sends events to the tested guests, at times that the seed says, and gathers when they saw them.
-fn tell(stage: &Stage, cell: &Cell, guests: &[Guest], seed: u64) -> anyhow::Result<Vec<Vec<f64>>> {
+fn tell(
+    stage: &Stage,
+    cell: &Cell,
+    guests: &[Guest],
+    seed: u64,
+) -> anyhow::Result<Vec<Vec<(f64, f64)>>> {
     let mut rng = Rng::new(seed).fork(u64::try_from(guests.len())?);
     let (least, most) = cell.gap;
     let mut gap = || least + Nanos(rng.below((most.0 - least.0).max(1)));
@@ -184,7 +200,7 @@ fn tell(stage: &Stage, cell: &Cell, guests: &[Guest], seed: u64) -> anyhow::Resu
         if source.told {
             boost::event(stage.run_dir(), &source.guest.name).context("telling of an event")?;
         }
-        source.open = Some(at);
+        source.open = Some((at, Tsc.now().0));
         source.next = now() + gap();
     }
     for source in &mut sources {
@@ -199,14 +215,15 @@ fn tell(stage: &Stage, cell: &Cell, guests: &[Guest], seed: u64) -> anyhow::Resu
 impl Source<'_> {
     /// Takes the answer in, if there is one.
     fn look(&mut self, stage: &Stage) -> anyhow::Result<()> {
-        let Some(told) = self.open else { return Ok(()) };
+        let Some((came, told)) = self.open else { return Ok(()) };
         let (number, at) = self.guest.board.answered();
         if number == self.number {
             // The guest's counter and ours are compared within a microsecond or two.
-            self.answers.push(stage.ms(at.saturating_sub(told)));
+            let after = |came: u64, at: u64| stage.ms(at.saturating_sub(came));
+            self.answers.push((after(came, at), after(came, told)));
             self.open = None;
         }
-        let waited = stage.ms(Tsc.now().0.saturating_sub(told));
+        let waited = stage.ms(Tsc.now().0.saturating_sub(came));
         ensure!(
             self.open.is_none() || waited < LOST,
             "{} did not answer an event within {LOST} ms",

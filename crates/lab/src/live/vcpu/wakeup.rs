@@ -140,9 +140,12 @@ impl<'a> Lab<'a> {
     /// What else is told of a cell.
     pub fn tell(&mut self, name: &str, found: &Found) {
         let answers: usize = found.answers.iter().map(Vec::len).sum();
+        let worst = found.worst.iter().map(|(answer, told)| format!("{answer:.2} ({told:.2})"));
+        let worst = worst.collect::<Vec<_>>().join(", ");
         let text = format!(
             "{answers} events, {} waits over D + 1 ms, {:.0} polls/s, {} slots skipped, {:.2} % of \
-             the core stolen, the scheduling thread's own work {:.2} %, shares off {:.2}",
+             the core stolen, the scheduling thread's own work {:.2} %, shares off {:.2}; worst \
+             answers, and after what all were told, ms: {worst}",
             found.missed, found.polls, found.skipped, found.stolen, found.work, found.share_error
         );
         self.outcome.note(name, text);

@@ -3,16 +3,19 @@
 //! **Problem.** Deadlines need room on one processor, and none beside the driver domain.
 //! **Source.** VM jitter §III-B: the driver domain preempts all and shares its processor with no
 //! real-time guest. **Quantities.** Shares in millionths of a processor, when all have work: all
-//! processors by weight, at most one for a vCPU.
+//! processors by weight, at most one for a vCPU; what one that is so heavy leaves is the others'.
 //!
-//! **Rule.** The driver domain's vCPUs take the first processors. Then vCPUs with deadlines, the
+//! **Rule.** The driver domain's vCPUs take the first processors, and each vCPU that could use more
+//! than one has one before all others. Then vCPUs with deadlines, the
 //! shortest first, each to the processor where deadlines take least among those that admit it, not
-//! the driver domain's. Then all others, the heaviest first, to the processor with least weight.
+//! the driver domain's, and not beside one of the heavy ones if it can be helped. Then all others, the heaviest first, to the processor with least weight.
 //! vCPUs without deadlines only start there: the credit queues balance them.
 //!
 //! **Example** (a test). A driver domain and four VMs with D = 3 ms on three processors: two each
 //! on the second and third. **Departures.** The paper places by rule 2 alone; what fits is asked
 //! here. **Cost.** O(vCPUs x processors) questions of [`crate::admission`].
+
+use core::cmp::Reverse;
 
 use penstock_units::{CpuId, Nanos};
 use thiserror::Error;
@@ -54,6 +57,8 @@ pub enum PlacementError {
 #[derive(Clone, Debug, Default)]
 struct Load {
     driver: bool,
+    /// One is there that could use more than all of it.
+    heavy: bool,
     claims: Vec<Claim>,
     weight: u64,
 }
@@ -61,10 +66,30 @@ struct Load {
 /// What a vCPU of this VM may use of a processor when all have work.
 #[must_use]
 pub fn share_ppm(guests: &[Guest], vm: usize, cpus: u16) -> u64 {
-    let weight = |guest: &Guest| u64::from(guest.contract.weight.get());
-    let all: u64 = guests.iter().map(|g| weight(g) * u64::from(g.vcpus)).sum();
     let Some(mine) = guests.get(vm).map(weight) else { return 0 };
-    (u64::from(cpus) * WHOLE_PPM * mine / all.max(1)).min(WHOLE_PPM)
+    let (left, sum) = besides_heavy(guests, cpus);
+    (left * mine / sum.max(1)).min(WHOLE_PPM)
+}
+
+fn weight(guest: &Guest) -> u64 {
+    u64::from(guest.contract.weight.get())
+}
+
+/// What those have together, in millionths of a processor, who could not use more than one, and
+/// their weights.
+fn besides_heavy(guests: &[Guest], cpus: u16) -> (u64, u64) {
+    let mut order: Vec<&Guest> = guests.iter().collect();
+    order.sort_by_key(|guest| Reverse(weight(guest)));
+    let mut left = u64::from(cpus) * WHOLE_PPM;
+    let mut sum: u64 = guests.iter().map(|guest| weight(guest) * u64::from(guest.vcpus)).sum();
+    for guest in order {
+        if left * weight(guest) <= WHOLE_PPM * sum {
+            break;
+        }
+        left -= WHOLE_PPM * u64::from(guest.vcpus);
+        sum -= weight(guest) * u64::from(guest.vcpus);
+    }
+    (left, sum)
 }
 
 /// Processors for the vCPUs of every VM, in their order.
@@ -78,10 +103,13 @@ pub fn place(
 ) -> Result<Vec<Vec<CpuId>>, PlacementError> {
     let mut loads = vec![Load::default(); usize::from(cpus)];
     let mut homes = vec![Vec::new(); guests.len()];
+    let (left, sum) = besides_heavy(guests, cpus);
+    let is_heavy = |guest: &Guest| left * weight(guest) > WHOLE_PPM * sum;
     let rank = |guest: &Guest| match guest.contract.mode {
         Mode::Driver => (0, Nanos(0), 0),
-        Mode::Periodic | Mode::Aperiodic => (1, guest.contract.deadline, 0),
-        Mode::None => (2, Nanos(0), u16::MAX - guest.contract.weight.get()),
+        Mode::None if is_heavy(guest) => (1, Nanos(0), u16::MAX - guest.contract.weight.get()),
+        Mode::Periodic | Mode::Aperiodic => (2, guest.contract.deadline, 0),
+        Mode::None => (3, Nanos(0), u16::MAX - guest.contract.weight.get()),
     };
     let mut order: Vec<usize> = (0..guests.len()).collect();
     order.sort_by_key(|vm| rank(&guests[*vm]));
@@ -100,6 +128,7 @@ pub fn place(
             };
             let at = at.ok_or(PlacementError::NoProcessor { vm })?;
             loads[at].driver |= guest.contract.mode == Mode::Driver;
+            loads[at].heavy |= is_heavy(guest);
             loads[at].weight += u64::from(guest.contract.weight.get());
             homes[vm].push(cpu_id(at));
         }
@@ -122,7 +151,7 @@ fn with_room(
         load.claims.iter().map(|c| crate::admission::density_ppm(c.deadline)).sum()
     };
     let mut order: Vec<usize> = (0..loads.len()).filter(|at| !loads[*at].driver).collect();
-    order.sort_by_key(|at| (taken(&loads[*at]), loads[*at].weight));
+    order.sort_by_key(|at| (loads[*at].heavy, taken(&loads[*at]), loads[*at].weight));
     let mut nearest = None;
     for at in order {
         loads[at].claims.push(claim);
@@ -163,6 +192,25 @@ mod tests {
             assert_eq!(homes[..4].iter().filter(|h| h[0] == CpuId(cpu)).count(), 2);
         }
         assert_eq!(homes[5], [CpuId(0)], "where least weight is");
+    }
+
+    #[test]
+    fn what_a_heavy_vm_cannot_use_is_the_others() {
+        let mut guests = vec![guest(Mode::Periodic, 3); 2];
+        guests.push(Guest {
+            contract: Contract::by_credit(Weight::new(100).unwrap()),
+            ..guest(Mode::None, 0)
+        });
+        assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (500_000, WHOLE_PPM));
+        // The heavy one has a processor to itself, and both deadlines are kept on the other.
+        let homes = place(&guests, 2, Limits::default()).unwrap();
+        assert!(homes[0] == homes[1] && homes[0] != homes[2], "{homes:?}");
+        // On one processor there is nothing that it leaves.
+        assert_eq!(share_ppm(&guests, 0, 1), 9_803);
+        assert!(place(&guests, 1, Limits::default()).is_err());
+        // As many heavy ones as processors: light ones have nothing that is sure.
+        guests[2].vcpus = 2;
+        assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (9_900, 990_099));
     }
 
     #[test]

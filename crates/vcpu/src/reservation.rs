@@ -83,9 +83,8 @@ pub struct Taken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "reservations up to this VM's take {} of {cpus} processors, {} are allowed (95 % of each \
-     unless kernel.sched_rt_runtime_us says otherwise); give it a `runtime` of at most {} us, or \
-     more processors in [vcpu] `cpus`",
-    Pct(*.sum_ppm), Pct(*.max_ppm), .fits.0 / 1_000
+     unless kernel.sched_rt_runtime_us says otherwise); {}more processors in [vcpu] `cpus`",
+    Pct(*.sum_ppm), Pct(*.max_ppm), shorter(*.fits)
 )]
 pub struct TooMuch {
     /// With it, in millionths of a processor.
@@ -96,6 +95,14 @@ pub struct TooMuch {
     pub cpus: u64,
     /// The longest run time that would fit.
     pub fits: Nanos,
+}
+
+/// What helps besides more processors; nothing where no run time at all is left.
+fn shorter(fits: Nanos) -> String {
+    if fits < RUNTIME_MIN {
+        return "give another VM less, or ".to_owned();
+    }
+    format!("give it a `runtime` of at most {} us, or ", fits.0 / 1_000)
 }
 
 /// A number of millionths as percent of one processor.

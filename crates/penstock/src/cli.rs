@@ -141,6 +141,7 @@ pub enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub enum VcpuCommand {
     /// Schedules vCPUs in the foreground until SIGTERM; all is put back as it was at the end.
+    /// SIGHUP reloads the configuration.
     Run {
         /// The configuration file.
         #[arg(long, value_name = "FILE")]
@@ -156,6 +157,12 @@ pub enum VcpuCommand {
         run_dir: PathBuf,
         #[command(flatten)]
         json: Json,
+    },
+    /// Has the scheduler read its configuration file again; a wrong file is refused whole.
+    Reload {
+        /// Its directory.
+        #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
+        run_dir: PathBuf,
     },
     /// Says that something came for a VM from outside, which it is to answer within its deadline.
     Event {

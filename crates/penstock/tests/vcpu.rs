@@ -235,6 +235,40 @@ fn a_deadline_that_does_not_fit_and_a_vm_that_is_not_there_are_told_with_the_rem
 }
 
 #[test]
+fn a_file_that_changed_is_read_anew_and_a_wrong_one_is_refused_whole() {
+    let _guard = alone();
+    if !may_be_real_time() {
+        return;
+    }
+    let world = World::new(2, "1 ms");
+    let file = world.scratch.0.join("vcpu.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let _scheduler = world.start();
+    world.shown("a slice", |s| s["vms"][0]["vcpus"][0]["boosts"].as_u64() > Some(0));
+    await_true("a processor", || world.guests[1].affinity() == world.guests[0].affinity());
+
+    let fewer = text.split("[[vm]]\nname = \"vm1\"").next().unwrap().replace("1 ms", "2 ms");
+    std::fs::write(&file, &fewer).unwrap();
+    assert!(world.ask("reload", &[]).ok().starts_with("1 VMs"));
+    let state = world.shown("one VM", |s| s["vms"][0]["deadline_ms"] == 2.0);
+    assert_eq!(state["vms"].as_array().unwrap().len(), 1);
+    let mine = sched_getaffinity(pid(std::process::id())).unwrap();
+    await_true("who left is as it was", || world.guests[1].affinity() == mine);
+    world.shown("all of it", |s| s["vms"][0]["vcpus"][0]["entitled_percent"] == 100.0);
+
+    for (wrong, why) in [("cpus = []", "`cpus`"), ("cpus = [0, 1, 2]", "started anew")] {
+        let line = fewer.lines().find(|line| line.starts_with("cpus")).unwrap();
+        std::fs::write(&file, fewer.replace(line, wrong)).unwrap();
+        let said = world.ask("reload", &[]).fails();
+        assert!(said.contains("goes on as before") && said.contains(why), "{said}");
+        world.shown("the former one", |s| s["vms"][0]["deadline_ms"] == 2.0);
+    }
+    std::fs::write(&file, &text).unwrap();
+    assert!(world.ask("reload", &[]).ok().starts_with("2 VMs"));
+    world.shown("both", |s| s["vms"][1]["vcpus"][0]["entitled_percent"] == 50.0);
+}
+
+#[test]
 fn without_the_right_it_says_which_one_is_missing() {
     let _guard = alone();
     let world = World::new(1, "3 ms");

@@ -102,14 +102,14 @@ fn main() -> ExitCode {
     let word = |at: usize| words.get(at).map(String::as_str);
     let done: Result<(), Failure> = match (word(1), word(2)) {
         (Some("scheduler"), Some(file)) => {
-            Config::load(Path::new(file)).map_err(Failure::from).and_then(|config| {
-                let me = std::env::current_exe()?;
-                let watchdog = || {
+            std::env::current_exe().map_err(Failure::from).and_then(|me| {
+                let load = || Config::load(Path::new(file)).map_err(|wrong| wrong.to_string());
+                let watchdog = |run_dir: &Path| {
                     let mut command = Command::new(&me);
-                    command.arg("watchdog").arg(&config.run_dir);
+                    command.arg("watchdog").arg(run_dir);
                     command
                 };
-                Ok(service::run(&config, &watchdog)?)
+                Ok(service::run(&load, &watchdog)?)
             })
         }
         (Some("watchdog"), Some(dir)) => {

@@ -61,6 +61,20 @@ impl Cgroup {
         Ok(Self { path, version, root })
     }
 
+    /// The one in which a thread's processor time is divided: its own, or the next above that the
+    /// controller works in (v2: a leaf whose parent does not hand the controller on has no weight).
+    ///
+    /// # Errors
+    /// As [`Cgroup::of_thread`].
+    pub fn dividing(tid: u32) -> io::Result<Self> {
+        let mut group = Self::of_thread(tid)?;
+        while !group.root && !group.weight_file().exists() {
+            group.path.pop();
+            group.root = group.path.parent().is_none_or(|up| !up.join("cgroup.procs").exists());
+        }
+        Ok(group)
+    }
+
     /// Its directory.
     #[must_use]
     pub fn path(&self) -> &Path {

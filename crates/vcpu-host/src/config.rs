@@ -11,6 +11,7 @@ use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde::Deserialize;
 
 use crate::lease::Identity;
+use crate::restore;
 use crate::threads::{self, FindError, VcpuThread};
 
 pub use penstock_vcpu::terms::{RUN_DIR, Source};
@@ -127,29 +128,65 @@ impl Config {
 }
 
 impl VmConfig {
-    /// Its vCPU threads now.
+    /// Its vCPU threads now, if it had `before` at the last look: while its process lives, no
+    /// other one with such a name takes its place.
     ///
     /// # Errors
-    /// Why there are none.
-    pub fn find(&self) -> Result<Vec<Identity>, FindError> {
+    /// Why there are none, or why it is not known whose they are.
+    pub fn find(&self, before: &[Identity]) -> Result<Vec<Identity>, FindError> {
         let of = |pid| match &self.threads {
             Some(pattern) => threads::named(pid, pattern),
             None => threads::of_process(pid),
         };
+        let had = before.iter().find(|thread| restore::is_alive(**thread)).map(|it| it.pid);
         let found = match &self.source {
             Source::Pid(pid) => of(*pid)?,
-            Source::Process(line) => match threads::process_like(line) {
-                Some(pid) => of(pid)?,
-                None => return Err(FindError::NoProcess { line: line.clone() }),
-            },
-            Source::Domain(name) => match threads::of_domain(name) {
-                Some(pid) => of(pid)?,
-                None => return Err(FindError::NoDomain { name: name.clone() }),
-            },
+            Source::Process(line) => {
+                let what = || format!("a command line like {line:?}");
+                only(threads::processes_like(line), had, &of, what)?
+                    .ok_or_else(|| FindError::NoProcess { line: line.clone() })?
+            }
+            Source::Domain(name) => {
+                let what = || format!("`-name guest={name}`");
+                only(threads::of_domain(name), had, &of, what)?
+                    .ok_or_else(|| FindError::NoDomain { name: name.clone() })?
+            }
+            Source::Cgroup(path) if self.threads.is_none() => threads::of_cgroup(path)?,
             Source::Cgroup(path) => threads::in_cgroup(path, &of)?,
         };
         let identity = |t: VcpuThread| Identity { pid: t.pid, tid: t.tid, started: t.started };
         Ok(found.into_iter().map(identity).collect())
+    }
+}
+
+/// The threads of the only one of these processes that has any: the shell or `sudo` that started a
+/// VM has the same command line. `had` is the one it was before. `None`: there is no process.
+fn only(
+    pids: Vec<u32>,
+    had: Option<u32>,
+    of: &dyn Fn(u32) -> Result<Vec<VcpuThread>, FindError>,
+    what: impl Fn() -> String,
+) -> Result<Option<Vec<VcpuThread>>, FindError> {
+    if let Some(pid) = had.filter(|had| pids.contains(had))
+        && let Ok(found) = of(pid)
+    {
+        return Ok(Some(found));
+    }
+    let (mut found, mut last) = (Vec::new(), None);
+    for pid in pids {
+        match of(pid) {
+            Ok(threads) => found.push((pid, threads)),
+            Err(error) => last = Some(error),
+        }
+    }
+    if found.len() > 1 {
+        let pids = found.iter().map(|(pid, _)| *pid).collect();
+        return Err(FindError::Several { what: what(), pids });
+    }
+    match (found.pop(), last) {
+        (Some((_, threads)), _) => Ok(Some(threads)),
+        (None, Some(error)) => Err(error),
+        (None, None) => Ok(None),
     }
 }
 
@@ -221,7 +258,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(wrong("[vcpu]\ncpus = []\n").contains("name 1 to 64"));
+        assert!(wrong("[vcpu]\ncpus = []\n").contains("name 1 to 56"));
         assert!(
             wrong("[vcpu]\ncpu = [1]\n").contains("line 2"),
             "{}",
@@ -248,5 +285,38 @@ mod tests {
     fn the_example_is_right() {
         let config = Config::parse(include_str!("../../../examples/vcpu.toml")).unwrap();
         assert_eq!(config.vms.len(), 4);
+    }
+
+    #[test]
+    fn of_several_processes_the_one_it_was_stays_and_else_none_is_taken() {
+        let line = format!("penstock-test-several-{}", std::process::id());
+        let start = || {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "read _; :", &line]).stdin(std::process::Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let vm = Config::parse(&format!(
+            "[vcpu]\ncpus = [0]\n[[vm]]\nname = \"a\"\nprocess = \"sh*{line}\"\nthreads = \"sh\"\n"
+        ))
+        .unwrap()
+        .vms
+        .remove(0);
+        let find = |before: &[Identity]| (0..100_000).find_map(|_| vm.find(before).ok());
+        let mut first = start();
+        let one = find(&[]).unwrap();
+        assert_eq!((one.len(), one[0].pid), (1, first.id()));
+        let mut second = start();
+        // It is started a moment before its command line can be read.
+        let said = (0..100_000).find_map(|_| vm.find(&[]).err()).unwrap().to_string();
+        let pids = format!("{}, {}", first.id().min(second.id()), first.id().max(second.id()));
+        assert!(said.contains("2 processes") && said.contains(&pids), "{said}");
+        assert_eq!(vm.find(&one).unwrap(), one, "it lives");
+        first.kill().unwrap();
+        first.wait().unwrap();
+        assert_eq!(vm.find(&one).unwrap()[0].pid, second.id());
+        second.kill().unwrap();
+        second.wait().unwrap();
+        let none = vm.find(&one).unwrap_err().to_string();
+        assert!(none.contains("is the VM running"), "{none}");
     }
 }

@@ -6,15 +6,17 @@
 //! was taken back. So whoever finds the table can put everything right: the watchdog, or the next
 //! scheduler. Each scheduling thread leaves there too when it will poll next.
 //!
-//! **Form.** Words of 64 bits: a head, 64 heartbeats, entries of eight words with a check sum, so
-//! that an entry which was half written is known as such. The file belongs on a tmpfs: then reads
-//! and writes are copies in memory.
+//! **Form.** Words of 64 bits: a head, a heartbeat and a count of takings for each scheduling
+//! thread, entries of eight words with a check sum, so that an entry which was half written is
+//! known as such. The file belongs on a tmpfs: then reads and writes are copies in memory. It comes
+//! to its place whole, with room for every entry: who lends later finds no file system full.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
+use nix::fcntl::posix_fallocate;
 use penstock_units::Nanos;
 
 use crate::policy::Policy;
@@ -29,10 +31,12 @@ pub const MAX_LOOPS: usize = penstock_vcpu::terms::CPUS_MAX;
 /// Managed threads in a table.
 pub const MAX_ENTRIES: usize = 1_024;
 
-const MAGIC: u64 = 0x7073_746b_6c65_6131;
+const MAGIC: u64 = 0x7073_746b_6c65_6132;
 const HEAD_WORDS: usize = 8;
+const TAKINGS_AT: usize = (HEAD_WORDS + MAX_LOOPS) * 8;
 const ENTRY_WORDS: usize = 8;
-const ENTRIES_AT: usize = (HEAD_WORDS + MAX_LOOPS) * 8;
+const ENTRIES_AT: usize = TAKINGS_AT + MAX_LOOPS * 8;
+const FILE_LEN: usize = ENTRIES_AT + MAX_ENTRIES * ENTRY_WORDS * 8;
 
 /// A process or thread that is not mistaken for a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +56,8 @@ pub struct Entry {
     pub thread: Identity,
     /// How it was scheduled before it was managed.
     pub saved: Policy,
+    /// Number of the scheduling thread that lends to it.
+    pub by: u8,
     /// It has a real-time policy of ours until then at the latest; 0: it has none, [`HELD`]: until
     /// it is given back.
     pub until: Nanos,
@@ -67,19 +73,20 @@ impl LeaseTable {
     /// A new table, without entries. Whatever was at `path` is gone.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be made, or there is no room for all of it.
     pub fn create(path: &Path, owner: Identity) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(path)?;
-        file.set_len(u64::try_from(ENTRIES_AT + MAX_ENTRIES * ENTRY_WORDS * 8).unwrap_or(0))?;
+        let fresh = path.with_extension("new");
+        match std::fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&fresh)?;
+        let length = i64::try_from(FILE_LEN).map_err(io::Error::other)?;
+        posix_fallocate(&file, 0, length)?;
         let table = Self { file };
-        let head = [MAGIC, u64::from(owner.pid), u64::from(owner.tid), owner.started];
-        table.write(0, &head)?;
+        table.write(0, &[MAGIC, u64::from(owner.pid), u64::from(owner.tid), owner.started])?;
+        std::fs::rename(fresh, path)?;
         Ok(table)
     }
 
@@ -88,14 +95,28 @@ impl LeaseTable {
     /// # Errors
     /// There is none, or the file is something else.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        // A link would have whoever may write there say whose policies are changed.
+        let flags = libc::O_NOFOLLOW;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+        let is_whole = file.metadata()?.len() == u64::try_from(FILE_LEN).unwrap_or(u64::MAX);
         let table = Self { file };
-        let [magic] = table.read::<1>(0)?;
-        if magic == MAGIC {
+        if is_whole && table.read::<1>(0)? == [MAGIC] {
             return Ok(table);
         }
-        let why = format!("{}: not a table of leases; remove it", path.display());
+        let why = format!(
+            "{}: not a table of leases of this version; stop the scheduler of another version that \
+             uses it, or, if there is none, remove it",
+            path.display()
+        );
         Err(io::Error::new(io::ErrorKind::InvalidData, why))
+    }
+
+    /// Whether it is the file that stands at `path`, and not one that was there before.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));
+        let mine = id(self.file.metadata());
+        mine.is_some() && mine == id(std::fs::symlink_metadata(path))
     }
 
     /// The scheduler that made it.
@@ -126,26 +147,54 @@ impl LeaseTable {
         Ok(self.read::<MAX_LOOPS>(HEAD_WORDS * 8)?.map(Nanos))
     }
 
+    /// What scheduling thread number `at` lent is about to be taken back by others: it is to find
+    /// out at its next poll.
+    ///
+    /// # Errors
+    /// As [`LeaseTable::beat`].
+    pub fn note_taking(&self, at: usize) -> io::Result<()> {
+        let count = self.takings(at)?;
+        self.write(TAKINGS_AT + at * 8, &[count + 1])
+    }
+
+    /// How often others took back what scheduling thread number `at` lent.
+    ///
+    /// # Errors
+    /// The file cannot be read, or `at` is not below [`MAX_LOOPS`].
+    pub fn takings(&self, at: usize) -> io::Result<u64> {
+        if at >= MAX_LOOPS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.read(TAKINGS_AT + at * 8).map(|[count]| count)
+    }
+
     /// Writes entry number `slot`.
     ///
     /// # Errors
     /// The file cannot be written, or `slot` is not below [`MAX_ENTRIES`].
     pub fn put(&self, slot: usize, entry: &Entry) -> io::Result<()> {
-        if slot >= MAX_ENTRIES {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        self.write(ENTRIES_AT + slot * ENTRY_WORDS * 8, &encode(entry))
+        self.write(entry_at(slot)?, &encode(entry))
     }
 
-    /// Strikes entry number `slot` out: its thread is not managed any more.
+    /// Entry number `slot`, if there is one.
     ///
     /// # Errors
     /// As [`LeaseTable::put`].
-    pub fn clear(&self, slot: usize) -> io::Result<()> {
-        if slot >= MAX_ENTRIES {
-            return Err(io::ErrorKind::InvalidInput.into());
+    pub fn get(&self, slot: usize) -> io::Result<Option<Entry>> {
+        Ok(decode(&self.read(entry_at(slot)?)?))
+    }
+
+    /// Strikes entry number `slot` out if it is of `thread`, which is not managed any more. One of
+    /// another thread stays.
+    ///
+    /// # Errors
+    /// As [`LeaseTable::put`].
+    pub fn clear(&self, slot: usize, thread: Identity) -> io::Result<()> {
+        let at = entry_at(slot)?;
+        match decode(&self.read(at)?) {
+            Some(entry) if entry.thread == thread => self.write(at, &[0; ENTRY_WORDS]),
+            _ => Ok(()),
         }
-        self.write(ENTRIES_AT + slot * ENTRY_WORDS * 8, &[0; ENTRY_WORDS])
     }
 
     /// All entries, with their numbers. One that is half written is left out: its thread was not
@@ -154,29 +203,10 @@ impl LeaseTable {
     /// # Errors
     /// The file cannot be read.
     pub fn entries(&self) -> io::Result<Vec<(usize, Entry)>> {
-        let mut found = Vec::new();
-        for slot in 0..MAX_ENTRIES {
-            let words = self.read(ENTRIES_AT + slot * ENTRY_WORDS * 8)?;
-            // Slots are taken from the first on, and there is a mark behind the last.
-            if words == [0; ENTRY_WORDS] && self.is_end(slot)? {
-                break;
-            }
-            found.extend(decode(&words).map(|entry| (slot, entry)));
-        }
-        Ok(found)
-    }
-
-    /// Slots from `slots` on are never used: readers stop there.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn set_end(&self, slots: usize) -> io::Result<()> {
-        self.write(4 * 8, &[u64::try_from(slots).unwrap_or(u64::MAX)])
-    }
-
-    fn is_end(&self, slot: usize) -> io::Result<bool> {
-        let [end] = self.read(4 * 8)?;
-        Ok(u64::try_from(slot).is_ok_and(|slot| slot >= end))
+        let mut bytes = vec![0; FILE_LEN - ENTRIES_AT];
+        self.file.read_exact_at(&mut bytes, u64::try_from(ENTRIES_AT).unwrap_or(u64::MAX))?;
+        let all = bytes.chunks_exact(ENTRY_WORDS * 8).map(words::<ENTRY_WORDS>).enumerate();
+        Ok(all.filter_map(|(slot, words)| Some((slot, decode(&words)?))).collect())
     }
 
     fn write<const N: usize>(&self, at: usize, words: &[u64; N]) -> io::Result<()> {
@@ -190,14 +220,25 @@ impl LeaseTable {
     fn read<const N: usize>(&self, at: usize) -> io::Result<[u64; N]> {
         let mut bytes = [0; MAX_LOOPS * 8];
         self.file.read_exact_at(&mut bytes[..N * 8], u64::try_from(at).unwrap_or(u64::MAX))?;
-        let mut words = [0; N];
-        for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            let mut raw = [0; 8];
-            raw.copy_from_slice(from);
-            *word = u64::from_ne_bytes(raw);
-        }
-        Ok(words)
+        Ok(words(&bytes))
     }
+}
+
+fn entry_at(slot: usize) -> io::Result<usize> {
+    if slot >= MAX_ENTRIES {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(ENTRIES_AT + slot * ENTRY_WORDS * 8)
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        let mut raw = [0; 8];
+        raw.copy_from_slice(from);
+        *word = u64::from_ne_bytes(raw);
+    }
+    words
 }
 
 fn half(word: u64) -> u32 {
@@ -215,7 +256,7 @@ fn encode(entry: &Entry) -> [u64; ENTRY_WORDS] {
     let parameters = u64::from(nice.cast_unsigned()) | u64::from(priority) << 8;
     let Identity { pid, tid, started } = entry.thread;
     let ids = u64::from(pid) << 32 | u64::from(tid);
-    let words = [ids, started, entry.until.0, number, parameters, slice, 0, 0];
+    let words = [ids, started, entry.until.0, number, parameters, slice, u64::from(entry.by), 0];
     let mut sealed = words;
     sealed[7] = seal(&words);
     sealed
@@ -232,7 +273,7 @@ fn decode(words: &[u64; ENTRY_WORDS]) -> Option<Entry> {
     if words[7] != seal(words) {
         return None;
     }
-    let [ids, started, until, number, parameters, slice, ..] = *words;
+    let [ids, started, until, number, parameters, slice, by, _] = *words;
     let [nice, priority, ..] = parameters.to_le_bytes();
     let nice = nice.cast_signed();
     let saved = match u32::try_from(number).ok()? {
@@ -240,8 +281,9 @@ fn decode(words: &[u64; ENTRY_WORDS]) -> Option<Entry> {
         1 => Policy::Fifo { priority },
         number => Policy::Other { number, nice, priority },
     };
+    let by = u8::try_from(by).ok().filter(|by| usize::from(*by) < MAX_LOOPS)?;
     let thread = Identity { pid: half(ids >> 32), tid: half(ids & 0xffff_ffff), started };
-    Some(Entry { thread, saved, until: Nanos(until) })
+    Some(Entry { thread, saved, by, until: Nanos(until) })
 }
 
 #[cfg(test)]
@@ -254,6 +296,7 @@ mod tests {
         Entry {
             thread: Identity { pid: 5, tid, started: u64::from(tid) * 3 },
             saved,
+            by: 55,
             until: Nanos(4),
         }
     }
@@ -262,7 +305,6 @@ mod tests {
     fn who_opens_it_finds_what_was_written() {
         let path = std::env::temp_dir().join(format!("penstock-leases-{}", std::process::id()));
         let table = LeaseTable::create(&path, OWNER).unwrap();
-        table.set_end(4).unwrap();
         let policies = [
             Policy::Fair { nice: -20, slice: Nanos(100_000) },
             Policy::Fifo { priority: 3 },
@@ -279,13 +321,28 @@ mod tests {
         let found: Vec<_> = read.entries().unwrap().into_iter().map(|(_, entry)| entry).collect();
         assert_eq!(found, entries, "a free slot before them hides none");
         assert_eq!(read.beats().unwrap()[..4], [0, 0, 55, 0].map(Nanos));
-        table.clear(2).unwrap();
+        table.clear(2, entries[0].thread).unwrap();
+        assert_eq!(read.entries().unwrap().len(), 3, "another one's stays");
+        table.clear(2, entries[1].thread).unwrap();
         assert_eq!(read.entries().unwrap().len(), 2);
         assert!(table.put(MAX_ENTRIES, &entries[0]).is_err());
         assert!(table.beat(MAX_LOOPS, Nanos(1)).is_err());
-        std::fs::write(&path, [1; 64]).unwrap();
-        assert!(LeaseTable::open(&path).unwrap_err().to_string().contains("remove it"));
+        read.note_taking(55).unwrap();
+        assert_eq!((table.takings(55).unwrap(), table.takings(54).unwrap()), (1, 0));
+        assert!(table.note_taking(MAX_LOOPS).is_err());
+
+        assert!(table.is_at(&path) && read.is_at(&path));
+        let next = LeaseTable::create(&path, OWNER).unwrap();
+        assert!(next.is_at(&path) && !table.is_at(&path), "another one stands there");
+        for foreign in [&[1; 64][..], &[], &[0; FILE_LEN]] {
+            std::fs::write(&path, foreign).unwrap();
+            assert!(LeaseTable::open(&path).unwrap_err().to_string().contains("remove it"));
+        }
         std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(LeaseTable::open(&path).is_err(), "a link");
+        std::fs::remove_file(&path).unwrap();
+        assert!(!next.is_at(&path));
     }
 
     #[test]

@@ -15,8 +15,10 @@
 //! | [`lease`] | what is lent, in a file that outlives who lent it |
 //! | [`restore`] | putting threads and cgroups back as they were |
 //! | [`watchdog`] | the process that does so when the scheduler is dead or stalls |
+//! | [`run_dir`] | the scheduler's directory, which is one scheduler's at a time |
 //! | [`process`] | the death of another process |
 //! | [`cgroup`] | whose weight divides a thread's processor |
+//! | [`divide`] | which cgroup divides it between VMs |
 //! | `sys` | the three system calls that need `unsafe` |
 #![deny(unsafe_code)]
 
@@ -25,10 +27,12 @@ pub mod boost;
 pub mod cgroup;
 mod clock;
 pub mod config;
+pub mod divide;
 pub mod lease;
 pub mod policy;
 pub mod process;
 pub mod restore;
+pub mod run_dir;
 pub mod schedstat;
 pub mod service;
 pub mod state;

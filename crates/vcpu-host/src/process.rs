@@ -1,7 +1,7 @@
 //! The death of another process, told by the kernel and not by looking again and again.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -14,6 +14,13 @@ use crate::sys;
 #[derive(Debug)]
 pub struct Watched {
     fd: OwnedFd,
+}
+
+impl AsFd for Watched {
+    /// Readable when it is dead.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl Watched {

@@ -10,6 +10,7 @@ use penstock_units::Nanos;
 use crate::cgroup::Cgroup;
 use crate::lease::{Entry, HELD, Identity, LeaseTable};
 use crate::policy::{self, Policy};
+use crate::run_dir::RunDir;
 use crate::state::STATE;
 use crate::threads;
 
@@ -108,9 +109,9 @@ pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
 pub enum Reach {
     /// Of all: who gave them is dead.
     All,
-    /// Of those that scheduling threads lend to. What is reserved ([`HELD`]) needs no scheduling
-    /// thread to end, as the kernel bounds it.
-    Lent,
+    /// Of those that a scheduling thread lends to whose bit is set. What is reserved ([`HELD`])
+    /// needs no scheduling thread to end, as the kernel bounds it.
+    LentBy(u64),
 }
 
 /// Gives the threads in the table back the policies they came with. How many were real-time until
@@ -121,11 +122,14 @@ pub enum Reach {
 pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     let mut taken = 0;
     for (slot, entry) in table.entries()? {
-        if reach == Reach::Lent && entry.until == HELD {
+        if let Reach::LentBy(loops) = reach
+            && (entry.until == HELD || loops & (1 << entry.by) == 0)
+        {
             continue;
         }
         taken += usize::from(restore(&entry));
-        if entry.until > Nanos(0) {
+        // Who lends may have struck it out meanwhile, and then it stays so.
+        if entry.until > Nanos(0) && table.get(slot)? == Some(entry) {
             table.put(slot, &Entry { until: Nanos(0), ..entry })?;
         }
     }
@@ -163,27 +167,38 @@ pub enum Swept {
 /// # Errors
 /// One that is alive uses the directory, or its files cannot be read.
 pub fn sweep(dir: &Path) -> io::Result<Swept> {
-    let path = dir.join(LEASES);
-    let table = match LeaseTable::open(&path) {
+    if !dir.exists() {
+        return Ok(Swept::Nothing);
+    }
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", dir.display()));
+    sweep_in(&RunDir::take(dir).map_err(named)?).map_err(named)
+}
+
+/// The same in a directory that was taken: nobody who lives uses it.
+pub(crate) fn sweep_in(dir: &RunDir) -> io::Result<Swept> {
+    let dir = dir.path();
+    let table = match LeaseTable::open(&dir.join(LEASES)) {
         Ok(table) => table,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Swept::Nothing),
         Err(error) => return Err(error),
     };
-    let owner = table.owner()?;
-    if is_alive(owner) {
-        let why = format!(
-            "{}: process {} schedules with this directory; stop it, or set another `run_dir`",
-            dir.display(),
-            owner.pid
-        );
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
-    }
     let taken = take_back(&table, Reach::All)?;
-    Before::load(dir).put_back();
-    std::fs::remove_file(&path)?;
-    let _ = std::fs::remove_file(dir.join(BEFORE));
-    let _ = std::fs::remove_file(dir.join(STATE));
+    put_back_in(dir, &table);
     Ok(Swept::After { taken })
+}
+
+/// Puts back what is changed only once, and removes the files of a scheduler that is dead, unless
+/// they are another one's by now.
+pub(crate) fn put_back_in(dir: &Path, table: &LeaseTable) {
+    if !table.is_at(&dir.join(LEASES)) {
+        return;
+    }
+    Before::load(dir).put_back();
+    for file in [LEASES, BEFORE, STATE] {
+        // What is not there needs no removing, and what cannot be removed is found again.
+        let _ = std::fs::remove_file(dir.join(file));
+    }
 }
 
 #[cfg(test)]
@@ -198,7 +213,8 @@ mod tests {
     #[test]
     fn what_a_dead_scheduler_left_is_put_right_and_what_a_living_one_has_is_not() {
         let dir = std::env::temp_dir().join(format!("penstock-sweep-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        assert_eq!(sweep(&dir).unwrap(), Swept::Nothing);
+        drop(RunDir::take(&dir).unwrap());
         assert_eq!(sweep(&dir).unwrap(), Swept::Nothing);
         let mut guest = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let thread = identity(guest.id());
@@ -206,17 +222,17 @@ mod tests {
         let saved = policy::get(thread.tid).unwrap();
 
         let table = LeaseTable::create(&dir.join(LEASES), me).unwrap();
-        table.set_end(1).unwrap();
-        table.put(0, &Entry { thread, saved, until: Nanos(1) }).unwrap();
+        table.put(0, &Entry { thread, saved, by: 0, until: Nanos(1) }).unwrap();
         let busy = sweep(&dir).unwrap_err().to_string();
         assert!(busy.contains("run_dir"), "{busy}");
 
         // The same process id, begun at another time: the scheduler is dead.
         let table = LeaseTable::create(&dir.join(LEASES), Identity { started: 0, ..me }).unwrap();
-        table.set_end(2).unwrap();
-        table.put(0, &Entry { thread, saved, until: Nanos(1) }).unwrap();
+        table.put(0, &Entry { thread, saved, by: 0, until: Nanos(1) }).unwrap();
         let gone = Identity { started: thread.started + 1, ..thread };
-        table.put(1, &Entry { thread: gone, saved: Policy::DEFAULT, until: Nanos(1) }).unwrap();
+        table
+            .put(1, &Entry { thread: gone, saved: Policy::DEFAULT, by: 0, until: Nanos(1) })
+            .unwrap();
         let lends = policy::set(thread.tid, Policy::Fifo { priority: 1 }).is_ok();
         let affinities = vec![(thread, vec![0])];
         Before { affinities: affinities.clone(), weights: Vec::new() }.save(&dir).unwrap();
@@ -230,6 +246,39 @@ mod tests {
         assert!(!is_alive(thread), "dead, although nobody has waited for it");
         guest.wait().unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn where_one_scheduling_thread_stalls_the_others_keep_what_they_lent() {
+        let path = std::env::temp_dir().join(format!("penstock-reach-{}", std::process::id()));
+        let table = LeaseTable::create(&path, identity(std::process::id())).unwrap();
+        let mut guests: Vec<_> =
+            (0..3).map(|_| Command::new("cat").stdin(Stdio::piped()).spawn().unwrap()).collect();
+        let lent = Policy::Fifo { priority: 1 };
+        let saved = policy::get(guests[0].id()).unwrap();
+        let (mut lends, mut threads) = (true, Vec::new());
+        for (at, guest) in guests.iter().enumerate() {
+            let thread = identity(guest.id());
+            // The last one is reserved, whoever's number stands there.
+            let (by, until) =
+                if at == 2 { (1, HELD) } else { (u8::try_from(at).unwrap(), Nanos(1)) };
+            table.put(at, &Entry { thread, saved, by, until }).unwrap();
+            lends &= policy::set(thread.tid, lent).is_ok();
+            threads.push(thread.tid);
+        }
+        if lends {
+            assert_eq!(take_back(&table, Reach::LentBy(1 << 1)).unwrap(), 1);
+            let now = threads.iter().map(|tid| policy::get(*tid).unwrap()).collect::<Vec<_>>();
+            assert_eq!(now, [lent, saved, lent]);
+            assert_eq!(take_back(&table, Reach::All).unwrap(), 2);
+        } else {
+            eprintln!("skipped: real-time policies are not permitted here");
+        }
+        for guest in &mut guests {
+            guest.kill().unwrap();
+            guest.wait().unwrap();
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -19,6 +19,12 @@ pub struct State {
     pub pid: u32,
     /// Its watchdog's process; 0 while there is none, and then nothing is lent.
     pub watchdog: u32,
+    /// How often its configuration was read, with or without success.
+    #[serde(default)]
+    pub loads: u64,
+    /// Why the last reading changed nothing.
+    #[serde(default)]
+    pub refused: Option<String>,
     /// Its processors.
     pub cpus: Vec<CpuState>,
     /// Its VMs, in the order of the configuration file.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use penstock_vcpu::terms::VCPUS_MAX;
 use thiserror::Error;
 
 /// One vCPU thread. Thread ids are used again, so the start time belongs to the name: a thread
@@ -49,6 +50,41 @@ pub enum FindError {
     NoProcess {
         /// What was looked for.
         line: String,
+    },
+    /// More than one process is meant.
+    #[error(
+        "{} processes with vCPU threads have {what}: {}; name the VM by `pid`, or by what only \
+         it has",
+        pids.len(),
+        pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    Several {
+        /// What all of them have.
+        what: String,
+        /// The processes.
+        pids: Vec<u32>,
+    },
+    /// More threads than a VM has vCPUs.
+    #[error(
+        "{path} has {count} threads like that, and a VM has at most {VCPUS_MAX} vCPUs; name them \
+         by a narrower `threads`, or the VM by one process"
+    )]
+    TooMany {
+        /// What was listed.
+        path: PathBuf,
+        /// How many there are.
+        count: usize,
+    },
+    /// Two threads for one vCPU.
+    #[error(
+        "{path} has two threads for vCPU {vcpu}; a `cgroup` that names a VM holds only that VM's \
+         process"
+    )]
+    Twice {
+        /// What was listed.
+        path: PathBuf,
+        /// The vCPU.
+        vcpu: u32,
     },
     /// No QEMU was given such a name.
     #[error(
@@ -114,34 +150,32 @@ pub fn named(pid: u32, pattern: &str) -> Result<Vec<VcpuThread>, FindError> {
     if found.is_empty() {
         return Err(FindError::NoMatch { path, pattern: pattern.to_owned() });
     }
-    Ok(found)
+    few(path, found)
 }
 
-/// The process whose command line, words joined by spaces, matches `pattern`; of several the one
-/// with the lowest id, and never the caller.
+/// The processes whose command lines, words joined by spaces, match `pattern`, in the order of
+/// their ids; never the caller.
 #[must_use]
-pub fn process_like(pattern: &str) -> Option<u32> {
-    let pids = std::fs::read_dir("/proc").ok()?;
-    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let is_like = |pid: &u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let words = String::from_utf8_lossy(&line).replace('\0', " ");
-        *pid != std::process::id() && matches(pattern, words.trim_end())
-    };
-    pids.filter(is_like).min()
+pub fn processes_like(pattern: &str) -> Vec<u32> {
+    processes(|line| matches(pattern, line.replace('\0', " ").trim_end()))
 }
 
-/// The process that was given the guest's name `name` by `-name`, as libvirt starts QEMU for a
-/// domain; of several the one with the lowest id.
+/// The processes that were given the guest's name `name` by `-name`, as libvirt starts QEMU for a
+/// domain, in the order of their ids.
 #[must_use]
-pub fn of_domain(name: &str) -> Option<u32> {
-    let pids = std::fs::read_dir("/proc").ok()?;
-    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let is_it = |pid: &u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        guest_name(&String::from_utf8_lossy(&line)).as_deref() == Some(name)
-    };
-    pids.filter(is_it).min()
+pub fn of_domain(name: &str) -> Vec<u32> {
+    processes(|line| guest_name(line).as_deref() == Some(name))
+}
+
+/// Those whose command line, each word ended by a 0, is as it should be.
+fn processes(is: impl Fn(&str) -> bool) -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let line = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let is_it = |pid: &u32| *pid != std::process::id() && is(&String::from_utf8_lossy(&line(*pid)));
+    let mut found: Vec<u32> = pids.filter(is_it).collect();
+    found.sort_unstable();
+    found
 }
 
 /// The guest's name in a command line whose words end with 0: `-name web`, `-name guest=web,...`,
@@ -156,11 +190,17 @@ fn guest_name(line: &str) -> Option<String> {
     Some(name.replace('\0', ","))
 }
 
-/// Whether `text` is `pattern`, in which `*` stands for anything.
+/// Whether `text` is `pattern`, in which `*` stands for anything. Each part is looked for once,
+/// from where the last one ended: a command line is somebody else's, and may be long.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(text) = text.strip_prefix(head) else { return false };
-    (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))
+    let Some(mut text) = text.strip_prefix(head) else { return false };
+    let (middle, tail) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        let Some(at) = text.find(part) else { return false };
+        text = &text[at + part.len()..];
+    }
+    text.ends_with(tail)
 }
 
 /// vCPU threads of every process in the cgroup at `dir` (v1 or v2), not of cgroups below it.
@@ -168,7 +208,11 @@ fn matches(pattern: &str, text: &str) -> bool {
 /// # Errors
 /// [`FindError`] if the cgroup is gone or no thread in it has the name of a vCPU.
 pub fn of_cgroup(dir: &Path) -> Result<Vec<VcpuThread>, FindError> {
-    in_cgroup(dir, &of_process)
+    let found = in_cgroup(dir, &of_process)?;
+    match found.windows(2).find(|pair| pair[0].vcpu == pair[1].vcpu) {
+        Some(pair) => Err(FindError::Twice { path: dir.join("cgroup.procs"), vcpu: pair[0].vcpu }),
+        None => Ok(found),
+    }
 }
 
 /// The same, with another way to tell a process's vCPUs.
@@ -186,7 +230,14 @@ pub(crate) fn in_cgroup(
 
 fn some(path: PathBuf, mut found: Vec<VcpuThread>) -> Result<Vec<VcpuThread>, FindError> {
     found.sort_unstable();
-    if found.is_empty() { Err(FindError::NoVcpus { path }) } else { Ok(found) }
+    if found.is_empty() { Err(FindError::NoVcpus { path }) } else { few(path, found) }
+}
+
+fn few(path: PathBuf, found: Vec<VcpuThread>) -> Result<Vec<VcpuThread>, FindError> {
+    match found.len() {
+        count if count > usize::from(VCPUS_MAX) => Err(FindError::TooMany { path, count }),
+        _ => Ok(found),
+    }
 }
 
 fn vcpu(pid: u32, tid: u32) -> Option<VcpuThread> {
@@ -285,6 +336,10 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
         let by_cgroup = of_cgroup(&dir).unwrap();
+        let line = std::process::id();
+        std::fs::write(dir.join("cgroup.procs"), format!("{line}\n{line}\n")).unwrap();
+        let twice = of_cgroup(&dir).unwrap_err().to_string();
+        assert!(twice.contains("two threads for vCPU 3"), "{twice}");
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(by_cgroup, found);
         let reused = VcpuThread { started: found[0].started + 1, ..found[0] };
@@ -299,6 +354,27 @@ mod tests {
     }
 
     #[test]
+    fn more_threads_than_a_vm_has_vcpus_are_refused() {
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = std::sync::Arc::new(std::sync::Mutex::new(ended));
+        let (ready, is_ready) = mpsc::channel();
+        let start = |_| {
+            let (ready, ended) = (ready.clone(), std::sync::Arc::clone(&ended));
+            let run = move || {
+                ready.send(()).unwrap();
+                let _ = ended.lock().unwrap().recv();
+            };
+            std::thread::Builder::new().name("many-vcpus".into()).spawn(run).unwrap()
+        };
+        let threads: Vec<_> = (0..=VCPUS_MAX).map(start).collect();
+        threads.iter().for_each(|_| is_ready.recv().unwrap());
+        let said = named(std::process::id(), "many-vcpus").unwrap_err().to_string();
+        assert!(said.contains("has 65 threads") && said.contains("at most 64"), "{said}");
+        drop(end);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
     fn a_pattern_matches_with_anything_for_its_stars() {
         assert!(matches("CPU */KVM", "CPU 12/KVM") && matches("*", "") && matches("a", "a"));
         assert!(matches("*-name vm1*", "qemu -name vm1,debug-threads=on -m 64"));
@@ -308,7 +384,11 @@ mod tests {
         // Other tests' threads come and go; the one that runs this is there.
         let found = named(std::process::id(), "*").unwrap();
         assert!(found.iter().any(VcpuThread::is_alive));
-        assert_eq!(process_like("no such process, says penstock"), None);
+        assert!(processes_like("no such process, says penstock").is_empty());
+        assert!(matches("a*b*c", "a b b c") && matches("**", "x") && matches("*ab*", "aab"));
+        assert!(!matches("ab*bc", "abc") && !matches("*ab*ba*", "aba") && !matches("a*b*", "ac"));
+        let long = "a".repeat(100_000);
+        assert!(!matches("*a*a*a*a*a*a*a*a*b", &long), "and that at once");
     }
 
     #[test]
@@ -324,11 +404,11 @@ mod tests {
         let mut command = std::process::Command::new("sh");
         let mut child = command.args(words).stdin(std::process::Stdio::piped()).spawn().unwrap();
         // It is started a moment before its command line can be read.
-        let found = (0..10_000).find_map(|_| of_domain("penstock-test-domain"));
+        let found = (0..10_000).find_map(|_| of_domain("penstock-test-domain").pop());
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found, Some(child.id()));
-        assert_eq!(of_domain("penstock-test-domain"), None);
+        assert!(of_domain("penstock-test-domain").is_empty());
     }
 
     #[test]

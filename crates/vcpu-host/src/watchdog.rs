@@ -5,9 +5,10 @@
 //! of its own, above all that is lent and above the scheduler, waits on the scheduler's pidfd and
 //! looks every [`LOOK`] whether a scheduling thread is late for its next poll by [`STALL`]. While
 //! something is lent that is the next slot. If it is
-//! dead, every thread and cgroup is put back as it was found; if it stalls, every thread is, and it
-//! may lend again when it moves on. Either way no thread keeps a real-time policy for 10 ms, but
-//! for what is reserved while a scheduler only stalls: that the kernel bounds.
+//! dead, every thread and cgroup is put back as it was found; of a scheduling thread that stalls,
+//! every thread that it lent to is, and it may lend again when it moves on. Either way no thread
+//! keeps a real-time policy for 10 ms, but for what is reserved while a scheduler only stalls: that
+//! the kernel bounds.
 //!
 //! **Killed and not yet dead.** The pidfd tells of a process when the last of its threads is gone,
 //! and its first may wait behind the very guest that was lent to. So when a scheduling thread is
@@ -18,7 +19,7 @@
 //! came to run after 951 ms, beside one guest with a lease; here after 0.13 ms.
 
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -33,8 +34,8 @@ use crate::clock;
 use crate::lease::LeaseTable;
 use crate::policy::{self, Policy};
 use crate::process::{self, Watched};
-use crate::restore::{self, BEFORE, Before, LEASES, Reach};
-use crate::state::STATE;
+use crate::restore::{self, LEASES, Reach};
+use crate::run_dir::RunDir;
 
 /// Priority of the watchdog: above scheduling threads, which are above what they lend.
 pub const PRIORITY: u8 = 95;
@@ -99,7 +100,7 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
         match beats.iter().position(by(STALL)) {
             Some(at) => {
                 // Again at each look: it may have lent once more before it stood still.
-                let taken = restore::take_back(&table, Reach::Lent)?;
+                let taken = take_of_stalled(&table, &beats, by(STALL))?;
                 if !stalled || taken > 0 {
                     tell(Sight::Stalled { at, taken });
                 }
@@ -113,32 +114,50 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
         }
     }
     taken += restore::take_back(&table, Reach::All)?;
-    Before::load(dir).put_back();
-    let _ = std::fs::remove_file(dir.join(LEASES));
-    let _ = std::fs::remove_file(dir.join(BEFORE));
-    let _ = std::fs::remove_file(dir.join(STATE));
+    restore::put_back_in(dir, &table);
     tell(Sight::Dead { taken });
     Ok(())
+}
+
+/// Takes back what scheduling threads lent that stand still; the others go on.
+fn take_of_stalled(
+    table: &LeaseTable,
+    beats: &[Nanos],
+    stands_still: impl Fn(&Nanos) -> bool,
+) -> io::Result<usize> {
+    let still: Vec<usize> = (0..beats.len()).filter(|at| stands_still(&beats[*at])).collect();
+    // One that wakes up meanwhile finds out in its next poll: what it lent before that poll, and,
+    // said once more, what it lent in it.
+    still.iter().try_for_each(|at| table.note_taking(*at))?;
+    let loops = still.iter().fold(0, |loops, at| loops | 1 << at);
+    let taken = restore::take_back(table, Reach::LentBy(loops));
+    still.iter().try_for_each(|at| table.note_taking(*at))?;
+    taken
 }
 
 /// A watchdog of ours.
 #[derive(Debug)]
 pub struct Watchdog {
     child: Child,
+    watched: Watched,
     // Closing it would end the watchdog at its next line.
     _says: ChildStdout,
 }
 
 impl Watchdog {
-    /// Starts `command`, which is to call [`watch`], and waits until it watches.
+    /// Starts `command`, which is to call [`watch`], and waits until it watches. The directory is
+    /// not free before it has ended.
     ///
     /// # Errors
     /// It cannot be started, or does not watch: what it said is on standard error.
-    pub fn start(mut command: Command) -> io::Result<Self> {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    pub fn start(mut command: Command, dir: &RunDir) -> io::Result<Self> {
+        let mut child = command.stdin(dir.lock()?).stdout(Stdio::piped()).spawn()?;
+        let watched = Watched::open(child.id());
         let Some(says) = child.stdout.take() else { return Err(io::ErrorKind::BrokenPipe.into()) };
-        if hears(&says) {
-            return Ok(Self { child, _says: says });
+        if let Ok(watched) = watched
+            && hears(&says)
+        {
+            return Ok(Self { child, watched, _says: says });
         }
         let _ = child.kill();
         let _ = child.wait();
@@ -152,6 +171,12 @@ impl Watchdog {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Readable as soon as it is dead.
+    #[must_use]
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watched.as_fd()
     }
 
     /// Whether it still watches. If it does not, nothing may be lent.
@@ -194,8 +219,11 @@ mod tests {
     fn a_watchdog_that_does_not_watch_is_none() {
         let mut exits = Command::new("echo");
         exits.arg("something else");
-        let error = Watchdog::start(exits).unwrap_err().to_string();
+        let dir = std::env::temp_dir().join(format!("penstock-watchdog-{}", std::process::id()));
+        let taken = RunDir::take(&dir).unwrap();
+        let error = Watchdog::start(exits, &taken).unwrap_err().to_string();
         assert!(error.contains("CAP_SYS_NICE"), "{error}");
+        std::fs::remove_dir_all(&dir).unwrap();
         assert!(watch(Path::new("/nonexistent"), |_| ()).is_err());
     }
 }

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use penstock_units::Nanos;
 use penstock_vcpu_host::cgroup::Cgroup;
 use penstock_vcpu_host::policy::{self, Policy, PolicyError};
-use support::{Guest, Scheduler, prepare, seen, until, watched};
+use support::{Guest, Scheduler, affinity, prepare, seen, until, watched};
 
 /// A cgroup below the one that the tests run in.
 struct Group(PathBuf);
@@ -122,6 +122,54 @@ fn the_weight_of_a_cgroup_is_set_and_put_back_by_stop_and_by_the_watchdog() {
     until("the watchdog", || (seen(&dir, "Dead", "") > 0).then_some(()));
     assert_eq!(first.weight(), before);
     drop((one, two));
+    first.remove();
+    second.remove();
+}
+
+#[test]
+fn what_divides_between_vms_is_weighed_and_not_a_leaf_in_it() {
+    let Some((_guard, dir)) = prepare("leaf") else { return };
+    let (Some(first), Some(second)) = (Group::make("scope"), Group::make("beside")) else { return };
+    // As libvirt has it: a leaf for each vCPU below the VM's own.
+    let leaf = Group(first.0.join("vcpu0"));
+    std::fs::create_dir(&leaf.0).unwrap();
+    let (one, two) = (Guest::start(), Guest::start());
+    leaf.take(&one);
+    second.take(&two);
+    let (before, within) = (first.weight(), Cgroup::at(&leaf.0).map(|leaf| leaf.weight().unwrap()));
+    let mut scheduler = Scheduler::with(&dir, &(leaf.vm("vcpu_weight = 3") + &second.vm("")));
+    until("weights", || (first.weight() > before && second.weight() < before).then_some(()));
+    assert_eq!(Cgroup::at(&leaf.0).ok().map(|leaf| leaf.weight().unwrap()), within.ok());
+    scheduler.terminate();
+    assert!(scheduler.child.wait().unwrap().success());
+    assert_eq!(first.weight(), before);
+    drop((one, two));
+    leaf.remove();
+    first.remove();
+    second.remove();
+}
+
+#[test]
+fn who_leaves_its_vm_alive_is_as_it_was_and_so_is_its_cgroup() {
+    let Some((_guard, dir)) = prepare("leave") else { return };
+    let (Some(first), Some(second)) = (Group::make("left"), Group::make("kept")) else { return };
+    let (one, two) = (Guest::start(), Guest::start());
+    first.take(&one);
+    second.take(&two);
+    let before = (first.weight(), affinity(one.id()), policy::get(one.id()).unwrap());
+    let scheduler = Scheduler::with(&dir, &(first.vm("vcpu_weight = 3") + &second.vm("")));
+    until("weights", || (first.weight() > before.0).then_some(()));
+    if std::thread::available_parallelism().unwrap().get() > 1 {
+        assert_ne!(affinity(one.id()), before.1, "it stays on its processor");
+    }
+    let above = first.0.parent().unwrap().join("cgroup.procs");
+    std::fs::write(above, one.id().to_string()).unwrap();
+    until("all as it was", || {
+        let now = (first.weight(), affinity(one.id()), policy::get(one.id()).unwrap());
+        (now == before).then_some(())
+    });
+    scheduler.state(0, |vm| vm.vcpus.is_empty() && vm.problem.is_some());
+    drop((scheduler, one, two));
     first.remove();
     second.remove();
 }

@@ -10,6 +10,7 @@ mod support;
 
 use nix::sys::signal::{Signal, kill};
 use penstock_vcpu_host::policy;
+use penstock_vcpu_host::state::State;
 use support::{Guest, Scheduler, affinity, is_lent, pid, prepare, role, seen, until, watched};
 
 /// A deadline that the fair class of two who compute never keeps, so that slices are lent often.
@@ -93,6 +94,51 @@ fn vms_come_and_go_and_at_the_end_all_is_as_it_was() {
     scheduler.terminate();
     assert!(scheduler.child.wait().unwrap().success());
     assert_eq!((policy::get(guest.id()).unwrap(), affinity(guest.id())), before);
+}
+
+#[test]
+fn a_scheduler_whose_files_are_removed_gives_all_back_and_says_so() {
+    let Some((_guard, dir)) = prepare("removed") else { return };
+    let (guest, other) = (Guest::start(), Guest::start());
+    let before = (policy::get(guest.id()).unwrap(), affinity(guest.id()));
+    let mut scheduler = Scheduler::start(&dir, &[&guest, &other], OFTEN);
+    watched(&scheduler);
+    until("a slice", || is_lent(guest.id()).then_some(()));
+    // It writes there meanwhile.
+    until("an empty place", || match std::fs::remove_dir_all(dir.join("run")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => None,
+        _ => Some(()),
+    });
+    assert!(!scheduler.child.wait().unwrap().success());
+    assert_eq!((policy::get(guest.id()).unwrap(), affinity(guest.id())), before);
+}
+
+#[test]
+fn a_watchdog_that_dies_has_a_successor() {
+    let Some((_guard, dir)) = prepare("successor") else { return };
+    let (guest, other) = (Guest::start(), Guest::start());
+    let scheduler = Scheduler::start(&dir, &[&guest, &other], OFTEN);
+    watched(&scheduler);
+    let first = State::load(&dir.join("run")).unwrap().watchdog;
+    kill(pid(first), Signal::SIGKILL).unwrap();
+    until("another watchdog", || {
+        let state = State::load(&dir.join("run")).ok()?;
+        (state.watchdog != first && state.watchdog > 0).then_some(())
+    });
+    watched(&scheduler);
+    until("a slice", || is_lent(guest.id()).then_some(()));
+}
+
+#[test]
+fn a_thread_that_two_vms_name_is_the_first_ones() {
+    let Some((_guard, dir)) = prepare("twice") else { return };
+    let (guest, other) = (Guest::start(), Guest::start());
+    let scheduler = Scheduler::start(&dir, &[&guest, &other, &guest], "3 ms");
+    let vm = scheduler.state(2, |vm| vm.problem.is_some());
+    let why = vm.problem.unwrap();
+    assert!(why.contains("VM \"vm0\"") && vm.vcpus.is_empty(), "{why}");
+    let first = scheduler.state(0, |vm| vm.vcpus.first().is_some_and(|v| v.boosts > 0));
+    assert!((first.vcpus[0].entitled_percent - 50.0).abs() < 0.1, "{first:?}");
 }
 
 #[test]

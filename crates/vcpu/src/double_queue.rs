@@ -139,6 +139,17 @@ impl DoubleQueue {
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
+    /// The same of one that was charged for a time in which it may not have run: who lends came
+    /// late, as the processor stood still for both. What it is owed it is owed still. For an
+    /// actuator.
+    pub fn stood(&mut self, vcpu: VcpuId, time: Nanos) {
+        let before = self.term(vcpu);
+        self.charge_seen(vcpu, time);
+        if let (Some(before), Some(term)) = (before, self.term_mut(vcpu)) {
+            (term.owed, term.again) = (before.owed, before.again);
+        }
+    }
+
     /// It was seen to have nothing to do, and nobody is owed a slice for it until it is woken. For
     /// an actuator, as [`DoubleQueue::ran`].
     pub fn blocked(&mut self, now: Nanos, vcpu: VcpuId) {

@@ -55,6 +55,22 @@ fn a_periodic_one_comes_again_at_its_deadline_for_a_slice() {
 }
 
 #[test]
+fn who_was_charged_for_a_time_in_which_it_may_not_have_run_is_owed_its_slice_still() {
+    let mut scheduler = DoubleQueue::new(1);
+    let aperiodic = add(&mut scheduler, real_time(Mode::Aperiodic, 3));
+    scheduler.wake(Nanos(0), aperiodic, Cause::Timer);
+    scheduler.wake(us(100), aperiodic, Cause::Event);
+    let credit = scheduler.book().credit(aperiodic);
+    let by = us(3_500);
+    assert_eq!(scheduler.due(by, CPU), Some(aperiodic));
+    scheduler.stood(aperiodic, us(900));
+    assert_eq!(scheduler.book().credit(aperiodic), credit - 900_000, "as the kernel counts");
+    assert_eq!(scheduler.due(by, CPU), Some(aperiodic));
+    scheduler.served(by, aperiodic, us(400));
+    assert_eq!(scheduler.due(us(60_000), CPU), None);
+}
+
+#[test]
 fn one_that_yields_comes_again_and_one_that_blocks_does_not() {
     let mut scheduler = DoubleQueue::new(1);
     let periodic = add(&mut scheduler, real_time(Mode::Periodic, 3));

@@ -6,9 +6,10 @@
 //! processors by weight, at most one for a vCPU; what one that is so heavy leaves is the others'.
 //!
 //! **Rule.** The driver domain's vCPUs take the first processors, and each vCPU that could use more
-//! than one has one before all others. Then vCPUs with deadlines, the
-//! shortest first, each to the processor where deadlines take least among those that admit it, not
-//! the driver domain's, and not beside one of the heavy ones if it can be helped. Then all others, the heaviest first, to the processor with least weight.
+//! than one has one before all others. Then vCPUs with deadlines, the shortest first, each to the
+//! processor where deadlines take least among those that admit it, not the driver domain's, and not
+//! beside one of the heavy ones if it can be helped. Then all others, the heaviest first, to the
+//! processor with least weight.
 //! vCPUs without deadlines only start there: the credit queues balance them.
 //!
 //! **Example** (a test). A driver domain and four VMs with D = 3 ms on three processors: two each

@@ -14,8 +14,8 @@ use crate::{Contract, Mode};
 
 /// Where a scheduler keeps its files unless told otherwise; a tmpfs.
 pub const RUN_DIR: &str = "/run/penstock/vcpu";
-/// Most processors of a scheduler.
-pub const CPUS_MAX: usize = 64;
+/// Most processors of a scheduler: for so many there is room beside a bell ([`crate::bells`]).
+pub const CPUS_MAX: usize = crate::bells::THREADS_MAX;
 /// Most vCPUs of a VM.
 pub const VCPUS_MAX: u16 = 64;
 /// Percent of a processor that slices of deadlines may take unless told otherwise.
@@ -25,9 +25,9 @@ pub const DEADLINES_MAX: u64 = 70;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuSection {
-    /// Processors for the vCPUs of all VMs, 1 to 64. Keep the switch's workers and QEMU's I/O
+    /// Processors for the vCPUs of all VMs, 1 to 56. Keep the switch's workers and QEMU's I/O
     /// threads off.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(min = 1, max = 56))]
     pub cpus: Vec<u32>,
     /// For the scheduler's files; on a tmpfs. Default `/run/penstock/vcpu`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

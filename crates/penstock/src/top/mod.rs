@@ -46,7 +46,7 @@ async fn read(client: &mut Client) -> Result<Reading> {
     let ports = ports.into_inner().ports.into_iter();
     let status = HostStatus::try_from(status.into_inner()).map_err(refused)?;
     Ok(Reading {
-        vcpus: vcpu::read(&status.vcpu_dir),
+        vcpus: crate::verbs::vcpu::of_host(&status.vcpu_dir),
         status,
         ports: ports
             .map(|port| PortStatus::try_from(port).map_err(refused))

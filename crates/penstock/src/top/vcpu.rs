@@ -1,20 +1,10 @@
 //! The view of virtual processors: what each has, and how long it waits for it.
 
-use std::path::Path;
-
-use penstock_vcpu_host::state::State;
-
 use super::model::Model;
 use crate::verbs::vcpu;
 
 /// Widths of the columns on a terminal.
 pub const WIDTHS: [u16; 13] = [14, 9, 8, 4, 8, 8, 9, 9, 9, 9, 8, 8, 7];
-
-/// What the scheduler tells in the directory that the daemon names.
-#[must_use]
-pub fn read(dir: &str) -> Option<State> {
-    if dir.is_empty() { None } else { State::fresh(Path::new(dir)).ok() }
-}
 
 /// A row for each vCPU.
 #[must_use]

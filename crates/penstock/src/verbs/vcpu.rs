@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
+use nix::poll::poll;
 use penstock_vcpu_host::boost;
 use penstock_vcpu_host::config::Config;
 use penstock_vcpu_host::restore::{Swept, sweep};
@@ -17,6 +18,10 @@ use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
 use crate::table::{Align, Table, printable};
 
+/// Between two looks whether the scheduler has read its file, in milliseconds, and how many.
+const LOOK_MS: u16 = 20;
+const RELOAD_LOOKS: usize = 250;
+
 /// `vcpu`: needs no daemon of the switch.
 ///
 /// # Errors
@@ -25,6 +30,7 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
     match command {
         VcpuCommand::Run { config, log_format } => schedule(config, *log_format)?,
         VcpuCommand::Show { run_dir, json } => show(run_dir, json.json)?,
+        VcpuCommand::Reload { run_dir } => reload(run_dir)?,
         VcpuCommand::Event { vm, run_dir } => event(run_dir, vm)?,
         VcpuCommand::Sweep { run_dir } => match sweep(run_dir)? {
             Swept::Nothing => print("nothing was left behind\n")?,
@@ -38,15 +44,34 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
 }
 
 fn schedule(file: &Path, format: LogFormat) -> Result<()> {
-    let config = Config::load(file)?;
     logs::install(format, "info")?;
     let program = std::env::current_exe().context("penstock does not find itself")?;
-    let watchdog = || {
+    let watchdog = |run_dir: &Path| {
         let mut command = Command::new(&program);
-        command.args(["vcpu", "watchdog", "--run-dir"]).arg(&config.run_dir);
+        command.args(["vcpu", "watchdog", "--run-dir"]).arg(run_dir);
         command
     };
-    Ok(service::run(&config, &watchdog)?)
+    let load = || Config::load(file).map_err(|wrong| wrong.to_string());
+    Ok(service::run(&load, &watchdog)?)
+}
+
+/// The scheduler tells in its state that it has read the file, and why it goes on as before.
+fn reload(dir: &Path) -> Result<()> {
+    let before = load(dir)?.loads;
+    service::hang_up(dir).with_context(|| format!("the scheduler of {}", dir.display()))?;
+    for _ in 0..RELOAD_LOOKS {
+        let state = load(dir)?;
+        if state.loads > before {
+            if let Some(why) = state.refused {
+                bail!("the scheduler goes on as before: {why}");
+            }
+            let vms = state.vms.len();
+            return print(&format!("{vms} VMs are scheduled as the file says\n"));
+        }
+        // There is nothing to wait on but the time.
+        let _ = poll(&mut [], LOOK_MS);
+    }
+    bail!("the scheduler of {} has not read its file; see its log", dir.display())
 }
 
 fn watch(dir: &Path) -> Result<()> {
@@ -64,11 +89,18 @@ fn watch(dir: &Path) -> Result<()> {
     watchdog::watch(dir, tell).context("watchdog")
 }
 
+/// What the scheduler tells in the directory that a host names; `None` where it names none or none
+/// runs.
+#[must_use]
+pub fn of_host(dir: &str) -> Option<State> {
+    if dir.is_empty() { None } else { State::fresh(Path::new(dir)).ok() }
+}
+
 fn load(dir: &Path) -> Result<State> {
-    State::load(dir).with_context(|| {
+    State::fresh(dir).with_context(|| {
         format!(
-            "no scheduler runs with {}; start one with `penstock vcpu run`, or name its directory \
-             with --run-dir",
+            "no scheduler runs with {}, or it stands still; start one with `penstock vcpu run`, or \
+             name its directory with --run-dir",
             dir.display()
         )
     })

@@ -19,6 +19,9 @@
 //! it runs at once when it is woken; once it ran for half a slice and goes on that is over. Where
 //! it is not used for a tick it is looked at every tick only, as Xen ends a BOOST at ticks.
 //!
+//! A poll that comes late by more than half a slice found the processor taken by others below, and
+//! so did the vCPU that was lent to, whatever the kernel says it ran: its slice is lent anew.
+//!
 //! **Departures.** What wakes a blocked vCPU is not known, so all counts as an event. **Cost.** One
 //! wake-up and O(vCPUs with deadlines) reads of a file in procfs each poll; two polls for each
 //! slice that is lent.
@@ -63,8 +66,8 @@ const WAITS: usize = 8_192;
 /// What a scheduling thread is told.
 #[derive(Debug)]
 pub enum Order {
-    /// These are the vCPUs from now on.
-    Seats(Vec<Seat>),
+    /// These are the vCPUs from now on; who gives the order hears when it is done.
+    Seats(Vec<Seat>, SyncSender<()>),
     /// These VMs have bells.
     Bells(Arc<Bells>, Vec<(String, Bell)>),
     /// Give everything back and end.
@@ -82,6 +85,20 @@ pub enum Note {
     NoRoom(Identity),
     /// The thread stood still for so long; what it had lent was taken back meanwhile.
     StoodStill(Nanos),
+}
+
+impl Note {
+    /// What it means that a thread cannot be read.
+    fn lost(thread: Identity, error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) {
+            return Self::Gone(thread);
+        }
+        let remedy = match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => "; raise its limit of open files (LimitNOFILE)",
+            _ => "",
+        };
+        Self::Refused(thread, format!("how long it runs cannot be read: {error}{remedy}"))
+    }
 }
 
 /// One vCPU in a report.
@@ -150,8 +167,12 @@ pub struct Boost {
     queue: DoubleQueue,
     sitters: Vec<Sitter>,
     began: Nanos,
+    /// How often the watchdog took back what was lent.
+    takings: u64,
     /// When it was to poll next.
     due: Nanos,
+    /// The poll that is going on came late by more than half a slice.
+    late: bool,
     /// How long the last poll took.
     cost: Nanos,
     next_tick: Nanos,
@@ -188,7 +209,9 @@ impl Boost {
             queue: DoubleQueue::new(1),
             sitters: Vec::new(),
             began: now,
+            takings: 0,
             due: now,
+            late: false,
             cost: Nanos(0),
             next_tick: now,
             next_account: now,
@@ -266,7 +289,11 @@ impl Boost {
     fn obey(&mut self, now: Nanos) -> bool {
         loop {
             match self.parts.orders.try_recv() {
-                Ok(Order::Seats(seats)) => self.seat(now, seats),
+                Ok(Order::Seats(seats, done)) => {
+                    self.seat(now, seats);
+                    // Who gave the order may have stopped waiting.
+                    let _ = done.try_send(());
+                }
                 Ok(Order::Bells(bells, names)) => self.give_ears(&bells, &names),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
@@ -278,6 +305,7 @@ impl Boost {
     /// begin with new accounts.
     fn seat(&mut self, now: Nanos, seats: Vec<Seat>) {
         let mut before = std::mem::take(&mut self.sitters);
+        let by = u8::try_from(self.parts.at).unwrap_or(u8::MAX);
         self.queue = DoubleQueue::new(1);
         for seat in seats {
             let thread = seat.thread;
@@ -285,15 +313,23 @@ impl Boost {
                 self.report.notes.push(Note::NoRoom(thread));
                 continue;
             };
-            self.queue.wake(now, vcpu, Cause::Timer);
             let known = before.iter().position(|sitter| sitter.seat.thread == thread);
             let sitter = match known.map(|at| before.swap_remove(at)) {
                 Some(sitter) => Ok(sitter.moved(seat, vcpu)),
-                None => Sitter::new(seat, vcpu),
+                None => Sitter::new(seat, vcpu, by),
             };
             match sitter {
-                Ok(sitter) => self.sitters.push(sitter),
-                Err(_) => self.report.notes.push(Note::Gone(thread)),
+                Ok(sitter) => {
+                    let owed = sitter.awaited.is_some();
+                    self.queue.wake(now, vcpu, if owed { Cause::Event } else { Cause::Timer });
+                    self.sitters.push(sitter);
+                }
+                Err(error) => {
+                    if let Some(vm) = self.queue.book().vm_of(vcpu) {
+                        self.queue.remove(now, vm);
+                    }
+                    self.report.notes.push(Note::lost(thread, &error));
+                }
             }
         }
         for mut sitter in before {
@@ -307,8 +343,15 @@ impl Boost {
     fn give_ears(&mut self, bells: &Arc<Bells>, names: &[(String, Bell)]) {
         for sitter in &mut self.sitters {
             let named = names.iter().find(|(name, _)| **name == *sitter.seat.vm);
-            let ear = named.map(|(_, bell)| Ear::new(Arc::clone(bells), *bell, self.parts.at));
-            sitter.ear = ear.filter(|_| sitter.has_deadline());
+            let named = named.filter(|_| sitter.has_deadline());
+            let Some((_, bell)) = named else {
+                sitter.ear = None;
+                continue;
+            };
+            // What came since it was heard last must not be lost.
+            if !sitter.ear.as_ref().is_some_and(|ear| ear.is_of(bells, *bell)) {
+                sitter.ear = Some(Ear::new(Arc::clone(bells), *bell, self.parts.at));
+            }
         }
     }
 

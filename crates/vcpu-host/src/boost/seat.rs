@@ -85,8 +85,14 @@ pub(crate) struct Seen {
 pub(crate) struct Sitter {
     pub seat: Seat,
     pub vcpu: VcpuId,
+    /// Number of the scheduling thread it sits at.
+    by: u8,
     pub lent: Lent,
     pub tally: Tally,
+    /// Slices of its in a row of which it is not known whether it ran.
+    pub unsure: u8,
+    /// It ran in the slice that it has: that one is counted.
+    pub used: bool,
     /// The core was told that it is blocked.
     pub blocked: bool,
     /// When a standing lease of it was used last.
@@ -114,17 +120,20 @@ pub(crate) struct Sitter {
 
 impl Sitter {
     /// Opens what is read at every poll.
-    pub fn new(seat: Seat, vcpu: VcpuId) -> io::Result<Self> {
+    pub fn new(seat: Seat, vcpu: VcpuId, by: u8) -> io::Result<Self> {
         let Identity { pid, tid, .. } = seat.thread;
         let task = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
         let stat = File::open(task.join("schedstat"))?;
         let state = File::open(task.join("stat"))?;
         let last = Schedstat::read_from(&stat)?;
-        let nice = if let Policy::Fair { nice, .. } = seat.saved { nice } else { 0 };
+        let nice = nice_of(seat.saved);
         Ok(Self {
             seat,
             vcpu,
+            by,
             lent: Lent::No,
+            unsure: 0,
+            used: false,
             tally: Tally::default(),
             blocked: false,
             stood: Nanos(0),
@@ -143,10 +152,17 @@ impl Sitter {
         })
     }
 
-    /// The same thread on new terms.
+    /// The same thread on new terms. An event that it did not answer yet is not forgotten, nor how
+    /// far its bell was heard.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
         let (blocked, refused) = (false, false);
-        Self { seat, vcpu, ear: None, blocked, refused, parts: 0, ..self }
+        // Its cgroup is weighed from now on, and not it: what was reckoned for it is over.
+        let nice = match seat.weigher {
+            Weigher::Nice => self.nice,
+            Weigher::Group { .. } | Weigher::Left => nice_of(seat.saved),
+        };
+        let ear = self.ear.filter(|_| seat.contract.mode.is_real_time());
+        Self { seat, vcpu, ear, blocked, refused, nice, parts: 0, ..self }
     }
 
     pub fn has_deadline(&self) -> bool {
@@ -210,10 +226,9 @@ impl Sitter {
         }
     }
 
-    fn enter(&self, table: &LeaseTable, until: Nanos) {
-        let entry = Entry { thread: self.seat.thread, saved: self.seat.saved, until };
-        // Only a full tmpfs or a slot out of range could fail, and both would have at the start.
-        let _ = table.put(self.seat.slot, &entry);
+    fn enter(&self, table: &LeaseTable, until: Nanos) -> io::Result<()> {
+        let Seat { thread, saved, slot, .. } = self.seat;
+        table.put(slot, &Entry { thread, saved, by: self.by, until })
     }
 
     /// Gives it the real-time policy.
@@ -222,15 +237,24 @@ impl Sitter {
             Lent::Slice(since) => since + SLICE + SLICE,
             Lent::Standing | Lent::No => Nanos(u64::MAX),
         };
+        self.used = false;
         let had = std::mem::replace(&mut self.lent, how);
         if had != Lent::No {
             return Ok(());
         }
-        self.enter(table, until);
-        policy::set(self.seat.thread.tid, Policy::Fifo { priority: LENT }).inspect_err(|_| {
+        let (tid, policy) = (self.seat.thread.tid, Policy::Fifo { priority: LENT });
+        // What stands nowhere nobody else could take back.
+        let entered = self.enter(table, until);
+        let entered = entered.map_err(|source| PolicyError::Refused { tid, policy, source });
+        entered.and_then(|()| policy::set(tid, policy)).inspect_err(|_| {
             self.lent = Lent::No;
-            self.enter(table, Nanos(0));
+            let _ = self.enter(table, Nanos(0));
         })
+    }
+
+    /// It ran in what it was lent.
+    pub fn count_slice(&mut self) {
+        self.tally.boosts += u64::from(!std::mem::replace(&mut self.used, true));
     }
 
     /// Takes it back.
@@ -239,7 +263,8 @@ impl Sitter {
             return Ok(());
         }
         let done = policy::set(self.seat.thread.tid, self.fair());
-        self.enter(table, Nanos(0));
+        // One that says more than there is has the watchdog look once for nothing.
+        let _ = self.enter(table, Nanos(0));
         done
     }
 
@@ -277,15 +302,21 @@ impl Sitter {
     /// It is new, or the watchdog put it back as it was: nothing of ours holds.
     pub fn forget(&mut self, table: &LeaseTable) {
         self.lent = Lent::No;
-        self.enter(table, Nanos(0));
         self.parts = 0;
-        let _ = policy::set(self.seat.thread.tid, self.fair());
+        // What stands nowhere is not changed, but what was lent is taken back all the same.
+        let entered = self.enter(table, Nanos(0)).is_ok();
+        let policy = if entered { self.fair() } else { self.seat.saved };
+        let _ = policy::set(self.seat.thread.tid, policy);
     }
 
     /// Gives it back as it was found.
     pub fn release(&mut self, table: &LeaseTable) {
         let _ = policy::set(self.seat.thread.tid, self.seat.saved);
-        let _ = table.clear(self.seat.slot);
+        let _ = table.clear(self.seat.slot, self.seat.thread);
         self.lent = Lent::No;
     }
+}
+
+fn nice_of(policy: Policy) -> i8 {
+    if let Policy::Fair { nice, .. } = policy { nice } else { 0 }
 }

@@ -25,18 +25,23 @@ const NEARLY: Nanos = Nanos(SLICE.0 * 3 / 5);
 const PATIENCE: u8 = 3;
 /// Beside so many others a vCPU runs in every other epoch only.
 const MANY: usize = 10;
+/// So often a slice is lent anew, of which it is not known whether anybody ran in it.
+const UNSURE: u8 = 8;
 /// Who runs for so long between two polls does more than answer.
 const HALF: Nanos = Nanos(SLICE.0 / 2);
 
 impl Boost {
     pub(super) fn poll(&mut self, now: Nanos) {
         let still = now.saturating_sub(self.due);
-        if still > STALL {
+        let takings = self.parts.table.takings(self.parts.at).unwrap_or(self.takings);
+        // The watchdog may have seen it stand still for longer than it did itself.
+        if std::mem::replace(&mut self.takings, takings) != takings || still > STALL {
             self.report.notes.push(Note::StoodStill(still));
             for sitter in &mut self.sitters {
                 sitter.forget(&self.parts.table);
             }
         }
+        self.late = still > HALF;
         let tick = now >= self.next_tick;
         if tick {
             self.next_tick = now + CreditTerms::TICK;
@@ -74,6 +79,7 @@ impl Boost {
         if now >= self.next_report {
             self.send_report(now);
         }
+        self.late = false;
     }
 
     /// In so many epochs all without a deadline are read: of many, none runs much in one.
@@ -88,15 +94,12 @@ impl Boost {
         if let Some(vm) = self.queue.book().vm_of(sitter.vcpu) {
             self.queue.remove(now, vm);
         }
-        let thread = sitter.seat.thread;
-        self.report.notes.push(match error.kind() {
-            io::ErrorKind::NotFound => Note::Gone(thread),
-            _ => Note::Refused(thread, format!("schedstat: {error}")),
-        });
+        self.report.notes.push(Note::lost(sitter.seat.thread, error));
     }
 
     /// Tells the queue what a vCPU did since the last poll.
     fn saw(&mut self, now: Nanos, at: usize, seen: Seen, tick: bool) {
+        let late = self.late;
         let (sitter, queue) = (&mut self.sitters[at], &mut self.queue);
         if let Some(waited) = seen.waited
             && self.report.waits.len() < WAITS
@@ -112,8 +115,16 @@ impl Boost {
                 }
             }
             Lent::Slice(_) => {
-                sitter.tally.boosts += 1;
-                ran(queue, sitter, seen);
+                sitter.count_slice();
+                if late && sitter.unsure < UNSURE {
+                    // A hypervisor below took the processor, or guests enter it slowly: who lends
+                    // is late as well, and the kernel counts as run what was no turn.
+                    sitter.unsure += 1;
+                    queue.stood(vcpu, seen.ran);
+                } else {
+                    sitter.unsure = 0;
+                    ran(queue, sitter, seen);
+                }
             }
             Lent::Standing if seen.ran == Nanos(0) => {}
             Lent::Standing => {

@@ -60,10 +60,6 @@ impl Held {
         Self { table, all: HashMap::new() }
     }
 
-    pub fn slots(&self) -> impl Iterator<Item = usize> + '_ {
-        self.all.values().map(|one| one.slot)
-    }
-
     pub fn slot(&self, thread: Identity) -> Option<usize> {
         self.all.get(&thread).map(|one| one.slot)
     }
@@ -93,27 +89,26 @@ impl Held {
     /// Without an entry that outlives this process nothing is set.
     fn enter(&self, one: &One) -> Result<(), PolicyError> {
         let Found { thread, saved, .. } = one.found;
-        let noted = self.table.put(one.slot, &Entry { thread, saved, until: HELD });
+        let noted = self.table.put(one.slot, &Entry { thread, saved, by: 0, until: HELD });
         let (tid, policy) = (thread.tid, wanted(one.granted));
         noted.map_err(|source| PolicyError::Refused { tid, policy, source })
     }
 
-    /// Gives a thread back the policy it came with.
-    pub fn release(&mut self, thread: Identity) {
-        let Some(one) = self.all.remove(&thread) else { return };
+    /// Gives a thread back the policy it came with; the slot it had.
+    pub fn release(&mut self, thread: Identity) -> Option<usize> {
+        let one = self.all.remove(&thread)?;
         if restore::is_alive(thread) {
             let saved = policy::set(thread.tid, one.found.saved);
             let _ = saved.or_else(|_| policy::set(thread.tid, Policy::DEFAULT));
         }
-        let _ = self.table.clear(one.slot);
+        let _ = self.table.clear(one.slot, thread);
+        Some(one.slot)
     }
 
-    /// All but those of whom `keep` says so.
-    pub fn release_all(&mut self, keep: impl Fn(Identity) -> bool) {
+    /// All but those of whom `keep` says so; the slots they had.
+    pub fn release_all(&mut self, keep: impl Fn(Identity) -> bool) -> Vec<usize> {
         let gone: Vec<Identity> = self.all.keys().copied().filter(|each| !keep(*each)).collect();
-        for thread in gone {
-            self.release(thread);
-        }
+        gone.into_iter().filter_map(|thread| self.release(thread)).collect()
     }
 
     /// Sets what others changed; of whom that is refused, and why.

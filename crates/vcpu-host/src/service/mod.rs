@@ -4,15 +4,16 @@
 //! thread that stands still is the watchdog's business; without a watchdog nothing is lent until
 //! there is one again. What a scheduler before it left behind is put right first.
 
+mod as_found;
 mod chime;
 mod gauge;
 mod held;
 mod reserving;
 mod roster;
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
@@ -20,18 +21,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::unistd::Pid;
 use penstock_vcpu::bells::SOCKET_PREFIX;
 use thiserror::Error;
 
+use crate::boost::seat::Seat;
 use crate::boost::{Boost, Note, Order, Parts, Report};
 use crate::config::Config;
 use crate::lease::{Identity, LeaseTable, MAX_ENTRIES};
 use crate::restore::{self, Before, LEASES, Swept};
+use crate::run_dir::RunDir;
 use crate::state::{STATE, State};
 use crate::threads;
 use crate::watchdog::Watchdog;
@@ -41,6 +47,8 @@ use roster::Roster;
 
 /// Between two looks at VMs, reports and the watchdog, in milliseconds.
 const LOOK_MS: u16 = 500;
+/// How long a scheduling thread may take to do as it is told; it polls at least every 40 ms.
+const OBEYED_WITHIN: Duration = Duration::from_millis(500);
 /// Reports that wait to be read; each scheduling thread sends one a second.
 const REPORTS: usize = 256;
 
@@ -48,6 +56,9 @@ const REPORTS: usize = 256;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServiceError {
+    /// The configuration.
+    #[error("{0}")]
+    Config(String),
     /// Its directory.
     #[error("{dir}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs")]
     Directory {
@@ -55,6 +66,16 @@ pub enum ServiceError {
         dir: String,
         /// What is wrong with it.
         source: io::Error,
+    },
+    /// Its files are gone, or another one's.
+    #[error(
+        "{dir}: files of this scheduler were removed or replaced, so that nobody could put right \
+         what it would leave; all vCPUs were given back. Start it again, and keep others out of \
+         there"
+    )]
+    Replaced {
+        /// The directory.
+        dir: String,
     },
     /// The watchdog.
     #[error("{0}")]
@@ -79,41 +100,57 @@ struct Loop {
 }
 
 struct Service<'a> {
-    config: &'a Config,
+    config: Config,
+    reload: &'a dyn Fn() -> Result<Config, String>,
+    loads: u64,
+    refused: Option<String>,
+    dir: RunDir,
+    table: Arc<LeaseTable>,
     roster: Roster,
     chime: Chime,
     gauge: Gauge,
     loops: Vec<Loop>,
+    /// Which processor's scheduling thread has which threads.
+    seated: HashMap<Identity, u32>,
     reports: Receiver<Report>,
     lending: Arc<AtomicBool>,
     watchdog: Option<Watchdog>,
-    command: &'a dyn Fn() -> Command,
+    command: &'a dyn Fn(&Path) -> Command,
 }
 
-/// Schedules the VMs of `config` until SIGTERM or SIGINT. `watchdog` makes a command that runs
-/// [`crate::watchdog::watch`] on the directory.
+/// Schedules the VMs that `load` tells until SIGTERM or SIGINT; SIGHUP has it told anew. `watchdog`
+/// makes a command that runs [`crate::watchdog::watch`] on a directory.
 ///
 /// # Errors
-/// It cannot start: the directory, the watchdog, or the right to real-time policies is missing.
-pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), ServiceError> {
-    let dir = &config.run_dir;
-    let (table, owner) = prepare(dir)
-        .map_err(|source| ServiceError::Directory { dir: dir.display().to_string(), source })?;
+/// It cannot start: the configuration is wrong, the directory, the watchdog, or the right to
+/// real-time policies is missing.
+pub fn run(
+    load: &dyn Fn() -> Result<Config, String>,
+    watchdog: &dyn Fn(&Path) -> Command,
+) -> Result<(), ServiceError> {
+    let config = load().map_err(ServiceError::Config)?;
+    let named =
+        |source| ServiceError::Directory { dir: config.run_dir.display().to_string(), source };
+    let dir = RunDir::take(&config.run_dir).map_err(named)?;
+    let table = prepare(&dir).map_err(named)?;
     let mut ends = SigSet::empty();
     ends.add(Signal::SIGTERM);
     ends.add(Signal::SIGINT);
+    ends.add(Signal::SIGHUP);
     // Before any thread is made, so that all have them blocked.
     ends.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     step_aside(&config.cpus);
+    open_many();
     let (send, reports) = sync_channel(REPORTS);
     let lending = Arc::new(AtomicBool::new(true));
-    let guard = Watchdog::start(watchdog()).map_err(ServiceError::Watchdog)?;
+    let guard = Watchdog::start(watchdog(dir.path()), &dir).map_err(ServiceError::Watchdog)?;
     tracing::info!(watchdog = guard.pid(), cpus = ?config.cpus, "scheduling vCPUs");
     let mut loops = Vec::new();
     for (at, cpu) in config.cpus.iter().copied().enumerate() {
         let (orders, told) = channel();
-        let events = events(dir, at).map_err(|source| ServiceError::Boost { cpu, source })?;
+        let events =
+            events(dir.path(), at).map_err(|source| ServiceError::Boost { cpu, source })?;
         let boost = Boost::new(Parts {
             at,
             cpu,
@@ -128,13 +165,23 @@ pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), Servic
         let thread = thread.map_err(|source| ServiceError::Boost { cpu, source })?;
         loops.push(Loop { cpu, orders, thread });
     }
-    let roster = Roster::new(config, owner, table);
-    let gauge = Gauge::default();
-    let watchdog = (Some(guard), watchdog);
-    let (watchdog, command) = watchdog;
-    let chime = Chime::default();
-    let mut service =
-        Service { config, roster, chime, gauge, loops, reports, lending, watchdog, command };
+    let mut service = Service {
+        dir,
+        reload: load,
+        loads: 1,
+        refused: None,
+        roster: Roster::new(&config, Arc::clone(&table)),
+        config,
+        table,
+        chime: Chime::default(),
+        gauge: Gauge::default(),
+        loops,
+        seated: HashMap::new(),
+        reports,
+        lending,
+        watchdog: Some(guard),
+        command: watchdog,
+    };
     let ended = service.serve(&signals);
     let stopped = service.stop();
     ended.and(stopped)
@@ -143,7 +190,7 @@ pub fn run(config: &Config, watchdog: &dyn Fn() -> Command) -> Result<(), Servic
 /// This thread, and the watchdog that it starts, leave the scheduled processors if they may use
 /// others: beside guests they would wait, and where this thread waits it cannot die.
 fn step_aside(cpus: &[u32]) {
-    let mine = roster::processors(0).unwrap_or_default();
+    let mine = as_found::processors(0).unwrap_or_default();
     let others: Vec<u32> = mine.into_iter().filter(|cpu| !cpus.contains(cpu)).collect();
     if others.is_empty() {
         tracing::warn!("all processors are scheduled; leave one out of [vcpu] `cpus` for the rest");
@@ -152,21 +199,44 @@ fn step_aside(cpus: &[u32]) {
     }
 }
 
+/// Two descriptors a vCPU are more than the 1,024 that a process starts with.
+fn open_many() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(%error, soft, "the limit of open files stays");
+    }
+}
+
+/// Has the scheduler of a directory read its configuration anew.
+///
+/// # Errors
+/// None runs with it, or there is no right to.
+pub fn hang_up(dir: &Path) -> io::Result<()> {
+    let owner = LeaseTable::open(&dir.join(LEASES))?.owner()?;
+    if !restore::is_alive(owner) {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    let pid = i32::try_from(owner.pid).map_err(io::Error::other)?;
+    Ok(kill(Pid::from_raw(pid), Signal::SIGHUP)?)
+}
+
 /// Puts right what is left of the last one, and makes a new table.
-fn prepare(dir: &Path) -> io::Result<(Arc<LeaseTable>, Identity)> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+fn prepare(taken: &RunDir) -> io::Result<Arc<LeaseTable>> {
+    let dir = taken.path();
     if statfs(dir)?.filesystem_type() != TMPFS_MAGIC {
         tracing::warn!(run_dir = %dir.display(), "not on a tmpfs: writes to a disk delay slices");
     }
-    if let Swept::After { taken } = restore::sweep(dir)? {
+    if let Swept::After { taken } = restore::sweep_in(taken)? {
         tracing::warn!(taken, "the last scheduler died; what it had changed is put back");
     }
     let pid = std::process::id();
     let started = threads::started_at(pid, pid).unwrap_or(0);
     let owner = Identity { pid, tid: pid, started };
-    let table = LeaseTable::create(&dir.join(LEASES), owner)?;
+    // A list that a table before this one came with must not stand beside the new one.
     Before::default().save(dir)?;
-    Ok((Arc::new(table), owner))
+    Ok(Arc::new(LeaseTable::create(&dir.join(LEASES), owner)?))
 }
 
 fn events(dir: &Path, at: usize) -> io::Result<UnixDatagram> {
@@ -185,6 +255,9 @@ impl Service<'_> {
                 self.take(report);
             }
             self.guard();
+            if !self.has_its_files() {
+                return Err(ServiceError::Replaced { dir: self.dir.path().display().to_string() });
+            }
             if let Some(at) = self.loops.iter().position(|each| each.thread.is_finished()) {
                 let Loop { cpu, thread, .. } = self.loops.swap_remove(at);
                 let died = || Err(io::Error::other("its thread died"));
@@ -195,35 +268,96 @@ impl Service<'_> {
             if let Err(error) = self.state().save(&self.config.run_dir) {
                 tracing::warn!(%error, "what is known of vCPUs cannot be written");
             }
-            let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+            let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+            // Without it nothing may be lent: its death is no matter for the next look.
+            let guard = self.watchdog.as_ref().map(Watchdog::as_fd);
+            fds.extend(guard.map(|guard| PollFd::new(guard, PollFlags::POLLIN)));
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
-            if signals.read_signal()?.is_some() {
-                return Ok(());
+            match signals.read_signal()? {
+                Some(it) if Ok(libc::SIGHUP) == i32::try_from(it.ssi_signo) => self.read_anew(),
+                Some(_) => return Ok(()),
+                None => {}
             }
         }
     }
 
+    /// Takes over what the configuration says now, or leaves all as it is.
+    fn read_anew(&mut self) {
+        self.loads += 1;
+        let fixed = |config: &Config| {
+            if config.cpus != self.config.cpus || config.run_dir != self.config.run_dir {
+                let why = "[vcpu] `cpus` and `run_dir` change when the scheduler is started anew";
+                return Err(why.to_owned());
+            }
+            Ok(())
+        };
+        match (self.reload)().and_then(|config| fixed(&config).map(|()| config)) {
+            Ok(config) => {
+                self.roster.take_over(&self.config, &config);
+                self.config = config;
+                self.refused = None;
+                tracing::info!(vms = self.config.vms.len(), "configuration read anew");
+            }
+            Err(why) => {
+                tracing::error!("the former configuration goes on: {why}");
+                self.refused = Some(why);
+            }
+        }
+    }
+
+    /// Whether what the watchdog, or the next scheduler, would put right by is still there.
+    fn has_its_files(&self) -> bool {
+        let socket = |at| self.dir.path().join(format!("{SOCKET_PREFIX}{at}"));
+        self.table.is_at(&self.dir.path().join(LEASES))
+            && (0..self.config.cpus.len()).all(|at| socket(at).exists())
+    }
+
     /// Tells the scheduling threads who is there, if that changed.
     fn seat(&mut self) -> bool {
-        if !self.roster.look(self.config) {
+        if !self.roster.look(&self.config) {
             return false;
         }
-        let mut seats = self.roster.seats(self.config);
+        let Some(seats) = self.roster.seats(&self.config) else { return false };
         let roster = &self.roster;
         self.gauge.begin_anew(|thread| roster.has(thread));
         self.roster.begin_anew();
+        let moves = |cpu: u32, seat: &Seat| {
+            self.seated.get(&seat.thread).is_some_and(|before| *before != cpu)
+        };
+        let of = |cpu: u32| seats.get(&cpu).map_or(&[][..], Vec::as_slice);
+        if self.loops.iter().any(|each| of(each.cpu).iter().any(|seat| moves(each.cpu, seat))) {
+            // Who is to have it may not lend to it before who has it gave it back.
+            let stay = |cpu| of(cpu).iter().filter(|seat| !moves(cpu, seat)).cloned().collect();
+            if !self.order(&stay) {
+                self.roster.look_again();
+                return false;
+            }
+        }
+        // One that has ended or stands still is found out elsewhere.
+        self.order(&|cpu| of(cpu).to_vec());
+        let on = |(cpu, seats): (&u32, &Vec<Seat>)| {
+            seats.iter().map(|seat| (seat.thread, *cpu)).collect::<Vec<_>>()
+        };
+        self.seated = seats.iter().flat_map(on).collect();
         for each in &self.loops {
-            let mine = seats.remove(&each.cpu).unwrap_or_default();
-            tracing::info!(cpu = each.cpu, vcpus = mine.len(), "vCPUs seated");
-            // One that has ended is found out in the next line of `serve`.
-            let _ = each.orders.send(Order::Seats(mine));
+            tracing::info!(cpu = each.cpu, vcpus = of(each.cpu).len(), "vCPUs seated");
         }
         true
     }
 
+    /// Tells all scheduling threads whom they have; whether all have done it in time.
+    fn order(&self, seats: &dyn Fn(u32) -> Vec<Seat>) -> bool {
+        let (send, done) = sync_channel(self.loops.len());
+        let send_to =
+            |each: &Loop| each.orders.send(Order::Seats(seats(each.cpu), send.clone())).is_ok();
+        let told = self.loops.iter().filter(|each| send_to(each)).count();
+        drop(send);
+        (0..told).all(|_| done.recv_timeout(OBEYED_WITHIN).is_ok())
+    }
+
     /// Tells them what bells there are, if that changed, or they have new seats.
     fn give_bells(&mut self, seated: bool) {
-        if !self.chime.look(self.config) && !seated {
+        if !self.chime.look(&self.config) && !seated {
             return;
         }
         for each in &self.loops {
@@ -265,7 +399,7 @@ impl Service<'_> {
             return;
         }
         self.lending.store(false, Ordering::Relaxed);
-        self.watchdog = match Watchdog::start((self.command)()) {
+        self.watchdog = match Watchdog::start((self.command)(self.dir.path()), &self.dir) {
             Ok(watchdog) => {
                 tracing::warn!(watchdog = watchdog.pid(), "the watchdog died; here is another");
                 self.lending.store(true, Ordering::Relaxed);
@@ -282,8 +416,10 @@ impl Service<'_> {
         State {
             pid: std::process::id(),
             watchdog: self.watchdog.as_ref().map_or(0, Watchdog::pid),
+            loads: self.loads,
+            refused: self.refused.clone(),
             cpus: self.config.cpus.iter().map(|cpu| self.gauge.cpu(*cpu)).collect(),
-            vms: self.roster.states(self.config, &self.gauge),
+            vms: self.roster.states(&self.config, &self.gauge),
         }
     }
 
@@ -296,14 +432,17 @@ impl Service<'_> {
                 ended = Err(ServiceError::Boost { cpu, source });
             }
         }
-        for at in 0..self.config.cpus.len() {
-            let _ = std::fs::remove_file(self.config.run_dir.join(format!("{SOCKET_PREFIX}{at}")));
-        }
         // Before the processors: who has a deadline keeps all of them.
         self.roster.release();
-        Before::load(&self.config.run_dir).put_back();
-        // The watchdog removes the table when this process is gone.
-        let _ = std::fs::remove_file(self.config.run_dir.join(STATE));
+        self.roster.found.put_back();
+        if self.has_its_files() {
+            let dir = self.dir.path();
+            for at in 0..self.config.cpus.len() {
+                let _ = std::fs::remove_file(dir.join(format!("{SOCKET_PREFIX}{at}")));
+            }
+            // The watchdog removes the table when this process is gone.
+            let _ = std::fs::remove_file(dir.join(STATE));
+        }
         tracing::info!("all vCPUs given back");
         ended
     }

@@ -68,19 +68,22 @@ impl Roster {
             let Some(granted) = member.granted else { continue };
             wanted.extend(member.threads.iter().map(|thread| (at, *thread, granted)));
         }
-        self.held.release_all(|thread| wanted.iter().any(|(_, other, _)| *other == thread));
+        let slots = self.held.release_all(|thread| wanted.iter().any(|(_, it, _)| *it == thread));
+        self.found.give_up(slots);
         wanted.sort_by_key(|(_, thread, granted)| granted.runtime > self.held.runtime(*thread));
         for (at, thread, granted) in wanted {
-            let Some((_, saved)) = self.slots.get(&thread).copied() else { continue };
-            let known = self.before.affinities.iter().find(|(other, _)| *other == thread);
-            let cpus = known.map_or_else(Vec::new, |(_, cpus)| cpus.clone());
-            let Some(slot) = self.held.slot(thread).or_else(|| self.free()) else {
+            let Some((_, saved)) = self.found.thread(&thread) else { continue };
+            let cpus = self.found.cpus(&thread).unwrap_or_default().to_vec();
+            let Some(slot) = self.held.slot(thread).or_else(|| self.found.slot()) else {
                 return Some((at, format!("more than {SLOTS} vCPUs; reserve for fewer")));
             };
-            match self.held.hold(slot, &Found { thread, saved, cpus }, granted) {
-                // The next look finds it gone.
-                Ok(()) | Err(PolicyError::Gone { .. }) => {}
-                Err(error) => return Some((at, error.to_string())),
+            let Err(error) = self.held.hold(slot, &Found { thread, saved, cpus }, granted) else {
+                continue;
+            };
+            self.found.give_up([slot]);
+            // The next look finds one that is gone.
+            if !matches!(error, PolicyError::Gone { .. }) {
+                return Some((at, error.to_string()));
             }
         }
         None
@@ -97,6 +100,7 @@ impl Roster {
 
     /// Gives back what is reserved.
     pub fn release(&mut self) {
-        self.held.release_all(|_| false);
+        let slots = self.held.release_all(|_| false);
+        self.found.give_up(slots);
     }
 }

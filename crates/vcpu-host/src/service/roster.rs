@@ -1,29 +1,29 @@
 //! The VMs of a configuration, as far as they are there.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
 use penstock_vcpu::Mode;
 use penstock_vcpu::reservation::Granted;
 use penstock_vcpu::seating::{Place, Present, Seated, seat};
 
 use super::SLOTS;
+use super::as_found::AsFound;
 use super::gauge::Gauge;
 use super::held::Held;
 use crate::boost::seat::Seat;
 use crate::cgroup::Cgroup;
+use crate::clock;
 use crate::config::{Config, VmConfig};
+use crate::divide::{self, Divider};
 use crate::lease::{Identity, LeaseTable};
-use crate::policy::{self, Policy};
-use crate::restore::{self, Before};
+use crate::restore;
 use crate::state::VmState;
 use crate::weight::Weigher;
 
 /// A VM and what is known of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Member {
     pub(super) threads: Vec<Identity>,
     pub(super) seated: Option<Seated>,
@@ -41,52 +41,77 @@ pub(super) struct Roster {
     /// Names of the VMs, for logs.
     names: Vec<String>,
     pub(super) members: Vec<Member>,
-    /// Slots in the table, and how each thread was scheduled when it was found.
-    pub(super) slots: HashMap<Identity, (usize, Policy)>,
-    pub(super) before: Before,
+    pub(super) found: AsFound,
     pub(super) held: Held,
     /// Whose threads were whose, of those that are gone too.
     whose: HashMap<Identity, usize>,
-    owner: Identity,
-    table: Arc<LeaseTable>,
     looked: bool,
 }
 
+/// By what vCPUs are weighed.
+#[derive(Debug, Default)]
+struct Weighers {
+    of: HashMap<Identity, Weigher>,
+    groups: Vec<Cgroup>,
+    /// For each VM, below which directory alone its weight counts.
+    within: Vec<Option<PathBuf>>,
+}
+
 impl Roster {
-    pub fn new(config: &Config, owner: Identity, table: Arc<LeaseTable>) -> Self {
-        let member = |_: &VmConfig| Member {
-            threads: Vec::new(),
-            seated: None,
-            granted: None,
-            refused: None,
-            problem: None,
-        };
+    pub fn new(config: &Config, table: Arc<LeaseTable>) -> Self {
         Self {
             names: config.vms.iter().map(|vm| vm.name.clone()).collect(),
-            members: config.vms.iter().map(member).collect(),
-            slots: HashMap::new(),
-            before: Before::default(),
-            held: Held::new(Arc::clone(&table)),
+            members: config.vms.iter().map(|_| Member::default()).collect(),
+            found: AsFound::new(),
+            held: Held::new(table),
             whose: HashMap::new(),
-            owner,
-            table,
             looked: false,
         }
     }
 
+    /// There is another list of VMs now. Who is named and found as before keeps its threads; those
+    /// of others leave at the next look.
+    pub fn take_over(&mut self, before: &Config, config: &Config) {
+        let mut members: HashMap<&String, Member> =
+            before.vms.iter().map(|vm| &vm.name).zip(self.members.drain(..)).collect();
+        let mut kept = |vm: &VmConfig| {
+            let was = before.vms.iter().find(|was| was.name == vm.name)?;
+            let same = was.source == vm.source && was.threads == vm.threads;
+            members.remove(&vm.name).filter(|_| same)
+        };
+        self.members = config
+            .vms
+            .iter()
+            .map(|vm| Member { problem: None, ..kept(vm).unwrap_or_default() })
+            .collect();
+        self.names = config.vms.iter().map(|vm| vm.name.clone()).collect();
+        let all = self.members.iter().enumerate();
+        self.whose = all.flat_map(|(at, it)| it.threads.iter().map(move |t| (*t, at))).collect();
+        self.looked = false;
+    }
+
     /// Looks for the threads of all VMs; whether any came or went.
     pub fn look(&mut self, config: &Config) -> bool {
+        if let Err(error) = self.found.settle(clock::now(), &config.run_dir) {
+            tracing::error!(%error, "what was before cannot be noted");
+        }
         let mut changed = !std::mem::replace(&mut self.looked, true);
+        let mut taken: HashMap<Identity, usize> = HashMap::new();
         for (at, (member, vm)) in self.members.iter_mut().zip(&config.vms).enumerate() {
-            let (threads, problem) = match vm.find() {
-                Ok(threads) => (threads, None),
+            let (threads, problem) = match vm.find(&member.threads) {
+                Ok(threads) => match threads.iter().find_map(|thread| taken.get(thread)) {
+                    Some(other) => (Vec::new(), Some(twice(&config.vms[*other].name))),
+                    None => (threads, None),
+                },
                 Err(error) => (Vec::new(), Some(error.to_string())),
             };
-            if let Some(problem) = problem.filter(|_| member.problem.is_none()) {
+            taken.extend(threads.iter().map(|thread| (*thread, at)));
+            let news = threads != member.threads;
+            if let Some(problem) = problem.filter(|_| news || member.problem.is_none()) {
                 tracing::warn!(vm = vm.name, "{problem}");
                 member.problem = Some(problem);
             }
-            if threads != member.threads {
+            if news {
                 if !threads.is_empty() {
                     member.problem = None;
                 }
@@ -102,9 +127,10 @@ impl Roster {
         changed | self.keep()
     }
 
-    /// Places all, and says which vCPUs each processor has.
-    pub fn seats(&mut self, config: &Config) -> HashMap<u32, Vec<Seat>> {
-        self.remember(config);
+    /// Places all, and says which vCPUs each processor has. `None`: nothing may be changed now.
+    pub fn seats(&mut self, config: &Config) -> Option<HashMap<u32, Vec<Seat>>> {
+        let weighers = self.weighers();
+        let without = self.note(config, &weighers)?;
         let taken = self.reserve(config);
         let placed = |member: &Member| !member.threads.is_empty() && member.granted.is_none();
         let there: Vec<usize> =
@@ -118,16 +144,18 @@ impl Roster {
             .collect();
         let seated = seat(&present, &config.cpus, config.limits, taken);
         let mut seats: HashMap<u32, Vec<Seat>> = HashMap::new();
-        let groups = self.groups();
         for (at, seated) in there.into_iter().zip(seated) {
             let name: Arc<str> = config.vms[at].name.as_str().into();
             if let Some(problem) = &seated.problem {
                 tracing::warn!(vm = %name, "{problem}");
             }
             let member = &mut self.members[at];
-            member.problem = seated.problem.clone().or_else(|| member.refused.clone());
+            let problem = seated.problem.clone().or_else(|| member.refused.clone());
+            let problem = problem.or_else(|| weighers.within[at].as_ref().map(|dir| apart(dir)));
+            let full = member.threads.iter().any(|thread| without.contains(thread));
+            member.problem = problem.or_else(|| full.then(too_many));
             for (thread, place) in member.threads.iter().zip(&seated.vcpus) {
-                let Some((slot, saved)) = self.slots.get(thread).copied() else { continue };
+                let Some((slot, saved)) = self.found.thread(thread) else { continue };
                 let Place { cpu, share_ppm, base_ppm } = *place;
                 if let Err(error) = restore::confine(thread.tid, &[cpu]) {
                     tracing::warn!(vm = %name, cpu, %error, "vCPU cannot be moved");
@@ -141,82 +169,69 @@ impl Roster {
                     contract: seated.contract,
                     base_ppm,
                     share_ppm,
-                    weigher: groups.get(thread).cloned().unwrap_or(Weigher::Nice),
+                    weigher: weighers.of.get(thread).cloned().unwrap_or(Weigher::Nice),
                 });
             }
             member.seated = Some(seated);
         }
-        seats
+        Some(seats)
     }
 
-    /// Notes how threads and cgroups are before they are changed the first time.
-    fn remember(&mut self, config: &Config) {
+    /// Notes how threads and cgroups are before they are changed the first time; for which threads
+    /// there is no room.
+    fn note(&mut self, config: &Config, weighers: &Weighers) -> Option<Vec<Identity>> {
         let threads: Vec<Identity> =
             self.members.iter().flat_map(|member| member.threads.iter().copied()).collect();
-        let threads_count = threads.len();
-        self.slots.retain(|thread, _| threads.contains(thread));
-        self.held.release_all(|thread| threads.contains(&thread));
-        self.before.affinities.retain(|(thread, _)| threads.contains(thread));
-        for thread in threads {
-            if self.slots.contains_key(&thread) {
-                continue;
-            }
-            let (Some(slot), Ok(saved)) = (self.free(), policy::get(thread.tid)) else { continue };
-            self.slots.insert(thread, (slot, saved));
-            self.before.affinities.extend(affinity(thread));
-            if let Ok(group) = Cgroup::of_thread(thread.tid)
-                && !group.is_root()
-                && !self.before.weights.iter().any(|(path, _)| path == group.path())
-                && let Ok(weight) = group.weight()
-            {
-                self.before.weights.push((group.path().to_owned(), weight));
-            }
-        }
-        // As many more for reservations, which have slots of their own.
-        let end = self.slots.values().map(|(slot, _)| slot + 1).max().unwrap_or(0);
-        let end = (end.max(self.held.slots().max().map_or(0, |slot| slot + 1)) + threads_count)
-            .min(SLOTS);
-        let saved = self.table.set_end(end).and_then(|()| self.before.save(&config.run_dir));
-        if let Err(error) = saved {
-            tracing::error!(%error, pid = self.owner.pid, "what was before cannot be noted");
-        }
-    }
-
-    /// A slot of the table that nobody has.
-    pub(super) fn free(&self) -> Option<usize> {
-        let mut used = vec![false; SLOTS];
-        for slot in self.slots.values().map(|(slot, _)| *slot).chain(self.held.slots()) {
-            used[slot] = true;
-        }
-        used.iter().position(|used| !used)
-    }
-
-    /// By what weights are set: by its cgroup if a VM has one to itself, else by nice values.
-    fn groups(&self) -> HashMap<Identity, Weigher> {
-        let mut inside: HashMap<PathBuf, (Cgroup, Vec<(usize, Identity)>)> = HashMap::new();
-        for (vm, member) in self.members.iter().enumerate() {
-            for thread in &member.threads {
-                if let Ok(group) = Cgroup::of_thread(thread.tid)
-                    && !group.is_root()
-                {
-                    let path = group.path().to_owned();
-                    inside.entry(path).or_insert((group, Vec::new())).1.push((vm, *thread));
+        // Before the processors: who has a deadline keeps all of them.
+        let slots = self.held.release_all(|thread| threads.contains(&thread));
+        self.found.give_up(slots);
+        let groups: Vec<&Cgroup> = weighers.groups.iter().collect();
+        match self.found.note(clock::now(), &threads, &groups, &config.run_dir) {
+            Ok(without) => Some(without),
+            Err(error) => {
+                let dir = config.run_dir.display();
+                let why = format!(
+                    "what it is like cannot be noted in {dir}, so it is left alone: {error}; make \
+                     room there"
+                );
+                let found = &self.found;
+                let is_new = |member: &&mut Member| {
+                    member.threads.iter().any(|thread| found.thread(thread).is_none())
+                };
+                for member in self.members.iter_mut().filter(is_new) {
+                    if member.problem.replace(why.clone()).as_ref() != Some(&why) {
+                        tracing::error!("{why}");
+                    }
                 }
+                self.look_again();
+                None
             }
         }
-        let mut weighers = HashMap::new();
-        for (group, members) in inside.into_values() {
-            let vm = members.first().map(|(vm, _)| *vm);
-            if members.iter().any(|(other, _)| Some(*other) != vm) {
-                continue;
-            }
-            let vcpus = u64::try_from(members.len()).unwrap_or(1);
-            for (at, (_, thread)) in members.into_iter().enumerate() {
+    }
+
+    /// What was found counts as new at the next look.
+    pub fn look_again(&mut self) {
+        self.looked = false;
+    }
+
+    /// By what weights are set: by the cgroup that divides between a VM and the others, else by
+    /// nice values.
+    fn weighers(&self) -> Weighers {
+        let homes: Vec<Option<PathBuf>> =
+            self.members.iter().map(|member| divide::home(&member.threads)).collect();
+        let mut weighers = Weighers::default();
+        let dividers = divide::divide(&homes, &divide::is_all_of);
+        for (member, Divider { group, within }) in self.members.iter().zip(dividers) {
+            weighers.within.push(within);
+            let group = group.and_then(|path| Cgroup::at(&path).ok());
+            let Some(group) = group.filter(|group| !group.is_root()) else { continue };
+            let vcpus = u64::try_from(member.threads.len()).unwrap_or(1);
+            for (at, thread) in member.threads.iter().enumerate() {
                 let group = group.clone();
-                let first = at == 0;
-                let by = if first { Weigher::Group { group, vcpus } } else { Weigher::Left };
-                weighers.insert(thread, by);
+                let by = if at == 0 { Weigher::Group { group, vcpus } } else { Weigher::Left };
+                weighers.of.insert(*thread, by);
             }
+            weighers.groups.push(group);
         }
         weighers
     }
@@ -295,13 +310,20 @@ const fn mode(mode: Mode) -> &'static str {
     }
 }
 
-fn affinity(thread: Identity) -> Option<(Identity, Vec<u32>)> {
-    Some((thread, processors(thread.tid)?))
+fn twice(other: &str) -> String {
+    format!("its threads are those of VM \"{other}\" too; name each VM by what only it has")
 }
 
-/// Those that the thread `tid` may use; 0 is the caller.
-pub(super) fn processors(tid: u32) -> Option<Vec<u32>> {
-    let set = sched_getaffinity(Pid::from_raw(i32::try_from(tid).ok()?)).ok()?;
-    let cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
-    Some(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
+fn apart(within: &Path) -> String {
+    format!(
+        "its weight counts only beside what is below {}, and other VMs are outside; have the \
+         cgroups of all VMs in one directory, with nothing else in them",
+        within.display()
+    )
+}
+
+fn too_many() -> String {
+    format!(
+        "there is no room for all of its vCPUs: a scheduler has at most {SLOTS}; use another one"
+    )
 }

@@ -182,9 +182,12 @@ macro_rules! roles {
         fn role_of_scheduler() {
             let Some(path) = std::env::var_os(support::PATH) else { return };
             let path = std::path::Path::new(&path);
-            let config = penstock_vcpu_host::config::Config::load(path).unwrap();
-            let watchdog = || support::role("watchdog", &config.run_dir);
-            penstock_vcpu_host::service::run(&config, &watchdog).unwrap();
+            let load = || {
+                let config = penstock_vcpu_host::config::Config::load(path);
+                config.map_err(|wrong| wrong.to_string())
+            };
+            let watchdog = |run_dir: &std::path::Path| support::role("watchdog", run_dir);
+            penstock_vcpu_host::service::run(&load, &watchdog).unwrap();
         }
 
         #[test]

@@ -1,0 +1,164 @@
+//! A scheduler's directory: whose it is, and that one scheduler at a time uses it.
+//!
+//! **Problem.** What stands in it decides whose policies are changed by a process with the right to
+//! change any; two schedulers in one would lend to the same threads, each believing that what the
+//! other lent is how they were found. **Rule.** Nobody else may write there. A lock (`flock`) is
+//! held for as long as a scheduler or its watchdog lives: the watchdog inherits it, so a new
+//! scheduler does not begin before the old one's threads are put back.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use nix::unistd::geteuid;
+
+use crate::lease::{Identity, LeaseTable};
+use crate::restore::{self, LEASES};
+
+/// Name of the file that is locked.
+const LOCK: &str = "lock";
+/// How long the watchdog of a scheduler that died may take: it needs some milliseconds.
+const WATCHDOG_WITHIN: Duration = Duration::from_secs(5);
+/// Right to write, of the group and of all others.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// A directory that is ours until this is dropped, and until the last watchdog has ended.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    lock: File,
+}
+
+impl RunDir {
+    /// Makes the directory if it is missing, and takes it.
+    ///
+    /// # Errors
+    /// It cannot be made, others may write there, or a scheduler uses it.
+    pub fn take(path: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        is_ours(path)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let lock = options.custom_flags(libc::O_NOFOLLOW).open(path.join(LOCK))?;
+        let lock = match lock.try_lock() {
+            Ok(()) => lock,
+            Err(TryLockError::WouldBlock) => wait(path, lock)?,
+            Err(TryLockError::Error(error)) => return Err(error),
+        };
+        // Somebody may have removed the file that another one locked.
+        match living(path) {
+            Some(owner) => Err(busy(owner.pid)),
+            None => Ok(Self { path: path.to_owned(), lock }),
+        }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The lock as standard input of a process, which then has it too.
+    pub(crate) fn lock(&self) -> io::Result<Stdio> {
+        Ok(self.lock.try_clone()?.into())
+    }
+}
+
+/// Whether nobody else decides what is in it.
+fn is_ours(path: &Path) -> io::Result<()> {
+    let meta = std::fs::metadata(path)?;
+    let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
+    if [0, geteuid().as_raw()].contains(&owner) && mode & OTHERS_WRITE == 0 {
+        return Ok(());
+    }
+    let why = format!(
+        "user {owner} and whom mode {mode:o} lets may write there, and would say whose scheduling \
+         is changed; have it owned by the user who schedules, with mode 700"
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// The scheduler that made the table there, if it lives.
+fn living(path: &Path) -> Option<Identity> {
+    let owner = LeaseTable::open(&path.join(LEASES)).ok()?.owner().ok()?;
+    restore::is_alive(owner).then_some(owner)
+}
+
+fn busy(pid: u32) -> io::Error {
+    let why =
+        format!("process {pid} schedules with this directory; stop it, or set another `run_dir`");
+    io::Error::new(io::ErrorKind::AddrInUse, why)
+}
+
+/// The watchdog of one that died has the lock until all is put back.
+fn wait(path: &Path, lock: File) -> io::Result<File> {
+    if let Some(owner) = living(path) {
+        return Err(busy(owner.pid));
+    }
+    let (send, got) = channel();
+    // The call has no limit of its own. A thread that still waits ends with the process.
+    std::thread::spawn(move || send.send(lock.lock().map(|()| lock)));
+    got.recv_timeout(WATCHDOG_WITHIN).unwrap_or_else(|_| {
+        if let Some(owner) = living(path) {
+            return Err(busy(owner.pid));
+        }
+        let why = format!(
+            "another scheduler begins there, or the watchdog of one that died does not end; see \
+             who has {} open (`fuser`) and stop that, or set another `run_dir`",
+            path.join(LOCK).display()
+        );
+        Err(io::Error::new(io::ErrorKind::AddrInUse, why))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir();
+        dir.join(format!("penstock-run-dir-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn who_begins_waits_for_the_watchdog_of_who_died() {
+        let dir = dir("wait");
+        let first = RunDir::take(&dir).unwrap();
+        let mut watchdog = std::process::Command::new("tail")
+            .args(["-f", "/dev/null"])
+            .stdin(first.lock().unwrap())
+            .spawn()
+            .unwrap();
+        drop(first);
+        let other = File::open(dir.join(LOCK)).unwrap();
+        assert!(other.try_lock().is_err(), "the watchdog has it");
+        let (send, taken) = channel();
+        std::thread::spawn({
+            let dir = dir.clone();
+            move || send.send(RunDir::take(&dir).map(|taken| taken.path().to_owned()))
+        });
+        assert!(taken.recv_timeout(Duration::from_millis(50)).is_err(), "it waits");
+        watchdog.kill().unwrap();
+        watchdog.wait().unwrap();
+        assert_eq!(taken.recv().unwrap().unwrap(), dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_directory_of_everybody_is_refused() {
+        let dir = dir("open");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).unwrap();
+        let said = RunDir::take(&dir).unwrap_err().to_string();
+        assert!(said.contains("mode 777") && said.contains("mode 700"), "{said}");
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+        std::os::unix::fs::symlink("/dev/null", dir.join(LOCK)).unwrap();
+        assert!(RunDir::take(&dir).is_err(), "a link");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

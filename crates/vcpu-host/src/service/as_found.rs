@@ -1,0 +1,274 @@
+//! How threads and cgroups were found: noted before they are changed, put back when they leave.
+//!
+//! **Rule.** What cannot be noted where the watchdog finds it is not changed. A slot of the table
+//! that was given up rests until the next look, and then the others come first: whoever had it may
+//! still be about to strike its entry out. So does a cgroup that nobody is weighed by any more: a
+//! scheduling thread may set its weight once more before it is told.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+use penstock_units::Nanos;
+
+use super::SLOTS;
+use crate::cgroup::Cgroup;
+use crate::lease::{Identity, LENT};
+use crate::policy::{self, Policy};
+use crate::restore::{self, Before};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct AsFound {
+    /// Slots in the table, and how each thread was scheduled.
+    threads: HashMap<Identity, (usize, Policy)>,
+    before: Before,
+    free: VecDeque<usize>,
+    resting: Vec<usize>,
+    /// Cgroups that were changed and that nobody is weighed by any more.
+    unused: Vec<PathBuf>,
+    /// When it was noted last.
+    noted: Nanos,
+}
+
+/// After so long whoever was told something has done it, or stands still.
+const TOLD: Nanos = Nanos::from_millis(200);
+
+impl AsFound {
+    pub fn new() -> Self {
+        Self {
+            threads: HashMap::new(),
+            before: Before::default(),
+            free: (0..SLOTS).collect(),
+            resting: Vec::new(),
+            unused: Vec::new(),
+            noted: Nanos(0),
+        }
+    }
+
+    /// A slot of the table that nobody has.
+    pub fn slot(&mut self) -> Option<usize> {
+        self.free.pop_front()
+    }
+
+    pub fn give_up(&mut self, slots: impl IntoIterator<Item = usize>) {
+        self.resting.extend(slots);
+    }
+
+    /// Its slot, and how it was scheduled; `None`: it may not be changed.
+    pub fn thread(&self, thread: &Identity) -> Option<(usize, Policy)> {
+        self.threads.get(thread).copied()
+    }
+
+    /// Processors that it might use.
+    pub fn cpus(&self, thread: &Identity) -> Option<&[u32]> {
+        let mut all = self.before.affinities.iter();
+        all.find(|(other, _)| other == thread).map(|(_, cpus)| cpus.as_slice())
+    }
+
+    /// A look later: who was told something has done it.
+    pub fn settle(&mut self, now: Nanos, dir: &Path) -> io::Result<()> {
+        if now.saturating_sub(self.noted) < TOLD {
+            return Ok(());
+        }
+        self.free.extend(self.resting.drain(..));
+        if self.unused.is_empty() {
+            return Ok(());
+        }
+        let unused = std::mem::take(&mut self.unused);
+        self.before.weights.retain(|(path, weight)| {
+            let leaves = unused.contains(path);
+            if leaves && let Ok(group) = Cgroup::at(path) {
+                let _ = group.set_weight(*weight);
+            }
+            !leaves
+        });
+        self.before.save(dir)
+    }
+
+    /// These threads are there, and these cgroups will be weighed. Of which threads there is no
+    /// room in the table.
+    ///
+    /// # Errors
+    /// It cannot be noted; then all stays as it is, and those that are new may not be changed.
+    pub fn note(
+        &mut self,
+        now: Nanos,
+        threads: &[Identity],
+        groups: &[&Cgroup],
+        dir: &Path,
+    ) -> io::Result<Vec<Identity>> {
+        let mut next = self.before.clone();
+        next.affinities.retain(|(thread, _)| threads.contains(thread));
+        let (mut new, mut without) = (Vec::new(), Vec::new());
+        for thread in threads {
+            if self.threads.contains_key(thread) {
+                continue;
+            }
+            let Ok(saved) = policy::get(thread.tid) else { continue };
+            let Some(slot) = self.slot() else {
+                without.push(*thread);
+                continue;
+            };
+            next.affinities.extend(affinity(*thread));
+            new.push((*thread, (slot, unlent(*thread, saved))));
+        }
+        for group in groups {
+            if !next.weights.iter().any(|(path, _)| path == group.path())
+                && let Ok(weight) = group.weight()
+            {
+                next.weights.push((group.path().to_owned(), weight));
+            }
+        }
+        if let Err(error) = next.save(dir) {
+            self.free.extend(new.into_iter().map(|(_, (slot, _))| slot));
+            return Err(error);
+        }
+        self.leave(threads);
+        self.threads.extend(new);
+        let used = |path: &Path| groups.iter().any(|group| group.path() == path);
+        let paths = next.weights.iter().map(|(path, _)| path);
+        self.unused = paths.filter(|path| !used(path)).cloned().collect();
+        (self.before, self.noted) = (next, now);
+        Ok(without)
+    }
+
+    /// Who is not among these has left. One that lives on has its processors back; its policy the
+    /// scheduling thread gives back.
+    fn leave(&mut self, threads: &[Identity]) {
+        let gone: Vec<Identity> =
+            self.threads.keys().copied().filter(|each| !threads.contains(each)).collect();
+        for thread in gone {
+            if let Some(cpus) = self.cpus(&thread)
+                && restore::is_alive(thread)
+            {
+                let _ = restore::confine(thread.tid, cpus);
+            }
+            self.resting.extend(self.threads.remove(&thread).map(|(slot, _)| slot));
+        }
+    }
+
+    /// The scheduler ends.
+    pub fn put_back(&self) {
+        self.before.put_back();
+    }
+}
+
+/// What a scheduler lent whose table is gone is no policy that a thread came with.
+fn unlent(thread: Identity, found: Policy) -> Policy {
+    if found != (Policy::Fifo { priority: LENT }) {
+        return found;
+    }
+    tracing::warn!(tid = thread.tid, "{found} was lent by a scheduler that died; it is given back");
+    Policy::DEFAULT
+}
+
+fn affinity(thread: Identity) -> Option<(Identity, Vec<u32>)> {
+    Some((thread, processors(thread.tid)?))
+}
+
+/// Those that the thread `tid` may use; 0 is the caller.
+pub(super) fn processors(tid: u32) -> Option<Vec<u32>> {
+    let set = sched_getaffinity(Pid::from_raw(i32::try_from(tid).ok()?)).ok()?;
+    let cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
+    Some(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads;
+
+    fn dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir();
+        let dir = dir.join(format!("penstock-as-found-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    fn at(ms: u64) -> Nanos {
+        Nanos::from_millis(ms)
+    }
+
+    fn process(program: &str) -> (std::process::Child, Identity) {
+        let child = std::process::Command::new(program)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let started = threads::started_at(child.id(), child.id()).unwrap();
+        let thread = Identity { pid: child.id(), tid: child.id(), started };
+        (child, thread)
+    }
+
+    #[test]
+    fn who_leaves_alive_has_its_processors_back_and_its_slot_rests() {
+        let dir = dir("leave");
+        let (mut child, thread) = process("cat");
+        let before = processors(thread.tid).unwrap();
+        let mut found = AsFound::new();
+        assert!(found.note(at(1), &[thread], &[], &dir).unwrap().is_empty());
+        let (slot, _) = found.thread(&thread).unwrap();
+        assert_eq!((slot, found.cpus(&thread)), (0, Some(&before[..])));
+        restore::confine(thread.tid, &before[..1]).unwrap();
+        found.note(at(2), &[], &[], &dir).unwrap();
+        assert_eq!(processors(thread.tid).unwrap(), before);
+        assert!(Before::load(&dir).affinities.is_empty());
+        assert_eq!(found.slot(), Some(1));
+        found.settle(at(100), &dir).unwrap();
+        assert_eq!(found.free.back(), Some(&(SLOTS - 1)), "too soon");
+        found.settle(at(300), &dir).unwrap();
+        assert_eq!((found.slot(), found.free.back()), (Some(2), Some(&0)), "the others first");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_noted_may_not_be_changed() {
+        let dir = dir("full");
+        let (mut child, thread) = process("cat");
+        let mut found = AsFound::new();
+        let nowhere = dir.join("nowhere");
+        assert!(found.note(at(1), &[thread], &[], &nowhere).is_err());
+        assert_eq!((found.thread(&thread), found.cpus(&thread)), (None, None));
+        found.note(at(2), &[thread], &[], &dir).unwrap();
+        assert!(found.thread(&thread).is_some(), "there is room again");
+        assert!(found.note(at(3), &[], &[], &nowhere).is_err());
+        assert!(found.thread(&thread).is_some() && found.resting.is_empty(), "nobody is told");
+        let mut full = AsFound { free: VecDeque::new(), ..AsFound::new() };
+        assert_eq!(full.note(at(1), &[thread], &[], &dir).unwrap(), [thread]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_cgroup_that_nobody_is_weighed_by_has_its_weight_back_a_look_later() {
+        let dir = dir("weights");
+        let path = dir.join("vm");
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("cpu.weight"), "100\n").unwrap();
+        let group = Cgroup::at(&path).unwrap();
+        let mut found = AsFound::new();
+        found.note(at(1), &[], &[&group], &dir).unwrap();
+        found.settle(at(300), &dir).unwrap();
+        group.set_weight(40).unwrap();
+        found.note(at(400), &[], &[], &dir).unwrap();
+        assert_eq!(group.weight().unwrap(), 40, "who weighs it has not been told yet");
+        assert_eq!(Before::load(&dir).weights, [(path, 100)]);
+        found.settle(at(700), &dir).unwrap();
+        assert_eq!(group.weight().unwrap(), 100);
+        assert!(Before::load(&dir).weights.is_empty());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_was_lent_by_a_scheduler_without_a_table_is_not_kept() {
+        let thread = Identity { pid: 1, tid: 1, started: 1 };
+        assert_eq!(unlent(thread, Policy::Fifo { priority: LENT }), Policy::DEFAULT);
+        let own = Policy::Fifo { priority: LENT + 1 };
+        assert_eq!(unlent(thread, own), own);
+    }
+}

@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 
 use super::Parts;
 use super::metrics::{Reading, page};
+use crate::verbs::vcpu;
 
 /// Of the OpenMetrics text format.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -34,7 +35,8 @@ async fn metrics(State(shared): State<Shared>) -> Response {
         let stats = host.stats(false).map_err(|error| error.to_string())?;
         let (mut status, ports, learning) = (host.status(), host.ports(), host.learning());
         parts.enter(&mut status);
-        let reading = Reading { status, ports, stats, learning };
+        let vcpus = vcpu::of_host(&status.vcpu_dir);
+        let reading = Reading { status, ports, stats, learning, vcpus };
         page(reading).map_err(|error| error.to_string())
     });
     match made.await.map_err(|error| error.to_string()).flatten() {

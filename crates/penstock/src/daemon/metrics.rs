@@ -6,6 +6,8 @@
 //! name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles
 //! is `penstock_port_ingress_cycles_total`. **Cost.** A scrape holds no lock of the data path.
 
+mod vcpus;
+
 use std::fmt;
 
 use penstock_control::api::{
@@ -15,6 +17,7 @@ use penstock_control::api::{
 use penstock_control::host::PortLearning;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_qos::delay_scale;
+use penstock_vcpu_host::state::State;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet, text,
@@ -39,6 +42,8 @@ pub struct Reading {
     pub stats: Stats,
     /// What was learned of ports that bought cycles.
     pub learning: Vec<(String, PortLearning)>,
+    /// What the scheduler of virtual processors tells, if there is one.
+    pub vcpus: Option<State>,
 }
 
 /// Where a metric's values come from.
@@ -68,6 +73,7 @@ enum Source {
     FabricCount(&'static str),
     Switch(fn(&SwitchStatus) -> f64),
     SwitchCount(&'static str),
+    Vcpu(vcpus::Of),
 }
 
 /// A metric.
@@ -221,6 +227,7 @@ fn catalogue() -> Vec<Metric> {
     metrics.extend(learning_metrics());
     metrics.extend(fabric_metrics());
     metrics.extend(switch_metrics());
+    metrics.extend(vcpus::metrics());
     metrics
 }
 
@@ -470,6 +477,9 @@ impl Reading {
             Source::Switch(value) => {
                 status.switch.iter().map(|switch| (Labels::new(), value(switch))).collect()
             }
+            Source::Vcpu(of) => {
+                self.vcpus.iter().flat_map(|state| vcpus::values(state, of)).collect()
+            }
             Source::Port(_)
             | Source::Drops
             | Source::TxDrops
@@ -554,6 +564,9 @@ impl Reading {
             Source::LinkEntered => {
                 let links = self.stats.links.iter();
                 links.map(|link| (vec![("port", link.port.clone())], link.entered)).collect()
+            }
+            Source::Vcpu(of) => {
+                self.vcpus.iter().flat_map(|state| vcpus::counts(state, of)).collect()
             }
             _ => Vec::new(),
         }
@@ -662,6 +675,7 @@ mod tests {
                 &[("rule", 3)],
             ),
             learning: Vec::new(),
+            vcpus: None,
         }
     }
 

@@ -1,0 +1,194 @@
+//! What is said of virtual processors, as the scheduler in `[vcpu] run_dir` tells it; nothing where
+//! none runs.
+
+use penstock_vcpu_host::state::{CpuState, State, VcpuState};
+
+use super::{Labels, Metric, Source};
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Of {
+    /// A gauge of a vCPU.
+    Vcpu(fn(&VcpuState) -> f64),
+    /// Its waits, by quantile.
+    Waits,
+    /// A counter of a vCPU.
+    Count(fn(&VcpuState) -> u64),
+    /// A gauge of a processor.
+    Cpu(fn(&CpuState) -> f64),
+    /// A counter of a processor.
+    CpuCount(fn(&CpuState) -> u64),
+    /// Of a VM: it does not have what it asked for.
+    Problem,
+    /// Of the scheduler: what it lends somebody would take back.
+    Guarded,
+}
+
+pub(super) fn metrics() -> Vec<Metric> {
+    let metric = |name: &str, unit, is_gauge, labels, help: &str, of| Metric {
+        name: format!("penstock_vcpu{name}"),
+        unit,
+        is_gauge,
+        labels,
+        help: help.to_owned(),
+        source: Source::Vcpu(of),
+    };
+    let gauge = |name, unit, help, value| metric(name, unit, true, "vm, vcpu", help, value);
+    let count =
+        |name, unit, help, value| metric(name, unit, false, "vm, vcpu", help, Of::Count(value));
+    let waits =
+        "how long it waited for its processor since it was found, by quantile; 1 is the longest";
+    vec![
+        gauge(
+            "_share",
+            "ratio",
+            "part of what all vCPUs of its processor ran since VMs came or went",
+            Of::Vcpu(|vcpu| vcpu.share_percent / 100.0),
+        ),
+        gauge(
+            "_entitled",
+            "ratio",
+            "part that its weight stands for when all have work",
+            Of::Vcpu(|vcpu| vcpu.entitled_percent / 100.0),
+        ),
+        metric("_wait", "seconds", true, "vm, vcpu, quantile", waits, Of::Waits),
+        count("", "waits", "waits for its processor that ended", |vcpu| vcpu.waits),
+        count("_missed", "waits", "waits longer than its deadline and 1 ms", |vcpu| vcpu.missed),
+        count("", "slices", "slices it was lent and used", |vcpu| vcpu.boosts),
+        count("", "events", "events that came for it", |vcpu| vcpu.events),
+        metric(
+            "_unkept",
+            "",
+            true,
+            "vm",
+            "1 while the VM is not there or has not what it asked for; `vcpu show` says why",
+            Of::Problem,
+        ),
+        metric(
+            "_scheduler",
+            "ratio",
+            true,
+            "cpu",
+            "part of a processor that scheduling takes",
+            Of::Cpu(|cpu| cpu.own_percent / 100.0),
+        ),
+        metric(
+            "_scheduler_skipped",
+            "slots",
+            false,
+            "cpu",
+            "slots of 0.5 ms that scheduling came too late for",
+            Of::CpuCount(|cpu| cpu.skipped),
+        ),
+        metric(
+            "_scheduler_guarded",
+            "",
+            true,
+            "",
+            "1 while the scheduler has a watchdog; without one nothing is lent",
+            Of::Guarded,
+        ),
+    ]
+}
+
+fn labels(vm: &str, vcpu: usize) -> Labels {
+    vec![("vm", vm.to_owned()), ("vcpu", vcpu.to_string())]
+}
+
+/// Of each vCPU something, with its labels. They are numbered in the order of the scheduler's list.
+fn each<T>(state: &State, value: impl Fn(&VcpuState) -> T) -> Vec<(Labels, T)> {
+    let vcpus = state.vms.iter().flat_map(|vm| vm.vcpus.iter().enumerate().map(move |it| (vm, it)));
+    vcpus.map(|(vm, (at, vcpu))| (labels(&vm.name, at), value(vcpu))).collect()
+}
+
+fn by_quantile(state: &State) -> Vec<(Labels, f64)> {
+    let quantiles = |vcpu: &VcpuState| {
+        [
+            ("0.5", vcpu.wait_p50_us),
+            ("0.99", vcpu.wait_p99_us),
+            ("0.999", vcpu.wait_p999_us),
+            ("1", vcpu.wait_max_us),
+        ]
+    };
+    let all = each(state, quantiles).into_iter();
+    all.flat_map(|(labels, waits)| {
+        waits.map(|(quantile, us)| {
+            let quantile = ("quantile", quantile.to_owned());
+            (labels.iter().cloned().chain([quantile]).collect(), us / 1e6)
+        })
+    })
+    .collect()
+}
+
+fn flag(on: bool) -> f64 {
+    f64::from(u8::from(on))
+}
+
+/// The values of a gauge.
+pub(super) fn values(state: &State, of: Of) -> Vec<(Labels, f64)> {
+    match of {
+        Of::Vcpu(value) => each(state, value),
+        Of::Waits => by_quantile(state),
+        Of::Cpu(value) => {
+            let cpus = state.cpus.iter();
+            cpus.map(|cpu| (vec![("cpu", cpu.cpu.to_string())], value(cpu))).collect()
+        }
+        Of::Problem => {
+            let vms = state.vms.iter();
+            vms.map(|vm| (vec![("vm", vm.name.clone())], flag(vm.problem.is_some()))).collect()
+        }
+        Of::Guarded => vec![(Labels::new(), flag(state.watchdog != 0))],
+        Of::Count(_) | Of::CpuCount(_) => Vec::new(),
+    }
+}
+
+/// The values of a counter.
+pub(super) fn counts(state: &State, of: Of) -> Vec<(Labels, u64)> {
+    match of {
+        Of::Count(value) => each(state, value),
+        Of::CpuCount(value) => {
+            let cpus = state.cpus.iter();
+            cpus.map(|cpu| (vec![("cpu", cpu.cpu.to_string())], value(cpu))).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Reading, page};
+    use super::*;
+    use penstock_vcpu_host::state::VmState;
+
+    #[test]
+    fn each_vcpu_has_its_share_its_waits_and_what_it_missed() {
+        let vcpu = |missed| VcpuState {
+            share_percent: 25.0,
+            wait_p99_us: 2_500.0,
+            missed,
+            ..VcpuState::default()
+        };
+        let web = VmState {
+            name: "web".to_owned(),
+            vcpus: vec![vcpu(0), vcpu(7)],
+            problem: Some("no deadline is kept".to_owned()),
+            ..VmState::default()
+        };
+        let cpu = CpuState { cpu: 3, own_percent: 1.5, skipped: 4, ..CpuState::default() };
+        let state = State { vms: vec![web], cpus: vec![cpu], watchdog: 9, ..State::default() };
+        let told = page(Reading { vcpus: Some(state), ..Reading::default() }).unwrap();
+        for line in [
+            "penstock_vcpu_share_ratio{vm=\"web\",vcpu=\"1\"} 0.25",
+            "penstock_vcpu_wait_seconds{vm=\"web\",vcpu=\"0\",quantile=\"0.99\"} 0.0025",
+            "penstock_vcpu_missed_waits_total{vm=\"web\",vcpu=\"1\"} 7",
+            "penstock_vcpu_unkept{vm=\"web\"} 1.0",
+            "penstock_vcpu_scheduler_ratio{cpu=\"3\"} 0.015",
+            "penstock_vcpu_scheduler_skipped_slots_total{cpu=\"3\"} 4",
+            "penstock_vcpu_scheduler_guarded{} 1.0",
+        ] {
+            assert!(told.lines().any(|other| other == line), "{line}\nis not in\n{told}");
+        }
+        let none = page(Reading::default()).unwrap();
+        assert!(!none.lines().any(|line| line.starts_with("penstock_vcpu_")), "{none}");
+    }
+}

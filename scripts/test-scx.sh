@@ -73,7 +73,7 @@ is_fair() { holds "$(value "$1" away_p99_ms) > 6" && share "$1" 1 15.7 17.7; }
 
 judge() {
     local name n
-    for name in fair deadline fair-again weights after-kill after-stall; do
+    for name in fair deadline fair-again weights light-later after-kill after-stall; do
         say "     $name: $(said "$name")"
     done
     say "     own report: $(said show)"
@@ -98,6 +98,10 @@ judge() {
     check "weight 2 of 9, with a deadline, gives 22.2 %, within 1 point" share weights 1 21.22 23.22
     check "weight 1 of 9 gives 11.1 %, within 1 point" share weights 3 10.11 12.11
     check "and D = 3 ms is held" holds "$(value weights away_max_ms) <= 3.6"
+    check "beside them a thread of nice 19 does not starve until the kernel objects" \
+        holds "$(said light-ran | cut -d ' ' -f 1) > 0"
+    check "and it is still ours" ends_with light-ran "state enabled"
+    check "and D = 3 ms is held beside it" holds "$(value light-later away_max_ms) <= 3.6"
     check "killed (-9): the fair class is back" ends_with killed "state disabled"
     check "and schedules as before" is_fair after-kill
     check "loaded a third time" ends_with stalling "running"

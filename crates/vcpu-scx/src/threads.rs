@@ -59,7 +59,7 @@ pub fn is_there(thread: &Thread) -> bool {
 /// Threads that were put on one processor, and where they were allowed before; they are again when
 /// this is dropped.
 #[derive(Debug, Default)]
-pub struct Kept(Vec<(Pid, CpuSet)>);
+pub struct Kept(Vec<(Thread, Pid, CpuSet)>);
 
 impl Kept {
     /// Puts each of those that have one on its processor.
@@ -76,7 +76,7 @@ impl Kept {
             let mut only = CpuSet::new();
             only.set(usize::from(cpu)).with_context(label)?;
             sched_setaffinity(pid, &only).with_context(label)?;
-            kept.0.push((pid, before));
+            kept.0.push((thread.clone(), pid, before));
         }
         Ok(kept)
     }
@@ -84,8 +84,8 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        for (pid, before) in &self.0 {
-            // One that has ended needs it no more.
+        // One that has ended needs it no more, and its number may be somebody else's by now.
+        for (_, pid, before) in self.0.iter().filter(|(thread, ..)| is_there(thread)) {
             let _ = sched_setaffinity(*pid, before);
         }
     }

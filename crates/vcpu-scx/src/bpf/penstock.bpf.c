@@ -167,8 +167,9 @@ struct choice {
 	s64 credit;
 };
 
-// The first by class and then by credits of those who wait; the better of `best` and them.
-static __always_inline void choose(s32 cpu, struct cpu *c, struct choice *best)
+// The first by class and then by credits of those who wait; the better of `best` and them. Whoever
+// starves goes before all, who has waited longest first.
+static __always_inline void choose(s32 cpu, struct cpu *c, u64 now, struct choice *best)
 {
 	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
@@ -180,16 +181,22 @@ static __always_inline void choose(s32 cpu, struct cpu *c, struct choice *best)
 	while ((p = bpf_iter_scx_dsq_next(&it))) {
 		struct account *a = account_of(p);
 		u32 class;
+		s64 credit;
 
 		if (!a)
 			continue;
 		settle(c, a, term_of(p));
 		class = class_of(a);
+		credit = a->credit;
+		if (now > a->ready + STARVED) {
+			class = LONGEST;
+			credit = -(s64)a->ready;
+		}
 		if (!best->tid || class > best->class ||
-		    (class == best->class && a->credit > best->credit)) {
+		    (class == best->class && credit > best->credit)) {
 			best->tid = p->pid;
 			best->class = class;
-			best->credit = a->credit;
+			best->credit = credit;
 		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -265,9 +272,14 @@ void BPF_PROG(penstock_dispatch, s32 cpu, struct task_struct *prev)
 		if (take(cpu, tid, SLICE))
 			return;
 	}
-	choose(cpu, c, &best);
+	choose(cpu, c, now, &best);
 	if (!best.tid) {
 		steal(cpu);
+		return;
+	}
+	if (best.class == LONGEST) {
+		begin_turn(c, best.tid, LANE_STARVED);
+		take(cpu, best.tid, SLICE);
 		return;
 	}
 	begin_turn(c, best.tid, LANE_CREDIT);
@@ -391,6 +403,8 @@ static __always_inline bool must_decide(s32 cpu, u64 now)
 	ran = now > c->since ? now - c->since : 0;
 	if (c->lane == LANE_DEADLINE)
 		return ran >= SERVED;
+	if (c->lane == LANE_STARVED && ran >= SERVED)
+		return true;
 	return events || ran >= CREDIT_SLICE || due(cpu, now, c->tid);
 }
 

@@ -18,6 +18,10 @@
 #define CREDIT_SLICE (30 * MS)
 #define EPOCH (30 * MS)
 #define TICK (10 * MS)
+// Who waited for so long has a slice whatever its credits: a thread of nice 19 beside two of nice 0
+// would be owed 30 ms once in 2 s, beside more of them or heavier ones not before the kernel takes
+// out a scheduler that lets somebody wait (`timeout_ms`).
+#define STARVED (2000 * MS)
 #define FLOOR_EPOCHS 10
 #define WAIT_BUCKET (100 * US)
 #define NONE (~0ULL)
@@ -27,8 +31,8 @@
 #define SHIFT 16
 
 enum mode { BY_CREDIT, PERIODIC, APERIODIC, DRIVER };
-enum lane { IDLE, LANE_CREDIT, LANE_DEADLINE, LANE_DRIVER };
-enum class { OVER, UNDER, BOOST };
+enum lane { IDLE, LANE_CREDIT, LANE_STARVED, LANE_DEADLINE, LANE_DRIVER };
+enum class { OVER, UNDER, BOOST, LONGEST };
 
 // A thread's contract, by its id.
 struct term {

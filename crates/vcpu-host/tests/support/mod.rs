@@ -187,7 +187,11 @@ macro_rules! roles {
                 config.map_err(|wrong| wrong.to_string())
             };
             let watchdog = |run_dir: &std::path::Path| support::role("watchdog", run_dir);
-            penstock_vcpu_host::service::run(&load, &watchdog).unwrap();
+            if let Err(error) = penstock_vcpu_host::service::run(&load, &watchdog) {
+                eprintln!("{error}");
+                // No test that failed: what its caller makes of it counts.
+                std::process::exit(1);
+            }
         }
 
         #[test]

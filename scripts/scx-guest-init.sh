@@ -81,7 +81,16 @@ measure fair-again
 config 3ms 2 3 >/tmp/config
 start_ours loaded-again
 measure weights
-# Its share of 10 is 30 ms in 9 s, and the kernel takes out who lets a thread wait for 5.
+end_ours -KILL killed
+measure after-kill
+
+# A thread of nice 19 is 3 where these are 10,000 each: by its share alone it would have 30 ms in ten
+# minutes, and the kernel takes out who lets a thread wait for 5 s.
+{
+    entry rt 'vcpu_mode = "periodic"' 'deadline = "3ms"' 'vcpu_weight = 100'
+    for n in 0 1 2 3 4; do entry hog$n 'vcpu_weight = 100'; done
+} >/tmp/config
+start_ours loaded-heavy
 sh -c 'renice -n 19 -p $$; while :; do :; done' &
 light=$!
 measure light
@@ -89,8 +98,7 @@ ran=$(cut -d ' ' -f 1 /proc/$light/schedstat)
 measure light-later
 echo "= light-ran $(($(cut -d ' ' -f 1 /proc/$light/schedstat) - ran)) ns state $(state)"
 kill $light
-end_ours -KILL killed
-measure after-kill
+end_ours -TERM unloaded-heavy
 
 start_ours loaded-to-stall --stall-after 1
 # By its own word: when this shell gets to run again the kernel may have taken it out.

@@ -25,8 +25,9 @@ const NEARLY: Nanos = Nanos(SLICE.0 * 3 / 5);
 const PATIENCE: u8 = 3;
 /// Beside so many others a vCPU runs in every other epoch only.
 const MANY: usize = 10;
-/// So often a slice is lent anew, of which it is not known whether anybody ran in it.
-const UNSURE: u8 = 8;
+/// So often a slice is lent anew, of which it is not known whether anybody ran in it: who else is
+/// due waits so much longer, and for more than 1 ms beyond a deadline nobody should.
+const UNSURE: u8 = 2;
 /// Who runs for so long between two polls does more than answer.
 const HALF: Nanos = Nanos(SLICE.0 / 2);
 

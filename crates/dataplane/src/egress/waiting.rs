@@ -27,8 +27,8 @@ pub(super) struct Waiting {
     now: Nanos,
     /// Outputs that got a frame in this batch.
     queued: Vec<u16>,
-    /// Whether the source has too much waiting somewhere.
-    over: bool,
+    /// Outputs of which the batch's source has too much waiting.
+    over: Vec<u16>,
     /// Made when the first frame has to wait.
     store: FrameStore,
     /// By port: how long the last of its frames waited.
@@ -39,8 +39,9 @@ impl Waiting {
     pub(super) fn new(ports: usize) -> Self {
         let bytes = (ports * STORE_OF_PORT).clamp(*STORE_BYTES.start(), *STORE_BYTES.end());
         let store = FrameStore::new(bytes / CELL);
-        let (now, queued) = (Nanos::ZERO, Vec::with_capacity(ports));
-        Self { now, queued, over: false, store, last: vec![None; ports].into_boxed_slice() }
+        let list = || Vec::with_capacity(ports);
+        let (now, queued, over) = (Nanos::ZERO, list(), list());
+        Self { now, queued, over, store, last: vec![None; ports].into_boxed_slice() }
     }
 
     /// The time of this batch.
@@ -72,7 +73,7 @@ impl Egress {
     /// Whether a queue got frames since it was last asked for.
     #[inline(always)]
     pub(crate) fn has_queued(&self) -> bool {
-        !self.waiting.queued.is_empty() || self.waiting.over
+        !self.waiting.queued.is_empty() || !self.waiting.over.is_empty()
     }
 
     /// The next output whose queue got frames.
@@ -80,9 +81,9 @@ impl Egress {
         self.waiting.queued.pop().map(PortId)
     }
 
-    /// Whether the batch's source has too much waiting; asked once.
-    pub(crate) fn take_over_bound(&mut self) -> bool {
-        core::mem::take(&mut self.waiting.over)
+    /// The next output that has too much of the batch's source waiting.
+    pub(crate) fn next_over(&mut self) -> Option<PortId> {
+        self.waiting.over.pop().map(PortId)
     }
 
     /// Where frames wait.
@@ -132,8 +133,9 @@ impl Egress {
                 (0..parts.len()).for_each(|part| push(parts, part, delivery));
             });
         }
-        let over = queue.is_over(source.0, memory, *now);
-        self.waiting.over |= over;
+        if queue.is_over(source.0, memory, *now) && !self.waiting.over.contains(&output) {
+            self.waiting.over.push(output);
+        }
         if delivery.waiting > 0 && !self.waiting.queued.contains(&output) {
             self.waiting.queued.push(output);
         }

@@ -5,7 +5,7 @@
 //! Control moves queue pairs only while all workers are held ([`super::Workers`]), so that does
 //! not happen.
 
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use penstock_units::{PortId, QueueId, WorkerId};
 
@@ -33,8 +33,8 @@ pub struct Directory {
     entries: Box<[Entry]>,
     /// Tokens of ports between two workers.
     tokens: Box<[AtomicI64]>,
-    /// Of which ports an output has too much waiting.
-    pressed: Box<[AtomicBool]>,
+    /// By port: the workers of which an output has too much of it waiting, a bit each.
+    pressed: Box<[AtomicU32]>,
     /// What workers tell each other about ports' cycles.
     pub(super) notes: Notes,
 }
@@ -50,29 +50,39 @@ pub(crate) enum Home {
     Nowhere,
 }
 
+const fn bit_of(worker: WorkerId) -> u32 {
+    1 << (worker.0 as u32 % u32::BITS)
+}
+
 impl Directory {
     pub(super) fn new(ports: usize, workers: usize) -> Self {
         let entry = |_| Entry { owners: AtomicU64::new(u64::MAX), ready: AtomicU64::new(0) };
         Self {
             entries: (0..ports).map(entry).collect(),
             tokens: (0..ports).map(|_| AtomicI64::new(0)).collect(),
-            pressed: (0..ports).map(|_| AtomicBool::new(false)).collect(),
+            pressed: (0..ports).map(|_| AtomicU32::new(0)).collect(),
             notes: Notes::new(ports, workers),
         }
     }
 
-    /// An output has too much of a port waiting, or no longer: by that output's worker, for those
+    /// An output of `worker` has too much of a port waiting, or none has any more: for the workers
     /// that take the port's frames.
-    pub(super) fn set_pressed(&self, port: PortId, pressed: bool) {
-        if let Some(place) = self.pressed.get(port.index()) {
-            place.store(pressed, Ordering::Relaxed);
+    pub(super) fn set_pressed(&self, port: PortId, worker: WorkerId, pressed: bool) {
+        let Some(place) = self.pressed.get(port.index()) else { return };
+        // Several workers may press a port: a read-modify-write, off the hot path.
+        if pressed {
+            place.fetch_or(bit_of(worker), Ordering::Relaxed);
+        } else {
+            place.fetch_and(!bit_of(worker), Ordering::Relaxed);
         }
     }
 
-    /// Whether an output has.
+    /// Whether an output of a worker other than `own` has.
     #[inline]
-    pub(super) fn is_pressed(&self, port: PortId) -> bool {
-        self.pressed.get(port.index()).is_some_and(|place| place.load(Ordering::Relaxed))
+    pub(super) fn is_pressed_elsewhere(&self, port: PortId, own: WorkerId) -> bool {
+        let pressed =
+            self.pressed.get(port.index()).map_or(0, |place| place.load(Ordering::Relaxed));
+        pressed & !bit_of(own) != 0
     }
 
     /// Keeps a port's tokens while it is between two workers; control holds both.
@@ -172,5 +182,20 @@ mod tests {
         assert_eq!(directory.owner(port, QueueId(1)), None);
         assert_eq!(directory.owner(port, QueueId(2)), Some(WorkerId(2)));
         assert_eq!(directory.home(1, 4, own), Home::At(WorkerId(2)));
+    }
+
+    #[test]
+    fn a_port_is_pressed_until_the_last_worker_eases_it() {
+        let directory = Directory::new(2, 3);
+        let (port, [a, b, c]) = (PortId(1), [0, 1, 2].map(WorkerId));
+        let pressed = || [a, b, c].map(|own| directory.is_pressed_elsewhere(port, own));
+        directory.set_pressed(port, a, true);
+        assert_eq!(pressed(), [false, true, true], "its own outputs a worker knows by itself");
+        directory.set_pressed(port, b, true);
+        directory.set_pressed(port, a, false);
+        assert_eq!(pressed(), [true, false, true]);
+        directory.set_pressed(port, b, false);
+        assert_eq!(pressed(), [false; 3]);
+        assert!(!directory.is_pressed_elsewhere(PortId(9), a), "no such port");
     }
 }

@@ -22,6 +22,7 @@ mod outputs;
 mod pace;
 mod peers;
 mod positions;
+mod pressure;
 mod request;
 mod resting;
 mod shaping;

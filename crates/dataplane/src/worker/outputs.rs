@@ -10,6 +10,7 @@ use penstock_qos::wheel::Wheel;
 use penstock_units::{Cycles, Nanos, PortId, Priority};
 
 use super::aside::Why;
+use super::pressure::Pressure;
 use super::shaping::Gates;
 use super::{PortSlot, Worker};
 use crate::batch::BATCH_FRAMES;
@@ -47,6 +48,7 @@ pub(super) struct Outputs {
     /// Homes of the queues that are here.
     homes: Box<[Option<Arc<QueueHome>>]>,
     pub(super) gates: Gates,
+    pressure: Pressure,
     /// Ports of which outputs of other workers have too much waiting.
     elsewhere: Vec<PortId>,
     /// Whose delays were told last.
@@ -60,6 +62,7 @@ impl Outputs {
             stands: vec![Stand::Empty; ports].into_boxed_slice(),
             homes: vec![None; ports].into_boxed_slice(),
             gates: Gates::new(ports),
+            pressure: Pressure::new(ports),
             elsewhere: Vec::with_capacity(ports),
             told: 0,
         }
@@ -142,33 +145,33 @@ impl<C: CycleCounter> Worker<C> {
                 self.make_ready(port);
             }
         }
-        if !self.egress.take_over_bound() {
-            return;
-        }
-        if !self.aside.is(source, Why::Pressed) {
-            if let Some(counters) = self.port_counters[source.index()].as_deref() {
-                counters.held_back.add(1);
+        while let Some(output) = self.egress.next_over() {
+            if self.outputs.pressure.press(output, source) {
+                if let Some(counters) = self.port_counters[source.index()].as_deref() {
+                    counters.held_back.add(1);
+                }
+                let peers = &self.egress.peers;
+                peers.directory().set_pressed(source, peers.id(), true);
             }
-            self.egress.peers.directory().set_pressed(source, true);
+            self.put_aside(source, Why::Pressed);
         }
-        self.put_aside(source, Why::Pressed);
     }
 
     /// A port of which another worker's output has too much waiting is put aside here too.
     #[inline]
     pub(super) fn heed_others(&mut self, port: PortId) {
-        if !self.egress.peers.is_empty() && self.egress.peers.directory().is_pressed(port) {
+        let peers = &self.egress.peers;
+        if !peers.is_empty() && peers.directory().is_pressed_elsewhere(port, peers.id()) {
             self.press_elsewhere(port);
         }
     }
 
     #[cold]
     fn press_elsewhere(&mut self, port: PortId) {
-        if self.aside.is(port, Why::Pressed) || self.aside.is(port, Why::PressedElsewhere) {
-            return;
+        if !self.aside.is(port, Why::PressedElsewhere) {
+            self.put_aside(port, Why::PressedElsewhere);
+            self.outputs.elsewhere.push(port);
         }
-        self.put_aside(port, Why::PressedElsewhere);
-        self.outputs.elsewhere.push(port);
     }
 
     /// Polls those again of which other workers' outputs have room now.
@@ -176,7 +179,8 @@ impl<C: CycleCounter> Worker<C> {
     pub(super) fn hear_others(&mut self) {
         for at in (0..self.outputs.elsewhere.len()).rev() {
             let port = self.outputs.elsewhere[at];
-            if !self.egress.peers.directory().is_pressed(port) {
+            let peers = &self.egress.peers;
+            if !peers.directory().is_pressed_elsewhere(port, peers.id()) {
                 self.outputs.elsewhere.swap_remove(at);
                 self.take_back(port, Why::PressedElsewhere);
             }
@@ -329,17 +333,18 @@ impl<C: CycleCounter> Worker<C> {
     }
 
     fn ease(&mut self, queue: &OutputQueue, port: PortId, source: PortId, now: Nanos) {
-        if !self.egress.peers.directory().is_pressed(source) {
+        if !self.outputs.pressure.is(port, source) {
             return;
         }
         let memory = Memory::of(self.egress.store(), &mut self.ports[port.index()].queues);
-        if queue.is_under(source.0, &memory, now) {
-            self.egress.peers.directory().set_pressed(source, false);
+        if queue.is_under(source.0, &memory, now) && self.outputs.pressure.ease(port, source) {
+            let peers = &self.egress.peers;
+            peers.directory().set_pressed(source, peers.id(), false);
             self.take_back(source, Why::Pressed);
         }
     }
 
-    /// Polls all again that an output had put aside which has nothing waiting any more.
+    /// Eases all sources that an output pressed which has nothing waiting any more.
     fn release_pressed(&mut self, port: PortId, now: Nanos) {
         let Some(queue) = self.ports[port.index()].output.take() else { return };
         for source in (0..self.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
@@ -429,7 +434,9 @@ impl<C: CycleCounter> Worker<C> {
                 count_loss(counters, source, target, DropReason::QueueGone);
             });
         }
-        self.egress.peers.directory().set_pressed(port, false);
+        self.outputs.pressure.forget(port);
+        let peers = &self.egress.peers;
+        peers.directory().set_pressed(port, peers.id(), false);
     }
 }
 

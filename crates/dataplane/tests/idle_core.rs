@@ -71,12 +71,18 @@ impl PortQueue for Polled {
     fn notify(&mut self) -> u32 {
         self.0.notify()
     }
+
+    fn notify_taken(&mut self) -> u32 {
+        self.0.notify_taken()
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Sender {
     qos: PortQos,
     polled: bool,
+    /// Queue pairs beside the first one, from which nothing ever comes.
+    silent: usize,
 }
 
 fn sender(ingress: IngressPolicy, percent: u64, class: u64) -> Sender {
@@ -86,7 +92,7 @@ fn sender(ingress: IngressPolicy, percent: u64, class: u64) -> Sender {
         priority: Priority::new(class).unwrap(),
         ..PortQos::default()
     };
-    Sender { qos, polled: false }
+    Sender { qos, polled: false, silent: 0 }
 }
 
 /// A worker, senders, and a receiver behind the last port.
@@ -116,7 +122,12 @@ impl Bed {
             let pair: Box<dyn PortQueue> =
                 if polled { Box::new(Polled(pair)) } else { Box::new(pair) };
             let set = Arc::new(PortCounters::default());
-            assert!(worker.attach(PortId(port), vec![pair], Arc::clone(&set)).is_ok());
+            let silent = senders.get(usize::from(port)).map_or(0, |sender| sender.silent);
+            let mut pairs = vec![pair];
+            pairs.extend((0..silent).map(|_| -> Box<dyn PortQueue> {
+                Box::new(memory_queue(256, OffloadCaps::ALL).0)
+            }));
+            assert!(worker.attach(PortId(port), pairs, Arc::clone(&set)).is_ok());
             drivers.push(driver);
             counters.push(set);
             let mut policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0);
@@ -241,6 +252,19 @@ fn a_port_that_can_only_be_polled_gets_its_floor_beside_a_flood() {
         bed.run(20 * MS, &[0]);
         let shares = bed.shares(100, &[0]);
         assert!(shares[0] > 97.0, "{shares:?}");
+    }
+}
+
+/// A port of the last class with two queue pairs, of which one never has a frame: a look at that one
+/// takes nothing from what is kept for the other's frames.
+#[test]
+fn a_silent_queue_pair_takes_nothing_from_its_port() {
+    for silent in [0, 1, 3] {
+        let late = Sender { silent, ..sender(CyclesMinmax, 20, 8) };
+        let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, 60, 1), late]);
+        bed.run(100 * MS, &[0, 1]);
+        let shares = bed.shares(200, &[0, 1]);
+        assert!((shares[1] - 30.0).abs() < 0.5, "{silent} silent: {shares:?}");
     }
 }
 

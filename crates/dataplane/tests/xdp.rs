@@ -120,6 +120,7 @@ fn send(queue: &mut dyn PortQueue, frames: &[Vec<u8>]) -> TxOutcome {
     let all: Vec<u8> = (0..frames.len() as u8).collect();
     let out = queue.tx_burst(&batch, &all);
     queue.publish();
+    queue.notify_taken();
     queue.notify();
     out
 }
@@ -142,6 +143,7 @@ fn receive(queue: &mut dyn PortQueue, into: &mut Vec<Vec<u8>>) -> u32 {
     }
     queue.rx_done();
     queue.publish();
+    queue.notify_taken();
     queue.notify();
     batch.errors
 }
@@ -291,6 +293,7 @@ fn a_ring_that_the_kernel_does_not_empty_drops_and_recovers() {
     assert_eq!(sent, 2048);
     let mut got = Vec::new();
     until("the ring is emptied", || {
+        ours.notify_taken();
         ours.notify();
         receive(peer.as_mut(), &mut got);
         got.len() == 2048
@@ -314,6 +317,7 @@ fn frames_wait_in_the_ports_memory_and_are_sent_from_there() {
     let out = ours.buffers().unwrap().send(&[second, filled]);
     assert_eq!((out.frames, out.bytes), (2, 2914));
     ours.publish();
+    ours.notify_taken();
     ours.notify();
     let mut got = Vec::new();
     until("both frames", || {

@@ -12,7 +12,10 @@ pub mod finish;
 mod mark;
 mod policing;
 pub mod rtp;
+mod touched;
 mod waiting;
+
+pub use touched::{Mark, Touched};
 
 use std::sync::Arc;
 
@@ -69,39 +72,6 @@ const ALL: [u8; BATCH_FRAMES] = {
     }
     all
 };
-
-/// Queue pairs that were written to and whose drivers are to be notified.
-#[derive(Debug)]
-pub struct Touched {
-    units: Vec<Unit>,
-}
-
-impl Touched {
-    /// With room for `capacity` queue pairs.
-    #[must_use]
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self { units: Vec::with_capacity(capacity) }
-    }
-
-    /// Remembers a queue pair; once is enough.
-    #[inline]
-    pub fn add(&mut self, unit: Unit, marked: &mut bool) {
-        if !core::mem::replace(marked, true) {
-            self.units.push(unit);
-        }
-    }
-
-    /// The queue pairs, forgotten.
-    pub fn drain(&mut self) -> impl Iterator<Item = Unit> + '_ {
-        self.units.drain(..)
-    }
-
-    /// Whether none is remembered.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.units.is_empty()
-    }
-}
 
 /// The egress stage of a worker.
 pub struct Egress {
@@ -344,7 +314,7 @@ impl Egress {
             streams.measure(batch, frames, self.waiting.now());
         }
         if slot.queues.len() == 1 {
-            self.send_to_queue(batch, slot, output, 0, frames, delivery, touched);
+            self.send_to_queue(batch, slot, (source, output, 0), frames, delivery, touched);
         } else {
             self.spread(batch, source, slot, output, frames, delivery, touched);
         }
@@ -379,7 +349,8 @@ impl Egress {
             }
             nth += 1;
             if mine.len > 0 {
-                self.send_to_queue(batch, slot, output, queue, mine.as_slice(), delivery, touched);
+                let way = (source, output, queue);
+                self.send_to_queue(batch, slot, way, mine.as_slice(), delivery, touched);
             }
         }
         if ready == 0 && self.peers.is_empty() {
@@ -409,13 +380,11 @@ impl Egress {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one output, one list, where to count")]
     fn send_to_queue(
         &mut self,
         batch: &Batch,
         slot: &mut PortSlot,
-        output: u16,
-        queue: usize,
+        (source, output, queue): (PortId, u16, usize),
         frames: &[u8],
         delivery: &mut Delivery,
         touched: &mut Touched,
@@ -445,7 +414,7 @@ impl Egress {
         port.publish();
         let queue_id = QueueId(u16::try_from(queue).unwrap_or(0));
         let unit = Unit { port: PortId(output), queue: queue_id };
-        touched.add(unit, &mut slot.marked[queue]);
+        touched.gave(unit, &mut slot.marked[queue], source, frames.len());
     }
 
     /// Finishes frame `i` in software and sends what comes of it.

@@ -170,7 +170,8 @@ impl Egress {
             if run[0].in_port().is_some() {
                 self.send_held(slot, port, run, &mut delivery, touched);
             } else if slot.queues.len() == 1 {
-                self.send_to_queue(batch, slot, port.0, 0, frames, &mut delivery, touched);
+                let way = (PortId(run[0].source), port.0, 0);
+                self.send_to_queue(batch, slot, way, frames, &mut delivery, touched);
             } else {
                 let source = PortId(run[0].source);
                 self.spread(batch, source, slot, port.0, frames, &mut delivery, touched);
@@ -217,7 +218,8 @@ impl Egress {
         }
         super::merge(&mut delivery.outcome, outcome);
         pair.publish();
-        touched.add(Unit { port, queue: QueueId(0) }, &mut marked[0]);
+        let (unit, source) = (Unit { port, queue: QueueId(0) }, PortId(run[0].source));
+        touched.gave(unit, &mut marked[0], source, run.len());
     }
 }
 

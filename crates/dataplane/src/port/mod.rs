@@ -64,7 +64,7 @@ pub type ControlMessage = Box<dyn Any + Send>;
 ///
 /// # Order of calls in a turn
 /// `pending` → `rx_burst` → (`tx_burst` on any queues) → `rx_done` → `publish` on all that were
-/// touched → one full fence → `notify` on the same.
+/// touched → one full fence → `notify_taken` and `notify` on the same.
 pub trait PortQueue: Send {
     /// Whether `rx_burst` would find something. No system call. `now` lets a port whose poll is
     /// a system call space its polls out.
@@ -95,9 +95,15 @@ pub trait PortQueue: Send {
     /// Makes all that was done since the last call visible to the far side.
     fn publish(&mut self);
 
-    /// After `publish` and a full fence: wakes the far side if it asked for it. Returns how many
-    /// notifications were sent.
+    /// After `publish` and a full fence: wakes the far side, if it asked for it, for what was
+    /// delivered to it. Returns how many notifications were sent.
     fn notify(&mut self) -> u32;
+
+    /// The same for what was taken from it. Who sent is charged for this one, whoever's frames were
+    /// delivered for the other.
+    fn notify_taken(&mut self) -> u32 {
+        0
+    }
 
     /// Nothing came for a while. Asks the far side to tell when something does, and looks once
     /// more. True: it may be left alone until its [`Doorbell`](crate::worker::Doorbell) rings, or

@@ -103,6 +103,7 @@ impl<C: CycleCounter> Worker<C> {
         let unit = Unit { port, queue };
         self.wake(unit);
         self.schedule.leave(unit);
+        self.meter.note_waiting(unit, false);
         let slot = &mut self.ports[port.index()];
         slot.owned &= !(1 << queue.index());
         if slot.owned == 0 {

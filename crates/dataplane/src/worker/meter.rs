@@ -17,7 +17,7 @@ use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, WorkerId};
 use super::WORKERS_MAX;
 use super::split::Notes;
 use crate::counters::PortCounters;
-use crate::schedule::{IngressPolicy, PortQos};
+use crate::schedule::{IngressPolicy, PortQos, Unit};
 
 /// Milliseconds of its entitlement there that a bucket of a port on several workers holds beside
 /// the default: what one of them generates until it is heard that another needs it.
@@ -70,6 +70,9 @@ struct Books {
     noted_at: u64,
     /// On how many workers it has queue pairs.
     parts: u64,
+    /// Its units at which frames were seen waiting, a bit each. What one of them finds empty takes
+    /// nothing from the port while another has frames.
+    waiting: u16,
 }
 
 /// The terms of a port's bucket on one of the `parts` workers that have queue pairs of it; `floor`
@@ -194,10 +197,22 @@ impl Meter {
         self.passed = true;
     }
 
-    /// Whether frames were seen waiting at a port without running a batch.
+    /// Whether frames were seen waiting at a unit without running a batch.
     #[inline]
-    pub(super) fn note_waiting(&mut self, port: PortId, waiting: bool) {
-        self.buckets.note_waiting(port.index(), waiting);
+    pub(super) fn note_waiting(&mut self, unit: Unit, waiting: bool) {
+        if self.metered > 0 {
+            let waiting = self.mark_waiting(unit, waiting);
+            self.buckets.note_waiting(unit.port.index(), waiting);
+        }
+    }
+
+    /// Whether frames wait at the port, now that they do at its unit or do not.
+    #[inline]
+    fn mark_waiting(&mut self, unit: Unit, waiting: bool) -> bool {
+        let Some(books) = self.books.get_mut(unit.port.index()) else { return waiting };
+        let bit = 1 << unit.queue.0;
+        books.waiting = if waiting { books.waiting | bit } else { books.waiting & !bit };
+        books.waiting != 0
     }
 
     /// Whether a port without tokens may run on time that nobody with tokens wants.
@@ -222,24 +237,34 @@ impl Meter {
         self.books[port.index()].parts.max(1)
     }
 
-    /// Takes a batch's cost; false: the port has no tokens left.
+    /// Takes what was spent for a port beside its own batches: its frames left an output, came from
+    /// another worker, or needed a kick. That says nothing about what waits at its units.
     #[inline]
-    pub(super) fn charge(&mut self, port: PortId, cost: Cycles, more: bool) -> bool {
-        self.buckets.charge(port.index(), cost, more)
+    pub(super) fn pay(&mut self, port: PortId, cost: Cycles) {
+        let more = self.books.get(port.index()).is_some_and(|books| books.waiting != 0);
+        self.buckets.charge(port.index(), cost, more);
+    }
+
+    /// Takes a batch's cost, after which `more` frames wait at its unit; false: the port has no
+    /// tokens left.
+    #[inline]
+    pub(super) fn charge(&mut self, unit: Unit, cost: Cycles, more: bool) -> bool {
+        let more = self.mark_waiting(unit, more);
+        self.buckets.charge(unit.port.index(), cost, more)
     }
 
     /// The same for a batch that ended now, with the time that the port was throttled before.
     #[inline]
     pub(super) fn charge_batch(
         &mut self,
-        port: PortId,
+        unit: Unit,
         cost: Cycles,
         more: bool,
         now: Cycles,
         counters: &PortCounters,
     ) -> bool {
-        let left = self.charge(port, cost, more);
-        let waited = self.throttled(port, left, more, now);
+        let left = self.charge(unit, cost, more);
+        let waited = self.throttled(unit.port, left, more, now);
         if waited > 0 {
             counters.throttled.add(waited);
         }

@@ -42,13 +42,13 @@ impl<C: CycleCounter> Worker<C> {
             let Some(unit) = self.schedule.glance() else { break };
             if unit.queue == OUTPUT {
                 // It takes part only while something waits.
-                self.meter.note_waiting(unit.port, true);
+                self.meter.note_waiting(unit, true);
                 continue;
             }
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
             // Who can only be polled may well have frames: its part is kept for it until it was.
             let pending = queue.pending(self.last);
-            self.meter.note_waiting(unit.port, pending != Pending::No);
+            self.meter.note_waiting(unit, pending != Pending::No);
             if pending == Pending::Yes
                 && let Some(counters) = self.port_counters[unit.port.index()].as_deref()
             {

@@ -15,6 +15,7 @@ mod doorbell;
 mod handle;
 mod handover;
 mod interrupter;
+mod kicks;
 mod membership;
 mod meter;
 mod metering;
@@ -51,7 +52,7 @@ pub use workers::Workers;
 /// Where all cycles went that were generated for buckets.
 pub use penstock_qos::c2tb::Ledger;
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority, TscRate, WorkerId};
@@ -59,7 +60,7 @@ use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority, TscRate, 
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::{Classifier, ClassifierConfig, Snapshot};
 use crate::counters::{PortCounters, WorkerCounters};
-use crate::egress::{Egress, Touched};
+use crate::egress::{Egress, Mark, Touched};
 use crate::port::{Pending, PortQueue};
 use crate::queue::{OUTPUT, OutputQueue, UNITS_MAX};
 use crate::schedule::{Discipline, Readiness, Schedule, ScheduleKind, Unit};
@@ -135,8 +136,8 @@ impl Default for WorkerConfig {
 pub struct PortSlot {
     /// Its queue pairs; empty: no port here.
     pub queues: Vec<Box<dyn PortQueue>>,
-    /// Which queue pairs wait for a notification.
-    pub marked: [bool; QUEUES_MAX],
+    /// Where [`Touched`] has its queue pairs that wait for a notification.
+    pub marked: [Mark; QUEUES_MAX],
     /// Which queue pairs are here, one bit each; in the places of the others stands nothing that
     /// sends or takes.
     pub owned: u8,
@@ -411,15 +412,10 @@ impl<C: CycleCounter> Worker<C> {
             let now = self.counter.now();
             let passed = now.saturating_sub(self.last);
             let cost = self.stolen.settle(passed, || None, &self.counters, counters);
-            counters.cycles.add(cost.0);
             self.counters.cycles_busy.add(cost.0);
             self.meter.lose(passed.saturating_sub(cost));
             self.pace.spend(cost, now);
-            self.meter.charge(source, cost, false);
-            if !self.meter.is_metered(source) {
-                let peers = &self.egress.peers;
-                peers.directory().notes.spend(source, peers.id(), cost.0);
-            }
+            pay(&mut self.meter, &self.egress.peers, source, cost, counters);
             self.last = now;
             self.heed_outputs(source);
         }
@@ -473,7 +469,7 @@ impl<C: CycleCounter> Worker<C> {
                     return Some(frames);
                 }
             }
-            self.meter.note_waiting(unit.port, false);
+            self.meter.note_waiting(unit, false);
             self.delays.begin(unit, self.last);
             if self.schedule.len() > AWAKE_MIN && self.resting.is_idle(unit, self.last) {
                 self.put_to_rest(unit);
@@ -591,7 +587,7 @@ impl<C: CycleCounter> Worker<C> {
         let queue = &mut slot.queues[unit.queue.index()];
         queue.rx_done();
         queue.publish();
-        self.touched.add(unit, &mut slot.marked[unit.queue.index()]);
+        self.touched.took(unit, &mut slot.marked[unit.queue.index()]);
 
         self.counter.spent(Stage::Egress, &work);
         let now = self.counter.now();
@@ -603,7 +599,7 @@ impl<C: CycleCounter> Worker<C> {
         self.meter.lose(passed.saturating_sub(cost));
         self.pace.spend(cost, now);
         self.bound.note(unit.port, policy.qos.priority, frames, cost);
-        let left = self.meter.charge_batch(unit.port, cost, more, now, counters);
+        let left = self.meter.charge_batch(unit, cost, more, now, counters);
         self.schedule.ran(unit);
         if !left {
             self.schedule.hold(unit);
@@ -676,31 +672,10 @@ impl<C: CycleCounter> Worker<C> {
     /// (datapath rule 14).
     fn notify(&mut self) {
         self.until_notify = NOTIFY_EVERY;
-        if self.touched.is_empty() {
-            return;
-        }
-        fence(Ordering::SeqCst);
-        for unit in self.touched.drain() {
-            let slot = &mut self.ports[unit.port.index()];
-            let queue = unit.queue.index();
-            slot.marked[queue] = false;
-            let Some(queue) = slot.queues.get_mut(queue) else { continue };
-            let kicks = queue.notify();
-            let Some(counters) = &self.port_counters[unit.port.index()] else { continue };
-            if kicks > 0 {
-                counters.tx_kicks.add(u64::from(kicks));
-            }
-            let policy = self.snapshot.ports.get(unit.port.index()).and_then(Option::as_deref);
-            if let Some(bell) = policy.and_then(|policy| policy.bell.as_ref()) {
-                // A port is here too for what was taken from it, which is no event.
-                let sent = counters.tx_frames.get();
-                if core::mem::replace(&mut slot.rung, sent) != sent {
-                    counters.vcpu_wakes.add(u64::from(bell.ring()));
-                }
-            }
+        if !self.touched.is_empty() {
+            self.kick();
         }
     }
-
     /// What follows from a batch whose first frame can have `waited` so long.
     #[inline]
     fn after_batch(&mut self, unit: Unit, waited: Cycles) {
@@ -734,6 +709,15 @@ impl<C: CycleCounter> Worker<C> {
         let by_class = matches!(self.schedule, Discipline::Hbs(_));
         self.bound.set_first(first.filter(|_| by_class).unwrap_or(Priority::LAST));
         self.rank_free();
+    }
+}
+
+/// Charges a port for what was spent on its frames beside its own batches.
+fn pay(meter: &mut Meter, peers: &Peers, port: PortId, cost: Cycles, counters: &PortCounters) {
+    counters.cycles.add(cost.0);
+    meter.pay(port, cost);
+    if !meter.is_metered(port) {
+        peers.directory().notes.spend(port, peers.id(), cost.0);
     }
 }
 

@@ -10,9 +10,10 @@ use penstock_qos::wheel::Wheel;
 use penstock_units::{Cycles, Nanos, PortId, Priority};
 
 use super::aside::Why;
+use super::kicks::Parts;
 use super::pressure::Pressure;
 use super::shaping::Gates;
-use super::{PortSlot, Worker};
+use super::{PortSlot, Worker, pay};
 use crate::batch::BATCH_FRAMES;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
@@ -254,6 +255,7 @@ impl<C: CycleCounter> Worker<C> {
             self.schedule.leave(unit_of(port));
         }
         self.outputs.stands[port.index()] = stand;
+        self.meter.note_waiting(unit_of(port), stand == Stand::Ready);
     }
 
     /// Takes out what may go, sends it, and charges it: how many frames, and whether who pays for
@@ -304,20 +306,15 @@ impl<C: CycleCounter> Worker<C> {
         self.last = now;
         if !shared {
             own.cycles.add(cost.0);
-            return self.meter.charge(port, cost, true);
+            return self.meter.charge(unit_of(port), cost, true);
         }
-        let each = cost.0 / frames.max(1) as u64;
+        let mut parts = Parts::new(cost, frames as u64);
         let Some(queue) = self.ports[port.index()].output.as_deref() else { return true };
         for run in queue.sending().chunk_by(|a, b| a.source == b.source) {
             let source = PortId(run[0].source);
-            let part = Cycles(each * run.len() as u64);
+            let part = parts.next(run.len() as u64);
             let Some(counters) = self.port_counters[source.index()].as_deref() else { continue };
-            counters.cycles.add(part.0);
-            self.meter.charge(source, part, false);
-            if !self.meter.is_metered(source) {
-                let peers = &self.egress.peers;
-                peers.directory().notes.spend(source, peers.id(), part.0);
-            }
+            pay(&mut self.meter, &self.egress.peers, source, part, counters);
         }
         true
     }

@@ -83,7 +83,7 @@ impl StolenTime {
         cost.saturating_sub(stolen)
     }
 
-    /// The same for a turn that moved nothing.
+    /// The same for what was no batch: an idle turn, a notification.
     #[inline]
     pub(super) fn settle_idle(&mut self, cost: Cycles, worker: &WorkerCounters) -> Cycles {
         if cost < self.suspicious {

@@ -133,7 +133,11 @@ impl PortQueue for VhostQueue {
 
     #[inline]
     fn notify(&mut self) -> u32 {
-        [&mut self.rx, &mut self.tx].into_iter().flatten().map(|ring| ring.notify()).sum()
+        self.tx.as_mut().map_or(0, |ring| ring.notify())
+    }
+
+    fn notify_taken(&mut self) -> u32 {
+        self.rx.as_mut().map_or(0, |ring| ring.notify())
     }
 
     fn rest(&mut self) -> bool {

@@ -293,12 +293,15 @@ impl PortQueue for XdpQueue {
     }
 
     fn notify(&mut self) -> u32 {
-        let mut calls = if self.to_send { self.wake_to_send() } else { 0 };
-        if self.rings.fill.needs_wakeup() {
-            let _ = wake(&self.socket, false);
-            calls += 1;
+        if self.to_send { self.wake_to_send() } else { 0 }
+    }
+
+    fn notify_taken(&mut self) -> u32 {
+        if !self.rings.fill.needs_wakeup() {
+            return 0;
         }
-        calls
+        let _ = wake(&self.socket, false);
+        1
     }
 
     fn buffers(&mut self) -> Option<&mut dyn Buffers> {

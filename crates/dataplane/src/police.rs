@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use penstock_qos::bottleneck::on_link;
+use penstock_qos::bottleneck::{FRAME_OVERHEAD, on_link};
 use penstock_qos::policer::{Colour, Policer, Size};
 use penstock_units::Nanos;
 
@@ -138,6 +138,13 @@ pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
         return Size { bytes: frame.len, frames: 1 };
     }
     segments_of(batch, i)
+}
+
+/// Bytes that frame `i` takes on a link: those of [`on_wire`], and what Ethernet adds to each frame.
+#[inline]
+pub(crate) fn wire_bytes(batch: &Batch, i: usize) -> u32 {
+    let Size { bytes, frames } = on_wire(batch, i);
+    bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD.into()))
 }
 
 #[inline(never)]

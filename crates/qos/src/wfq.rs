@@ -42,8 +42,6 @@ pub const QUEUES_MAX: usize = 64;
 pub const CEILING_BYTES: u64 = 65_536;
 /// See [`CEILING_BYTES`].
 pub const CEILING_TIMES: (Nanos, Nanos) = (Nanos::from_millis(2), Nanos::from_millis(50));
-/// Rates count the frame check sequence.
-const FCS: u64 = 4;
 const BITS_NS: u128 = 8_000_000_000;
 
 /// How much may wait in a queue, and for how long.
@@ -96,7 +94,7 @@ impl Ceiling {
 
     fn went(&mut self, bytes: u32, now: Nanos) {
         let from = self.free.max(now.saturating_sub(self.late));
-        self.free = Nanos(from.0.saturating_add(time(u64::from(bytes) + FCS, self.rate).0));
+        self.free = Nanos(from.0.saturating_add(time(u64::from(bytes), self.rate).0));
     }
 }
 
@@ -227,7 +225,8 @@ impl<T: Copy + Default> Wfq<T> {
         if full && !lane.frames.is_empty() { Err(Full::Bytes) } else { Ok(()) }
     }
 
-    /// A frame comes at `now`.
+    /// A frame comes at `now` that takes `bytes` on the link. Weights, ceilings and depths count
+    /// these bytes.
     ///
     /// # Errors
     /// Why it was not taken.
@@ -395,8 +394,8 @@ mod tests {
 
     #[test]
     fn a_ceiling_holds_whoever_else_sends_and_loses_nothing() {
-        // 1,000 bytes and FCS at 8.032 Mbit/s: a millisecond.
-        let ceiling = Some(BitsPerSecond(8_032_000));
+        // 1,000 bytes at 8 Mbit/s: a millisecond.
+        let ceiling = Some(BitsPerSecond(8_000_000));
         let mut wfq = queues(&[10, 1]);
         assert!(wfq.set_ceiling(0, ceiling) && !wfq.set_ceiling(2, ceiling));
         let (mut sent, mut offered) = ([0_u32; 2], [0_u32; 2]);
@@ -423,7 +422,7 @@ mod tests {
     #[test]
     fn who_waits_for_its_time_says_until_when_and_goes_when_the_ceiling_does() {
         let mut wfq = Wfq::new(1, 200, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
-        assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_032_000))));
+        assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_000_000))));
         let now = Nanos::from_secs(1);
         (0..80_u32).for_each(|n| wfq.offer(0, n, 1_000, now).unwrap());
         let burst = std::iter::from_fn(|| wfq.next(now, |_, _| {})).count();

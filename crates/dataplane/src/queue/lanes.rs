@@ -135,7 +135,7 @@ impl Lanes {
 
     /// Takes a frame; false: there is no room.
     pub(super) fn push(&mut self, frame: Stored, now: Nanos) -> bool {
-        let queued = self.wfq.offer(frame.class.queue.into(), frame, frame.len, now).is_ok();
+        let queued = self.wfq.offer(frame.class.queue.into(), frame, frame.wire, now).is_ok();
         if queued {
             self.points[usize::from(frame.class.dscp) % DSCPS].waiting += 1;
             self.counters.came(&frame);

@@ -76,13 +76,13 @@ impl Line {
         }
     }
 
-    /// Whether a frame of `bytes` would find room in its queue; `free` is what all outputs together
-    /// have.
-    pub(super) fn has_room(&self, class: Class, bytes: u32, free: u64) -> bool {
+    /// Whether a frame of `len` bytes, which takes `wire` bytes on a link, would find room in its
+    /// queue; `free` is what all outputs together have.
+    pub(super) fn has_room(&self, class: Class, (len, wire): (u32, u32), free: u64) -> bool {
         match self {
-            Self::Fifo(fifo) => fifo.has_room(bytes, free),
+            Self::Fifo(fifo) => fifo.has_room(len, free),
             Self::Fair(fair) => fair.share.len() < fair.frames,
-            Self::Wfq(lanes) => lanes.has_room(class.queue, bytes, free),
+            Self::Wfq(lanes) => lanes.has_room(class.queue, wire, free),
         }
     }
 
@@ -212,8 +212,9 @@ pub(super) struct Fair {
     generation: u32,
 }
 
-/// What a queue takes above its bound: a batch that had been taken when it was reached.
-const OVERSHOOT: u64 = (BATCH_BYTES + FRAME_MAX) as u64;
+/// What a queue takes above its bound: a batch that had been taken when it was reached, which is
+/// longer on a link than in memory where it has to be cut into segments.
+const OVERSHOOT: u64 = 2 * (BATCH_BYTES + FRAME_MAX) as u64;
 
 impl Fair {
     fn new(terms: &QueueTerms, ports: usize, tenants: usize) -> Self {
@@ -243,7 +244,8 @@ impl Fair {
         if self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
             self.join(source);
         }
-        self.share.offer(vm, frame, frame.len, now) == Offer::Queued
+        // What is shared is the link's time: short frames cost more of it than their bytes say.
+        self.share.offer(vm, frame, frame.wire, now) == Offer::Queued
     }
 
     #[cold]

@@ -10,6 +10,7 @@ use super::pacer::Pacer;
 use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::PortPolicy;
+use crate::police::wire_bytes;
 
 /// Why a frame may not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +141,8 @@ impl OutputQueue {
         (source, class): (&Source, Class),
         now: Nanos,
     ) -> Result<(), Refused> {
-        if !self.line.has_room(class, batch.at(i).len, memory.free_bytes()) {
+        let length = (batch.at(i).len, wire_bytes(batch, i));
+        if !self.line.has_room(class, length, memory.free_bytes()) {
             return Err(Refused::Full);
         }
         if self.is_empty() {
@@ -202,7 +204,7 @@ impl OutputQueue {
                 break;
             }
             self.head = None;
-            self.pacer.went(now, frame.len);
+            self.pacer.went(now, frame.wire);
             if let Some(lanes) = self.line.lanes() {
                 lanes.counters.went(&frame);
             }

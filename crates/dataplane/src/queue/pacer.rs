@@ -1,6 +1,5 @@
 //! When what waits for an output may go.
 
-use penstock_qos::bottleneck::FRAME_OVERHEAD;
 use penstock_qos::shaper::{RateError, Shaper, Smooth, TokenBucket};
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -92,14 +91,13 @@ impl Pacer {
         }
     }
 
-    /// A frame went at `now`.
-    pub(super) fn went(&mut self, now: Nanos, bytes: u32) {
+    /// A frame went at `now` that takes `wire` bytes on a link.
+    pub(super) fn went(&mut self, now: Nanos, wire: u32) {
         match self {
             Self::None => {}
             Self::Link { rate, free } => {
                 let from = (*free).max(now.saturating_sub(LATE_MOST));
-                let wire = u64::from(bytes) + u64::from(FRAME_OVERHEAD);
-                *free = from + Nanos((wire * BITS_NS).div_ceil(rate.0.max(1)));
+                *free = from + Nanos((u64::from(wire) * BITS_NS).div_ceil(rate.0.max(1)));
             }
             Self::Shaped { due, .. } => *due = None,
         }

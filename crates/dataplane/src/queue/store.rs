@@ -9,7 +9,9 @@
 use super::classes::Class;
 use crate::batch::{Batch, BatchFull, FRAME_MAX, HEAD_COPY, Verdict};
 use crate::offload::Offload;
+use crate::police::wire_bytes;
 use crate::port::Held;
+use penstock_qos::bottleneck::FRAME_OVERHEAD;
 
 /// Bytes of a cell: a frame of an MTU of 1,500 with its tags, and of 2,000 for tunnels.
 pub const CELL: usize = 2_048;
@@ -36,6 +38,8 @@ pub struct Stored {
     pub(super) at: At,
     /// Its length.
     pub len: u32,
+    /// Bytes that it takes on a link, with what Ethernet adds to each frame that comes of it.
+    pub(super) wire: u32,
     /// The hash of its flow.
     hash: u32,
     /// Offload metadata.
@@ -53,7 +57,8 @@ pub struct Stored {
 impl Stored {
     /// A frame in its output's own memory.
     pub(super) fn held(held: Held, source: u16) -> Self {
-        Self { at: At::Port(held), len: held.len, source, ..Self::default() }
+        let wire = held.len.saturating_add(FRAME_OVERHEAD.into());
+        Self { at: At::Port(held), len: held.len, wire, source, ..Self::default() }
     }
 
     /// Where it is in its output's own memory, if it is there.
@@ -141,6 +146,7 @@ impl FrameStore {
         Some(Stored {
             at,
             len: frame.len,
+            wire: wire_bytes(batch, i),
             hash,
             offload,
             tci,

@@ -357,11 +357,12 @@ fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
         let memory = Memory::of(&mut bench.store, &mut bench.port);
         (bench.queue.is_over(3, &memory, now), bench.queue.is_under(3, &memory, now))
     };
-    (0..10).for_each(|_| bench.come(3, 1_000));
+    // 1,000 bytes on a link.
+    (0..10).for_each(|_| bench.come(3, 976));
     assert_eq!(over(&mut bench, Nanos(1)), (false, true), "a half");
-    bench.come(3, 1_000);
+    bench.come(3, 976);
     assert_eq!(over(&mut bench, Nanos(1)), (false, false), "more than that, but not too much");
-    (0..10).for_each(|_| bench.come(3, 1_000));
+    (0..10).for_each(|_| bench.come(3, 976));
     assert_eq!(over(&mut bench, Nanos(1)), (true, false));
     let memory = Memory::of(&mut bench.store, &mut bench.port);
     assert!(!bench.queue.is_over(2, &memory, Nanos(1)), "another VM has nothing");
@@ -373,14 +374,14 @@ fn who_is_held_has_its_rate_and_holds_up_nobody() {
     let mut bench = Bench::new(terms, false, true);
     let counters = bench.queue.lane_counters().expect("it has queues");
     let frames = |queue| counters.read(queue).frames;
-    // 1,000 bytes at 40 Mbit/s: 201 microseconds.
+    // 1,024 bytes on a link at 40 Mbit/s: 205 microseconds.
     for _ in 0..500 {
         bench.come(4, 1_000);
         bench.come(1, 1_000);
         bench.go(100_000);
     }
     assert_eq!(frames(1), 500, "each in its turn");
-    let due = 50_000 * 40 / (8 * 1_004);
+    let due = 50_000 * 40 / (8 * 1_024);
     assert!((due - 2..=due + 2).contains(&frames(4)), "{} of {due}", frames(4));
     // It says when it goes on, and another frame does not wait for that.
     let memory = &mut Memory::of(&mut bench.store, &mut bench.port);

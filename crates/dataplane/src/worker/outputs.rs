@@ -7,7 +7,7 @@
 //! output are charged to whom they came from, in equal parts of their batch.
 
 use penstock_qos::wheel::Wheel;
-use penstock_units::{Cycles, Nanos, PortId, Priority};
+use penstock_units::{Nanos, PortId, Priority};
 
 use super::aside::Why;
 use super::kicks::Parts;

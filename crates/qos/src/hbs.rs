@@ -16,9 +16,10 @@
 //!
 //! What happens to units without frames is a policy. [`Readiness::Pending`], ours: a look costs no
 //! more than reading a word, so each decision looks at every ready unit of a class before it goes
-//! to the next. [`Readiness::Demotion`], the paper's, for units that cannot be asked: a unit from
-//! which nothing came in [`DEMOTE_AFTER`] looks in a row falls by one class, and is back in its
-//! own as soon as it has sent.
+//! to the next. [`Readiness::Demotion`], the paper's (§IV-B.3), for units that cannot be asked: a
+//! unit that sent nothing in [`DEMOTE_AFTER`] loops in a row falls by one class, and is back in its
+//! own as soon as it has sent. A loop is a decision in which the unit was looked at; a decision
+//! looks at a unit once.
 //!
 //! **Example** (a test). Units 1, 2 in class 1, unit 3 in class 3, all with frames: 1, 2, 1, 2, ...
 //! until both are held for want of tokens, then 3. When a refill releases 2, 2 is next.
@@ -26,7 +27,7 @@
 //! **Starvation.** By tokens: a higher class runs no longer than they last. By idle units: a look
 //! is all they get.
 //!
-//! **Departures.** None; what the paper leaves open is how many looks demote: here 3.
+//! **Departures.** None; what the paper leaves open is how many loops demote: here 3.
 //!
 //! **Cost.** A decision: one look at each ready unit without frames in the classes before the one
 //! that runs, and O(1). A release: what it is told to look at, [`RELEASE_MOST`] after a refill.
@@ -34,7 +35,7 @@
 
 use penstock_units::Priority;
 
-/// Looks in a row that found nothing, after which a unit falls by a class.
+/// Decisions in a row that looked at a unit and found nothing, after which it falls by a class.
 pub const DEMOTE_AFTER: u8 = 3;
 
 /// Units without tokens that a refill asks for: what it costs must not grow with their number. As
@@ -74,7 +75,7 @@ const NIL: u32 = u32::MAX;
 struct Node {
     next: u32,
     previous: u32,
-    /// The sweep in which it was last looked at.
+    /// The decision in which it was last looked at (for demotion).
     looked_in: u32,
     /// Which queue it is in.
     queue: u8,
@@ -82,7 +83,7 @@ struct Node {
     class: u8,
     /// The class it runs in: higher numbers after demotion.
     effective: u8,
-    /// Looks in a row that found nothing.
+    /// Decisions in a row whose look found nothing.
     empty: u8,
 }
 
@@ -116,9 +117,8 @@ pub struct BatchScheduler {
     /// Of the decision under way: the class, and units of it still to look at.
     class: u8,
     left: u32,
-    /// Number of the decision, and ready units seen in it (for demotion).
+    /// Number of the decision (for demotion).
     sweep: u32,
-    seen: u32,
     /// Units of the last class looked at since its round began.
     round: u32,
     /// Where [`Self::next_glance`] goes on.
@@ -147,7 +147,6 @@ impl BatchScheduler {
             class: 0,
             left: 0,
             sweep: 0,
-            seen: 0,
             round: 0,
             glance: NIL,
         }
@@ -192,7 +191,6 @@ impl BatchScheduler {
         (self.class, self.left) = (ABSENT, 0);
         if self.readiness == Readiness::Demotion {
             self.sweep = self.sweep.wrapping_add(1);
-            self.seen = 0;
         }
     }
 
@@ -223,27 +221,29 @@ impl BatchScheduler {
     }
 
     fn next_demoting(&mut self) -> Option<Candidate> {
-        if self.seen >= self.ready() {
-            return None;
-        }
-        let class = class_of_bit(self.occupied.into());
-        let slot = self.rotate(class);
-        let (sweep, node) = (self.sweep, &mut self.nodes[slot]);
-        if node.looked_in != sweep {
-            node.looked_in = sweep;
-            self.seen += 1;
-        }
-        // Whoever sent says so afterwards.
-        node.empty += 1;
-        if node.empty >= DEMOTE_AFTER {
-            node.empty = 0;
-            if usize::from(node.effective) + 1 < CLASSES {
-                node.effective += 1;
-                let to = node.effective;
-                self.move_to(slot, to);
+        let mut ends_round = false;
+        loop {
+            let candidate = self.next_pending()?;
+            ends_round |= candidate.ends_round;
+            let (slot, sweep) = (candidate.slot, self.sweep);
+            let node = &mut self.nodes[slot];
+            if node.looked_in == sweep {
+                // It fell into this class by its look in this decision.
+                continue;
             }
+            node.looked_in = sweep;
+            // If the unit sends, the caller calls [`Self::ran`], which resets this.
+            node.empty += 1;
+            if node.empty >= DEMOTE_AFTER {
+                node.empty = 0;
+                if usize::from(node.effective) + 1 < CLASSES {
+                    node.effective += 1;
+                    let to = node.effective;
+                    self.move_to(slot, to);
+                }
+            }
+            return Some(Candidate { slot, ends_round });
         }
-        Some(Candidate { slot, ends_round: self.ends_round(class) })
     }
 
     #[inline]
@@ -346,10 +346,6 @@ impl BatchScheduler {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queues[usize::from(WAITING)].len as usize
-    }
-
-    fn ready(&self) -> u32 {
-        self.len - self.queues[usize::from(WAITING)].len
     }
 
     /// The class that a unit runs in now, and whether it is ready; `None`: it is not there.
@@ -498,6 +494,25 @@ mod tests {
         assert_eq!(hbs.state(0), Some((class(3), true)));
         hbs.ran(0);
         assert_eq!(hbs.state(0), Some((class(1), true)));
+    }
+
+    /// C2QoS §IV-B.3 counts loops, and a decision is a loop: in the first one a unit that is silent
+    /// keeps its class, whoever else is there.
+    #[test]
+    fn one_decision_is_one_loop_however_few_units_there_are() {
+        for others in 0..3 {
+            let mut hbs = BatchScheduler::new(4, Readiness::Demotion);
+            hbs.add(0, class(1));
+            (1..=others).for_each(|n| hbs.add(n, class(n as u64 + 1)));
+            for decision in 1..=DEMOTE_AFTER {
+                assert_eq!(hbs.state(0), Some((class(1), true)), "{others} others, {decision}");
+                hbs.begin();
+                let looks = core::iter::from_fn(|| hbs.next_look());
+                let looked = looks.filter(|candidate| candidate.slot == 0).count();
+                assert_eq!(looked, 1, "{others} others, {decision}");
+            }
+            assert_eq!(hbs.state(0), Some((class(2), true)), "{others} others");
+        }
     }
 
     #[test]

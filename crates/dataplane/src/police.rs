@@ -10,7 +10,7 @@
 //! goes is not known yet. **Cost.** A port without limits: one comparison a batch. Of a batch
 //! within its limit: one look at each frame's length, two or three atomic operations.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use penstock_qos::bottleneck::{FRAME_OVERHEAD, on_link};
@@ -35,6 +35,8 @@ pub struct Limits {
 pub struct LinkLimit {
     /// Whether the link is the bottleneck; shared by all ports with a part of it.
     pub active: Arc<AtomicBool>,
+    /// Bytes on this link of the frames that its parts dropped, of all ports together.
+    pub held: Arc<AtomicU64>,
     /// The part.
     pub policer: Arc<Policer>,
 }
@@ -54,7 +56,7 @@ impl Limits {
         }
         for link in &self.links {
             if link.active.load(Ordering::Relaxed) {
-                part(&link.policer, batch, now, counters);
+                part(link, batch, now, counters);
             }
         }
     }
@@ -74,13 +76,14 @@ fn own(policer: &Policer, batch: &mut Batch, now: Nanos, counters: &PortCounters
     }
 }
 
-fn part(policer: &Policer, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
+fn part(link: &LinkLimit, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
     let mut marks = Marks::default();
-    marks.mark(policer, batch, now);
+    marks.mark(&link.policer, batch, now);
     let red = marks.drop_red(batch);
     if red > 0 {
-        let held = marks.held;
-        counters.link_held.add(on_link(u64::from(held.bytes), u64::from(held.frames)));
+        let held = on_link(u64::from(marks.held.bytes), u64::from(marks.held.frames));
+        link.held.fetch_add(held, Ordering::Relaxed);
+        counters.link_held.add(held);
         counters.drops[DropReason::LinkLimit as usize].add(red);
     }
 }
@@ -205,7 +208,9 @@ mod tests {
         let active = Arc::new(AtomicBool::new(false));
         let spec = Spec::new(Limit::SingleRate { cir: CIR, cbs: 1_524, ebs: 0 }).unwrap();
         let policer = Arc::new(Policer::new(spec.per_frame(24)));
-        let links = vec![LinkLimit { active: Arc::clone(&active), policer }];
+        let held = Arc::new(AtomicU64::new(0));
+        let links =
+            vec![LinkLimit { active: Arc::clone(&active), held: Arc::clone(&held), policer }];
         let limits = Limits { own: None, links };
         let counters = PortCounters::default();
         let mut frames = batch(&[1_000; 20]);
@@ -232,6 +237,7 @@ mod tests {
             csum_offset: 16,
             hdr_len: 0,
         };
+        assert_eq!(held.load(Ordering::Relaxed), 19 * 1_024, "it is this link's");
         let mut large = Batch::new();
         large.push(&bytes, offload).unwrap();
         assert_eq!(on_wire(&large, 0), Size { bytes: 7 * 66 + 10_000, frames: 7 });

@@ -42,11 +42,11 @@ impl Handlers {
                 shared.ports.iter().map(|(name, p)| (name.clone(), p.counters.clone())).collect();
             (links, counters)
         };
-        let held_back = counters.values().map(|sets| sets.read().link_held).sum();
         let mut handlers = lock(&self.0);
         handlers.retain(|name, _| links.contains_key(name));
         for (name, link) in &links {
             let Some(sets) = counters.get(name) else { continue };
+            let held_back = link.held.load(Ordering::Relaxed);
             let sent = Sent { bytes: sets.read().tx_link, held_back };
             let handler = handlers.entry(name.clone()).or_insert_with(|| Handler::new(link));
             if handler.bottleneck.capacity() != link.capacity {

@@ -1,6 +1,7 @@
 //! The host without sockets: a switch that records what it is asked.
 
 mod fabric;
+mod links;
 mod switching;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use penstock_dataplane::police::{Limits, LinkLimit};
 use penstock_qos::bottleneck::{FRAME_OVERHEAD, limits};
@@ -22,6 +22,8 @@ pub struct WatchedLink {
     pub capacity: BitsPerSecond,
     /// Whether the limits are in; the workers read it.
     pub active: Arc<AtomicBool>,
+    /// Bytes on the link of the frames that its parts dropped; the workers count them.
+    pub held: Arc<AtomicU64>,
     /// Each VM's part, by port.
     parts: BTreeMap<String, Arc<Policer>>,
 }
@@ -66,7 +68,8 @@ impl LimitTable {
     pub(super) fn of(&self, port: &str) -> Option<Arc<Limits>> {
         let part = |link: &WatchedLink| {
             let policer = Arc::clone(link.parts.get(port)?);
-            Some(LinkLimit { active: Arc::clone(&link.active), policer })
+            let (active, held) = (Arc::clone(&link.active), Arc::clone(&link.held));
+            Some(LinkLimit { active, held, policer })
         };
         let own = self.own.get(port).cloned();
         let limits = Limits { own, links: self.links.values().filter_map(part).collect() };
@@ -87,8 +90,9 @@ fn link(old: Option<&WatchedLink>, capacity: BitsPerSecond, vms: &[&Port]) -> Wa
         let old = old.and_then(|old| old.parts.get(&port.name));
         Some((port.name.clone(), kept(old, spec.per_frame(FRAME_OVERHEAD))))
     });
-    let active = old.map_or_else(Arc::default, |old| Arc::clone(&old.active));
-    WatchedLink { capacity, active, parts: parts.collect() }
+    let (active, held) =
+        old.map(|old| (Arc::clone(&old.active), Arc::clone(&old.held))).unwrap_or_default();
+    WatchedLink { capacity, active, held, parts: parts.collect() }
 }
 
 #[cfg(test)]

@@ -55,8 +55,8 @@ impl Handler {
         for (vm, cir) in host.vms.clone().into_iter().zip(limits(LINK, bought)) {
             let cbs = default_depth(cir);
             let spec = Spec::new(Limit::SingleRate { cir, cbs, ebs: 0 })?.per_frame(FRAME_OVERHEAD);
-            let part =
-                LinkLimit { active: Arc::clone(&active), policer: Arc::new(Policer::new(spec)) };
+            let (active, policer) = (Arc::clone(&active), Arc::new(Policer::new(spec)));
+            let part = LinkLimit { active, held: Arc::default(), policer };
             host.bed.set_limits(vm, Some(Arc::new(Limits { own: None, links: vec![part] })));
         }
         Ok(Self { state: Bottleneck::new(LINK), active })

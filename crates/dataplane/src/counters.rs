@@ -139,6 +139,8 @@ counters! {
         kept_waiting: "looks", "looks that found frames at it while others had the turns";
         rx_empty: "polls", "polls that found no frame";
         rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
+        rx_segments: "frames", "frames on a wire that those with a segmentation request become";
+        rx_segment_headers: "bytes", "bytes that cutting them adds: headers of all but the first";
         rx_csum: "frames", "frames taken whose checksum is still to be finished";
         forwarded: "frames", "frames from this port delivered somewhere";
         replicated: "frames", "extra copies made of this port's frames (floods, several outputs)";
@@ -265,6 +267,15 @@ impl PortReading {
             self.queued = 0;
         }
         self
+    }
+
+    /// Frames taken from the port and their bytes without FCS, as they are on a wire: a
+    /// segmentation request counts as the frames it becomes, each with its headers.
+    #[must_use]
+    pub fn on_wire(&self) -> [u64; 2] {
+        // Of sets that were read while they were written one count may be ahead of another.
+        let whole = self.rx_frames.saturating_sub(self.rx_tso);
+        [whole + self.rx_segments, self.rx_bytes + self.rx_segment_headers]
     }
 
     /// Frames of this port dropped for any reason.

@@ -163,6 +163,21 @@ fn segments_of(batch: &Batch, i: usize) -> Size {
     Size { bytes: frame.len + (segments - 1) * headers, frames: segments }
 }
 
+/// Counts what the batch's segmentation requests become on a wire.
+#[inline(never)]
+pub(crate) fn count_segments(batch: &Batch, counters: &PortCounters) {
+    let (mut segments, mut headers) = (0, 0);
+    for (i, frame) in batch.frames().iter().enumerate() {
+        if frame.offload.is_gso() {
+            let size = segments_of(batch, i);
+            segments += u64::from(size.frames);
+            headers += u64::from(size.bytes - frame.len);
+        }
+    }
+    counters.rx_segments.add(segments);
+    counters.rx_segment_headers.add(headers);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +237,7 @@ mod tests {
         let read = counters.read();
         assert_eq!(read.drops[DropReason::LinkLimit as usize], 19);
         assert_eq!((read.link_held, read.police_red), (19 * 1_024, 0));
+        assert_eq!(held.load(Ordering::Relaxed), 19 * 1_024, "it is this link's");
     }
 
     #[test]
@@ -237,10 +253,16 @@ mod tests {
             csum_offset: 16,
             hdr_len: 0,
         };
-        assert_eq!(held.load(Ordering::Relaxed), 19 * 1_024, "it is this link's");
         let mut large = Batch::new();
         large.push(&bytes, offload).unwrap();
         assert_eq!(on_wire(&large, 0), Size { bytes: 7 * 66 + 10_000, frames: 7 });
+        large.push(&[0; 60], Offload::NONE).unwrap();
+        let counters = PortCounters::default();
+        count_segments(&large, &counters);
+        (counters.rx_frames.add(2), counters.rx_tso.add(1), counters.rx_bytes.add(10_126));
+        assert_eq!(counters.read().on_wire(), [8, 7 * 66 + 10_000 + 60]);
+        let mut large = Batch::new();
+        large.push(&bytes, offload).unwrap();
         let pps = policer(Limit::Packets { rate: PacketsPerSecond(1), burst: 8 });
         let limits = Limits { own: Some(pps), links: Vec::new() };
         large.push(&bytes, offload).unwrap();

@@ -36,6 +36,7 @@ fn observations() -> impl Strategy<Value = Observation> {
             frames,
             bytes: frames * bytes,
             cycles: frames * cost,
+            lookups: frames,
             cache_hits: frames * hits / 100,
             throttled,
         },
@@ -92,6 +93,7 @@ proptest! {
                 frames: frames.max(1_000),
                 bytes: frames.max(1_000) * (size - 4),
                 cycles: frames.max(1_000) * truth,
+                lookups: frames.max(1_000),
                 cache_hits: frames.max(1_000),
                 throttled: true,
             };
@@ -125,6 +127,7 @@ proptest! {
                 frames,
                 bytes: frames * 1_020,
                 cycles,
+                lookups: frames,
                 cache_hits: frames,
                 throttled: true,
             };

@@ -2,8 +2,9 @@
 //!
 //! **Rule.** [`penstock_qos::latency_bound`] with what is in force: the workers that have the
 //! ports' queue pairs, their terms with what was learned, and what their batches cost: by the model
-//! for what they declared, with the error that was learned; without a model by what their frames
-//! cost in the last seconds, and for a port that sent none by the dearest of the others.
+//! for what they declared, with the error that was learned of full batches; without a model by what
+//! their frames cost in the last seconds, and for a port that sent none by the dearest of the
+//! others.
 
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::latency_bound::{
@@ -74,15 +75,17 @@ impl Core {
         let here = owned.iter().filter(|(_, _, owners)| owners.contains(&worker));
         let first = here.map(|(name, ..)| class(name)).min().unwrap_or(Priority::FIRST);
         let dearest = growth.ports.iter().filter_map(per_frame).fold(0.0, f64::max);
+        let seen = |name: &String| growth.ports.iter().find(|port| port.name == *name);
+        let segments = |name: &String| seen(name).map_or(1.0, per_taken);
         let batches = |name: &String, id: PortId, whole: bool| {
             let plan = shared.pricing.plan.port(name);
             if let Some([first, lower]) = plan.and_then(|plan| plan.batches) {
-                let learned = shared.pricing.learned(id).and_then(|port| port.model_error);
-                let factor = 1.0 + learned.unwrap_or(0.0);
+                let learned = shared.pricing.learned(id).and_then(|port| port.full_error);
+                // The model's frames are those on a wire; a batch is counted in frames taken.
+                let factor = (1.0 + learned.unwrap_or(0.0)) * segments(name);
                 return Some(if whole { first } else { lower }.scaled(factor));
             }
-            let seen = growth.ports.iter().find(|port| port.name == *name).and_then(per_frame);
-            let cost = seen.unwrap_or(dearest);
+            let cost = seen(name).and_then(per_frame).unwrap_or(dearest);
             (cost > 0.0).then(|| Batches::measured(cost, tsc, whole))
         };
         let (mut names, mut members) = (Vec::new(), Vec::new());
@@ -118,6 +121,17 @@ impl Core {
 fn per_frame(port: &crate::explain::PortGrowth) -> Option<f64> {
     let reading = &port.reading;
     (reading.rx_frames >= FRAMES_MIN).then(|| to_f64(reading.cycles) / to_f64(reading.rx_frames))
+}
+
+/// Frames on a wire that a frame taken is worth: more than 1 if the port sends segmentation
+/// requests (TSO).
+fn per_taken(port: &crate::explain::PortGrowth) -> f64 {
+    let reading = &port.reading;
+    if reading.rx_frames == 0 {
+        1.0
+    } else {
+        to_f64(reading.on_wire()[0]) / to_f64(reading.rx_frames)
+    }
 }
 
 impl Population {

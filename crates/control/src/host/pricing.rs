@@ -208,10 +208,12 @@ fn grown(
 ) -> Option<Observation> {
     let held = after.throttled.checked_sub(before.throttled)?;
     let core = u128::from(elapsed.0) * u128::from(hz) / 1_000_000_000;
+    let ([frames, bytes], [frames_before, bytes_before]) = (after.on_wire(), before.on_wire());
     Some(Observation {
         elapsed,
-        frames: after.rx_frames.checked_sub(before.rx_frames)?,
-        bytes: after.rx_bytes.checked_sub(before.rx_bytes)?,
+        frames: frames.checked_sub(frames_before)?,
+        bytes: bytes.checked_sub(bytes_before)?,
+        lookups: after.rx_frames.checked_sub(before.rx_frames)?,
         cycles: after.cycles.checked_sub(before.cycles)?,
         cache_hits: after.cache_hits.checked_sub(before.cache_hits)?,
         throttled: u128::from(held) * u128::from(THROTTLED_PART) > core,

@@ -563,6 +563,69 @@ fn a_vm_that_is_held_back_gets_what_it_bought_although_its_frames_cost_more() {
     assert!(entitlement(&fake).abs_diff(220_000_000) < 2_000_000);
 }
 
+fn bound_us(host: &Host, growth: &crate::explain::Growth) -> u64 {
+    let mut answer =
+        crate::api::Explanation { port: "vm1".to_owned(), ..crate::api::Explanation::default() };
+    host.core.bound(&mut answer, growth);
+    answer.bound_us.unwrap_or_else(|| panic!("{}", answer.latency))
+}
+
+/// A second's counters: `frames` taken, each hit the cache, at a cost each.
+fn send(counters: &PortCounters, frames: u64, size: u64, cost: u64) {
+    counters.rx_frames.add(frames);
+    counters.rx_bytes.add(frames * (size - 4));
+    counters.cache_hits.add(frames);
+    counters.cycles.add(frames * cost);
+}
+
+#[test]
+fn the_latency_bound_goes_by_what_full_batches_cost() {
+    let (_model, _file, host, fake) = sold("calm");
+    let (counters, growth) = (fake.counters(0), crate::explain::Growth::default());
+    let before = bound_us(&host, &growth);
+    host.tick(Nanos::from_secs(1));
+    for second in 2..8 {
+        // Not held back, so in small batches, whose frames cost half more than the model's.
+        send(&counters, 10_000, 1_064, 300);
+        host.tick(Nanos::from_secs(second));
+    }
+    let reported = host.learning()[0].1.model_error.unwrap();
+    assert!((reported - 0.5).abs() < 0.01, "{reported}");
+    assert_eq!(bound_us(&host, &growth), before, "small batches are no dearer batches");
+    for second in 8..20 {
+        send(&counters, entitlement(&fake) / 250, 1_064, 250);
+        counters.throttled.add(host.status().tsc_hz / 2);
+        host.tick(Nanos::from_secs(second));
+    }
+    assert!(bound_us(&host, &growth) > before, "full ones are");
+}
+
+#[test]
+fn a_vm_whose_segments_become_what_it_declared_is_inside_its_profile() {
+    let (_model, _file, host, fake) = sold("segments");
+    let counters = fake.counters(0);
+    host.tick(Nanos::from_secs(1));
+    for second in 2..8 {
+        // 40 frames of 1,064 bytes each: 54 of headers, 1,006 of payload and the FCS.
+        let requests = 25_000;
+        send(&counters, requests, 54 + 40 * 1_006 + 4, 4_000);
+        counters.rx_tso.add(requests);
+        counters.rx_segments.add(requests * 40);
+        counters.rx_segment_headers.add(requests * 39 * 54);
+        counters.throttled.add(host.status().tsc_hz / 2);
+        host.tick(Nanos::from_secs(second));
+    }
+    let (_, state) = host.learning().remove(0);
+    assert_eq!(state.breach, None);
+    assert!((state.delivered.unwrap() - 1.0).abs() < 1e-9, "1 M frames a second: {state:?}");
+    assert!((state.model_error.unwrap() + 0.5).abs() < 1e-9, "100 cycles of 200: {state:?}");
+    // A batch of such requests costs more than one of plain frames, not half of it.
+    let mut seen = crate::explain::PortGrowth { name: "vm1".to_owned(), ..Default::default() };
+    seen.reading = counters.read();
+    let growth = crate::explain::Growth { ports: vec![seen], ..Default::default() };
+    assert!(bound_us(&host, &growth) > bound_us(&host, &crate::explain::Growth::default()));
+}
+
 #[test]
 fn explain_bounds_a_class_by_what_is_in_force() {
     use crate::api::Explanation;

@@ -61,6 +61,7 @@ use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::{Classifier, ClassifierConfig, Snapshot};
 use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Mark, Touched};
+use crate::police::count_segments;
 use crate::port::{Pending, PortQueue};
 use crate::queue::{OUTPUT, OutputQueue, UNITS_MAX};
 use crate::schedule::{Discipline, Readiness, Schedule, ScheduleKind, Unit};
@@ -754,5 +755,8 @@ fn count_taken(counters: &PortCounters, batch: &mut Batch) {
     if csum + tso > 0 {
         counters.rx_tso.add(tso);
         counters.rx_csum.add(csum);
+        if tso > 0 {
+            count_segments(batch, counters);
+        }
     }
 }

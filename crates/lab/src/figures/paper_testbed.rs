@@ -407,7 +407,7 @@ impl Host {
         let mut members = Vec::new();
         for (vm, profile) in self.vms.iter().zip(&self.profiles) {
             let learned = self.learner.as_ref().and_then(|learner| learner.port(vm.port()));
-            let error = learned.and_then(|port| port.model_error).unwrap_or(0.0);
+            let error = learned.and_then(|port| port.full_error).unwrap_or(0.0);
             let qos = self.bed.qos(*vm);
             let class = class_of(qos.priority);
             let terms = qos.ingress.is_metered().then(|| self.terms(*vm));
@@ -458,6 +458,7 @@ impl Host {
                     cycles,
                     cache_hits: now.cache_hits - before.cache_hits,
                     throttled,
+                    lookups: now.rx_frames - before.rx_frames,
                 },
             ));
         }

@@ -17,8 +17,9 @@
 //!    the declared one and, if it declared few flows, at least [`LearnConfig::hit_share_min`] of
 //!    its frames hit the cache. Outside: `E ← min(E, B)` at once and nothing is learned; inside
 //!    again after [`LearnConfig::return_intervals`] intervals in a row.
-//! 2. The model's error `c/m − 1` is kept for every port that sends; beyond
-//!    [`LearnConfig::drift_limit`] it is reported, and again when it is back within half of that.
+//! 2. The model's error `c/m − 1` is kept for every port that sends. If that of full batches is
+//!    beyond [`LearnConfig::drift_limit`], a warning says so, and another message when it is back
+//!    within half of that.
 //! 3. Only of a port that was held back (throttled) is `E` changed: it is the bucket that limited
 //!    it. The need is `n = r · c · t`, within [`LearnConfig::factor`] of `B`; the trim `t ≥ 1`
 //!    grows slowly while `d < 1` although `E ≥ n` (what is lost beside the bucket), and shrinks
@@ -106,12 +107,15 @@ pub struct Terms {
 pub struct Observation {
     /// The interval.
     pub elapsed: Nanos,
-    /// Frames taken from it.
+    /// Frames taken from it, as they are on a wire: a segmentation request (TSO) counts as the
+    /// frames it becomes.
     pub frames: u64,
     /// Their bytes, without FCS.
     pub bytes: u64,
     /// Cycles charged to it.
     pub cycles: u64,
+    /// Frames that were looked up: a segmentation request is one.
+    pub lookups: u64,
     /// Frames that hit the cache.
     pub cache_hits: u64,
     /// Whether it had frames waiting and no cycles for them, for a good part of the interval.
@@ -174,8 +178,11 @@ pub struct PortLearning {
     pub entitlement: CyclesPerSecond,
     /// `B`.
     pub base: CyclesPerSecond,
-    /// `c/m − 1`; `None` while nothing was seen.
+    /// `c/m − 1`, to be reported and nothing else: [`Self::full_error`] if there is one, else that
+    /// of all batches. `None` while nothing was seen.
     pub model_error: Option<f64>,
+    /// `c/m − 1` of full batches. `None` if the port was held back in fewer than two intervals.
+    pub full_error: Option<f64>,
     /// `d` of the last interval with enough frames.
     pub delivered: Option<f64>,
     /// What it does not keep to; `None`: it is inside its profile.

@@ -97,13 +97,15 @@ impl Port {
     }
 
     pub(super) fn state(&self) -> PortLearning {
-        let cost = self.full.settled().or_else(|| self.any.value());
+        let error = |cost: f64| cost / self.terms.model_cost - 1.0;
+        let modelled = self.terms.model_cost > 0.0;
+        let full_error = self.full.settled().filter(|_| modelled).map(error);
+        let any_error = self.any.value().filter(|_| modelled).map(error);
         PortLearning {
             entitlement: self.entitlement,
             base: self.terms.base,
-            model_error: cost
-                .filter(|_| self.terms.model_cost > 0.0)
-                .map(|cost| cost / self.terms.model_cost - 1.0),
+            model_error: full_error.or(any_error),
+            full_error,
             delivered: self.delivered,
             breach: self.breach,
             short: self.short,
@@ -131,7 +133,7 @@ impl Port {
         }
         let frames = to_f64(seen.frames);
         let mean = to_f64(seen.bytes) / frames + to_f64(FCS);
-        let hit_share = to_f64(seen.cache_hits) / frames;
+        let hit_share = to_f64(seen.cache_hits) / to_f64(seen.lookups.max(1));
         let seconds = to_f64(seen.elapsed.0) / 1e9;
         let (rate, promised) = bought(&contract);
         let passed = match contract.rate {
@@ -192,7 +194,7 @@ impl Port {
         config: &LearnConfig,
         tell: &mut impl FnMut(&dyn Fn(PortId) -> Event),
     ) {
-        let Some(error) = self.state().model_error else { return };
+        let Some(error) = self.state().full_error else { return };
         let limit = if self.drifts { config.drift_limit / 2.0 } else { config.drift_limit };
         let beyond = error.abs() > limit;
         if beyond != self.drifts {

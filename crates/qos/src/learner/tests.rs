@@ -31,6 +31,7 @@ fn flood(entitlement: CyclesPerSecond, cost: u64, size: u64) -> Observation {
         frames,
         bytes: frames * (size - 4),
         cycles,
+        lookups: frames,
         cache_hits: frames,
         throttled: true,
     }
@@ -125,6 +126,36 @@ fn who_is_not_held_back_keeps_what_it_has() {
         assert_eq!(step.changes, []);
     }
     assert!((learner.port(A).unwrap().model_error.unwrap() - 0.2).abs() < 1e-3);
+}
+
+/// Batches that are not full cost more: that says nothing of the model.
+#[test]
+fn who_is_not_held_back_has_no_drift() {
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    let mut calm = flood(CyclesPerSecond(50_000_000), 1_500, SIZE);
+    calm.throttled = false;
+    for _ in 0..10 {
+        assert_eq!(learner.step([(A, calm)]), Step::default());
+    }
+    let state = learner.port(A).unwrap();
+    assert!((state.model_error.unwrap() - 0.5).abs() < 1e-3, "it is reported: {state:?}");
+    assert_eq!(state.full_error, None);
+    for _ in 0..2 {
+        learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);
+    }
+    let state = learner.port(A).unwrap();
+    assert!((state.full_error.unwrap() - 0.1).abs() < 1e-3, "{state:?}");
+    assert_eq!(state.model_error, state.full_error);
+}
+
+/// Frames on a wire are what was sold, and a segmentation request is looked up once.
+#[test]
+fn a_segmentation_request_that_hits_the_cache_keeps_to_a_single_flow() {
+    let mut large = flood(CyclesPerSecond(100_000_000), 1_000, SIZE);
+    (large.lookups, large.cache_hits) = (large.frames / 40, large.frames / 40);
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    learner.step([(A, large)]);
+    assert_eq!(learner.port(A).unwrap().breach, None);
 }
 
 #[test]

@@ -13,7 +13,8 @@
 //! | link | frames dropped by a full queue of a port with `egress = "wfq"` |
 //! | destination | frames dropped by a receiver's ring or queue |
 //! | link | frames not taken, as too much waits for a shared output (`held_back`) |
-//! | own entitlement | frames waited while it had no cycles, and it used what it is entitled to |
+//! | own entitlement | frames waited while it had no cycles, and nobody took what it is owed |
+//! | own entitlement | it is in debt and had no batch |
 //! | neighbours | frames waited, others had the core, and it got less than it is entitled to |
 //! | core | frames waited, and the core had no more |
 //! | nothing | none of these: it sends less |
@@ -79,6 +80,10 @@ pub(crate) struct PortGrowth {
     pub(crate) dscp: Option<u8>,
     /// Its queues by class; of their counters only `drops` are what they grew by.
     pub(crate) queues: Vec<QueueStatus>,
+    /// The debt of its bucket at the end.
+    pub(crate) debt: u64,
+    /// What of its contract's profile it does not keep to.
+    pub(crate) breach: Option<String>,
 }
 
 /// What one worker's counters grew by.
@@ -200,8 +205,18 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
 }
 
 impl Question<'_> {
+    /// Whether the port is in a debt that let it have no batch.
+    fn in_debt(&self) -> bool {
+        let had_none = self.port.reading.rx_batches == 0;
+        self.port.policy.is_metered() && had_none && self.port.debt > 0
+    }
+
     /// Part of the time in which frames waited and the bucket was empty.
     fn throttled(&self) -> u64 {
+        // The worker counts this time when the next batch ends it.
+        if self.in_debt() {
+            return 1_000;
+        }
         // Of several workers, each has its own time.
         permille(self.port.reading.throttled, self.growth.core_cycles()).min(1_000)
     }
@@ -230,10 +245,15 @@ impl Question<'_> {
             return Limit::Link(String::new());
         }
         if self.throttled() >= THROTTLED_PERMILLE {
-            let used = self.growth.per_second(self.port.cycles.iter().sum());
-            let got_its_own = permille(used, self.port.entitled) >= ENTITLED_PERMILLE;
-            // An empty bucket that did not get what it is owed was emptied by nobody but others.
-            return if got_its_own { Limit::Entitlement } else { self.on_core() };
+            if self.in_debt() || self.got_its_own() {
+                return Limit::Entitlement;
+            }
+            // A bucket that did not get what it is owed is short because of others on the core. If
+            // nobody else had the core, the bucket alone is what holds the port.
+            return match self.on_core() {
+                Limit::Nothing => Limit::Entitlement,
+                limit => limit,
+            };
         }
         let reading = &self.port.reading;
         // Without one batch none was full: frames were seen that had no turn.
@@ -242,6 +262,11 @@ impl Question<'_> {
             return self.on_core();
         }
         Limit::Nothing
+    }
+
+    fn got_its_own(&self) -> bool {
+        let used = self.growth.per_second(self.port.cycles.iter().sum());
+        permille(used, self.port.entitled) >= ENTITLED_PERMILLE
     }
 
     /// The link that is the bottleneck, else the fullest.
@@ -293,9 +318,7 @@ impl Question<'_> {
         if share >= ALONE_PERMILLE {
             return Limit::Core;
         }
-        let used = self.growth.per_second(self.port.cycles.iter().sum());
-        let got_its_own = permille(used, self.port.entitled) >= ENTITLED_PERMILLE;
-        if self.port.policy.is_metered() && self.port.entitled > 0 && got_its_own {
+        if self.port.policy.is_metered() && self.port.entitled > 0 && self.got_its_own() {
             return Limit::Core;
         }
         Limit::Neighbours

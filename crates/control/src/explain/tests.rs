@@ -24,6 +24,8 @@ fn full_core() -> Growth {
         priority: 8,
         dscp: None,
         queues: Vec::new(),
+        debt: 0,
+        breach: None,
     };
     Growth {
         nanos: 1_000_000_000,
@@ -157,6 +159,83 @@ fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
          cycles for 63.4 % of the time"
     );
     assert!(answer.remedy.contains("`weight`"), "{}", answer.remedy);
+}
+
+/// The core of `full_core`, idle for nine tenths.
+fn idle_core() -> Growth {
+    let mut growth = full_core();
+    growth.workers[0].reading.cycles_busy = 200_000_000;
+    growth.workers[0].reading.cycles_idle = 1_800_000_000;
+    growth
+}
+
+#[test]
+fn an_empty_bucket_on_an_idle_core_is_its_entitlement_however_little_it_used() {
+    for bought in [1_000_000, 5_000_000] {
+        let mut growth = idle_core();
+        growth.ports[0].entitled = bought;
+        growth.ports[0].cycles = vec![bought * 9 / 10];
+        growth.ports[0].reading.throttled = 2_000_000_000;
+        let answer = ask(&growth);
+        assert_eq!(answer.limit, Limit::Entitlement, "{bought}: {}", answer.why);
+        // On a core that others fill, and one that was taken away, it is they who are short of it.
+        growth.workers = full_core().workers;
+        assert_eq!(ask(&growth).limit, Limit::Neighbours);
+        growth.workers = idle_core().workers;
+        growth.workers[0].reading.cycles_stolen = 1_000_000_000;
+        assert_eq!(ask(&growth).limit, Limit::Core);
+    }
+}
+
+#[test]
+fn a_debt_that_outlasts_the_window_is_its_entitlement() {
+    let mut growth = full_core();
+    let port = &mut growth.ports[0];
+    (port.entitled, port.debt) = (400, 5_200);
+    port.cycles.fill(0);
+    (port.reading.rx_batches, port.reading.rx_full, port.reading.rx_frames) = (0, 0, 0);
+    let answer = ask(&growth);
+    assert_eq!((&answer.limit, answer.throttled_permille), (&Limit::Entitlement, 1_000));
+    assert_eq!(
+        answer.why,
+        "its own entitlement: its last batch left a debt of 5200 cycles, which 400 cycles/s pay \
+         off in 13 s; until then it sends nothing"
+    );
+    // A port that bought nothing has no bucket that holds it back.
+    growth.ports[0].policy = IngressPolicy::None;
+    assert_eq!(ask(&growth).limit, Limit::Nothing);
+}
+
+#[test]
+fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
+    let mut growth = full_core();
+    growth.ports[0].cycles = vec![401_400_000];
+    growth.ports[0].reading.throttled = 1_268_000_000;
+    growth.ports[0].breach = Some("frames of 64 bytes in the mean, 1024 were declared".into());
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Entitlement);
+    let why = "its own traffic: it sends outside its contract's profile (frames of 64 bytes in the \
+               mean, 1024 were declared), and has cycles for what it declared: it used 401.4 M of";
+    assert!(answer.why.starts_with(why), "{}", answer.why);
+    let remedy = "have the VM send what its `contract` declares";
+    assert!(answer.remedy.starts_with(remedy), "{}", answer.remedy);
+    // Its neighbours owe it no more than what it declared needs.
+    growth.ports[0].cycles = vec![200_000_000];
+    growth.ports[0].reading.throttled = 0;
+    let answer = ask(&growth);
+    assert_eq!(answer.limit, Limit::Neighbours);
+    assert!(answer.why.contains("outside its contract's profile"), "{}", answer.why);
+    assert!(answer.remedy.starts_with(remedy), "{}", answer.remedy);
+}
+
+#[test]
+fn what_cannot_pass_frames_is_told_what_would_help_its_state() {
+    let remedy = |state: &str| explain(&full_core(), &status(state)).unwrap().remedy;
+    assert!(remedy("waiting").starts_with("start the VM"), "{}", remedy("waiting"));
+    // A suspended guest's driver has let go of the rings and is connected still.
+    assert!(remedy("connected").starts_with("resume the VM"), "{}", remedy("connected"));
+    assert!(remedy("down").contains("ip link set"), "{}", remedy("down"));
+    assert!(remedy("error").contains("the error"), "{}", remedy("error"));
 }
 
 #[test]

@@ -39,6 +39,19 @@ impl Question<'_> {
             Limit::Core => self.core(answer),
             Limit::Nothing => self.nothing(answer),
         };
+        let (why, remedy) = match &self.port.breach {
+            // Its cycles were reckoned for what it declared. What it sends instead comes first.
+            Some(breach) if matches!(limit, Limit::Entitlement | Limit::Neighbours) => (
+                format!(
+                    "its own traffic: it sends outside its contract's profile ({breach}), and has \
+                     cycles for what it declared: {}",
+                    why.split_once(": ").map_or(why.as_str(), |(_, rest)| rest)
+                ),
+                "have the VM send what its `contract` declares, or sell it a contract for what it \
+                 sends",
+            ),
+            _ => (why, remedy),
+        };
         answer.why = why;
         answer.remedy = remedy.to_owned();
     }
@@ -51,7 +64,16 @@ impl Question<'_> {
         let error = &self.status.error;
         let more = if error.is_empty() { String::new() } else { format!(" ({error})") };
         let why = format!("the port is {}{more}: no frame can pass", self.status.state);
-        (why, "start the VM or see to its network device; penstock port show")
+        let remedy = match self.status.state.as_str() {
+            "connected" => {
+                "resume the VM if it is suspended, else see to the virtio-net driver in it; \
+                 penstock port show"
+            }
+            "down" => "set the interface up: ip link set dev NAME up",
+            "error" => "correct what the error names; penstock port show",
+            _ => "start the VM or see to its network device; penstock port show",
+        };
+        (why, remedy)
     }
 
     fn own_rate(&self) -> (String, &'static str) {
@@ -140,13 +162,23 @@ impl Question<'_> {
     }
 
     fn entitlement(&self, answer: &Explanation) -> (String, &'static str) {
-        let why = format!(
-            "its own entitlement: it used {} of {} and had frames waiting without cycles for {} \
-             of the time",
-            amount(answer.used),
-            cycles(answer.entitled),
-            percent(answer.throttled_permille)
-        );
+        let why = if self.in_debt() {
+            format!(
+                "its own entitlement: its last batch left a debt of {} cycles, which {} pay off \
+                 in {} s; until then it sends nothing",
+                amount(self.port.debt),
+                cycles(answer.entitled),
+                self.port.debt.div_ceil(answer.entitled.max(1))
+            )
+        } else {
+            format!(
+                "its own entitlement: it used {} of {} and had frames waiting without cycles for \
+                 {} of the time",
+                amount(answer.used),
+                cycles(answer.entitled),
+                percent(answer.throttled_permille)
+            )
+        };
         let remedy = match answer.policy.as_str() {
             "cycles-strict" => "sell it more `cycles`, or let it have idle ones: cycles-minmax",
             _ => "sell it more `cycles`, or give it more `weight` among those who share the rest",

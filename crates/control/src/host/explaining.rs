@@ -129,16 +129,20 @@ impl Core {
                 if !terms.ingress.is_metered() {
                     terms.entitlement = plan.port(name).map(|port| port.floor).unwrap_or_default();
                 }
-                (name.clone(), terms)
+                let id = shared.ports.get(name).map(|port| port.id);
+                let learned = id.and_then(|id| shared.pricing.learned(id));
+                let breach = learned.and_then(|learned| learned.breach);
+                (name.clone(), (terms, breach.map(|breach| breach.to_string())))
             };
-            let terms: BTreeMap<String, PortQos> = now.ports.keys().map(bought).collect();
+            let terms: BTreeMap<String, (PortQos, Option<String>)> =
+                now.ports.keys().map(bought).collect();
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
             (terms, capacity, stalled, shared.config.code_points())
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
-            let qos = terms.get(name).copied().unwrap_or_default();
+            let (qos, breach) = terms.get(name).cloned().unwrap_or_default();
             PortGrowth {
                 name: name.clone(),
                 reading: grown.reading,
@@ -149,6 +153,8 @@ impl Core {
                 priority: qos.priority.get(),
                 dscp: dscps.get(name).copied(),
                 queues: grown.queues,
+                debt: moment.reading.debt,
+                breach,
             }
         };
         let workers = now.workers.iter().enumerate().map(|(id, reading)| {

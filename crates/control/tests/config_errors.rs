@@ -23,6 +23,26 @@ fn a_list_must_be_tables() {
     assert_eq!(errors(text), [error]);
 }
 
+/// A rate alone is no `police`: it could be of bits or of frames.
+#[test]
+fn a_value_that_must_be_a_table_is_told_its_form() {
+    for (pair, example) in [
+        ("police = \"2G\"", "{ cir = \"2G\" } or { pps = \"600k\" }"),
+        ("contract = \"2G\"", "{ rate = \"2G\", size = 1024 }"),
+        ("slow_path = 5", "{ per_second = 2000 }"),
+    ] {
+        let text = format!(
+            "{BASE}[[port]]\nname = \"t\"\ntype = \"tap\"\ninterface = \"t\"\n\
+             tenant = \"blue\"\n{pair}\n"
+        );
+        let got = errors(&text);
+        let remedy = format!("; write a table such as {example}");
+        assert!(got.len() == 1 && got[0].ends_with(&remedy), "{got:?}");
+    }
+    let got = errors(&format!("{BASE}[[rule]]\nname = \"r\"\nactions = [\"drop\"]\nmatch = 80\n"));
+    assert!(got[0].ends_with("; write a table such as { dst_port = 80 }"), "{got:?}");
+}
+
 #[test]
 fn the_api_on_a_public_address_must_be_wanted() {
     let metrics = "metrics = \"0.0.0.0:9753\"\nlog = \"loud\"\nstate_dir = \"var\"\n";

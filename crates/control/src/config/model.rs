@@ -348,7 +348,7 @@ impl Default for Offloads {
 
 /// A port's allowance of slow-path frames: new addresses and floods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table such as { per_second = 2000 }")]
 pub struct SlowPath {
     /// Frames per second, 1 to 10000000. Default 1000.
     #[schemars(range(min = 1, max = 10_000_000))]

@@ -71,7 +71,7 @@ impl Rule {
 
 /// What a frame must have: all of it. A key left out matches anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table such as { dst_port = 80 }")]
 pub struct Match {
     /// The frame's VLAN.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -185,7 +185,7 @@ pub enum Flows {
 /// `contract = { rate = "4G", size = 1024, flows = "single" }`: what was bought, and the traffic it
 /// was bought for (C2QoS §III-D).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { rate = \"2G\", size = 1024 }")]
 pub struct Contract {
     /// Bits per second, or frames per second with the suffix `pps`.
     pub rate: ContractRate,
@@ -200,7 +200,7 @@ pub struct Contract {
 /// `police = { cir = "2G", cbs = 65536, ebs = 65536 }` (RFC 2697), with `pir` and `pbs` in place of
 /// `ebs` (RFC 2698), or `{ pps = "600k", burst = 256 }`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { cir = \"2G\" } or { pps = \"600k\" }")]
 pub struct Police {
     /// Committed information rate in bits per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]

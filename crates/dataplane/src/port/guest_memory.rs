@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
-use nix::sys::stat::fstat;
+use nix::sys::stat::{FileStat, fstat};
 
 use super::sigbus::Guard;
 
@@ -81,6 +81,8 @@ struct Region {
     user: u64,
     len: u64,
     host: *mut u8,
+    /// Where in which file it begins: offset, device and inode.
+    origin: (u64, u64, u64),
     /// Keeps `host` mapped; maps that follow one another share what did not change.
     _mapping: Arc<Mapping>,
 }
@@ -129,6 +131,18 @@ impl GuestMemory {
     pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
         let regions = specs.iter().map(map_region).collect::<Result<Vec<_>, _>>()?;
         Self::of(regions)
+    }
+
+    /// Whether `spec` is a region of this map: the same addresses, and the same bytes of the same
+    /// file. QEMU announces a region once for each queue pair.
+    ///
+    /// # Errors
+    /// [`MemoryError`]: the addresses are those of a region, and the file cannot be asked.
+    pub fn has(&self, spec: &RegionSpec) -> Result<bool, MemoryError> {
+        let same = |r: &&Region| (r.guest, r.user, r.len) == (spec.guest, spec.user, spec.len);
+        let Some(region) = self.regions.iter().find(same) else { return Ok(false) };
+        let stat = look_at(spec)?;
+        Ok(region.origin == (spec.offset, stat.st_dev, stat.st_ino))
     }
 
     /// This map and one more region.
@@ -280,6 +294,16 @@ pub(super) fn is_memory_file(file: &File) -> bool {
     fcntl(file, FcntlArg::F_GET_SEALS).is_ok()
 }
 
+/// What there is to know of a region's file.
+fn look_at(spec: &RegionSpec) -> Result<FileStat, MemoryError> {
+    let guest = spec.guest;
+    // First of all: any other call could wait for a file system that the frontend serves.
+    if !is_memory_file(&spec.file) {
+        return Err(MemoryError::Foreign(guest));
+    }
+    fstat(&spec.file).map_err(|source| MemoryError::Map { guest, source })
+}
+
 fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
     let guest = spec.guest;
     let wraps = guest.checked_add(spec.len).is_none() || spec.user.checked_add(spec.len).is_none();
@@ -288,11 +312,7 @@ fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
         return Err(MemoryError::Shape(guest));
     }
     let refused = |source| MemoryError::Map { guest, source };
-    // First of all: any other call could wait for a file system that the frontend serves.
-    if !is_memory_file(&spec.file) {
-        return Err(MemoryError::Foreign(guest));
-    }
-    let stat = fstat(&spec.file).map_err(refused)?;
+    let stat = look_at(spec)?;
     let has = u64::try_from(stat.st_size).unwrap_or(0);
     if has < needs {
         return Err(MemoryError::Short { guest, needs, has });
@@ -323,7 +343,8 @@ fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
         return Err(MemoryError::Unguarded(guest));
     };
     let mapping = Arc::new(Mapping { at: mapping, len: mapping_len, guard: Some(guard) });
-    Ok(Region { guest, user: spec.user, len: spec.len, host, _mapping: mapping })
+    let origin = (spec.offset, stat.st_dev, stat.st_ino);
+    Ok(Region { guest, user: spec.user, len: spec.len, host, origin, _mapping: mapping })
 }
 
 #[cfg(test)]
@@ -400,6 +421,27 @@ mod tests {
         }
         let more = full.with(&spec(1 << 40, 0x1000, 0, file(0x1000)));
         assert!(matches!(more, Err(MemoryError::TooMany(n)) if n == REGIONS_MAX + 1));
+    }
+
+    #[test]
+    fn a_region_is_known_again_by_its_addresses_and_its_file() {
+        let memory = file(0x3000);
+        let again = || memory.try_clone().unwrap();
+        let map = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000, again())]).unwrap();
+        assert!(map.has(&spec(0x1000, 0x1000, 0x1000, again())).unwrap());
+        let others = [
+            spec(0x1000, 0x1000, 0x1000, file(0x3000)),
+            spec(0x1000, 0x1000, 0, again()),
+            spec(0x1000, 0x800, 0x1000, again()),
+            spec(0x2000, 0x1000, 0x1000, again()),
+            RegionSpec { user: 0, ..spec(0x1000, 0x1000, 0x1000, again()) },
+        ];
+        for other in others {
+            assert!(!map.has(&other).unwrap(), "{other:?}");
+        }
+        let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let foreign = map.has(&spec(0x1000, 0x1000, 0x1000, zero));
+        assert!(matches!(foreign, Err(MemoryError::Foreign(0x1000))));
     }
 
     #[test]

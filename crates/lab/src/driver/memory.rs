@@ -126,6 +126,17 @@ impl GuestMemory {
         })
     }
 
+    /// The inode of the first region's file.
+    ///
+    /// # Errors
+    /// When there is no region or its file cannot be asked.
+    pub fn inode(&self) -> Result<u64, DriverError> {
+        let region = self.regions.first().ok_or(DriverError::NotConnected)?;
+        let stat = nix::sys::stat::fstat(&region.fd)
+            .map_err(DriverError::errno("asking for the inode of guest memory"))?;
+        Ok(stat.st_ino)
+    }
+
     /// The guest address ranges: (first address, bytes).
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, usize)> {

@@ -170,6 +170,49 @@ fn memory_comes_and_goes_under_traffic_without_a_lost_frame() {
     rig.check();
 }
 
+/// Descriptors and mappings of this process, the switch's and the guest's, of a guest's memory.
+fn holders(memory: &GuestMemory) -> (usize, usize) {
+    let inode = memory.inode().unwrap();
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let is_it = |path: std::path::PathBuf| {
+        std::fs::metadata(path).is_ok_and(|m| std::os::unix::fs::MetadataExt::ino(&m) == inode)
+    };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let inode = inode.to_string();
+    let mapped = maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode));
+    (fds.filter(|fd| is_it(fd.path())).count(), mapped.count())
+}
+
+#[test]
+fn a_region_said_once_for_each_queue_pair_is_one_region() {
+    // QEMU 7.2 sends ADD_MEM_REG and REM_MEM_REG for each of its queue pairs.
+    for format in [Features::NONE, Features::RING_PACKED] {
+        let two = Port { queue_pairs: 2, ..Port::default() };
+        let rig = Rig::start(&[two, Port::default()]);
+        let mut config = rig.driver(0);
+        config.queue_pairs = 2;
+        config.wanted = Features::BASIC | format;
+        let mut a = VirtioNet::connect(config).unwrap();
+        let mut b = VirtioNet::connect(rig.driver(1)).unwrap();
+        rig.wait_up(2);
+        let (memory, _window) = GuestMemory::spare(0, 8192).unwrap();
+        let before = holders(&memory);
+        for round in 0..10 {
+            a.add_memory(&memory).unwrap();
+            a.add_memory(&memory).unwrap();
+            exchange(&mut a, &mut b, round, 3);
+            let (fds, mapped) = holders(&memory);
+            assert_eq!((fds, mapped), (before.0, before.1 + 1), "mapped once, nothing left open");
+            a.remove_memory(&memory).unwrap();
+            a.remove_memory(&memory).unwrap();
+            exchange(&mut a, &mut b, round, 3);
+            assert_eq!(holders(&memory), before);
+        }
+        assert_eq!(rig.queues_up(0), 2);
+        rig.check();
+    }
+}
+
 #[test]
 fn a_wrong_change_of_memory_is_refused_and_the_driver_may_come_again() {
     let (rig, mut a, mut b) = pair(|c| c);
@@ -182,8 +225,10 @@ fn a_wrong_change_of_memory_is_refused_and_the_driver_may_come_again() {
         (
             "a region over another",
             Box::new(|vm| {
+                // The same guest addresses in another file.
+                let (other, _window) = GuestMemory::spare(1, 4096).unwrap();
                 vm.add_memory(&small).unwrap();
-                vm.add_memory(&small).is_err()
+                vm.add_memory(&other).is_err()
             }),
         ),
     ];

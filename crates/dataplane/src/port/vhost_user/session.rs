@@ -132,6 +132,8 @@ pub(super) struct Session {
     queue_pairs: u16,
     rings: Vec<Ring>,
     memory: Option<Arc<GuestMemory>>,
+    /// Regions taken away one by one: guest address, driver's address, bytes.
+    removed: Vec<(u64, u64, u64)>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
     /// Units of the port's [`throttle`] spent since they were last asked for.
@@ -168,6 +170,7 @@ impl Session {
             queue_pairs: config.queue_pairs,
             rings: std::iter::repeat_with(Ring::default).take(rings).collect(),
             memory: None,
+            removed: Vec::new(),
             log: None,
             inflight: None,
             spent: Cell::new(0),
@@ -189,6 +192,7 @@ impl Session {
             self.halt(index);
         }
         self.memory = None;
+        self.removed.clear();
         self.log = None;
         self.inflight = None;
     }
@@ -357,8 +361,9 @@ impl VhostUserBackendReqHandlerMut for Session {
             tracing::warn!(port = %self.name, "driver acknowledges features that were not offered");
             return Err(Error::InvalidParam);
         }
-        if features ^ self.features == F_LOG_ALL {
-            // A migration begins or is given up: rings go on, no frame finds them absent.
+        if self.features != 0 && (features ^ self.features) & !F_LOG_ALL == 0 {
+            // A migration begins or is given up, or QEMU repeats its features for another queue
+            // pair. The rings go on: no frame finds them absent.
             self.features = features;
             self.set_logs();
             return Ok(());
@@ -397,6 +402,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             })
             .collect();
         self.remap(GuestMemory::map(specs).map_err(refuse)?)?;
+        self.removed.clear();
         Ok(None)
     }
 
@@ -555,11 +561,15 @@ impl VhostUserBackendReqHandlerMut for Session {
             offset: region.mmap_offset,
             file,
         };
+        let region = (spec.guest, spec.user, spec.len);
         let new = match &self.memory {
+            // QEMU says each region once for every queue pair; the new descriptor is closed.
+            Some(memory) if memory.has(&spec).map_err(refuse)? => return Ok(None),
             Some(memory) => memory.with(&spec),
             None => GuestMemory::map(vec![spec]),
         };
         self.remap(new.map_err(refuse)?)?;
+        self.removed.retain(|removed| *removed != region);
         Ok(None)
     }
 
@@ -568,10 +578,19 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
         let memory = self.memory.as_ref().ok_or(Error::InvalidParam)?;
         let Some(rest) = memory.without(guest, user, len) else {
+            if self.removed.contains(&(guest, user, len)) {
+                // Another queue pair's word for the same.
+                return Ok(());
+            }
             tracing::warn!(port = %self.name, guest, len, "no such memory region to remove");
             return Err(Error::InvalidParam);
         };
-        self.remap(rest)
+        self.remap(rest)?;
+        if self.removed.len() == REGIONS_MAX {
+            self.removed.remove(0);
+        }
+        self.removed.push((guest, user, len));
+        Ok(())
     }
 
     fn set_device_state_fd(

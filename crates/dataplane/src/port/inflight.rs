@@ -213,6 +213,12 @@ impl InflightRegion {
         fits.then(|| PackedInflight { region: Arc::clone(self), at, size })
     }
 
+    /// Whether the region says where the packed ring `index` of `size` descriptors stands.
+    #[must_use]
+    pub fn knows_packed(self: &Arc<Self>, index: u16, size: u16) -> bool {
+        self.packed(index, size).is_some_and(|queue| queue.positions().is_some())
+    }
+
     /// Writes both positions of the packed queue at `at` in one store.
     fn store_state(&self, at: usize, used: u16, old: u16, known: u64) {
         let index = |position: u16| u64::from(position & !WRAP);

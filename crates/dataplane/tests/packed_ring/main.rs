@@ -10,6 +10,7 @@ mod hostile;
 mod inflight;
 mod live;
 mod model;
+mod resume;
 
 use guest::{BUFFERS, FRESH, Guest, Place, SECOND, SIZE, WRITE, frames_of, give, pattern, taken};
 use penstock_dataplane::batch::Batch;

@@ -71,6 +71,9 @@ pub struct DriverConfig {
     /// they are, and the switch is handed the inflight region that it made in the first session.
     /// Without, the driver itself makes available again what the old switch had not returned.
     pub inflight: bool,
+    /// Whether to reconnect as QEMU's network device does after it lost its switch: rings stay as
+    /// they are, and packed ones are said to be at their start.
+    pub says_start: bool,
     /// Extra guest memory for hostile tests, see [`VirtioNet::scratch`].
     pub scratch_bytes: usize,
     /// How long to wait for the switch.
@@ -100,6 +103,7 @@ impl DriverConfig {
             regions: 1,
             hugepages: true,
             inflight: false,
+            says_start: false,
             scratch_bytes: 0,
             wait: Duration::from_secs(5),
         }
@@ -263,6 +267,7 @@ impl VirtioNet {
         let mut session = Session::negotiate(stream, wanted, required, self.config.queue_pairs)?;
         let features = session.features();
         session.set_memory(&self.memory)?;
+        let again = self.features != Features::NONE;
         let resume = self.inflight.is_some();
         if self.config.inflight {
             let region = match self.inflight.take() {
@@ -281,6 +286,8 @@ impl VirtioNet {
             pair.tx.ring.set_features(event_idx, in_order);
             let (rx, tx) = if resume {
                 (pair.rx.ring.resume(), pair.tx.ring.resume())
+            } else if again && self.config.says_start {
+                (PACKED_START, PACKED_START)
             } else {
                 restart(pair, &mut moved)
             };
@@ -419,6 +426,9 @@ impl VirtioNet {
         &self.memory
     }
 }
+
+/// Place and wrap counter of a fresh packed ring.
+const PACKED_START: u16 = 1 << 15;
 
 /// The rings start anew where the old device stopped, so nothing used may be left. Returns the
 /// bases of the receive and the transmit ring.

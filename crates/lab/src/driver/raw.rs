@@ -93,6 +93,11 @@ impl<'a> RawQueue<'a> {
         self.memory.write(guest, bytes)
     }
 
+    /// The used ring, or a packed ring's device event area.
+    pub fn used_window(&mut self) -> &mut Window {
+        self.ring.used_window()
+    }
+
     /// The three windows of the ring: descriptor table, available ring, used ring.
     pub fn desc_window(&mut self) -> &mut Window {
         self.ring.desc_window()

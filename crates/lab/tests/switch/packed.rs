@@ -142,6 +142,79 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
 }
 
 #[test]
+fn rings_said_to_be_at_their_start_are_taken_up_where_they_stand() {
+    // What QEMU's network device says after it lost its switch: no base, no inflight region.
+    for (features, buffer) in [
+        (BASE, 2048),
+        (BASE | Features::IN_ORDER, 2048),
+        (BASE | Features::MRG_RXBUF | Features::EVENT_IDX, 256),
+    ] {
+        let (rig, mut a, mut b) = pair(|mut c| {
+            c.wanted = features;
+            c.ring_size = 16;
+            c.rx_buffer_bytes = buffer;
+            c.says_start = true;
+            c
+        });
+        for round in 0..50 {
+            let count = round % 5;
+            let early: Vec<_> = (0..=count).map(|n| frame(mac(0), mac(1), 700, n)).collect();
+            early.iter().for_each(|f| send_in(&mut a, f, usize::try_from(round % 3).unwrap()));
+            let got: Vec<_> = receive(&mut b, early.len()).into_iter().map(|(_, f)| f).collect();
+            assert_eq!(got, early, "{features:?}, round {round}");
+            a.close();
+            b.close();
+            rig.until("both have let go", |rig| rig.queues_up(0) + rig.queues_up(1) == 0);
+            let late: Vec<_> = (0..3).map(|n| frame(mac(0), mac(1), 200, n)).collect();
+            late.iter().for_each(|f| send(&mut a, &VnetHdr::default(), f));
+            rig::attach(&mut b);
+            rig.wait_up_of(&[1]);
+            rig::attach(&mut a);
+            rig.wait_up(2);
+            let got: Vec<_> = receive(&mut b, 3).into_iter().map(|(_, f)| f).collect();
+            assert_eq!(got, late, "{features:?}, round {round}");
+        }
+        assert_eq!((a.tx().counters().bad_used, a.tx().counters().disorder), (0, 0));
+        assert_eq!((b.rx().counters().bad_used, b.rx().counters().disorder), (0, 0));
+        rig.check();
+    }
+}
+
+/// Sends a frame in one descriptor, or in a chain with `parts` of payload.
+fn send_in(vm: &mut VirtioNet, f: &[u8], parts: usize) {
+    if parts == 0 {
+        return send(vm, &VnetHdr::default(), f);
+    }
+    vm.tx().reclaim(|_| ());
+    let slot = vm.tx().take().unwrap();
+    vm.tx().slot_mut(slot)[12..12 + f.len()].copy_from_slice(f);
+    vm.tx().push_chain(slot, &VnetHdr::default(), f.len(), parts).unwrap();
+    vm.tx().publish();
+}
+
+#[test]
+fn a_packed_ring_whose_position_is_unknown_is_never_up() {
+    let (rig, mut a, mut b) = pair(|mut c| {
+        c.wanted = BASE;
+        c.says_start = true;
+        c
+    });
+    let f = frame(mac(0), mac(1), 100, 1);
+    send(&mut a, &VnetHdr::default(), &f);
+    receive(&mut b, 1);
+    a.close();
+    rig.until("the port has let go", |rig| rig.queues_up(0) == 0);
+    // A switch that leaves no trace ran the ring before.
+    let mut raw = a.raw(1);
+    raw.used_window().u16_at(0).store(0, std::sync::atomic::Ordering::Relaxed);
+    assert!(a.reconnect().is_err(), "the ring cannot be taken up");
+    rig.until("the port says why", |rig| {
+        rig.status(0).error.is_some_and(|e| e.contains("position is unknown"))
+    });
+    assert_eq!(rig.queues_up(0), 0);
+}
+
+#[test]
 fn an_armed_queue_is_interrupted_and_a_polled_one_is_not() {
     for events in [Features::NONE, Features::EVENT_IDX] {
         let (_rig, mut a, mut b) = pair(|mut c| {

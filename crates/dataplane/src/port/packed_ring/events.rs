@@ -7,7 +7,9 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::PackedRing;
 use super::position::distance;
+use super::resume::MARKED;
 
+const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const DESC: u16 = 2;
 /// The other bits of the flags are reserved.
@@ -23,7 +25,7 @@ impl PackedRing {
     /// We stop polling: asks the driver to kick, then looks again. True if it may be left alone:
     /// whatever it makes available from now on, it kicks for.
     pub fn ask_for_kicks(&mut self) -> bool {
-        self.area(self.device_event).store(0, Ordering::Relaxed);
+        self.wish(ENABLE);
         // Our wish must be visible before we look: the driver shows its chain before it looks.
         fence(Ordering::SeqCst);
         let alone = !self.has_waiting();
@@ -35,7 +37,20 @@ impl PackedRing {
 
     /// We poll: the driver shall not kick.
     pub fn suppress_kicks(&self) {
-        self.area(self.device_event).store(u32::from(DISABLE) << 16, Ordering::Relaxed);
+        self.wish(DISABLE);
+    }
+
+    /// The field for a place in the ring means nothing to the driver here: the ring's mark is there.
+    fn wish(&self, flags: u16) {
+        let wish = u32::from(self.mark) | u32::from(flags) << 16;
+        self.area(self.device_event).store(wish, Ordering::Relaxed);
+    }
+
+    /// The mark that the ring's last device left, 0 if none.
+    pub(super) fn mark_found(&self) -> u16 {
+        #[expect(clippy::cast_possible_truncation, reason = "its first field")]
+        let found = self.area(self.device_event).load(Ordering::Relaxed) as u16;
+        if found == MARKED { MARKED } else { 0 }
     }
 
     /// After `publish` and a full fence: interrupts the driver if it asked for it.

@@ -17,6 +17,7 @@ mod events;
 mod give;
 mod live;
 mod position;
+mod resume;
 mod track;
 mod walk;
 
@@ -81,6 +82,8 @@ pub struct PackedRing {
     in_order: bool,
     mergeable: bool,
     stopped: bool,
+    /// [`resume::MARKED`] in a ring that is marked for a successor, else 0.
+    mark: u16,
     bad_chains: u32,
     hint: usize,
     taken: usize,
@@ -118,7 +121,7 @@ impl PackedRing {
         let at = RingAddresses { descriptors, available, used };
         let (ring, driver_event, device_event) = Self::locate(&memory, at, size)?;
         let start = position::start(spec.base, size)?;
-        let ring = Self {
+        let mut ring = Self {
             ring,
             driver_event,
             device_event,
@@ -134,6 +137,7 @@ impl PackedRing {
             in_order: spec.in_order,
             mergeable: spec.mergeable,
             stopped: false,
+            mark: 0,
             bad_chains: 0,
             hint: 0,
             taken: 0,
@@ -144,6 +148,7 @@ impl PackedRing {
             log: None,
             inflight: None,
         };
+        ring.mark = ring.mark_found();
         ring.suppress_kicks();
         Ok(ring)
     }
@@ -355,6 +360,9 @@ impl PackedRing {
     /// Gives back a chain of `span` descriptors with `len` bytes written.
     #[inline(always)]
     fn push_used(&mut self, id: u16, len: u32, span: u16) {
+        if span > 1 {
+            self.mark_last(id, span);
+        }
         let written = if len > 0 { F_WRITE } else { 0 };
         let flags = self.used.used_flags() | written;
         let word = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48;

@@ -49,6 +49,16 @@ impl Position {
         }
     }
 
+    /// `by` descriptors back, at most one round.
+    pub(super) const fn back(self, by: u16, size: u16) -> Self {
+        if by <= self.index {
+            return Self { index: self.index - by, ready: self.ready };
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "below the size")]
+        let index = (self.index as u32 + size as u32 - by as u32) as u16;
+        Self { index, ready: self.ready ^ (F_AVAIL | F_USED) }
+    }
+
     /// The place among the two rounds after which everything repeats.
     pub(super) const fn of_two_rounds(self, size: u16) -> u32 {
         self.index as u32 + if self.ready == F_AVAIL { 0 } else { size as u32 }
@@ -107,6 +117,12 @@ mod tests {
         at.advance(32_768, 32_768);
         assert_eq!(at, Position { index: 32_767, ready: F_USED });
         assert_eq!(Position { index: 0, ready: F_AVAIL }.used_flags(), F_AVAIL | F_USED);
+        for (index, by) in [(0, 1), (4, 5), (3, 2), (0, 5), (2, 2)] {
+            let from = Position { index, ready: F_USED };
+            let mut there = from.back(by, 5);
+            there.advance(by, 5);
+            assert_eq!(there, from);
+        }
     }
 
     #[test]

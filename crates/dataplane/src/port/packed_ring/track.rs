@@ -31,6 +31,9 @@ impl PackedRing {
         }
         inflight.end(self.used.to_base());
         self.inflight = Some(inflight);
+        // The region says where the ring stands; the ring itself does not from here on.
+        self.mark = 0;
+        self.suppress_kicks();
     }
 
     /// Undoes used descriptors beyond the ring's position: the burst they belong to was never

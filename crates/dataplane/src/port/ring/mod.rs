@@ -74,6 +74,12 @@ pub enum RingError {
     /// The base names a descriptor that the ring does not have.
     #[error("ring base {0:#x} lies beyond the ring")]
     Base(u32),
+    /// A packed ring that says neither itself nor by an inflight region where it stands.
+    #[error(
+        "packed ring: its position is unknown after a loss of its switch; reset the guest's \
+         network device or reboot the guest"
+    )]
+    Lost,
     /// A part of the ring is not in the driver's memory, or misaligned.
     #[error("the {0} at {1:#x} is outside the driver's memory or misaligned")]
     Address(&'static str, u64),

@@ -112,6 +112,8 @@ struct Ring {
     /// An inflight region was handed over, and the ring has not started since.
     recover: bool,
     base: u32,
+    /// The base is where the ring stood when it left the worker, not what the driver says.
+    exact: bool,
     addressed: bool,
     kick: Option<File>,
     call: Option<File>,
@@ -286,6 +288,7 @@ impl Session {
                 self.spend(throttle::BLOCKED);
             }
             self.rings[index].base = ring.base();
+            self.rings[index].exact = true;
         }
         self.report();
     }
@@ -315,8 +318,8 @@ impl Session {
             call: ring.call.as_ref().and_then(|call| call.try_clone().ok()),
         };
         let mut virtqueue = Virtqueue::new(packed, spec, Arc::clone(memory)).map_err(refuse)?;
-        ring.running = true;
-        self.record(index, &mut virtqueue);
+        self.place(index, &mut virtqueue)?;
+        self.rings[index].running = true;
         self.swap(index, Some(Box::new(virtqueue)));
         self.report();
         Ok(())
@@ -440,7 +443,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         // All 32 bits: packed rings use them.
-        self.change(index, |ring| ring.base = base)
+        self.change(index, |ring| (ring.base, ring.exact) = (base, false))
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {

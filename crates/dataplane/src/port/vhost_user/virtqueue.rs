@@ -113,6 +113,14 @@ impl Virtqueue {
         }
     }
 
+    /// Takes the ring up where the guest's memory says that it stands. A split ring always is.
+    pub(super) fn resume(&mut self) -> Result<(), RingError> {
+        match self {
+            Self::Split(_) => Ok(()),
+            Self::Packed(ring) => ring.resume(),
+        }
+    }
+
     pub(super) fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
         either!(self, ring => ring.set_log(log))
     }

@@ -11,7 +11,7 @@ use super::super::virtqueue::Virtqueue;
 use super::{F_LOG_ALL, F_RING_PACKED, Session, refuse};
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
-use crate::port::inflight::RingLayout;
+use crate::port::inflight::{InflightRegion, RingLayout};
 
 impl Session {
     /// How the driver's rings are laid out.
@@ -19,10 +19,16 @@ impl Session {
         if self.has(F_RING_PACKED) { RingLayout::Packed } else { RingLayout::Split }
     }
 
-    /// Lets a ring that is about to start record what it does, where that is wanted.
-    pub(super) fn record(&mut self, index: usize, ring: &mut Virtqueue) {
+    /// Finds where a ring that is about to start stands, and lets it record what it does, where
+    /// that is wanted.
+    pub(super) fn place(&mut self, index: usize, ring: &mut Virtqueue) -> Result<()> {
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let recover = core::mem::take(&mut self.rings[index].recover);
+        let size = u16::try_from(self.rings[index].size).unwrap_or(u16::MAX);
+        let is_known = |region: &Arc<InflightRegion>| recover && region.knows_packed(queue, size);
+        if !self.rings[index].exact && !self.inflight.as_ref().is_some_and(is_known) {
+            ring.resume().map_err(refuse)?;
+        }
         if let Some(inflight) = &self.inflight
             && !ring.track(inflight, queue, recover)
         {
@@ -30,6 +36,7 @@ impl Session {
             tracing::warn!(port = %self.name, ring = index, "{what}");
         }
         ring.set_log(self.log_of(index));
+        Ok(())
     }
 
     /// The log of ring `index`, if what it writes is to be logged.

@@ -1,0 +1,244 @@
+//! Where a packed ring stands, found in the ring itself.
+//!
+//! **Problem.** A packed ring keeps no index in the guest's memory, and QEMU's network device asks
+//! for no inflight region. When it loses its switch, it tells the next one the position that it
+//! told the last one, as a rule the ring's start. A ring that is taken up there never moves again.
+//!
+//! **Approach.** Only the driver changes the `AVAIL` bits, so they say how far it has got. The
+//! search goes back from there to the last used descriptor: the ring stands behind it. A buffer of
+//! several descriptors gets one used descriptor, in its first place (virtio 1.2 §2.8.6), and the
+//! others still look available. So this ring marks the last place of such a buffer too: used, with
+//! `NEXT`, the buffer's id and its number of places. No driver looks there, since each counts its
+//! buffers' descriptors itself. A ring that is marked from its start on says so in the device's
+//! event area, in the field that drivers ignore without `DESC` (§2.8.14).
+//!
+//! **A burst that was not shown.** Its first descriptor is written last. If the switch dies before
+//! that, the others are used already, and what the driver had said in them is lost. Such a burst
+//! is shown now; its first buffer comes back with length 0, which drivers drop.
+//!
+//! **Trust.** The ring may hold anything. Each word is read once, into a copy. The search ends
+//! after one round, and a word is replaced only if it is still the one that was read. A ring whose
+//! position is not certain is refused: one that another switch left in motion, for example.
+
+use core::sync::atomic::Ordering;
+
+use super::super::ring::{F_NEXT, RingError};
+use super::PackedRing;
+use super::position::{F_AVAIL, F_USED, Position, distance};
+
+/// In the device's event area: the ring is marked from its start on.
+pub(super) const MARKED: u16 = 0x5073;
+/// How often a ring is read whose driver writes it meanwhile.
+const READS: u32 = 16;
+const START: Position = Position { index: 0, ready: F_AVAIL };
+
+/// What a copy of a ring says.
+#[derive(Debug, PartialEq, Eq)]
+struct Standing {
+    used: Position,
+    /// First places of buffers that are used and were not shown, the last one first, and the words
+    /// that show them.
+    hidden: Vec<(u16, u64)>,
+}
+
+impl PackedRing {
+    /// Takes the ring up where it stands, whatever base the front end told. For rings that are not
+    /// in the worker yet and of which no inflight region says where they stand.
+    ///
+    /// # Errors
+    /// [`RingError::Lost`]: the ring does not say for certain; it is as it was.
+    pub fn resume(&mut self) -> Result<(), RingError> {
+        if self.mark == 0 && self.used != START {
+            // Another switch's ring: its front end says where it stands, and may be wrong.
+            return if is_possible(&self.copy(), self.used) {
+                Ok(())
+            } else {
+                Err(RingError::Lost)
+            };
+        }
+        for _ in 0..READS {
+            let words = self.copy();
+            if self.mark == 0 && words.iter().all(|word| flags(*word) & F_USED == 0) {
+                // As its driver made it, with or without buffers.
+                self.mark = MARKED;
+                self.suppress_kicks();
+                return Ok(());
+            }
+            let Some(standing) = find(&words) else { continue };
+            if self.mark == 0 {
+                let at_start = standing.used == START;
+                return if at_start { Ok(()) } else { Err(RingError::Lost) };
+            }
+            for (index, shown) in standing.hidden {
+                let read = words[usize::from(index)];
+                let order = (Ordering::Release, Ordering::Relaxed);
+                let _ = self.half(index, 1).compare_exchange(read, shown, order.0, order.1);
+            }
+            self.next = standing.used;
+            self.used = standing.used;
+            return Ok(());
+        }
+        Err(RingError::Lost)
+    }
+
+    /// The second half of each descriptor. From the last to the first: of what the driver adds
+    /// meanwhile, the copy has nothing without what was added before it.
+    fn copy(&self) -> Vec<u64> {
+        let read = |index| self.half(index, 1).load(Ordering::Acquire);
+        let mut words: Vec<u64> = (0..self.size).rev().map(read).collect();
+        words.reverse();
+        words
+    }
+
+    /// Marks the last of the `span` places of a buffer that is given back, before its first.
+    pub(super) fn mark_last(&self, id: u16, span: u16) {
+        if self.mark != 0 {
+            let mut last = self.used;
+            last.advance(span - 1, self.size);
+            let word = word(last.used_flags() | F_NEXT, id, span.into());
+            self.half(last.index, 1).store(word, Ordering::Release);
+        }
+    }
+}
+
+const fn flags(word: u64) -> u16 {
+    (word >> 48) as u16
+}
+
+const fn word(flags: u16, id: u16, len: u32) -> u64 {
+    len as u64 | (id as u64) << 32 | (flags as u64) << 48
+}
+
+/// Where the driver will make the next descriptor available; `None`: the copy makes no sense, as
+/// when the driver was in the middle of a chain.
+fn driver_position(words: &[u64]) -> Option<Position> {
+    let wrap = |word: &u64| flags(*word) & F_AVAIL;
+    let first = wrap(words.first()?);
+    let round = words.iter().take_while(|word| wrap(word) == first).count();
+    if words[round..].iter().any(|word| wrap(word) == first) {
+        return None;
+    }
+    let (round, size) = (u16::try_from(round).ok()?, u16::try_from(words.len()).ok()?);
+    let mut at = Position { index: 0, ready: if first == 0 { F_USED } else { F_AVAIL } };
+    at.advance(round, size);
+    Some(at)
+}
+
+/// Whether a ring may stand at `used`: all from there to the driver's position is available. A copy
+/// that makes no sense is not the front end's mistake.
+fn is_possible(words: &[u64], used: Position) -> bool {
+    let (Some(driver), Ok(size)) = (driver_position(words), u16::try_from(words.len())) else {
+        return true;
+    };
+    let ahead = distance(used.to_base(), driver, size);
+    let mut at = used;
+    ahead <= u32::from(size)
+        && (0..ahead).all(|_| {
+            let ready = flags(words[usize::from(at.index)]) & (F_AVAIL | F_USED) == at.ready;
+            at.advance(1, size);
+            ready
+        })
+}
+
+/// Reads a marked ring. See the module's text.
+fn find(words: &[u64]) -> Option<Standing> {
+    let size = u16::try_from(words.len()).ok()?;
+    let read = |at: Position| words[usize::from(at.index)];
+    let is_used = |at: Position| flags(read(at)) & (F_AVAIL | F_USED) == at.used_flags();
+    let mut used = driver_position(words)?;
+    let mut rest = size;
+    while rest > 0 && !is_used(used.back(1, size)) {
+        used = used.back(1, size);
+        rest -= 1;
+    }
+    let mut hidden = Vec::new();
+    let mut end = used;
+    while rest > 0 {
+        let last = end.back(1, size);
+        let marked = is_used(last) && flags(read(last)) & F_NEXT != 0;
+        let span = if marked { u16::try_from(read(last) & 0xffff_ffff).unwrap_or(0) } else { 1 };
+        if span == 0 || span > rest {
+            // The driver has used the buffer's first places again: it was shown.
+            break;
+        }
+        let first = end.back(span, size);
+        if !is_used(first) {
+            #[expect(clippy::cast_possible_truncation, reason = "one of its fields")]
+            let id = (read(last) >> 32) as u16;
+            hidden.push((first.index, word(first.used_flags(), id, 0)));
+        }
+        end = first;
+        rest -= span;
+    }
+    Some(Standing { used, hidden })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const W: u16 = F_AVAIL | F_USED;
+
+    fn words(flags: &[u16]) -> Vec<u64> {
+        (0..).zip(flags).map(|(id, flags)| word(*flags, id, 60)).collect()
+    }
+
+    fn at(index: u16, wrap: bool) -> Position {
+        Position { index, ready: if wrap { F_AVAIL } else { F_USED } }
+    }
+
+    fn position(flags: &[u16]) -> Option<Position> {
+        find(&words(flags)).map(|standing| standing.used)
+    }
+
+    #[test]
+    fn the_position_is_behind_the_last_used_descriptor() {
+        assert_eq!(position(&[0; 4]), Some(at(0, true)), "fresh");
+        assert_eq!(
+            position(&[F_AVAIL, F_AVAIL, 0, 0]),
+            Some(at(0, true)),
+            "two of the first round"
+        );
+        assert_eq!(position(&[F_AVAIL; 4]), Some(at(0, true)), "all of the first round");
+        assert_eq!(position(&[W, F_AVAIL, 0, 0]), Some(at(1, true)));
+        assert_eq!(position(&[W, W, W, W]), Some(at(0, false)), "a round is over");
+        assert_eq!(position(&[F_USED, W, F_AVAIL, F_AVAIL]), Some(at(2, true)), "over the end");
+        assert_eq!(position(&[0, F_USED, W, W]), Some(at(1, false)));
+        assert_eq!(position(&[F_USED, F_USED, F_AVAIL, F_AVAIL]), Some(at(2, true)), "all over it");
+        assert_eq!(position(&[0, 0, 0, 0]), Some(at(0, true)), "two rounds are over");
+        assert_eq!(position(&[0, F_AVAIL, 0, F_AVAIL]), None, "no driver does that");
+        assert_eq!(position(&[F_AVAIL]), Some(at(0, true)));
+        assert_eq!(position(&[]), None);
+    }
+
+    #[test]
+    fn a_burst_that_was_not_shown_is_found() {
+        let hidden = |words: &[u64]| find(words).unwrap().hidden;
+        // The first of three is missing; all before it was shown.
+        assert_eq!(hidden(&words(&[W, F_AVAIL, W, W, F_AVAIL, 0])), [(1, word(W, 1, 0))]);
+        // The same of chains: two and three places, and their marks.
+        let mut chains = words(&[W, F_AVAIL, W | F_NEXT, F_AVAIL, F_AVAIL, W | F_NEXT, F_AVAIL, 0]);
+        chains[2] = word(W | F_NEXT, 40, 2);
+        chains[5] = word(W | F_NEXT, 41, 3);
+        assert_eq!(find(&chains).unwrap().used, at(6, true));
+        assert_eq!(hidden(&chains), [(3, word(W, 41, 0)), (1, word(W, 40, 0))]);
+        // Marks that cannot be end the search.
+        for span in [0, 7, u32::MAX] {
+            chains[5] = word(W | F_NEXT, 41, span);
+            assert_eq!(hidden(&chains), []);
+        }
+    }
+
+    #[test]
+    fn a_front_ends_position_must_be_possible() {
+        let ring = words(&[F_USED, W, F_AVAIL, F_AVAIL]);
+        let possible = [at(2, true), at(3, true), at(0, false), at(1, false)];
+        for index in 0..4 {
+            for wrap in [false, true] {
+                let at = at(index, wrap);
+                assert_eq!(is_possible(&ring, at), possible.contains(&at), "{at:?}");
+            }
+        }
+        assert!(is_possible(&words(&[0, F_AVAIL, 0, F_AVAIL]), at(1, true)));
+    }
+}

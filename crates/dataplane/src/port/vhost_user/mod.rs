@@ -6,6 +6,7 @@
 //! rule 10). **Modes.** *Server*: we listen, the VM connects (again after a restart of
 //! either). *Client*: the VM listens, we connect and try again.
 
+mod attempts;
 mod early_enable;
 mod kicks;
 mod queue;
@@ -63,6 +64,8 @@ struct Shared {
     connected: bool,
     stopping: bool,
     error: Option<String>,
+    /// Why nobody is connected, where that is the ordinary wait for a VM.
+    waits: Option<String>,
     features: u64,
     rings: Vec<(u32, bool)>,
     connection: Option<UnixStream>,
@@ -160,7 +163,7 @@ impl VhostUser {
         };
         AttachStatus {
             state,
-            error: shared.error.clone(),
+            error: shared.error.as_ref().or(shared.waits.as_ref()).cloned(),
             features: session::feature_names(shared.features),
             ring_sizes: shared.rings.iter().filter(|r| r.0 > 0).map(|r| r.0).collect(),
             queues_up: u16::try_from(up).unwrap_or(u16::MAX),

@@ -8,8 +8,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::time::{ClockId, clock_gettime};
 use penstock_units::{Nanos, PortId};
-use vhost::vhost_user::BackendReqHandler;
+use vhost::vhost_user::{BackendReqHandler, Error};
 
+use super::attempts::Attempts;
 use super::session::Session;
 use super::throttle::{self, Throttle};
 use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock, socket};
@@ -17,6 +18,23 @@ use crate::worker::Workers;
 
 /// Milliseconds between two attempts to connect.
 const RETRY_MS: u16 = 250;
+
+/// A session that ended sooner than this ended at once.
+const AT_ONCE: Nanos = Nanos::from_secs(1);
+
+/// What the session thread remembers from one connection to the next.
+struct Memory {
+    throttle: Throttle,
+    /// The last session ended at once, refused by the driver.
+    was_refused: bool,
+    /// The last session failed.
+    has_failed: bool,
+    failures: Attempts,
+    /// Successes between failures.
+    greetings: Attempts,
+    /// Attempts to connect.
+    knocks: Attempts,
+}
 
 /// What the session thread works with.
 pub(super) struct Server {
@@ -29,15 +47,22 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn run(self, listener: Option<&UnixListener>) {
-        let mut throttle = Throttle::new(now());
+        let mut memory = Memory {
+            throttle: Throttle::new(now()),
+            was_refused: false,
+            has_failed: false,
+            failures: Attempts::default(),
+            greetings: Attempts::default(),
+            knocks: Attempts::default(),
+        };
         while !lock(&self.shared).stopping {
             let stream = match listener {
                 Some(listener) => self.accept(listener),
-                None => self.connect(),
+                None => self.connect(&mut memory.knocks),
             };
             if let Some(stream) = stream {
-                self.pay(&mut throttle, throttle::CONNECTION);
-                self.session(stream, &mut throttle);
+                self.pay(&mut memory.throttle, throttle::CONNECTION);
+                self.session(stream, &mut memory);
                 if listener.is_none() {
                     // A peer that accepts and hangs up at once must not keep a core busy.
                     self.wait(None, PollTimeout::from(RETRY_MS));
@@ -75,20 +100,32 @@ impl Server {
         }
     }
 
-    fn connect(&self) -> Option<UnixStream> {
-        match socket::connect(&self.config.path) {
-            Ok(stream) => Some(stream),
-            Err(e) => {
-                // No socket yet, or a busy one, is the ordinary wait for the VM; anything else is
-                // worth a word.
-                use std::io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
-                if !matches!(e.kind(), NotFound | ConnectionRefused | WouldBlock) {
-                    lock(&self.shared).error = Some(format!("connect: {e}"));
-                }
-                self.wait(None, PollTimeout::from(RETRY_MS));
-                None
-            }
+    fn connect(&self, knocks: &mut Attempts) -> Option<UnixStream> {
+        let error = match socket::connect(&self.config.path) {
+            Ok(stream) => return Some(stream),
+            Err(error) => error,
+        };
+        use std::io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
+        let path = self.config.path.display();
+        // The first three are the ordinary wait for the VM.
+        let (is_wait, text) = match error.kind() {
+            NotFound => (true, format!("{path}: no such socket; start the VM or correct `socket`")),
+            ConnectionRefused => (true, format!("{path}: nobody listens on it; start the VM")),
+            WouldBlock => (true, format!("{path}: its listener does not accept")),
+            _ => (false, format!("connect: {error}")),
+        };
+        if let Some(times) = knocks.failed(&text, now()) {
+            tracing::info!(port = %self.config.name, times, "waits for its VM: {text}");
         }
+        let mut shared = lock(&self.shared);
+        if is_wait {
+            shared.waits = Some(text);
+        } else {
+            shared.error = Some(text);
+        }
+        drop(shared);
+        self.wait(None, PollTimeout::from(RETRY_MS));
+        None
     }
 
     /// Takes what the driver spent, and makes it wait if that was too much.
@@ -103,8 +140,7 @@ impl Server {
     }
 
     /// One connection from its first message to its last.
-    fn session(&self, stream: UnixStream, throttle: &mut Throttle) {
-        let name = &self.config.name;
+    fn session(&self, stream: UnixStream, memory: &mut Memory) {
         // Without the first, `stop` could not end the session: it would be waited for for ever.
         let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
             (Ok(connection), Ok(early)) => (connection, early),
@@ -121,15 +157,17 @@ impl Server {
             }
             shared.connection = Some(connection);
             shared.connected = true;
-            shared.error = None;
+            shared.waits = None;
         }
-        tracing::info!(port = %name, socket = %self.config.path.display(), "driver connected");
+        let began = now();
         let session =
             Session::new(&self.config, self.id, self.workers.clone(), Arc::clone(&self.shared));
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
+        let mut is_told = false;
         let end = loop {
             if let Ok(session) = backend.lock() {
+                is_told = is_told || self.greet(&session, memory);
                 super::kicks::serve_until_message(&early, &session);
             }
             let served =
@@ -142,24 +180,50 @@ impl Server {
             if let Err(end) = done {
                 break end;
             }
-            self.pay(throttle, throttle::MESSAGE + spent(&backend));
+            self.pay(&mut memory.throttle, throttle::MESSAGE + spent(&backend));
         };
         drop(handler);
+        let at_once = now().saturating_sub(began) < AT_ONCE;
         if let Ok(mut session) = backend.lock() {
             session.end();
+            self.ended(&session, &end, at_once, memory);
         }
-        self.pay(throttle, spent(&backend));
+        self.pay(&mut memory.throttle, spent(&backend));
+    }
+
+    /// Logs that a driver is there. After a failure only once its rings run.
+    fn greet(&self, session: &Session, memory: &mut Memory) -> bool {
+        let again = memory.has_failed || memory.was_refused;
+        if again && !session.has_run() {
+            return false;
+        }
+        if !again || memory.greetings.failed("connected", now()).is_some() {
+            let (port, socket) = (&self.config.name, self.config.path.display());
+            tracing::info!(%port, %socket, "driver connected");
+        }
+        true
+    }
+
+    /// Says why a session ended, unless that was said a short while ago.
+    fn ended(&self, session: &Session, end: &Error, at_once: bool, memory: &mut Memory) {
+        let name = &self.config.name;
         let mut shared = lock(&self.shared);
         shared.connection = None;
         shared.connected = false;
         shared.rings.clear();
         shared.features = 0;
-        if shared.stopping || matches!(end, vhost::vhost_user::Error::Disconnected) {
-            tracing::info!(port = %name, "driver disconnected");
-        } else {
-            let what = "session ended: the driver broke the protocol";
-            tracing::warn!(port = %name, error = %end, "{what}");
-            shared.error = Some(format!("last session: {end}"));
+        let was_refused = at_once && session.was_refused();
+        let failure = session.failure(end, was_refused && memory.was_refused);
+        memory.was_refused = was_refused;
+        memory.has_failed = failure.is_some();
+        match failure.filter(|_| !shared.stopping) {
+            Some(failure) => {
+                if let Some(times) = memory.failures.failed(&failure, now()) {
+                    tracing::warn!(port = %name, times, "session ended: {failure}");
+                }
+                shared.error = Some(format!("last session: {failure}"));
+            }
+            None => tracing::info!(port = %name, "driver disconnected"),
         }
     }
 }

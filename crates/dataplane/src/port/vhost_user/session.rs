@@ -4,6 +4,7 @@
 //! indices, ring sizes and feature bits unchecked; datapath rule 35). Anything that touches a
 //! running ring takes it out of the worker first, changes it, and puts it back.
 
+mod ending;
 mod running;
 
 use core::cell::Cell;
@@ -28,6 +29,7 @@ use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
 use crate::port::inflight::InflightRegion;
 use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
 use crate::worker::Workers;
+use ending::SessionError;
 
 const F_CSUM: u64 = 1 << 0;
 const F_GUEST_CSUM: u64 = 1 << 1;
@@ -130,6 +132,10 @@ pub(super) struct Session {
     shared: SharedState,
     offered: u64,
     features: u64,
+    /// The driver has seen what is offered.
+    has_offered: bool,
+    /// A ring has run.
+    has_run: bool,
     protocol: u64,
     queue_pairs: u16,
     rings: Vec<Ring>,
@@ -168,6 +174,8 @@ impl Session {
             shared,
             offered: offered(config),
             features: 0,
+            has_offered: false,
+            has_run: false,
             protocol: 0,
             queue_pairs: config.queue_pairs,
             rings: std::iter::repeat_with(Ring::default).take(rings).collect(),
@@ -201,21 +209,20 @@ impl Session {
 
     /// A descriptor of the driver's that we may read or write without waiting: a full or an empty
     /// eventfd must not hold the worker or this thread.
-    fn event(&self, fd: File, what: &'static str) -> Result<File> {
+    fn event(fd: File, what: &'static str) -> Result<File> {
         use nix::fcntl::{FcntlArg, OFlag, fcntl};
         if !is_eventfd(&fd) {
-            tracing::warn!(port = %self.name, "the driver's {what} descriptor is no eventfd");
-            return Err(Error::InvalidParam);
+            return Err(refuse(SessionError::NotEvent(what)));
         }
         fcntl(&fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(refuse)?;
         Ok(fd)
     }
 
     fn ring(&mut self, index: u32) -> Result<(usize, &mut Ring)> {
-        let index = usize::try_from(index).map_err(|_| Error::InvalidParam)?;
-        match self.rings.get_mut(index) {
-            Some(ring) => Ok((index, ring)),
-            None => Err(Error::InvalidParam),
+        let at = usize::try_from(index).unwrap_or(usize::MAX);
+        match self.rings.get_mut(at) {
+            Some(ring) => Ok((at, ring)),
+            None => Err(refuse(SessionError::Ring { index, pairs: self.queue_pairs })),
         }
     }
 
@@ -233,6 +240,11 @@ impl Session {
     /// Has a queue pair polled again that its worker left alone.
     pub(super) fn ring_bell(&self, queue: QueueId) {
         self.workers.ring(self.id, queue);
+    }
+
+    /// Whether frames could pass at any time.
+    pub(super) const fn has_run(&self) -> bool {
+        self.has_run
     }
 
     /// Whether the driver has acknowledged that it speaks protocol features.
@@ -320,6 +332,7 @@ impl Session {
         let mut virtqueue = Virtqueue::new(packed, spec, Arc::clone(memory)).map_err(refuse)?;
         self.place(index, &mut virtqueue)?;
         self.rings[index].running = true;
+        self.has_run = true;
         self.swap(index, Some(Box::new(virtqueue)));
         self.report();
         Ok(())
@@ -337,6 +350,9 @@ impl Session {
         let mut shared = lock(&self.shared);
         shared.features = self.features;
         shared.rings = self.rings.iter().map(|r| (r.size, r.running)).collect();
+        if self.rings.iter().any(|ring| ring.running) {
+            shared.error = None;
+        }
     }
 }
 
@@ -356,13 +372,14 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_features(&mut self) -> Result<u64> {
+        self.has_offered = true;
         Ok(self.offered)
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        if features & !self.offered != 0 {
-            tracing::warn!(port = %self.name, "driver acknowledges features that were not offered");
-            return Err(Error::InvalidParam);
+        let foreign = features & !self.offered;
+        if foreign != 0 {
+            return Err(refuse(SessionError::NotOffered(foreign)));
         }
         if self.features != 0 && (features ^ self.features) & !F_LOG_ALL == 0 {
             // A migration begins or is given up, or QEMU repeats its features for another queue
@@ -457,7 +474,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = fd.map(|fd| self.event(fd, "kick")).transpose()?;
+        let fd = fd.map(|fd| Self::event(fd, "kick")).transpose()?;
         let queue = QueueId(u16::from(index) / 2);
         let (_, ring) = self.ring(u32::from(index))?;
         if ring.running {
@@ -473,7 +490,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = fd.map(|fd| self.event(fd, "call")).transpose()?;
+        let fd = fd.map(|fd| Self::event(fd, "call")).transpose()?;
         let (index, ring) = self.ring(u32::from(index))?;
         ring.call = fd;
         self.set_call(index);
@@ -585,8 +602,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 // Another queue pair's word for the same.
                 return Ok(());
             }
-            tracing::warn!(port = %self.name, guest, len, "no such memory region to remove");
-            return Err(Error::InvalidParam);
+            return Err(refuse(SessionError::NoRegion { guest, len }));
         };
         self.remap(rest)?;
         if self.removed.len() == REGIONS_MAX {

@@ -8,7 +8,7 @@ use vhost::vhost_user::Result;
 use super::super::queue::{ChangeRing, RingChange, Side};
 use super::super::throttle;
 use super::super::virtqueue::Virtqueue;
-use super::{F_LOG_ALL, F_RING_PACKED, Session, refuse};
+use super::{F_LOG_ALL, F_RING_PACKED, Session, SessionError, refuse};
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
 use crate::port::inflight::{InflightRegion, RingLayout};
@@ -79,11 +79,7 @@ impl Session {
             }
             let change = RingChange::Move(Arc::clone(&memory), self.rings[index].at);
             if let Some(RingChange::Refused(error)) = self.change_running(index, change) {
-                tracing::warn!(
-                    port = %self.name, ring = index, %error,
-                    "the driver's new memory table is without a ring that runs"
-                );
-                return Err(refuse(error));
+                return Err(refuse(SessionError::Memory { ring: index, source: error }));
             }
         }
         self.memory = Some(memory);

@@ -1,0 +1,87 @@
+//! How often a session that fails is logged.
+//!
+//! **Problem.** A hypervisor that does not fit its port connects several times a second for as long
+//! as its guest runs, and fails each time for the same reason. **Rule.** A cause is logged when it
+//! is new, then with a pause that doubles, with the number of times since. Attempts themselves are
+//! not slowed down.
+
+use penstock_units::Nanos;
+
+const FIRST_PAUSE: Nanos = Nanos::from_secs(10);
+const LONGEST_PAUSE: Nanos = Nanos::from_secs(3_600);
+/// Beyond its pause; a cause that stayed away for longer is new again.
+const FORGET: Nanos = Nanos::from_secs(60);
+/// Causes remembered: those of a driver that fails in turn for several.
+const CAUSES: usize = 4;
+
+#[derive(Debug)]
+struct Cause {
+    text: String,
+    /// Times since it was logged.
+    times: u64,
+    last: Nanos,
+    /// When it is logged again.
+    due: Nanos,
+    pause: Nanos,
+}
+
+/// One port's failures of one kind. See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(Vec<Cause>);
+
+impl Attempts {
+    /// An attempt failed at time `now` for the reason `text`. Returns how often since it was last
+    /// logged if it is to be logged now.
+    pub(super) fn failed(&mut self, text: &str, now: Nanos) -> Option<u64> {
+        self.0.retain(|cause| now <= cause.last + cause.pause + FORGET);
+        let Some(cause) = self.0.iter_mut().find(|cause| cause.text == text) else {
+            if self.0.len() == CAUSES {
+                self.0.remove(0);
+            }
+            let (text, pause) = (text.to_owned(), FIRST_PAUSE);
+            self.0.push(Cause { text, times: 0, last: now, due: now + pause, pause });
+            return Some(1);
+        };
+        cause.times += 1;
+        cause.last = now;
+        if now < cause.due {
+            return None;
+        }
+        cause.pause = (cause.pause + cause.pause).min(LONGEST_PAUSE);
+        cause.due = now + cause.pause;
+        Some(core::mem::take(&mut cause.times))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_logged_when_it_is_new_and_ever_more_rarely_then() {
+        let mut attempts = Attempts::default();
+        // An hour of four failures a second.
+        let quarter = |n: u64| Nanos(n * 250_000_000);
+        let logged: Vec<_> = (0..4 * 3_600)
+            .filter_map(|n| attempts.failed("queues", quarter(n)).map(|times| (n / 4, times)))
+            .collect();
+        let seconds: Vec<u64> = logged.iter().map(|(second, _)| *second).collect();
+        assert_eq!(seconds, [0, 10, 30, 70, 150, 310, 630, 1270, 2550]);
+        assert_eq!(logged.iter().map(|(_, times)| times).sum::<u64>(), 4 * 2550 + 1);
+        // Another cause is told at once, and does not make the first one new.
+        assert_eq!(attempts.failed("features", quarter(4 * 3_600)), Some(1));
+        assert_eq!(attempts.failed("queues", quarter(4 * 3_600 + 1)), None);
+        assert_eq!(attempts.failed("features", quarter(4 * 3_600 + 2)), None);
+        // A day later both are new.
+        assert_eq!(attempts.failed("features", Nanos::from_secs(90_000)), Some(1));
+    }
+
+    #[test]
+    fn many_causes_take_no_room() {
+        let mut attempts = Attempts::default();
+        for n in 0..1_000 {
+            assert_eq!(attempts.failed(&n.to_string(), Nanos(n)), Some(1));
+            assert!(attempts.0.len() <= CAUSES);
+        }
+    }
+}

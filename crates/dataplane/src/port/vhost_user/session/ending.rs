@@ -1,0 +1,103 @@
+//! Why a session ended, in words for the operator.
+//!
+//! **Problem.** A driver that does not like what it is offered hangs up, and the protocol does not
+//! let it say why. QEMU does so if its guest has more queue pairs than the port, and if it uses
+//! features that the port no longer offers. **Rule.** A driver that looked at the features, hung up
+//! without acknowledging any, and did so at once, was not content with them. What it may have
+//! missed is told: queue pairs, and features.
+
+use vhost::vhost_user::Error;
+
+use super::{
+    F_CSUM, F_GUEST_CSUM, F_GUEST_TSO4, F_GUEST_TSO6, F_HOST_TSO4, F_HOST_TSO6, Session,
+    feature_names,
+};
+use crate::port::ring::RingError;
+
+/// All features by which a configuration may differ from another.
+const OFFLOADS: u64 =
+    F_CSUM | F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_HOST_TSO4 | F_HOST_TSO6;
+
+/// A request of the driver's that is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error(
+        "the driver names ring {index}, the port has {} ({pairs} queue pairs); give the port more \
+         `queues` or the guest fewer",
+        2 * pairs
+    )]
+    Ring { index: u32, pairs: u16 },
+    #[error(
+        "the driver acknowledges {}, which the port does not offer; set `offloads` and `queues` \
+         back or restart the VM",
+        words(*.0)
+    )]
+    NotOffered(u64),
+    #[error("the driver's {0} descriptor is no eventfd")]
+    NotEvent(&'static str),
+    #[error("the driver removes {len} bytes of memory at {guest:#x}, which is no region of its")]
+    NoRegion { guest: u64, len: u64 },
+    #[error("the driver's new memory table is without ring {ring}, which runs: {source}")]
+    Memory { ring: usize, source: RingError },
+}
+
+/// Features in words and as a number.
+fn words(features: u64) -> String {
+    let names = feature_names(features).join(", ");
+    if names.is_empty() { format!("{features:#x}") } else { format!("{names} ({features:#x})") }
+}
+
+impl Session {
+    /// Why the session failed, `None` if it did not. `at_once`: it was short, and not the first
+    /// such in a row.
+    pub(in super::super) fn failure(&self, end: &Error, at_once: bool) -> Option<String> {
+        match end {
+            Error::Disconnected | Error::SocketBroken(_) => {}
+            Error::ReqHandlerError(error) => return Some(error.to_string()),
+            error => return Some(format!("the driver broke the protocol: {error}")),
+        }
+        (at_once && self.was_refused()).then(|| self.refusal())
+    }
+
+    /// Whether the driver looked at what is offered and acknowledged nothing.
+    pub(in super::super) const fn was_refused(&self) -> bool {
+        self.has_offered && self.features == 0
+    }
+
+    fn refusal(&self) -> String {
+        let pairs = self.queue_pairs;
+        let missing = OFFLOADS & !self.offered;
+        let (features, remedy) = match missing {
+            0 => (String::new(), String::new()),
+            _ => (
+                format!(" without {}", words(missing)),
+                ", or it uses these features: set `offloads` back or restart the VM".to_owned(),
+            ),
+        };
+        format!(
+            "the driver hangs up when it sees what the port offers: {pairs} queue pairs{features}; \
+             if the guest has more queue pairs, give the port more `queues`{remedy}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_told_in_words() {
+        assert_eq!(
+            words(0x1980),
+            "guest-tso4, guest-tso6, host-tso4, host-tso6 (0x1980)",
+            "what QEMU misses when `tso` is switched off under its guest"
+        );
+        assert_eq!(words(1 << 60), "0x1000000000000000");
+        let error = SessionError::Ring { index: 2, pairs: 1 }.to_string();
+        assert_eq!(
+            error,
+            "the driver names ring 2, the port has 2 (1 queue pairs); give the port more `queues` \
+             or the guest fewer"
+        );
+    }
+}

@@ -122,6 +122,17 @@ impl Cgroup {
         scaled(self.version, parts)
     }
 
+    /// Whether this thread, and no other one, is in it.
+    #[must_use]
+    pub fn holds_only(&self, tid: u32) -> bool {
+        let list = match self.version {
+            Version::V1 => "tasks",
+            Version::V2 => "cgroup.threads",
+        };
+        let listed = std::fs::read_to_string(self.path.join(list)).unwrap_or_default();
+        listed.split_ascii_whitespace().eq([tid.to_string().as_str()])
+    }
+
     /// Real-time budget in microseconds of a period, where the kernel has group budgets.
     #[must_use]
     pub fn rt_runtime_us(&self) -> Option<i64> {

@@ -14,6 +14,7 @@
 //! nothing that would be exact too, but everybody would wait for epochs of 30 ms.
 
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_units::Nanos;
 
@@ -55,36 +56,68 @@ pub fn nice(parts: u64) -> i8 {
     i8::try_from(steps).map_or(19, |steps| steps - 20)
 }
 
+/// The weight of a cgroup in which only one VM is: the sum of what its vCPUs that have work should
+/// have, which the kernel divides among the processors by what runs in the group on each.
+#[derive(Debug)]
+pub struct GroupWeight {
+    group: Cgroup,
+    /// Of each vCPU the parts it should have, and whether it has work.
+    parts: Mutex<Vec<(u64, bool)>>,
+}
+
+impl GroupWeight {
+    /// Of a VM with so many vCPUs.
+    #[must_use]
+    pub fn new(group: Cgroup, vcpus: usize) -> Self {
+        Self { group, parts: Mutex::new(vec![(0, false); vcpus]) }
+    }
+
+    /// Where none has work it is what all should have.
+    fn set(&self, at: usize, parts: u64, works: bool) -> io::Result<usize> {
+        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mine) = all.get_mut(at) {
+            *mine = (parts, works);
+        }
+        let sum = |idle: bool| {
+            let counted = all.iter().filter(|(_, works)| idle || *works);
+            counted.fold(0, |sum: u64, (parts, _)| sum.saturating_add(*parts))
+        };
+        let sum = Some(sum(false)).filter(|sum| *sum > 0).unwrap_or_else(|| sum(true));
+        // Written while the others wait, or an older sum might come after a newer one.
+        self.group.set_weight(self.group.scaled(sum))?;
+        Ok(all.len())
+    }
+}
+
 /// By what a vCPU's weight is set.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Weigher {
     /// By its nice value: it shares a cgroup with others.
     Nice,
-    /// By the weight of its cgroup, in which only this VM is, with so many vCPUs.
+    /// By the weight of its VM's cgroup.
     Group {
-        /// The cgroup.
-        group: Cgroup,
-        /// vCPUs in it.
-        vcpus: u64,
+        /// The cgroup; all vCPUs of the VM have a part in its weight.
+        all: Arc<GroupWeight>,
+        /// Number of this one among them.
+        at: usize,
+        /// The cgroup in there that this vCPU alone is in. Its weight, or else its nice value, says
+        /// how much of the VM's weight is on this vCPU's processor.
+        leaf: Option<Cgroup>,
     },
-    /// Not by this vCPU: another one of its VM sets the weight of the cgroup both are in.
-    Left,
 }
 
 impl Weigher {
-    /// Sets the weight of a cgroup; the nice value that the thread is to have.
+    /// Sets the weights of cgroups for a vCPU that has work or not; the nice value that its thread
+    /// is to have.
     ///
     /// # Errors
     /// The cgroup vanished, or there is no right to.
-    pub fn apply(&self, parts: u64) -> io::Result<Option<i8>> {
-        match self {
-            Self::Nice => Ok(Some(nice(parts))),
-            Self::Group { group, vcpus } => {
-                group.set_weight(group.scaled(parts.saturating_mul(*vcpus)))?;
-                Ok(None)
-            }
-            Self::Left => Ok(None),
-        }
+    pub fn apply(&self, parts: u64, works: bool) -> io::Result<Option<i8>> {
+        let Self::Group { all, at, leaf } = self else { return Ok(Some(nice(parts))) };
+        let vcpus = all.set(*at, parts, works)?;
+        let by_leaf = |leaf: &Cgroup| leaf.set_weight(leaf.scaled(parts)).is_ok();
+        let alone = vcpus < 2 || leaf.as_ref().is_some_and(by_leaf);
+        Ok((!alone).then(|| nice(parts)))
     }
 }
 
@@ -112,6 +145,42 @@ mod tests {
         }
         assert_eq!((nice(0), nice(u64::MAX)), (19, -20));
         assert_eq!((nice(1_150_000), nice(1_100_000)), (-1, 0));
+    }
+
+    fn cgroup(dir: &std::path::Path) -> Cgroup {
+        std::fs::create_dir_all(dir).unwrap();
+        std::fs::write(dir.join("cpu.weight"), "100\n").unwrap();
+        Cgroup::at(dir).unwrap()
+    }
+
+    /// The second one's debts count as the first one's do, and who has no work has no part.
+    #[test]
+    fn a_vm_with_several_vcpus_has_the_weight_of_all_that_have_work() {
+        let dir = std::env::temp_dir().join(format!("penstock-weight-{}", std::process::id()));
+        let (group, leaf) = (cgroup(&dir), cgroup(&dir.join("vcpu1")));
+        let all = Arc::new(GroupWeight::new(group.clone(), 2));
+        let of = |at, leaf| Weigher::Group { all: Arc::clone(&all), at, leaf };
+        let (first, second) = (of(0, None), of(1, Some(leaf.clone())));
+        let said = |weigher: &Weigher, parts, works| {
+            let nice = weigher.apply(parts, works).unwrap();
+            (nice, group.weight().unwrap(), leaf.weight().unwrap())
+        };
+        assert_eq!(said(&first, 1_000_000, true), (Some(0), 100, 100));
+        assert_eq!(said(&second, 1_000_000, true), (None, 200, 100));
+        // Far ahead of its share: the VM has less, and on this one's processor only.
+        assert_eq!(said(&second, 2_000, true), (None, 100, 1));
+        assert_eq!(said(&second, 4_000_000, true), (None, 500, 400));
+        assert_eq!(said(&first, 2_000, true).1, 400);
+        assert_eq!(said(&first, 1_500_000, false).1, 400, "it has nothing to do");
+        assert_eq!(said(&second, 500_000, false).1, 200, "nor has the other one");
+        // Without a leaf of its own it is the thread's nice value.
+        std::fs::remove_dir_all(leaf.path()).unwrap();
+        assert_eq!(second.apply(500_000, true).unwrap(), Some(nice(500_000)));
+        let alone = Arc::new(GroupWeight::new(group.clone(), 1));
+        let alone = Weigher::Group { all: alone, at: 0, leaf: None };
+        assert_eq!((alone.apply(300_000, false).unwrap(), group.weight().unwrap()), (None, 30));
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(alone.apply(300_000, true).is_err());
     }
 
     /// Hogs whose run time follows the weights, one of which is lent time besides: all come to

@@ -168,6 +168,14 @@ impl Credit1 {
         }
     }
 
+    /// Goes on with the account that `was` has in `before`, and runs or waits as it did there.
+    pub(crate) fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
+        self.book.resume(vcpu, &before.book, was);
+        if before.runnable(was) {
+            self.queue(vcpu);
+        }
+    }
+
     /// It had a slice for an event and goes on; before others, as far as its reserve pays.
     pub(crate) fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         self.book.go_on(vcpu, slice);

@@ -193,6 +193,20 @@ impl CreditBook {
         Some((vm, opened))
     }
 
+    /// Goes on with the account that `was` has in `before`: its credits, its reserve, and whether it
+    /// earns.
+    pub fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
+        let Some(old) = before.account_of(was) else { return };
+        let Some(account) = self.account_mut(vcpu) else { return };
+        account.reserve.resume(old.reserve);
+        (account.credit, account.rest) = (old.credit, old.rest);
+        (account.class, account.drawing) = (old.class, old.drawing);
+        if old.active {
+            self.balance += old.credit;
+            self.activate(vcpu);
+        }
+    }
+
     /// Closes a VM's accounts.
     pub fn close(&mut self, vm: VmId) {
         let Some(holder) = self.holders.get_mut(vm.index()).and_then(Option::take) else { return };

@@ -157,6 +157,22 @@ impl DoubleQueue {
         self.requeue(now, vcpu, Leave::Blocked);
     }
 
+    /// `vcpu`, which was just added, goes on as `was` did in `before`: with its credits, and with
+    /// what it is owed if its mode is the same. For an actuator that is told a new list of vCPUs.
+    pub fn resume(&mut self, now: Nanos, vcpu: VcpuId, before: &Self, was: VcpuId) {
+        self.credit.resume(vcpu, &before.credit, was);
+        let (Some(old), runnable) = (before.term(was), before.credit.runnable(was)) else { return };
+        let Some(term) = self.term_mut(vcpu) else { return };
+        if term.mode == old.mode {
+            (term.owed, term.again) = (old.owed, old.again);
+        } else if term.mode == Mode::Periodic && runnable {
+            term.owed = Some(Owed::from(now));
+        }
+        if let Some(Owed { since, .. }) = term.owed {
+            self.enter(now, vcpu, since);
+        }
+    }
+
     /// Whether it had a slice for an event, has not blocked since, and may go on where nobody is
     /// due, because its reserve pays. For an actuator, which lends to it then.
     #[must_use]

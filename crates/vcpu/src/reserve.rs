@@ -35,6 +35,11 @@ impl Reserve {
         self.level
     }
 
+    /// Has what was there on other terms; without a part of its own nothing.
+    pub fn resume(&mut self, before: Self) {
+        self.level = if self.pct == 0 { 0 } else { before.level };
+    }
+
     /// Takes its part of what is given in an epoch; the rest.
     pub fn fill(&mut self, given: i64) -> i64 {
         let part = given.saturating_mul(self.pct) / 100;

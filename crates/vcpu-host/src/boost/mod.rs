@@ -301,12 +301,12 @@ impl Boost {
         }
     }
 
-    /// Has these vCPUs and no others; those that were there before keep their numbers, and all
-    /// begin with new accounts.
+    /// Has these vCPUs and no others. Those that were there before go on with their accounts: who
+    /// used more than its share owes that still when another VM comes or goes.
     fn seat(&mut self, now: Nanos, seats: Vec<Seat>) {
         let mut before = std::mem::take(&mut self.sitters);
         let by = u8::try_from(self.parts.at).unwrap_or(u8::MAX);
-        self.queue = DoubleQueue::new(1);
+        let queue = std::mem::replace(&mut self.queue, DoubleQueue::new(1));
         for seat in seats {
             let thread = seat.thread;
             let Some(vcpu) = self.admit(now, &seat) else {
@@ -314,14 +314,18 @@ impl Boost {
                 continue;
             };
             let known = before.iter().position(|sitter| sitter.seat.thread == thread);
-            let sitter = match known.map(|at| before.swap_remove(at)) {
-                Some(sitter) => Ok(sitter.moved(seat, vcpu)),
-                None => Sitter::new(seat, vcpu, by),
-            };
-            match sitter {
+            if let Some(sitter) = known.map(|at| before.swap_remove(at)) {
+                self.queue.resume(now, vcpu, &queue, sitter.vcpu);
+                let sitter = sitter.moved(seat, vcpu);
+                if sitter.awaited.is_some() && !sitter.blocked {
+                    self.queue.wake(now, vcpu, Cause::Event);
+                }
+                self.sitters.push(sitter);
+                continue;
+            }
+            match Sitter::new(seat, vcpu, by) {
                 Ok(sitter) => {
-                    let owed = sitter.awaited.is_some();
-                    self.queue.wake(now, vcpu, if owed { Cause::Event } else { Cause::Timer });
+                    self.queue.wake(now, vcpu, Cause::Timer);
                     self.sitters.push(sitter);
                 }
                 Err(error) => {
@@ -387,3 +391,7 @@ impl Boost {
         self.parts.lending.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

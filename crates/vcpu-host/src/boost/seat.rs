@@ -107,6 +107,8 @@ pub(crate) struct Sitter {
     pub refused: bool,
     /// Last weight that was set.
     pub parts: u64,
+    /// It had work when that was set.
+    weighed: bool,
     stat: File,
     state: File,
     last: Schedstat,
@@ -142,6 +144,7 @@ impl Sitter {
             idle: 0,
             refused: false,
             parts: 0,
+            weighed: true,
             stat,
             state,
             last,
@@ -155,14 +158,14 @@ impl Sitter {
     /// The same thread on new terms. An event that it did not answer yet is not forgotten, nor how
     /// far its bell was heard.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
-        let (blocked, refused) = (false, false);
-        // Its cgroup is weighed from now on, and not it: what was reckoned for it is over.
+        let refused = false;
+        // Its cgroup may be weighed from now on, and not it: what was reckoned for it is over.
         let nice = match seat.weigher {
             Weigher::Nice => self.nice,
-            Weigher::Group { .. } | Weigher::Left => nice_of(seat.saved),
+            Weigher::Group { .. } => nice_of(seat.saved),
         };
         let ear = self.ear.filter(|_| seat.contract.mode.is_real_time());
-        Self { seat, vcpu, ear, blocked, refused, nice, parts: 0, ..self }
+        Self { seat, vcpu, ear, refused, nice, parts: 0, ..self }
     }
 
     pub fn has_deadline(&self) -> bool {
@@ -281,11 +284,13 @@ impl Sitter {
 
     /// Sets its weight, unless it has that one. The error is one of its cgroup.
     pub fn weigh(&mut self, parts: u64) -> io::Result<()> {
-        if parts == self.parts {
+        let works = !self.blocked;
+        if (parts, works) == (self.parts, self.weighed) {
             return Ok(());
         }
+        self.weighed = works;
         let first = std::mem::replace(&mut self.parts, parts) == 0;
-        let Some(nice) = self.seat.weigher.apply(parts)? else { return Ok(()) };
+        let Some(nice) = self.seat.weigher.apply(parts, works)? else { return Ok(()) };
         // Who runs once in several epochs has a credit that goes up and down by what it runs then,
         // and its weight would follow. What a step of nice leaves undone is in the next credits.
         if !first && !self.has_deadline() && nice.abs_diff(self.nice) <= 1 {

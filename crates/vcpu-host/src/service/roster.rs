@@ -20,12 +20,14 @@ use crate::divide::{self, Divider};
 use crate::lease::{Identity, LeaseTable};
 use crate::restore;
 use crate::state::VmState;
-use crate::weight::Weigher;
+use crate::weight::{GroupWeight, Weigher};
 
 /// A VM and what is known of it.
 #[derive(Debug, Default)]
 pub(super) struct Member {
     pub(super) threads: Vec<Identity>,
+    /// In which cgroups they are, as `/proc/PID/cgroup` has it.
+    groups: Vec<String>,
     pub(super) seated: Option<Seated>,
     /// What is reserved for its vCPUs.
     pub(super) granted: Option<Granted>,
@@ -107,6 +109,9 @@ impl Roster {
             };
             taken.extend(threads.iter().map(|thread| (*thread, at)));
             let news = threads != member.threads;
+            // libvirt makes a vCPU in one cgroup, and moves it to another.
+            let groups = threads.iter().map(groups_of).collect();
+            changed |= std::mem::replace(&mut member.groups, groups) != member.groups;
             if let Some(problem) = problem.filter(|_| news || member.problem.is_none()) {
                 tracing::warn!(vm = vm.name, "{problem}");
                 member.problem = Some(problem);
@@ -225,10 +230,12 @@ impl Roster {
             weighers.within.push(within);
             let group = group.and_then(|path| Cgroup::at(&path).ok());
             let Some(group) = group.filter(|group| !group.is_root()) else { continue };
-            let vcpus = u64::try_from(member.threads.len()).unwrap_or(1);
+            let vcpus = member.threads.len();
+            let all = Arc::new(GroupWeight::new(group.clone(), vcpus));
             for (at, thread) in member.threads.iter().enumerate() {
-                let group = group.clone();
-                let by = if at == 0 { Weigher::Group { group, vcpus } } else { Weigher::Left };
+                let leaf = leaf(*thread, &group).filter(|_| vcpus > 1);
+                weighers.groups.extend(leaf.clone());
+                let by = Weigher::Group { all: Arc::clone(&all), at, leaf };
                 weighers.of.insert(*thread, by);
             }
             weighers.groups.push(group);
@@ -299,6 +306,17 @@ impl Roster {
         };
         self.members.iter().zip(&config.vms).map(vm).collect()
     }
+}
+
+fn groups_of(thread: &Identity) -> String {
+    std::fs::read_to_string(format!("/proc/{}/cgroup", thread.tid)).unwrap_or_default()
+}
+
+/// The cgroup below `group` that a vCPU alone is in, as libvirt makes them.
+fn leaf(thread: Identity, group: &Cgroup) -> Option<Cgroup> {
+    let leaf = Cgroup::dividing(thread.tid).ok()?;
+    let is_below = leaf.path() != group.path() && leaf.path().starts_with(group.path());
+    (is_below && leaf.holds_only(thread.tid)).then_some(leaf)
 }
 
 const fn mode(mode: Mode) -> &'static str {

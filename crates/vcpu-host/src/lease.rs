@@ -24,6 +24,9 @@ use crate::policy::Policy;
 /// Priority of a thread that was lent a slice: above all that is fair, below QEMU's and the
 /// kernel's real-time threads.
 pub const LENT: u8 = 10;
+/// Priority of a thread that has nothing to do and runs at once when it is woken: below a slice, so
+/// that whoever is due never waits for it.
+pub const STANDING: u8 = LENT - 1;
 /// `until` of a thread whose policy stands for as long as the scheduler lives.
 pub const HELD: Nanos = Nanos(u64::MAX - 1);
 /// Scheduling threads in a table.

@@ -15,9 +15,12 @@
 //! 4. what the switch rang ([`crate::bells`]) is heard; a vCPU that something came for is lent to
 //!    at once if it can pay. Before the thread sleeps it leaves word that it wants to be woken.
 //!
-//! Who is blocked and has credits or a reserve keeps what it was lent (a standing lease), so that
-//! it runs at once when it is woken; once it ran for half a slice and goes on that is over. Where
-//! it is not used for a tick it is looked at every tick only, as Xen ends a BOOST at ticks.
+//! Who is blocked and has credits or a reserve keeps a real-time policy (a standing lease), so that
+//! it runs at once when it is woken; once it ran for half a slice and goes on that is over. Its
+//! priority is below that of a slice: who is due never waits for it. Of two that are woken the
+//! second waits for the first, so while two have one both are looked at in every slot; whoever waits
+//! is owed a slice within its deadline. Where only one has one and does not use it for a tick it is
+//! looked at every tick only, as Xen ends a BOOST at ticks.
 //!
 //! A poll that comes late by more than half a slice found the processor taken by others below, and
 //! so did the vCPU that was lent to, whatever the kernel says it ran: its slice is lent anew.
@@ -173,6 +176,8 @@ pub struct Boost {
     due: Nanos,
     /// The poll that is going on came late by more than half a slice.
     late: bool,
+    /// Since the last poll somebody ran by what it was lent.
+    kept: bool,
     /// How long the last poll took.
     cost: Nanos,
     next_tick: Nanos,
@@ -212,6 +217,7 @@ impl Boost {
             takings: 0,
             due: now,
             late: false,
+            kept: false,
             cost: Nanos(0),
             next_tick: now,
             next_account: now,

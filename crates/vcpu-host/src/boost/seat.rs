@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_units::{Nanos, VcpuId};
@@ -12,7 +12,7 @@ use penstock_vcpu::{Contract, Mode};
 
 use crate::bells::Ear;
 use crate::clock;
-use crate::lease::{Entry, Identity, LENT, LeaseTable};
+use crate::lease::{Entry, Identity, LENT, LeaseTable, STANDING};
 use crate::policy::{self, Policy, PolicyError};
 use crate::schedstat::Schedstat;
 use crate::threads;
@@ -52,6 +52,26 @@ pub(crate) enum Lent {
     Slice(Nanos),
     /// It is blocked, and will run at once when it is woken.
     Standing,
+}
+
+impl Lent {
+    /// The real-time priority that goes with it.
+    pub const fn priority(self) -> Option<u8> {
+        match self {
+            Self::No => None,
+            Self::Slice(_) => Some(LENT),
+            Self::Standing => Some(STANDING),
+        }
+    }
+
+    /// Until when it is not taken back by others.
+    pub const fn until(self) -> Nanos {
+        match self {
+            Self::No => Nanos(0),
+            Self::Slice(since) => Nanos(since.0 + SLICE.0 + SLICE.0),
+            Self::Standing => Nanos(u64::MAX),
+        }
+    }
 }
 
 /// Numbers of one vCPU since it was taken in.
@@ -95,6 +115,8 @@ pub(crate) struct Sitter {
     pub used: bool,
     /// The core was told that it is blocked.
     pub blocked: bool,
+    /// It was woken, has a standing lease, and waits behind others that run by what they were lent.
+    pub waits_behind: bool,
     /// When a standing lease of it was used last.
     pub stood: Nanos,
     /// An event came then, and it did not run since.
@@ -118,6 +140,8 @@ pub(crate) struct Sitter {
     /// It ran at the last look.
     ran_on: bool,
     nice: i8,
+    /// [`policy::set`], or what a test has for it.
+    set: fn(u32, Policy) -> Result<(), PolicyError>,
 }
 
 impl Sitter {
@@ -125,6 +149,17 @@ impl Sitter {
     pub fn new(seat: Seat, vcpu: VcpuId, by: u8) -> io::Result<Self> {
         let Identity { pid, tid, .. } = seat.thread;
         let task = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
+        Self::open(&task, seat, (vcpu, by), clock::now(), policy::set)
+    }
+
+    /// The same of a thread whose files are in the directory `task`.
+    pub fn open(
+        task: &Path,
+        seat: Seat,
+        (vcpu, by): (VcpuId, u8),
+        now: Nanos,
+        set: fn(u32, Policy) -> Result<(), PolicyError>,
+    ) -> io::Result<Self> {
         let stat = File::open(task.join("schedstat"))?;
         let state = File::open(task.join("stat"))?;
         let last = Schedstat::read_from(&stat)?;
@@ -138,6 +173,7 @@ impl Sitter {
             used: false,
             tally: Tally::default(),
             blocked: false,
+            waits_behind: false,
             stood: Nanos(0),
             awaited: None,
             ear: None,
@@ -148,10 +184,11 @@ impl Sitter {
             stat,
             state,
             last,
-            looked: clock::now(),
+            looked: now,
             waits: Nanos(0),
             ran_on: false,
             nice,
+            set,
         })
     }
 
@@ -234,24 +271,20 @@ impl Sitter {
         table.put(slot, &Entry { thread, saved, by: self.by, until })
     }
 
-    /// Gives it the real-time policy.
+    /// Gives it a real-time policy.
     pub fn lend(&mut self, table: &LeaseTable, how: Lent) -> Result<(), PolicyError> {
-        let until = match how {
-            Lent::Slice(since) => since + SLICE + SLICE,
-            Lent::Standing | Lent::No => Nanos(u64::MAX),
-        };
-        self.used = false;
+        (self.used, self.waits_behind) = (false, false);
         let had = std::mem::replace(&mut self.lent, how);
-        if had != Lent::No {
+        let Some(priority) = how.priority().filter(|_| how.priority() != had.priority()) else {
             return Ok(());
-        }
-        let (tid, policy) = (self.seat.thread.tid, Policy::Fifo { priority: LENT });
+        };
+        let (tid, policy) = (self.seat.thread.tid, Policy::Fifo { priority });
         // What stands nowhere nobody else could take back.
-        let entered = self.enter(table, until);
+        let entered = self.enter(table, how.until());
         let entered = entered.map_err(|source| PolicyError::Refused { tid, policy, source });
-        entered.and_then(|()| policy::set(tid, policy)).inspect_err(|_| {
-            self.lent = Lent::No;
-            let _ = self.enter(table, Nanos(0));
+        entered.and_then(|()| (self.set)(tid, policy)).inspect_err(|_| {
+            self.lent = had;
+            let _ = self.enter(table, had.until());
         })
     }
 
@@ -265,7 +298,7 @@ impl Sitter {
         if std::mem::replace(&mut self.lent, Lent::No) == Lent::No {
             return Ok(());
         }
-        let done = policy::set(self.seat.thread.tid, self.fair());
+        let done = (self.set)(self.seat.thread.tid, self.fair());
         // One that says more than there is has the watchdog look once for nothing.
         let _ = self.enter(table, Nanos(0));
         done
@@ -299,24 +332,24 @@ impl Sitter {
         let changed = std::mem::replace(&mut self.nice, nice) != nice;
         if changed && self.lent == Lent::No {
             // A thread that is gone by now is found out at the next look.
-            let _ = policy::set(self.seat.thread.tid, self.fair());
+            let _ = (self.set)(self.seat.thread.tid, self.fair());
         }
         Ok(())
     }
 
     /// It is new, or the watchdog put it back as it was: nothing of ours holds.
     pub fn forget(&mut self, table: &LeaseTable) {
-        self.lent = Lent::No;
+        (self.lent, self.waits_behind) = (Lent::No, false);
         self.parts = 0;
         // What stands nowhere is not changed, but what was lent is taken back all the same.
         let entered = self.enter(table, Nanos(0)).is_ok();
         let policy = if entered { self.fair() } else { self.seat.saved };
-        let _ = policy::set(self.seat.thread.tid, policy);
+        let _ = (self.set)(self.seat.thread.tid, policy);
     }
 
     /// Gives it back as it was found.
     pub fn release(&mut self, table: &LeaseTable) {
-        let _ = policy::set(self.seat.thread.tid, self.seat.saved);
+        let _ = (self.set)(self.seat.thread.tid, self.seat.saved);
         let _ = table.clear(self.seat.slot, self.seat.thread);
         self.lent = Lent::No;
     }

@@ -66,6 +66,9 @@ impl Boost {
                 Err(error) => self.drop_out(now, at, &error),
             }
         }
+        if std::mem::take(&mut self.kept) {
+            self.owe_behind(now);
+        }
         self.lend_and_take(now);
         if now.saturating_sub(self.next_account) > CreditTerms::EPOCH {
             // New, or stood still: what was not handed out then is not owed.
@@ -108,6 +111,7 @@ impl Boost {
             self.report.waits.push((sitter.seat.thread, waited));
         }
         let vcpu = sitter.vcpu;
+        self.kept |= sitter.lent != Lent::No && seen.ran > Nanos(0);
         match sitter.lent {
             Lent::Slice(since) if seen.ran == Nanos(0) => {
                 // It goes before all others and did not run: most likely it has nothing to do.
@@ -132,16 +136,14 @@ impl Boost {
                 sitter.tally.boosts += 1;
                 sitter.stood = now;
                 queue.wake(now, vcpu, Cause::Event);
-                sitter.blocked = false;
+                (sitter.blocked, sitter.waits_behind) = (false, false);
                 ran(queue, sitter, seen);
                 // It may have answered several times since it was looked at last.
                 if seen.ran < HALF || sitter.is_runnable() == Some(false) {
                     queue.blocked(now, vcpu);
                     sitter.blocked = true;
-                } else {
-                    // Taken back below, unless it is due.
-                    sitter.lent = Lent::Slice(Nanos(0));
                 }
+                // Else it is taken back below, unless it is due.
             }
             Lent::No if seen.ran > Nanos(0) => {
                 if std::mem::take(&mut sitter.blocked) {
@@ -158,17 +160,28 @@ impl Boost {
         }
     }
 
+    /// Somebody ran by what it was lent. Whoever has a standing lease and was woken meanwhile waits
+    /// behind that one, and perhaps behind more: it is owed a slice within its deadline.
+    fn owe_behind(&mut self, now: Nanos) {
+        for sitter in &mut self.sitters {
+            let stands = sitter.lent == Lent::Standing && sitter.blocked && sitter.stood != now;
+            if stands && sitter.is_runnable() == Some(true) {
+                self.queue.wake(now, sitter.vcpu, Cause::Event);
+                (sitter.blocked, sitter.waits_behind) = (false, true);
+            }
+        }
+    }
+
     fn lend_and_take(&mut self, now: Nanos) {
         let lending = self.may_lend();
         let due = self.queue.due(now, CPU).or_else(|| self.goes_on()).filter(|_| lending);
         for at in 0..self.sitters.len() {
             let sitter = &mut self.sitters[at];
             let stays = due == Some(sitter.vcpu) && !sitter.refused;
-            let stands = sitter.blocked && !sitter.refused && stands(now, &self.queue, sitter);
+            let may = (sitter.blocked || sitter.waits_behind) && !sitter.refused;
+            let stands = may && stands(now, &self.queue, sitter);
             let done = match sitter.lent {
-                Lent::Slice(_) | Lent::No if stays => {
-                    sitter.lend(&self.parts.table, Lent::Slice(now))
-                }
+                _ if stays => sitter.lend(&self.parts.table, Lent::Slice(now)),
                 // Lent for an event a moment ago, and nobody else is due.
                 Lent::Slice(since) if due.is_none() && now.saturating_sub(since) < HALF => Ok(()),
                 Lent::Slice(_) => sitter.take_back(&self.parts.table),
@@ -201,10 +214,13 @@ impl Boost {
     /// When there is something to do next. Who has something of ours is looked at in the next slot.
     pub(super) fn next(&self, now: Nanos) -> Nanos {
         let slot = Nanos((now.0 / SLICE.0 + 1) * SLICE.0);
+        let stand = |sitter: &&Sitter| sitter.lent == Lent::Standing;
+        let beside = self.sitters.iter().filter(stand).count() > 1;
         let watched = |sitter: &Sitter| match sitter.lent {
             Lent::Slice(_) => true,
-            // Where all is quiet looking costs more than a tick of it would take from others.
-            Lent::Standing => now.saturating_sub(sitter.stood) < CreditTerms::TICK,
+            // Where all is quiet looking costs more than a tick of it would take from others, but
+            // another one that is woken must not wait for that.
+            Lent::Standing => beside || now.saturating_sub(sitter.stood) < CreditTerms::TICK,
             Lent::No => false,
         };
         let ticks = |sitter: &Sitter| sitter.lent == Lent::Standing || sitter.waits_for_events();
@@ -349,3 +365,7 @@ fn ask(now: Nanos, queue: &mut DoubleQueue, sitter: &mut Sitter) -> bool {
     }
     blocked
 }
+
+#[cfg(test)]
+#[path = "turn_tests.rs"]
+mod tests;

@@ -15,7 +15,7 @@ use penstock_units::Nanos;
 
 use super::SLOTS;
 use crate::cgroup::Cgroup;
-use crate::lease::{Identity, LENT};
+use crate::lease::{Identity, LENT, STANDING};
 use crate::policy::{self, Policy};
 use crate::restore::{self, Before};
 
@@ -158,7 +158,8 @@ impl AsFound {
 
 /// What a scheduler lent whose table is gone is no policy that a thread came with.
 fn unlent(thread: Identity, found: Policy) -> Policy {
-    if found != (Policy::Fifo { priority: LENT }) {
+    let ours = |priority| found == Policy::Fifo { priority };
+    if !ours(LENT) && !ours(STANDING) {
         return found;
     }
     tracing::warn!(tid = thread.tid, "{found} was lent by a scheduler that died; it is given back");
@@ -267,7 +268,9 @@ mod tests {
     #[test]
     fn what_was_lent_by_a_scheduler_without_a_table_is_not_kept() {
         let thread = Identity { pid: 1, tid: 1, started: 1 };
-        assert_eq!(unlent(thread, Policy::Fifo { priority: LENT }), Policy::DEFAULT);
+        for priority in [LENT, STANDING] {
+            assert_eq!(unlent(thread, Policy::Fifo { priority }), Policy::DEFAULT);
+        }
         let own = Policy::Fifo { priority: LENT + 1 };
         assert_eq!(unlent(thread, own), own);
     }

@@ -18,12 +18,14 @@
 //! | [`run_dir`] | the scheduler's directory, which is one scheduler's at a time |
 //! | [`process`] | the death of another process |
 //! | [`cgroup`] | whose weight divides a thread's processor |
+//! | [`budget`] | how much real-time budget cgroups need |
 //! | [`divide`] | which cgroup divides it between VMs |
 //! | `sys` | the three system calls that need `unsafe` |
 #![deny(unsafe_code)]
 
 pub mod bells;
 pub mod boost;
+pub mod budget;
 pub mod cgroup;
 mod clock;
 pub mod config;

@@ -86,7 +86,7 @@ pub enum PolicyError {
     /// A group of real-time threads without a budget (`CONFIG_RT_GROUP_SCHED`).
     #[error(
         "thread {tid} cannot be {policy}: its cgroup {} has cpu.rt_runtime_us = 0; write a budget \
-         of at least twice what is lent into that file, in the parent cgroup first",
+         into that file, in the parent cgroup first",
         group.display()
     )]
     NoBudget {

@@ -22,6 +22,9 @@
 //! is owed a slice within its deadline. Where only one has one and does not use it for a tick it is
 //! looked at every tick only, as Xen ends a BOOST at ticks.
 //!
+//! A vCPU that the kernel refuses to lend to is tried again after 1 s, and then after twice as long
+//! each time, up to 64 s.
+//!
 //! A poll that comes late by more than half a slice found the processor taken by others below, and
 //! so did the vCPU that was lent to, whatever the kernel says it ran: its slice is lent anew.
 //!
@@ -84,6 +87,10 @@ pub enum Note {
     Gone(Identity),
     /// The kernel refused to lend to it, or to weigh it: why.
     Refused(Identity, String),
+    /// The kernel refused to lend to it: its cgroup has no real-time budget.
+    NoBudget(Identity),
+    /// The kernel refused to lend to it before, and does no longer.
+    Accepted(Identity),
     /// There is no room for it in the deadline queue.
     NoRoom(Identity),
     /// The thread stood still for so long; what it had lent was taken back meanwhile.

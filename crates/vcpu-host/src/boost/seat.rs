@@ -101,6 +101,20 @@ pub(crate) struct Seen {
     pub left: Nanos,
 }
 
+/// When one that was refused is tried again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refused {
+    again: Nanos,
+    pause: Nanos,
+}
+
+impl Refused {
+    /// After the first refusal.
+    const SOON: Nanos = Nanos::from_secs(1);
+    /// At the longest.
+    const LATE: Nanos = Nanos::from_secs(64);
+}
+
 #[derive(Debug)]
 pub(crate) struct Sitter {
     pub seat: Seat,
@@ -125,8 +139,8 @@ pub(crate) struct Sitter {
     pub ear: Option<Ear>,
     /// Epochs since it was seen to run.
     pub idle: u8,
-    /// The kernel refused to lend to it.
-    pub refused: bool,
+    /// The kernel refused to lend to it, last time it was tried.
+    pub refused: Option<Refused>,
     /// Last weight that was set.
     pub parts: u64,
     /// It had work when that was set.
@@ -178,7 +192,7 @@ impl Sitter {
             awaited: None,
             ear: None,
             idle: 0,
-            refused: false,
+            refused: None,
             parts: 0,
             weighed: true,
             stat,
@@ -195,7 +209,7 @@ impl Sitter {
     /// The same thread on new terms. An event that it did not answer yet is not forgotten, nor how
     /// far its bell was heard.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
-        let refused = false;
+        let refused = None;
         // Its cgroup may be weighed from now on, and not it: what was reckoned for it is over.
         let nice = match seat.weigher {
             Weigher::Nice => self.nice,
@@ -203,6 +217,18 @@ impl Sitter {
         };
         let ear = self.ear.filter(|_| seat.contract.mode.is_real_time());
         Self { seat, vcpu, ear, refused, nice, parts: 0, ..self }
+    }
+
+    /// Whether the kernel took what was lent last, or may be asked again.
+    pub fn may_be_lent_to(&self, now: Nanos) -> bool {
+        self.refused.is_none_or(|refused| now >= refused.again)
+    }
+
+    /// The kernel refused to lend to it.
+    pub fn refuse(&mut self, now: Nanos) {
+        let twice = |before: Refused| Nanos(before.pause.0 * 2).min(Refused::LATE);
+        let pause = self.refused.map_or(Refused::SOON, twice);
+        self.refused = Some(Refused { again: now + pause, pause });
     }
 
     pub fn has_deadline(&self) -> bool {

@@ -174,12 +174,13 @@ impl Boost {
 
     fn lend_and_take(&mut self, now: Nanos) {
         let lending = self.may_lend();
-        let due = self.queue.due(now, CPU).or_else(|| self.goes_on()).filter(|_| lending);
+        let due = self.queue.due(now, CPU).or_else(|| self.goes_on(now)).filter(|_| lending);
         for at in 0..self.sitters.len() {
             let sitter = &mut self.sitters[at];
-            let stays = due == Some(sitter.vcpu) && !sitter.refused;
-            let may = (sitter.blocked || sitter.waits_behind) && !sitter.refused;
-            let stands = may && stands(now, &self.queue, sitter);
+            let may = sitter.may_be_lent_to(now);
+            let stays = due == Some(sitter.vcpu) && may;
+            let stands =
+                (sitter.blocked || sitter.waits_behind) && may && stands(now, &self.queue, sitter);
             let done = match sitter.lent {
                 _ if stays => sitter.lend(&self.parts.table, Lent::Slice(now)),
                 // Lent for an event a moment ago, and nobody else is due.
@@ -189,25 +190,35 @@ impl Boost {
                 Lent::No if lending && stands => sitter.lend(&self.parts.table, Lent::Standing),
                 Lent::Standing | Lent::No => Ok(()),
             };
-            if let Err(error) = done {
-                self.refused(at, &error);
-            }
+            self.lent(now, at, done);
         }
     }
 
     /// Who had a slice for an event that was not enough.
-    fn goes_on(&self) -> Option<VcpuId> {
-        let goes_on = |it: &&Sitter| !it.refused && self.queue.goes_on(it.vcpu);
+    fn goes_on(&self, now: Nanos) -> Option<VcpuId> {
+        let goes_on = |it: &&Sitter| it.may_be_lent_to(now) && self.queue.goes_on(it.vcpu);
         self.sitters.iter().find(goes_on).map(|sitter| sitter.vcpu)
     }
 
-    fn refused(&mut self, at: usize, error: &PolicyError) {
+    /// Notes that the kernel refused to lend, or that it does no longer.
+    fn lent(&mut self, now: Nanos, at: usize, done: Result<(), PolicyError>) {
         let sitter = &mut self.sitters[at];
-        // One that is gone is found out at the next look.
-        let gone = matches!(error, PolicyError::Gone { .. });
-        if !gone && !std::mem::replace(&mut sitter.refused, true) {
-            let note = Note::Refused(sitter.seat.thread, error.to_string());
-            self.report.notes.push(note);
+        let thread = sitter.seat.thread;
+        match done {
+            // One that is gone is found out at the next look.
+            Err(PolicyError::Gone { .. }) => {}
+            Err(error) => {
+                sitter.refuse(now);
+                let note = match error {
+                    PolicyError::NoBudget { .. } => Note::NoBudget(thread),
+                    error => Note::Refused(thread, error.to_string()),
+                };
+                self.report.notes.push(note);
+            }
+            Ok(()) if sitter.lent != Lent::No && sitter.refused.take().is_some() => {
+                self.report.notes.push(Note::Accepted(thread));
+            }
+            Ok(()) => {}
         }
     }
 
@@ -237,7 +248,7 @@ impl Boost {
         // Who is blocked and cannot pay gets a standing lease then, and not at a tick after it.
         let stands = |sitter: &Sitter| {
             let contract = &sitter.seat.contract;
-            let waits = sitter.blocked && sitter.lent == Lent::No && !sitter.refused;
+            let waits = sitter.blocked && sitter.lent == Lent::No && sitter.may_be_lent_to(now);
             (waits && contract.mode == Mode::Periodic).then(|| sitter.stood + contract.deadline)
         };
         let stands = self.sitters.iter().filter_map(stands).min();
@@ -299,7 +310,7 @@ impl Boost {
             let Some(sitter) = self.sitters.get_mut(at) else { continue };
             // One event is enough, and who has something of ours runs for it.
             let wants = waits && sitter.lent == Lent::No && sitter.awaited.is_none();
-            if wants && !sitter.refused && sitter.ear.as_mut().is_some_and(Ear::summon) {
+            if wants && sitter.may_be_lent_to(now) && sitter.ear.as_mut().is_some_and(Ear::summon) {
                 self.event(now, at);
             }
         }
@@ -325,11 +336,10 @@ impl Boost {
         sitter.blocked = false;
         sitter.awaited.get_or_insert(now);
         // Who has a slice is owed another one, in case that it ends before this event is seen to.
-        if sitter.lent == Lent::No && lending && !sitter.refused && pays(&self.queue, sitter.vcpu) {
+        let may = lending && sitter.may_be_lent_to(now);
+        if sitter.lent == Lent::No && may && pays(&self.queue, sitter.vcpu) {
             let done = sitter.lend(&self.parts.table, Lent::Slice(now));
-            if let Err(error) = done {
-                self.refused(at, &error);
-            }
+            self.lent(now, at, done);
         }
     }
 }

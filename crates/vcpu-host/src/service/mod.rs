@@ -6,6 +6,7 @@
 
 mod as_found;
 mod chime;
+mod complaint;
 mod gauge;
 mod held;
 mod reserving;
@@ -42,6 +43,7 @@ use crate::state::{STATE, State};
 use crate::threads;
 use crate::watchdog::Watchdog;
 use chime::Chime;
+use complaint::Complaint;
 use gauge::Gauge;
 use roster::Roster;
 
@@ -376,13 +378,16 @@ impl Service<'_> {
                     self.roster.forget(thread);
                 }
                 Note::Refused(thread, why) => {
-                    tracing::warn!(vm = self.roster.name(thread), "{why}");
-                    self.roster.complain(thread, why);
+                    self.roster.complain(*thread, Complaint::Told(why.clone()));
+                }
+                Note::NoBudget(thread) => self.roster.complain(*thread, Complaint::NoBudget),
+                Note::Accepted(thread) => {
+                    tracing::info!(vm = self.roster.name(thread), "the kernel lends to it now");
+                    self.roster.content(*thread);
                 }
                 Note::NoRoom(thread) => {
                     let why = "no slots are left for its deadline; give it a longer one";
-                    tracing::warn!(vm = self.roster.name(thread), "{why}");
-                    self.roster.complain(thread, why);
+                    self.roster.complain(*thread, Complaint::Told(why.to_owned()));
                 }
                 Note::StoodStill(time) => {
                     let ms = time.0 / 1_000_000;

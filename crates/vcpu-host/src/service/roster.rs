@@ -10,6 +10,7 @@ use penstock_vcpu::seating::{Place, Present, Seated, seat};
 
 use super::SLOTS;
 use super::as_found::AsFound;
+use super::complaint::{self, Complaint};
 use super::gauge::Gauge;
 use super::held::Held;
 use crate::boost::seat::Seat;
@@ -35,6 +36,10 @@ pub(super) struct Member {
     pub(super) refused: Option<String>,
     /// Why it is not there, or does not have what it asked for.
     pub(super) problem: Option<String>,
+    /// What scheduling threads said of its vCPUs since it was seated.
+    pub(super) complaints: Vec<(Identity, Complaint)>,
+    /// What was logged of that last.
+    logged: Option<String>,
 }
 
 /// See the module's text.
@@ -178,6 +183,7 @@ impl Roster {
                 });
             }
             member.seated = Some(seated);
+            member.complaints.clear();
         }
         Some(seats)
     }
@@ -265,9 +271,25 @@ impl Roster {
         self.looked = false;
     }
 
-    pub fn complain(&mut self, thread: &Identity, why: &str) {
-        for member in self.members.iter_mut().filter(|m| m.threads.contains(thread)) {
-            member.problem = Some(why.to_owned());
+    pub fn complain(&mut self, thread: Identity, complaint: Complaint) {
+        for (at, member) in self.members.iter_mut().enumerate() {
+            if !member.threads.contains(&thread) {
+                continue;
+            }
+            member.complaints.retain(|(other, _)| *other != thread);
+            member.complaints.push((thread, complaint.clone()));
+            let text = complaint::text(member);
+            if text != member.logged {
+                tracing::warn!(vm = self.names[at], "{}", text.as_deref().unwrap_or_default());
+                member.logged = text;
+            }
+        }
+    }
+
+    /// Nothing is said against this vCPU any more.
+    pub fn content(&mut self, thread: Identity) {
+        for member in &mut self.members {
+            member.complaints.retain(|(other, _)| *other != thread);
         }
     }
 
@@ -300,7 +322,7 @@ impl Roster {
                 mode: mode.to_owned(),
                 deadline_ms: std::time::Duration::from_nanos(deadline.0).as_secs_f64() * 1e3,
                 weight: contract.weight.get(),
-                problem: member.problem.clone(),
+                problem: complaint::text(member).or_else(|| member.problem.clone()),
                 vcpus: vcpus.chain(held).collect(),
             }
         };

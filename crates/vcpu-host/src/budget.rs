@@ -1,0 +1,200 @@
+//! Real-time budgets of cgroups (`CONFIG_RT_GROUP_SCHED`, cgroup v1), as far as they are missing.
+//!
+//! **Problem.** A thread whose cgroup has `cpu.rt_runtime_us` = 0 cannot be real-time. With too
+//! little it is throttled and late: twice what its slices take is enough (measured). **Source.**
+//! Linux, `scheduler/sched-rt-group.rst`: the budgets of all children, as parts of their periods,
+//! are together at most that of the parent, and the root has `sched_rt_runtime_us`.
+//!
+//! **Rule.** A directory needs what its own threads need and what its children have or need. The
+//! parents come first, as the kernel asks for it. **Cost.** Reads of all siblings on the way up:
+//! not for a scheduling thread.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use penstock_units::Nanos;
+use penstock_vcpu::admission::WHOLE_PPM;
+use penstock_vcpu::deadline_queue::SLICE;
+
+const RUNTIME: &str = "cpu.rt_runtime_us";
+
+/// What is written next to `RUNTIME` unless somebody changes it, in microseconds.
+const PERIOD_US: u64 = 1_000_000;
+
+/// What must be written, and whether the kernel takes that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Files and their numbers, in the order in which they are to be written.
+    pub writes: Vec<(PathBuf, u64)>,
+    /// All budgets below the root are then more than the root has, in millionths of a processor.
+    pub over: Option<(u64, u64)>,
+}
+
+/// What a vCPU with a deadline needs, in millionths of a processor.
+#[must_use]
+pub fn needed_ppm(deadline: Nanos) -> u64 {
+    let twice = 2 * u128::from(SLICE.0) * u128::from(WHOLE_PPM);
+    let part = twice.div_ceil(u128::from(deadline.0.max(1)));
+    u64::try_from(part).unwrap_or(WHOLE_PPM).min(WHOLE_PPM)
+}
+
+fn read(dir: &Path, name: &str) -> Option<i64> {
+    std::fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok()
+}
+
+fn period_us(dir: &Path) -> u64 {
+    let period = read(dir, "cpu.rt_period_us").and_then(|us| u64::try_from(us).ok());
+    period.filter(|us| *us > 0).unwrap_or(PERIOD_US)
+}
+
+/// Its budget in millionths of a processor; one that is below 0 has no bound.
+fn has_ppm(dir: &Path) -> Option<u64> {
+    let runtime = read(dir, RUNTIME)?;
+    let Ok(runtime) = u64::try_from(runtime) else { return Some(WHOLE_PPM) };
+    Some(runtime.saturating_mul(WHOLE_PPM) / period_us(dir))
+}
+
+/// `ppm` of a processor in a period of `dir`.
+fn in_us(dir: &Path, ppm: u64) -> u64 {
+    ppm.saturating_mul(period_us(dir)).div_ceil(WHOLE_PPM)
+}
+
+fn children(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let dirs = entries.flatten().filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.map(|it| it.path()).collect()
+}
+
+/// What is missing for threads in these directories to be real-time for so many millionths of a
+/// processor; several entries of one directory add up.
+#[must_use]
+pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
+    let mut own: BTreeMap<&Path, u64> = BTreeMap::new();
+    for (dir, ppm) in needs {
+        *own.entry(dir).or_default() += ppm;
+    }
+    let above = |dir: &Path| dir.parent().is_some_and(|up| up.join(RUNTIME).exists());
+    // Deepest first: what a directory needs follows from those in it.
+    let mut dirs: Vec<&Path> = needs
+        .iter()
+        .flat_map(|(dir, _)| dir.ancestors().take_while(|at| above(at)))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    dirs.sort_by_key(|dir| std::cmp::Reverse(dir.components().count()));
+    let mut planned: BTreeMap<PathBuf, u64> = BTreeMap::new();
+    let inside = |dir: &Path, planned: &BTreeMap<PathBuf, u64>| -> u64 {
+        let of = |child: PathBuf| planned.get(&child).copied().or_else(|| has_ppm(&child));
+        children(dir).into_iter().filter_map(of).sum()
+    };
+    let mut missing = Missing::default();
+    for dir in &dirs {
+        let needs = own.get(dir).copied().unwrap_or(0) + inside(dir, &planned);
+        let has = has_ppm(dir).unwrap_or(0);
+        if needs > has {
+            missing.writes.push((dir.join(RUNTIME), in_us(dir, needs)));
+        }
+        planned.insert((*dir).to_owned(), needs.max(has));
+    }
+    missing.writes.reverse();
+    let root = dirs.last().and_then(|dir| dir.parent());
+    missing.over = root.and_then(|root| {
+        let (all, has) = (inside(root, &planned), has_ppm(root)?);
+        (all > has && !missing.writes.is_empty()).then_some((all, has))
+    });
+    missing
+}
+
+/// The same for people.
+#[must_use]
+pub fn remedy(missing: &Missing) -> String {
+    let mut text = String::new();
+    for (at, (file, us)) in missing.writes.iter().enumerate() {
+        let then = if at == 0 { "write" } else { ", then" };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{then} {us} into {}", file.display());
+    }
+    if let Some((all, has)) = missing.over {
+        let _ = write!(
+            text,
+            "; the budgets of all cgroups would be {} % of a processor, and the kernel admits \
+             {} %: give longer deadlines, or take another cgroup's budget away",
+            all.div_ceil(10_000),
+            has / 10_000
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hierarchy below a directory for this test, with the budgets of its directories.
+    fn hierarchy(name: &str, dirs: &[(&str, i64)]) -> PathBuf {
+        let root = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+        for (dir, runtime) in dirs {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
+            std::fs::write(root.join(dir).join(RUNTIME), format!("{runtime}\n")).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn twice_what_slices_take_is_needed() {
+        assert_eq!(needed_ppm(Nanos::from_millis(3)), 333_334);
+        assert_eq!(needed_ppm(Nanos::from_millis(8)), 125_000);
+        assert_eq!(needed_ppm(SLICE), WHOLE_PPM);
+    }
+
+    #[test]
+    fn parents_come_first_and_have_what_all_their_children_have() {
+        let dirs = [
+            ("", 950_000),
+            ("m", 100_000),
+            ("m/other", 100_000),
+            ("m/vm", 0),
+            ("m/vm/vcpu0", 0),
+            ("m/vm/vcpu1", 0),
+            ("m/vm/emulator", 0),
+        ];
+        let root = hierarchy("budgets", &dirs);
+        let at = |dir: &str, us| (root.join(dir).join(RUNTIME), us);
+        let of = |dir: &str, ppm| (root.join(dir), ppm);
+        let needs = [of("m/vm/vcpu0", 200_000), of("m/vm/vcpu1", 200_000)];
+        let all = [
+            at("m", 500_000),
+            at("m/vm", 400_000),
+            at("m/vm/vcpu1", 200_000),
+            at("m/vm/vcpu0", 200_000),
+        ];
+        let told = missing(&needs);
+        assert_eq!((&told.writes[..], told.over), (&all[..], None));
+        let first = format!("write 500000 into {}/m/{RUNTIME}, then 400000 ", root.display());
+        assert!(remedy(&told).starts_with(&first), "{}", remedy(&told));
+        // As it says, and nothing is missing.
+        for (file, us) in &told.writes {
+            std::fs::write(file, us.to_string()).unwrap();
+        }
+        assert_eq!(missing(&needs), Missing::default());
+        // In one directory both are needed together, and a period of its own counts.
+        std::fs::write(root.join("m/vm/vcpu0/cpu.rt_period_us"), "100000").unwrap();
+        std::fs::write(root.join("m/vm/vcpu0").join(RUNTIME), "20000").unwrap();
+        let both = missing(&[of("m/vm/vcpu0", 200_000), of("m/vm/vcpu0", 200_000)]);
+        let all = [at("m", 700_000), at("m/vm", 600_000), at("m/vm/vcpu0", 40_000)];
+        assert_eq!(both.writes, all);
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn more_than_the_kernel_admits_is_said() {
+        let dirs = [("", 950_000), ("a", 700_000), ("b", 0), ("c", -1)];
+        let root = hierarchy("budget-over", &dirs);
+        let told = missing(&[(root.join("b"), 333_334)]);
+        assert_eq!(told.over, Some((2_033_334, 950_000)));
+        assert!(remedy(&told).contains("204 % of a processor, and the kernel admits 95 %"));
+        assert_eq!(missing(&[(root.join("c"), 333_334)]), Missing::default(), "without a bound");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

@@ -1,0 +1,72 @@
+//! What the scheduling threads say against vCPUs, in words for people.
+
+use std::path::PathBuf;
+
+use penstock_vcpu::Mode;
+
+use super::roster::Member;
+use crate::budget::{missing, needed_ppm, remedy};
+use crate::cgroup::Cgroup;
+use crate::lease::Identity;
+
+/// Why a vCPU does not get what its VM was promised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Complaint {
+    /// As it was told.
+    Told(String),
+    /// Its cgroup has no real-time budget.
+    NoBudget,
+}
+
+/// What is said against a VM's vCPUs now. Cgroups and their budgets are looked at each time, as
+/// libvirt moves threads and others write budgets.
+pub(super) fn text(member: &Member) -> Option<String> {
+    let complaints = member.complaints.iter();
+    let mut there = complaints.filter(|(thread, _)| member.threads.contains(thread));
+    let (thread, complaint) = there.next_back()?;
+    match complaint {
+        Complaint::Told(why) => Some(why.clone()),
+        Complaint::NoBudget => Some(no_budget(member, *thread)),
+    }
+}
+
+fn no_budget(member: &Member, thread: Identity) -> String {
+    let again = "it is tried again by itself, at least once a minute";
+    let group = Cgroup::of_thread(thread.tid).map(|group| group.path().to_owned());
+    let missing = missing(&needs(member));
+    let group = group.map_or_else(|error| error.to_string(), |path| path.display().to_string());
+    if missing.writes.is_empty() {
+        return format!(
+            "nothing could be lent to it, and its cgroup {group} has a budget now; {again}"
+        );
+    }
+    format!(
+        "nothing is lent to it: its cgroup {group} has cpu.rt_runtime_us = 0, and twice what its \
+         slices take is needed; {}; {again}",
+        remedy(&missing)
+    )
+}
+
+/// What its vCPUs need where they are: of several in one cgroup on different processors the kernel
+/// gives each the whole budget, so those of the processor with most of them count.
+fn needs(member: &Member) -> Vec<(PathBuf, u64)> {
+    let Some(seated) = member.seated.as_ref().filter(|it| it.contract.mode != Mode::None) else {
+        return Vec::new();
+    };
+    let mut homes: Vec<(PathBuf, u32)> = Vec::new();
+    for (thread, place) in member.threads.iter().zip(&seated.vcpus) {
+        let group = Cgroup::of_thread(thread.tid);
+        homes.extend(group.ok().map(|group| (group.path().to_owned(), place.cpu)));
+    }
+    homes.sort();
+    let mut needs: Vec<(PathBuf, u64)> = Vec::new();
+    for together in homes.chunk_by(|a, b| a == b) {
+        let count = u64::try_from(together.len()).unwrap_or(1);
+        let (path, ppm) = (&together[0].0, count * needed_ppm(seated.contract.deadline));
+        match needs.iter_mut().find(|(other, _)| other == path) {
+            Some((_, most)) => *most = ppm.max(*most),
+            None => needs.push((path.clone(), ppm)),
+        }
+    }
+    needs
+}

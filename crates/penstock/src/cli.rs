@@ -150,6 +150,15 @@ pub enum VcpuCommand {
         #[arg(long, value_enum, default_value_t = LogFormat::Text)]
         log_format: LogFormat,
     },
+    /// Reads a configuration file and prints every mistake in it, and every deadline that does not
+    /// fit. Needs no scheduler.
+    Check {
+        /// The file: of this scheduler's own, or a host's with [vcpu].
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Shows shares, waits and missed deadlines of the scheduler that runs.
     Show {
         /// Its directory.

@@ -299,3 +299,39 @@ fn a_file_that_is_wrong_is_refused_whole() {
     assert!(said.contains("vcpu.toml") && said.contains("`cpus`"), "{said}");
     assert!(said.contains("io_reserve") && said.contains("0 to 50"), "{said}");
 }
+
+#[test]
+fn a_file_for_vcpus_alone_is_checked_without_a_scheduler() {
+    let scratch = Scratch::new();
+    let file = scratch.0.join("vcpu.toml");
+    let check = |object: &str, more: &[&str]| -> Told {
+        let mut command = Command::new(BINARY);
+        command.args([object, "check", "--config"]).arg(&file).args(more);
+        command.output().unwrap().into()
+    };
+    let vm = |name: &str, more: &str| format!("[[vm]]\nname = \"{name}\"\npid = 1\n{more}");
+    let deadline = |ms: &str| format!("vcpu_mode = \"periodic\"\ndeadline = \"{ms} ms\"\n");
+    let text = |voice: &str| {
+        format!("[vcpu]\ncpus = [0]\n{}{}", vm("voice", &deadline(voice)), vm("batch", ""))
+    };
+    std::fs::write(&file, text("3")).unwrap();
+    let said = check("vcpu", &[]).ok();
+    assert!(said.contains("right: 2 VMs, 1 processors"), "{said}");
+    assert!(said.contains("voice 50.0 % 3 ms") && said.contains("14.3 %"), "{said}");
+    let said: Value = serde_json::from_str(&check("vcpu", &["--json"]).ok()).unwrap();
+    assert_eq!((&said["ok"], &said["vcpus"][0]["vms"][0]["vm"]), (&true.into(), &"voice".into()));
+
+    // The switch's check sends whoever asks it to this one.
+    let said = check("host", &[]).fails();
+    assert!(said.contains("[host] is missing"), "{said}");
+    assert!(said.contains("`penstock vcpu check --config FILE`"), "{said}");
+
+    std::fs::write(&file, text("0.5") + &vm("third", "")).unwrap();
+    let said = check("vcpu", &[]).fails();
+    assert!(said.contains("vcpu.toml: [[vm]] \"voice\": no deadline is kept"), "{said}");
+    assert!(said.contains("a deadline of 1 ms") && said.contains("penstock: 1 mistake"), "{said}");
+
+    std::fs::write(&file, text("3").replace("cpus = [0]", "cpus = []")).unwrap();
+    let said = check("vcpu", &[]).fails();
+    assert!(said.contains("vcpu.toml: [vcpu] `cpus`"), "{said}");
+}

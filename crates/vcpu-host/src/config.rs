@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use penstock_vcpu::Contract;
 use penstock_vcpu::admission::Limits;
+use penstock_vcpu::planned::{Planned, planned};
 use penstock_vcpu::reservation::Reserve;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde::Deserialize;
@@ -52,7 +53,7 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
 }
 
-/// Every mistake of a file, one a line. Never empty.
+/// Every mistake of a file, one a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<String>);
 
@@ -70,12 +71,7 @@ impl Config {
     /// # Errors
     /// All that is wrong with it.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigErrors(vec![format!("{}: cannot be read: {error}", path.display())])
-        })?;
-        let named = |line: &String| format!("{}: {line}", path.display());
-        Self::parse(&text)
-            .map_err(|ConfigErrors(lines)| ConfigErrors(lines.iter().map(named).collect()))
+        read(path).and_then(|text| Self::parse(&text)).map_err(|wrong| named(path, wrong))
     }
 
     /// The same from text: of a host's file what is said of vCPUs, else all there is.
@@ -83,34 +79,7 @@ impl Config {
     /// # Errors
     /// All that is wrong with it.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        let unread =
-            |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
-        let all: toml::Table = toml::from_str(text).map_err(unread)?;
-        let file: File = if all.contains_key("host") {
-            let ours = |(key, _): &(String, toml::Value)| key == "vcpu" || key == "vm";
-            let ours: toml::Table = all.into_iter().filter(ours).collect();
-            if !ours.contains_key("vcpu") {
-                let why = "this host has no [vcpu]; add it with `cpus`, and a [[vm]] for each VM";
-                return Err(ConfigErrors(vec![why.to_owned()]));
-            }
-            ours.try_into().map_err(unread)?
-        } else {
-            toml::from_str(text).map_err(unread)?
-        };
-        let mut wrong: Vec<String> =
-            file.vcpu.mistakes().iter().map(|mistake| format!("[vcpu] {mistake}")).collect();
-        let mut names = HashSet::new();
-        for table in &file.vm {
-            let name = &table.name;
-            if !names.insert(name) {
-                wrong.push(format!("[[vm]] \"{name}\": there are two; rename one"));
-            }
-            let mistakes = table.mistakes();
-            wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
-        }
-        if !wrong.is_empty() {
-            return Err(ConfigErrors(wrong));
-        }
+        let (section, tables) = tables(text)?;
         let vm = |table: &VmTable| {
             Some(VmConfig {
                 name: table.name.clone(),
@@ -120,11 +89,73 @@ impl Config {
                 reserve: table.reserve(),
             })
         };
-        let vms = file.vm.iter().filter_map(vm).collect();
-        let VcpuSection { cpus, .. } = &file.vcpu;
-        let (run_dir, limits) = (file.vcpu.run_dir(), file.vcpu.limits());
-        Ok(Self { cpus: cpus.clone(), run_dir, limits, vms })
+        let vms = tables.iter().filter_map(vm).collect();
+        let (run_dir, limits) = (section.run_dir(), section.limits());
+        Ok(Self { cpus: section.cpus, run_dir, limits, vms })
     }
+}
+
+/// The tables of a file, if there is no mistake in them.
+fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
+    let unread =
+        |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
+    let all: toml::Table = toml::from_str(text).map_err(unread)?;
+    let file: File = if all.contains_key("host") {
+        let ours = |(key, _): &(String, toml::Value)| key == "vcpu" || key == "vm";
+        let ours: toml::Table = all.into_iter().filter(ours).collect();
+        if !ours.contains_key("vcpu") {
+            let why = "this host has no [vcpu]; add it with `cpus`, and a [[vm]] for each VM";
+            return Err(ConfigErrors(vec![why.to_owned()]));
+        }
+        ours.try_into().map_err(unread)?
+    } else {
+        toml::from_str(text).map_err(unread)?
+    };
+    let mut wrong: Vec<String> =
+        file.vcpu.mistakes().iter().map(|mistake| format!("[vcpu] {mistake}")).collect();
+    let mut names = HashSet::new();
+    for table in &file.vm {
+        let name = &table.name;
+        if !names.insert(name) {
+            wrong.push(format!("[[vm]] \"{name}\": there are two; rename one"));
+        }
+        let mistakes = table.mistakes();
+        wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
+    }
+    if wrong.is_empty() { Ok((file.vcpu, file.vm)) } else { Err(ConfigErrors(wrong)) }
+}
+
+/// The deadlines and reservations that do not fit if all VMs run, one a line.
+fn unfit(section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
+    let planned = planned(section, &tables.iter().collect::<Vec<_>>());
+    let told = |(table, planned): (&VmTable, Planned)| {
+        Some(format!("[[vm]] \"{}\": {}", table.name, planned.problem?))
+    };
+    ConfigErrors(tables.iter().zip(planned).filter_map(told).collect())
+}
+
+/// All that is wrong with a file, and the deadlines in it that do not fit; its tables if they have
+/// no mistakes.
+#[must_use]
+pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors) {
+    match read(path).and_then(|text| tables(&text)) {
+        Ok((section, vms)) => {
+            let wrong = unfit(&section, &vms);
+            (Some((section, vms)), named(path, wrong))
+        }
+        Err(wrong) => (None, named(path, wrong)),
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigErrors> {
+    let unread =
+        |error| ConfigErrors(vec![format!("cannot be read: {error}; check path and rights")]);
+    std::fs::read_to_string(path).map_err(unread)
+}
+
+/// With the file's name before each line.
+fn named(path: &Path, ConfigErrors(lines): ConfigErrors) -> ConfigErrors {
+    ConfigErrors(lines.iter().map(|line| format!("{}: {line}", path.display())).collect())
 }
 
 impl VmConfig {

@@ -188,7 +188,13 @@ fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
     let host = match section(root, "host", report) {
         Some(host) => host,
         None => {
-            let remedy = "add [host] with `name = \"...\"`";
+            let mut remedy = "add [host] with `name = \"...\"`".to_owned();
+            if root.contains_key("vcpu") {
+                remedy.push_str(
+                    "; if it is for `penstock vcpu run` alone, `penstock vcpu check --config FILE` \
+                     checks it",
+                );
+            }
             report.span(None, "file", "the section [host] is missing", remedy);
             Object { label: "[host]".to_owned(), name: None, value: None, table: None }
         }

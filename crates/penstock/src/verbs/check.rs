@@ -64,7 +64,7 @@ fn told(file: &Path, checked: &Checked) -> String {
     }
     if let Some(section) = &config.vcpu {
         text.push('\n');
-        text.push_str(&planned_vcpus::text(config, section));
+        text.push_str(&planned_vcpus::text(&config.vms, section));
     }
     for warning in &plan.warnings {
         let _ = writeln!(text, "warning: {}", printable(warning));
@@ -189,7 +189,7 @@ fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
     let workers = workers
         .map(|(id, (there, room))| json!({ "worker": id, "capacity": there.0, "room": room.0 }));
     answer["ports"] = ports.collect();
-    answer["vcpus"] = config.vcpu.as_ref().map(|it| planned_vcpus::json(config, it)).into();
+    answer["vcpus"] = config.vcpu.as_ref().map(|it| planned_vcpus::json(&config.vms, it)).into();
     answer["workers"] = workers.collect();
     answer["link_bits_per_second"] = json!(plan.link.map(|link| link.0));
     answer["warnings"] = json!(plan.warnings);

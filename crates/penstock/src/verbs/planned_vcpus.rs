@@ -1,7 +1,6 @@
-//! What `host check` says of vCPUs: which VM is planned on which processor, and how much of that
+//! What `host check` and `vcpu check` say of vCPUs: which VM is planned on which processor, and how much of that
 //! slices of deadlines take.
 
-use penstock_control::config::HostConfig;
 use penstock_vcpu::admission::density_ppm;
 use penstock_vcpu::planned;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
@@ -18,18 +17,18 @@ struct Processor<'a> {
     taken: u64,
 }
 
-fn ask(config: &HostConfig, section: &VcpuSection) -> Vec<planned::Planned> {
-    planned::planned(section, &config.vms.iter().collect::<Vec<_>>())
+fn ask(vms: &[VmTable], section: &VcpuSection) -> Vec<planned::Planned> {
+    planned::planned(section, &vms.iter().collect::<Vec<_>>())
 }
 
 fn plan<'a>(
-    config: &'a HostConfig,
+    tables: &'a [VmTable],
     section: &VcpuSection,
     all: &[planned::Planned],
 ) -> Vec<Processor<'a>> {
     let of = |cpu: &u32| {
         let (mut vms, mut taken) = (Vec::new(), 0);
-        for (vm, planned) in config.vms.iter().zip(all) {
+        for (vm, planned) in tables.iter().zip(all) {
             for place in planned.places.iter().filter(|place| place.cpu == *cpu) {
                 vms.push((vm, place.share_ppm));
                 let kept = vm.contract().filter(|it| it.mode.is_real_time());
@@ -48,16 +47,16 @@ fn parts(ppm: u64) -> f64 {
 
 /// For people.
 #[must_use]
-pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
+pub fn text(tables: &[VmTable], section: &VcpuSection) -> String {
     use Align::{Left, Right};
-    let all = ask(config, section);
+    let all = ask(tables, section);
     let mut table = Table::new(&[
         ("VCPUS ON", Right),
         ("VMS, SHARE, DEADLINE", Left),
         ("DEADLINES", Right),
         ("LIMIT", Right),
     ]);
-    for Processor { cpu, vms, taken } in plan(config, section, &all) {
+    for Processor { cpu, vms, taken } in plan(tables, section, &all) {
         let vm = |(vm, share): &(&VmTable, u64)| {
             let deadline = vm.deadline.as_ref().map(|it| format!(" {it}")).unwrap_or_default();
             format!("{} {}{deadline}", vm.name, percent(parts(*share)))
@@ -67,7 +66,7 @@ pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
         table.row([cpu.to_string(), or_dash(&vms.join(", ")), percent(parts(taken)), limit]);
     }
     let mut text = table.render();
-    for (vm, planned) in config.vms.iter().zip(&all) {
+    for (vm, planned) in tables.iter().zip(&all) {
         if let Some(granted) = planned.granted {
             let (name, part) = (&vm.name, percent(parts(granted.ppm())));
             text.push_str(&format!("reserved for each vCPU of {name}: {part} of a processor\n"));
@@ -78,7 +77,7 @@ pub fn text(config: &HostConfig, section: &VcpuSection) -> String {
 
 /// For programs.
 #[must_use]
-pub fn json(config: &HostConfig, section: &VcpuSection) -> Value {
+pub fn json(tables: &[VmTable], section: &VcpuSection) -> Value {
     let cpu = |planned: Processor<'_>| {
         let vm = |(vm, share): &(&VmTable, u64)| {
             let share = parts(*share);
@@ -91,7 +90,7 @@ pub fn json(config: &HostConfig, section: &VcpuSection) -> Value {
             "limit": parts(section.limits().density_ppm),
         })
     };
-    plan(config, section, &ask(config, section)).into_iter().map(cpu).collect()
+    plan(tables, section, &ask(tables, section)).into_iter().map(cpu).collect()
 }
 
 #[cfg(test)]
@@ -103,12 +102,12 @@ mod tests {
         let text_of = "[host]\nname = \"h\"\n[vcpu]\ncpus = [0, 1]\n\
              [[vm]]\nname = \"voice\"\npid = 1\nvcpu_mode = \"periodic\"\ndeadline = \"3 ms\"\n\
              [[vm]]\nname = \"db\"\npid = 2\nvcpu_weight = 3\n";
-        let config: HostConfig = toml::from_str(text_of).unwrap();
-        let section = config.vcpu.clone().unwrap();
-        let said = text(&config, &section);
+        let config: penstock_control::config::HostConfig = toml::from_str(text_of).unwrap();
+        let (section, vms) = (config.vcpu.unwrap(), config.vms);
+        let said = text(&vms, &section);
         assert!(said.contains("voice 100.0 % 3 ms") && said.contains("14.3 %"), "{said}");
         let one = VcpuSection { cpus: vec![4], ..section };
-        let value = json(&config, &one);
+        let value = json(&vms, &one);
         assert_eq!((&value[0]["cpu"], &value[0]["vms"][1]["share"]), (&4.into(), &0.75.into()));
         assert_eq!(value.as_array().unwrap().len(), 1);
     }

@@ -7,13 +7,15 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, bail};
 use nix::poll::poll;
 use penstock_vcpu_host::boost;
-use penstock_vcpu_host::config::Config;
+use penstock_vcpu_host::config::{self, Config, ConfigErrors};
 use penstock_vcpu_host::restore::{Swept, sweep};
 use penstock_vcpu_host::service;
 use penstock_vcpu_host::state::{State, VcpuState, VmState};
 use penstock_vcpu_host::watchdog::{self, Sight};
 
-use super::{print, print_json};
+use serde_json::json;
+
+use super::{planned_vcpus, print, print_json, printable_lines};
 use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
 use crate::table::{Align, Table, printable};
@@ -29,6 +31,7 @@ const RELOAD_LOOKS: usize = 250;
 pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
     match command {
         VcpuCommand::Run { config, log_format } => schedule(config, *log_format)?,
+        VcpuCommand::Check { config, json } => return check(config, json.json),
         VcpuCommand::Show { run_dir, json } => show(run_dir, json.json)?,
         VcpuCommand::Reload { run_dir } => reload(run_dir)?,
         VcpuCommand::Event { vm, run_dir } => event(run_dir, vm)?,
@@ -41,6 +44,31 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
         VcpuCommand::Watchdog { run_dir } => watch(run_dir)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Exit 1 if there is a mistake, or if a deadline does not fit.
+fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
+    let (tables, ConfigErrors(errors)) = config::check(file);
+    if as_json {
+        let planned = tables.as_ref().map(|(section, vms)| planned_vcpus::json(vms, section));
+        let ok = errors.is_empty();
+        print_json(&json!({ "ok": ok, "errors": errors, "vcpus": planned }))?;
+    } else if let Some((section, vms)) = &tables {
+        let (file, cpus) = (file.display(), section.cpus.len());
+        let verdict = if errors.is_empty() { "right: " } else { "" };
+        let head = format!("{file}: {verdict}{} VMs, {cpus} processors\n\n", vms.len());
+        print(&(head + &planned_vcpus::text(vms, section)))?;
+    }
+    match errors.len() {
+        0 => return Ok(ExitCode::SUCCESS),
+        _ if as_json => {}
+        number => {
+            let lines = printable_lines(&errors.join("\n"));
+            let noun = if number == 1 { "mistake" } else { "mistakes" };
+            eprint!("{}\npenstock: {number} {noun} in the configuration\n", lines.trim_end());
+        }
+    }
+    Ok(ExitCode::FAILURE)
 }
 
 fn schedule(file: &Path, format: LogFormat) -> Result<()> {

@@ -1,8 +1,9 @@
 //! Claims: what a figure says, the published value, and the band that it must fall in.
 //!
 //! **Rule.** A claim holds when its measured value is a number and lies in the band, its ends
-//! included unless it was made with [`Claim::above`]. One that was not measured never holds. Bands
-//! are set where the figure is asked for and are no business of whoever measures.
+//! included unless it was made with [`Claim::above`]. One that was not measured never holds. One
+//! without a band is only shown: it neither holds nor is missed. Bands are set where the figure is
+//! asked for and are no business of whoever measures.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +24,8 @@ pub struct Claim {
     pub low: Option<f64>,
     /// The highest value that holds; `None`: any.
     pub high: Option<f64>,
-    /// Whether it holds.
-    pub holds: bool,
+    /// Whether it holds; `None`: it has no band and is only shown.
+    pub holds: Option<bool>,
     /// Whether the band's ends are outside of it.
     #[serde(skip)]
     open: bool,
@@ -42,7 +43,7 @@ impl Claim {
             unit: unit.to_owned(),
             low: None,
             high: None,
-            holds: false,
+            holds: None,
             open: false,
         }
     }
@@ -104,8 +105,15 @@ impl Claim {
     }
 
     fn judged(mut self) -> Self {
-        self.holds = self.measured.is_some_and(|value| self.covers(value));
+        let is_judged = self.low.is_some() || self.high.is_some();
+        self.holds = is_judged.then(|| self.measured.is_some_and(|value| self.covers(value)));
         self
+    }
+
+    /// Whether it has a band and does not hold.
+    #[must_use]
+    pub fn is_missed(&self) -> bool {
+        self.holds == Some(false)
     }
 
     fn covers(&self, value: f64) -> bool {
@@ -171,22 +179,28 @@ mod tests {
 
     #[test]
     fn a_band_holds_its_ends_and_an_open_one_does_not() {
-        assert!(claim().within(-1.0, 1.0).measured(1.0).holds);
-        assert!(!claim().within(-1.0, 1.0).measured(1.000_001).holds);
-        assert!(claim().measured(2.0).at_least(2.0).holds);
-        assert!(!claim().above(1.0).measured(1.0).holds);
-        assert!(claim().above(1.0).measured(1.1).holds);
-        assert!(!claim().below(0.5).measured(0.5).holds);
-        assert!(claim().at_most(0.5).measured(0.5).holds);
+        let holds = |claim: Claim| claim.holds.unwrap();
+        assert!(holds(claim().within(-1.0, 1.0).measured(1.0)));
+        assert!(!holds(claim().within(-1.0, 1.0).measured(1.000_001)));
+        assert!(holds(claim().measured(2.0).at_least(2.0)));
+        assert!(!holds(claim().above(1.0).measured(1.0)));
+        assert!(holds(claim().above(1.0).measured(1.1)));
+        assert!(!holds(claim().below(0.5).measured(0.5)));
+        assert!(holds(claim().at_most(0.5).measured(0.5)));
     }
 
     #[test]
     fn what_was_not_measured_never_holds() {
-        assert!(!claim().at_least(0.0).holds);
-        assert!(!claim().at_least(0.0).measured(f64::NAN).holds);
-        assert!(!claim().measured(f64::INFINITY).holds);
-        // Without a band a number is shown, and nothing more.
-        assert!(claim().measured(3.0).holds);
+        assert!(claim().at_least(0.0).is_missed());
+        assert!(claim().at_least(0.0).measured(f64::NAN).is_missed());
+    }
+
+    #[test]
+    fn what_has_no_band_is_shown_and_neither_holds_nor_is_missed() {
+        for shown in [claim(), claim().measured(3.0), claim().measured(f64::INFINITY)] {
+            assert_eq!((shown.holds, shown.is_missed()), (None, false), "{shown:?}");
+            assert!(serde_json::to_value(&shown).unwrap()["holds"].is_null());
+        }
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! **Rule.** The list is a table in a Markdown file, so that the reason stands where people read
 //! it. Under a heading that contains "missed", each row names an experiment, a mode, a claim, the
 //! seeds (`all`, or such as `3, 7-9`), the figure found, and why. A claim that is missed and not
-//! listed for its seed is a failure; so is one that is listed and holds, and one that is listed
-//! and does not exist. Other tables and text of the file are not looked at.
+//! listed for its seed is a failure; so is one that is listed and holds, one that is listed and
+//! has no band, and one that is listed and does not exist. Other tables and text of the file are not looked at.
 //!
 //! **Example.**
 //!
@@ -82,6 +82,8 @@ pub enum Verdict {
     Unlisted,
     /// Listed, and it holds.
     Holds,
+    /// Listed, and only shown.
+    Shown,
     /// Listed, and there is no such claim.
     Unknown,
 }
@@ -110,6 +112,7 @@ impl fmt::Display for Remark {
             Verdict::Expected => "missed, as listed",
             Verdict::Unlisted => "missed, and not on the list",
             Verdict::Holds => "on the list, and holds: take it off",
+            Verdict::Shown => "on the list, and has no band: take it off",
             Verdict::Unknown => "on the list, and no claim of that name",
         };
         write!(f, "{experiment} {claim} (seed {seed}): {what}")
@@ -160,10 +163,11 @@ impl Missed {
             };
             for claim in &record.claims {
                 match (claim.holds, self.has(record, &claim.id)) {
-                    (false, true) => remark(&claim.id, Verdict::Expected),
-                    (false, false) => remark(&claim.id, Verdict::Unlisted),
-                    (true, true) if !short => remark(&claim.id, Verdict::Holds),
-                    (true, _) => {}
+                    (Some(false), true) => remark(&claim.id, Verdict::Expected),
+                    (Some(false), false) => remark(&claim.id, Verdict::Unlisted),
+                    (Some(true), true) if !short => remark(&claim.id, Verdict::Holds),
+                    (None, true) => remark(&claim.id, Verdict::Shown),
+                    (Some(true) | None, _) => {}
                 }
             }
             for entry in self.of(record).filter(|e| record.claim(&e.claim).is_none()) {
@@ -197,7 +201,13 @@ impl Entry {
             .with_context(|| format!("`{seeds}` are no seeds such as `all` or `3, 7-9`"))?;
         anyhow::ensure!(!why.is_empty(), "no reason is given");
         let experiment = find(experiment.trim_matches('`'))?.name.to_owned();
-        Ok(Self { experiment, mode, claim: claim.trim_matches('`').to_owned(), seeds })
+        let claim = claim.trim_matches('`');
+        let in_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        anyhow::ensure!(
+            !claim.is_empty() && claim.chars().all(in_a_name),
+            "`{claim}` is not the name of one claim; give each claim its row"
+        );
+        Ok(Self { experiment, mode, claim: claim.to_owned(), seeds })
     }
 }
 
@@ -270,12 +280,35 @@ mod tests {
     }
 
     #[test]
+    fn a_listed_claim_that_is_only_shown_is_a_failure() {
+        let mut shown = record(3, 2.0);
+        shown.claims = vec![Claim::new("a", "A.", "%").measured(2.0)];
+        assert_eq!(verdicts(ROW, &[shown.clone()], false), [Verdict::Shown]);
+        assert_eq!(verdicts("", &[shown], false), []);
+    }
+
+    /// The repository's own list, and what README says of it.
+    #[test]
+    fn the_readme_counts_the_claims_that_are_listed() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        let list = Missed::read(&root.join("docs/figures.md")).unwrap();
+        let names = list.0.iter().map(|e| (&e.experiment, e.mode.to_string(), &e.claim));
+        let count = names.collect::<std::collections::BTreeSet<_>>().len();
+        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        let words = readme.split_whitespace().collect::<Vec<_>>().join(" ");
+        let told = format!("{count} claims are [known as missed](docs/figures.md#claims-known-as");
+        assert!(words.contains(&told), "README.md does not say: {told}-missed)");
+    }
+
+    #[test]
     fn a_wrong_row_is_refused_with_its_line_and_reason() {
         let error = |rows: &str| format!("{:#}", list(rows).unwrap_err());
         for (from, to, says) in [
             ("c2qos-fig12", "c2qos-fig99", "no experiment is called"),
             ("sim", "dream", "`dream` is no mode"),
             ("3, 7-9", "9-7", "`9-7` are no seeds"),
+            ("`a`", "`a`, `b`", "not the name of one claim"),
+            ("`a`", "", "not the name of one claim"),
             ("because", "", "no reason"),
             ("| 2 % ", "", "5 cells"),
         ] {

@@ -112,10 +112,10 @@ impl Record {
         }
     }
 
-    /// Whether there are claims and all hold.
+    /// Whether there are claims and none is missed.
     #[must_use]
     pub fn holds(&self) -> bool {
-        !self.claims.is_empty() && self.claims.iter().all(|claim| claim.holds)
+        !self.claims.is_empty() && !self.claims.iter().any(Claim::is_missed)
     }
 
     /// The series called `name`.

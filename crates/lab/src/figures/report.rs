@@ -101,8 +101,8 @@ fn page(found: &Found) -> String {
          <h1>Penstock: published figures, simulated and live</h1>\n\
          <p>Simulated: the production worker on virtual time at the paper's scale. Live: real \
          ports on the machine named below each figure. A claim holds when what was measured \
-         lies in its band; with several seeds, for each of them. Published values are dashed \
-         lines and hollow diamonds.</p>\n\
+         lies in its band; with several seeds, for each of them. One without a band is \
+         shown. Published values are dashed lines and hollow diamonds.</p>\n\
          <table><thead><tr><th>Figure</th><th>What it shows</th><th>Simulated</th>\
          <th>Live</th></tr></thead><tbody>\n{rows}</tbody></table>\n{sections}</body></html>\n",
         picture::style()
@@ -116,9 +116,14 @@ fn overview_row(name: &str, found: &Found) -> String {
         Some(records) => {
             let summary = Summary::of(records);
             let claims = summary.map(|s| s.claims).unwrap_or_default();
-            let held = claims.iter().filter(|c| c.holds).count();
-            let class = if held == claims.len() { "yes" } else { "no" };
-            format!("<td class=\"{class}\">{held} of {} hold</td>", claims.len())
+            let judged: Vec<bool> = claims.iter().filter_map(|c| c.holds).collect();
+            let held = judged.iter().filter(|holds| **holds).count();
+            let class = if held == judged.len() { "yes" } else { "no" };
+            let shown = match claims.len() - judged.len() {
+                0 => String::new(),
+                shown => format!(", {shown} shown"),
+            };
+            format!("<td class=\"{class}\">{held} of {} hold{shown}</td>", judged.len())
         }
     };
     format!(
@@ -229,14 +234,19 @@ fn verdict(sim: Option<&ClaimSummary>, live: Option<&ClaimSummary>) -> String {
         .filter_map(|(mode, claim)| {
             let claim = claim?;
             Some(match (claim.holds, claim.of) {
-                (true, _) => format!("{mode} yes"),
-                (false, 1) => format!("{mode} NO"),
-                (false, of) => format!("{mode} {} of {of}", claim.held),
+                (None, _) => format!("{mode} shown"),
+                (Some(true), _) => format!("{mode} yes"),
+                (Some(false), 1) => format!("{mode} NO"),
+                (Some(false), of) => format!("{mode} {} of {of}", claim.held),
             })
         })
         .collect();
-    let all = [sim, live].into_iter().flatten().all(|c| c.holds);
-    let class = if all { "yes" } else { "no" };
+    let judged: Vec<bool> = [sim, live].into_iter().flatten().filter_map(|c| c.holds).collect();
+    let class = match judged.as_slice() {
+        [] => "none",
+        all if all.iter().all(|holds| *holds) => "yes",
+        _ => "no",
+    };
     format!("<td class=\"{class}\">{}</td>", parts.join(", "))
 }
 
@@ -267,6 +277,7 @@ mod tests {
         outcome.claim(
             Claim::new("a<b", "A & B.", "%").published(-20.0).within(-1.0, 1.0).measured(value),
         );
+        outcome.claim(Claim::new("beside", "Shown.", "%").measured(7.0));
         outcome.note("cpu", "x");
         if mode == Mode::Live {
             outcome.beside(OVS_DPDK, "a<b", -8.5);
@@ -282,7 +293,18 @@ mod tests {
             ((name, Mode::Live), vec![record(Mode::Live, 3.0)]),
         ]);
         let page = page(&found);
-        for text in ["-20", "0.6 [0.5..0.7]", ">3<", "-8.5", "-1 to 1", "live NO", "a&lt;b"] {
+        for text in [
+            "-20",
+            "0.6 [0.5..0.7]",
+            ">3<",
+            "-8.5",
+            "-1 to 1",
+            "live NO",
+            "a&lt;b",
+            "1 of 1 hold, 1 shown",
+            "0 of 1 hold, 1 shown",
+            "sim shown, live shown",
+        ] {
             assert!(page.contains(text), "{text} is missing");
         }
         assert!(page.contains("prefers-color-scheme:dark"));

@@ -238,9 +238,10 @@ fn table(experiment: &Experiment, summary: &Summary, part: f64) -> String {
         vec![["claim", "published", "measured", "band", "unit", "holds", ""].map(str::to_owned)];
     for claim in &summary.claims {
         let holds = match (claim.holds, claim.of) {
-            (true, _) => "yes".to_owned(),
-            (false, 1) => "NO".to_owned(),
-            (false, of) => format!("{} of {of}, not {}", claim.held, joined(&claim.missed)),
+            (None, _) => "shown".to_owned(),
+            (Some(true), _) => "yes".to_owned(),
+            (Some(false), 1) => "NO".to_owned(),
+            (Some(false), of) => format!("{} of {of}, not {}", claim.held, joined(&claim.missed)),
         };
         rows.push([
             claim.id.clone(),

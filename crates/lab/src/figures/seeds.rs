@@ -30,15 +30,15 @@ pub struct ClaimSummary {
     pub median: Option<f64>,
     /// The largest.
     pub max: Option<f64>,
-    /// With how many seeds it held.
+    /// With how many seeds it held; 0 of one that is only shown.
     pub held: usize,
     /// Of how many.
     pub of: usize,
     /// The seeds with which it did not hold.
     #[serde(default)]
     pub missed: Vec<u64>,
-    /// Whether it held with all.
-    pub holds: bool,
+    /// Whether it held with all; `None`: it has no band and is only shown.
+    pub holds: Option<bool>,
 }
 
 /// An experiment over several seeds.
@@ -80,9 +80,10 @@ impl ClaimSummary {
         let values: Vec<f64> = claims().filter_map(|c| c.measured).collect();
         let [min, _, median, _, max] =
             five_numbers(&values).map(|v| Some(v).filter(|v| v.is_finite()));
-        let holds = |r: &Record| r.claim(&claim.id).is_some_and(|c| c.holds);
-        let missed: Vec<u64> = records.iter().filter(|r| !holds(r)).map(|r| r.seed).collect();
-        let held = records.len() - missed.len();
+        let is_judged = claims().any(|claim| claim.holds.is_some());
+        let holds = |r: &&Record| r.claim(&claim.id).is_some_and(|c| c.holds == Some(true));
+        let missed = records.iter().filter(|record| is_judged && !holds(record));
+        let missed: Vec<u64> = missed.map(|record| record.seed).collect();
         Self {
             id: claim.id.clone(),
             statement: claim.statement.clone(),
@@ -94,9 +95,9 @@ impl ClaimSummary {
             min,
             median,
             max,
-            held,
+            held: records.iter().filter(holds).count(),
             of: records.len(),
-            holds: missed.is_empty(),
+            holds: is_judged.then_some(missed.is_empty()),
             missed,
         }
     }
@@ -137,9 +138,9 @@ mod tests {
         let summary = Summary::of(&all).unwrap();
         let claim = &summary.claims[0];
         assert_eq!((claim.min, claim.median, claim.max), (Some(1.0), Some(1.5), Some(2.0)));
-        assert!(claim.holds && claim.measured() == "1.5 [1..2]");
+        assert!(claim.holds == Some(true) && claim.measured() == "1.5 [1..2]");
         let summary = Summary::of(&[record(1, 1.0), record(2, 3.0)]).unwrap();
-        assert_eq!((summary.claims[0].held, summary.claims[0].holds), (1, false));
+        assert_eq!((summary.claims[0].held, summary.claims[0].holds), (1, Some(false)));
         assert_eq!(summary.claims[0].missed, [2]);
         assert!(Summary::of(&[]).is_none());
     }
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn a_seed_without_a_measurement_counts_against_the_claim() {
         let summary = Summary::of(&[record(1, 1.0), record(2, f64::NAN)]).unwrap();
-        assert!(!summary.claims[0].holds);
+        assert_eq!(summary.claims[0].holds, Some(false));
         assert_eq!(summary.claims[0].median, Some(1.0));
     }
 }

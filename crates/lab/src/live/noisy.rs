@@ -554,7 +554,7 @@ mod tests {
         let mut outcome = Outcome::new();
         conclude(&mut outcome, &[one], false).unwrap();
         let claim = outcome.claims.iter().find(|c| c.id == "c2qos_victim_kept_pct").unwrap();
-        assert_eq!((claim.measured, claim.holds), (None, false));
+        assert_eq!((claim.measured, claim.holds), (None, Some(false)));
     }
 
     #[test]

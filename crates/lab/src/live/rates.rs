@@ -243,9 +243,9 @@ mod tests {
             conclude(&mut outcome, judged);
             outcome.claims.iter().map(|c| (c.measured, c.holds)).collect::<Vec<_>>()
         };
-        assert_eq!(measured(&judged), [(Some(0.9), true), (Some(2.1), false)]);
+        assert_eq!(measured(&judged), [(Some(0.9), Some(true)), (Some(2.1), Some(false))]);
         judged.pop();
         judged[3].worst = 1.2;
-        assert_eq!(measured(&judged), [(Some(1.2), false), (None, false)]);
+        assert_eq!(measured(&judged), [(Some(1.2), Some(false)), (None, Some(false))]);
     }
 }

@@ -221,6 +221,26 @@ counters! {
     arrays {}
 }
 
+impl PortReading {
+    /// The fields that are a level now and not a count since the port came.
+    pub const GAUGES: [&str; 9] = [
+        "queued",
+        "tokens",
+        "debt",
+        "delay_max",
+        "tx_queued",
+        "tx_queue_p50",
+        "tx_queue_p99",
+        "tx_queue_max",
+        "tx_queue_variation",
+    ];
+}
+
+impl WorkerReading {
+    /// The fields that are a level now and not a count since the worker began.
+    pub const GAUGES: [&str; 2] = ["resting", "heartbeat"];
+}
+
 /// A port's counters: one set a worker, so that each has one writer.
 #[derive(Clone, Debug)]
 pub struct PortCounterSets(Arc<[Arc<PortCounters>]>);
@@ -308,5 +328,13 @@ mod tests {
         set.queued.set(1);
         assert_eq!(set.read().unaccounted(), 1);
         assert_eq!(PortReading::FIELDS.len(), set.read().values().len());
+    }
+
+    #[test]
+    fn gauges_are_fields() {
+        let is_field =
+            |fields: &[(&str, &str, &str)], name: &str| fields.iter().any(|(f, ..)| *f == name);
+        assert!(PortReading::GAUGES.iter().all(|name| is_field(PortReading::FIELDS, name)));
+        assert!(WorkerReading::GAUGES.iter().all(|name| is_field(WorkerReading::FIELDS, name)));
     }
 }

@@ -10,6 +10,7 @@
 //! | [`mod@bench`] | `bench`: benchmarks, and taking them down |
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`fabric`] | `controller run`: sockets, agents, page around the fabric's controller |
+//! | [`exposition`] | the text formats of `/metrics` |
 //! | [`wire`], [`client`] | the gRPC types and the connection |
 //! | [`rates`], [`table`] | readings to rates, rates to text |
 //!
@@ -21,6 +22,7 @@ mod calibrate;
 mod cli;
 mod client;
 mod daemon;
+mod exposition;
 mod fabric;
 mod pairs;
 mod rates;

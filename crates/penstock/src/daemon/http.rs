@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use penstock_control::host::Host;
@@ -12,10 +12,8 @@ use tokio::sync::Mutex;
 
 use super::Parts;
 use super::metrics::{Reading, page};
+use crate::exposition;
 use crate::verbs::vcpu;
-
-/// Of the OpenMetrics text format.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The host, read by one scrape at a time whatever scrapers do.
 type Shared = Arc<Mutex<(Arc<Host>, Parts)>>;
@@ -28,7 +26,7 @@ pub fn router(host: Arc<Host>, parts: Parts) -> Router {
         .with_state(Arc::new(Mutex::new((host, parts))))
 }
 
-async fn metrics(State(shared): State<Shared>) -> Response {
+async fn metrics(State(shared): State<Shared>, request: HeaderMap) -> Response {
     let turn = shared.lock().await;
     let (host, parts) = turn.clone();
     let made = tokio::task::spawn_blocking(move || {
@@ -40,7 +38,7 @@ async fn metrics(State(shared): State<Shared>) -> Response {
         page(reading).map_err(|error| error.to_string())
     });
     match made.await.map_err(|error| error.to_string()).flatten() {
-        Ok(page) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response(),
+        Ok(page) => exposition::answer(&request, page),
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }

@@ -186,7 +186,7 @@ fn catalogue() -> Vec<Metric> {
         metrics.push(Metric {
             name: name("penstock_port", field, unit),
             unit,
-            is_gauge: matches!(*field, "queued" | "tokens" | "debt" | "delay_max"),
+            is_gauge: PortReading::GAUGES.contains(field),
             labels: "port",
             help: (*help).to_owned(),
             source: Source::Port(field),
@@ -217,7 +217,7 @@ fn catalogue() -> Vec<Metric> {
         metrics.push(Metric {
             name: name("penstock_worker", field, unit),
             unit,
-            is_gauge: *field == "resting",
+            is_gauge: WorkerReading::GAUGES.contains(field),
             labels: "worker",
             help: (*help).to_owned(),
             source: Source::Worker(field),
@@ -671,7 +671,13 @@ mod tests {
             }],
             stats: reading(
                 1,
-                &[("rx_frames", 7), ("cycles_ingress", 9), ("queued", 2)],
+                &[
+                    ("rx_frames", 7),
+                    ("cycles_ingress", 9),
+                    ("queued", 2),
+                    ("tx_queued", 5),
+                    ("tx_queue_p99", 900),
+                ],
                 &[("rule", 3)],
             ),
             learning: Vec::new(),
@@ -704,6 +710,9 @@ mod tests {
             "penstock_port_rx_frames_total{port=\"vm1\"} 7",
             "penstock_port_ingress_cycles_total{port=\"vm1\"} 9",
             "penstock_port_queued_frames{port=\"vm1\"} 2.0",
+            "# TYPE penstock_port_tx_queued_frames gauge",
+            "penstock_port_tx_queued_frames{port=\"vm1\"} 5.0",
+            "penstock_port_tx_queue_p99_nanoseconds{port=\"vm1\"} 900.0",
             "penstock_port_dropped_frames_total{port=\"vm1\",reason=\"rule\"} 3",
             "penstock_port_up{port=\"vm1\",tenant=\"\",type=\"tap\",state=\"up\"} 1.0",
             "penstock_worker_busy_cycles_total{worker=\"0\"} 250",

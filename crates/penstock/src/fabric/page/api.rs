@@ -4,17 +4,15 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use penstock_controller::service::Controller;
 use serde_json::{Value, json};
 
 use super::views::{Missing, View, Views, WHOLE};
+use crate::exposition;
 use crate::fabric::metrics::{self, Reading};
-
-/// Of the OpenMetrics text format.
-const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 type Shared = Arc<Views>;
 
@@ -73,7 +71,7 @@ fn as_json(status: StatusCode, value: &Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-async fn metrics(State(views): State<Shared>) -> Response {
+async fn metrics(State(views): State<Shared>, request: HeaderMap) -> Response {
     let views = &views;
     let view = |what| async move {
         let view = views.whole(what).await.ok()?;
@@ -90,7 +88,7 @@ async fn metrics(State(views): State<Shared>) -> Response {
     }
     let made = Reading::new(age, status, parts).and_then(metrics::page);
     match made {
-        Ok(page) => ([(header::CONTENT_TYPE, METRICS)], page).into_response(),
+        Ok(page) => exposition::answer(&request, page),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

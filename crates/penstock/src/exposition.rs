@@ -1,0 +1,139 @@
+//! The two text formats that a `/metrics` page is served in.
+//!
+//! **Source.** OpenMetrics 1.0; Prometheus' exposition format 0.0.4; the `Accept` header of RFC
+//! 9110 §12.5.1. **Rule.** A page is made in OpenMetrics. A scraper that prefers `text/plain` gets
+//! it in 0.0.4; one that has no preference gets OpenMetrics.
+
+use std::collections::HashSet;
+
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A page in the format that the request's headers ask for.
+pub fn answer(request: &HeaderMap, page: String) -> Response {
+    let values = request.get_all(header::ACCEPT).into_iter().map(HeaderValue::to_str);
+    let accept: Vec<&str> = values.filter_map(Result::ok).collect();
+    let (kind, page) = match prefers_text(&accept.join(",")) {
+        true => (TEXT, text(&page)),
+        false => (OPEN_METRICS, page),
+    };
+    ([(header::CONTENT_TYPE, kind)], page).into_response()
+}
+
+/// Whether `text/plain` has a higher weight than `application/openmetrics-text`.
+fn prefers_text(accept: &str) -> bool {
+    weight(accept, "text/plain") > weight(accept, "application/openmetrics-text")
+}
+
+/// The weight of a media type, in thousandths: that of its own range, else of one with `*`.
+fn weight(accept: &str, media: &str) -> u32 {
+    let group = media.split('/').next().unwrap_or_default();
+    let mut found: Option<(u8, u32)> = None;
+    for range in accept.split(',') {
+        let mut parts = range.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let exactness = match name.split_once('/') {
+            _ if name == media => 2,
+            Some((of, "*")) if of == group => 1,
+            Some(("*", "*")) => 0,
+            _ => continue,
+        };
+        let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f64>().ok());
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
+        let quality = (quality.unwrap_or(1.0).clamp(0.0, 1.0) * 1_000.0) as u32;
+        // Of several versions the best liked counts.
+        found = found.max(Some((exactness, quality)));
+    }
+    found.map_or(0, |(_, quality)| quality)
+}
+
+/// An OpenMetrics page in format 0.0.4: a counter's family is named as its samples, and there are
+/// no units and no end.
+fn text(page: &str) -> String {
+    let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let counters: HashSet<&str> = typed.filter_map(|line| line.strip_suffix(" counter")).collect();
+    let mut text = String::with_capacity(page.len());
+    for line in page.lines() {
+        if line == "# EOF" || line.starts_with("# UNIT ") {
+            continue;
+        }
+        match family(line).filter(|(_, name, _)| counters.contains(name)) {
+            Some((what, name, rest)) => text.extend(["# ", what, " ", name, "_total ", rest]),
+            None => text.push_str(line),
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// `HELP` or `TYPE`, the family's name, and the rest.
+fn family(line: &str) -> Option<(&str, &str, &str)> {
+    let (what, line) = line.strip_prefix("# ")?.split_once(' ')?;
+    let (name, rest) = line.split_once(' ')?;
+    Some((what, name, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "# HELP p_frames frames taken\n# TYPE p_frames counter\n\
+        # UNIT p_frames frames\np_frames_total{port=\"a\"} 7\n\
+        # HELP p_up up or not\n# TYPE p_up gauge\np_up{port=\"a\"} 1.0\n# EOF\n";
+
+    #[test]
+    fn the_format_is_what_the_scraper_prefers() {
+        for (accept, is_text) in [
+            ("", false),
+            ("*/*", false),
+            ("text/plain", true),
+            ("text/plain; version=0.0.4; q=1, */*;q=0.1", true),
+            ("text/*;q=0.3, */*;q=0.1", true),
+            ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", false),
+            ("application/openmetrics-text;version=1.0.0;q=0,*/*", true),
+            // Prometheus 2.40 and 3.0.
+            (
+                "application/openmetrics-text;version=1.0.0;q=0.5,\
+                 text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
+                false,
+            ),
+            (
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
+                 application/openmetrics-text;version=0.0.1;q=0.4,\
+                 text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,\
+                 text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
+                false,
+            ),
+        ] {
+            assert_eq!(prefers_text(accept), is_text, "{accept}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_is_answered_with_its_type() {
+        for (accept, kind, begin) in [
+            ("text/plain", TEXT, "# HELP p_frames_total frames taken\n"),
+            ("*/*", OPEN_METRICS, "# HELP p_frames frames taken\n"),
+        ] {
+            let request =
+                HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]);
+            let answer = answer(&request, PAGE.to_owned());
+            assert_eq!(answer.headers()[header::CONTENT_TYPE], kind);
+            let body = axum::body::to_bytes(answer.into_body(), 10_000).await.unwrap();
+            assert!(body.starts_with(begin.as_bytes()), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn in_0_0_4_a_family_is_named_as_its_samples_and_nothing_else_is_said() {
+        assert_eq!(
+            text(PAGE),
+            "# HELP p_frames_total frames taken\n# TYPE p_frames_total counter\n\
+             p_frames_total{port=\"a\"} 7\n\
+             # HELP p_up up or not\n# TYPE p_up gauge\np_up{port=\"a\"} 1.0\n"
+        );
+    }
+}

@@ -95,7 +95,8 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     until(TAKE_OVER, "one knows that it leads no more", || {
         one.ask(&["status"]).is_some_and(|(_, status)| status["leads"] == false)
     });
-    assert!(one.ask(&["tenant", "remove", "web"]).is_none(), "refused");
+    let why = one.refuses(&["controller", "tenant", "remove", "web"]);
+    assert!(why.contains("this controller does not lead"), "{why}");
     assert_eq!(two.tenants(), ["web"]);
     // The leader of etcd goes, then ours.
     let member = runtime.block_on(cluster.leads()).unwrap();
@@ -147,7 +148,8 @@ fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
     assert!(two.epoch() > first);
     // Nobody told it: it counts the time since the store answered last.
     assert!(!one.leads(), "one has stopped before another began");
-    assert!(one.ask(&["tenant", "remove", "web"]).is_none(), "refused");
+    let why = one.refuses(&["controller", "tenant", "remove", "web"]);
+    assert!(why.contains("this controller does not lead"), "{why}");
     assert!(two.ask(&["service", "server-9", "drained"]).is_some_and(|(fine, _)| fine));
     relays.iter().for_each(|relay| relay.cut(false));
     two.signal(Signal::SIGKILL);

@@ -87,8 +87,25 @@ mod tests {
     }
 
     #[test]
-    fn without_a_manager_nothing_happens() {
-        Notifier::new(None, None).unwrap().send("READY=1");
-        Notifier::new(Some("/nonexistent/notify".into()), None).unwrap().send("READY=1");
+    fn without_a_manager_nothing_is_sent() {
+        for name in [None, Some("".into())] {
+            let notifier = Notifier::new(name, None).unwrap();
+            notifier.send("READY=1");
+            assert!(notifier.target.is_none() && !notifier.failed.load(Ordering::Relaxed));
+        }
+    }
+
+    #[test]
+    fn a_manager_that_does_not_listen_is_told_again_and_is_no_error() {
+        let name = format!("penstock-notify-late-{}", std::process::id());
+        let notifier = Notifier::new(Some(format!("@{name}").into()), None).unwrap();
+        notifier.send("READY=1");
+        assert!(notifier.failed.load(Ordering::Relaxed), "it is logged once");
+        let manager =
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        notifier.send("WATCHDOG=1");
+        let mut buffer = [0; 64];
+        let length = manager.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"WATCHDOG=1");
     }
 }

@@ -96,6 +96,17 @@ impl Controller {
         Some((done.status.success(), value))
     }
 
+    /// Why it refuses; a request that it does not answer, or does, is a failure.
+    pub fn refuses(&self, words: &[&str]) -> String {
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        let done = command.args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        // `timeout` ends with 124 where it had to end the program.
+        assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
+        said
+    }
+
     /// What it says on standard error.
     pub fn complains(&self, words: &[&str]) -> String {
         let mut command = Command::new("timeout");

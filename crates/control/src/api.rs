@@ -363,6 +363,8 @@ pub struct Explanation {
     pub vm: String,
     /// Where their scheduler keeps its files.
     pub vcpu_dir: String,
+    /// What the plan warns of that is about the port.
+    pub warnings: Vec<String>,
 }
 
 /// What a class's latency bound follows from (`penstock_qos::latency_bound`).

@@ -377,6 +377,7 @@ impl From<api::Explanation> for v1::Explanation {
             bound: from.bound.map(Into::into),
             vm: from.vm,
             vcpu_dir: from.vcpu_dir,
+            warnings: from.warnings,
         }
     }
 }
@@ -427,6 +428,7 @@ impl TryFrom<v1::Explanation> for api::Explanation {
             bound: from.bound.map(Into::into),
             vm: from.vm,
             vcpu_dir: from.vcpu_dir,
+            warnings: from.warnings,
         })
     }
 }
@@ -575,6 +577,7 @@ mod tests {
             inside_profile: Some(true),
             bound_us: Some(120),
             latency: "at most 120 us".into(),
+            warnings: vec!["port vm1: too few cycles".into()],
             bound: Some(api::LatencyBound { rounds: 2, left_us: Some(7), ..Default::default() }),
             ..Default::default()
         };

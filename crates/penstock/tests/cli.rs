@@ -237,6 +237,14 @@ fn wrong_files_are_told_with_every_mistake() {
     fs::write(&file, configuration(&scratch.0, TWO_TAPS)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).ok();
     assert!(told.contains("2 ports, 1 tenants, 0 rules"), "{told}");
+    // What deserves a look is said, and refuses nothing.
+    let ignored = TWO_TAPS.replacen("type = \"tap\"", "type = \"tap\"\npriority = 1", 1);
+    fs::write(&file, configuration(&scratch.0, &ignored)).unwrap();
+    let told = penstock(&socket, &["host", "check", "--config", config]).ok();
+    assert!(told.contains("warning: port a: `priority` 1 has no effect"), "{told}");
+    let json = penstock(&socket, &["host", "check", "--json", "--config", config]).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((json["ok"].as_bool(), json["warnings"].as_array().unwrap().len()), (Some(true), 1));
 }
 
 #[test]

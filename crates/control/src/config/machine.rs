@@ -1,6 +1,7 @@
 //! What a configuration may ask of this machine.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 /// The machine as far as a configuration depends on it. Without knowledge nothing is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +30,18 @@ impl Machine {
     pub fn default_core(&self) -> Option<u32> {
         self.cores.as_ref()?.last().copied()
     }
+}
+
+/// The number of a user or group: as it is, or the third field of its line in `file`.
+pub(crate) fn account(name: &str, file: &Path) -> Option<u32> {
+    if let Ok(number) = name.parse() {
+        return Some(number);
+    }
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let mut lines = text.lines().map(|line| line.split(':'));
+    lines.find_map(|mut fields| {
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
 }
 
 /// Reads `0-3,8`, as the kernel writes lists of CPUs.

@@ -41,6 +41,7 @@ pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use error::{ConfigError, ConfigErrors};
 pub use joining::{FabricSection, FabricTls, Joining};
 pub use machine::Machine;
+pub(crate) use machine::account;
 pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };

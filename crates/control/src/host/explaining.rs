@@ -1,7 +1,7 @@
 //! `penstock explain`: the counters' history, and what a question is answered from.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::schedule::PortQos;
@@ -55,6 +55,8 @@ impl Past {
         let mut answer = explain(&growth, &status).ok_or_else(gone)?;
         core.profile(&mut answer, status.id);
         core.bound(&mut answer, &growth);
+        let plan = Arc::clone(&lock(&core.shared).pricing.plan);
+        answer.warnings = plan.warnings_of(port).map(ToString::to_string).collect();
         core.vcpus(&mut answer);
         Ok(answer)
     }

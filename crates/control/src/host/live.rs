@@ -328,17 +328,9 @@ fn give_socket(attachment: &Attachment) -> Result<(), AttachError> {
     })
 }
 
-/// The number of a user or group: as it is, or the third field of its line in `file`.
+/// The number of a user or group.
 fn account(name: &str, file: &str) -> Result<u32, AttachError> {
-    if let Ok(number) = name.parse() {
-        return Ok(number);
-    }
-    let text = std::fs::read_to_string(Path::new(file)).unwrap_or_default();
-    let mut lines = text.lines().map(|line| line.split(':'));
-    let number = lines.find_map(|mut fields| {
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
-    });
-    number.ok_or_else(|| AttachError {
+    config::account(name, Path::new(file)).ok_or_else(|| AttachError {
         problem: format!("{name:?} is not in {file}"),
         remedy: "write another name, or the number".to_owned(),
     })

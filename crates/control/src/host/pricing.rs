@@ -112,8 +112,8 @@ impl Core {
         }
         learner.set_ports(terms(&plan));
         let sold = sold(&plan, &learner);
-        let mut warnings = plan.warnings.clone();
-        warnings.retain(|warning| !before.warnings.contains(warning));
+        let new = plan.warnings.iter().filter(|warning| !before.warnings.contains(warning));
+        let warnings = new.map(ToString::to_string).collect();
         Ok(Offer { model, plan: Arc::new(plan), learner, sold, warnings })
     }
 

@@ -11,6 +11,9 @@
 //! `penstock host check` prints it, and the running host makes its entitlements by it.
 
 mod text;
+mod warn;
+
+pub use warn::Warning;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -121,7 +124,7 @@ pub struct Plan {
     /// Why it is refused, in words; empty if it is not.
     pub refusals: Vec<ConfigError>,
     /// What deserves a look.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Warning>,
 }
 
 impl Plan {
@@ -171,6 +174,7 @@ impl Planner<'_> {
             .collect();
         plan.admission = admission::admit(&plan.capacity, plan.link, &claims);
         self.floors(&mut plan);
+        self.look_at_turns(&mut plan);
         plan.refusals.extend(text::refusals(&plan, &sellers));
         plan
     }
@@ -206,23 +210,25 @@ impl Planner<'_> {
 
     fn look_at_model(&self, each: CyclesPerSecond, plan: &mut Plan) {
         if each.0 > self.tsc.hz() {
-            plan.warnings.push(format!(
+            let text = format!(
                 "[worker]: capacity {each} is more than the core's {} cycles per second, which is \
                  taken",
                 self.tsc.hz()
-            ));
+            );
+            plan.warn([], text);
         }
         let Some(model) = self.model else { return };
         let about = &model.parts().about;
         let (theirs, ours) = (to_f64(about.tsc.hz()), to_f64(self.tsc.hz()));
         if (theirs - ours).abs() > TSC_DIFFERS * ours {
-            plan.warnings.push(format!(
+            let text = format!(
                 "[model]: it was measured on host {:?} with a counter of {:.2} GHz, this one has \
                  {:.2} GHz; run penstock calibrate here",
                 about.host,
                 theirs / 1e9,
                 ours / 1e9
-            ));
+            );
+            plan.warn([], text);
         }
     }
 
@@ -257,7 +263,7 @@ impl Planner<'_> {
         let id = PortId(self.ids.port(&port.name).unwrap_or_default());
         let queues = (0..port.queues.unwrap_or(1)).map(QueueId);
         let homes = queues.map(|queue| home(id, queue, port.worker, self.workers).index());
-        PortPlan {
+        let entry = PortPlan {
             name: port.name.clone(),
             id,
             cost,
@@ -275,7 +281,9 @@ impl Planner<'_> {
             }),
             contract,
             profile,
-        }
+        };
+        warn::too_few(port, &entry, plan);
+        entry
     }
 
     /// Rules that its frames are looked up in.
@@ -334,7 +342,7 @@ impl Checked {
             Some(file) => Some(Arc::new(config::load_model(&dir.join(file))?)),
             None => None,
         };
-        let plan = Planner {
+        let mut plan = Planner {
             config: &config,
             model: model.as_ref(),
             ids: &IdTable::default().next(&config),
@@ -342,6 +350,7 @@ impl Checked {
             tsc: penstock_dataplane::tsc::calibrate(),
         }
         .plan();
+        warn::missing_here(&config, &mut plan);
         Ok(Self { config, model, plan })
     }
 }

@@ -75,6 +75,107 @@ fn port(name: &str, more: &str) -> String {
 
 const RED: &str = "[[tenant]]\nname = \"red\"\n";
 
+fn texts(plan: &Plan) -> Vec<&str> {
+    plan.warnings.iter().map(|warning| warning.text.as_str()).collect()
+}
+
+/// `vm` bought cycles in class 3; what `other` and the schedule say is warned of.
+fn beside_a_buyer(schedule: &str, other: &str) -> Plan {
+    let worker = format!("[worker]\nschedule = \"{schedule}\"\n");
+    let class = if schedule == "hbs" { "priority = 3" } else { "" };
+    let bought = format!("cycles = \"1G\"\ningress_policy = \"cycles-minmax\"\n{class}");
+    plan_of(&(worker + RED + &port("vm", &bought) + &port("other", other)), None, 1)
+}
+
+#[test]
+fn a_port_that_no_policy_limits_is_told_where_it_takes_from_those_who_bought() {
+    let plan = beside_a_buyer("hbs", "priority = 1");
+    assert_eq!(
+        texts(&plan),
+        ["port other: no policy limits its cycles and its class 1 comes before class 3 of port \
+             vm, which bought cycles; set its `ingress_policy` and `cycles`, or `priority` = 3"]
+    );
+    let about = |name: &'static str| plan.warnings_of(name).count();
+    assert_eq!([about("other"), about("vm"), about("up")], [1, 1, 0]);
+    let policed = "priority = 2\ningress_policy = \"pps\"\npolice = { pps = \"1k\" }";
+    assert!(texts(&beside_a_buyer("hbs", policed))[0].contains("its class 2 comes before"));
+
+    let told = "port other: no policy limits these cycles, so no sum of what is sold counts them";
+    for (schedule, other) in [("hbs", "priority = 3"), ("round-robin", "")] {
+        let plan = beside_a_buyer(schedule, other);
+        let [text] = texts(&plan)[..] else { panic!("{schedule}: {:?}", plan.warnings) };
+        assert!(text.starts_with(told), "{schedule}: {text}");
+    }
+    // Of a later class it has what buyers leave; one that bought is counted; without buyers there
+    // is nothing to take; and on another worker neither.
+    let bought = "cycles = \"1M\"\ningress_policy = \"cycles-strict\"\npriority = 1";
+    for other in ["priority = 4", bought] {
+        assert_eq!(texts(&beside_a_buyer("hbs", other)), [""; 0], "{other}");
+    }
+    let free = port("a", "") + &port("b", "priority = 1");
+    let plan = plan_of(&("[worker]\nschedule = \"hbs\"\n".to_owned() + RED + &free), None, 1);
+    assert_eq!(texts(&plan), [""; 0]);
+    let bought = "cycles = \"1G\"\ningress_policy = \"cycles-minmax\"\nworker = 0";
+    let apart = "[worker]\ncores = [1, 2]\n".to_owned() + RED + &port("vm", bought);
+    let apart = apart + &port("other", "worker = 1");
+    assert_eq!(texts(&plan_of(&apart, None, 2)), [""; 0]);
+    assert_eq!(texts(&plan_of(&apart.replace("worker = 1", "worker = 0"), None, 2)).len(), 1);
+}
+
+#[test]
+fn a_class_that_round_robin_ignores_is_told() {
+    let plan = plan_of(&(RED.to_owned() + &port("a", "priority = 1") + &port("b", "")), None, 1);
+    assert_eq!(
+        texts(&plan),
+        ["port a: `priority` 1 has no effect, as `schedule` in [worker] is round-robin; set \
+          schedule = \"hbs\", or remove it"]
+    );
+}
+
+#[test]
+fn cycles_that_are_too_few_or_missing_are_told() {
+    let told = |more: &str| {
+        let plan = plan_of(&(RED.to_owned() + &port("a", more)), None, 1);
+        assert!(plan.refusals.is_empty());
+        plan.warnings.iter().map(|warning| warning.text.clone()).collect::<Vec<_>>().join("|")
+    };
+    assert_eq!(
+        told("ingress_policy = \"cycles-strict\"\ncycles = 400"),
+        "port a: 400 cycles a second are too few: a full batch costs about 3200, and it waits \
+         8.0 s for the next; write `cycles` with its suffix, as in \"200M\""
+    );
+    assert_eq!(told("ingress_policy = \"cycles-strict\"\ncycles = \"1M\""), "");
+    assert_eq!(
+        told("ingress_policy = \"cycles-minmax\""),
+        "port a: policy cycles-minmax without `cycles`: it has nothing but its `weight` of what \
+         others leave; write `cycles`"
+    );
+    assert!(told("ingress_policy = \"cycles-strict\"").contains("it may send nothing"));
+}
+
+#[test]
+fn accounts_and_directories_that_this_machine_lacks_are_told() {
+    let dir = std::env::temp_dir().join(format!("penstock-check-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("host.toml");
+    let ports = port("a", "socket_owner = \"nobody-of-that-name\"\nsocket_group = \"0\"")
+        .replace("/run/a.sock", "/nonexistent/a.sock")
+        + &port("b", "socket_owner = \"root\"").replace("/run/b.sock", "/tmp/b.sock")
+        + &port("c", "mode = \"client\"").replace("/run/c.sock", "/nonexistent/c.sock");
+    std::fs::write(&file, format!("[host]\nname = \"h\"\n{RED}{ports}")).unwrap();
+    let checked = Checked::load(&file);
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert_eq!(
+        texts(&checked.unwrap().plan),
+        [
+            "port a: `socket_owner` \"nobody-of-that-name\" is not in /etc/passwd of this machine; \
+             write another name, or the number",
+            "port a: directory /nonexistent of its socket is not on this machine; mkdir -p \
+             /nonexistent"
+        ]
+    );
+}
+
 #[test]
 fn a_contract_becomes_cycles_and_a_share_of_the_core() {
     let ports = port("a", "contract = { rate = \"1Mpps\", size = 1064 }")
@@ -96,7 +197,7 @@ fn cycles_win_over_a_contract_and_a_difference_is_told() {
     let a = plan.port("a").unwrap();
     assert_eq!((a.cycles, a.basis), (CyclesPerSecond(300_000_000), Basis::Cycles));
     assert!(a.terms().unwrap().contract.is_none(), "nothing is learned of it");
-    let told: Vec<_> = plan.warnings.iter().filter(|w| w.contains("`cycles` is taken")).collect();
+    let told: Vec<_> = texts(&plan).into_iter().filter(|w| w.contains("is taken")).collect();
     assert_eq!(
         told,
         ["port a: `cycles` 300M is +50 % off the 200M that its contract needs by the model; \
@@ -181,5 +282,9 @@ fn another_machines_model_is_told() {
     parts.about.tsc = TscRate::from_hz(2_500_000_000);
     let other = Arc::new(CostModel::new(parts).unwrap());
     let plan = plan_of(RED, Some(&other), 1);
-    assert!(plan.warnings[0].contains("2.50 GHz, this one has 2.00 GHz"), "{:?}", plan.warnings);
+    assert!(
+        plan.warnings[0].text.contains("2.50 GHz, this one has 2.00 GHz"),
+        "{:?}",
+        plan.warnings
+    );
 }

@@ -30,24 +30,26 @@ pub(super) fn compare(
     let (Some(_), Some(modelled)) = (port.cycles, modelled) else { return };
     let (set, needed) = (to_f64(cycles.0), to_f64(modelled.0));
     if (set - needed).abs() > part * needed {
-        plan.warnings.push(format!(
+        let text = format!(
             "port {}: `cycles` {cycles} is {:+.0} % off the {} that its contract needs by the \
              model; `cycles` is taken",
             port.name,
             100.0 * (set / needed - 1.0),
             short(modelled.0)
-        ));
+        );
+        plan.warn([port.name.as_str()], text);
     }
 }
 
 /// Something was sold that no policy guarantees.
 pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut Plan) {
     if basis != Basis::None && !is_metered(port) {
-        plan.warnings.push(format!(
+        let text = format!(
             "port {}: it bought cycles and its `ingress_policy` is {}: nothing guarantees them; \
              set \"cycles-strict\" or \"cycles-minmax\"",
             port.name, port.ingress_policy
-        ));
+        );
+        plan.warn([port.name.as_str()], text);
     }
 }
 

@@ -67,7 +67,7 @@ fn told(file: &Path, checked: &Checked) -> String {
         text.push_str(&planned_vcpus::text(&config.vms, section));
     }
     for warning in &plan.warnings {
-        let _ = writeln!(text, "warning: {}", printable(warning));
+        let _ = writeln!(text, "warning: {}", printable(&warning.text));
     }
     text
 }

@@ -126,6 +126,9 @@ fn text(answer: &Explanation) -> String {
             permille(answer.stolen_permille)
         ),
     );
+    for warning in &answer.warnings {
+        line("warning", printable(warning));
+    }
     text.push_str(&consumers(answer));
     text
 }

@@ -1,0 +1,224 @@
+//! What a plan does not refuse and its reader should know.
+//!
+//! **Rule.** Each warning has its ports: `host check` prints all, a change those that are new,
+//! `explain` those of its port.
+
+use core::fmt;
+use std::path::Path;
+
+use penstock_qos::admission::WorkerSet;
+use penstock_units::CyclesPerSecond;
+use serde::{Serialize, Serializer};
+
+use super::{Basis, Plan, Planner, PortPlan, is_metered, to_f64};
+use crate::config::{self, HostConfig, Port, Priority, Schedule, SocketMode};
+
+/// Cycles of a frame where no model says more: fewer than any frame cost that was measured.
+const FRAME_CYCLES_MIN: f64 = 100.0;
+/// Frames of a full batch.
+const BATCH: f64 = 32.0;
+/// Full batches a second that a port's cycles should be good for.
+const BATCHES_MIN: f64 = 10.0;
+
+/// Ports that one warning names.
+const NAMED_MAX: usize = 4;
+
+/// A warning, its remedy included, and the ports that it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// By name; empty if it is about no port.
+    pub ports: Vec<String>,
+    /// In words.
+    pub text: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Serialize for Warning {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
+
+impl Plan {
+    /// Keeps a warning about these ports.
+    pub(super) fn warn<'a>(&mut self, ports: impl IntoIterator<Item = &'a str>, text: String) {
+        let ports = ports.into_iter().map(str::to_owned).collect();
+        self.warnings.push(Warning { ports, text });
+    }
+
+    /// The warnings about one port.
+    pub fn warnings_of<'a>(&'a self, port: &'a str) -> impl Iterator<Item = &'a Warning> {
+        self.warnings.iter().filter(move |warning| warning.ports.iter().any(|name| name == port))
+    }
+}
+
+impl Planner<'_> {
+    /// What is wrong with classes, and with ports that no sum of admission counts.
+    pub(super) fn look_at_turns(&self, plan: &mut Plan) {
+        match self.config.worker.schedule {
+            Schedule::RoundRobin => self.ignored_classes(plan),
+            Schedule::Hbs => self.unsold_before_sold(plan),
+        }
+        self.uncounted(plan);
+    }
+
+    fn ignored_classes(&self, plan: &mut Plan) {
+        let asks = |port: &&Port| port.priority != Priority::default();
+        for port in self.config.ports.iter().filter(asks) {
+            let text = format!(
+                "port {}: `priority` {} has no effect, as `schedule` in [worker] is round-robin; \
+                 set schedule = \"hbs\", or remove it",
+                port.name,
+                port.priority.0.get()
+            );
+            plan.warn([port.name.as_str()], text);
+        }
+    }
+
+    /// A port that bought no cycles and has an earlier class than one that did.
+    fn unsold_before_sold(&self, plan: &mut Plan) {
+        for port in self.config.ports.iter().filter(|port| !is_metered(port)) {
+            let buyers = self.buyers_beside(port, plan);
+            let behind = buyers.iter().filter(|buyer| buyer.priority.0 > port.priority.0);
+            let Some(last) = behind.max_by_key(|buyer| buyer.priority.0) else { continue };
+            let text = format!(
+                "port {}: no policy limits its cycles and its class {} comes before class {} of \
+                 port {}, which bought cycles; set its `ingress_policy` and `cycles`, or \
+                 `priority` = {}",
+                port.name,
+                port.priority.0.get(),
+                last.priority.0.get(),
+                last.name,
+                last.priority.0.get()
+            );
+            plan.warn([port.name.as_str(), last.name.as_str()], text);
+        }
+    }
+
+    /// Ports that share a worker with some that bought cycles and take turns as those do: what they
+    /// use is in no sum.
+    fn uncounted(&self, plan: &mut Plan) {
+        let by_class = self.config.worker.schedule == Schedule::Hbs;
+        let beside = |port: &&Port| {
+            let classes = self.buyers_beside(port, plan).into_iter().map(|buyer| buyer.priority.0);
+            match classes.max() {
+                // Of a later class it has what the buyers leave, and a small floor.
+                Some(last) => !is_metered(port) && (!by_class || last == port.priority.0),
+                None => false,
+            }
+        };
+        let all: Vec<&str> =
+            self.config.ports.iter().filter(beside).map(|port| port.name.as_str()).collect();
+        let listed = match all.as_slice() {
+            [] => return,
+            [one] => format!("port {one}"),
+            some if some.len() <= NAMED_MAX => format!("ports {}", some.join(", ")),
+            some => {
+                let named = some[..NAMED_MAX].join(", ");
+                format!("ports {named} and {} more", some.len() - NAMED_MAX)
+            }
+        };
+        let text = format!(
+            "{listed}: no policy limits these cycles, so no sum of what is sold counts them, and \
+             they are taken beside ports that bought cycles; set `ingress_policy` and `cycles`, or \
+             with schedule = \"hbs\" a `priority` after the buyers'"
+        );
+        plan.warn(all, text);
+    }
+
+    /// The ports with cycles that share a worker with `port`.
+    fn buyers_beside(&self, port: &Port, plan: &Plan) -> Vec<&Port> {
+        let workers = |name: &str| plan.port(name).map_or(WorkerSet::default(), |p| p.workers);
+        let own = workers(&port.name);
+        let buys = |other: &&Port| {
+            let sold = plan.port(&other.name).is_some_and(|plan| plan.basis != Basis::None);
+            is_metered(other) && sold && shares(workers(&other.name), own)
+        };
+        self.config.ports.iter().filter(buys).collect()
+    }
+}
+
+fn shares(some: WorkerSet, others: WorkerSet) -> bool {
+    some.iter().any(|worker| others.contains(WorkerSet::one(worker)))
+}
+
+/// A policy that guarantees cycles, and none or too few to speak of.
+pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut Plan) {
+    if !is_metered(port) {
+        return;
+    }
+    let name = port.name.as_str();
+    if entry.basis == Basis::None {
+        if entry.contract.is_none() {
+            let what = match port.ingress_policy {
+                config::IngressPolicy::CyclesStrict => "it may send nothing",
+                _ => "it has nothing but its `weight` of what others leave",
+            };
+            let policy = port.ingress_policy;
+            let text =
+                format!("port {name}: policy {policy} without `cycles`: {what}; write `cycles`");
+            plan.warn([name], text);
+        }
+        return;
+    }
+    let batch = BATCH * entry.cost.unwrap_or(FRAME_CYCLES_MIN).max(FRAME_CYCLES_MIN);
+    let a_second = to_f64(entry.cycles.0) / batch;
+    if a_second < BATCHES_MIN {
+        let text = format!(
+            "port {name}: {} cycles a second are too few: a full batch costs about {}, and it \
+             waits {:.1} s for the next; write `cycles` with its suffix, as in \"200M\"",
+            entry.cycles,
+            CyclesPerSecond(rounded(batch)),
+            1.0 / a_second.max(1e-6)
+        );
+        plan.warn([name], text);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a batch's cycles")]
+fn rounded(cycles: f64) -> u64 {
+    cycles.round() as u64
+}
+
+/// What the configuration names and this machine does not have, which may come before the daemon
+/// does: attaching is refused until then.
+pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
+    for port in &config.ports {
+        let Some(config::Attachment::VhostUser { socket, mode, owner, group, .. }) =
+            port.attachment()
+        else {
+            continue;
+        };
+        if mode != SocketMode::Server {
+            continue;
+        }
+        let name = port.name.as_str();
+        let accounts =
+            [("socket_owner", owner, "/etc/passwd"), ("socket_group", group, "/etc/group")];
+        for (key, account, file) in accounts {
+            let Some(wanted) = account else { continue };
+            if config::account(&wanted, Path::new(file)).is_none() {
+                let text = format!(
+                    "port {name}: `{key}` {wanted:?} is not in {file} of this machine; write \
+                     another name, or the number"
+                );
+                plan.warn([name], text);
+            }
+        }
+        // The daemon makes the directory of its own socket.
+        let dir = socket.parent().filter(|dir| Some(*dir) != config.host.socket.parent());
+        if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
+            let text = format!(
+                "port {name}: directory {} of its socket is not on this machine; mkdir -p {}",
+                dir.display(),
+                dir.display()
+            );
+            plan.warn([name], text);
+        }
+    }
+}

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use penstock_controller::wire::v1::GetViewRequest;
+use penstock_controller::wire::v1::operator_service_client::OperatorServiceClient;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower::service_fn;
 
-use crate::wire::REPLY_BYTES_MAX;
 use crate::wire::v1::host_service_client::HostServiceClient;
+use crate::wire::{REPLY_BYTES_MAX, v1};
 
 /// A connected client.
 pub type Client = HostServiceClient<Channel>;
@@ -21,11 +23,15 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// The daemon said no; the text is its own, made for people.
 #[derive(Debug)]
-pub struct Refused(String);
+pub struct Refused {
+    text: String,
+    /// It does not know the request.
+    unknown: bool,
+}
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -35,7 +41,7 @@ impl Refused {
     /// What a failed request says to the person who made it.
     #[must_use]
     pub fn from_status(status: &Status) -> Self {
-        Self(match status.code() {
+        let text = match status.code() {
             Code::Unavailable | Code::Cancelled => {
                 format!("daemon: the connection broke ({}); see its log", status.message())
             }
@@ -51,13 +57,63 @@ impl Refused {
             }
             _ if status.message().is_empty() => format!("daemon: {}", status.code()),
             _ => status.message().to_owned(),
-        })
+        };
+        Self { text, unknown: status.code() == Code::Unimplemented }
     }
 }
 
 /// Makes an `anyhow` error of a failed request.
 pub fn refused(status: Status) -> anyhow::Error {
     Refused::from_status(&status).into()
+}
+
+/// Whose socket a request is made at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// That of a host's daemon.
+    Host,
+    /// That of a controller.
+    Controller,
+}
+
+/// Awaits `asked`, requests to the daemon `whose` socket it should be. If nobody knows them there,
+/// the error says whether that is the other daemon.
+///
+/// # Errors
+/// As `asked`.
+pub async fn at_socket_of<T>(
+    whose: Whose,
+    socket: &Path,
+    asked: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let answer = asked.await;
+    let Err(error) = &answer else { return answer };
+    if !error.downcast_ref::<Refused>().is_some_and(|refused| refused.unknown) {
+        return answer;
+    }
+    let at = socket.display();
+    match whose {
+        Whose::Host if is_controllers(socket).await => anyhow::bail!(
+            "socket {at}: a controller answers there, and no switch; name the switch's socket with \
+             --socket, or ask with `penstock controller`"
+        ),
+        Whose::Controller if is_hosts(socket).await => anyhow::bail!(
+            "socket {at}: the daemon of a switch answers there, and no controller; name the \
+             controller's socket with --socket"
+        ),
+        _ => answer,
+    }
+}
+
+async fn is_hosts(socket: &Path) -> bool {
+    let Ok(mut client) = connect(socket).await else { return false };
+    client.get_status(timed(v1::GetStatusRequest {})).await.is_ok()
+}
+
+async fn is_controllers(socket: &Path) -> bool {
+    let Ok(channel) = channel(socket, "").await else { return false };
+    let status = GetViewRequest { what: "status".to_owned(), name: String::new() };
+    OperatorServiceClient::new(channel).get_view(timed(status)).await.is_ok()
 }
 
 /// Connects to the daemon.

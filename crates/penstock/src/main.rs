@@ -38,6 +38,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
 
 use cli::{Cli, Command, DEFAULT_SOCKET, HostCommand};
+use client::{Whose, at_socket_of};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -72,7 +73,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 .enable_all()
                 .build()
                 .context("runtime cannot start")?;
-            runtime.block_on(ask(socket, command))
+            runtime.block_on(at_socket_of(Whose::Host, socket, ask(socket, command)))
         }
     }
 }

@@ -209,6 +209,9 @@ fn a_second_daemon_on_the_socket_is_refused() {
     let error = told.fails();
     assert!(error.contains("another daemon (pid "), "{error}");
     daemon.ask("host show").ok();
+    // And one that asks it for what a controller knows is told who it is.
+    let error = penstock(&daemon.socket(), &["controller", "status"]).fails();
+    assert!(error.contains("the daemon of a switch answers there, and no controller"), "{error}");
 }
 
 #[test]

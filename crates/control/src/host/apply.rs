@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
+use penstock_dataplane::port::AttachState;
 use penstock_dataplane::worker::WorkerError;
 use penstock_units::PortId;
 
@@ -76,8 +77,8 @@ impl Core {
     /// Makes `config` the running configuration; `fresh`: with the cost model's file read again.
     ///
     /// # Errors
-    /// More is sold than there is, or the rules make no tables: nothing was changed. Or the worker
-    /// has ended.
+    /// More is sold than there is, the rules make no tables, or a connected driver would lose what
+    /// it has negotiated: nothing was changed. Or the worker has ended.
     pub(super) fn apply(
         &self,
         config: HostConfig,
@@ -102,6 +103,11 @@ impl Core {
             .filter_map(|port| Some((port.name.as_str(), port.attachment()?)))
             .collect();
         let plan = Plan::new(&live, &wanted);
+        for name in &plan.reattached {
+            if let (Some(port), Some(new)) = (live.get(name), wanted.get(name.as_str())) {
+                keeps_its_driver(name, port, new)?;
+            }
+        }
         for name in plan.removed.iter().chain(&plan.reattached) {
             self.detach(name).map_err(worker_failed)?;
         }
@@ -265,6 +271,34 @@ impl Core {
             }
         }
     }
+}
+
+/// That `new` leaves a connected driver what it has negotiated: a guest cannot give up a feature or
+/// a queue pair while it runs, so each of its connections would end as soon as it began.
+fn keeps_its_driver(name: &str, port: &LivePort, new: &Attachment) -> Result<(), ApiError> {
+    let Attachment::VhostUser { offloads, queues, .. } = new else { return Ok(()) };
+    let Some(status) = port.link.as_ref().map(|link| link.status()) else { return Ok(()) };
+    let is_there = matches!(status.state, AttachState::Connected | AttachState::Up);
+    // Another socket is another driver's.
+    if !is_there || new.target() != port.attachment.target() {
+        return Ok(());
+    }
+    let refused = |feature: &&&str| {
+        let is_csum = feature.ends_with("csum");
+        let is_tso = feature.contains("-tso");
+        is_csum && !offloads.csum || is_tso && !(offloads.csum && offloads.tso)
+    };
+    let kept: Vec<&str> = status.features.iter().filter(refused).copied().collect();
+    let problem = if !kept.is_empty() {
+        format!("its driver is connected and uses {}, which `offloads` takes away", kept.join(", "))
+    } else if status.queues_up > *queues {
+        let up = status.queues_up;
+        format!("its driver is connected and uses {up} queue pairs, `queues` would be {queues}")
+    } else {
+        return Ok(());
+    };
+    let remedy = "shut the VM down first: a driver gives these up only when it starts";
+    Err(ApiError::new(ErrorKind::Conflict, format!("port {name:?}"), problem, remedy))
 }
 
 fn table_error(config: &HostConfig, rule: usize, problem: &str) -> ApiError {

@@ -352,8 +352,8 @@ impl Host {
             (Arc::clone(&shared.config), Arc::clone(&shared.text))
         };
         let text = edit.apply(&old_text).map_err(|error| edit_error(edit, &error))?;
-        let parsed = config::parse_on(&text, "", &changing.machine)?;
-        let config = changing.running(parsed, &old);
+        let parsed = config::parse_on(&text, "", &changing.machine);
+        let config = changing.running(parsed.map_err(|errors| change_error(edit, errors))?, &old);
         let file = if save { self.edited_file(edit, &changing)? } else { None };
         let outcome = self.core.apply(config, text.into(), false)?;
         let problem = match outcome.failed.first() {
@@ -445,14 +445,15 @@ impl Host {
         let old = self.config();
         let restart = needs_restart(&changing, &old, &parsed);
         let config = changing.running(parsed, &old);
-        changing.file_text = Some(text.clone());
         // The model's file may be another although the configuration is the same.
         let mut outcome = if config == *old && config.model.file.is_none() {
-            lock(&self.core.shared).text = text.into();
+            lock(&self.core.shared).text = text.clone().into();
             Outcome::default()
         } else {
-            self.core.apply(config, text.into(), true).map_err(api_failed)?
+            self.core.apply(config, text.clone().into(), true).map_err(api_failed)?
         };
+        // One that was refused is not what this host has read.
+        changing.file_text = Some(text);
         outcome.warnings.extend(restart);
         Ok(self.report(outcome))
     }
@@ -590,6 +591,34 @@ fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
         _ => (ErrorKind::Failed, "correct the configuration file and reload it".to_owned()),
     };
     ApiError::new(status, format!("{} {name:?}", kind.name()), error.to_string(), remedy)
+}
+
+/// Objects that are named as in the way of a deletion.
+const USERS_MAX: usize = 5;
+
+/// Why the configuration is wrong after a change. What refers to a deleted object is in the way of
+/// deleting it.
+fn change_error(edit: &Edit<'_>, errors: ConfigErrors) -> ApiError {
+    let Edit::Delete(kind, name) = edit else { return errors.into() };
+    let mut users: Vec<&str> = Vec::new();
+    for error in &errors.0 {
+        if !users.contains(&error.object.as_str()) {
+            users.push(&error.object);
+        }
+    }
+    let (listed, need) = match users.as_slice() {
+        [one] => ((*one).to_owned(), "needs"),
+        [some @ .., last] if users.len() <= USERS_MAX => {
+            (format!("{} and {last}", some.join(", ")), "need")
+        }
+        _ => {
+            let more = users.len() - USERS_MAX;
+            (format!("{} and {more} more", users[..USERS_MAX].join(", ")), "need")
+        }
+    };
+    let object = format!("{} {name:?}", kind.name());
+    let remedy = "delete them first, or change them";
+    ApiError::new(ErrorKind::Conflict, object, format!("{listed} {need} it"), remedy)
 }
 
 /// What the new file says that only a restart can bring about.

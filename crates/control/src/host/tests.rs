@@ -28,19 +28,21 @@ struct Record {
     pinned: BTreeSet<(u16, MacAddr, u16)>,
     snapshot: Option<Arc<Snapshot>>,
     heartbeat: u64,
+    /// What drivers that attach from now on negotiate.
+    features: Vec<&'static str>,
 }
 
 #[derive(Clone, Default)]
 struct Fake(Arc<Mutex<Record>>);
 
-struct FakeLink;
+struct FakeLink(Vec<&'static str>);
 
 impl Link for FakeLink {
     fn status(&self) -> AttachStatus {
         AttachStatus {
             state: AttachState::Up,
             error: None,
-            features: Vec::new(),
+            features: self.0.clone(),
             ring_sizes: Vec::new(),
             queues_up: 1,
         }
@@ -88,7 +90,7 @@ impl Switch for Fake {
         record.calls.push(format!("attach {name} {id}"));
         let counters = Arc::clone(counters.of(WorkerId(0)));
         assert!(record.attached.insert(id.0, counters).is_none(), "slot {id} is taken");
-        Ok(Arc::new(FakeLink))
+        Ok(Arc::new(FakeLink(record.features.clone())))
     }
 
     fn detach(&self, id: PortId, _: Arc<dyn Link>) -> Result<(), WorkerError> {
@@ -330,6 +332,57 @@ fn an_attachment_that_fails_is_rolled_back() {
 }
 
 #[test]
+fn a_port_that_goes_before_those_who_bought_is_told_when_it_is_set() {
+    let text = TEXT.replacen("[[tenant]]", "[worker]\nschedule = \"hbs\"\n\n[[tenant]]", 1);
+    let bought =
+        "ingress_policy = \"cycles-strict\"\ncycles = \"100M\"\npriority = 2\nqueues = 2\n";
+    let text = text.replacen("vlan = 100\n\n[[fdb]]", &format!("vlan = 100\n{bought}\n[[fdb]]"), 1);
+    let file = TempFile::new("before", &text);
+    let (host, _) = start(&file);
+    let set = |class: &str| {
+        host.set_port("vm1", &[("priority".to_owned(), class.to_owned())], true).unwrap().warnings
+    };
+    let warnings = set("1");
+    assert!(warnings[0].contains("comes before class 2 of port vm2"), "{warnings:?}");
+    assert_eq!(set("3"), [""; 0]);
+}
+
+#[test]
+fn what_a_connected_driver_has_negotiated_is_not_taken_from_it() {
+    let file = TempFile::new("negotiated", TEXT);
+    let fake = Fake::default();
+    lock(&fake.0).features = vec!["csum", "guest-tso4", "mrg-rxbuf"];
+    let (host, fake) = start_on(&file, fake);
+    fake.calls();
+    let set =
+        |value: &str| host.set_port("vm1", &[("offloads".to_owned(), value.to_owned())], true);
+    for (value, lost) in
+        [("false", "csum, guest-tso4"), ("{ csum = true, tso = false }", "guest-tso4")]
+    {
+        let error = set(value).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        let told = format!(
+            "port \"vm1\": its driver is connected and uses {lost}, which `offloads` takes away; \
+             shut the VM down first"
+        );
+        assert!(error.to_string().starts_with(&told), "{error}");
+    }
+    let narrow = TEXT.replacen("name = \"vm1\"", "name = \"vm1\"\noffloads = false", 1);
+    std::fs::write(&file.0, narrow).unwrap();
+    let error = host.reload().unwrap_err();
+    assert!(error.0[0].problem.starts_with("its driver is connected"), "{error}");
+    std::fs::write(&file.0, TEXT).unwrap();
+    assert_eq!(fake.calls(), [""; 0], "nothing was changed");
+    // Another socket is another driver's. One that uses none of them loses nothing.
+    lock(&fake.0).features = vec!["mrg-rxbuf"];
+    let moved = [("socket", "/run/other.sock"), ("offloads", "false")];
+    let moved = moved.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    host.set_port("vm1", &moved, true).unwrap();
+    set("{ csum = true, tso = false }").unwrap();
+    set("true").unwrap();
+}
+
+#[test]
 fn refused_requests_say_why_and_change_nothing() {
     let file = TempFile::new("refused", TEXT);
     let (host, fake) = start(&file);
@@ -342,8 +395,14 @@ fn refused_requests_say_why_and_change_nothing() {
     );
     // A rule refers to it.
     let error = host.del_port("vm2", true).unwrap_err();
-    assert!(error.to_string().contains("there is no port \"vm2\""), "{error}");
-    assert_eq!(kind(host.del_tenant("red", true)), ErrorKind::Invalid);
+    assert_eq!(
+        error.to_string(),
+        "port \"vm2\": fdb 52:54:00:00:00:02 and rule \"web\" need it; delete them first, or \
+         change them"
+    );
+    let error = host.del_tenant("red", true).unwrap_err();
+    assert_eq!(error.object, "tenant \"red\"");
+    assert_eq!(error.problem, "port \"vm1\" and port \"vm2\" need it");
     let rule = Rule::new("web", vec![Action::Drop]);
     assert_eq!(kind(host.add_rule(rule, true)), ErrorKind::Conflict);
     // A saved object may not refer to a transient one.

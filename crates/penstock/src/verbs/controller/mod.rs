@@ -14,6 +14,7 @@ use penstock_fabric::topology::Topology;
 
 use super::host::mistakes;
 use crate::cli::{ControllerArgs, ControllerCommand, DEFAULT_CONTROLLER, FabricFiles};
+use crate::client::{Whose, at_socket_of};
 
 mod ask;
 mod picture;
@@ -37,7 +38,8 @@ pub fn run(args: &ControllerArgs, socket: Option<&Path>) -> Result<ExitCode> {
                 .enable_all()
                 .build()
                 .context("runtime cannot start")?;
-            runtime.block_on(ask::run(socket, command, json))
+            let asked = ask::run(socket, command, json);
+            runtime.block_on(at_socket_of(Whose::Controller, socket, asked))
         }
     }
 }

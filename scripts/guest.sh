@@ -3,6 +3,8 @@
 #
 #   guest.sh accel                              which accelerator boots a stock kernel: kvm or tcg
 #   guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB] [--mtu BYTES] [--incoming]
+#                  [--queues PAIRS] [--packed]
+#   guest.sh reconnect                          the chardev option for a connection that comes back
 #   guest.sh wait-ready NAME [SECONDS]
 #   guest.sh exec NAME 'command' [SECONDS]      runs it in the guest; its output and its status
 #   guest.sh migrate NAME OTHER [SECONDS]       moves a running guest into OTHER, started with
@@ -13,14 +15,16 @@
 #   guest.sh console NAME                       what the guest wrote on its console
 #
 # A guest lives in $PENSTOCK_GUESTS/NAME (pid, console.log, and a pair of pipes to its second serial
-# port, over which `exec` talks to the guest's init, and another to QEMU's monitor). --sock-server makes QEMU listen on SOCKET; else
-# it connects, and connects again when the switch comes back. SOCKET - means no network card.
+# port, over which `exec` talks to the guest's init, and another to QEMU's monitor). --sock-server
+# makes QEMU listen on SOCKET; else it connects, and connects again when the switch comes back.
+# SOCKET - means no network card. --queues gives the card so many queue pairs and the guest as many
+# processors, --packed gives it packed rings. PENSTOCK_QEMU is another QEMU than the installed one.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 GUESTS=${PENSTOCK_GUESTS:-${XDG_RUNTIME_DIR:-/tmp}/penstock-guests-$(id -u)}
-QEMU=qemu-system-x86_64
+QEMU=${PENSTOCK_QEMU:-qemu-system-x86_64}
 # no_timer_check: a loaded host fails the timer self-test; the rest keeps slow guests from panicking.
 CMDLINE="console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable nowatchdog"
 CMDLINE+=" rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0"
@@ -104,9 +108,17 @@ accel() {
     cut -d' ' -f2 "$note"
 }
 
+# The chardev option that connects again each second: reconnect-ms= came with QEMU 9.2, reconnect=
+# went with 10.2.
+reconnect() {
+    local major minor
+    IFS=. read -r major minor _ <<<"$($QEMU --version | sed -n 's/.*version \([0-9.]*\).*/\1/p;q')"
+    if [ $((major * 100 + minor)) -ge 902 ]; then echo reconnect-ms=1000; else echo reconnect=1; fi
+}
+
 start() {
     [ $# -ge 4 ] || die "usage: guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB]"
-    local name=$1 socket=$2 mac=$3 ip=$4 server="reconnect=1" mem=128 mtu=1500 how device
+    local name=$1 socket=$2 mac=$3 ip=$4 server="" mem=128 mtu=1500 how device queues=1 packed=""
     local nic=() incoming=()
     shift 4
     while [ $# -gt 0 ]; do
@@ -114,20 +126,24 @@ start() {
         --sock-server) server="server=on,wait=off" ;;
         --mem) mem=$2 && shift ;;
         --mtu) mtu=$2 && shift ;;
+        --queues) queues=$2 && shift ;;
+        --packed) packed=",packed=on" ;;
         --incoming) incoming=(-incoming "unix:$GUESTS/$name/incoming") ;;
         *) die "guest.sh start: unknown option $1" ;;
         esac
         shift
     done
     how=$(accel)
-    device="virtio-net-pci,netdev=net0,mac=$mac,romfile="
+    [ -n "$server" ] || server=$(reconnect)
+    device="virtio-net-pci,netdev=net0,mac=$mac,romfile=$packed"
+    [ "$queues" = 1 ] || device+=",mq=on"
     # QEMU 7.2 crashes with TCG, vhost-user and MSI-X together.
     [ "$how" = kvm ] || device+=",vectors=0"
     # shellcheck disable=SC2054 # the commas are QEMU's
     [ "$socket" = - ] || nic=(-object "memory-backend-memfd,id=mem0,size=${mem}M,share=on"
         -numa node,memdev=mem0 -chardev "socket,id=vhost0,path=$socket,$server"
-        -netdev vhost-user,id=net0,chardev=vhost0,queues=1 -device "$device")
-    boot "$name" "$how" "$mem" "penstock.ip=$ip penstock.mtu=$mtu" "${nic[@]}" \
+        -netdev vhost-user,id=net0,chardev=vhost0,queues=$queues -device "$device")
+    boot "$name" "$how" "$mem" "penstock.ip=$ip penstock.mtu=$mtu" -smp "$queues" "${nic[@]}" \
         "${incoming[@]}"
     say "guest $name: $how, $mac, $ip, socket $socket"
 }
@@ -234,6 +250,7 @@ verb=${1:-help}
 [ $# = 0 ] || shift
 case $verb in
 accel) accel ;;
+reconnect) reconnect ;;
 start) start "$@" ;;
 wait-ready) wait_ready "$@" ;;
 exec) run_inside "$@" ;;

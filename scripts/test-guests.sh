@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Two Linux guests and two endpoints on one running switch, one of each over a socket the switch
-# listens on (server mode) and one over a socket it connects to (client mode): ping, iperf3 both
-# ways, TSO frames passed whole, and what must not disturb the others: a guest killed, the switch
-# restarted, a port deleted and added. Prints PASS, FAIL and SKIP lines. Needs root. 3 to 5 minutes.
+# listens on (server mode) and one over a socket it connects to (client mode). The guests have two
+# queue pairs each, one with split rings and one with packed ones. Ping, iperf3 both ways, TSO
+# frames passed whole, and what must not disturb the others: a guest killed, the switch restarted,
+# a port deleted and added. Prints PASS, FAIL and SKIP lines. Needs root. 3 to 5 minutes.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -21,19 +22,20 @@ cleanup() {
     if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
 }
 
-# vhost_port NAME MODE MAC IP
+# vhost_port NAME MODE MAC IP QUEUES
 vhost_port() {
     printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\nmode = "%s"\n' "$1" "$2"
     printf 'socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
+    printf 'queues = %s\n' "$5"
 }
 
 write_config() {
     switch_config test-guests
     printf '\n[[tenant]]\nname = "blue"\n'
-    vhost_port vm1 server 52:54:00:00:02:01 10.0.0.21
-    vhost_port vm2 client 52:54:00:00:02:02 10.0.0.22
-    vhost_port ep1 server 52:54:00:00:01:01 10.0.0.11
-    vhost_port ep2 client 52:54:00:00:01:02 10.0.0.12
+    vhost_port vm1 server 52:54:00:00:02:01 10.0.0.21 2
+    vhost_port vm2 client 52:54:00:00:02:02 10.0.0.22 2
+    vhost_port ep1 server 52:54:00:00:01:01 10.0.0.11 1
+    vhost_port ep2 client 52:54:00:00:01:02 10.0.0.12 1
 }
 
 start_endpoints() {
@@ -50,10 +52,22 @@ start_endpoints() {
     done
 }
 
+# What guest.sh asks of a QEMU of some version.
+asks_for() {
+    printf '#!/bin/sh\necho "QEMU emulator version %s"\n' "$2" >"$WORK/qemu"
+    chmod +x "$WORK/qemu"
+    [ "$(PENSTOCK_QEMU=$WORK/qemu "$GUEST" reconnect)" = "$1" ]
+}
+reconnect_by_version() {
+    asks_for reconnect=1 "7.2.22 (Debian 1:7.2+dfsg-7)" && asks_for reconnect=1 9.1.2 &&
+        asks_for reconnect-ms=1000 9.2.0 && asks_for reconnect-ms=1000 10.2.0
+}
+
 start_guest() {
     case $1 in
-    vm1) "$GUEST" start vm1 "$WORK/vm1.sock" 52:54:00:00:02:01 10.0.0.21/24 ;;
-    vm2) "$GUEST" start vm2 "$WORK/vm2.sock" 52:54:00:00:02:02 10.0.0.22/24 --sock-server ;;
+    vm1) "$GUEST" start vm1 "$WORK/vm1.sock" 52:54:00:00:02:01 10.0.0.21/24 --queues 2 ;;
+    vm2) "$GUEST" start vm2 "$WORK/vm2.sock" 52:54:00:00:02:02 10.0.0.22/24 --sock-server \
+        --queues 2 --packed ;;
     esac && "$GUEST" wait-ready "$1" 90
 }
 
@@ -77,7 +91,11 @@ iperf() {
     RATE=$(iperf_rate "$out")
     [ -n "$RATE" ] && say "     $from -> $address $*: $RATE"
 }
+both_pairs_pass() { ctl port show "$1" | grep -q '2 of 2 can pass frames'; }
+has_packed_rings() { ctl port show "$1" | grep -q '^features.* packed'; }
 all_ping() {
+    check "$1: guest 1 has two queue pairs" wait_until 15 both_pairs_pass vm1
+    check "$1: guest 2 has two queue pairs" wait_until 15 both_pairs_pass vm2
     check "$1: endpoint 1 reaches guest 1" pings_within 30 ep1 10.0.0.21
     check "$1: endpoint 1 reaches guest 2" pings_within 30 ep1 10.0.0.22
     check "$1: endpoint 1 reaches endpoint 2" pings_within 30 ep1 10.0.0.12
@@ -130,7 +148,7 @@ delete_and_add() {
     check "port vm2 deleted" ctl port del vm2
     check "guest 2 is out of reach" not pings ep1 10.0.0.22 1
     check "port vm2 added" ctl port add vm2 type=vhost-user tenant=blue mode=client \
-        "socket=$WORK/vm2.sock" mac=52:54:00:00:02:02 ip=10.0.0.22
+        "socket=$WORK/vm2.sock" mac=52:54:00:00:02:02 ip=10.0.0.22 queues=2
     check "guest 2 is back after port del and add" pings_within 30 ep1 10.0.0.22
 }
 not() { ! "$@"; }
@@ -143,12 +161,15 @@ restart() {
 }
 
 main() {
+    check "QEMU's option to connect again goes by its version" reconnect_by_version
     check "the switch starts" start_switch "$WORK/host.toml"
     check "two endpoints start" start_endpoints
     say "     guests run under $("$GUEST" accel)"
     check "guest 1 boots (switch in server mode)" start_guest vm1
     check "guest 2 boots (switch in client mode)" start_guest vm2
     all_ping "first"
+    check "guest 1 has split rings" not has_packed_rings vm1
+    check "guest 2 has packed rings" has_packed_rings vm2
     check "iperf3 guest 1 to guest 2" iperf vm1 10.0.0.22
     check "iperf3 guest 2 to guest 1" iperf vm1 10.0.0.22 -R
     check "iperf3 guest 1 to endpoint 1" iperf vm1 10.0.0.11

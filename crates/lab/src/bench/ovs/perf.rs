@@ -1,8 +1,8 @@
 //! What `ovs-appctl dpif-netdev/pmd-perf-show` and `pmd-stats-show` print.
 //!
 //! **Source.** `ovs-vswitchd(8)`, section PMD COMMANDS. The first rounds busy cycles to a whole
-//! cycle a packet, the second has them in full; packets and hits are the same numbers in both.
-//! **Rule.** Both are read before and after: a request to clear the counters is carried out by the
+//! cycle a packet, the second has them in full; packets and hits are the same numbers in both. OVS
+//! 4.0 has only the first. **Rule.** The first is asked always, the second where it is known. Both are read before and after: a request to clear the counters is carried out by the
 //! PMD thread, some time later.
 
 use anyhow::Context as _;
@@ -69,18 +69,33 @@ fn count(value: f64) -> u64 {
     value as u64
 }
 
-/// Reads the two answers about one thread.
-pub(crate) fn parse(perf: &str, stats: &str) -> anyhow::Result<PmdReading> {
+/// Whether `ovs-appctl` failed because the daemon does not know the command.
+pub(crate) fn is_unknown_command(error: &str) -> bool {
+    error.contains("is not a valid command")
+}
+
+/// Busy cycles a packet, to a whole number, as `pmd-perf-show` says.
+fn cycles_per_packet(perf: &str) -> Option<f64> {
+    let before = perf.split_once(" cycles/pkt")?.0;
+    before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// Reads the answers about one thread; `stats` is `None` where OVS has no such command.
+pub(crate) fn parse(perf: &str, stats: Option<&str>) -> anyhow::Result<PmdReading> {
     let needed = |text: &str, label: &'static str| {
         field(text, label).with_context(|| format!("`{label}` is missing in:\n{text}"))
     };
     let packets = count(needed(perf, "Rx packets:")?);
     let hits = |label| field(perf, label).map_or(0, count);
     // The hot iterations' cycles; absent before the first packet.
-    let busy_cycles = match field(stats, "processing cycles:") {
-        Some(cycles) => count(cycles),
-        None if packets == 0 => 0,
-        None => anyhow::bail!("`processing cycles:` is missing in:\n{stats}"),
+    let busy_cycles = match stats {
+        _ if packets == 0 => 0,
+        Some(stats) => count(needed(stats, "processing cycles:")?),
+        None => {
+            let each = cycles_per_packet(perf)
+                .with_context(|| format!("`cycles/pkt` is missing in:\n{perf}"))?;
+            packets * count(each)
+        }
     };
     Ok(PmdReading {
         packets,
@@ -129,7 +144,7 @@ pmd thread numa_id 0 core_id 1:
 
     #[test]
     fn both_answers_are_read() {
-        let pmd = parse(PERF, STATS).unwrap();
+        let pmd = parse(PERF, Some(STATS)).unwrap();
         assert_eq!((pmd.packets, pmd.busy_cycles), (6_237_536, 3_006_492_352));
         assert_eq!((pmd.sent, pmd.batches), (6_237_536, 194_923));
         assert_eq!((pmd.simple_match_hits, pmd.emc_hits, pmd.smc_hits), (3, 6_237_000, 7));
@@ -138,12 +153,58 @@ pmd thread numa_id 0 core_id 1:
         assert_eq!(pmd.since(&PmdReading::default()), pmd);
     }
 
+    /// In the form of OVS 3.2 and later, with the lines on sleep.
+    const LATER: &str = "
+Time: 14:02:31.870
+Measurement duration: 2.004 s
+
+pmd thread numa_id 0 core_id 1:
+
+  Iterations:              5131020  (0.39 us/it)
+  - Used TSC cycles:    4007990211  (100.0 % of total cycles)
+  - idle iterations:       5038551  ( 55.9 % of used cycles)
+  - busy iterations:         92469  ( 44.1 % of used cycles)
+  - sleep iterations:            0  (  0.0 % of iterations)
+  Sleep time (us):               0  (  0 us/iteration avg.)
+  Rx packets:              2958981  (1477 Kpps, 597 cycles/pkt)
+  Datapath passes:         2958981  (1.00 passes/pkt)
+  - PHWOL hits:                  0  (  0.0 %)
+  - MFEX Opt hits:               0  (  0.0 %)
+  - Simple Match hits:     2958981  (100.0 %)
+  - EMC hits:                    0  (  0.0 %)
+  - SMC hits:                    0  (  0.0 %)
+  - Megaflow hits:               0  (  0.0 %, 0.00 subtbl lookups/hit)
+  - Upcalls:                     0  (  0.0 %, 0.0 us/upcall)
+  - Lost upcalls:                0  (  0.0 %)
+  Tx packets:              2958981  (1477 Kpps)
+  Tx batches:                92469  (32.00 pkts/batch)
+";
+
+    #[test]
+    fn an_ovs_without_pmd_stats_show_is_read_too() {
+        let pmd = parse(LATER, None).unwrap();
+        assert_eq!((pmd.packets, pmd.simple_match_hits), (2_958_981, 2_958_981));
+        assert_eq!(pmd.busy_cycles, 2_958_981 * 597);
+        // Beside the whole number: less than a cycle a packet.
+        let (whole, rounded) = (parse(PERF, Some(STATS)).unwrap(), parse(PERF, None).unwrap());
+        assert!(whole.busy_cycles.abs_diff(rounded.busy_cycles) < whole.packets);
+        assert_eq!(PmdReading { busy_cycles: whole.busy_cycles, ..rounded }, whole);
+        assert!(parse("  Rx packets:  7\n", None).unwrap_err().to_string().contains("cycles/pkt"));
+        let refused = "ovs-appctl -t x dpif-netdev/pmd-stats-show: exit status: 2: \
+                       \"dpif-netdev/pmd-stats-show\" is not a valid command (use \
+                       \"list-commands\" to see a list of valid commands)";
+        assert!(is_unknown_command(refused));
+        assert!(!is_unknown_command("cannot connect to \"/run/vswitchd.ctl\""));
+    }
+
     #[test]
     fn a_thread_without_packets_has_no_cycles_and_garbage_is_refused() {
         let perf = "  Rx packets:                    0\n  Tx packets:  0\n";
-        let pmd = parse(perf, "  packets received: 0\n").unwrap();
+        let pmd = parse(perf, Some("  packets received: 0\n")).unwrap();
         assert_eq!(pmd, PmdReading::default());
-        assert!(parse("no such thing", STATS).is_err());
-        assert!(parse(PERF, "nothing").unwrap_err().to_string().contains("processing cycles"));
+        assert!(parse("no such thing", Some(STATS)).is_err());
+        assert!(
+            parse(PERF, Some("nothing")).unwrap_err().to_string().contains("processing cycles")
+        );
     }
 }

@@ -7,16 +7,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use penstock_fabric::hose::Need;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::{
-    Bound, Candidate, Mode as MapMode, Pass, Port, ResumeError, Settings, SettingsError,
+    Bound, Candidate, Mode as MapMode, Pass, Port, ResumeError, Settings, SettingsError, Step,
 };
 use penstock_fabric::score::{HostUsage, Smoothed, score};
 use penstock_fabric::tenant_placement::{
     Affinity, ChangeError, Datacenter, Move, Moved, Policy, PolicyError, Refusal, Request, Tenant,
     TenantSlot,
 };
-use penstock_fabric::topology::{NodeId, Topology};
+use penstock_fabric::topology::{LinkId, NodeId, Topology};
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
 
@@ -119,6 +120,8 @@ pub struct Fabric {
     measured: BTreeMap<TenantSlot, Measured>,
     /// Which servers each tenant has VMs on.
     present: BTreeMap<NodeId, BTreeSet<TenantSlot>>,
+    /// Slots of tenants that are gone and had queues: nobody has them until these are taken back.
+    leaving: BTreeSet<TenantSlot>,
 }
 
 impl Fabric {
@@ -142,6 +145,7 @@ impl Fabric {
             scores: BTreeMap::new(),
             measured: BTreeMap::new(),
             present: BTreeMap::new(),
+            leaving: BTreeSet::new(),
         })
     }
 
@@ -216,6 +220,7 @@ impl Fabric {
             return Err(ChangeRefused::Exists(spec.name));
         }
         let request = self.request(&spec)?;
+        self.free_slots();
         let slot = self.datacenter.place(&request).map_err(|refusal| {
             let (name, refusal) = (spec.name.clone(), Box::new(refusal));
             ChangeRefused::NoPlace { name, refusal }
@@ -236,6 +241,7 @@ impl Fabric {
         let names = Names(self.datacenter.topology());
         let placement = record.placement.placement(&name, names)?;
         let request = self.request(&record.spec)?;
+        self.free_slots();
         let placed = self.datacenter.place_at(request, placement);
         let slot = placed.map_err(|problem| {
             let cause = std::error::Error::source(&problem).map(ToString::to_string);
@@ -253,12 +259,25 @@ impl Fabric {
     pub fn remove(&mut self, name: &str) -> Result<(), ChangeRefused> {
         let slot = self.slots.remove(name);
         let slot = slot.ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
-        self.datacenter.remove(slot);
+        self.datacenter.retire(slot);
+        self.leaving.insert(slot);
         self.specs.remove(&slot);
         self.scores.remove(&slot);
         self.measured.remove(&slot);
         self.find_present();
         Ok(())
+    }
+
+    /// Gives away again the slots of tenants whose queues were taken back.
+    fn free_slots(&mut self) {
+        let Self { leaving, binding, datacenter, .. } = self;
+        leaving.retain(|slot| {
+            let bound = binding.of(*slot).is_some();
+            if !bound {
+                datacenter.free(*slot);
+            }
+            bound
+        });
     }
 
     /// Gives a tenant `more` VMs of a kind.
@@ -349,15 +368,9 @@ impl Fabric {
         }
     }
 
-    /// An interval ends: scores follow usage, and queues follow scores. `reachable` says whether a
-    /// server or switch can be told; `hold`: nobody gets or loses queues who need not.
-    pub fn close_interval(
-        &mut self,
-        usage: &Usage,
-        reachable: impl Fn(NodeId) -> bool,
-        hold: bool,
-    ) -> Pass {
-        self.follow(usage);
+    /// Queues follow scores. `reachable` says whether a server or switch can be told; `hold`: nobody
+    /// gets or loses queues who need not.
+    pub fn rebind(&mut self, reachable: impl Fn(NodeId) -> bool, hold: bool) -> Pass {
         self.with_candidates(reachable, hold, |binding, topology, candidates| {
             binding.pass(topology, candidates)
         })
@@ -386,7 +399,8 @@ impl Fabric {
         change(binding, topology, &candidates)
     }
 
-    fn follow(&mut self, usage: &Usage) {
+    /// An interval ends: scores follow usage.
+    pub fn follow(&mut self, usage: &Usage) {
         let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
         for (server, used) in usage {
             for used in used {
@@ -424,6 +438,29 @@ impl Fabric {
         let (settings, links) = (self.binding.settings().clone(), names.0.links());
         self.binding = Binding::resume(settings, links, record.interval, bound)?;
         Ok(())
+    }
+
+    /// Enters what all tenants reserve, so that ports have weights before the first pass.
+    pub fn reserve_all(&mut self) {
+        let Self { datacenter, binding, .. } = self;
+        let all = datacenter.tenants().map(|(slot, t)| (slot, t.placement.entry.links.as_slice()));
+        binding.reserve_all(datacenter.topology(), all);
+    }
+
+    /// A tenant came, grew or moved, and had `before`: enters at once what it reserves now. Returns
+    /// the steps that give ports their new weights.
+    pub fn reserve(&mut self, slot: TenantSlot, before: &[(LinkId, Need)]) -> Vec<Step> {
+        let Self { datacenter, binding, .. } = self;
+        let Some(tenant) = datacenter.tenant(slot) else { return Vec::new() };
+        let now = &tenant.placement.entry.links;
+        binding.reserve(datacenter.topology(), slot, before, now)
+    }
+
+    /// A tenant's links, and what it has reserved there.
+    #[must_use]
+    pub fn links(&self, slot: TenantSlot) -> &[(LinkId, Need)] {
+        let tenant = self.datacenter.tenant(slot);
+        tenant.map_or(&[][..], |tenant| tenant.placement.entry.links.as_slice())
     }
 
     /// The binding as it is before a pass that may have to be taken back.
@@ -464,10 +501,12 @@ impl Fabric {
         PortState { weights, map }
     }
 
-    /// A tenant's code point; 0: it shares queue 0.
+    /// A tenant's code point; 0: it shares queue 0, as it does until the next pass when it has
+    /// moved away from its queues.
     #[must_use]
     pub fn dscp(&self, slot: TenantSlot) -> u8 {
-        self.binding.of(slot).map_or(0, |bound| bound.dscp)
+        let bound = self.binding.of(slot).filter(|_| self.binding.covers(slot, self.links(slot)));
+        bound.map_or(0, |bound| bound.dscp)
     }
 
     /// The ports of a node as a sender.
@@ -482,9 +521,7 @@ impl Fabric {
     /// What a tenant may send without a queue of its own, in thousandths of what it is guaranteed.
     #[must_use]
     pub fn headroom_permille(&self, slot: TenantSlot) -> u32 {
-        let tenant = self.datacenter.tenant(slot);
-        let links = tenant.map_or(&[][..], |tenant| tenant.placement.entry.links.as_slice());
-        self.binding.headroom_permille(self.topology(), links)
+        self.binding.headroom_permille(self.topology(), self.links(slot))
     }
 
     /// What VMs of a tenant on a server may send and receive, bit/s.

@@ -376,7 +376,8 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
     world.hosts.fails.lock().unwrap().clear();
     SWITCHES.iter().for_each(|switch| world.fault(switch, Faults::default()));
     (0..10).for_each(|host| leader.host_came(&format!("server-{host}")));
-    for _ in 0..8 {
+    // The longest pause of one that refused.
+    for _ in 0..32 {
         interval(&mut leader, &BUSY).await;
     }
     for (name, marks) in world.marks() {

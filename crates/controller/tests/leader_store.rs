@@ -153,7 +153,8 @@ async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
     for cut in 0..=needed {
         let used = usage(leader.fabric(), cut + 1);
         let mut ahead = leader.fabric().clone();
-        ahead.close_interval(&used, |_| true, false);
+        ahead.follow(&used);
+        ahead.rebind(|_| true, false);
         let would = queues(&ahead);
         assert_ne!(would, now);
         store.left.store(cut, Ordering::Relaxed);

@@ -6,7 +6,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_fabric::dscp::{Palette, SHARED};
-use penstock_fabric::hose::Hose;
+use penstock_fabric::hose::{Hose, Need};
 use penstock_fabric::queue_binding::{
     Binding, Candidate, Mode, Pass, Plan, Port, Settings, Step, Weights,
 };
@@ -382,4 +382,57 @@ fn a_binding_goes_on_where_another_stopped() {
         error.to_string(),
         "tenant 9 has queue 1 of a port that has none such or gave it away"
     );
+}
+
+/// What its links say, for [`Binding::reserve`].
+fn links_of(datacenter: &Datacenter, tenant: TenantSlot) -> Vec<(LinkId, Need)> {
+    datacenter.tenant(tenant).unwrap().placement.entry.links.clone()
+}
+
+#[test]
+fn what_is_reserved_between_passes_is_what_the_next_pass_finds() {
+    let mut datacenter = meeting(3);
+    let settings = Settings { queues: 4, ..Settings::new(Mode::PerPortMap) };
+    let links = datacenter.topology().links();
+    let mut binding = Binding::new(settings.clone(), links).unwrap();
+    binding.pass(datacenter.topology(), &candidates(&datacenter, &[9, 8, 7]));
+    // A large one comes, and shares queue 0.
+    let request = Request::new(Hose::homogeneous(2, BitsPerSecond(600)).unwrap());
+    let new = datacenter.place(&request.most_per_server(1)).unwrap();
+    let now = links_of(&datacenter, new);
+    let steps = binding.reserve(datacenter.topology(), new, &[], &now);
+    assert!(!steps.is_empty() && !binding.covers(new, &now));
+    let share = |binding: &Binding| {
+        let port = Port { link: now[0].0, up: true };
+        let weights = &binding.weights(port).unwrap().weights;
+        f64::from(weights[0]) / f64::from(weights.iter().sum::<u32>())
+    };
+    assert!(share(&binding) >= 0.6, "{steps:?}");
+    assert_eq!(binding.reserve(datacenter.topology(), new, &now, &now), [], "the same again");
+    // Who goes on from what is stored has the same weights before any pass.
+    let had = binding.bound().map(|(tenant, bound)| (tenant, bound.clone()));
+    let mut next = Binding::resume(settings, links, binding.interval(), had).unwrap();
+    let all: Vec<_> = datacenter.tenants().map(|(t, _)| (t, links_of(&datacenter, t))).collect();
+    next.reserve_all(datacenter.topology(), all.iter().map(|(t, links)| (*t, links.as_slice())));
+    let pass = binding.pass(datacenter.topology(), &candidates(&datacenter, &[9, 8, 7, 0]));
+    assert_eq!(pass.plan.steps, [], "nothing is left to do");
+    for port in now.iter().flat_map(|(link, _)| [false, true].map(|up| Port { link: *link, up })) {
+        assert_eq!(next.weights(port), binding.weights(port));
+    }
+}
+
+#[test]
+fn a_slot_that_was_retired_is_given_to_nobody_before_it_is_free() {
+    let mut datacenter = meeting(3);
+    let request = Request::new(Hose::homogeneous(2, BitsPerSecond(1)).unwrap());
+    assert!(datacenter.retire(TenantSlot(1)).is_some());
+    assert!(
+        datacenter.tenant(TenantSlot(1)).is_none() && datacenter.retire(TenantSlot(1)).is_none()
+    );
+    assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(3));
+    datacenter.free(TenantSlot(1));
+    datacenter.free(TenantSlot(1));
+    datacenter.free(TenantSlot(0));
+    assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(1), "and only once");
+    assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(4));
 }

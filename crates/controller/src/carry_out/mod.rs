@@ -9,11 +9,12 @@
 //! plan counts as not done. After that point a host that did not answer stays in the shared queue,
 //! which is always there, and is told again. An element that failed is out of date
 //! ([`Crew::out_of_date`]): it is read and mended before anything depends on it ([`Crew::mend`]),
-//! and plans leave it alone till then.
+//! and plans leave it alone till then. An element because of which a plan was taken back is left
+//! out of plans for a pause that doubles each time (`refusal`), so that it stops nobody else.
 //!
 //! Source: QShare §V-D leaves the order and failures open; `docs/controller.md` has ours.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,11 @@ use tokio::task::JoinSet;
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::hosts::{HostPlan, HostTenant, Hosts};
-use crate::southbound::{Change, PortState, SwitchDriver, SwitchState, diff};
+use crate::southbound::{Change, DriverError, PortState, SwitchDriver, SwitchState, diff};
+
+mod refusal;
+
+use refusal::Refusals;
 
 /// Where a port of the tree is on a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +58,8 @@ pub struct Trouble {
     pub node: NodeId,
     /// What it said.
     pub problem: String,
-    /// Whether somebody with a later stamp has told it.
-    pub fenced: bool,
+    /// Whether it answered, and said no.
+    pub refused: bool,
 }
 
 impl fmt::Display for Trouble {
@@ -95,6 +100,7 @@ pub struct Crew {
     hosts: Arc<dyn Hosts>,
     told: Told,
     out_of_date: BTreeSet<NodeId>,
+    refusals: Refusals,
     /// How long one element may take for one message.
     limit: Duration,
 }
@@ -130,7 +136,8 @@ impl Crew {
     #[must_use]
     pub fn new(switches: BTreeMap<NodeId, Switch>, hosts: Arc<dyn Hosts>, limit: Duration) -> Self {
         let out_of_date = switches.keys().copied().collect();
-        Self { switches, hosts, told: Told::default(), out_of_date, limit }
+        let (told, refusals) = (Told::default(), Refusals::default());
+        Self { switches, hosts, told, out_of_date, refusals, limit }
     }
 
     /// What all were told last.
@@ -151,11 +158,24 @@ impl Crew {
         &self.out_of_date
     }
 
-    /// Whether an element can be told something: it did what it was told last, and if it is a host
-    /// its agent is here. One that fails holds up its own tenants and nobody else's.
+    /// Whether an element can be told something: it did what it was told last, no plan was taken
+    /// back because of it just now, and if it is a host its agent is here. One that fails holds up
+    /// its own tenants and nobody else's.
     #[must_use]
     pub fn reachable(&self, fabric: &Fabric, node: NodeId) -> bool {
-        !self.out_of_date.contains(&node) && self.connected(fabric, node)
+        let left_alone = self.out_of_date.contains(&node) || self.refusals.pause(node);
+        !left_alone && self.connected(fabric, node)
+    }
+
+    /// Whether there was trouble with an element that is not over.
+    #[must_use]
+    pub fn in_trouble(&self, node: NodeId) -> bool {
+        self.out_of_date.contains(&node) || self.refusals.remembers(node)
+    }
+
+    /// An interval begins: pauses of elements that refused become shorter.
+    pub fn begin_interval(&mut self) {
+        self.refusals.begin_interval();
     }
 
     fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
@@ -171,7 +191,8 @@ impl Crew {
             .flat_map(|node| fabric.ports_of(node))
             .map(|port| (port, fabric.port(port)))
             .collect();
-        self.told.marks = fabric.binding().bound().map(|(slot, b)| (slot, b.dscp)).collect();
+        let marks = fabric.binding().bound().map(|(slot, _)| (slot, fabric.dscp(slot)));
+        self.told.marks = marks.filter(|(_, dscp)| *dscp != 0).collect();
         self.told.headroom = headroom(fabric);
         self.out_of_date = self.switches.keys().copied().collect();
     }
@@ -208,7 +229,8 @@ impl Crew {
         let mut touched = BTreeSet::new();
         let mut behind = Vec::new();
         // Hosts mark by new queues: what came before cannot be taken back any more, nor need it be.
-        let mut marking = false;
+        // Where nothing but weights changes no packet depends on another element's.
+        let mut marking = plan.steps.iter().all(|step| matches!(step, Step::Weigh { .. }));
         for steps in plan.steps.chunk_by(|a, b| kind(a) == kind(b)) {
             let mut concerned = self.take_in(fabric, steps);
             if steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0)) {
@@ -232,14 +254,47 @@ impl Crew {
                 behind.extend(trouble);
                 continue;
             }
+            trouble.iter().for_each(|t| self.refusals.refused(t.node));
             let stuck = self.take_back(fabric, before, &touched, stamp).await;
             return Outcome::TakenBack { why: trouble, stuck };
         }
+        behind.extend(self.tell_headroom(fabric, stamp).await);
+        let followed = touched.iter().filter(|node| behind.iter().all(|t| t.node != **node));
+        followed.for_each(|node| self.refusals.followed(*node));
+        Outcome::Done(behind)
+    }
+
+    /// Tells hosts what tenants may send now that share a queue; who could not be told.
+    pub async fn tell_headroom(&mut self, fabric: &Fabric, stamp: Stamp) -> Vec<Trouble> {
         let hosts = self.take_in_headroom(fabric);
         let trouble = self.tell(fabric, &hosts, stamp).await;
         self.out_of_date.extend(trouble.iter().map(|t| t.node));
-        behind.extend(trouble);
-        Outcome::Done(behind)
+        trouble
+    }
+
+    /// These tenants came or moved. Switches get the weights of `steps` now; hosts are told with
+    /// the next [`Self::mend`], and mark nobody by queues of where it was before. Returns the
+    /// switches that could not be told.
+    pub async fn make_room(
+        &mut self,
+        fabric: &Fabric,
+        tenants: &[TenantSlot],
+        steps: &[Step],
+        stamp: Stamp,
+    ) -> Vec<Trouble> {
+        for slot in tenants {
+            if fabric.dscp(*slot) == 0 {
+                self.told.marks.remove(slot);
+            }
+            self.told.headroom.insert(*slot, fabric.headroom_permille(*slot));
+        }
+        let concerned = self.take_in(fabric, steps);
+        let (switches, hosts): (BTreeSet<_>, BTreeSet<_>) =
+            concerned.iter().partition(|node| self.switches.contains_key(node));
+        self.out_of_date.extend(hosts);
+        let trouble = self.tell(fabric, &switches, stamp).await;
+        self.out_of_date.extend(trouble.iter().map(|t| t.node));
+        trouble
     }
 
     /// What there is for who shares a queue follows from all queues' weights, and changes for
@@ -294,6 +349,8 @@ impl Crew {
                 _ => {}
             }
         }
+        // Who is left alone misses this, and is mended after its pause.
+        self.out_of_date.extend(concerned.iter().filter(|node| self.refusals.pause(**node)));
         concerned.retain(|node| self.reachable(fabric, *node));
         concerned
     }
@@ -320,50 +377,38 @@ impl Crew {
     }
 
     async fn tell_all(&self, fabric: &Fabric, to: &[NodeId], stamp: Stamp) -> Vec<Trouble> {
-        let mut tasks = JoinSet::new();
+        let mut tasks = Tasks::default();
         let limit = self.limit;
         for node in to.iter().copied() {
             if let Some(switch) = self.switches.get(&node) {
                 let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
-                tasks.spawn(async move {
-                    let told = bring_to(&*driver, &wanted, stamp);
-                    (node, within(limit, driver.name(), told).await)
+                tasks.spawn(node, async move {
+                    within(limit, driver.name(), bring_to(&*driver, &wanted, stamp)).await
                 });
             } else {
                 let hosts = Arc::clone(&self.hosts);
                 let name = fabric.topology().name(node).to_string();
                 let plan = self.host_plan(fabric, node, stamp);
-                tasks.spawn(async move {
+                tasks.spawn(node, async move {
                     let told = async {
-                        hosts.tell(&name, plan).await.map_err(|error| {
-                            let fenced = matches!(error, crate::hosts::HostError::Fenced { .. });
-                            (error.to_string(), fenced)
-                        })
+                        hosts.tell(&name, plan).await.map_err(|error| Said::failed(&error))
                     };
-                    (node, within(limit, &name, told).await)
+                    within(limit, &name, told).await
                 });
             }
         }
-        let mut trouble = Vec::new();
-        while let Some(done) = tasks.join_next().await {
-            if let Ok((node, Err((problem, fenced)))) = done {
-                trouble.push(Trouble { node, problem, fenced });
-            }
-        }
-        trouble.sort_by_key(|t| t.node);
-        trouble
+        tasks.all().await.1
     }
 
     /// Asks switches what they do, and compares it with what they were told.
     async fn compare(&self, nodes: &BTreeSet<NodeId>) -> Vec<Trouble> {
-        let mut tasks = JoinSet::new();
+        let mut tasks = Tasks::default();
         let limit = self.limit;
         for (node, switch) in nodes.iter().filter_map(|n| Some((*n, self.switches.get(n)?))) {
             let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
-            tasks.spawn(async move {
+            tasks.spawn(node, async move {
                 let read = async {
-                    let is =
-                        driver.read_back().await.map_err(|error| (error.to_string(), false))?;
+                    let is = driver.read_back().await?;
                     let wrong = diff(&is, &wanted);
                     let Some(first) = wrong.first() else { return Ok(()) };
                     let (name, words) =
@@ -371,19 +416,12 @@ impl Crew {
                     let words = words.unwrap_or_default().join(", ");
                     let problem =
                         format!("switch {name}: does not do what it was told: {words} is missing");
-                    Err((problem, false))
+                    Err(Said { problem, refused: true })
                 };
-                (node, within(limit, driver.name(), read).await)
+                within(limit, driver.name(), read).await
             });
         }
-        let mut trouble = Vec::new();
-        while let Some(done) = tasks.join_next().await {
-            if let Ok((node, Err((problem, fenced)))) = done {
-                trouble.push(Trouble { node, problem, fenced });
-            }
-        }
-        trouble.sort_by_key(|t| t.node);
-        trouble
+        tasks.all().await.1
     }
 
     /// Takes back what was told: queues and maps of before are there again before hosts mark by
@@ -415,47 +453,35 @@ impl Crew {
         fabric: &Fabric,
         stamp: Stamp,
     ) -> (Vec<(NodeId, Vec<String>)>, Vec<Trouble>) {
-        let mut tasks = JoinSet::new();
+        let mut tasks = Tasks::default();
         let limit = self.limit;
-        for node in &self.out_of_date {
+        for node in self.out_of_date.iter().filter(|node| !self.refusals.pause(**node)) {
             let Some(switch) = self.switches.get(node) else { continue };
-            let (node, wanted) = (*node, self.wanted(switch));
-            let driver = Arc::clone(&switch.driver);
-            tasks.spawn(async move {
+            let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
+            tasks.spawn(*node, async move {
                 let mended = async {
-                    let is = driver.read_back().await.map_err(|e| (e.to_string(), false))?;
-                    let changes = diff(&is, &wanted);
+                    let changes = diff(&driver.read_back().await?, &wanted);
                     let words = driver.words(&changes).await.unwrap_or_default();
-                    apply(&*driver, stamp, &changes).await?;
+                    driver.apply(stamp, &changes).await?;
                     Ok(words)
                 };
-                (node, within(limit, driver.name(), mended).await)
+                within(limit, driver.name(), mended).await
             });
         }
         // A host is told all that concerns it in any case.
-        let hosts: Vec<NodeId> = self.out_of_date.iter().copied().collect();
+        let hosts = self.out_of_date.iter().copied();
         let hosts: BTreeSet<NodeId> = hosts
-            .into_iter()
             .filter(|node| !self.switches.contains_key(node) && self.connected(fabric, *node))
             .collect();
-        let (mut changed, mut trouble) = (Vec::new(), self.tell(fabric, &hosts, stamp).await);
+        let mut trouble = self.tell(fabric, &hosts, stamp).await;
         for node in hosts.iter().filter(|node| trouble.iter().all(|t| t.node != **node)) {
             self.out_of_date.remove(node);
         }
-        while let Some(done) = tasks.join_next().await {
-            match done {
-                Ok((node, Ok(words))) => {
-                    self.out_of_date.remove(&node);
-                    changed.push((node, words));
-                }
-                Ok((node, Err((problem, fenced)))) => {
-                    trouble.push(Trouble { node, problem, fenced });
-                }
-                Err(_) => {}
-            }
-        }
-        changed.sort();
-        (changed, trouble)
+        let (mended, failed) = tasks.all().await;
+        mended.iter().for_each(|(node, _)| drop(self.out_of_date.remove(node)));
+        failed.iter().filter(|t| t.refused).for_each(|t| self.refusals.refused(t.node));
+        trouble.extend(failed);
+        (mended, trouble)
     }
 
     /// Compares what all switches do with what they were told; who differs is out of date.
@@ -470,29 +496,89 @@ impl Crew {
     pub fn must_tell(&mut self, node: NodeId) {
         self.out_of_date.insert(node);
     }
+
+    /// A host's agent came, or came back: what it refused before says nothing any more.
+    pub fn came(&mut self, node: NodeId) {
+        self.refusals.followed(node);
+        self.must_tell(node);
+    }
 }
 
-type Told1 = Result<(), (String, bool)>;
-
-async fn bring_to(driver: &dyn SwitchDriver, wanted: &SwitchState, stamp: Stamp) -> Told1 {
-    let is = driver.read_back().await.map_err(|error| (error.to_string(), false))?;
-    apply(driver, stamp, &diff(&is, wanted)).await
+/// Why an element did not do what it was told.
+struct Said {
+    problem: String,
+    refused: bool,
 }
 
-async fn apply(driver: &dyn SwitchDriver, stamp: Stamp, changes: &[Change]) -> Told1 {
-    driver.apply(stamp, changes).await.map_err(|error| {
-        let fenced = matches!(error, crate::southbound::DriverError::Fenced { .. });
-        (error.to_string(), fenced)
-    })
+impl Said {
+    fn failed(error: &dyn fmt::Display) -> Self {
+        Self { problem: error.to_string(), refused: false }
+    }
+}
+
+impl From<DriverError> for Said {
+    fn from(error: DriverError) -> Self {
+        let refused = matches!(error, DriverError::Refused { .. } | DriverError::Beyond { .. });
+        Self { problem: error.to_string(), refused }
+    }
+}
+
+/// What is asked of several elements at once.
+struct Tasks<T> {
+    set: JoinSet<Result<T, Said>>,
+    nodes: HashMap<tokio::task::Id, NodeId>,
+}
+
+impl<T> Default for Tasks<T> {
+    fn default() -> Self {
+        Self { set: JoinSet::new(), nodes: HashMap::new() }
+    }
+}
+
+impl<T: Send + 'static> Tasks<T> {
+    fn spawn(
+        &mut self,
+        node: NodeId,
+        task: impl Future<Output = Result<T, Said>> + Send + 'static,
+    ) {
+        self.nodes.insert(self.set.spawn(task).id(), node);
+    }
+
+    /// What all answered, by element. A task that panicked is an element that did not follow.
+    async fn all(mut self) -> (Vec<(NodeId, T)>, Vec<Trouble>) {
+        let (mut done, mut trouble) = (Vec::new(), Vec::new());
+        while let Some(next) = self.set.join_next_with_id().await {
+            let (id, result) = match next {
+                Ok((id, result)) => (id, result),
+                Err(error) => (error.id(), Err(Said::failed(&format!("a fault here: {error}")))),
+            };
+            let Some(node) = self.nodes.get(&id).copied() else { continue };
+            match result {
+                Ok(value) => done.push((node, value)),
+                Err(Said { problem, refused }) => trouble.push(Trouble { node, problem, refused }),
+            }
+        }
+        done.sort_by_key(|(node, _)| *node);
+        trouble.sort_by_key(|t| t.node);
+        (done, trouble)
+    }
+}
+
+async fn bring_to(
+    driver: &dyn SwitchDriver,
+    wanted: &SwitchState,
+    stamp: Stamp,
+) -> Result<(), Said> {
+    let is = driver.read_back().await?;
+    let changes: Vec<Change> = diff(&is, wanted);
+    Ok(driver.apply(stamp, &changes).await?)
 }
 
 async fn within<T>(
     limit: Duration,
     name: &str,
-    work: impl Future<Output = Result<T, (String, bool)>>,
-) -> Result<T, (String, bool)> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(done) => done,
-        Err(_) => Err((format!("{name}: no answer within {} ms", limit.as_millis()), false)),
-    }
+    work: impl Future<Output = Result<T, Said>>,
+) -> Result<T, Said> {
+    let late = |_| Said::failed(&format!("{name}: no answer within {} ms", limit.as_millis()));
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
 }

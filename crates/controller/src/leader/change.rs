@@ -1,10 +1,15 @@
 //! What operators ask a leader to change.
 
+use std::collections::BTreeSet;
+
+use penstock_fabric::hose::Need;
+use penstock_fabric::queue_binding::Step;
 use penstock_fabric::tenant_placement::Move;
+use penstock_fabric::topology::LinkId;
 
 use super::{
-    Candidate, ChangeRefused, IntervalReport, Leader, LeaderError, MODE, Mode, Moved, NodeId, OUT,
-    Service, Severity, TENANTS, TenantRecord, TenantSpec, Write, intent,
+    Candidate, ChangeRefused, Fabric, IntervalReport, Leader, LeaderError, MODE, Mode, Moved,
+    NodeId, OUT, Service, Severity, TENANTS, TenantRecord, TenantSlot, TenantSpec, Write, intent,
 };
 
 fn put<T: serde::Serialize>(key: String, record: &T) -> Write {
@@ -21,6 +26,37 @@ impl Leader {
     /// # Errors
     /// It has no place, or the store did not take it: then nothing has changed.
     pub async fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, LeaderError> {
+        let mut added = self.add_all(vec![spec]).await;
+        added.pop().expect("one was asked for")
+    }
+
+    /// Places tenants in this order, and then tells all of their hosts. Ends with the first that
+    /// the store did not take.
+    pub async fn add_all(
+        &mut self,
+        specs: Vec<TenantSpec>,
+    ) -> Vec<Result<TenantRecord, LeaderError>> {
+        let (mut added, mut changes) = (Vec::new(), Vec::new());
+        for spec in specs {
+            let name = spec.name.clone();
+            let placed = self.place(spec).await;
+            if placed.is_ok() {
+                let slot = self.fabric.slot(&name).expect("it was placed");
+                changes.push(Changed { slot, links: Vec::new() });
+            }
+            let ends = matches!(&placed, Err(error) if !matches!(error, LeaderError::Refused(_)));
+            added.push(placed);
+            if ends {
+                break;
+            }
+        }
+        let servers: BTreeSet<NodeId> =
+            changes.iter().flat_map(|changed| self.fabric.servers_of(changed.slot)).collect();
+        self.make_room(&changes, servers).await;
+        added
+    }
+
+    async fn place(&mut self, spec: TenantSpec) -> Result<TenantRecord, LeaderError> {
         let name = spec.name.clone();
         check_name(&name)?;
         let record = match self.fabric.add(spec) {
@@ -34,9 +70,8 @@ impl Leader {
             let _ = self.fabric.remove(&name);
             return Err(error);
         }
-        let servers = self.servers(&name);
-        self.tell_hosts(&servers).await;
-        let text = format!("placed below {} on {} servers", record.placement.root, servers.len());
+        let servers = self.servers(&name).len();
+        let text = format!("placed below {} on {servers} servers", record.placement.root);
         self.tell(Severity::Info, "placed", &name, &text);
         Ok(record)
     }
@@ -52,7 +87,7 @@ impl Leader {
         self.commit(vec![Write::Delete(tenant_key(name))]).await?;
         let servers = self.servers(name);
         self.fabric.remove(name)?;
-        self.tell_hosts(&servers).await;
+        self.tell_hosts(servers).await;
         self.tell(Severity::Info, "removed", name, "its slots and rates are free");
         Ok(())
     }
@@ -76,7 +111,10 @@ impl Leader {
             return Err(error);
         }
         servers.extend(self.servers(name));
-        self.tell_hosts(&servers).await;
+        if let Some(slot) = self.fabric.slot(name) {
+            let links = before.links(slot).to_vec();
+            self.make_room(&[Changed { slot, links }], servers).await;
+        }
         let text = format!("{more} more VMs ({moved:?})");
         self.tell(Severity::Info, "grown", name, &text);
         Ok((moved, record))
@@ -107,10 +145,12 @@ impl Leader {
             self.fabric = before;
             return Err(error);
         }
-        let mut servers = Vec::new();
+        let (mut servers, mut changes) = (Vec::new(), Vec::new());
         for moved in &moves {
-            servers.extend(before.servers_of(moved.tenant));
-            servers.extend(self.fabric.servers_of(moved.tenant));
+            let slot = moved.tenant;
+            servers.extend(before.servers_of(slot));
+            servers.extend(self.fabric.servers_of(slot));
+            changes.push(Changed { slot, links: before.links(slot).to_vec() });
             let name = self.fabric.name(moved.tenant).to_owned();
             match &moved.outcome {
                 Ok(how) => self.tell(Severity::Info, "moved", &name, &format!("{how:?}")),
@@ -120,7 +160,7 @@ impl Leader {
             }
         }
         self.tell(Severity::Info, "service", node, &format!("{service:?}"));
-        self.tell_hosts(&servers).await;
+        self.make_room(&changes, servers).await;
         Ok(moves)
     }
 
@@ -148,6 +188,7 @@ impl Leader {
         if let Err(problem) = self.fabric.resume(&record) {
             self.tell(Severity::Warning, "not-restored", "", &problem.to_string());
         }
+        self.fabric.reserve_all();
         self.crew.assume(&self.fabric);
         Ok(())
     }
@@ -159,11 +200,11 @@ impl Leader {
     pub async fn revert(&mut self) -> Result<IntervalReport, LeaderError> {
         let target = self.binding_before().await?;
         self.set_mode(Mode::Hold).await?;
-        let before = self.fabric.binding().clone();
-        let seen = self.fabric.clone_reach(&self.crew);
-        let pass = self.fabric.return_to(&target, |node| seen.contains(&node));
+        let pass = |fabric: &mut Fabric, seen: &BTreeSet<NodeId>| {
+            fabric.return_to(&target, |node| seen.contains(&node))
+        };
         let mut report = IntervalReport::default();
-        self.follow(before, &pass, &mut report).await?;
+        self.decide(pass, &mut report).await?;
         let text = format!("queues of before are back; mode hold, {} steps", report.steps);
         self.tell(Severity::Warning, "reverted", "", &text);
         Ok(report)
@@ -174,15 +215,38 @@ impl Leader {
         slot.into_iter().flat_map(|slot| self.fabric.servers_of(slot)).collect()
     }
 
+    /// Tenants came, grew or moved. Ports have room for them before their hosts hear of it, and
+    /// hosts mark none by queues of where it was.
+    async fn make_room(&mut self, changes: &[Changed], servers: impl IntoIterator<Item = NodeId>) {
+        let steps = changes.iter().flat_map(|c| self.fabric.reserve(c.slot, &c.links));
+        let steps: Vec<Step> = steps.collect();
+        self.headroom_changed = true;
+        if self.mode == Mode::Observe || changes.is_empty() {
+            return;
+        }
+        self.next_stamp();
+        let slots: Vec<TenantSlot> = changes.iter().map(|changed| changed.slot).collect();
+        let behind = self.crew.make_room(&self.fabric, &slots, &steps, self.stamp).await;
+        self.troubles("behind", &behind);
+        self.tell_hosts(servers).await;
+    }
+
     /// These hosts' tenants have changed.
-    async fn tell_hosts(&mut self, servers: &[NodeId]) {
+    async fn tell_hosts(&mut self, servers: impl IntoIterator<Item = NodeId>) {
         if self.mode == Mode::Observe {
             return;
         }
-        servers.iter().for_each(|server| self.crew.must_tell(*server));
+        servers.into_iter().for_each(|server| self.crew.must_tell(server));
         self.next_stamp();
         self.mend().await;
     }
+}
+
+/// A tenant that came, grew or moved.
+struct Changed {
+    slot: TenantSlot,
+    /// What it had reserved before.
+    links: Vec<(LinkId, Need)>,
 }
 
 /// Names are keys and labels.
@@ -196,12 +260,9 @@ fn check_name(name: &str) -> Result<(), ChangeRefused> {
     Ok(())
 }
 
-impl crate::fabric_state::Fabric {
+impl Fabric {
     /// The nodes of the tree that can be told something now.
-    pub(super) fn clone_reach(
-        &self,
-        crew: &crate::carry_out::Crew,
-    ) -> std::collections::BTreeSet<NodeId> {
+    pub(super) fn clone_reach(&self, crew: &crate::carry_out::Crew) -> BTreeSet<NodeId> {
         let topology = self.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
         nodes.filter(|node| crew.reachable(self, *node)).collect()
@@ -210,7 +271,7 @@ impl crate::fabric_state::Fabric {
     /// Goes back to these queues.
     pub(super) fn return_to(
         &mut self,
-        target: &[(super::TenantSlot, super::Bound)],
+        target: &[(TenantSlot, super::Bound)],
         reachable: impl Fn(NodeId) -> bool,
     ) -> super::Pass {
         self.with_candidates(reachable, false, |binding, topology, candidates: &[Candidate<'_>]| {

@@ -7,7 +7,7 @@
 //!
 //! Source: QShare §V, §VI; takeover, modes and reverting are ours: `docs/controller.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ pub use record::{IntervalReport, Totals};
 
 /// Bindings that are kept to go back to.
 pub const HISTORY_MAX: usize = 16;
+/// Plans that are tried in an interval: each leaves out who did not follow the one before.
+const TRIES: usize = 4;
 /// Below it, one key a node that is out of service.
 pub const OUT: &str = "penstock/out/";
 
@@ -93,6 +95,10 @@ pub struct Leader {
     samples: History,
     /// What servers sent and received in the last interval, bit/s.
     used: BTreeMap<NodeId, (u64, u64)>,
+    /// What was told of elements that are in trouble still.
+    complaints: BTreeMap<NodeId, String>,
+    /// Whether tenants came or moved since hosts were told what they may send in the shared queue.
+    headroom_changed: bool,
 }
 
 impl Leader {
@@ -112,7 +118,7 @@ impl Leader {
         let stamp = Stamp { epoch: leadership.created.0, generation: 0 };
         let (mode, kept) = (Mode::default(), Kept::default());
         let (events, last) = (Events::default(), IntervalReport::default());
-        let used = BTreeMap::new();
+        let (used, complaints) = (BTreeMap::new(), BTreeMap::new());
         let mut leader = Self {
             fabric,
             crew,
@@ -127,6 +133,8 @@ impl Leader {
             totals: Totals::default(),
             samples: History::default(),
             used,
+            complaints,
+            headroom_changed: false,
         };
         leader.load().await?;
         leader.crew.assume(&leader.fabric);
@@ -172,6 +180,7 @@ impl Leader {
             let text = format!("{problem}; all share queue 0 until the next interval");
             self.tell(Severity::Warning, "not-restored", "", &text);
         }
+        self.fabric.reserve_all();
         Ok(())
     }
 
@@ -232,7 +241,7 @@ impl Leader {
     /// A host's agent came, or came back: it is told with the next interval.
     pub fn host_came(&mut self, host: &str) {
         if let Some(node) = self.fabric.topology().find(host) {
-            self.crew.must_tell(node);
+            self.crew.came(node);
         }
     }
 
@@ -255,6 +264,7 @@ impl Leader {
         let mut report = IntervalReport { hosts_heard: usage.len(), ..IntervalReport::default() };
         let every = self.settings.verify_every;
         let number = self.fabric.binding().interval() + 1;
+        self.crew.begin_interval();
         if self.mode != Mode::Observe {
             if every > 0 && number.is_multiple_of(every) {
                 let drift = self.crew.verify().await;
@@ -265,24 +275,41 @@ impl Leader {
                 self.mend().await;
             }
         }
-        let before = self.fabric.binding().clone();
-        let decided = Instant::now();
-        let Self { fabric, crew, mode, .. } = self;
-        let seen = fabric.clone_reach(crew);
-        let pass = fabric.close_interval(
-            usage,
-            |node| *mode == Mode::Observe || seen.contains(&node),
-            *mode == Mode::Hold,
-        );
-        report.decided_in = decided.elapsed();
-        let followed = self.follow(before, &pass, &mut report).await;
+        self.fabric.follow(usage);
+        let (observes, hold) = (self.mode == Mode::Observe, self.mode == Mode::Hold);
+        let pass = |fabric: &mut Fabric, seen: &BTreeSet<NodeId>| {
+            fabric.rebind(|node| observes || seen.contains(&node), hold)
+        };
+        let decided = self.decide(pass, &mut report).await;
         self.sample();
-        followed?;
+        decided?;
+        let Self { complaints, crew, .. } = self;
+        complaints.retain(|node, _| crew.in_trouble(*node));
         report.took = began.elapsed();
         report.interval = number;
         self.totals.add(&report);
         self.last = report.clone();
         Ok(report)
+    }
+
+    /// Decides by `pass`, which is given the nodes that can be told something, stores and carries
+    /// out. If that is taken back, decides again without those that did not follow.
+    async fn decide(
+        &mut self,
+        pass: impl Fn(&mut Fabric, &BTreeSet<NodeId>) -> Pass,
+        report: &mut IntervalReport,
+    ) -> Result<(), LeaderError> {
+        for _ in 0..TRIES {
+            let before = self.fabric.binding().clone();
+            let began = Instant::now();
+            let seen = self.fabric.clone_reach(&self.crew);
+            let pass = pass(&mut self.fabric, &seen);
+            report.decided_in += began.elapsed();
+            if self.follow(before, &pass, report).await? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Keeps how tenants did, for [`Self::samples`].
@@ -297,39 +324,49 @@ impl Leader {
         samples.push(now_ms(), fabric.tenants().map(sample));
     }
 
-    /// Stores and carries out what a pass decided.
+    /// Stores and carries out what a pass decided; whether that was done and not taken back.
     async fn follow(
         &mut self,
         before: Binding,
         pass: &Pass,
         report: &mut IntervalReport,
-    ) -> Result<(), LeaderError> {
+    ) -> Result<bool, LeaderError> {
         (report.promoted, report.demoted) = (pass.promoted.len(), pass.demoted.len());
         report.without_code_point = pass.without_code_point.len();
         report.steps = pass.plan.steps.len();
-        if pass.plan.steps.is_empty() {
-            return Ok(());
-        }
         if self.mode == Mode::Observe {
             self.changes("would-promote", "would-demote", pass);
-            return Ok(());
+            return Ok(true);
+        }
+        if pass.plan.steps.is_empty() {
+            if std::mem::take(&mut self.headroom_changed) {
+                self.next_stamp();
+                let behind = self.crew.tell_headroom(&self.fabric, self.stamp).await;
+                report.failed += behind.len();
+                self.troubles("behind", &behind);
+            }
+            return Ok(true);
         }
         self.next_stamp();
         if let Err(error) = self.put_binding(false).await {
             self.fabric.put_back(before);
             return Err(error);
         }
-        let outcome = self.crew.carry_out(&self.fabric, &pass.plan, self.stamp).await;
-        match outcome {
+        match self.crew.carry_out(&self.fabric, &pass.plan, self.stamp).await {
             Outcome::Done(behind) => {
+                self.headroom_changed = false;
                 self.troubles("behind", &behind);
                 self.changes("promoted", "demoted", pass);
-                report.failed = behind.len();
+                report.failed += behind.len();
                 self.put_binding(true).await?;
+                Ok(true)
             }
-            Outcome::TakenBack { why, stuck } => {
+            Outcome::TakenBack { mut why, stuck } => {
                 report.taken_back = true;
-                report.failed = why.len() + stuck.len();
+                report.failed += why.len() + stuck.len();
+                for trouble in &mut why {
+                    trouble.problem += "; plans leave it out, and try it again at growing pauses";
+                }
                 self.troubles("taken-back", &why);
                 self.troubles("out-of-date", &stuck);
                 self.fabric.put_back(before);
@@ -337,9 +374,9 @@ impl Leader {
                 // leads may be wrong or lie: the store knows.
                 self.next_stamp();
                 self.put_binding(false).await?;
+                Ok(false)
             }
         }
-        Ok(())
     }
 
     async fn mend(&mut self) {
@@ -375,8 +412,13 @@ impl Leader {
         }
     }
 
+    /// Tells of troubles, each once until it is over.
     fn troubles(&mut self, kind: &str, troubles: &[Trouble]) {
         for trouble in troubles {
+            let told = self.complaints.insert(trouble.node, trouble.problem.clone());
+            if told.as_ref() == Some(&trouble.problem) {
+                continue;
+            }
             let name = self.fabric.topology().name(trouble.node).to_string();
             self.tell(Severity::Warning, kind, &name, &trouble.problem);
         }

@@ -104,9 +104,9 @@ impl OperatorService for Operator {
         let wishes = (self.read)(&text, leader.fabric().topology(), &known)
             .map_err(Status::invalid_argument)?;
         let (mut placed, mut refused) = (Vec::new(), Vec::new());
-        for wish in wishes {
-            let name = wish.name.clone();
-            match leader.add(wish).await {
+        let names: Vec<String> = wishes.iter().map(|wish| wish.name.clone()).collect();
+        for (name, added) in names.into_iter().zip(leader.add_all(wishes).await) {
+            match added {
                 Ok(record) => placed.push(json!({ "name": name, "root": record.placement.root })),
                 Err(LeaderError::Refused(why)) => {
                     refused.push(json!({ "name": name, "why": why.to_string() }));

@@ -250,6 +250,13 @@ impl Binding {
         self.bound.get(&tenant)
     }
 
+    /// Whether a tenant's queues are those of these links: if not, it has none or has moved since.
+    #[must_use]
+    pub fn covers(&self, tenant: TenantSlot, links: &[(LinkId, Need)]) -> bool {
+        let bound = self.bound.get(&tenant);
+        bound.is_some_and(|b| ports(links).eq(b.queues.iter().map(|(port, _)| *port)))
+    }
+
     /// All who have queues, by tenant.
     pub fn bound(&self) -> impl Iterator<Item = (TenantSlot, &Bound)> {
         self.bound.iter().map(|(tenant, bound)| (*tenant, bound))
@@ -397,12 +404,9 @@ impl Binding {
     /// Takes the queues of those who are gone or have other links.
     fn drop_strangers(&mut self, tenants: &[Candidate<'_>]) -> Vec<(TenantSlot, Bound)> {
         let links: BTreeMap<TenantSlot, _> = tenants.iter().map(|t| (t.tenant, t.links)).collect();
-        let same = |tenant: &TenantSlot, bound: &Bound| {
-            let ports = links.get(tenant).into_iter().flat_map(|links| ports(links));
-            ports.eq(bound.queues.iter().map(|(port, _)| *port))
-        };
-        let strangers = self.bound.iter().filter(|(tenant, bound)| !same(tenant, bound));
-        let strangers: Vec<TenantSlot> = strangers.map(|(tenant, _)| *tenant).collect();
+        let same = |tenant| links.get(&tenant).is_some_and(|links| self.covers(tenant, links));
+        let strangers = self.bound.keys().copied().filter(|tenant| !same(*tenant));
+        let strangers: Vec<TenantSlot> = strangers.collect();
         strangers.into_iter().filter_map(|tenant| self.release(tenant)).collect()
     }
 
@@ -557,6 +561,77 @@ impl Binding {
         Pass { interval: self.interval, promoted, demoted, without_code_point, plan }
     }
 
+    /// By port of these links the tenant's queue there and what it has reserved.
+    fn parts(
+        &self,
+        tenant: TenantSlot,
+        links: &[(LinkId, Need)],
+    ) -> impl Iterator<Item = (Port, usize, u64)> {
+        let own = self.bound.get(&tenant).filter(|_| self.covers(tenant, links));
+        let mut own = own.into_iter().flat_map(|bound| bound.queues.iter());
+        let rates = links.iter().flat_map(|(_, need)| [need.down.0, need.up.0]);
+        ports(links).zip(rates).map(move |(port, rate)| {
+            (port, own.next().map_or(0, |(_, queue)| usize::from(*queue)), rate)
+        })
+    }
+
+    /// Works out anew what all tenants have reserved, and all weights, without a pass: after
+    /// [`Self::resume`].
+    pub fn reserve_all<'a>(
+        &mut self,
+        topology: &Topology,
+        tenants: impl IntoIterator<Item = (TenantSlot, &'a [(LinkId, Need)])>,
+    ) {
+        let queues = usize::from(self.settings.queues);
+        self.reserved.fill(0);
+        self.weights.clear();
+        let mut used = BTreeSet::new();
+        for (tenant, links) in tenants {
+            let parts: Vec<_> = self.parts(tenant, links).collect();
+            for (port, queue, rate) in parts {
+                self.reserved[index(port) * queues + queue] += rate;
+                used.insert(port);
+            }
+        }
+        for port in used {
+            self.weights.insert(port, self.weigh(topology, port));
+        }
+    }
+
+    /// A tenant that had `before` has `now`: enters what it reserves at once, so that no port waits
+    /// for the next pass. It gets no queues by that, and what it had stays reserved till then.
+    /// Returns the steps that give ports their new weights.
+    pub fn reserve(
+        &mut self,
+        topology: &Topology,
+        tenant: TenantSlot,
+        before: &[(LinkId, Need)],
+        now: &[(LinkId, Need)],
+    ) -> Vec<Step> {
+        let queues = usize::from(self.settings.queues);
+        let had = self.parts(tenant, before).map(|(port, queue, rate)| ((port, queue), rate));
+        let had: BTreeMap<(Port, usize), u64> = had.collect();
+        let has: Vec<_> = self.parts(tenant, now).collect();
+        let mut steps = Vec::new();
+        for (port, queue, rate) in has {
+            let more = rate.saturating_sub(had.get(&(port, queue)).copied().unwrap_or(0));
+            self.reserved[index(port) * queues + queue] += more;
+            let weights = self.weigh(topology, port);
+            if self.weights.get(&port) != Some(&weights) {
+                self.weights.insert(port, weights.clone());
+                steps.push(Step::Weigh { port, weights });
+            }
+        }
+        steps
+    }
+
+    /// A port's weights by what is reserved there.
+    fn weigh(&self, topology: &Topology, port: Port) -> Weights {
+        let queues = usize::from(self.settings.queues);
+        let reserved = &self.reserved[index(port) * queues..][..queues];
+        weights(reserved, topology.rate(port.link).0)
+    }
+
     /// Works out what is reserved in each queue; returns the ports where that changed. Meanwhile
     /// queue 0 has those who have lost their queues already and those who are still to get some.
     fn reweigh(
@@ -570,16 +645,11 @@ impl Binding {
         // By port: of those who are still to get a queue.
         let mut guests: BTreeMap<usize, u64> = BTreeMap::new();
         for candidate in tenants {
-            let bound = self.bound.get(&candidate.tenant);
-            let mut own = bound.into_iter().flat_map(|bound| bound.queues.iter());
-            for (link, need) in candidate.links {
-                for (up, rate) in [(false, need.down), (true, need.up)] {
-                    let queue = own.next().map_or(0, |(_, queue)| usize::from(*queue));
-                    let at = index(Port { link: *link, up });
-                    now[at * queues + queue] += rate.0;
-                    if queue != 0 && won.contains(&candidate.tenant) {
-                        *guests.entry(at).or_default() += rate.0;
-                    }
+            for (port, queue, rate) in self.parts(candidate.tenant, candidate.links) {
+                let at = index(port);
+                now[at * queues + queue] += rate;
+                if queue != 0 && won.contains(&candidate.tenant) {
+                    *guests.entry(at).or_default() += rate;
                 }
             }
         }

@@ -162,12 +162,27 @@ impl Datacenter {
 
     /// Takes a tenant away, and gives back all that it had.
     pub fn remove(&mut self, slot: TenantSlot) -> Option<Tenant> {
+        let tenant = self.retire(slot)?;
+        self.free(slot);
+        Some(tenant)
+    }
+
+    /// Takes a tenant away, and gives back all but its slot: something still goes by that. Who is
+    /// placed next has another one, until [`Self::free`].
+    pub fn retire(&mut self, slot: TenantSlot) -> Option<Tenant> {
         let tenant = self.tenants.get_mut(slot.index())?.take()?;
         self.ledger.give_back(&tenant.placement.entry);
+        Some(tenant)
+    }
+
+    /// Gives back the slot of a tenant that was retired.
+    pub fn free(&mut self, slot: TenantSlot) {
+        let retired = self.tenants.get(slot.index()).is_some_and(Option::is_none);
         // The lowest is given out first, so that a replay gives the same slots.
         let at = self.vacant.partition_point(|vacant| *vacant > slot.0);
-        self.vacant.insert(at, slot.0);
-        Some(tenant)
+        if retired && self.vacant.get(at) != Some(&slot.0) {
+            self.vacant.insert(at, slot.0);
+        }
     }
 }
 

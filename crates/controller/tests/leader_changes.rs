@@ -182,6 +182,25 @@ async fn a_switch_that_refuses_stops_nobody_whose_way_is_another() {
 }
 
 #[tokio::test]
+async fn an_interval_that_changes_nobodys_queues_writes_nothing() {
+    let folder = Folder::new("changes-writes");
+    let world = World::new(Mode::PerPortMap);
+    let store = store(&folder.0).await;
+    let (mut leader, _) = world.leader(Arc::clone(&store), "one").await;
+    for name in ["a", "b", "c", "d"] {
+        leader.add(tenant(name, 10, 10)).await.unwrap();
+    }
+    let busy = [("a", 9), ("b", 8), ("c", 7), ("d", 1)];
+    interval(&mut leader, &busy).await;
+    // One without a queue: weights change, queues do not.
+    leader.remove("d").await.unwrap();
+    let before = store.list("").await.unwrap();
+    interval(&mut leader, &busy).await;
+    assert!(leader.last().steps > 0, "{:?}", leader.last());
+    assert_eq!(store.list("").await.unwrap(), before);
+}
+
+#[tokio::test]
 async fn a_switch_that_is_away_is_told_of_once_and_mended_when_it_is_back() {
     let folder = Folder::new("changes-away");
     let world = World::new(Mode::PerPortMap);

@@ -101,7 +101,7 @@ async fn lead(store: &Arc<Cut>, who: &str) -> (Leader, LeaseId) {
     let leadership = store.campaign(LEADER, who, lease).await.unwrap();
     let crew = Crew::new(BTreeMap::new(), Arc::new(FakeHosts::default()), Duration::from_secs(5));
     let store: Arc<dyn Store> = store.clone();
-    let settings = Settings { verify_every: 0 };
+    let settings = Settings { verify_every: 0, ..Settings::default() };
     let leader = Leader::take_over(fabric(), crew, store, leadership, settings).await;
     (leader.unwrap(), lease)
 }

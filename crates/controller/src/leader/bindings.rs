@@ -9,7 +9,7 @@
 //! names are deleted when they are found.
 //!
 //! **Cost.** A comparison of all queues; of `n` tenants that changed at most `n` shards are
-//! written.
+//! written. A pass after which all have the queues that they had writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -149,17 +149,25 @@ impl Leader {
         let now: BTreeMap<String, Bound> = binding.bound().filter_map(named).collect();
         let dirty = self.kept.dirty(&now);
         let before = self.kept.head.as_ref().filter(|head| head.shards.len() == SHARDS);
+        let same = before.filter(|_| dirty.is_empty()).cloned();
         let shards = before.map_or_else(|| vec![None; SHARDS], |head| head.shards.clone());
-        let interval = binding.interval();
-        let mut head = BindingHead { version: VERSION, stamp, interval, shards };
-        let mut writes = self.shards(&now, &dirty, &mut head);
-        let written: Vec<String> = writes.iter().map(|write| write.key().to_owned()).collect();
-        let value = intent::to_bytes(&head);
-        let put = |key: String| Write::Put { key, value: value.clone(), lease: None };
-        writes.push(put(BINDING.to_owned()));
+        let (mut writes, mut written) = (Vec::new(), Vec::new());
+        let put = |key: String, head: &BindingHead| Write::Put {
+            key,
+            value: intent::to_bytes(head),
+            lease: None,
+        };
+        let head = same.unwrap_or_else(|| {
+            let interval = binding.interval();
+            let mut head = BindingHead { version: VERSION, stamp, interval, shards };
+            writes = self.shards(&now, &dirty, &mut head);
+            written = writes.iter().map(|write| write.key().to_owned()).collect();
+            writes.push(put(BINDING.to_owned(), &head));
+            head
+        });
         let mut history = self.kept.history.clone();
-        if done {
-            writes.push(put(stamped(HISTORY, stamp)));
+        if done && history.last().is_none_or(|last| last.shards != head.shards) {
+            writes.push(put(stamped(HISTORY, head.stamp), &head));
             history.push(head.clone());
             while history.len() > HISTORY_MAX {
                 writes.push(Write::Delete(stamped(HISTORY, history.remove(0).stamp)));

@@ -31,10 +31,12 @@ use crate::store::{Leadership, Store, StoreError, Transaction, Write};
 
 mod bindings;
 mod change;
+mod horizon;
 mod record;
 
 use bindings::Kept;
 pub use bindings::{BindingHead, SHARDS};
+use horizon::Horizon;
 pub use record::{IntervalReport, Totals};
 
 /// Bindings that are kept to go back to.
@@ -76,6 +78,14 @@ impl From<ChangeRefused> for LeaderError {
 pub struct Settings {
     /// Intervals between two comparisons of all switches with what they were told; 0: never.
     pub verify_every: u64,
+    /// How long the store keeps at least what keys had before.
+    pub history: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { verify_every: 5, history: Duration::from_secs(120) }
+    }
 }
 
 /// A controller that leads.
@@ -95,6 +105,7 @@ pub struct Leader {
     samples: History,
     /// What servers sent and received in the last interval, bit/s.
     used: BTreeMap<NodeId, (u64, u64)>,
+    horizon: Horizon,
     /// What was told of elements that are in trouble still.
     complaints: BTreeMap<NodeId, String>,
     /// Whether tenants came or moved since hosts were told what they may send in the shared queue.
@@ -133,6 +144,7 @@ impl Leader {
             totals: Totals::default(),
             samples: History::default(),
             used,
+            horizon: Horizon::default(),
             complaints,
             headroom_changed: false,
         };
@@ -285,6 +297,7 @@ impl Leader {
         decided?;
         let Self { complaints, crew, .. } = self;
         complaints.retain(|node, _| crew.in_trouble(*node));
+        self.forget().await;
         report.took = began.elapsed();
         report.interval = number;
         self.totals.add(&report);

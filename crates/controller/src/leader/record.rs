@@ -1,6 +1,8 @@
 //! How a leader writes into the store, and what it reports of an interval.
 
-use super::{Duration, Leader, LeaderError, OPERATIONS_MAX, StoreError, Transaction, Write};
+use super::{
+    Duration, Instant, Leader, LeaderError, OPERATIONS_MAX, StoreError, Transaction, Write,
+};
 use crate::store::limits::TRANSACTION_BYTES_MAX;
 
 /// Room in a transaction for the comparison with its leadership.
@@ -70,8 +72,11 @@ impl Totals {
     }
 }
 
-/// Parts that a store takes, in the same order.
+/// Parts that a store takes, in the same order; one without writes if there are none.
 fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
+    if writes.is_empty() {
+        return vec![writes];
+    }
     let mut parts: Vec<Vec<Write>> = Vec::new();
     let mut size = 0;
     for write in writes {
@@ -89,17 +94,28 @@ fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
 }
 
 impl Leader {
-    /// Commits, if this controller leads still. Large changes go in parts, in order; each is whole
-    /// by itself.
-    pub(super) async fn commit(&self, writes: Vec<Write>) -> Result<(), LeaderError> {
+    /// Commits, if this controller leads still, which is asked also if there is nothing to write.
+    /// Large changes go in parts, in order; each is whole by itself.
+    pub(super) async fn commit(&mut self, writes: Vec<Write>) -> Result<(), LeaderError> {
         for writes in parts(writes) {
             let transaction = Transaction { compare: vec![self.leadership.fence()], writes };
-            self.store.commit(transaction).await.map_err(|error| match error {
+            let done = self.store.commit(transaction).await.map_err(|error| match error {
                 StoreError::Conflict(_) => LeaderError::Deposed,
                 other => LeaderError::Store(other),
             })?;
+            self.horizon.saw(done);
         }
         Ok(())
+    }
+
+    /// Has the store forget its history, where that is due.
+    pub(super) async fn forget(&mut self) {
+        let Some(revision) = self.horizon.due(Instant::now(), self.settings.history) else {
+            return;
+        };
+        if let Err(error) = self.store.compact(revision).await {
+            tracing::warn!(%error, "the store keeps its history until the next try");
+        }
     }
 }
 

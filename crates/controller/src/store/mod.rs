@@ -229,6 +229,15 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         from: Revision,
     ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError>;
 
+    /// Forgets what keys had before `revision`; what they have stays. Who watches from earlier is
+    /// told that it is compacted. A store that forgets by itself does nothing.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or has no such revision yet.
+    async fn compact(&self, _revision: Revision) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// A new lease that ends `ttl` after it was last kept alive. A store may round up to its own
     /// step or its shortest lease; it never ends one early.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError>;

@@ -246,9 +246,19 @@ impl World {
 
     /// A controller that leads here.
     pub async fn leader(&self, store: Arc<dyn Store>, who: &str) -> (Leader, LeaseId) {
+        let settings = LeaderSettings { verify_every: 1, ..LeaderSettings::default() };
+        self.leader_with(store, who, settings).await
+    }
+
+    /// The same, that works so.
+    pub async fn leader_with(
+        &self,
+        store: Arc<dyn Store>,
+        who: &str,
+        settings: LeaderSettings,
+    ) -> (Leader, LeaseId) {
         let lease = store.lease(Duration::from_secs(10)).await.unwrap();
         let leadership = store.campaign(LEADER, who, lease).await.unwrap();
-        let settings = LeaderSettings { verify_every: 1 };
         let crew = self.crew();
         let leader = Leader::take_over(fabric(self.mode), crew, store, leadership, settings);
         (leader.await.unwrap(), lease)

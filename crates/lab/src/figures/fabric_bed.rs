@@ -149,7 +149,7 @@ impl Bed {
         let store: Arc<dyn Store> = Arc::new(store);
         let lease = store.lease(Duration::from_secs(3_600)).await?;
         let leadership = store.campaign(LEADER, "lab", lease).await?;
-        let settings = LeaderSettings { verify_every: 0 };
+        let settings = LeaderSettings { verify_every: 0, ..LeaderSettings::default() };
         let begin = clock::now();
         let leader = Leader::take_over(fabric, crew, store, leadership, settings).await?;
         let took_over = clock::now() - begin;

@@ -123,7 +123,7 @@ async fn serve(
         name: file.name.clone(),
         advertise: file.advertise.clone(),
         interval: Duration::from_millis(file.interval_ms),
-        leader: Settings { verify_every: file.verify_every },
+        leader: Settings { verify_every: file.verify_every, ..Settings::default() },
         store,
         hosts: Arc::clone(&hosts),
         make: Box::new(move || crew.make().map_err(|error| format!("{error:#}"))),

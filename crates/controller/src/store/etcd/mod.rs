@@ -155,6 +155,10 @@ fn no_lease(status: &Status) -> bool {
     status.code() == Code::NotFound && status.message().contains("lease not found")
 }
 
+fn has_been_compacted(status: &Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("has been compacted")
+}
+
 fn get_request(key: &str, keys_only: bool) -> pb::RangeRequest {
     pb::RangeRequest { key: key.as_bytes().to_vec(), keys_only, ..pb::RangeRequest::default() }
 }
@@ -217,6 +221,18 @@ impl Store for Etcd {
         let follow = watch::Follow::new(Arc::clone(&self.link), prefix, from);
         tokio::spawn(follow.run(changes));
         Ok(receiver)
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), StoreError> {
+        let asked = pb::CompactionRequest { revision: wire::signed(revision), physical: false };
+        let call = self.link.call(Repeat::Freely, |channel| async move {
+            KvClient::new(channel).compact(request(asked)).await.map(|_| ())
+        });
+        match call.await {
+            // Somebody was faster.
+            Err(Failed::Refused(status)) if has_been_compacted(&status) => Ok(()),
+            done => done.map_err(|failed| self.link.refused(failed)),
+        }
     }
 
     /// etcd counts whole seconds, and lets no lease end before its own elections can.

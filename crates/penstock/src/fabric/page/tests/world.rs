@@ -198,7 +198,7 @@ impl World {
             name: name.to_owned(),
             advertise: ADVERTISED.to_owned(),
             interval: INTERVAL,
-            leader: LeaderSettings { verify_every: 1 },
+            leader: LeaderSettings { verify_every: 1, ..LeaderSettings::default() },
             store: Arc::clone(&store),
             hosts,
             make: Box::new(move || Ok((fabric(), crew(&of_crew, Arc::clone(&told))))),

@@ -155,3 +155,16 @@ fn connections_of_a_certificate_are_within_reason() {
     let error = load_controller(&file).unwrap_err().to_string();
     assert!(error.contains("`connections_per_certificate`: 0; write 1 to 1000"), "{error}");
 }
+
+#[test]
+fn reserved_queues_are_not_the_controllers_to_give() {
+    let folder = Folder::new();
+    let bound = |keys: &str| {
+        let text = TOPOLOGY.replace("\n\n[servers]", &format!("\n{keys}\n\n[servers]"));
+        fs::write(folder.0.join("fabric.toml"), text).unwrap();
+        folder.read("driver = \"linux-tc\"\n").unwrap().binding.queues
+    };
+    assert_eq!(bound(""), 8);
+    assert_eq!(bound("queues = 8\nreserved_queues = 3"), 6, "the shared one and five");
+    assert_eq!(bound("queues = 4\nreserved_queues = 3"), 2);
+}

@@ -310,7 +310,8 @@ fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option
     if table.drain_ms > 10_000 {
         wrong("drain_ms", format!("`drain_ms`: {}", table.drain_ms), "write 0 to 10000");
     }
-    let queues = u8::try_from(fabric.policy.queues).unwrap_or(u8::MAX);
+    // Reserved queues but the shared one are not the binding's to give.
+    let queues = u8::try_from(fabric.policy.dedicated() + 1).unwrap_or(u8::MAX);
     Some(Settings {
         queues,
         palette,

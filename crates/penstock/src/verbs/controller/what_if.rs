@@ -118,9 +118,8 @@ fn try_out(
         policy.queue_weight = QueueWeight::Fixed(weight);
     }
     let placed = place(topology(fabric, variant.oversubscription)?, fabric, policy, tenants)?;
-    let reserved = u8::try_from(policy.reserved_queues).unwrap_or(u8::MAX);
     // Reserved queues but the shared one are not the binding's to give.
-    let queues = variant.queues.saturating_sub(reserved.saturating_sub(1));
+    let queues = u8::try_from(policy.dedicated() + 1).unwrap_or(u8::MAX);
     let settings = Settings { queues, ..Settings::new(variant.mode.into()) };
     let binding = Binding::new(settings, placed.datacenter.topology().links())?;
     Ok(replay(&placed, binding, usage))

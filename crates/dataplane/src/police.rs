@@ -259,7 +259,9 @@ mod tests {
         large.push(&[0; 60], Offload::NONE).unwrap();
         let counters = PortCounters::default();
         count_segments(&large, &counters);
-        (counters.rx_frames.add(2), counters.rx_tso.add(1), counters.rx_bytes.add(10_126));
+        counters.rx_frames.add(2);
+        counters.rx_tso.add(1);
+        counters.rx_bytes.add(10_126);
         assert_eq!(counters.read().on_wire(), [8, 7 * 66 + 10_000 + 60]);
         let mut large = Batch::new();
         large.push(&bytes, offload).unwrap();

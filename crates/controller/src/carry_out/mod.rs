@@ -478,7 +478,9 @@ impl Crew {
             self.out_of_date.remove(node);
         }
         let (mended, failed) = tasks.all().await;
-        mended.iter().for_each(|(node, _)| drop(self.out_of_date.remove(node)));
+        for (node, _) in &mended {
+            self.out_of_date.remove(node);
+        }
         failed.iter().filter(|t| t.refused).for_each(|t| self.refusals.refused(t.node));
         trouble.extend(failed);
         (mended, trouble)

@@ -110,7 +110,7 @@ impl Pacer {
                 let time = Nanos((u64::from(wire) * BITS_NS).div_ceil(rate.0.max(1)));
                 let repaid = Nanos(time.0 - time.0 / REPAY_RATE).min(*owed);
                 *owed = owed.saturating_sub(repaid);
-                *free = *free + time.saturating_sub(repaid);
+                *free += time.saturating_sub(repaid);
             }
             Self::Shaped { due, .. } => *due = None,
         }
@@ -118,10 +118,10 @@ impl Pacer {
 
     /// The line was empty: a link that was idle does not send faster for it.
     pub(super) fn was_empty(&mut self, now: Nanos) {
-        if let Self::Link { free, owed, .. } = self {
-            if *free < now {
-                (*free, *owed) = (now, Nanos::ZERO);
-            }
+        if let Self::Link { free, owed, .. } = self
+            && *free < now
+        {
+            (*free, *owed) = (now, Nanos::ZERO);
         }
     }
 }

@@ -28,6 +28,8 @@
 
 use penstock_units::{BitsPerSecond, Nanos};
 
+use crate::policer::{DEPTH_MAX, SEGMENT};
+
 /// What Ethernet adds to each frame on the link: FCS, preamble, start delimiter and gap, in bytes.
 pub const FRAME_OVERHEAD: u8 = 24;
 /// How often to look; a look that comes sooner than a tenth of it is passed over.
@@ -230,6 +232,14 @@ impl Bottleneck {
     pub const fn capacity(&self) -> BitsPerSecond {
         self.capacity
     }
+}
+
+/// Bytes that a part of a link may send at once: a millisecond of its rate, and two large segments
+/// (TSO) at least. A part that is deeper would hold nobody in the first moments, when it matters.
+#[must_use]
+pub fn part_depth(rate: BitsPerSecond) -> u32 {
+    let bytes = u32::try_from(rate.0 / 8_000).unwrap_or(DEPTH_MAX);
+    bytes.clamp(2 * SEGMENT.bytes, DEPTH_MAX)
 }
 
 /// Divides a link among the VMs that may send to it, each with the rate that it bought if it

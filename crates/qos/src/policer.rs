@@ -20,6 +20,11 @@
 //! as the frames that it becomes on a wire, each with its headers: who has offloads pays the same
 //! as who has none.
 //!
+//! **Depth and TCP.** A sender with offloads sends segments of 64 KiB, each of which is dropped
+//! whole. If the round trip is shorter than the time in which the bucket earns a segment, all that
+//! is in flight is dropped, and TCP waits for its retransmission timeout. So the default depth is
+//! what the rate brings in that time ([`RETRANSMIT_MIN`]): then a stream has its rate in the mean.
+//!
 //! **Several threads** may police one stream together: a level is one atomic word, and who moves
 //! the clock on brings the tokens of the time between. A thread that is stopped right between the
 //! two has the bucket short by that much until it goes on, never over in sum.
@@ -45,8 +50,16 @@ pub const RATE_MAX: BitsPerSecond = BitsPerSecond(400_000_000_000);
 pub const PACKETS_MAX: PacketsPerSecond = PacketsPerSecond(1_000_000_000);
 /// The deepest bucket, in bytes or frames: levels and what they may owe stay within 63 bits.
 pub const DEPTH_MAX: u32 = 1 << 29;
-/// The shallowest bucket that [`default_depth`] gives: a large segment on the wire, twice.
-pub const DEPTH_DEFAULT_MIN: u32 = 128 * 1024;
+/// The most that a large segment (TSO) of 64 KiB takes on the wire, in bytes and in frames: 1,448
+/// bytes of payload in each frame, and 66 of headers, 4 of a tag and 4 of FCS before them.
+pub const SEGMENT: Size = Size { bytes: 46 * (1_448 + 74), frames: 46 };
+/// TCP's least retransmission timeout (Linux). A stream whose window was dropped as a whole sends
+/// nothing for so long, and a bucket that holds less loses the tokens of that time.
+pub const RETRANSMIT_MIN: Nanos = Nanos::from_millis(200);
+/// The least that [`default_depth`] gives, in bytes: four large segments.
+pub const DEPTH_DEFAULT_MIN: u32 = 4 * SEGMENT.bytes;
+/// The least that [`default_frames`] gives, in frames: five large segments.
+pub const FRAMES_DEFAULT_MIN: u32 = 256;
 
 /// RFC 2697 and 2698: the outcome for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -211,12 +224,36 @@ impl Spec {
     }
 }
 
-/// A depth for `rate` where none is given: a millisecond's worth, and never less than
-/// [`DEPTH_DEFAULT_MIN`].
+/// A depth in bytes for `rate` where none is given: what the rate brings in [`RETRANSMIT_MIN`], and
+/// at least [`DEPTH_DEFAULT_MIN`].
 #[must_use]
 pub fn default_depth(rate: BitsPerSecond) -> u32 {
-    let bytes = u32::try_from(rate.0 / 8_000).unwrap_or(DEPTH_MAX);
-    bytes.clamp(DEPTH_DEFAULT_MIN, DEPTH_MAX)
+    depth(rate.0 / 8, RETRANSMIT_MIN, DEPTH_DEFAULT_MIN)
+}
+
+/// A depth in frames, likewise; at least [`FRAMES_DEFAULT_MIN`].
+#[must_use]
+pub fn default_frames(rate: PacketsPerSecond) -> u32 {
+    depth(rate.0, RETRANSMIT_MIN, FRAMES_DEFAULT_MIN)
+}
+
+/// Least depth in bytes for `rate` with which a TCP stream of large segments has about half of it
+/// or more: two segments, and what the rate brings in half of [`RETRANSMIT_MIN`].
+#[must_use]
+pub fn segments_depth(rate: BitsPerSecond) -> u32 {
+    depth(rate.0 / 8, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.bytes)
+}
+
+/// The same in frames.
+#[must_use]
+pub fn segments_frames(rate: PacketsPerSecond) -> u32 {
+    depth(rate.0, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.frames)
+}
+
+/// What comes in `time` at so much a second, from `least` to [`DEPTH_MAX`].
+fn depth(per_second: u64, time: Nanos, least: u32) -> u32 {
+    let whole = u128::from(per_second) * u128::from(time.0) / 1_000_000_000;
+    u32::try_from(whole).unwrap_or(DEPTH_MAX).clamp(least, DEPTH_MAX)
 }
 
 /// Holds one stream to its limit; see the module's text.

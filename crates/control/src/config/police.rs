@@ -1,7 +1,7 @@
 //! From `police`, `contract` and `link` to what the data path polices by.
 
 use penstock_qos::cost_model::FCS;
-use penstock_qos::policer::{Limit, Spec, SpecError, default_depth};
+use penstock_qos::policer::{Limit, Spec, SpecError, default_depth, default_frames};
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
 use super::model::Port;
@@ -13,8 +13,6 @@ const IMIX_BYTES: u64 = 362;
 /// What every rate in bits per second counts for a frame beyond the bytes that the switch sees.
 pub(super) const FCS_BYTES: u8 = 4;
 const _: () = assert!(FCS_BYTES as u64 == FCS);
-/// Frames at once where `burst` is not given.
-pub(super) const BURST_DEFAULT: u32 = 256;
 
 /// Why a port's limits make no sense: the key, what is wrong, what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +48,8 @@ fn limit(police: &Police) -> Result<Limit, PoliceError> {
             if cbs.or(*ebs).or(*pbs).is_some() || pir.is_some() {
                 return odd("`pps` goes with `burst` alone", "remove the other keys");
             }
-            Ok(Limit::Packets { rate: rate.0, burst: burst.unwrap_or(BURST_DEFAULT) })
+            let burst = burst.unwrap_or_else(|| default_frames(rate.0));
+            Ok(Limit::Packets { rate: rate.0, burst })
         }
         (Some(_), None) if burst.is_some() => odd("`burst` goes with `pps`", "write `cbs`"),
         (Some(cir), None) => {
@@ -95,7 +94,7 @@ impl Port {
                 Limit::SingleRate { cir, cbs: default_depth(cir), ebs: 0 }
             }
             (IngressPolicy::Pps, None, Some(ContractRate::Packets(rate))) => {
-                Limit::Packets { rate, burst: BURST_DEFAULT }
+                Limit::Packets { rate, burst: default_frames(rate) }
             }
             (policy @ (IngressPolicy::Bps | IngressPolicy::Pps), None, _) => {
                 let problem = format!("policy `{policy}` has no rate to go by");
@@ -161,16 +160,16 @@ mod tests {
     fn depths_that_are_left_out_are_filled_in() {
         let cir = BitsPerSecond(2 * G);
         let got = spec("ingress_policy = \"bps\"\npolice = { cir = \"2G\" }");
-        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 250_000, ebs: 0 })));
+        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 50_000_000, ebs: 0 })));
         let got = spec("ingress_policy = \"bps\"\ncontract = { rate = \"2G\" }");
-        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 250_000, ebs: 0 })));
+        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 50_000_000, ebs: 0 })));
         let got =
             spec("ingress_policy = \"bps\"\npolice = { cir = \"2G\", cbs = 9, pir = \"4G\" }");
         let pir = BitsPerSecond(4 * G);
-        assert_eq!(got, Ok(Some(Limit::TwoRate { cir, cbs: 9, pir, pbs: 500_000 })));
+        assert_eq!(got, Ok(Some(Limit::TwoRate { cir, cbs: 9, pir, pbs: 100_000_000 })));
         let got = spec("ingress_policy = \"pps\"\npolice = { pps = \"600k\" }");
         let rate = PacketsPerSecond(600_000);
-        assert_eq!(got, Ok(Some(Limit::Packets { rate, burst: 256 })));
+        assert_eq!(got, Ok(Some(Limit::Packets { rate, burst: 120_000 })));
         assert_eq!(spec("police = { cir = \"2G\" }"), Ok(None), "another policy");
     }
 

@@ -1,13 +1,13 @@
 //! `receive`: what a VM, and a tenant, may have of what comes for it; `send`: what a tenant may
 //! send over the network.
 
-use penstock_qos::policer::default_depth;
+use penstock_qos::policer::{default_depth, default_frames};
 use penstock_qos::policing::{Sharing as QosSharing, Terms, split};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::model::{Port, Tenant};
-use super::police::{BURST_DEFAULT, FCS_BYTES};
+use super::police::FCS_BYTES;
 use super::share::{BitsPerSecond, PacketsPerSecond};
 
 /// What a tenant's VM may have above its part.
@@ -21,7 +21,7 @@ pub enum Sharing {
     Strict,
 }
 
-/// `receive = { rate = "200M", burst = 131072, pps = "100k", frames = 256 }`: what may come for a
+/// `receive = { rate = "200M", burst = 5000000, pps = "50k", frames = 10000 }`: what may come for a
 /// VM or, in `[[tenant]]`, for all VMs of a tenant together; more is dropped before it is copied.
 /// A tenant's `send` is the same without `sharing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -30,14 +30,14 @@ pub struct Receive {
     /// Bits per second, FCS included, 8k to 400G. Default: as many as come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitsPerSecond>,
-    /// Bytes at once, 1514 to 536870912. Default: a millisecond of `rate`, at least 131072.
+    /// Bytes at once, 1514 to 536870912. Default: 200 ms of `rate`, at least 280048.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_514, max = 536_870_912))]
     pub burst: Option<u32>,
     /// Frames per second, 1 to 1G. Default: as many as come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pps: Option<PacketsPerSecond>,
-    /// Frames at once, 1 to 536870912. Default 256.
+    /// Frames at once, 1 to 536870912. Default: 200 ms of `pps`, at least 256.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 536_870_912))]
     pub frames: Option<u32>,
@@ -47,9 +47,9 @@ pub struct Receive {
 }
 
 impl Receive {
-    fn terms(&self) -> Terms {
+    pub(crate) fn terms(&self) -> Terms {
         let bytes = self.rate.map(|rate| (rate.0, self.burst.unwrap_or(default_depth(rate.0))));
-        let frames = self.pps.map(|pps| (pps.0, self.frames.unwrap_or(BURST_DEFAULT)));
+        let frames = self.pps.map(|pps| (pps.0, self.frames.unwrap_or(default_frames(pps.0))));
         Terms { bytes, frames, per_frame: FCS_BYTES }
     }
 }
@@ -118,12 +118,16 @@ mod tests {
         let rates = parts.iter().map(|t| t.bytes.map(|(rate, depth)| (rate.0, depth)));
         assert_eq!(
             rates.collect::<Vec<_>>(),
-            [Some((500_000_000, 131_072)), Some((250_000_000, 131_072)), Some((50_000_000, 9_000)),]
+            [
+                Some((500_000_000, 25_000_000)),
+                Some((250_000_000, 25_000_000)),
+                Some((50_000_000, 9_000)),
+            ]
         );
         let frames = parts.iter().map(|t| t.frames.map(|(rate, depth)| (rate.0, depth)));
         assert_eq!(
             frames.collect::<Vec<_>>(),
-            [Some((450_000, BURST_DEFAULT)), Some((225_000, BURST_DEFAULT)), None]
+            [Some((450_000, 180_000)), Some((225_000, 180_000)), None]
         );
         assert_eq!(tenant.receive_sharing(), QosSharing::Borrow);
         assert!(tenant.parts(&[]).is_empty());

@@ -197,8 +197,8 @@ pub struct Contract {
     pub flows: Flows,
 }
 
-/// `police = { cir = "2G", cbs = 65536, ebs = 65536 }` (RFC 2697), with `pir` and `pbs` in place of
-/// `ebs` (RFC 2698), or `{ pps = "600k", burst = 256 }`.
+/// `police = { cir = "2G", cbs = 50000000, ebs = 0 }` (RFC 2697), with `pir` and `pbs` in place of
+/// `ebs` (RFC 2698), or `{ pps = "600k", burst = 120000 }`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { cir = \"2G\" } or { pps = \"600k\" }")]
 pub struct Police {

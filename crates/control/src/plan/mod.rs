@@ -10,6 +10,7 @@
 //!
 //! `penstock host check` prints it, and the running host makes its entitlements by it.
 
+mod depths;
 mod text;
 mod warn;
 
@@ -159,6 +160,7 @@ impl Planner<'_> {
         let capacity = vec![each.min(whole); self.workers.min(admission::WORKERS_MAX)];
         let mut plan = Plan { capacity, link: self.link(), ..Plan::default() };
         self.look_at_model(each, &mut plan);
+        plan.warnings.extend(depths::warnings(self.config));
         for port in &self.config.ports {
             let entry = self.port(port, each, &mut plan);
             plan.ports.push(entry);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use penstock_dataplane::police::{Limits, LinkLimit};
-use penstock_qos::bottleneck::{FRAME_OVERHEAD, limits};
-use penstock_qos::policer::{Limit, Policer, RATE_MAX, RATE_MIN, Spec, default_depth};
+use penstock_qos::bottleneck::{FRAME_OVERHEAD, limits, part_depth};
+use penstock_qos::policer::{Limit, Policer, RATE_MAX, RATE_MIN, Spec};
 use penstock_units::BitsPerSecond;
 
 use crate::config::{Egress, HostConfig, Port};
@@ -86,7 +86,7 @@ fn link(old: Option<&WatchedLink>, capacity: BitsPerSecond, vms: &[&Port]) -> Wa
     let bought: Vec<_> = vms.iter().map(|port| port.bought()).collect();
     let parts = vms.iter().zip(limits(capacity, &bought)).filter_map(|(port, rate)| {
         let cir = rate.clamp(RATE_MIN, RATE_MAX);
-        let spec = Spec::new(Limit::SingleRate { cir, cbs: default_depth(cir), ebs: 0 }).ok()?;
+        let spec = Spec::new(Limit::SingleRate { cir, cbs: part_depth(cir), ebs: 0 }).ok()?;
         let old = old.and_then(|old| old.parts.get(&port.name));
         Some((port.name.clone(), kept(old, spec.per_frame(FRAME_OVERHEAD))))
     });

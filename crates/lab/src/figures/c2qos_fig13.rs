@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use penstock_dataplane::police::{Limits, LinkLimit};
 use penstock_qos::bottleneck::{
-    Bottleneck, Change, FRAME_OVERHEAD, INTERVAL, Sent, limits, on_link,
+    Bottleneck, Change, FRAME_OVERHEAD, INTERVAL, Sent, limits, on_link, part_depth,
 };
-use penstock_qos::policer::{Limit, Policer, Spec, default_depth};
+use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::testbed::Traffic;
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -53,7 +53,7 @@ impl Handler {
     fn new(host: &mut Host, bought: &[Option<BitsPerSecond>]) -> anyhow::Result<Self> {
         let active = Arc::new(AtomicBool::new(false));
         for (vm, cir) in host.vms.clone().into_iter().zip(limits(LINK, bought)) {
-            let cbs = default_depth(cir);
+            let cbs = part_depth(cir);
             let spec = Spec::new(Limit::SingleRate { cir, cbs, ebs: 0 })?.per_frame(FRAME_OVERHEAD);
             let (active, policer) = (Arc::clone(&active), Arc::new(Policer::new(spec)));
             let part = LinkLimit { active, held: Arc::default(), policer };

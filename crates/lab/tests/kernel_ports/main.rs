@@ -205,6 +205,55 @@ fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
     host.shutdown().unwrap();
 }
 
+/// Megabits a second that one TCP stream from a to b got through in four seconds.
+fn stream(lab: &Lab) -> u64 {
+    let mut told = String::new();
+    // The server ends one test before it takes the next.
+    lab.until("a TCP stream", || {
+        let run = lab.try_in("a", "iperf3 -c 10.3.0.2 -t 4 -J");
+        run.is_ok_and(|json| {
+            told = json;
+            true
+        })
+    });
+    let report: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let received = &report["end"]["sum_received"]["bytes"];
+    received.as_u64().unwrap_or_else(|| panic!("{told}")) * 8 / 4_000_000
+}
+
+/// Any machine can do 200 Mbit/s. With buckets of two large segments a stream had 5 to 50 of them.
+#[test]
+fn a_stream_of_large_segments_has_its_rate_behind_either_policer() {
+    let Some(mut lab) = Lab::new("p", &["a", "b"]) else { return };
+    let tap = |name: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ntenant = \"red\"\ntype = \"tap\"\n\
+             interface = \"eth0\"\nnetns = \"NS-{name}\"\n"
+        )
+    };
+    let host = lab.host(&format!("[[tenant]]\nname = \"red\"\n{}{}", tap("a"), tap("b")));
+    lab.run_in("a", "ip addr add 10.3.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.3.0.2/24 dev eth0");
+    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.3.0.2").is_ok());
+    lab.spawn_in("b", "iperf3 -s");
+    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+    lab.until("iperf3 listens", listening);
+    let set = |port: &str, keys: &[(&str, &str)]| {
+        let keys: Vec<_> = keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let report = host.set_port(port, &keys, false).unwrap();
+        assert_eq!(report.warnings, Vec::<String>::new());
+    };
+    set("a", &[("ingress_policy", "bps"), ("police", "{ cir = \"200M\" }")]);
+    let policed = stream(&lab);
+    assert!(counter(&host, "a", "police_red") > 0, "the stream was never held: {policed} Mbit/s");
+    set("a", &[("ingress_policy", ""), ("police", "")]);
+    set("b", &[("receive", "{ rate = \"200M\" }")]);
+    let received = stream(&lab);
+    assert!(counter(&host, "a", "rx_tso") > 0);
+    assert!(policed >= 100 && received >= 100, "police {policed}, receive {received} Mbit/s");
+    host.shutdown().unwrap();
+}
+
 /// A port's state as `penstock port show` has it.
 fn shown(host: &Host, port: &str) -> PortStatus {
     host.ports().into_iter().find(|p| p.name == port).unwrap()

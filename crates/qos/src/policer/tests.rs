@@ -191,8 +191,46 @@ fn a_limit_that_is_impossible_is_refused_with_what_is_possible() {
 }
 
 #[test]
-fn a_default_depth_holds_a_large_segment_and_a_millisecond() {
-    assert_eq!(default_depth(BitsPerSecond(1_000_000)), 128 * 1024);
-    assert_eq!(default_depth(BitsPerSecond(10_000_000_000)), 1_250_000);
-    assert_eq!(default_depth(RATE_MAX), 50_000_000);
+fn a_default_depth_holds_large_segments_and_a_retransmission_timeout() {
+    assert_eq!(default_depth(BitsPerSecond(1_000_000)), DEPTH_DEFAULT_MIN);
+    assert_eq!(default_depth(BitsPerSecond(1_000_000_000)), 25_000_000);
+    assert_eq!(default_depth(RATE_MAX), DEPTH_MAX);
+    assert_eq!(default_frames(PacketsPerSecond(100)), FRAMES_DEFAULT_MIN);
+    assert_eq!(default_frames(PacketsPerSecond(80_000)), 16_000);
+    assert_eq!(default_frames(PACKETS_MAX), 200_000_000);
+    for rate in [8_000, 1_000_000, 1_000_000_000, 400_000_000_000].map(BitsPerSecond) {
+        let (least, default) = (segments_depth(rate), default_depth(rate));
+        assert!(least <= default && least >= 2 * SEGMENT.bytes, "{rate}: {least} {default}");
+    }
+    assert_eq!(segments_depth(BitsPerSecond(1_000_000_000)), 12_500_000);
+    assert_eq!(segments_frames(PacketsPerSecond(80_000)), 8_000);
+}
+
+/// A TCP sender with offloads beside a round trip that is short: it sends at ten times the rate
+/// until a whole window was dropped, is silent for a retransmission timeout, and begins again.
+#[test]
+fn with_the_default_depth_a_stream_that_waits_for_timeouts_has_its_rate() {
+    let passed = |cbs: u32| {
+        let rate = BitsPerSecond(1_000_000_000);
+        let p = single(rate.0, cbs, 0);
+        let (mut now, mut sent, mut lost) = (Nanos(0), 0_u64, 0);
+        while now < Nanos::from_secs(10) {
+            p.refill(now);
+            if p.mark(SEGMENT) == Green {
+                (sent, lost) = (sent + u64::from(SEGMENT.bytes), 0);
+            } else {
+                lost += 1;
+            }
+            // A window of eight segments.
+            now += if lost < 8 { Nanos(56_000) } else { RETRANSMIT_MIN };
+            lost %= 8;
+        }
+        // The bucket was full at first.
+        (sent - u64::from(cbs).min(sent)) * 100 / (rate.0 / 8 * 10)
+    };
+    let (default, half, old) =
+        (passed(default_depth(BitsPerSecond(1_000_000_000))), passed(12_500_000), passed(131_072));
+    assert!((90..=100).contains(&default), "{default} %");
+    assert!((45..90).contains(&half), "{half} %");
+    assert!(old < 10, "{old} %");
 }

@@ -1,0 +1,141 @@
+//! Buckets of policers that are too shallow for the large segments (TSO) that they meet.
+//!
+//! **Rule.** A policer drops a segment of 64 KiB whole. Behind a bucket below [`segments_depth`] a
+//! TCP stream loses whole windows, waits for its timeout each time, and has a fraction of the rate.
+//! `police` meets what its port sends; `receive` and `send` meet what any port sends.
+
+use std::fmt::Display;
+
+use penstock_qos::policer::{Limit, segments_depth, segments_frames};
+use penstock_qos::policing::Terms;
+use penstock_units::{BitsPerSecond, PacketsPerSecond};
+
+use crate::config::{HostConfig, Port, PortKind};
+
+/// A warning for each depth that does not fit.
+pub(super) fn warnings(config: &HostConfig) -> Vec<String> {
+    let mut all = Vec::new();
+    for port in config.ports.iter().filter(|port| sends_segments(port)) {
+        let object = format!("port {}: police", port.name);
+        match port.policed().map(|spec| spec.limit()) {
+            Some(Limit::SingleRate { cir, cbs, ebs }) => {
+                all.extend(bytes(&object, "cbs", (cir, cbs.saturating_add(ebs))));
+            }
+            Some(Limit::TwoRate { pir, pbs, .. }) => all.extend(bytes(&object, "pbs", (pir, pbs))),
+            Some(Limit::Packets { rate, burst }) => {
+                all.extend(frames(&object, "burst", (rate, burst)));
+            }
+            None => {}
+        }
+    }
+    if !config.ports.iter().any(sends_segments) {
+        return all;
+    }
+    let of_ports = config
+        .ports
+        .iter()
+        .filter_map(|port| Some((format!("port {}: receive", port.name), port.receive?.terms())));
+    let of_tenants = config.tenants.iter().flat_map(|tenant| {
+        let named = |key: &str| format!("tenant {}: {key}", tenant.name);
+        let receive = tenant.may_receive().map(|terms| (named("receive"), terms));
+        receive.into_iter().chain(tenant.may_send().map(|terms| (named("send"), terms)))
+    });
+    for (object, Terms { bytes: of_bytes, frames: of_frames, .. }) in of_ports.chain(of_tenants) {
+        all.extend(of_bytes.and_then(|limit| bytes(&object, "burst", limit)));
+        all.extend(of_frames.and_then(|limit| frames(&object, "frames", limit)));
+    }
+    all
+}
+
+/// Whether what is behind the port may send segments that the policers see whole.
+fn sends_segments(port: &Port) -> bool {
+    port.kind != PortKind::Xdp && port.offloads.unwrap_or_default().tso
+}
+
+fn bytes(object: &str, key: &str, (rate, depth): (BitsPerSecond, u32)) -> Option<String> {
+    shallow(object, (key, depth), &format!("{rate} bit/s"), segments_depth(rate), "bytes")
+}
+
+fn frames(object: &str, key: &str, (rate, depth): (PacketsPerSecond, u32)) -> Option<String> {
+    let rate_text = format!("{rate} frames/s");
+    shallow(object, (key, depth), &rate_text, segments_frames(rate), "frames")
+}
+
+fn shallow(
+    object: &str,
+    (key, depth): (&str, u32),
+    rate: &dyn Display,
+    least: u32,
+    unit: &str,
+) -> Option<String> {
+    (depth < least).then(|| {
+        format!(
+            "{object}: a burst of {depth} {unit} is too little for TCP with large segments (TSO) \
+             at {rate}: a stream may get a small part of that; leave out `{key}`, write at least \
+             {least}, or set offloads = {{ tso = false }} where the segments come from"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warned(ports: &str) -> Vec<String> {
+        let text = format!("[host]\nname = \"h\"\n[[tenant]]\nname = \"red\"\n{ports}");
+        warnings(&toml_edit::de::from_str(&text).unwrap())
+    }
+
+    fn tap(keys: &str) -> String {
+        format!("[[port]]\nname = \"vm1\"\ntype = \"tap\"\ninterface = \"t\"\n{keys}\n")
+    }
+
+    #[test]
+    fn a_depth_below_half_a_timeout_is_warned_of_and_the_default_is_not() {
+        let shallow = "ingress_policy = \"bps\"\npolice = { cir = \"1G\", cbs = 131072 }";
+        let told = warned(&tap(shallow));
+        assert_eq!(
+            told,
+            ["port vm1: police: a burst of 131072 bytes is too little for TCP with large \
+                 segments (TSO) at 1G bit/s: a stream may get a small part of that; leave out \
+                 `cbs`, write at least 12500000, or set offloads = { tso = false } where the \
+                 segments come from"]
+        );
+        for fits in [
+            "ingress_policy = \"bps\"\npolice = { cir = \"1G\" }",
+            "ingress_policy = \"bps\"\npolice = { cir = \"1G\", pir = \"400G\" }",
+            "ingress_policy = \"bps\"\npolice = { cir = \"1G\", cbs = 131072, ebs = 12500000 }",
+            "ingress_policy = \"pps\"\npolice = { pps = \"80k\" }",
+            "receive = { rate = \"1G\", pps = \"80k\" }",
+            "police = { cir = \"1G\", cbs = 131072 }",
+            &format!("offloads = {{ tso = false }}\n{shallow}"),
+        ] {
+            assert_eq!(warned(&tap(fits)), Vec::<String>::new(), "{fits}");
+        }
+    }
+
+    #[test]
+    fn every_kind_of_policer_is_looked_at() {
+        for (keys, object) in [
+            (
+                "ingress_policy = \"pps\"\npolice = { pps = \"80k\", burst = 256 }",
+                "port vm1: police",
+            ),
+            (
+                "ingress_policy = \"bps\"\npolice = { cir = \"1G\", pir = \"2G\", pbs = 131072 }",
+                "port vm1: police",
+            ),
+            ("receive = { rate = \"1G\", burst = 131072 }", "port vm1: receive"),
+            ("receive = { pps = \"80k\", frames = 256 }", "port vm1: receive"),
+        ] {
+            let told = warned(&tap(keys));
+            assert!(told.len() == 1 && told[0].starts_with(object), "{keys}: {told:?}");
+        }
+        let of_tenant = "receive = { rate = \"1G\", burst = 131072 }\nsend = { pps = \"80k\", \
+                         frames = 256 }\n";
+        let told = warned(&format!("{of_tenant}{}", tap("")));
+        let objects: Vec<_> = told.iter().map(|text| text.split(": a").next().unwrap()).collect();
+        assert_eq!(objects, ["tenant red: receive", "tenant red: send"]);
+        assert!(warned(&format!("{of_tenant}{}", tap("offloads = false"))).is_empty());
+    }
+}

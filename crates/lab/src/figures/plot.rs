@@ -181,13 +181,13 @@ fn phases(args: &PlotArgs) -> Vec<(f64, f64)> {
     starts.zip(ends).collect()
 }
 
-/// The mean of what was reported well inside of a phase.
-fn mean(curve: &Curve, (from, to): (f64, f64)) -> f64 {
+/// The mean of what was reported well inside of a phase; `None`: nothing was.
+fn mean(curve: &Curve, (from, to): (f64, f64)) -> Option<f64> {
     let step = curve.get(1).map_or(0.0, |second| second.0 - curve[0].0);
     // A report tells of the time before it; the first after a change may be mixed.
     let within = |at: f64| at > from + step * 1.5 && at <= to + step * 0.1;
     let values: Vec<f64> = curve.iter().filter(|p| within(p.0)).map(|p| p.1).collect();
-    values.iter().sum::<f64>() / count(values.len())
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / count(values.len()))
 }
 
 fn table(args: &PlotArgs, runs: &[Run]) -> String {
@@ -200,10 +200,14 @@ fn table(args: &PlotArgs, runs: &[Run]) -> String {
     let mut text = String::new();
     for run in runs {
         for (name, curve) in &run.curves {
-            let means: Vec<f64> = phases.iter().map(|phase| mean(curve, *phase)).collect();
-            let shown: Vec<_> = means.iter().map(|m| format!("{m:6.2}")).collect();
+            let means: Vec<Option<f64>> = phases.iter().map(|phase| mean(curve, *phase)).collect();
+            let shown = |mean: &Option<f64>| match mean {
+                Some(mean) => format!("{mean:6.2}"),
+                None => format!("{:>6}", "-"),
+            };
+            let shown: Vec<_> = means.iter().map(shown).collect();
             let change = match (means.first(), means.last()) {
-                (Some(first), Some(last)) if phases.len() > 1 => {
+                (Some(Some(first)), Some(Some(last))) if phases.len() > 1 && *first > 0.0 => {
                     format!("  {:+6.1} %", 100.0 * (last / first - 1.0))
                 }
                 _ => String::new(),
@@ -284,6 +288,15 @@ mod tests {
         assert!(text.contains("+0.0 %") && text.contains('█') && !text.contains("sender"));
         assert!(std::fs::read_to_string(svg).unwrap().contains("flood"));
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_phase_of_which_nothing_was_reported_has_no_mean() {
+        let before: Curve = (1..=10).map(|n| (f64::from(n) * 0.5, 8.0)).collect();
+        let curves = vec![("victim".to_owned(), before), ("noisy".to_owned(), Curve::new())];
+        let text = table(&args(&[], None), &[Run { title: "bps".to_owned(), curves }]);
+        assert!(text.contains("  8.00 ->      - Gbit/s\n"), "{text}");
+        assert!(text.contains("     - ->      - Gbit/s\n") && !text.contains("NaN"), "{text}");
     }
 
     #[test]

@@ -67,6 +67,14 @@ impl Doubt {
             Self::GeneratorShort => "generator_short",
         }
     }
+
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::SpeedChanged => "the machine's speed changed",
+            Self::WaitedForCore => "other programs had the core of the switch or of the load",
+            Self::GeneratorShort => "the load generator could not keep up",
+        }
+    }
 }
 
 /// What is done by turns.
@@ -113,6 +121,31 @@ impl Tally {
     /// Windows that were taken again.
     pub fn repeated(&self) -> u32 {
         self.repeated.iter().sum()
+    }
+
+    /// So many of the windows that were given up are tried once more.
+    pub fn try_again(&mut self, windows: u32) {
+        self.missing = self.missing.saturating_sub(windows);
+    }
+
+    /// How many windows could not be had and what disturbed them, in a sentence; `None`: all were
+    /// had.
+    pub fn disturbance(&self) -> Option<String> {
+        if self.missing == 0 {
+            return None;
+        }
+        let why: Vec<String> = Doubt::ALL
+            .into_iter()
+            .zip(self.repeated)
+            .filter(|(_, count)| *count > 0)
+            .map(|(doubt, count)| format!("{} ({count} times)", doubt.sentence()))
+            .collect();
+        let of = self.judged + self.missing;
+        Some(format!(
+            "{} of {of} windows were too disturbed to judge: {}",
+            self.missing,
+            why.join(", ")
+        ))
     }
 
     /// Adds another's.
@@ -297,6 +330,16 @@ mod tests {
         let told = tally.told("");
         assert_eq!(told["windows_not_had"], 3);
         assert_eq!(tally.repeated(), 3 * LOAD.tries);
+        assert_eq!(
+            tally.disturbance().unwrap(),
+            "3 of 3 windows were too disturbed to judge: the machine's speed changed (18 times)"
+        );
+        let mut rested = Tally::default();
+        judge(&mut machine(&[5.0; 4]), (3, LOAD), &mut rested).unwrap();
+        assert_eq!(rested.disturbance(), None);
+        tally.try_again(3);
+        tally.add(&rested);
+        assert_eq!(tally.disturbance(), None, "three were given up, and had at the second try");
     }
 
     #[test]

@@ -29,7 +29,7 @@
 
 use serde_json::json;
 
-use super::bracket::{Doubt, Judged, LOAD, Tally, Turns, doubt, judge};
+use super::bracket::{Doubt, Judged, LOAD, Rule, Tally, Turns, doubt, judge};
 use super::fleet::{self, Offer, middle};
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Rig, Span, platform};
@@ -209,17 +209,19 @@ impl Subject {
         self.bought_pps(judged) * bytes(SIZE) * 8.0 / 1e9
     }
 
-    /// Windows of `secs` until `wanted` are judged; `case` of none: all behave.
+    /// Windows of `secs` until `wanted` are judged or the rule gives up; `case` of none: all
+    /// behave.
     pub fn windows(
         &mut self,
         bed: &Bed,
         case: Option<Case>,
         (secs, wanted): (f64, u32),
+        rule: Rule,
     ) -> anyhow::Result<Vec<Window>> {
         let mut tally = Tally::default();
         self.rig.switch.resume()?;
         let judged =
-            judge(&mut Bout { bed, subject: self, case, secs }, (wanted, LOAD), &mut tally);
+            judge(&mut Bout { bed, subject: self, case, secs }, (wanted, rule), &mut tally);
         self.rig.switch.pause()?;
         self.tally.add(&tally);
         judged
@@ -381,14 +383,14 @@ fn all_cases(
 ) -> anyhow::Result<()> {
     let mut before = Vec::new();
     for subject in subjects.iter_mut() {
-        before.push(subject.windows(bed, None, windows)?);
+        before.push(subject.windows(bed, None, windows, LOAD)?);
     }
     let cases: Vec<Case> = Case::all().filter(|case| case.crowd == CROWDS[nth]).collect();
     for (at, case) in cases.iter().enumerate() {
         let done = (crowd_f64(nth) + crowd_f64(at) / crowd_f64(cases.len())) / 2.0;
         context.progress(done, case.name());
         for (subject, before) in subjects.iter_mut().zip(&before) {
-            let after = subject.windows(bed, Some(*case), windows)?;
+            let after = subject.windows(bed, Some(*case), windows, LOAD)?;
             let kept = |judged| subject.kept(judged);
             let normal = before.iter().map(kept).collect::<anyhow::Result<Vec<_>>>()?;
             for judged in &after {

@@ -1,4 +1,5 @@
-//! What a stage costs on the simulated core.
+//! What a stage costs on the simulated core. Kicks, send calls, scheduling decisions and refills of
+//! the cycle buckets cost nothing.
 
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::Cycles;

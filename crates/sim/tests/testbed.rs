@@ -98,6 +98,20 @@ fn an_entitlement_bounds_a_strict_vm() {
     assert!(used.abs_diff(due) < due / 100, "{used} of {due}");
 }
 
+/// What [`penstock_sim::testbed::NOT_CHARGED`] names: a refill every 50 us, each for nothing.
+#[test]
+fn refills_take_no_cycles() {
+    let mut bed = Testbed::new(&setup(1));
+    let entitlement = CyclesPerSecond(CORE.hz() / 5);
+    let qos = PortQos { ingress: IngressPolicy::CyclesStrict, entitlement, ..PortQos::default() };
+    let vm = bed.add_vm(256, qos, 0);
+    bed.send(vm, Nanos::ZERO, Traffic::greedy(512));
+    bed.run_until(ms(50));
+    let worker = bed.worker(0);
+    assert!(worker.refills > 900, "{worker:?}");
+    assert_eq!(worker.cycles_control, 0);
+}
+
 #[test]
 fn a_probe_alone_takes_what_it_is_told_and_its_two_batches() {
     let mut bed = Testbed::new(&setup(1));

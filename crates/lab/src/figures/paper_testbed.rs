@@ -16,8 +16,10 @@
 //! **Noise.** The cost of each batch is off by up to ±[`BATCH_NOISE`] (triangular, no mean); the
 //! paper says nothing about it, its cells being means.
 //!
-//! **Departures.** Frames are UDP; what TCP does to a sender is said by each figure where it
-//! matters. A rate limit (`bps`) counts frames with their FCS, as the paper's sizes do.
+//! **Departures.** Kicks, send calls, scheduling decisions and refills of the cycle buckets cost
+//! the simulated core nothing: `c2qos-overhead` measures decisions and refills. Frames are UDP;
+//! what TCP does to a sender is said by each figure where it matters. A rate limit (`bps`) counts
+//! frames with their FCS, as the paper's sizes do.
 
 use std::sync::Arc;
 
@@ -35,7 +37,7 @@ use penstock_qos::latency_bound::{Batches, Bound, Core, Member, Surplus, of_clas
 use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::Rng;
-use penstock_sim::testbed::{Link, Setup, Testbed, Timed, TrueCosts, VmId, VmReading};
+use penstock_sim::testbed::{Link, NOT_CHARGED, Setup, Testbed, Timed, TrueCosts, VmId, VmReading};
 use penstock_units::{
     BitsPerSecond, Cycles, CyclesPerSecond, Nanos, PacketsPerSecond, PortId, Priority, TscRate,
     Weight,
@@ -456,9 +458,9 @@ impl Host {
                     frames: now.rx_frames - before.rx_frames,
                     bytes: now.rx_bytes - before.rx_bytes,
                     cycles,
+                    lookups: now.rx_frames - before.rx_frames,
                     cache_hits: now.cache_hits - before.cache_hits,
                     throttled,
-                    lookups: now.rx_frames - before.rx_frames,
                 },
             ));
         }
@@ -614,5 +616,19 @@ pub fn describe(outcome: &mut Outcome) {
     outcome.note("ring_frames", RING);
     outcome.note("model_error", MODEL_ERROR);
     outcome.note("batch_noise", BATCH_NOISE);
+    outcome.note("not_charged", NOT_CHARGED.join(", "));
     outcome.note("warm_up_secs", WARM_UP.0 / 1_000_000_000);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simulated_figure_says_what_its_core_does_for_nothing() {
+        let mut outcome = Outcome::new();
+        describe(&mut outcome);
+        let said = outcome.platform["not_charged"].as_str().unwrap();
+        assert_eq!(said, "kicks, send calls, scheduling decisions, refills of cycle buckets");
+    }
 }

@@ -1,4 +1,8 @@
 //! What a batch costs on the simulated core.
+//!
+//! **What costs nothing.** Time passes by the stages of a batch and by looks that find nothing. A
+//! kick, a send call of a kernel port, a scheduling decision and a refill of the cycle buckets take
+//! no cycles ([`NOT_CHARGED`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,6 +13,10 @@ use crate::rng::Rng;
 
 /// Ethernet's frame check sequence: cost tables count it, frames of ours do not have it.
 const FCS: usize = 4;
+
+/// What takes cycles on a real core and none on the simulated one.
+pub const NOT_CHARGED: [&str; 4] =
+    ["kicks", "send calls", "scheduling decisions", "refills of cycle buckets"];
 
 /// What frames truly cost. Given before a run, from stated numbers or a calibration; only the
 /// simulated core sees it.
@@ -122,6 +130,14 @@ mod tests {
         noise: 0.0,
         idle: Cycles(7),
     };
+
+    #[test]
+    fn only_stages_and_empty_looks_take_cycles() {
+        let counter = BatchCounter::new(COSTS, Rng::new(1));
+        counter.spent(Stage::Idle, &Work::NONE);
+        assert_eq!(counter.now(), Cycles(7));
+        assert_eq!(spend(&counter, &Work::NONE), 0, "a batch of nothing has no cost of its own");
+    }
 
     fn spend(counter: &BatchCounter, work: &Work) -> u64 {
         let before = counter.now().0;

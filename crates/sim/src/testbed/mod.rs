@@ -35,7 +35,7 @@ use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Arrival, Ledger, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig};
 use penstock_units::{CyclesPerSecond, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
-pub use cost::TrueCosts;
+pub use cost::{NOT_CHARGED, TrueCosts};
 pub use nic::{Carried, Link};
 pub use traffic::{Flows, Pace, Probe, Requests, Traffic};
 

@@ -1,7 +1,8 @@
 #!/bin/busybox sh
 # shellcheck shell=dash
 # What the guest of `test-scx.sh` does: six threads that never stop compete for one processor, under
-# the fair class and under ours. Lines that begin with "=" are what the test reads; all of it ends
+# the fair class and under ours. With two processors it only has a thread move from one to the
+# other. Lines that begin with "=" are what the test reads; all of it ends
 # by itself, and powers the guest off.
 export PATH=/bin
 mount -t proc proc /proc
@@ -58,6 +59,31 @@ end_ours() {
     echo "= $2 status $? state $(state)"
 }
 
+has_moved() { [ "$(cut -d ' ' -f 39 "/proc/$moved/stat")" = 0 ]; }
+spent() { cut -d ' ' -f 1 "/proc/$1/schedstat"; }
+# A thread that may run anywhere waits among six others on the last processor, until the first one
+# has nothing to do and takes it. Its account comes along: beside one that begins there it has half.
+move() {
+    config 3ms 1 1 >/tmp/config
+    start_ours loaded
+    taskset $((1 << cpu)) sh -c 'while :; do :; done' &
+    moved=$!
+    measure before
+    taskset -p 3 $moved >/dev/null
+    wait_for 60 has_moved && echo "= moved from $cpu"
+    taskset 1 sh -c 'while :; do :; done' &
+    native=$!
+    # Its own program is there, and not the one that it was forked from.
+    sleep 1
+    before="$(spent $moved) $(spent $native)"
+    measure beside
+    echo "= spent $before $(spent $moved) $(spent $native)"
+    kill $moved $native
+    end_ours -TERM unloaded
+    echo "= done"
+    poweroff -f
+}
+
 echo "= ready $(uname -r) state $(state)"
 # In a guest with more, the others are for everybody else.
 cpu=$(($(nproc) - 1))
@@ -66,6 +92,7 @@ threads=$!
 wait_for 10 grep -q ready /tmp/contend
 config 1ms 1 1 >/tmp/config
 echo "= refused $(penstock-vcpu-scx check --config /tmp/config 2>&1 | tail -n 1)"
+[ "$cpu" = 0 ] || move
 measure fair
 
 config 3ms 1 1 >/tmp/config

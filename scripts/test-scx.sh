@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # The double run queue as a kernel's scheduler (crates/vcpu-scx), in a guest whose kernel has
-# sched_ext: deadlines beside the fair class, shares by weight, and that the kernel goes on with
-# the fair class when the scheduler is unloaded, killed or stalls. Prints PASS, FAIL and SKIP lines.
+# sched_ext: deadlines beside the fair class, shares by weight, a thread that moves to another
+# processor, and that the kernel goes on with the fair class when the scheduler is unloaded, killed
+# or stalls. Prints PASS, FAIL and SKIP lines.
 # Needs no root, but clang and libelf to build and a kernel that `scx-kernel.sh` finds or fetches.
 #
 # The guest counts instructions for time (QEMU's -icount: one is 4 ns), so what it measures does
-# not depend on how loaded this machine is. About a minute.
+# not depend on how loaded this machine is. Its processors run in turn, so times are judged in one
+# that has one, and a second guest with two says only what threads get that move. Two minutes.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 LIMIT=${SCX_SECONDS:-600}
-SMP=${SCX_SMP:-1}
 
 cleanup() {
     trap '' INT TERM HUP
@@ -44,9 +45,11 @@ pack() {
     (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1) >"$WORK/guest.cpio.gz"
 }
 
+# boot KERNEL PROCESSORS
 boot() {
+    : >"$WORK/console.log"
     spawn "$WORK/qemu.log" qemu-system-x86_64 -accel tcg,thread=single -icount shift=2,sleep=off \
-        -cpu max -smp "$SMP" -m 256 -nodefaults -no-user-config -display none -monitor none \
+        -cpu max -smp "$2" -m 256 -nodefaults -no-user-config -display none -monitor none \
         -no-reboot -chardev "file,id=console,path=$WORK/console.log" -serial chardev:console \
         -kernel "$1" -initrd "$WORK/guest.cpio.gz" \
         -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable \
@@ -68,6 +71,10 @@ ends_with() { [[ $(said "$1") == *"$2" ]]; }
 says() { [[ $(said "$1") == *"$2"* ]]; }
 # share NAME N BETWEEN AND: of the Nth thread, in percent; the one with the deadline is the first.
 share() { holds "$(value "$1" shares_pct "$2") >= $3 && $(value "$1" shares_pct "$2") <= $4"; }
+# Percent that a thread which moved had of what it and one that began there had together.
+moved_share() {
+    said spent | awk '{ m = $3 - $1; n = $4 - $2; if (m + n > 0) print 100 * m / (m + n) }'
+}
 # What the fair class does with them: long away, and all alike.
 is_fair() { holds "$(value "$1" away_p99_ms) > 6" && share "$1" 1 15.7 17.7; }
 
@@ -111,6 +118,16 @@ judge() {
     check "and all run on" is_fair after-stall
 }
 
+judge_move() {
+    say "     ns of the one that moved and of the other, before and after: $(said spent)"
+    check "it did all of it" grep -q '^= done' "$WORK/console.log"
+    check "loaded: the kernel's scheduler is ours" ends_with loaded "state enabled"
+    check "a processor with nothing to do takes a thread from another one" says moved from
+    check "beside one that begins there it has half, within 5 points" \
+        holds "$(moved_share) >= 45 && $(moved_share) <= 55"
+    check "unloaded: the fair class is back" ends_with unloaded "status 0 state disabled"
+}
+
 if [ "$(uname -m)" != x86_64 ]; then
     skip "sched_ext: the guest's kernel is for x86_64"
 elif ! have qemu-system-x86_64 || ! have cpio || ! have busybox; then
@@ -128,9 +145,11 @@ else
         fail "crates/vcpu-scx does not build with the feature bpf"
     else
         pack
-        say "     $(basename "$kernel") under TCG, $SMP processor(s), time by instructions"
-        check "the guest ends within $LIMIT s" boot "$kernel"
+        say "     $(basename "$kernel") under TCG, time by instructions"
+        check "the guest ends within $LIMIT s" boot "$kernel" 1
         judge
+        check "one with two processors ends within $LIMIT s" boot "$kernel" 2
+        judge_move
     fi
 fi
 verdict test-scx

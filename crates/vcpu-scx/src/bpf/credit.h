@@ -37,6 +37,26 @@ static __always_inline void settle(struct cpu *c, struct account *a, struct term
 	earn(a, term, (s64)((given * a->weight) >> SHIFT));
 }
 
+// The weight of who is runnable on a processor. Another one that takes a thread from here changes it
+// as well, under the lock of its own run queue.
+static __always_inline void weigh(struct cpu *c, s64 by)
+{
+	__sync_fetch_and_add(&c->weight, by);
+}
+
+// It came to `to` without having slept on the way, as one that was stolen does: what it was given on
+// `from` is settled there, and from now on it takes part here.
+static __always_inline void arrive(struct cpu *from, struct cpu *to, struct account *a,
+				   struct term *term)
+{
+	if (from) {
+		settle(from, a, term);
+		weigh(from, -(s64)a->weight);
+	}
+	a->given = to->given;
+	weigh(to, a->weight);
+}
+
 // Hands out what was used since the last epoch.
 static __always_inline void account(struct cpu *c, u64 now)
 {

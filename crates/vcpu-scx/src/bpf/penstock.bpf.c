@@ -43,6 +43,15 @@ static __always_inline u32 weight_of(struct task_struct *p, struct term *term)
 	return weight ? weight : 1;
 }
 
+// The kernel moves a runnable thread without saying so: it is noticed where it is queued or runs.
+static __always_inline void note_move(struct cpu *c, s32 cpu, struct account *a, struct term *term)
+{
+	if (a->cpu == cpu)
+		return;
+	arrive(cpu_at(a->cpu), c, a, term);
+	a->cpu = cpu;
+}
+
 SEC("struct_ops.s/init_task")
 s32 BPF_PROG(penstock_init_task, struct task_struct *p, struct scx_init_task_args *args)
 {
@@ -86,7 +95,7 @@ void BPF_PROG(penstock_runnable, struct task_struct *p, u64 enq_flags)
 	a->cpu = cpu;
 	a->weight = weight_of(p, term);
 	a->ready = now;
-	c->weight += a->weight;
+	weigh(c, a->weight);
 	if (!(enq_flags & VALUE_OF(scx_enq_flags, SCX_ENQ_WAKEUP)))
 		return;
 	if (boost(a)) {
@@ -111,7 +120,7 @@ void BPF_PROG(penstock_quiescent, struct task_struct *p, u64 deq_flags)
 	if (!c)
 		return;
 	settle(c, a, term_of(p));
-	c->weight -= a->weight < c->weight ? a->weight : c->weight;
+	weigh(c, -(s64)a->weight);
 	end_boost(a);
 }
 
@@ -125,6 +134,7 @@ void BPF_PROG(penstock_enqueue, struct task_struct *p, u64 enq_flags)
 
 	if (!c || !a)
 		return;
+	note_move(c, cpu, a, term);
 	if (is_driver(a, term)) {
 		u64 flags = c->lane == LANE_DRIVER ? 0 : SCX_ENQ_PREEMPT;
 
@@ -322,13 +332,15 @@ static __always_inline void note_wait(struct task_struct *p, struct account *a, 
 SEC("struct_ops/running")
 void BPF_PROG(penstock_running, struct task_struct *p)
 {
-	struct cpu *c = cpu_at(scx_bpf_task_cpu(p));
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu *c = cpu_at(cpu);
 	struct account *a = account_of(p);
 	struct term *term = term_of(p);
 	u64 now = bpf_ktime_get_ns();
 
 	if (!c || !a)
 		return;
+	note_move(c, cpu, a, term);
 	c->since = now;
 	c->tid = p->pid;
 	c->lane = LANE_CREDIT;

@@ -101,7 +101,8 @@ struct account {
 	u32 unused;
 };
 
-// Touched by its processor alone, under its run queue's lock; the poll only reads.
+// Touched by its processor alone, under its run queue's lock; the poll only reads. So does another
+// processor that takes a thread from here, but for the weight, which is changed by atomic additions.
 struct cpu {
 	u64 weight; // of who is runnable here
 	u64 given; // to a unit of weight since the start, << SHIFT

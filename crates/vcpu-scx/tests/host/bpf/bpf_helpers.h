@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+// What the program's headers take from libbpf, for a program of this machine.
+#define SEC(name)
+#define __uint(name, value) int(*name)[value]
+#define __type(name, value) value *name
+#undef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#define __noinline __attribute__((noinline))
+#define __ksym
+#define barrier_var(variable) asm volatile("" : "+r"(variable))
+
+// No map has anything.
+static inline void *bpf_map_lookup_elem(void *map, const void *key)
+{
+	return 0;
+}

@@ -1,11 +1,299 @@
 //! The JSON schema of the configuration file, for editors.
+//!
+//! **Problem.** An editor should mark what `host check` refuses. Types alone say little of it.
+//! **Rule.** The types give keys, types and ranges. [`rules`] adds what a schema can say besides:
+//! forms of names and addresses, and which keys need or exclude each other. It has the shape of the
+//! schema and is merged into it. What needs the whole file (that a name exists, that nothing is
+//! there twice) stays with `host check`. `tests/schema.rs` compares both.
 
-use super::HostConfig;
+use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
+use serde_json::{Map, Value, json};
+
+use super::{BINDINGS_MAX, FDB_MAX, HostConfig, PORTS_MAX, RULES_MAX, TENANTS_MAX};
+
+/// Names of hosts, tenants, ports and rules.
+const NAME: &str = "^[A-Za-z0-9._-]{1,32}$";
+/// Names of servers and switches in a topology.
+const NODE: &str = "^[^\\s]{1,63}$";
+/// Paths.
+const ABSOLUTE: &str = "^/";
+/// Paths of unix sockets.
+const SOCKET: &str = "^/.{0,106}$";
+/// An IPv4 or IPv6 address; the latter without a check of its groups.
+const IP: &str = "^((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])$\
+                  |^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$";
 
 /// The schema of [`HostConfig`] (JSON Schema 2020-12), pretty-printed, with a final newline. The
 /// committed copy is `docs/host.schema.json`.
 #[must_use]
 pub fn schema() -> String {
-    let schema = schemars::schema_for!(HostConfig);
+    let mut schema = Value::from(schemars::schema_for!(HostConfig));
+    plain(&mut schema);
+    merge(&mut schema, rules());
+    // As a schema again, which is written in the order that people read.
+    let schema = schemars::Schema::try_from(schema).unwrap_or_default();
     serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
+}
+
+/// Makes the schema plainer. Formats such as `uint32` are none of JSON Schema's: what they say
+/// becomes a range. TOML has no null: a key that may be left out has one type.
+fn plain(schema: &mut Value) {
+    match schema {
+        Value::Object(keys) => {
+            if let Some(Value::Array(types)) = keys.get_mut("type") {
+                types.retain(|name| name != "null");
+                match core::mem::take(types).as_slice() {
+                    [only] => keys["type"] = only.clone(),
+                    several => one_type_each(keys, several),
+                }
+            }
+            if let Some(Value::Array(some)) = keys.get_mut("anyOf") {
+                some.retain(|one| one["type"] != "null");
+                if let [Value::Object(only)] = some.as_slice() {
+                    let only = only.clone();
+                    keys.remove("anyOf");
+                    keys.extend(only);
+                }
+            }
+            let format = keys.get("format").and_then(Value::as_str).map(str::to_owned);
+            if let Some(format) = format.filter(|format| format.starts_with("uint")) {
+                keys.remove("format");
+                let most = match format.as_str() {
+                    "uint8" => Some(u32::from(u8::MAX)),
+                    "uint16" => Some(u32::from(u16::MAX)),
+                    "uint32" => Some(u32::MAX),
+                    _ => None,
+                };
+                if let Some(most) = most {
+                    keys.entry("maximum").or_insert(most.into());
+                }
+            }
+            keys.values_mut().for_each(plain);
+        }
+        Value::Array(items) => items.iter_mut().for_each(plain),
+        _ => {}
+    }
+}
+
+/// A value of several types, each by itself with the keywords about it.
+fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
+    keys.remove("type");
+    let about = [("pattern", "string"), ("minimum", "integer"), ("maximum", "integer")];
+    let about = about.map(|(key, name)| (key, name, keys.remove(key)));
+    let one = |of: &Value| {
+        let mut one = json!({ "type": of });
+        for (key, name, value) in &about {
+            if let Some(value) = value.as_ref().filter(|_| of == name) {
+                one[key] = value.clone();
+            }
+        }
+        one
+    };
+    keys.insert("anyOf".to_owned(), types.iter().map(one).collect());
+}
+
+/// Adds `more` to `schema`, objects key by key.
+fn merge(schema: &mut Value, more: Value) {
+    match (schema, more) {
+        (Value::Object(keys), Value::Object(more)) => {
+            for (key, value) in more {
+                merge(keys.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (schema, more) => *schema = more,
+    }
+}
+
+/// See the module's text.
+fn rules() -> Value {
+    let mut rules = json!({
+        "properties": {
+            "tenant": { "maxItems": TENANTS_MAX },
+            "port": { "maxItems": PORTS_MAX },
+            "rule": { "maxItems": RULES_MAX },
+            "fdb": { "maxItems": FDB_MAX }
+        },
+        "dependentRequired": { "vm": ["vcpu"] },
+        "not": has(&["fabric", "switch"]),
+        "$defs": {
+            "HostSection": host(),
+            "WorkerSection": { "properties": { "cores": { "maxItems": 16, "uniqueItems": true } } },
+            "FabricSection": { "properties": {
+                "name": { "pattern": NODE },
+                "plan": { "pattern": ABSOLUTE },
+                "controllers": { "items": { "pattern": "^(https?://)?[^/]+:[0-9]{1,5}$" } }
+            } },
+            "SwitchSection": {
+                "properties": { "name": { "pattern": NODE }, "plan": { "pattern": ABSOLUTE } },
+                "dependentRequired": { "listen": ["tls"], "tls": ["listen"] }
+            },
+            "VcpuSection": { "properties": {
+                "cpus": { "uniqueItems": true },
+                "run_dir": { "pattern": ABSOLUTE }
+            } },
+            "VmTable": {
+                "oneOf": [has(&["pid"]), has(&["cgroup"]), has(&["process"]), has(&["domain"])]
+            },
+            "Tenant": { "properties": {
+                "name": { "pattern": NAME },
+                "send": { "type": "object", "properties": { "sharing": false } }
+            } },
+            "Port": port(),
+            "Rule": {
+                "properties": {
+                    "name": { "pattern": NAME },
+                    "port": { "pattern": NAME },
+                    "tenant": { "pattern": NAME }
+                },
+                "not": has(&["port", "tenant"])
+            },
+            "Match": { "dependentRequired": { "src_port": ["proto"], "dst_port": ["proto"] } },
+            "FdbStatic": {
+                "properties": { "port": { "pattern": NAME }, "tenant": { "pattern": NAME } }
+            },
+            // The first byte of one station's address is even.
+            "StationMac": {
+                "pattern": "^[0-9a-fA-F][02468aceACE]([:-][0-9a-fA-F]{2}){5}$"
+            }
+        }
+    });
+    merge(&mut rules["$defs"], of_tables());
+    rules
+}
+
+/// Of the tables that are values.
+fn of_tables() -> Value {
+    json!({
+        "OffloadsTable": {
+            "if": need(&["csum"], json!({ "csum": { "const": false } })),
+            "then": need(&["tso"], json!({ "tso": { "const": false } }))
+        },
+        "Police": {
+            "oneOf": [
+                need(&["cir"], json!({ "cir": true, "burst": false })),
+                need(&["pps"], json!({
+                    "pps": true, "cbs": false, "ebs": false, "pir": false, "pbs": false
+                }))
+            ],
+            "dependentRequired": { "pbs": ["pir"] },
+            "not": has(&["ebs", "pir"])
+        },
+        "Receive": {
+            "anyOf": [has(&["rate"]), has(&["pps"])],
+            "dependentRequired": { "burst": ["rate"], "frames": ["pps"] }
+        },
+        "Shape": {
+            "anyOf": [has(&["send"]), has(&["receive"])],
+            "if": has(&["period_ms"]),
+            "then": need(&["shaper"], json!({ "shaper": { "const": "token-bucket" } }))
+        }
+    })
+}
+
+/// A table with all of these keys.
+fn has(keys: &[&str]) -> Value {
+    let any: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), true.into())).collect();
+    need(keys, any.into())
+}
+
+/// A table with all of these keys, and those of `properties` as they say. `ajv` wants a key that is
+/// required named among the properties.
+fn need(keys: &[&str], properties: Value) -> Value {
+    json!({ "type": "object", "properties": properties, "required": keys })
+}
+
+fn host() -> Value {
+    let directive = "([A-Za-z0-9_:]+=)?(off|error|warn|info|debug|trace)";
+    json!({
+        "properties": {
+            "name": { "pattern": NAME },
+            "socket": { "pattern": SOCKET },
+            "state_dir": { "pattern": ABSOLUTE },
+            "metrics": { "pattern": "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$" },
+            "log": { "pattern": format!("^\\s*{directive}\\s*(,\\s*{directive}\\s*)*$") }
+        },
+        // Other machines reach the page only if that is wanted.
+        "if": { "properties": { "metrics_any": { "const": false } } },
+        "then": { "properties": {
+            "metrics": { "type": "string", "pattern": "^(127\\.|\\[::1\\])" }
+        } }
+    })
+}
+
+fn port() -> Value {
+    let of_kind = |kind: &str, needs: &str, without: &[&str]| {
+        let mut keys: Map<String, Value> =
+            without.iter().map(|key| ((*key).to_owned(), false.into())).collect();
+        keys.insert(needs.to_owned(), true.into());
+        json!({
+            "if": need(&["type"], json!({ "type": { "const": kind } })),
+            "then": need(&[needs], keys.into())
+        })
+    };
+    let socket = ["socket", "mode", "socket_mode", "socket_owner", "socket_group"];
+    let and = |more: &[&'static str]| [&socket, more].concat();
+    json!({
+        "properties": {
+            "name": { "pattern": NAME },
+            "tenant": { "pattern": NAME },
+            "socket": { "pattern": SOCKET },
+            "interface": { "pattern": "^[^/:\\s]{1,15}$" },
+            "netns": { "pattern": "^(/.*|[^/]+)$" },
+            "trunk": { "type": "array", "minItems": 1 },
+            "mac": { "maxItems": BINDINGS_MAX },
+            "ip": { "maxItems": BINDINGS_MAX, "items": { "pattern": IP } },
+            "receive": { "type": "object", "properties": { "sharing": false } },
+            "rtp": { "maxItems": RTP_STREAMS_MAX }
+        },
+        "dependentRequired": { "native": ["trunk"], "receive": ["tenant"], "rtp": ["tenant"] },
+        "not": has(&["vlan", "trunk"]),
+        "allOf": [
+            of_kind("vhost-user", "socket", &["interface", "netns", "mtu", "zero_copy"]),
+            of_kind("tap", "interface", &and(&["zero_copy"])),
+            of_kind("packet", "interface", &and(&["queues", "mtu", "zero_copy"])),
+            of_kind("xdp", "interface", &and(&["mtu", "offloads"])),
+            {
+                "if": need(&["mode"], json!({ "mode": { "const": "client" } })),
+                "then": { "properties": {
+                    "socket_mode": false, "socket_owner": false, "socket_group": false
+                } }
+            },
+            {
+                "if": need(&["ingress_policy"], json!({
+                    "ingress_policy": { "enum": ["bps", "pps"] }
+                })),
+                "then": { "anyOf": [has(&["police"]), has(&["contract"])] }
+            },
+            {
+                "if": has(&["wfq"]),
+                "then": need(&["egress"], json!({ "egress": { "const": "wfq" } }))
+            }
+        ]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rule about a key that is not there would refuse nothing.
+    #[test]
+    fn rules_are_about_keys_that_are_there() {
+        let schema = Value::from(schemars::schema_for!(HostConfig));
+        let keys = |table: &Value| -> Vec<String> {
+            let keys = table["properties"].as_object();
+            keys.map(|keys| keys.keys().cloned().collect()).unwrap_or_default()
+        };
+        let there = |of: &Value, rules: &Value, name: &str| {
+            for key in keys(rules) {
+                assert!(keys(of).contains(&key), "{name}: {key}");
+            }
+        };
+        let rules = rules();
+        there(&schema, &rules, "the file");
+        for (name, rules) in rules["$defs"].as_object().unwrap() {
+            assert!(schema["$defs"].get(name).is_some(), "{name}");
+            there(&schema["$defs"][name], rules, name);
+        }
+    }
 }

@@ -1,0 +1,152 @@
+//! A validator for the part of JSON Schema 2020-12 that `docs/host.schema.json` uses.
+//!
+//! **Rule.** As strict as `ajv` in its strict mode: a keyword or a format that it does not know is
+//! a panic, so nothing in the schema is without effect.
+
+use regex::Regex;
+use serde_json::{Map, Value};
+
+/// Keywords that say nothing about validity.
+const NOTES: [&str; 5] = ["$schema", "$defs", "title", "description", "default"];
+
+/// Whether `value` is valid by `schema`, a part of the schema `root`.
+pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
+    let Value::Object(schema) = schema else {
+        return schema.as_bool().expect("a schema is an object or a boolean");
+    };
+    let noted = |key: &str| NOTES.contains(&key);
+    schema.iter().filter(|(key, _)| !noted(key)).all(|(key, rule)| {
+        let at = At { root, schema, rule };
+        match key.as_str() {
+            "$ref" => is_valid(root, at.referred(), value),
+            "enum" => rule.as_array().expect("a list").contains(value),
+            "const" => rule == value,
+            "type" => match rule {
+                Value::String(name) => is_of(name, value),
+                names => {
+                    at.list(names).iter().any(|name| is_of(name.as_str().expect("a name"), value))
+                }
+            },
+            "not" => !is_valid(root, rule, value),
+            "allOf" => at.count(value) == at.list(rule).len(),
+            "anyOf" => at.count(value) > 0,
+            "oneOf" => at.count(value) == 1,
+            // Both are looked at with their `if`.
+            "then" | "else" => schema.contains_key("if"),
+            "if" => {
+                let next = if is_valid(root, rule, value) { "then" } else { "else" };
+                schema.get(next).is_none_or(|next| is_valid(root, next, value))
+            }
+            "pattern" | "minLength" | "maxLength" => {
+                value.as_str().is_none_or(|text| at.text_fits(key, text))
+            }
+            "minimum" | "maximum" => {
+                let limit = rule.as_f64().expect("a number");
+                value.as_f64().is_none_or(|it| {
+                    (key == "minimum" || it <= limit) && (key == "maximum" || it >= limit)
+                })
+            }
+            "items" | "minItems" | "maxItems" | "uniqueItems" => {
+                value.as_array().is_none_or(|items| at.items_fit(key, items))
+            }
+            _ => at.object_fits(key, value),
+        }
+    })
+}
+
+fn is_of(name: &str, value: &Value) -> bool {
+    match name {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        other => panic!("type {other:?}"),
+    }
+}
+
+/// A keyword's value, and where it is.
+struct At<'a> {
+    root: &'a Value,
+    schema: &'a Map<String, Value>,
+    rule: &'a Value,
+}
+
+impl<'a> At<'a> {
+    fn list(&self, rule: &'a Value) -> &'a [Value] {
+        rule.as_array().expect("a list")
+    }
+
+    fn referred(&self) -> &'a Value {
+        let path = self.rule.as_str().and_then(|text| text.strip_prefix('#')).expect("in here");
+        self.root.pointer(path).expect("it is there")
+    }
+
+    /// How many of a list of schemas `value` is valid by.
+    fn count(&self, value: &Value) -> usize {
+        self.list(self.rule).iter().filter(|one| is_valid(self.root, one, value)).count()
+    }
+
+    fn text_fits(&self, key: &str, text: &str) -> bool {
+        let length = || usize::try_from(self.rule.as_u64().expect("a length")).expect("it fits");
+        match key {
+            "minLength" => text.chars().count() >= length(),
+            "maxLength" => text.chars().count() <= length(),
+            _ => Regex::new(self.rule.as_str().expect("text")).expect("a pattern").is_match(text),
+        }
+    }
+
+    fn items_fit(&self, key: &str, items: &[Value]) -> bool {
+        let length = || usize::try_from(self.rule.as_u64().expect("a length")).expect("it fits");
+        match key {
+            "minItems" => items.len() >= length(),
+            "maxItems" => items.len() <= length(),
+            "uniqueItems" => (1..items.len()).all(|at| !items[..at].contains(&items[at])),
+            _ => items.iter().all(|item| is_valid(self.root, self.rule, item)),
+        }
+    }
+
+    fn object_fits(&self, key: &str, value: &Value) -> bool {
+        let known = ["properties", "patternProperties", "additionalProperties"];
+        let needs = ["required", "dependentRequired"];
+        assert!(known.contains(&key) || needs.contains(&key), "keyword {key:?}");
+        let Some(keys) = value.as_object() else { return true };
+        let has_all = |names: &Value| {
+            let mut names = names.as_array().expect("a list").iter();
+            names.all(|name| keys.contains_key(name.as_str().expect("a name")))
+        };
+        let rules = || self.rule.as_object().expect("an object").iter();
+        match key {
+            "required" => has_all(self.rule),
+            "dependentRequired" => {
+                rules().all(|(key, names)| !keys.contains_key(key) || has_all(names))
+            }
+            "properties" => rules().all(|(key, rule)| {
+                keys.get(key).is_none_or(|value| is_valid(self.root, rule, value))
+            }),
+            "patternProperties" => rules().all(|(pattern, rule)| {
+                let pattern = Regex::new(pattern).expect("a pattern");
+                let mut meant = keys.iter().filter(|(key, _)| pattern.is_match(key));
+                meant.all(|(_, value)| is_valid(self.root, rule, value))
+            }),
+            _ => keys
+                .iter()
+                .filter(|(key, _)| !self.is_listed(key))
+                .all(|(_, value)| is_valid(self.root, self.rule, value)),
+        }
+    }
+
+    /// Whether `properties` or `patternProperties` beside it are about the key.
+    fn is_listed(&self, key: &str) -> bool {
+        let is_in = |name: &str, fits: &dyn Fn(&str) -> bool| {
+            let rules = self.schema.get(name).and_then(Value::as_object);
+            rules.is_some_and(|rules| rules.keys().any(|rule| fits(rule)))
+        };
+        is_in("properties", &|name| name == key)
+            || is_in("patternProperties", &|rule| {
+                Regex::new(rule).expect("a pattern").is_match(key)
+            })
+    }
+}

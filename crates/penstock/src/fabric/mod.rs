@@ -12,6 +12,7 @@ mod page;
 mod tenants;
 
 use std::net::TcpListener;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -86,7 +87,15 @@ fn read(file: &Path) -> Result<Vec<u8>> {
 
 async fn open_store(file: &StoreFile) -> Result<Arc<dyn Store>> {
     Ok(match file {
-        StoreFile::File(path) => Arc::new(Embedded::open(path).await?),
+        StoreFile::File(path) => {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(folder)
+                .with_context(|| format!("[store] path: no folder {}", folder.display()))?;
+            Arc::new(Embedded::open(path).await?)
+        }
         StoreFile::Etcd { endpoints, tls } => {
             let mut config = EtcdConfig::new(endpoints.clone());
             if let Some(tls) = tls {

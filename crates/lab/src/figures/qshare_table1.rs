@@ -44,8 +44,11 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Most VMs of a tenant on one server.
 const CAP: u32 = 17;
+/// [`CAP`] in words: the claims are those of this bound, and Fig. 6's are of another.
+const AT_MOST: &str = "at most 17 VMs of a tenant a server (Fig. 6: 60)";
 /// Ports with fewer than nine tenants, tenants never contended and with a queue, as printed, in %.
 const PRINTED: [[f64; 3]; 3] = [[96.7, 66.7, 90.4], [95.1, 67.2, 90.1], [92.1, 66.7, 90.6]];
+/// By how much fewer ports than printed may be uncrowded; more of them are no fault.
 const BAND: f64 = 3.0;
 const INTERVALS: usize = 5;
 const MODES: [(Mode, &str); 3] = [
@@ -152,7 +155,8 @@ fn code_points(datacenter: &Datacenter, binding: &Binding) -> anyhow::Result<usi
         .filter_map(|(slot, _)| datacenter.tenant(slot))
         .map(|tenant| tenant.placement.entry.links.iter().map(|(link, _)| *link).collect())
         .collect();
-    let users: Vec<User<'_>> = trees.iter().map(|links| User { has: None, links }).collect();
+    let users: Vec<User<'_>> =
+        trees.iter().map(|links| User { has: None, links, queues: &[] }).collect();
     let values = colour(&Palette::without(&[])?, links(datacenter).count(), &users);
     anyhow::ensure!(values.iter().all(Option::is_some), "more than 63 code points are needed");
     Ok(used(&values))
@@ -181,18 +185,18 @@ fn claims(outcome: &mut Outcome, rows: &[(f64, Row)]) {
     outcome.claim(
         Claim::new(
             "ports_below_9_pct",
-            "ports that serve fewer than nine tenants at 16:1, at most 17 VMs a server",
+            format!("ports that serve fewer than nine tenants at 16:1, {AT_MOST}"),
             "%",
         )
         .published(PRINTED[last][0])
-        .within(PRINTED[last][0] - BAND, PRINTED[last][0] + BAND)
+        .at_least(PRINTED[last][0] - BAND)
         .measured(rows[last].1.below_9),
     );
     let least = rows.iter().map(|(_, row)| row.with_queue[0].1).fold(100.0, f64::min);
     outcome.claim(
         Claim::new(
             "tenants_with_queue_pct",
-            "tenants with links that have a queue of their own, in every interval and tree",
+            format!("tenants with links that have a queue, in every interval and tree, {AT_MOST}"),
             "%",
         )
         .published(90.0)
@@ -201,7 +205,7 @@ fn claims(outcome: &mut Outcome, rows: &[(f64, Row)]) {
     );
     let most = rows.iter().map(|(_, row)| row.code_points).max().unwrap_or(usize::MAX);
     outcome.claim(
-        Claim::new("code_points", "code points for all with a queue, in every tree", "")
+        Claim::new("code_points", format!("code points for all, in every tree, {AT_MOST}"), "")
             .published(64.0)
             .at_most(63.0)
             .measured(count(most)),
@@ -244,5 +248,28 @@ mod tests {
     #[test]
     fn queues_are_as_scarce_as_printed() {
         assert_holds("qshare-table1", sim, &[2]);
+    }
+
+    /// Seed 8 has more ports with few tenants than are printed.
+    #[test]
+    fn fewer_crowded_ports_than_printed_are_no_miss_and_each_claim_says_its_bound() {
+        let mut outcome = Outcome::new();
+        let row = |below_9| Row {
+            below_9,
+            to_12: 0.0,
+            above_12: 0.0,
+            never: 0.0,
+            no_network: 0.0,
+            slots: 0.0,
+            with_queue: [(95.0, 95.0); 3],
+            code_points: 9,
+        };
+        claims(&mut outcome, &[1.0, 4.0, 16.0].map(|ratio| (ratio, row(95.12))));
+        assert!(outcome.claims.iter().all(|claim| claim.holds), "{:?}", outcome.claims);
+        let bound = format!("at most {CAP} VMs");
+        assert!(outcome.claims.iter().all(|claim| claim.statement.contains(&bound)));
+        let mut outcome = Outcome::new();
+        claims(&mut outcome, &[1.0, 4.0, 16.0].map(|ratio| (ratio, row(89.0))));
+        assert!(!outcome.claims[0].holds, "too many are crowded");
     }
 }

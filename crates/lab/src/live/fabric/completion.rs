@@ -5,16 +5,15 @@
 //! connection of its own each, and pauses as there; the same seed for each system. *tcp*: the
 //! controller gives no queues, and hosts hold nobody. *Static reservation*: no queues either, and
 //! hosts delay what each VM sends and receives to its guarantee. *Ours*: queues follow use, and who
-//! has none is held. A flow's time begins when its connection is opened; flows that are under way
-//! at the end do
-//! not count, with any system.
+//! has none is held. A flow's time begins when its connection is opened. With each system flows
+//! count that begin after the warm-up and are over at the end.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::guarantees::plan;
 use super::programs::{Client, Ended, Wants};
-use super::samples::{others, points, start, used_pct, watch};
+use super::samples::{WARM_UP, others, points, start, used_pct, watch};
 use super::world::World;
 use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome, Workload, percentile, tenant_sizes};
@@ -65,7 +64,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let mut programs = start(&bed, &world, clients(&world)?, context.seed)?;
         let samples = watch(&mut world, &mut programs, secs)?;
         outcome.series(&format!("core: {name}"), "%", points(&samples, used_pct));
-        means.push(tell(&mut outcome, name, &programs.take_ended())?);
+        means.push(tell(&mut outcome, name, &counted(programs.take_ended()))?);
     }
     let [tcp, fixed, ours] = means[..] else { anyhow::bail!("a system did not run") };
     let ratio = |id: &str, what: &str, value: f64| Claim::new(id, what, "").measured(value);
@@ -88,6 +87,12 @@ fn clients(world: &World) -> anyhow::Result<Vec<Client>> {
     Ok(clients)
 }
 
+/// Without those that began in the warm-up.
+fn counted(mut ended: Vec<Ended>) -> Vec<Ended> {
+    ended.retain(|flow| flow.began >= WARM_UP);
+    ended
+}
+
 /// The mean time of a flow, milliseconds.
 fn tell(outcome: &mut Outcome, name: &str, ended: &[Ended]) -> anyhow::Result<f64> {
     anyhow::ensure!(!ended.is_empty(), "{name}: no flow ended");
@@ -104,4 +109,17 @@ fn tell(outcome: &mut Outcome, name: &str, ended: &[Ended]) -> anyhow::Result<f6
     outcome.note(&format!("flows_{name}"), ended.len());
     outcome.note(&format!("flow_bytes_{name}"), bytes);
     Ok(mean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_of_the_warm_up_do_not_count() {
+        let flow = |began: Duration| Ended { bytes: 1, began, took: Duration::from_secs(30) };
+        let early = WARM_UP - Duration::from_nanos(1);
+        let flows = counted(vec![flow(Duration::ZERO), flow(early), flow(WARM_UP)]);
+        assert_eq!(flows.iter().map(|flow| flow.began).collect::<Vec<_>>(), [WARM_UP]);
+    }
 }

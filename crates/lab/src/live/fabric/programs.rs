@@ -80,6 +80,8 @@ pub(super) struct Client {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub bytes: u64,
+    /// When its connection was opened, from when clients began.
+    pub began: Duration,
     pub took: Duration,
 }
 
@@ -402,7 +404,8 @@ impl All {
             }
             anyhow::ensure!(read > 0 || *left == 0, "a connection broke");
             if *left == 0 {
-                let ended = Ended { bytes: *asked, took: since.elapsed() };
+                let began = since.saturating_duration_since(self.began);
+                let ended = Ended { bytes: *asked, began, took: since.elapsed() };
                 self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
                 let client = *client;
                 self.rest(client);

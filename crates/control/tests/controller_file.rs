@@ -99,6 +99,35 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
 }
 
 #[test]
+fn a_sonic_switch_is_read_with_what_its_image_is_like() {
+    let folder = Folder::new();
+    let at = "driver = \"sonic-configdb\"\naddress = \"redis://10.0.0.9:6379\"\n";
+    let sonic = |more: &str| {
+        let file = folder.read(&format!("{at}{more}")).unwrap();
+        let (_, switch) = file.switches.first_key_value().unwrap();
+        let DriverFile::Sonic(sonic) = &switch.driver else { panic!("{:?}", switch.driver) };
+        sonic.clone()
+    };
+    let plain = sonic("");
+    assert_eq!((plain.classes, plain.password), (None, None));
+    assert!(!plain.bracketed && !plain.control_queue);
+    let all = sonic(
+        "classes = 4\nreferences = \"bracketed\"\ncontrol_queue = true\npassword_file = \"word\"\n",
+    );
+    assert_eq!((all.classes, all.password), (Some(4), Some(folder.0.join("word"))));
+    assert!(all.bracketed && all.control_queue);
+    assert_eq!(
+        folder.mistakes(&format!("{at}classes = 17\n")),
+        ["switch \"rack-0\": `classes`: 17 traffic classes; write 2 to 16"]
+    );
+    assert_eq!(
+        folder.mistakes("driver = \"sim\"\ncontrol_queue = true\n"),
+        ["switch \"rack-0\": `control_queue` is not a key of driver \"sim\"; remove it, or write \
+             another driver"]
+    );
+}
+
+#[test]
 fn keys_of_another_driver_are_mistakes() {
     let folder = Folder::new();
     assert!(folder.read("driver = \"sim\"\n").is_ok());

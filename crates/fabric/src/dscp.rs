@@ -8,14 +8,17 @@
 //! is work for every host. Earlier tenants of the list keep theirs first. Of the others, the one
 //! with most values around it is next (of equals, the one with most links, then the first), and
 //! takes the lowest value that is free around it. Who finds none shares a queue, and is listed.
+//! Where a tenant has one queue a switch, a value is in one queue of each switch: tenants in
+//! different queues of a switch differ even if they share no link, because the switch would need
+//! a traffic class more for them.
 //!
 //! **Cost.** For each tenant its links times the tenants on them; 8 bytes a link.
 
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use thiserror::Error;
 
-use crate::topology::LinkId;
+use crate::topology::{LinkId, NodeId};
 
 /// The shared queue's value.
 pub const SHARED: u8 = 0;
@@ -92,10 +95,14 @@ pub struct User<'a> {
     pub has: Option<u8>,
     /// The links that it uses.
     pub links: &'a [LinkId],
+    /// Its queue on each switch, where that is one queue for all ports of the switch. A switch then
+    /// needs no more traffic classes than queues, if a value is in one queue of it alone.
+    pub queues: &'a [(NodeId, u8)],
 }
 
-/// Gives each user a value that nobody else on its links has; `None` where there is none.
-/// `links`: how many there are.
+/// Gives each user a value that nobody else on its links has, and nobody who has another queue on
+/// one of its switches; `None` where there is none. A user keeps the value that it has if nobody
+/// else on its links has it. `links`: how many there are.
 #[must_use]
 pub fn colour(palette: &Palette, links: usize, users: &[User<'_>]) -> Vec<Option<u8>> {
     let mut colouring = Colouring::new(palette, links, users);
@@ -109,6 +116,9 @@ struct Colouring<'a> {
     users: &'a [User<'a>],
     /// By link: which values, by place in the palette, are taken on it.
     taken: Vec<u64>,
+    /// By switch, and by switch and queue: which values are in use there.
+    on_switch: BTreeMap<NodeId, u64>,
+    in_queue: BTreeMap<(NodeId, u8), u64>,
     /// By link: the users on it without a value.
     waiting: Vec<Vec<u32>>,
     values: Vec<Option<u8>>,
@@ -117,11 +127,23 @@ struct Colouring<'a> {
 impl<'a> Colouring<'a> {
     fn new(palette: &'a Palette, links: usize, users: &'a [User<'a>]) -> Self {
         let (taken, waiting) = (vec![0; links], vec![Vec::new(); links]);
-        Self { palette, users, taken, waiting, values: vec![None; users.len()] }
+        let (on_switch, in_queue) = (BTreeMap::new(), BTreeMap::new());
+        let values = vec![None; users.len()];
+        Self { palette, users, taken, on_switch, in_queue, waiting, values }
     }
 
-    fn around(&self, user: usize) -> u64 {
+    fn on_links(&self, user: usize) -> u64 {
         self.users[user].links.iter().fold(0, |mask, link| mask | self.taken[link.index()])
+    }
+
+    /// The values that a user cannot be given.
+    fn around(&self, user: usize) -> u64 {
+        let elsewhere = |place: &(NodeId, u8)| {
+            let all = self.on_switch.get(&place.0).copied().unwrap_or(0);
+            all & !self.in_queue.get(place).copied().unwrap_or(0)
+        };
+        let queues = self.users[user].queues.iter();
+        queues.fold(self.on_links(user), |mask, place| mask | elsewhere(place))
     }
 
     fn take(&mut self, user: usize, place: u32) {
@@ -129,12 +151,16 @@ impl<'a> Colouring<'a> {
         for link in self.users[user].links {
             self.taken[link.index()] |= 1 << place;
         }
+        for at in self.users[user].queues {
+            *self.on_switch.entry(at.0).or_default() |= 1 << place;
+            *self.in_queue.entry(*at).or_default() |= 1 << place;
+        }
     }
 
     fn keep(&mut self) {
         for user in 0..self.users.len() {
             let place = self.users[user].has.and_then(|value| self.palette.place(value));
-            if let Some(place) = place.filter(|place| self.around(user) >> place & 1 == 0) {
+            if let Some(place) = place.filter(|place| self.on_links(user) >> place & 1 == 0) {
                 self.take(user, place);
             }
         }
@@ -151,8 +177,12 @@ impl<'a> Colouring<'a> {
         }
         while let Some(rank @ (_, _, core::cmp::Reverse(id))) = next.pop() {
             let user = id as usize;
-            // Ranks only rise; an entry that is out of date has a newer one before it.
-            if self.values[user].is_some() || rank != self.rank(id) {
+            if self.values[user].is_some() {
+                continue;
+            }
+            // Ranks only rise. Who shares a switch and no link is not told of it at once.
+            if rank != self.rank(id) {
+                next.push(self.rank(id));
                 continue;
             }
             let free = (!self.around(user)).trailing_zeros();
@@ -188,7 +218,7 @@ mod tests {
     use super::*;
 
     fn user(has: Option<u8>, links: &[LinkId]) -> User<'_> {
-        User { has, links }
+        User { has, links, queues: &[] }
     }
 
     const L: [LinkId; 4] = [LinkId(0), LinkId(1), LinkId(2), LinkId(3)];
@@ -198,6 +228,15 @@ mod tests {
         let palette = Palette::without(&[1, 2]).unwrap();
         let users = [user(None, &L[0..2]), user(None, &L[1..3]), user(None, &L[2..4])];
         assert_eq!(colour(&palette, 4, &users), [Some(3), Some(4), Some(3)]);
+    }
+
+    #[test]
+    fn a_value_is_in_one_queue_of_a_switch() {
+        let palette = Palette::without(&[]).unwrap();
+        let switch = NodeId(7);
+        let places = [[(switch, 1)], [(switch, 2)], [(switch, 1)]];
+        let at = |n: usize| User { has: None, links: &L[n..=n], queues: &places[n] };
+        assert_eq!(colour(&palette, 4, &[at(0), at(1), at(2)]), [Some(1), Some(2), Some(1)]);
     }
 
     #[test]

@@ -176,6 +176,7 @@ fn audit(binding: &Binding, datacenter: &Datacenter, candidates: &[Candidate<'_>
     let settings = binding.settings();
     let ports = ports_of(candidates);
     let mut on_port: BTreeMap<Port, Vec<(u8, u8)>> = BTreeMap::new();
+    let mut on_switch = BTreeMap::new();
     for (tenant, bound) in binding.bound() {
         let has: Vec<Port> = bound.queues.iter().map(|(port, _)| *port).collect();
         assert_eq!(Some(&has), ports.get(&tenant), "a queue on every port of its tree");
@@ -195,6 +196,10 @@ fn audit(binding: &Binding, datacenter: &Datacenter, candidates: &[Candidate<'_>
             let classes: BTreeSet<_> = bound.queues.iter().map(|(p, q)| (switch(p), *q)).collect();
             let switches: BTreeSet<_> = bound.queues.iter().map(|(p, _)| switch(p)).collect();
             assert_eq!(classes.len(), switches.len(), "one class a switch");
+            for (switch, queue) in classes {
+                let known = *on_switch.entry((switch, bound.dscp)).or_insert(queue);
+                assert_eq!(known, queue, "a value is in one queue of a switch");
+            }
         }
     }
     for held in on_port.values() {
@@ -435,4 +440,32 @@ fn a_slot_that_was_retired_is_given_to_nobody_before_it_is_free() {
     datacenter.free(TenantSlot(0));
     assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(1), "and only once");
     assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(4));
+}
+
+/// Two racks of eight servers; tenants of two to five VMs come, go and change their scores.
+#[test]
+fn a_switch_has_each_code_point_in_one_queue_and_so_no_more_classes_than_queues() {
+    let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1_000_000) };
+    let tree = Regular { slots: 30, tiers: vec![tier(8), tier(2)] };
+    let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+    let settings = Settings { queues: 4, hold: 0, ..Settings::new(Mode::PerPortMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut state = 7_u64;
+    let mut below = |limit: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % limit
+    };
+    for _ in 0..200 {
+        let vms = 2 + u32::try_from(below(4)).unwrap();
+        let request = Request::new(Hose::homogeneous(vms, BitsPerSecond(10)).unwrap());
+        let _ = datacenter.place(&request.most_per_server(1));
+        let slots: Vec<_> = datacenter.tenants().map(|(slot, _)| slot).collect();
+        if slots.len() > 20 {
+            datacenter.remove(slots[usize::try_from(below(20)).unwrap()]);
+        }
+        let scores: Vec<u64> = (0..64).map(|_| 1 + below(1_000)).collect();
+        let tenants = candidates(&datacenter, &scores);
+        binding.pass(datacenter.topology(), &tenants);
+        audit(&binding, &datacenter, &tenants);
+    }
 }

@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::hosts::{HostPlan, HostTenant, Hosts};
-use crate::southbound::{Change, DriverError, PortState, SwitchDriver, SwitchState, diff};
+use crate::southbound::{DriverError, PortState, SwitchDriver, SwitchState, missing};
 
 mod refusal;
 
@@ -408,8 +408,7 @@ impl Crew {
             let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
             tasks.spawn(node, async move {
                 let read = async {
-                    let is = driver.read_back().await?;
-                    let wrong = diff(&is, &wanted);
+                    let wrong = missing(&*driver, &wanted).await?;
                     let Some(first) = wrong.first() else { return Ok(()) };
                     let (name, words) =
                         (driver.name(), driver.words(std::slice::from_ref(first)).await);
@@ -460,7 +459,7 @@ impl Crew {
             let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
             tasks.spawn(*node, async move {
                 let mended = async {
-                    let changes = diff(&driver.read_back().await?, &wanted);
+                    let changes = missing(&*driver, &wanted).await?;
                     let words = driver.words(&changes).await.unwrap_or_default();
                     driver.apply(stamp, &changes).await?;
                     Ok(words)
@@ -571,8 +570,7 @@ async fn bring_to(
     wanted: &SwitchState,
     stamp: Stamp,
 ) -> Result<(), Said> {
-    let is = driver.read_back().await?;
-    let changes: Vec<Change> = diff(&is, wanted);
+    let changes = missing(driver, wanted).await?;
     Ok(driver.apply(stamp, &changes).await?)
 }
 

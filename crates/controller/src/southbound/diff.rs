@@ -3,12 +3,12 @@
 use super::{Change, PortState, SwitchState};
 
 /// What makes `is` into `wanted`: what is not wanted is unmapped before anything is mapped, weights
-/// come last. Ports that `wanted` does not name are left alone.
+/// come last. Ports that `wanted` does not name or the switch leaves out are left alone.
 #[must_use]
 pub fn diff(is: &SwitchState, wanted: &SwitchState) -> Vec<Change> {
     let nothing = PortState::default();
     let (mut unmap, mut map, mut weigh) = (Vec::new(), Vec::new(), Vec::new());
-    for (name, want) in &wanted.ports {
+    for (name, want) in wanted.ports.iter().filter(|(name, _)| !is.left_out.contains_key(*name)) {
         let has = is.ports.get(name).unwrap_or(&nothing).clone().canonical();
         let want = want.clone().canonical();
         let port = || name.clone();
@@ -30,12 +30,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::Stamp;
 
     fn state(weights: &[u32], map: &[(u8, u8)]) -> SwitchState {
         let map: BTreeMap<u8, u8> = map.iter().copied().collect();
         let port = PortState { weights: weights.to_vec(), map };
-        SwitchState { stamp: Stamp::default(), ports: [("eth0".to_owned(), port)].into() }
+        SwitchState { ports: [("eth0".to_owned(), port)].into(), ..SwitchState::default() }
     }
 
     #[test]
@@ -51,6 +50,9 @@ mod tests {
         ];
         assert_eq!(diff(&is, &wanted), wanted_changes);
         assert!(diff(&wanted, &wanted).is_empty());
+        let mut away = SwitchState::default();
+        away.left_out.insert(port(), "somebody else's".to_owned());
+        assert_eq!(diff(&away, &wanted), [], "nor ports that are left out");
         let nobody = SwitchState::default();
         assert_eq!(diff(&is, &nobody), [], "ports that are not named are left alone");
     }

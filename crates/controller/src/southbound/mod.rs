@@ -19,6 +19,7 @@ use thiserror::Error;
 
 use crate::Stamp;
 
+mod classes;
 mod diff;
 pub mod gnmi;
 pub mod linux_tc;
@@ -31,12 +32,18 @@ pub use diff::diff;
 pub use sim::{Faults, SimSwitch};
 pub use step::step;
 
+use step::agree;
+
+/// [`Capabilities::classes`] of a switch that has none: as many as there are code points.
+pub const ONE_STEP: u8 = 64;
+
 /// What a switch can do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Queues of a port, the shared one included.
     pub queues: u8,
     /// Traffic classes between ingress and egress; a map cannot tell more tenants apart.
+    /// [`ONE_STEP`] where code points lead to queues without classes.
     pub classes: u8,
     /// Lowest and highest weight of a queue.
     pub weights: (u32, u32),
@@ -76,6 +83,10 @@ pub struct SwitchState {
     pub stamp: Stamp,
     /// By the switch's own name of the port.
     pub ports: BTreeMap<String, PortState>,
+    /// Why ports are not among `ports`: something on the switch keeps the driver from them. The
+    /// other ports do what they are told.
+    #[serde(default)]
+    pub left_out: BTreeMap<String, String>,
 }
 
 /// One thing to change.
@@ -208,7 +219,7 @@ pub enum DriverError {
         /// What it can do.
         limit: String,
         /// What to do.
-        remedy: &'static str,
+        remedy: String,
     },
 }
 
@@ -249,3 +260,37 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
     /// What its queues have sent.
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError>;
 }
+
+/// What there is to change until a switch does what is `wanted`. Ports that it leaves out are none
+/// of that.
+///
+/// # Errors
+/// The switch does not answer, or cannot do what is wanted: then [`DriverError::Beyond`], and it is
+/// not told anything.
+pub async fn missing(
+    driver: &dyn SwitchDriver,
+    wanted: &SwitchState,
+) -> Result<Vec<Change>, DriverError> {
+    let wanted = possible(driver.name(), &driver.capabilities().await?, wanted)?;
+    Ok(diff(&driver.read_back().await?, &wanted))
+}
+
+/// `wanted`, as a switch that can do this much does it.
+fn possible(
+    switch: &str,
+    can: &Capabilities,
+    wanted: &SwitchState,
+) -> Result<SwitchState, DriverError> {
+    let mut wanted = wanted.clone();
+    classes::complete(can, &mut wanted);
+    let fresh = PortState { weights: Vec::new(), map: can.fixed_map.clone() };
+    let ports = wanted.ports.keys().map(|port| (port.clone(), fresh.clone()));
+    let mut state = SwitchState { ports: ports.collect(), ..SwitchState::default() };
+    let changes = diff(&state, &wanted);
+    changes.iter().try_for_each(|change| step(switch, can, &mut state, change))?;
+    agree(switch, can, &state)?;
+    Ok(wanted)
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Status};
 
 use super::{
-    Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState,
+    Capabilities, Change, DriverError, ONE_STEP, PortInfo, QueueCounters, SwitchDriver, SwitchState,
 };
 use crate::Stamp;
 use crate::switch::wire::v1::switch_service_client::SwitchServiceClient;
@@ -73,7 +73,7 @@ impl PenstockSwitch {
                 switch: name.to_owned(),
                 what: format!("{queues} queues"),
                 limit: format!("2 to {QUEUES_MAX} queues"),
-                remedy: "change `queues` of the topology",
+                remedy: "change `queues` of the topology".to_owned(),
             });
         }
         let ports = ports.iter().map(|port| port.name.clone()).collect();
@@ -195,7 +195,7 @@ impl SwitchDriver for PenstockSwitch {
             .ok_or_else(|| self.rubbish("what it can do", format!("{} queues", state.queues)))?;
         Ok(Capabilities {
             queues: queues.min(self.queues),
-            classes: queues.min(self.queues),
+            classes: ONE_STEP,
             weights: (state.weight_min, state.weight_max),
             remap: true,
             fixed_map: [].into(),
@@ -219,7 +219,7 @@ impl SwitchDriver for PenstockSwitch {
                 switch: self.name.clone(),
                 what: format!("port {missing}"),
                 limit: "it has no such port with queues".to_owned(),
-                remedy: "name its ports, each with egress = \"wfq\", in `interfaces`",
+                remedy: "name its ports, each with egress = \"wfq\", in `interfaces`".to_owned(),
             });
         }
         Ok(all)

@@ -59,7 +59,7 @@ impl SimSwitch {
     pub fn new(name: &str, can: Capabilities, ports: &[PortInfo]) -> Self {
         let fresh = PortState { weights: vec![], map: can.fixed_map.clone() };
         let ports = ports.iter().map(|port| (port.name.clone(), fresh.clone())).collect();
-        let truth = SwitchState { stamp: Stamp::default(), ports };
+        let truth = SwitchState { ports, ..SwitchState::default() };
         let told = truth.clone();
         let faults = Faults::default();
         let inner = Mutex::new(Inner { truth, told, faults, counters: vec![], applied: 0 });
@@ -129,11 +129,9 @@ impl SimSwitch {
 
 impl Inner {
     fn apply(&mut self, name: &str, can: &Capabilities, all: &[Change]) -> Result<(), DriverError> {
-        if !can.map_per_port {
-            let mut after = self.told.clone();
-            all.iter().try_for_each(|change| step(name, can, &mut after, change))?;
-            agree(name, can, &after)?;
-        }
+        let mut after = self.told.clone();
+        all.iter().try_for_each(|change| step(name, can, &mut after, change))?;
+        agree(name, can, &after)?;
         for (n, change) in all.iter().enumerate() {
             if self.faults.refuses_after.is_some_and(|after| n >= after) {
                 let (switch, change) = (name.to_owned(), change.to_string());

@@ -1,6 +1,6 @@
 //! One change, done to a state: what every driver agrees on, and what it refuses.
 
-use super::{Capabilities, Change, DriverError, PortState, SwitchState};
+use super::{Capabilities, Change, DriverError, PortState, SwitchState, classes};
 
 /// The largest code point (RFC 2474 §3: six bits).
 const DSCP_MAX: u8 = 63;
@@ -18,9 +18,13 @@ pub fn step(
     change: &Change,
 ) -> Result<(), DriverError> {
     let beyond = |what: String, limit: String, remedy: &'static str| {
+        let remedy = remedy.to_owned();
         Err(DriverError::Beyond { switch: switch.to_owned(), what, limit, remedy })
     };
     let name = change.port();
+    if let Some(why) = state.left_out.get(name) {
+        return beyond(format!("port {name}"), why.clone(), "or tell it nothing");
+    }
     let Some(port) = state.ports.get_mut(name) else {
         let limit = format!("it was given {} ports", state.ports.len());
         return beyond(format!("port {name}"), limit, "name the port in the topology");
@@ -77,8 +81,18 @@ fn fixed(can: &Capabilities) -> String {
 /// Whether the ports' maps may stand beside each other.
 ///
 /// # Errors
-/// [`DriverError::Beyond`] when the switch has one map for all ports and two differ.
+/// [`DriverError::Beyond`] when the switch has one map for all ports and two differ, or when they
+/// take more classes than it has.
 pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<(), DriverError> {
+    let needed = classes::needed(state.ports.values());
+    if can.remap && needed >= usize::from(can.classes) {
+        return Err(DriverError::Beyond {
+            switch: switch.to_owned(),
+            what: format!("{needed} traffic classes beside the shared one"),
+            limit: format!("{} classes in all", can.classes),
+            remedy: "bind each tenant to the same queue on all ports of the switch".to_owned(),
+        });
+    }
     let mut ports = state.ports.iter();
     let Some((first, PortState { map, .. })) = ports.next() else { return Ok(()) };
     match ports.find(|(_, port)| port.map != *map) {
@@ -86,7 +100,7 @@ pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<()
             switch: switch.to_owned(),
             what: format!("a map on port {other} that differs from that of {first}"),
             limit: "one map for all ports".to_owned(),
-            remedy: "bind each tenant to the same queue on all ports of the switch",
+            remedy: "bind each tenant to the same queue on all ports of the switch".to_owned(),
         }),
         _ => Ok(()),
     }

@@ -22,7 +22,9 @@ use tokio::sync::{Mutex, watch};
 use crate::Stamp;
 use crate::agent::SideError;
 use crate::saved::{Found, Keeper, Saved, Stamped};
-use crate::southbound::{Capabilities, Change, PortState, QueueCounters, SwitchState, step};
+use crate::southbound::{
+    Capabilities, Change, ONE_STEP, PortState, QueueCounters, SwitchState, step,
+};
 
 mod service;
 mod side;
@@ -161,7 +163,7 @@ impl FabricSwitch {
         let queues = ports.values().map(|port| port.queues).min().unwrap_or(0);
         Capabilities {
             queues,
-            classes: queues,
+            classes: ONE_STEP,
             weights: WEIGHTS,
             remap: true,
             fixed_map: [].into(),
@@ -264,7 +266,7 @@ fn truth(told: &SwitchState, ports: &BTreeMap<String, PortReading>) -> SwitchSta
         }
         (name.clone(), state.canonical())
     };
-    SwitchState { stamp: told.stamp, ports: ports.iter().map(one).collect() }
+    SwitchState { stamp: told.stamp, ports: ports.iter().map(one).collect(), ..<_>::default() }
 }
 
 /// A port's state in the words of the daemon's configuration.

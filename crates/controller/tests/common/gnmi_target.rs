@@ -6,6 +6,7 @@ use penstock_controller::Stamp;
 use penstock_controller::southbound::PortInfo;
 use penstock_controller::southbound::gnmi::leaves::{Leaves, flatten, path, shown};
 use penstock_controller::southbound::gnmi::proto::g_nmi_server::{GNmi, GNmiServer};
+use penstock_controller::southbound::gnmi::proto::get_request::DataType;
 use penstock_controller::southbound::gnmi::proto::gnmi_ext::extension::Ext;
 use penstock_controller::southbound::gnmi::proto::typed_value::Value as Typed;
 use penstock_controller::southbound::gnmi::proto::{
@@ -14,6 +15,7 @@ use penstock_controller::southbound::gnmi::proto::{
 };
 use penstock_controller::southbound::gnmi::{GnmiSwitch, Settings, Tls};
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
@@ -30,6 +32,14 @@ pub enum Fault {
     Answer(Vec<u8>),
     /// Get does not end.
     Hang,
+    /// Get of one type of data is refused.
+    OnlyAll,
+    /// Get of what has nothing is NOT_FOUND.
+    NotFound,
+    /// Set with a role is refused, as SONiC's target does.
+    NoRole,
+    /// Set does not end before the target is told so.
+    SlowSet(Arc<Notify>),
 }
 
 #[derive(Default)]
@@ -38,6 +48,9 @@ struct Inner {
     fault: Option<Fault>,
     master: Stamp,
     sets: u32,
+    /// Of Sets: how many came, and that one waits.
+    asked: u32,
+    setting: Arc<Notify>,
 }
 
 #[derive(Clone, Default)]
@@ -109,6 +122,17 @@ impl Target {
         self.double.0.lock().expect("no panic").leaves.clear();
     }
 
+    /// A Set is under way, and waits.
+    pub async fn setting(&self) {
+        let setting = self.double.0.lock().expect("no panic").setting.clone();
+        setting.notified().await;
+    }
+
+    /// How many Sets came, done or not.
+    pub fn asked(&self) -> u32 {
+        self.double.0.lock().expect("no panic").asked
+    }
+
     /// How many Sets were done.
     pub fn sets(&self) -> u32 {
         self.double.0.lock().expect("no panic").sets
@@ -131,16 +155,16 @@ fn login<T>(request: &Request<T>) -> Result<(), Status> {
 
 impl Inner {
     fn set(&mut self, request: &SetRequest) -> Result<(), Status> {
-        match self.fault.take() {
+        match self.fault.clone() {
             Some(Fault::Refuse) => return Err(Status::unimplemented("no such feature")),
             Some(Fault::Overtake(stamp)) => {
-                self.master = stamp;
+                (self.master, self.fault) = (stamp, None);
                 let term = format!(
                     "/qos/classifiers/classifier[name=penstock-stamp]/terms/term[id={stamp}]"
                 );
                 self.leaves.insert(format!("{term}/config/id"), stamp.to_string());
             }
-            other => self.fault = other,
+            _ => {}
         }
         let [extension] = request.extension.as_slice() else {
             return Err(Status::invalid_argument("one extension"));
@@ -148,6 +172,9 @@ impl Inner {
         let Some(Ext::MasterArbitration(arbitration)) = &extension.ext else {
             return Err(Status::invalid_argument("no arbitration"));
         };
+        if matches!(self.fault, Some(Fault::NoRole)) && arbitration.role.is_some() {
+            return Err(Status::unimplemented("MA: Role is not implemented"));
+        }
         let id = arbitration.election_id.unwrap_or_default();
         let id = Stamp { epoch: id.high, generation: id.low };
         if id < self.master {
@@ -189,6 +216,18 @@ impl GNmi for Double {
             let inner = self.0.lock().expect("no panic");
             (inner.leaves.clone(), inner.fault.clone())
         };
+        let asked = &request.get_ref().path;
+        let asked: Vec<String> = asked.iter().map(|p| shown(None, Some(p))).collect();
+        let is_asked = |at: &str| asked.iter().any(|path| at.starts_with(path));
+        match fault {
+            Some(Fault::OnlyAll) if request.get_ref().r#type() != DataType::All => {
+                return Err(Status::unimplemented("unsupported request type"));
+            }
+            Some(Fault::NotFound) if !leaves.keys().any(|at| is_asked(at)) => {
+                return Err(Status::not_found("no data"));
+            }
+            _ => {}
+        }
         let update = |at: &str, json: Vec<u8>| Update {
             path: Some(path(at)),
             val: Some(TypedValue { value: Some(Typed::JsonIetfVal(json)) }),
@@ -198,9 +237,6 @@ impl GNmi for Double {
             Some(Fault::Hang) => std::future::pending().await,
             Some(Fault::Answer(answer)) => vec![update("/qos", answer)],
             _ => {
-                let asked = &request.get_ref().path;
-                let asked: Vec<String> = asked.iter().map(|p| shown(None, Some(p))).collect();
-                let is_asked = |at: &str| asked.iter().any(|path| at.starts_with(path));
                 let some = leaves.iter().filter(|(at, _)| is_asked(at));
                 some.map(|(at, text)| update(at, serde_json::json!(text).to_string().into()))
                     .collect()
@@ -212,6 +248,15 @@ impl GNmi for Double {
 
     async fn set(&self, request: Request<SetRequest>) -> Result<Response<SetResponse>, Status> {
         login(&request)?;
+        let (fault, setting) = {
+            let mut inner = self.0.lock().expect("no panic");
+            inner.asked += 1;
+            (inner.fault.clone(), Arc::clone(&inner.setting))
+        };
+        if let Some(Fault::SlowSet(end)) = fault {
+            setting.notify_one();
+            end.notified().await;
+        }
         self.0.lock().expect("no panic").set(request.get_ref())?;
         Ok(Response::new(SetResponse::default()))
     }

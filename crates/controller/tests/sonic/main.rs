@@ -5,7 +5,7 @@ mod server;
 use penstock_controller::Stamp;
 use penstock_controller::southbound::sonic::{MapMode, Reference, Settings, SonicSwitch};
 use penstock_controller::southbound::{
-    Change, DriverError, PortInfo, PortState, SwitchDriver, diff,
+    Change, DriverError, PortInfo, PortState, SwitchDriver, SwitchState, diff, missing,
 };
 use penstock_units::BitsPerSecond;
 use server::Redis;
@@ -48,14 +48,16 @@ async fn the_switch_hears_of_each_key_in_an_order_that_leaves_nobody_unmapped_an
     redis.set("DONE", &[("all", "done")]).await;
     let heard = heard.await.expect("it ends");
     let at = |key: &str| heard.iter().position(|k| k == key).unwrap_or_else(|| panic!("no {key}"));
-    assert!(at("TC_TO_QUEUE_MAP|PENSTOCK.Ethernet0") < at("DSCP_TO_TC_MAP|PENSTOCK"));
-    assert!(at("TC_TO_QUEUE_MAP|PENSTOCK.Ethernet4") < at("DSCP_TO_TC_MAP|PENSTOCK"));
+    assert!(at("TC_TO_QUEUE_MAP|PENSTOCK_Ethernet0") < at("DSCP_TO_TC_MAP|PENSTOCK"));
+    assert!(at("TC_TO_QUEUE_MAP|PENSTOCK_Ethernet4") < at("DSCP_TO_TC_MAP|PENSTOCK"));
     assert!(at("DSCP_TO_TC_MAP|PENSTOCK") < at("PORT_QOS_MAP|Ethernet0"));
     assert!(at("SCHEDULER|pen.Ethernet0.1") < at("QUEUE|Ethernet0|1"));
-    assert_eq!(at("PENSTOCK|stamp"), heard.len() - 1, "the stamp comes last");
+    assert!(!heard.iter().any(|key| key.contains("stamp")), "it has no model in CONFIG_DB");
+    let stamp = redis.hash(6, "PENSTOCK_TABLE|stamp").await;
+    assert_eq!((&*stamp["epoch"], &*stamp["generation"]), ("3", "1"));
 
     let counters = switch.counters().await.expect("counted");
-    assert_eq!(counters.len(), 16);
+    assert_eq!(counters.len(), 14);
     let three = counters.iter().find(|c| c.port == "Ethernet4" && c.queue == 3).expect("counted");
     assert_eq!((three.packets, three.bytes, three.dropped), (3, 300, 7));
 }
@@ -67,7 +69,8 @@ async fn what_was_told_is_read_back_and_twice_is_once() {
     assert_eq!((fresh.stamp, &fresh.ports["Ethernet4"]), (Stamp::default(), &PortState::default()));
     let before = redis.all().await;
     let words = switch(&redis, MapMode::PerPort).words(&port_changes()).await.expect("dry run");
-    let word = "redis-cli -n 4 HSET SCHEDULER|pen.Ethernet0.1 type DWRR weight 30 meter_type bytes";
+    let word =
+        "redis-cli -n 4 HSET 'SCHEDULER|pen.Ethernet0.1' type DWRR weight 30 meter_type bytes";
     assert!(words.iter().any(|w| w == word), "{words:#?}");
     assert_eq!(redis.all().await, before, "nothing was done");
 
@@ -136,7 +139,7 @@ async fn what_is_not_ours_is_never_touched() {
     for (key, fields) in foreign {
         redis.set(key, fields).await;
     }
-    redis.set("PORT_QOS_MAP|Ethernet0", &[("pfc_enable", "3,4")]).await;
+    redis.set("PORT_QOS_MAP|Ethernet0", &[("pfcwd_sw_enable", "3,4")]).await;
     redis.set("QUEUE|Ethernet0|1", &[("wred_profile", "AZURE_LOSSLESS")]).await;
     let before = redis.all().await;
     let switch = switch(&redis, MapMode::PerPort);
@@ -148,7 +151,7 @@ async fn what_is_not_ours_is_never_touched() {
     for (key, _) in foreign {
         assert_eq!(after[key], before[key], "{key}");
     }
-    assert_eq!(after["PORT_QOS_MAP|Ethernet0"]["pfc_enable"], "3,4");
+    assert_eq!(after["PORT_QOS_MAP|Ethernet0"]["pfcwd_sw_enable"], "3,4");
     assert_eq!(after["QUEUE|Ethernet0|1"]["wred_profile"], "AZURE_LOSSLESS");
     let ours = |key: &str| {
         let names = ["PENSTOCK", "|pen.", "QUEUE|Ethernet"];
@@ -158,10 +161,44 @@ async fn what_is_not_ours_is_never_touched() {
     let strange: Vec<&String> = new.filter(|key| !ours(key)).collect();
     assert!(strange.is_empty(), "{strange:?}");
 
-    let error = switch.apply(stamp(4), &[weigh("Ethernet4", &[1, 1, 1, 1, 1, 1, 1, 1])]).await;
-    let error = error.expect_err("queue 7 is somebody's").to_string();
-    assert!(error.contains("QUEUE|Ethernet4|7") && error.contains("scheduler.0"), "{error}");
-    assert_eq!(redis.all().await, after);
+    // A port that becomes somebody else's is left out, and told from then on nothing.
+    redis.set("QUEUE|Ethernet4|6", &[("scheduler", "scheduler.0")]).await;
+    let before = redis.all().await;
+    let is = switch.read_back().await.expect("readable");
+    let why = &is.left_out["Ethernet4"];
+    assert!(why.contains("QUEUE|Ethernet4|6") && why.contains("scheduler.0"), "{why}");
+    let error = switch.apply(stamp(4), &[weigh("Ethernet4", &[1, 1])]).await.expect_err("left out");
+    assert!(error.to_string().contains("scheduler.0"), "{error}");
+    assert_eq!(redis.all().await, before);
+    let mut wanted = SwitchState::default();
+    for port in ["Ethernet0", "Ethernet4"] {
+        let state = PortState { weights: vec![7, 8], map: [(8, 1)].into() };
+        wanted.ports.insert(port.to_owned(), state);
+    }
+    let changes = missing(&switch, &wanted).await.expect("readable");
+    assert!(changes.iter().all(|change| change.port() == "Ethernet0"), "{changes:?}");
+    switch.apply(stamp(5), &changes).await.expect("the other port is told");
+    let is = switch.read_back().await.expect("readable");
+    assert_eq!(is.ports["Ethernet0"].weights, [7, 8]);
+    assert_eq!(missing(&switch, &wanted).await.expect("readable"), []);
+}
+
+#[tokio::test]
+async fn a_switch_that_wants_a_password_gets_it() {
+    let Some(redis) = Redis::start().await else { return };
+    redis.require("secret").await;
+    let with = |password: Option<&str>| {
+        let port = PortInfo { name: "Ethernet0".into(), rate: BitsPerSecond(10_000_000_000) };
+        let password = password.map(str::to_owned);
+        let settings = Settings { password, ..Settings::default() };
+        SonicSwitch::new("leaf1", &[port], settings, redis.endpoint()).expect("good settings")
+    };
+    let error = with(None).read_back().await.expect_err("no password").to_string();
+    assert!(
+        error.starts_with("switch leaf1: ") && error.contains("Authentication required"),
+        "{error}"
+    );
+    assert_eq!(with(Some("secret")).read_back().await.expect("readable").ports.len(), 1);
 }
 
 /// Two controllers at once: whoever is later wins, whole.

@@ -70,6 +70,19 @@ impl Redis {
         set.expect("set");
     }
 
+    /// From now on it wants a password.
+    pub async fn require(&self, password: &str) {
+        let mut connection = self.connect(4).await;
+        let set = redis::cmd("CONFIG").arg(&["SET", "requirepass", password]).to_owned();
+        set.query_async::<()>(&mut connection).await.expect("set");
+    }
+
+    /// What a key of a database has.
+    pub async fn hash(&self, database: u8, key: &str) -> BTreeMap<String, String> {
+        let mut connection = self.connect(database).await;
+        redis::cmd("HGETALL").arg(key).query_async(&mut connection).await.expect("a hash")
+    }
+
     /// All of CONFIG_DB.
     pub async fn all(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let mut connection = self.connect(4).await;

@@ -18,7 +18,7 @@ use penstock_controller::leader::{Leader, Settings as LeaderSettings};
 use penstock_controller::southbound::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState,
 };
-use penstock_controller::southbound::{Faults, SimSwitch};
+use penstock_controller::southbound::{Faults, ONE_STEP, SimSwitch};
 use penstock_controller::store::{Embedded, LeaseId, Store};
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::tenant_placement::Policy;
@@ -190,7 +190,8 @@ impl World {
         let topology = topology();
         let can = Capabilities {
             queues: QUEUES,
-            classes: 8,
+            // As many as there are queues are enough where a tenant has one queue a switch.
+            classes: if mode == Mode::PerEgressMap { ONE_STEP } else { QUEUES },
             weights: (1, 100),
             remap: true,
             fixed_map: BTreeMap::new(),

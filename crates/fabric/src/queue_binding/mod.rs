@@ -24,7 +24,7 @@ use thiserror::Error;
 use crate::dscp::{Palette, User, colour};
 use crate::hose::Need;
 use crate::tenant_placement::TenantSlot;
-use crate::topology::{LinkId, Topology};
+use crate::topology::{LinkId, NodeId, Topology};
 
 mod plan;
 mod weights;
@@ -331,7 +331,7 @@ impl Binding {
             won.insert(candidate.tenant);
         }
         self.sweep(topology, &order, tenants, &mut won);
-        let without_code_point = self.mark(&order, tenants, &mut won);
+        let without_code_point = self.mark(topology, &order, tenants, &mut won);
         self.finish(topology, tenants, lost, &won, without_code_point)
     }
 
@@ -474,12 +474,19 @@ impl Binding {
             Mode::PerPortMap => {
                 let mut by_switch: BTreeMap<_, Vec<Port>> = BTreeMap::new();
                 for port in ports {
-                    let end = if port.up { Topology::child } else { Topology::parent };
-                    by_switch.entry(end(topology, port.link)).or_default().push(port);
+                    by_switch.entry(sender(topology, port)).or_default().push(port);
                 }
                 by_switch.into_values().collect()
             }
         }
+    }
+
+    /// A tenant's queue on each switch, where that is one queue.
+    fn by_switch(&self, topology: &Topology, tenant: TenantSlot) -> Vec<(NodeId, u8)> {
+        let bound = self.bound.get(&tenant).filter(|_| self.settings.mode == Mode::PerPortMap);
+        let queues = bound.into_iter().flat_map(|bound| &bound.queues);
+        let all: BTreeSet<_> = queues.map(|(p, queue)| (sender(topology, *p), *queue)).collect();
+        all.into_iter().collect()
     }
 
     fn seize(&mut self, tenant: TenantSlot, queues: Vec<(Port, u8)>) {
@@ -503,6 +510,7 @@ impl Binding {
     /// Gives code points to those who won queues; who finds none is returned, without queues.
     fn mark(
         &mut self,
+        topology: &Topology,
         order: &[usize],
         tenants: &[Candidate<'_>],
         won: &mut BTreeSet<TenantSlot>,
@@ -521,10 +529,13 @@ impl Binding {
         let bound: Vec<_> = bound.filter(|t| self.bound.contains_key(&t.tenant)).collect();
         let links: Vec<Vec<LinkId>> =
             bound.iter().map(|t| t.links.iter().map(|(link, _)| *link).collect()).collect();
-        let users: Vec<User<'_>> = bound
-            .iter()
-            .zip(&links)
-            .map(|(t, links)| User { has: self.bound.get(&t.tenant).map(|b| b.dscp), links })
+        let queues: Vec<_> = bound.iter().map(|t| self.by_switch(topology, t.tenant)).collect();
+        let users: Vec<User<'_>> = (bound.iter().zip(&links).zip(&queues))
+            .map(|((t, links), queues)| User {
+                has: self.bound.get(&t.tenant).map(|b| b.dscp),
+                links,
+                queues,
+            })
             .collect();
         let all_links = self.holders.len() / 2 / usize::from(self.settings.dedicated());
         let values = colour(palette, all_links, &users);
@@ -687,6 +698,11 @@ impl Binding {
 /// Both ends of each link, in the order of [`Port`].
 fn ports(links: &[(LinkId, Need)]) -> impl Iterator<Item = Port> + '_ {
     links.iter().flat_map(|(link, _)| [false, true].map(|up| Port { link: *link, up }))
+}
+
+/// Which node sends by a port.
+fn sender(topology: &Topology, port: Port) -> NodeId {
+    if port.up { topology.child(port.link) } else { topology.parent(port.link) }
 }
 
 fn index(port: Port) -> usize {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use penstock_control::config::fabric::{
-    ControllerFile, DriverFile, LoginFile, PenstockFile, SwitchFile, SwitchTls,
+    ControllerFile, DriverFile, LoginFile, PenstockFile, SonicFile, SwitchFile, SwitchTls,
 };
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::southbound::gnmi::{self, GnmiSwitch};
 use penstock_controller::southbound::linux_tc::{self, Netns, TcSwitch};
 use penstock_controller::southbound::penstock::{self, PenstockSwitch};
-use penstock_controller::southbound::sonic::{self, Endpoint, MapMode, SonicSwitch};
-use penstock_controller::southbound::{Capabilities, PortInfo, SimSwitch, SwitchDriver};
+use penstock_controller::southbound::sonic::{self, Endpoint, MapMode, Reference, SonicSwitch};
+use penstock_controller::southbound::{Capabilities, ONE_STEP, PortInfo, SimSwitch, SwitchDriver};
 use penstock_fabric::queue_binding::Mode;
 use penstock_fabric::topology::NodeId;
 use penstock_units::BitsPerSecond;
@@ -47,7 +47,10 @@ pub fn driver(
         DriverFile::Sim => {
             let can = Capabilities {
                 queues,
-                classes: queues.max(8),
+                classes: match file.binding.mode {
+                    Mode::PerEgressMap => ONE_STEP,
+                    Mode::StaticMap | Mode::PerPortMap => queues.max(8),
+                },
                 weights: (1, 100),
                 remap: true,
                 fixed_map: BTreeMap::new(),
@@ -63,7 +66,7 @@ pub fn driver(
             let made = TcSwitch::new(&name, &ports, settings, Arc::new(runner));
             Arc::new(made.with_context(|| format!("switch {name}"))?)
         }
-        DriverFile::Sonic { address } => sonic(file, &name, &ports, address)?,
+        DriverFile::Sonic(at) => sonic(file, &name, &ports, at)?,
         DriverFile::Penstock(at) => {
             let address = match at.clone() {
                 PenstockFile::Socket(path) => penstock::Address::Socket(path),
@@ -84,8 +87,9 @@ fn sonic(
     file: &ControllerFile,
     name: &str,
     ports: &[PortInfo],
-    address: &str,
+    at: &SonicFile,
 ) -> Result<Arc<dyn SwitchDriver>> {
+    let address = &at.address;
     let endpoint = if let Some(path) = address.strip_prefix("unix://") {
         Endpoint::Unix(path.into())
     } else {
@@ -106,9 +110,24 @@ fn sonic(
         ),
     };
     let queues = file.binding.queues;
-    let settings = sonic::Settings { mode, queues, ..sonic::Settings::default() };
+    let password = at.password.as_ref().map(|path| text(name, path)).transpose()?;
+    let default = sonic::Settings::default();
+    let settings = sonic::Settings {
+        mode,
+        reference: if at.bracketed { Reference::Bracketed } else { Reference::Plain },
+        queues,
+        control_queue: at.control_queue,
+        classes: at.classes.unwrap_or(default.classes),
+        password: password.map(|text| text.trim_end().to_owned()),
+    };
     let switch = SonicSwitch::new(name, ports, settings, endpoint);
     Ok(Arc::new(switch.with_context(|| format!("switch {name}"))?))
+}
+
+/// A file that is about a switch.
+fn text(switch: &str, path: &Path) -> Result<String> {
+    let read = std::fs::read_to_string(path);
+    read.with_context(|| format!("switch {switch}: file {}", path.display()))
 }
 
 fn gnmi(
@@ -120,10 +139,7 @@ fn gnmi(
     if file.binding.mode != Mode::StaticMap {
         bail!("switch {name}: gNMI has one map for all ports; write `map = \"static-map\"`");
     }
-    let text = |path: &Path| {
-        std::fs::read_to_string(path)
-            .with_context(|| format!("switch {name}: file {}", path.display()))
-    };
+    let text = |path: &Path| text(name, path);
     let tls = tls.map(|tls| {
         let identity = match (&tls.cert, &tls.key) {
             (Some(cert), Some(key)) => Some((text(cert)?, text(key)?)),

@@ -19,7 +19,7 @@ mod tenants;
 mod topology;
 
 pub use controller::{ControllerFile, StoreFile, TlsFiles};
-pub use switch::{DriverFile, LoginFile, PenstockFile, SwitchFile, SwitchTls};
+pub use switch::{DriverFile, LoginFile, PenstockFile, SonicFile, SwitchFile, SwitchTls};
 pub use tenants::{Layer, TenantWish};
 pub use topology::FabricFile;
 

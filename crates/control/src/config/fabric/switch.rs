@@ -30,11 +30,8 @@ pub enum DriverFile {
         /// A name or a path.
         netns: Option<String>,
     },
-    /// SONiC, by its redis: a URL.
-    Sonic {
-        /// `redis://host:port` or `unix:///path`.
-        address: String,
-    },
+    /// SONiC, by its redis.
+    Sonic(SonicFile),
     /// A daemon of ours.
     Penstock(PenstockFile),
     /// OpenConfig's QoS model by gNMI.
@@ -46,6 +43,21 @@ pub enum DriverFile {
         /// Who asks, for targets that want a name and a password.
         login: Option<LoginFile>,
     },
+}
+
+/// A SONiC switch, and what its image and platform are like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SonicFile {
+    /// `redis://host:port` or `unix:///path`.
+    pub address: String,
+    /// Traffic classes of the platform; `None`: the driver's default.
+    pub classes: Option<u8>,
+    /// Whether entries name others as `[TABLE|name]`.
+    pub bracketed: bool,
+    /// Whether queue 7 may be a tenant's.
+    pub control_queue: bool,
+    /// A file with redis's password alone; what is white at its end is none of it.
+    pub password: Option<PathBuf>,
 }
 
 /// Where a daemon of ours is.
@@ -101,10 +113,21 @@ struct Switch {
     tls: Option<SwitchTls>,
     user: Option<String>,
     password_file: Option<PathBuf>,
+    classes: Option<u8>,
+    references: Option<References>,
+    control_queue: Option<bool>,
     #[serde(default)]
     canary: bool,
     #[serde(default)]
     interfaces: BTreeMap<String, Vec<String>>,
+}
+
+/// How an entry of CONFIG_DB names another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum References {
+    Plain,
+    Bracketed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -123,7 +146,10 @@ impl Driver {
         match self {
             Self::Sim => ("sim", &[]),
             Self::LinuxTc => ("linux-tc", &["netns"]),
-            Self::SonicConfigdb => ("sonic-configdb", &["address"]),
+            Self::SonicConfigdb => (
+                "sonic-configdb",
+                &["address", "classes", "references", "control_queue", "password_file"],
+            ),
             Self::Penstock => ("penstock", &["address", "tls"]),
             Self::Gnmi => ("gnmi", &["address", "tls", "user", "password_file"]),
         }
@@ -176,10 +202,7 @@ fn switch(
     let driver = match table.driver {
         Driver::Sim => DriverFile::Sim,
         Driver::LinuxTc => DriverFile::LinuxTc { netns: table.netns.clone() },
-        Driver::SonicConfigdb => {
-            let remedy = "write where its redis is: redis://HOST:PORT or unix:///PATH";
-            DriverFile::Sonic { address: address(object, table, remedy, report)? }
-        }
+        Driver::SonicConfigdb => DriverFile::Sonic(sonic(object, table, folder, report)?),
         Driver::Penstock => DriverFile::Penstock(penstock(object, table, folder, report)?),
         Driver::Gnmi => gnmi(object, table, folder, report)?,
     };
@@ -196,6 +219,9 @@ fn foreign_keys(object: &Object<'_, Switch>, table: &Switch, report: &mut Report
         ("tls", table.tls.is_some()),
         ("user", table.user.is_some()),
         ("password_file", table.password_file.is_some()),
+        ("classes", table.classes.is_some()),
+        ("references", table.references.is_some()),
+        ("control_queue", table.control_queue.is_some()),
     ];
     for (key, _) in given.iter().filter(|(key, given)| *given && !own.contains(key)) {
         let problem = format!("`{key}` is not a key of driver \"{driver}\"");
@@ -213,6 +239,27 @@ fn address(
         report.at(object, "address", "`address` is missing", remedy);
     }
     table.address.clone()
+}
+
+fn sonic(
+    object: &Object<'_, Switch>,
+    table: &Switch,
+    folder: &Path,
+    report: &mut Report<'_>,
+) -> Option<SonicFile> {
+    let remedy = "write where its redis is: redis://HOST:PORT or unix:///PATH";
+    let address = address(object, table, remedy, report)?;
+    if let Some(classes) = table.classes.filter(|classes| !(2..=16).contains(classes)) {
+        let problem = format!("`classes`: {classes} traffic classes");
+        report.at(object, "classes", problem, "write 2 to 16");
+    }
+    Some(SonicFile {
+        address,
+        classes: table.classes,
+        bracketed: table.references == Some(References::Bracketed),
+        control_queue: table.control_queue.unwrap_or(false),
+        password: table.password_file.as_ref().map(|file| folder.join(file)),
+    })
 }
 
 fn penstock(

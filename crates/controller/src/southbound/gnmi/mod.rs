@@ -4,6 +4,15 @@
 //! not at all (gNMI specification §3.4.3). What is written is in `model`. Classification is by
 //! forwarding groups, which are the switch's, so all its ports have one map; it may change.
 //!
+//! **Targets differ.** One that refuses Get of type CONFIG is asked for ALL, of which the states are
+//! dropped. One that has nothing under a path may say NOT_FOUND. One that does not know roles is
+//! sent a Set without one. What a target refused once it is not asked again.
+//!
+//! **The first Set** has all that there is and may take a target much longer than those after it.
+//! A Set goes on when its caller no longer waits, for up to a minute, and the next
+//! [`apply`](SwitchDriver::apply) waits for its end before it reads: what is done by then is not
+//! told again.
+//!
 //! **Stamp.** In the tree itself (`model`), so that it is there when the controller is not; gNMI
 //! has no comparison before a Set. Between Get and Set another controller is kept away by the
 //! extension MasterArbitration, election id = stamp, where the target has it; where it does not,
@@ -18,9 +27,12 @@ mod model;
 pub mod proto;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::Mutex;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
@@ -39,6 +51,8 @@ use proto::{Encoding, GetRequest, SetRequest, TypedValue, Update};
 
 /// How long a connection and how long an answer may take.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+/// How long a Set may take.
+const SET_MAX: Duration = Duration::from_secs(60);
 /// The largest answer.
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
@@ -94,6 +108,17 @@ pub struct GnmiSwitch {
     settings: Settings,
     endpoint: Endpoint,
     login: Option<[MetadataValue<Ascii>; 2]>,
+    /// The target has refused a Get of one type of data.
+    only_all: AtomicBool,
+    /// The target has refused a role.
+    no_role: Arc<AtomicBool>,
+    /// Held while a Set is under way.
+    setting: Arc<Mutex<()>>,
+}
+
+/// Whether a target says that it does not know what it was asked for.
+fn is_unknown(status: &Status) -> bool {
+    matches!(status.code(), Code::Unimplemented | Code::InvalidArgument)
 }
 
 impl GnmiSwitch {
@@ -103,7 +128,8 @@ impl GnmiSwitch {
     /// [`DriverError::Beyond`] when a port's name is none, a certificate or address cannot be read,
     /// or a login would go unencrypted.
     pub fn new(name: &str, ports: &[PortInfo], settings: Settings) -> Result<Self, DriverError> {
-        let beyond = |what: String, limit: String, remedy| {
+        let beyond = |what: String, limit: String, remedy: &str| {
+            let remedy = remedy.to_owned();
             Err(DriverError::Beyond { switch: name.to_owned(), what, limit, remedy })
         };
         if !(2..=QUEUES_MAX).contains(&settings.queues) {
@@ -136,7 +162,8 @@ impl GnmiSwitch {
             Ok(endpoint) => {
                 let (name, login) = (name.to_owned(), login.flatten());
                 let ports = ports.iter().map(|port| port.name.clone()).collect();
-                Ok(Self { name, ports, settings, endpoint, login })
+                let (only_all, no_role, setting) = Default::default();
+                Ok(Self { name, ports, settings, endpoint, login, only_all, no_role, setting })
             }
             Err(error) => beyond(
                 format!("address {:?}", settings.address),
@@ -164,7 +191,7 @@ impl GnmiSwitch {
                 switch,
                 what: format!("changing {path}"),
                 limit: format!("it is {other}, which is not ours"),
-                remedy: "remove it, or leave the port out",
+                remedy: "remove it, or leave the port out".to_owned(),
             },
             Unfit::Rubbish(what, problem) => DriverError::Rubbish { switch, what, problem },
         }
@@ -196,6 +223,7 @@ impl GnmiSwitch {
 
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
+        request.set_timeout(TIME_MAX);
         if let Some([user, password]) = &self.login {
             request.metadata_mut().insert("username", user.clone());
             request.metadata_mut().insert("password", password.clone());
@@ -209,15 +237,24 @@ impl GnmiSwitch {
         paths: &[String],
         kind: DataType,
     ) -> Result<Leaves, DriverError> {
-        let mut request = GetRequest {
-            path: paths.iter().map(|text| path(text)).collect(),
-            ..GetRequest::default()
+        let mut ask = async |kind| {
+            let path = paths.iter().map(|text| path(text)).collect();
+            let mut request = GetRequest { path, ..GetRequest::default() };
+            request.set_type(kind);
+            request.set_encoding(Encoding::JsonIetf);
+            client.get(self.request(request)).await
         };
-        request.set_type(kind);
-        request.set_encoding(Encoding::JsonIetf);
-        let answer = client.get(self.request(request)).await;
+        let all = self.only_all.load(Ordering::Relaxed);
+        let mut answer = ask(if all { DataType::All } else { kind }).await;
+        if !all && answer.as_ref().is_err_and(is_unknown) {
+            answer = ask(DataType::All).await;
+            self.only_all.store(answer.is_ok(), Ordering::Relaxed);
+        }
         let what = paths.first().map_or("/qos", String::as_str);
-        let answer = answer.map_err(|status| self.failed(what, &status))?.into_inner();
+        let answer = match answer {
+            Err(status) if status.code() == Code::NotFound => return Ok(Leaves::new()),
+            answer => answer.map_err(|status| self.failed(what, &status))?.into_inner(),
+        };
         let mut leaves = Leaves::new();
         for notification in &answer.notification {
             for update in &notification.update {
@@ -231,6 +268,9 @@ impl GnmiSwitch {
                 flatten(&at, &value, &mut leaves).map_err(rubbish)?;
             }
         }
+        if kind == DataType::Config {
+            leaves.retain(|path, _| !path.contains("/state/"));
+        }
         Ok(leaves)
     }
 
@@ -239,7 +279,8 @@ impl GnmiSwitch {
         client: &mut GNmiClient<Channel>,
     ) -> Result<(Leaves, SwitchState), DriverError> {
         let leaves = self.get(client, &["/qos".to_owned()], DataType::Config).await?;
-        let state = model::state(&leaves, &self.ports, self.settings.queues);
+        let refusal = |unfit| self.unfit(unfit).to_string();
+        let state = model::state(&leaves, &self.ports, self.settings.queues, refusal);
         let state = state.map_err(|unfit| self.unfit(unfit))?;
         Ok((leaves, state))
     }
@@ -253,36 +294,57 @@ impl GnmiSwitch {
         let (can, mut target) = (self.can(), state.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
         agree(&self.name, &can, &target)?;
-        let orders = model::orders(leaves, &self.ports, self.settings.queues, &target, stamp);
+        // Ports that are left out stay as they are.
+        let ports: Vec<String> = target.ports.keys().cloned().collect();
+        let orders = model::orders(leaves, &ports, self.settings.queues, &target, stamp);
         orders.map_err(|unfit| self.unfit(unfit))
     }
 
+    /// Goes on when nobody waits for it any more.
     async fn set(
         &self,
-        client: &mut GNmiClient<Channel>,
+        client: &GNmiClient<Channel>,
         orders: &Orders,
         stamp: Stamp,
+        guard: tokio::sync::OwnedMutexGuard<()>,
     ) -> Result<(), Status> {
         let update = |(at, value): &(String, serde_json::Value)| Update {
             path: Some(path(at)),
             val: Some(TypedValue { value: Some(Typed::JsonIetfVal(value.to_string().into())) }),
             ..Update::default()
         };
-        let request = SetRequest {
-            delete: orders.delete.iter().map(|text| path(text)).collect(),
-            update: orders.update.iter().map(update).collect(),
-            extension: vec![proto::arbitration(stamp)],
-            ..SetRequest::default()
+        let set = |role| {
+            let mut request = self.request(SetRequest {
+                delete: orders.delete.iter().map(|text| path(text)).collect(),
+                update: orders.update.iter().map(update).collect(),
+                extension: vec![proto::arbitration(stamp, role)],
+                ..SetRequest::default()
+            });
+            request.set_timeout(SET_MAX);
+            request
         };
-        client.set(self.request(request)).await.map(|_| ())
+        let (with, without) = (set(true), set(false));
+        let (mut client, no_role) = (client.clone(), Arc::clone(&self.no_role));
+        let done = tokio::spawn(async move {
+            let _under_way = guard;
+            if !no_role.load(Ordering::Relaxed) {
+                match client.set(with).await {
+                    Err(status) if is_unknown(&status) => {}
+                    done => return done.map(|_| ()),
+                }
+            }
+            let done = client.set(without).await;
+            no_role.store(done.is_ok(), Ordering::Relaxed);
+            done.map(|_| ())
+        });
+        done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 }
 
 fn endpoint(settings: &Settings) -> Result<Endpoint, tonic::transport::Error> {
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", settings.address))?
-        .connect_timeout(TIME_MAX)
-        .timeout(TIME_MAX);
+        .connect_timeout(TIME_MAX);
     if let Some(Tls { authority, name, identity }) = &settings.tls {
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
         if let Some(name) = name {
@@ -316,6 +378,7 @@ impl SwitchDriver for GnmiSwitch {
     }
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
+        let under_way = Arc::clone(&self.setting).lock_owned().await;
         let mut client = self.connect().await?;
         let seen = self.see(&mut client).await?;
         DriverError::fence(&self.name, seen.1.stamp, stamp)?;
@@ -323,7 +386,7 @@ impl SwitchDriver for GnmiSwitch {
         if orders == Orders::default() {
             return Ok(());
         }
-        let Err(status) = self.set(&mut client, &orders, stamp).await else { return Ok(()) };
+        let Err(status) = self.set(&client, &orders, stamp, under_way).await else { return Ok(()) };
         // Who came between has a later stamp by now.
         let (_, now) = self.see(&mut client).await?;
         DriverError::fence(&self.name, now.stamp, stamp)?;

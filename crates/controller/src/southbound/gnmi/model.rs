@@ -1,7 +1,8 @@
 //! What a binding is in OpenConfig's QoS model.
 //!
 //! **Rule.** Queue n is `pen-qN`, as is the forwarding group in front of it. `pen-v4` and `pen-v6`
-//! classify IPv4 and IPv6: a term for each code point. A port is bound to both at its input, and to
+//! classify IPv4 and IPv6: a term for each code point, and `rest` without a condition for all
+//! others, which go to queue 0. A port is bound to both at its input, and to
 //! the scheduler policy `pen-PORT` at its output, whose one scheduler has an input for each queue:
 //! `qN` with its weight, or `rest-N` with 1 where it has none. The classifier `penstock-stamp`,
 //! bound nowhere, has one term, whose id is the stamp.
@@ -16,6 +17,8 @@ use crate::southbound::{PortState, SwitchState};
 
 const CLASSIFIERS: &str = "/qos/classifiers/classifier";
 const STAMP: &str = "penstock-stamp";
+/// The term that takes what no other takes; by its name it is behind all numbers.
+const REST: &str = "rest";
 /// Name, type, and where a term has its code point.
 const FAMILIES: [(&str, &str, &str); 2] = [("pen-v4", "IPV4", "ipv4"), ("pen-v6", "IPV6", "ipv6")];
 
@@ -75,7 +78,7 @@ fn queue_of(leaves: &Leaves, path: &str, queues: u8) -> Result<u8, Unfit> {
 /// A classifier's map.
 fn map(leaves: &Leaves, name: &str, family: &str, queues: u8) -> Result<BTreeMap<u8, u8>, Unfit> {
     let (list, mut map) = (terms(name), BTreeMap::new());
-    for id in entries(leaves, &list) {
+    for id in entries(leaves, &list).into_iter().filter(|id| *id != REST) {
         let dscp = number(leaves, &format!("{list}{id}]/conditions/{family}/config/dscp"))?;
         let to = format!("{list}{id}]/actions/config/target-group");
         map.insert(dscp, queue_of(leaves, &to, queues)?);
@@ -114,34 +117,52 @@ fn stamp(leaves: &Leaves) -> Result<Stamp, Unfit> {
     Ok(last)
 }
 
-/// What the tree says about these ports.
-pub(super) fn state(leaves: &Leaves, ports: &[String], queues: u8) -> Result<SwitchState, Unfit> {
+/// What the tree says about these ports. One that is bound to something else is left out.
+pub(super) fn state(
+    leaves: &Leaves,
+    ports: &[String],
+    queues: u8,
+    refusal: impl Fn(Unfit) -> String,
+) -> Result<SwitchState, Unfit> {
     let [v4, v6] = FAMILIES.map(|(name, _, family)| map(leaves, name, family, queues));
     let (mut both, v6) = (v4?, v6?);
     // What only one family has is told anew.
     both.retain(|dscp, queue| v6.get(dscp) == Some(queue));
-    let mut state = SwitchState { stamp: stamp(leaves)?, ports: BTreeMap::new() };
+    let mut state = SwitchState { stamp: stamp(leaves)?, ..SwitchState::default() };
     for port in ports {
-        let mut classified = true;
-        for (name, kind, _) in FAMILIES {
-            let path = format!("{}/config/name", classifier_of(port, kind));
-            classified &= bound(leaves, &path, name)?;
+        match port_state(leaves, port, queues, &both) {
+            Ok(is) => drop(state.ports.insert(port.clone(), is)),
+            Err(rubbish @ Unfit::Rubbish(..)) => return Err(rubbish),
+            Err(unfit) => drop(state.left_out.insert(port.clone(), refusal(unfit))),
         }
-        let scheduled = format!("{}/config/name", policy_of(port));
-        let scheduled = bound(leaves, &scheduled, &policy(port))?;
-        let list = inputs(port);
-        let weight = |queue: u8| {
-            let path = format!("{list}q{queue}]/config/weight");
-            match scheduled && leaves.contains_key(&path) {
-                true => number(leaves, &path),
-                false => Ok(0),
-            }
-        };
-        let weights = (0..queues).map(weight).collect::<Result<_, _>>()?;
-        let map = if classified { both.clone() } else { BTreeMap::new() };
-        state.ports.insert(port.clone(), PortState { weights, map }.canonical());
     }
     Ok(state)
+}
+
+fn port_state(
+    leaves: &Leaves,
+    port: &str,
+    queues: u8,
+    both: &BTreeMap<u8, u8>,
+) -> Result<PortState, Unfit> {
+    let mut classified = true;
+    for (name, kind, _) in FAMILIES {
+        let path = format!("{}/config/name", classifier_of(port, kind));
+        classified &= bound(leaves, &path, name)?;
+    }
+    let scheduled = format!("{}/config/name", policy_of(port));
+    let scheduled = bound(leaves, &scheduled, &policy(port))?;
+    let list = inputs(port);
+    let weight = |queue: u8| {
+        let path = format!("{list}q{queue}]/config/weight");
+        match scheduled && leaves.contains_key(&path) {
+            true => number(leaves, &path),
+            false => Ok(0),
+        }
+    };
+    let weights = (0..queues).map(weight).collect::<Result<_, _>>()?;
+    let map = if classified { both.clone() } else { BTreeMap::new() };
+    Ok(PortState { weights, map }.canonical())
 }
 
 /// An entry of a list at `path`, with its key, what it is called by, and more.
@@ -182,6 +203,8 @@ fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Va
             let path = format!("{}{dscp}]", terms(name));
             all.push(entry(path, "id", &dscp.to_string(), more));
         }
+        let more = json!({"actions": {"config": {"target-group": queue_name(0)}}});
+        all.push(entry(format!("{}{REST}]", terms(name)), "id", REST, more));
     }
     for port in ports {
         let PortState { weights, .. } = &target.ports[port];

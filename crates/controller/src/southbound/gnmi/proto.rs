@@ -23,11 +23,11 @@ pub use gnmi::*;
 
 use crate::Stamp;
 
-/// Who is asked to be the master of what we write: whoever has the latest stamp.
-pub(super) fn arbitration(stamp: Stamp) -> gnmi_ext::Extension {
+/// Who is asked to be the master of what we write: whoever has the latest stamp. Without a role it
+/// is the master of everything.
+pub(super) fn arbitration(stamp: Stamp, with_role: bool) -> gnmi_ext::Extension {
     let election_id = gnmi_ext::Uint128 { high: stamp.epoch, low: stamp.generation };
-    let role = gnmi_ext::Role { id: "penstock".to_owned() };
-    let arbitration =
-        gnmi_ext::MasterArbitration { role: Some(role), election_id: Some(election_id) };
+    let role = with_role.then(|| gnmi_ext::Role { id: "penstock".to_owned() });
+    let arbitration = gnmi_ext::MasterArbitration { role, election_id: Some(election_id) };
     gnmi_ext::Extension { ext: Some(gnmi_ext::extension::Ext::MasterArbitration(arbitration)) }
 }

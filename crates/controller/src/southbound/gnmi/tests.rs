@@ -88,9 +88,65 @@ async fn what_is_not_ours_is_left_alone() {
     let after = target.leaves();
     assert!(before.iter().all(|(path, text)| after.get(path) == Some(text)));
 
+    // A port that becomes somebody else's is left out, and the others are not.
     target.put(&other.replace("eth9", "eth2"), "theirs");
-    let error = target.switch().apply(stamp(2), &[]).await.expect_err("theirs").to_string();
-    assert!(error.contains("interface-id=eth2") && error.contains("not ours"), "{error}");
+    let is = target.switch().read_back().await.expect("readable");
+    let why = &is.left_out["eth2"];
+    assert!(why.contains("interface-id=eth2") && why.contains("not ours"), "{why}");
+    let weigh = |port: &str| Change::Weigh { port: port.into(), weights: vec![4, 5] };
+    let error = target.switch().apply(stamp(2), &[weigh("eth2")]).await.expect_err("theirs");
+    assert!(error.to_string().contains("not ours"), "{error}");
+    target.switch().apply(stamp(2), &[weigh("Ethernet1/1")]).await.expect("told");
+    let is = target.switch().read_back().await.expect("readable");
+    assert_eq!((&*is.ports["Ethernet1/1"].weights, is.ports.len()), (&[4, 5][..], 1));
+}
+
+#[tokio::test]
+async fn targets_that_refuse_what_is_optional_are_told_without_it() {
+    for fault in [Fault::OnlyAll, Fault::NotFound, Fault::NoRole] {
+        let target = Target::start().await;
+        target.set_fault(fault);
+        let switch = target.switch();
+        assert_eq!(switch.read_back().await.expect("an empty tree").ports.len(), 2);
+        switch.apply(stamp(1), &changes()).await.expect("told");
+        // Where ALL is asked for, states come too.
+        let term = "/qos/classifiers/classifier[name=pen-v4]/terms/term[id=9]";
+        target.put(&format!("{term}/state/id"), "9");
+        let is = switch.read_back().await.expect("readable");
+        assert_eq!((is.stamp, &is.ports["eth2"].map), (stamp(1), &[(8, 1)].into()));
+        switch.apply(stamp(2), &changes()).await.expect("told again");
+        assert_eq!(switch.counters().await.expect("counted").len(), 16);
+        assert_eq!(target.sets(), 2);
+    }
+}
+
+#[tokio::test]
+async fn what_no_code_point_takes_has_a_term_of_its_own() {
+    let target = Target::start().await;
+    target.switch().apply(stamp(1), &changes()).await.expect("told");
+    for family in ["pen-v4", "pen-v6"] {
+        let term = format!("/qos/classifiers/classifier[name={family}]/terms/term[id=rest]");
+        let leaves = target.leaves();
+        assert_eq!(leaves[&format!("{term}/actions/config/target-group")], "pen-q0");
+        assert!(!leaves.keys().any(|path| path.starts_with(&format!("{term}/conditions"))));
+    }
+}
+
+#[tokio::test]
+async fn a_first_set_that_takes_longer_than_its_caller_waits_is_done_all_the_same() {
+    let target = Target::start().await;
+    let end = std::sync::Arc::new(tokio::sync::Notify::new());
+    target.set_fault(Fault::SlowSet(end.clone()));
+    let (switch, changes) = (target.switch(), changes());
+    tokio::select! {
+        biased;
+        _ = switch.apply(stamp(1), &changes) => panic!("it does not end"),
+        () = target.setting() => {}
+    }
+    end.notify_one();
+    switch.apply(stamp(1), &changes).await.expect("waits for the end, and has nothing to set");
+    assert_eq!((target.asked(), target.sets()), (1, 1));
+    assert_eq!(switch.read_back().await.expect("readable").stamp, stamp(1));
 }
 
 #[tokio::test]

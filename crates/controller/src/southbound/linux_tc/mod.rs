@@ -37,7 +37,7 @@ pub use runner::{Hold, Run, RunError, Runner};
 pub use settings::{Leaf, Settings};
 
 use super::{
-    Capabilities, Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver,
+    Capabilities, Change, DriverError, ONE_STEP, PortInfo, PortState, QueueCounters, SwitchDriver,
     SwitchState, step,
 };
 use crate::Stamp;
@@ -101,6 +101,7 @@ impl TcSwitch {
     }
 
     fn beyond(&self, what: String, limit: String, remedy: &'static str) -> DriverError {
+        let remedy = remedy.to_owned();
         DriverError::Beyond { switch: self.name.clone(), what, limit, remedy }
     }
 
@@ -111,7 +112,7 @@ impl TcSwitch {
     fn can(&self) -> Capabilities {
         Capabilities {
             queues: self.settings.queues,
-            classes: self.settings.queues,
+            classes: ONE_STEP,
             weights: (1, 100),
             remap: true,
             fixed_map: BTreeMap::new(),
@@ -224,7 +225,7 @@ impl TcSwitch {
             (port.name.clone(), PortState { weights, map }.canonical())
         };
         let ports = self.ports.iter().zip(&seen.ports).map(|(port, read)| state(port, read));
-        SwitchState { stamp: seen.stamp, ports: ports.collect() }
+        SwitchState { stamp: seen.stamp, ports: ports.collect(), ..SwitchState::default() }
     }
 
     /// What to tell `tc`; ports that are not set up yet are.

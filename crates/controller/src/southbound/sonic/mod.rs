@@ -2,13 +2,20 @@
 //!
 //! **Rule.** What is written: `SCHEDULER|pen.PORT.QUEUE`, `SCHEDULER|pen.rest`, the field
 //! `scheduler` of `QUEUE|PORT|QUEUE`, `DSCP_TO_TC_MAP|PENSTOCK`, `TC_TO_QUEUE_MAP|PENSTOCK` or
-//! `TC_TO_QUEUE_MAP|PENSTOCK.PORT`, two fields of `PORT_QOS_MAP|PORT`, and the stamp. Nothing else
-//! is, and where something else stands in a place of these the port is refused. The order is
-//! `plan`'s; which classes code points have is `classes`'.
+//! `TC_TO_QUEUE_MAP|PENSTOCK_PORT`, two fields of `PORT_QOS_MAP|PORT`, and the stamp. Nothing else
+//! is written. A port is left out, and the others are not, where something else stands in a place
+//! of these, or where flow control by priority makes a queue of tenants lossless. The order is
+//! `plan`'s; which classes code points have is `southbound::classes`'.
 //!
-//! **Stamp.** `PENSTOCK|stamp`, fields `epoch` and `generation`, in CONFIG_DB: saved and lost
-//! together with what it is about. Everything that is read to decide is watched (WATCH), so each
-//! transaction is done only if no other controller, and no operator, has changed it meanwhile.
+//! **Stamp.** `PENSTOCK_TABLE|stamp`, fields `epoch` and `generation`, in STATE_DB. CONFIG_DB is
+//! checked against YANG models by `config reload`, `replace` and `rollback`, which end at a table
+//! without a model. STATE_DB is empty after a restart of the switch: until it is told something it
+//! cannot say who is late. Everything that is read to decide is watched (WATCH), in both databases,
+//! so each transaction is done only if no other controller, and no operator, has changed it
+//! meanwhile.
+//!
+//! **Queue 7** is the one by which SONiC sends its own control packets. It is no tenant's unless
+//! [`Settings::control_queue`] says so.
 //!
 //! **Weights.** DWRR in bytes, 1 to 100. A queue without a weight has 1: SONiC's model has nothing
 //! below, so beside queues of low weight the rest gets more than what they leave.
@@ -16,7 +23,6 @@
 //! Source: SONiC's CONFIG_DB manual and YANG models (`sonic-scheduler`, `sonic-queue`,
 //! `sonic-dscp-tc-map`, `sonic-port-qos-map`); `sonic-swss` `qosorch`.
 
-mod classes;
 mod plan;
 mod settings;
 mod tables;
@@ -24,6 +30,7 @@ mod wire;
 
 use async_trait::async_trait;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use tokio::time::timeout;
 
 pub use settings::{Endpoint, MapMode, Reference, Settings};
@@ -32,13 +39,11 @@ use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
 use crate::Stamp;
-use plan::{NoPlan, Op, plan};
+use plan::{CONFIG_DB, NoPlan, Op, STATE_DB, plan, quoted};
 use tables::{CLASSES_MAX, STAMP, Tables, Unfit};
 use wire::{TIME_MAX, Wire, WireError};
 
-/// Databases of SONiC by its `database_config.json`.
 const COUNTERS_DB: i64 = 2;
-const CONFIG_DB: i64 = 4;
 /// How often a transaction is begun anew because somebody changed something meanwhile; four are
 /// needed where nobody does.
 const ATTEMPTS: usize = 12;
@@ -51,13 +56,13 @@ pub struct SonicSwitch {
     endpoint: Endpoint,
     settings: Settings,
     ports: Vec<String>,
+    /// Ports that were left out when it was read last, and why.
+    left_out: Mutex<BTreeMap<String, String>>,
 }
 
 /// What the configuration says.
 struct Seen {
     tables: Tables,
-    /// Keys of table QUEUE.
-    entries: Vec<String>,
     state: SwitchState,
 }
 
@@ -73,12 +78,19 @@ impl SonicSwitch {
         endpoint: Endpoint,
     ) -> Result<Self, DriverError> {
         let ports = ports.iter().map(|port| port.name.clone()).collect();
-        let this = Self { name: name.to_owned(), endpoint, settings, ports };
+        let left_out = Mutex::default();
+        let this = Self { name: name.to_owned(), endpoint, settings, ports, left_out };
         let Settings { mode, queues, classes, .. } = &this.settings;
         if !(2..=8).contains(queues) || !(2..=CLASSES_MAX).contains(classes) {
             let what = format!("{queues} queues and {classes} classes");
             let limit = format!("2 to 8 queues, 2 to {CLASSES_MAX} classes");
             return Err(this.beyond(what, limit, "change the switch's settings"));
+        }
+        if *queues == 8 && !this.settings.control_queue {
+            let limit = "SONiC sends its own control packets by queue 7".to_owned();
+            let remedy = "write `queues = 7` in the fabric's file, or give tenants queue 7 too \
+                          with `control_queue = true`";
+            return Err(this.beyond("8 queues".to_owned(), limit, remedy));
         }
         if let MapMode::Static(map) = mode {
             let fits = |(dscp, queue): (&u8, &u8)| {
@@ -97,11 +109,22 @@ impl SonicSwitch {
             let what = format!("port {wrong:?}");
             return Err(this.beyond(what, limit, "name a port of the switch"));
         }
+        // SONiC's model of a map's name: letters, digits, - and _, 32 of them.
+        let fits = |port: &String| {
+            let map = tables::queue_map(&this.settings.mode, port);
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+            map.len() <= NAME_MAX && map.chars().all(plain)
+        };
+        if let Some(wrong) = this.ports.iter().find(|port| !fits(port)) {
+            let what = format!("a map of its own for port {wrong}");
+            let limit = "SONiC has letters, digits, - and _ in its name, and 32 of them at most";
+            return Err(this.beyond(what, limit.to_owned(), "write `map = \"static-map\"`"));
+        }
         Ok(this)
     }
 
-    fn beyond(&self, what: String, limit: String, remedy: &'static str) -> DriverError {
-        DriverError::Beyond { switch: self.name.clone(), what, limit, remedy }
+    fn beyond(&self, what: String, limit: String, remedy: impl Into<String>) -> DriverError {
+        DriverError::Beyond { switch: self.name.clone(), what, limit, remedy: remedy.into() }
     }
 
     fn can(&self) -> Capabilities {
@@ -127,8 +150,31 @@ impl SonicSwitch {
             }
             Unfit::Foreign(key, field, what) => {
                 let limit = format!("{key} has {field} {what}, which is not ours");
-                let remedy = "remove it (config qos clear), or leave the port out";
+                let quoted = quoted(&key);
+                let command = format!("sonic-db-cli CONFIG_DB HDEL {quoted} {field}");
+                let remedy = format!("remove it with `{command}`, or leave the port out");
                 self.beyond(format!("changing {key}"), limit, remedy)
+            }
+            Unfit::Range(key, entry) => {
+                let limit = format!("{key} is about that queue too");
+                let remedy = "write an entry for each queue instead, or leave the port out";
+                self.beyond(format!("changing {entry}"), limit, remedy)
+            }
+            Unfit::Lossless(port, priority) => {
+                let limit = format!(
+                    "flow control by priority {priority} is on, by which a tenant in queue or \
+                     class {priority} would stop the links of all who send in it"
+                );
+                let remedy = format!(
+                    "turn it off with `config interface pfc priority {port} {priority} off`, use \
+                     at most {priority} queues and classes, or leave the port out"
+                );
+                self.beyond(format!("port {port}"), limit, remedy)
+            }
+            Unfit::Voq => {
+                let limit = "it has virtual output queues, whose keys name chassis and ASIC";
+                let remedy = "leave it to itself; this driver has switches of one ASIC alone";
+                self.beyond("switch_type voq".to_owned(), limit.to_owned(), remedy)
             }
             Unfit::Rubbish(what, problem) => {
                 DriverError::Rubbish { switch: self.name.clone(), what, problem }
@@ -165,19 +211,39 @@ impl SonicSwitch {
     async fn see(&self, wire: &mut Wire) -> Result<Seen, DriverError> {
         let keys = tables::keys(&self.settings, &self.ports);
         let failed = |error| self.wire("its configuration", error);
-        wire.watch(&keys).await.map_err(failed)?;
-        let tables = wire.hashes(&keys).await.map_err(failed)?;
+        let mut tables = Tables::new();
+        for (database, keys) in [(STATE_DB, &[STAMP.to_owned()][..]), (CONFIG_DB, &keys)] {
+            wire.select(database).await.map_err(failed)?;
+            wire.watch(keys).await.map_err(failed)?;
+            tables.extend(wire.hashes(keys).await.map_err(failed)?);
+        }
         let entries = wire.names("QUEUE|*").await.map_err(failed)?;
-        let state = tables::state(&self.settings, &self.ports, &tables);
+        let refusal = |unfit| self.unfit(unfit).to_string();
+        let state = tables::state(&self.settings, &self.ports, &tables, &entries, refusal);
         let state = state.map_err(|unfit| self.unfit(unfit))?;
-        Ok(Seen { tables, entries, state })
+        self.tell_left_out(&state.left_out);
+        Ok(Seen { tables, state })
+    }
+
+    /// Says which ports are left out, once until that changes.
+    fn tell_left_out(&self, now: &BTreeMap<String, String>) {
+        let mut before = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+        for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
+            tracing::warn!(port, "left out: {why}");
+        }
+        for port in before.keys().filter(|port| !now.contains_key(*port)) {
+            tracing::info!(switch = self.name, port, "no longer left out");
+        }
+        before.clone_from(now);
     }
 
     /// What is still to be done.
     fn plan(&self, seen: &Seen, changes: &[Change]) -> Result<Vec<Vec<Op>>, DriverError> {
         let (can, mut target) = (self.can(), seen.state.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
-        let stages = plan(&self.settings, &self.ports, &seen.tables, &seen.entries, &target);
+        // Ports that are left out stay as they are.
+        let ports: Vec<String> = target.ports.keys().cloned().collect();
+        let stages = plan(&self.settings, &ports, &seen.tables, &target);
         stages.map_err(|why| match why {
             NoPlan::Unfit(unfit) => self.unfit(unfit),
             NoPlan::Classes(wanted) => {
@@ -198,7 +264,7 @@ impl SonicSwitch {
             let is_last = stages.len() <= 1;
             let mut ops = stages.into_iter().next().unwrap_or_default();
             if is_last && seen.state.stamp != stamp {
-                ops.push(stamp_op(&stamp.epoch.to_string(), &stamp.generation.to_string()));
+                ops.push(Op::stamp(stamp));
             }
             let words = ops.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
             let done = ops.is_empty() || {
@@ -245,11 +311,6 @@ impl SonicSwitch {
     }
 }
 
-fn stamp_op(epoch: &str, generation: &str) -> Op {
-    let fields = [("epoch", epoch), ("generation", generation)];
-    Op::Set(STAMP.to_owned(), fields.map(|(f, v)| (f.to_owned(), v.to_owned())).into())
-}
-
 #[async_trait]
 impl SwitchDriver for SonicSwitch {
     fn name(&self) -> &str {
@@ -281,8 +342,8 @@ impl SwitchDriver for SonicSwitch {
             let mut wire = self.connect(CONFIG_DB).await?;
             let seen = self.see(&mut wire).await?;
             let mut ops: Vec<Op> = self.plan(&seen, changes)?.into_iter().flatten().collect();
-            ops.push(stamp_op("EPOCH", "GENERATION"));
-            Ok(ops.iter().map(|op| format!("redis-cli -n {CONFIG_DB} {op}")).collect())
+            ops.push(Op::Stamp("EPOCH".to_owned(), "GENERATION".to_owned()));
+            Ok(ops.iter().map(ToString::to_string).collect())
         })
         .await
     }

@@ -10,13 +10,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::classes::{Assignment, assign};
 use super::settings::{MapMode, Settings};
 use super::tables::{
-    MAP, REST, Tables, Unfit, classes, covers, dscp_map, get, queue_map, queues, refer, scheduler,
-    scheduler_of,
+    MAP, OLD_STAMP, REST, STAMP, Tables, Unfit, classes, dscp_map, get, old_queue_map, queue_map,
+    queues, refer, scheduler, scheduler_of,
 };
+use crate::Stamp;
+use crate::southbound::classes::{Assignment, assign};
 use crate::southbound::{PortState, SwitchState};
+
+/// Databases of SONiC by its `database_config.json`.
+pub(super) const CONFIG_DB: i64 = 4;
+pub(super) const STATE_DB: i64 = 6;
 
 /// One command of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,17 +30,52 @@ pub(super) enum Op {
     Set(String, Vec<(String, String)>),
     /// There is no such key.
     Delete(String),
+    /// In STATE_DB: epoch and generation.
+    Stamp(String, String),
+}
+
+impl Op {
+    pub(super) fn stamp(stamp: Stamp) -> Self {
+        Self::Stamp(stamp.epoch.to_string(), stamp.generation.to_string())
+    }
+
+    pub(super) fn database(&self) -> i64 {
+        match self {
+            Self::Set(..) | Self::Delete(_) => CONFIG_DB,
+            Self::Stamp(..) => STATE_DB,
+        }
+    }
+
+    /// The command, and its arguments as they are.
+    pub(super) fn arguments(&self) -> Vec<&str> {
+        match self {
+            Self::Set(key, fields) => {
+                let fields = fields.iter().flat_map(|(field, value)| [field, value]);
+                let fields = fields.map(String::as_str);
+                ["HSET", key].into_iter().chain(fields).collect()
+            }
+            Self::Delete(key) => vec!["DEL", key],
+            Self::Stamp(epoch, generation) => {
+                vec!["HSET", STAMP, "epoch", epoch, "generation", generation]
+            }
+        }
+    }
 }
 
 impl fmt::Display for Op {
+    /// As a line for a shell.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Set(key, fields) => {
-                write!(f, "HSET {key}")?;
-                fields.iter().try_for_each(|(field, value)| write!(f, " {field} {value}"))
-            }
-            Self::Delete(key) => write!(f, "DEL {key}"),
-        }
+        write!(f, "redis-cli -n {}", self.database())?;
+        self.arguments().iter().try_for_each(|text| write!(f, " {}", quoted(text)))
+    }
+}
+
+/// A word for a shell: `|` of a key is a pipe there, and `[` a pattern.
+pub(super) fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
     }
 }
 
@@ -86,13 +126,11 @@ fn assignment(
     }
 }
 
-/// The transactions that make the tables say `target`, which names all of `ports`; `entries` are
-/// the keys of table QUEUE.
+/// The transactions that make the tables say `target`, which names all of `ports`.
 pub(super) fn plan(
     settings: &Settings,
     ports: &[String],
     tables: &Tables,
-    entries: &[String],
     target: &SwitchState,
 ) -> Result<Vec<Vec<Op>>, NoPlan> {
     let now = classes(tables)?;
@@ -118,7 +156,9 @@ pub(super) fn plan(
             maps.map(|(field, table, name)| pair(field, refer(settings.reference, table, name)));
         bind.extend(set(tables, &format!("PORT_QOS_MAP|{port}"), fields.into()));
         let state = &target.ports[port];
-        weights(settings, port, tables, entries, state, &mut weigh, &mut forget)?;
+        weights(settings, port, tables, state, &mut weigh, &mut forget);
+        let old = format!("TC_TO_QUEUE_MAP|{}", old_queue_map(port));
+        forget.extend(tables.contains_key(&old).then_some(Op::Delete(old)));
     }
     // A static map is one entry, though each port asks for it.
     to_queues.dedup();
@@ -131,50 +171,42 @@ pub(super) fn plan(
     let leave = Vec::from_iter(set(tables, &dscp_map(), leave));
     let mut map = Vec::from_iter(set(tables, &dscp_map(), all));
     map.append(&mut bind);
-    if weigh
-        .iter()
-        .any(|op| op.to_string().ends_with(&refer(settings.reference, "SCHEDULER", REST)))
-    {
+    let rest = pair("scheduler", refer(settings.reference, "SCHEDULER", REST));
+    if weigh.iter().any(|op| matches!(op, Op::Set(_, fields) if fields.contains(&rest))) {
         let fields = [("type", "DWRR"), ("weight", "1"), ("meter_type", "bytes")];
         let fields = fields.map(|(field, value)| pair(field, value));
         weigh.splice(0..0, set(tables, &format!("SCHEDULER|{REST}"), fields.into()));
     }
     weigh.append(&mut forget);
+    let old = OLD_STAMP.to_owned();
+    if tables.contains_key(&old) {
+        weigh.extend([Op::stamp(target.stamp), Op::Delete(old)]);
+    }
     Ok([leave, to_queues, map, weigh].into_iter().filter(|ops| !ops.is_empty()).collect())
 }
 
-/// A port's queues: those with a weight have a scheduler of their own; of the others those that are
-/// ours, or nobody's on a port with weights, have the scheduler of the rest.
+/// A port's queues: those with a weight have a scheduler of their own, the others on a port with
+/// weights that of the rest.
 fn weights(
     settings: &Settings,
     port: &str,
     tables: &Tables,
-    entries: &[String],
     state: &PortState,
     weigh: &mut Vec<Op>,
     forget: &mut Vec<Op>,
-) -> Result<(), Unfit> {
+) {
     for queue in 0..settings.queues {
         let (ours, entry) = (scheduler(port, queue), format!("QUEUE|{port}|{queue}"));
         let own = format!("SCHEDULER|{ours}");
-        let has = scheduler_of(tables, port, queue);
-        let is_foreign = has.is_some_and(|name| name != ours && name != REST);
         let to = |name: &str| vec![pair("scheduler", refer(settings.reference, "SCHEDULER", name))];
         match *state.weights.get(usize::from(queue)).unwrap_or(&0) {
             0 => {
-                if !is_foreign && (has.is_some() || !state.weights.is_empty()) {
+                if scheduler_of(tables, port, queue).is_some() || !state.weights.is_empty() {
                     weigh.extend(set(tables, &entry, to(REST)));
                 }
                 forget.extend(tables.contains_key(&own).then_some(Op::Delete(own)));
             }
             weight => {
-                if is_foreign {
-                    let what = has.unwrap_or_default().to_owned();
-                    return Err(Unfit::Foreign(entry, "scheduler", what));
-                }
-                if let Some(other) = entries.iter().find(|key| covers(key, port, queue)) {
-                    return Err(Unfit::Foreign(other.clone(), "queues", format!("about {entry}")));
-                }
                 let fields =
                     vec![pair("type", "DWRR"), pair("weight", weight), pair("meter_type", "bytes")];
                 weigh.extend(set(tables, &own, fields));
@@ -182,5 +214,4 @@ fn weights(
             }
         }
     }
-    Ok(())
 }

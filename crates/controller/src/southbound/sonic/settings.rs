@@ -39,8 +39,11 @@ pub struct Settings {
     pub mode: MapMode,
     /// How one entry names another.
     pub reference: Reference,
-    /// Queues of a port that may be used, the shared one included: 2 to 8.
+    /// Queues of a port that may be used, the shared one included: 2 to 7, or 8 with
+    /// `control_queue`.
     pub queues: u8,
+    /// Whether queue 7, by which SONiC sends its own control packets, may be a tenant's.
+    pub control_queue: bool,
     /// Traffic classes of the platform: 2 to 16.
     pub classes: u8,
     /// Password of redis, if it wants one.
@@ -48,20 +51,32 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// Eight queues and classes; code points 1 to 7 are in the queues 1 to 7.
+    /// Seven queues and eight classes; code points 1 to 6 are in the queues 1 to 6.
     fn default() -> Self {
-        let map = (1..8).map(|queue| (queue, queue)).collect();
+        let map = (1..7).map(|queue| (queue, queue)).collect();
         let (mode, reference) = (MapMode::Static(map), Reference::Plain);
-        Self { mode, reference, queues: 8, classes: 8, password: None }
+        let (control_queue, password) = (false, None);
+        Self { mode, reference, queues: 7, control_queue, classes: 8, password }
+    }
+}
+
+impl Settings {
+    /// Above the highest traffic class that a code point may have.
+    pub(super) fn classes_used(&self) -> u8 {
+        match self.mode {
+            MapMode::Static(_) => self.queues,
+            MapMode::PerPort => self.classes,
+        }
     }
 }
 
 impl fmt::Debug for Settings {
     /// Without the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, reference, queues, classes, password: _ } = self;
+        let Self { mode, reference, queues, control_queue, classes, password: _ } = self;
         let mut show = f.debug_struct("Settings");
         show.field("mode", mode).field("reference", reference).field("queues", queues);
-        show.field("classes", classes).finish_non_exhaustive()
+        show.field("control_queue", control_queue).field("classes", classes);
+        show.finish_non_exhaustive()
     }
 }

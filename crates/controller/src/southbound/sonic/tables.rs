@@ -9,8 +9,12 @@ use crate::southbound::{PortState, SwitchState};
 /// Fields and values of each key that exists.
 pub(super) type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Where the stamp is.
-pub(super) const STAMP: &str = "PENSTOCK|stamp";
+/// Where the stamp is, in STATE_DB.
+pub(super) const STAMP: &str = "PENSTOCK_TABLE|stamp";
+/// Where it was up to version 0.1: in CONFIG_DB, whose tables must all have a model.
+pub(super) const OLD_STAMP: &str = "PENSTOCK|stamp";
+/// What kind of switch it is.
+const DEVICE: &str = "DEVICE_METADATA|localhost";
 /// Our maps' name, and how the names of those of single ports begin.
 pub(super) const MAP: &str = "PENSTOCK";
 /// The scheduler of queues without a weight.
@@ -25,6 +29,12 @@ pub(super) enum Unfit {
     NoPort(String),
     /// Something stands where ours has to: the key, the field, what it is.
     Foreign(String, &'static str, String),
+    /// An entry that is about several queues, and the queue of ours among them.
+    Range(String, String),
+    /// Flow control by priority is on for a class or queue of tenants: the port, the priority.
+    Lossless(String, u8),
+    /// The switch has virtual output queues, whose keys are others.
+    Voq,
     /// A value makes no sense: where, and what.
     Rubbish(String, String),
 }
@@ -37,8 +47,13 @@ pub(super) fn dscp_map() -> String {
 pub(super) fn queue_map(mode: &MapMode, port: &str) -> String {
     match mode {
         MapMode::Static(_) => MAP.to_owned(),
-        MapMode::PerPort => format!("{MAP}.{port}"),
+        MapMode::PerPort => format!("{MAP}_{port}"),
     }
+}
+
+/// The same up to version 0.1. SONiC's model has no `.` in the name of a map.
+pub(super) fn old_queue_map(port: &str) -> String {
+    format!("{MAP}.{port}")
 }
 
 pub(super) fn scheduler(port: &str, queue: u8) -> String {
@@ -59,13 +74,15 @@ pub(super) fn name(reference: &str) -> &str {
     inner.map_or(reference, |text| text.split_once('|').map_or(text, |(_, name)| name))
 }
 
-/// All keys that matter for these ports.
+/// All keys of CONFIG_DB that matter for these ports.
 pub(super) fn keys(settings: &Settings, ports: &[String]) -> Vec<String> {
-    let mut keys = vec![STAMP.to_owned(), dscp_map()];
+    let mut keys = vec![OLD_STAMP.to_owned(), DEVICE.to_owned(), dscp_map()];
     keys.extend([format!("TC_TO_QUEUE_MAP|{MAP}"), format!("SCHEDULER|{REST}")]);
     for port in ports {
         keys.extend([format!("PORT|{port}"), format!("PORT_QOS_MAP|{port}")]);
-        keys.push(format!("TC_TO_QUEUE_MAP|{MAP}.{port}"));
+        for name in [queue_map(&MapMode::PerPort, port), old_queue_map(port)] {
+            keys.push(format!("TC_TO_QUEUE_MAP|{name}"));
+        }
         for queue in 0..settings.queues {
             keys.push(format!("QUEUE|{port}|{queue}"));
             keys.push(format!("SCHEDULER|{}", scheduler(port, queue)));
@@ -109,9 +126,12 @@ pub(super) fn queues(tables: &Tables, name: &str) -> Result<BTreeMap<u8, u8>, Un
 }
 
 /// The decision that was carried out last.
-pub(super) fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
-    let number = |field| number(tables, STAMP, field);
-    Ok(Stamp { epoch: number("epoch")?, generation: number("generation")? })
+fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
+    let at = |key| {
+        let number = |field| number(tables, key, field);
+        Ok(Stamp { epoch: number("epoch")?, generation: number("generation")? })
+    };
+    Ok(at(STAMP)?.max(at(OLD_STAMP)?))
 }
 
 /// The scheduler of a queue, if it has one.
@@ -129,40 +149,89 @@ fn weight(tables: &Tables, port: &str, queue: u8) -> Result<u32, Unfit> {
     }
 }
 
-/// What the tables say about these ports.
+/// What the tables say about these ports; `entries` are the keys of table QUEUE.
 pub(super) fn state(
     settings: &Settings,
     ports: &[String],
     tables: &Tables,
+    entries: &[String],
+    refusal: impl Fn(Unfit) -> String,
 ) -> Result<SwitchState, Unfit> {
+    if get(tables, DEVICE, "switch_type") == Some("voq") {
+        return Err(Unfit::Voq);
+    }
     let class = classes(tables)?;
-    let mut state = SwitchState { stamp: stamp(tables)?, ports: BTreeMap::new() };
+    let mut state = SwitchState { stamp: stamp(tables)?, ..SwitchState::default() };
     for port in ports {
-        if !tables.contains_key(&format!("PORT|{port}")) {
-            return Err(Unfit::NoPort(port.clone()));
+        match port_state(settings, port, tables, entries, &class) {
+            Ok(is) => drop(state.ports.insert(port.clone(), is)),
+            Err(rubbish @ Unfit::Rubbish(..)) => return Err(rubbish),
+            Err(unfit) => drop(state.left_out.insert(port.clone(), refusal(unfit))),
         }
-        let key = format!("PORT_QOS_MAP|{port}");
-        let bound = |field| get(tables, &key, field).map(name);
-        let foreign = |field, what: &str| Unfit::Foreign(key.clone(), field, what.to_owned());
-        let by_dscp = match bound("dscp_to_tc_map") {
-            Some(other) if other != MAP => return Err(foreign("dscp_to_tc_map", other)),
-            bound => bound.is_some(),
-        };
-        let own = format!("{MAP}.{port}");
-        let by_class = match bound("tc_to_queue_map") {
-            Some(name) if name != MAP && name != own => {
-                return Err(foreign("tc_to_queue_map", name));
-            }
-            bound => bound.filter(|_| by_dscp),
-        };
-        let queue = by_class.map_or(Ok(BTreeMap::new()), |name| queues(tables, name))?;
-        let map = class.iter().map(|(dscp, class)| (*dscp, *queue.get(class).unwrap_or(&0)));
-        let map = map.collect();
-        let weights = (0..settings.queues).map(|queue| weight(tables, port, queue));
-        let weights = weights.collect::<Result<_, _>>()?;
-        state.ports.insert(port.clone(), PortState { weights, map }.canonical());
     }
     Ok(state)
+}
+
+fn port_state(
+    settings: &Settings,
+    port: &str,
+    tables: &Tables,
+    entries: &[String],
+    class: &BTreeMap<u8, u8>,
+) -> Result<PortState, Unfit> {
+    if !tables.contains_key(&format!("PORT|{port}")) {
+        return Err(Unfit::NoPort(port.to_owned()));
+    }
+    let key = format!("PORT_QOS_MAP|{port}");
+    let bound = |field| get(tables, &key, field).map(name);
+    let foreign = |field, what: &str| Unfit::Foreign(key.clone(), field, what.to_owned());
+    let by_dscp = match bound("dscp_to_tc_map") {
+        Some(other) if other != MAP => return Err(foreign("dscp_to_tc_map", other)),
+        bound => bound.is_some(),
+    };
+    let ours = [MAP.to_owned(), queue_map(&MapMode::PerPort, port), old_queue_map(port)];
+    let by_class = match bound("tc_to_queue_map") {
+        Some(name) if ours.iter().all(|ours| ours != name) => {
+            return Err(foreign("tc_to_queue_map", name));
+        }
+        bound => bound.filter(|_| by_dscp),
+    };
+    unobstructed(settings, port, tables, entries)?;
+    let queue = by_class.map_or(Ok(BTreeMap::new()), |name| queues(tables, name))?;
+    let map = class.iter().map(|(dscp, class)| (*dscp, *queue.get(class).unwrap_or(&0)));
+    let map = map.collect();
+    let weights = (0..settings.queues).map(|queue| weight(tables, port, queue));
+    let weights = weights.collect::<Result<_, _>>()?;
+    Ok(PortState { weights, map }.canonical())
+}
+
+/// Whether a port's queues may be ours, and its classes lossy: in a lossless one a tenant that
+/// sends too much would stop the links of all who send in it.
+fn unobstructed(
+    settings: &Settings,
+    port: &str,
+    tables: &Tables,
+    entries: &[String],
+) -> Result<(), Unfit> {
+    let lossless = get(tables, &format!("PORT_QOS_MAP|{port}"), "pfc_enable").unwrap_or_default();
+    let used = settings.queues.max(settings.classes_used());
+    let mut lossless = lossless.split(',').filter_map(|text| text.trim().parse::<u8>().ok());
+    if let Some(priority) = lossless.find(|priority| *priority < used) {
+        return Err(Unfit::Lossless(port.to_owned(), priority));
+    }
+    for queue in 0..settings.queues {
+        let (entry, ours) = (format!("QUEUE|{port}|{queue}"), scheduler(port, queue));
+        match scheduler_of(tables, port, queue) {
+            Some(other) if other != ours && other != REST => {
+                return Err(Unfit::Foreign(entry, "scheduler", other.to_owned()));
+            }
+            _ => {}
+        }
+        if let Some(other) = entries.iter().find(|key| covers(key, port, queue)) {
+            return Err(Unfit::Range(other.clone(), entry));
+        }
+    }
+    Ok(())
 }
 
 /// A key like `QUEUE|Ethernet0|3-4` or `QUEUE|Ethernet0,Ethernet4|3` that is about this queue, and

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 
-use super::plan::Op;
+use super::plan::{CONFIG_DB, Op};
 use super::settings::{Endpoint, Settings};
 use super::tables::Tables;
 
@@ -125,6 +125,11 @@ impl Wire {
         Ok(Self { connection, task: tokio::spawn(drive).abort_handle() })
     }
 
+    /// What follows is about this database.
+    pub(super) async fn select(&mut self, database: i64) -> Result<(), WireError> {
+        Ok(redis::cmd("SELECT").arg(database).query_async(&mut self.connection).await?)
+    }
+
     /// From now on [`commit`](Self::commit) does nothing if any of these keys has changed.
     pub(super) async fn watch(&mut self, keys: &[String]) -> Result<(), WireError> {
         Ok(redis::cmd("WATCH").arg(keys).query_async(&mut self.connection).await?)
@@ -153,15 +158,20 @@ impl Wire {
         Ok(there.collect())
     }
 
-    /// All of `ops` or, when somebody changed what is watched, nothing: then false.
+    /// All of `ops` or, when somebody changed what is watched, nothing: then false. CONFIG_DB is
+    /// selected before and after.
     pub(super) async fn commit(&mut self, ops: &[Op]) -> Result<bool, WireError> {
         let mut pipe = redis::pipe();
         pipe.atomic();
         for op in ops {
-            match op {
-                Op::Set(key, fields) => pipe.cmd("HSET").arg(key).arg(fields),
-                Op::Delete(key) => pipe.cmd("DEL").arg(key),
-            };
+            let (arguments, elsewhere) = (op.arguments(), op.database() != CONFIG_DB);
+            if elsewhere {
+                pipe.cmd("SELECT").arg(op.database());
+            }
+            pipe.cmd(arguments[0]).arg(&arguments[1..]);
+            if elsewhere {
+                pipe.cmd("SELECT").arg(CONFIG_DB);
+            }
         }
         match pipe.query_async(&mut self.connection).await? {
             Value::Nil => Ok(false),

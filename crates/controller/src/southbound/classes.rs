@@ -14,12 +14,54 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::{Capabilities, ONE_STEP, PortState, SwitchState};
+
+/// What is `wanted` of a switch with classes, as it can do it: a code point that is in one queue
+/// wherever a port names it is in that queue on all ports. No tenant with that code point sends by
+/// the other ports, so nothing is said about them; read as queue 0 each set of ports would need a
+/// class of its own. With one queue a switch for each tenant there are then fewer classes than
+/// queues.
+pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
+    if can.classes >= ONE_STEP || !can.remap {
+        return;
+    }
+    let mut queues: BTreeMap<u8, BTreeSet<u8>> = BTreeMap::new();
+    for (dscp, queue) in wanted.ports.values().flat_map(|port| &port.map) {
+        queues.entry(*dscp).or_default().insert(*queue);
+    }
+    for (dscp, queues) in &queues {
+        if let [queue] = Vec::from_iter(queues)[..] {
+            for port in wanted.ports.values_mut() {
+                port.map.insert(*dscp, *queue);
+            }
+        }
+    }
+}
+
+/// How many classes beside 0 these maps take.
+pub(super) fn needed<'a>(ports: impl Iterator<Item = &'a PortState>) -> usize {
+    groups(&ports.map(|port| &port.map).collect::<Vec<_>>()).len()
+}
+
 /// The class of each code point that has one but 0, and each class's queue on each port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Assignment {
     pub(super) class: BTreeMap<u8, u8>,
     /// By class: the queues, in the order of the ports.
     pub(super) queues: BTreeMap<u8, Vec<u8>>,
+}
+
+/// The code points of each class that is needed, by their queues on the ports.
+fn groups(wanted: &[&BTreeMap<u8, u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let code_points: BTreeSet<u8> = wanted.iter().flat_map(|map| map.keys().copied()).collect();
+    let mut groups: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    for dscp in code_points {
+        let queues: Vec<u8> = wanted.iter().map(|map| *map.get(&dscp).unwrap_or(&0)).collect();
+        if queues.iter().any(|queue| *queue != 0) {
+            groups.entry(queues).or_default().push(dscp);
+        }
+    }
+    groups
 }
 
 /// Classes for what is `wanted` on the ports, in their order; `now` says who has which.
@@ -31,14 +73,7 @@ pub(super) fn assign(
     wanted: &[&BTreeMap<u8, u8>],
     classes: u8,
 ) -> Result<Assignment, usize> {
-    let code_points: BTreeSet<u8> = wanted.iter().flat_map(|map| map.keys().copied()).collect();
-    let mut groups: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
-    for dscp in code_points {
-        let queues: Vec<u8> = wanted.iter().map(|map| *map.get(&dscp).unwrap_or(&0)).collect();
-        if queues.iter().any(|queue| *queue != 0) {
-            groups.entry(queues).or_default().push(dscp);
-        }
-    }
+    let groups = groups(wanted);
     if groups.len() >= usize::from(classes) {
         return Err(groups.len());
     }

@@ -1,0 +1,92 @@
+//! What is asked of a switch before it is told anything.
+
+use penstock_units::BitsPerSecond;
+
+use super::*;
+
+fn can(queues: u8, classes: u8) -> Capabilities {
+    let (weights, fixed_map) = ((1, 100), BTreeMap::new());
+    Capabilities { queues, classes, weights, remap: true, fixed_map, map_per_port: true }
+}
+
+/// Sixteen ports, named by their numbers.
+fn switch(can: Capabilities) -> SimSwitch {
+    let port = |n: u8| PortInfo { name: n.to_string(), rate: BitsPerSecond(1_000) };
+    SimSwitch::new("leaf1", can, &(0..16).map(port).collect::<Vec<_>>())
+}
+
+/// Tenant n has code point n + 1, on ports n and n + 1 alone, in one of three queues.
+fn tenants(all: u8) -> SwitchState {
+    let ports = (0..16).map(|port: u8| (port.to_string(), PortState::default()));
+    let mut wanted = SwitchState { ports: ports.collect(), ..SwitchState::default() };
+    for tenant in 0..all {
+        for port in [tenant, tenant + 1] {
+            let port = wanted.ports.entry(port.to_string()).or_default();
+            port.map.insert(tenant + 1, 1 + tenant % 3);
+            port.weights = vec![1, 1, 1, 1];
+        }
+    }
+    wanted
+}
+
+#[tokio::test]
+async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_of_their_queues() {
+    let switch = switch(can(4, 4));
+    let wanted = tenants(12);
+    let changes = missing(&switch, &wanted).await.expect("three classes are enough");
+    switch.apply(Stamp::default(), &changes).await.expect("four classes, the shared one included");
+    assert_eq!(missing(&switch, &wanted).await.expect("answers"), [], "that was all");
+    let truth = switch.truth();
+    for (port, state) in &wanted.ports {
+        let has = |(dscp, queue): (&u8, &u8)| truth.ports[port].map.get(dscp) == Some(queue);
+        assert!(state.map.iter().all(has), "port {port}");
+    }
+    assert_eq!(truth.ports["0"].map[&12], 3, "a port without it says the same");
+
+    // Whoever leaves the switch leaves all of its ports.
+    let fewer = tenants(11);
+    let changes = missing(&switch, &fewer).await.expect("answers");
+    switch.apply(Stamp::default(), &changes).await.expect("possible");
+    assert!(switch.truth().ports.values().all(|port| !port.map.contains_key(&12)));
+}
+
+#[tokio::test]
+async fn a_switch_of_one_step_has_what_each_port_was_told_and_no_more() {
+    let switch = switch(can(4, ONE_STEP));
+    let wanted = tenants(12);
+    let changes = missing(&switch, &wanted).await.expect("answers");
+    switch.apply(Stamp::default(), &changes).await.expect("possible");
+    assert!(wanted.ports.iter().all(|(port, state)| switch.truth().ports[port] == *state));
+}
+
+#[tokio::test]
+async fn a_switch_is_not_told_what_it_cannot_do() {
+    let mut wanted = tenants(3);
+    let limit_of = |switch: SimSwitch, wanted: SwitchState| async move {
+        let error = missing(&switch, &wanted).await.expect_err("beyond it");
+        assert!(matches!(error, DriverError::Beyond { .. }), "{error}");
+        error.to_string()
+    };
+    let text = limit_of(switch(can(3, 8)), wanted.clone()).await;
+    assert!(text.contains("queues 0 to 2"), "{text}");
+    let text = limit_of(switch(can(4, 3)), wanted.clone()).await;
+    assert!(text.contains("3 traffic classes") && text.contains("3 classes in all"), "{text}");
+    let fixed = Capabilities { remap: false, fixed_map: [(1, 1)].into(), ..can(4, 8) };
+    let text = limit_of(switch(fixed), wanted.clone()).await;
+    assert!(text.contains("its map is set once"), "{text}");
+    wanted.ports.get_mut("0").expect("there").weights = vec![101];
+    let text = limit_of(switch(can(4, 8)), wanted).await;
+    assert!(text.contains("weights from 1 to 100"), "{text}");
+}
+
+#[tokio::test]
+async fn a_simulated_switch_refuses_a_class_too_many() {
+    let switch = switch(can(4, 3));
+    let map = |port: &str, dscp, queue| Change::Map { port: port.to_owned(), dscp, queue };
+    let two = [map("0", 8, 1), map("1", 8, 1), map("0", 16, 2)];
+    switch.apply(Stamp::default(), &two).await.expect("two classes beside the shared one");
+    let error = switch.apply(Stamp::default(), &[map("1", 16, 1), map("1", 24, 2)]).await;
+    let error = error.expect_err("three").to_string();
+    assert!(error.contains("3 traffic classes beside the shared one"), "{error}");
+    assert!(!switch.truth().ports["1"].map.contains_key(&24), "nothing was done");
+}

@@ -1,6 +1,7 @@
 //! Memory files that shrink under a running switch (datapath rule 11): several regions, small pages
 //! and huge ones; a SIGBUS that is nobody's region is not swallowed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(unsafe_code, reason = "memory mapped beside a region")]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,10 +9,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
 use penstock_dataplane::port::sigbus::pages_replaced;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
@@ -105,6 +108,62 @@ fn buffers_and_ring_in_several_regions_may_go() {
 #[test]
 fn huge_pages_may_go() {
     shrinks(HUGE, true);
+}
+
+/// Anonymous memory of ours that must stay as it is.
+struct Neighbour(std::ptr::NonNull<std::ffi::c_void>);
+
+const NEIGHBOUR: usize = 16 << 10;
+
+impl Neighbour {
+    fn new() -> Self {
+        let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let len = NEIGHBOUR.try_into().unwrap();
+        // SAFETY: fresh memory where the kernel likes. WHY: a mapping beside another's.
+        let at = unsafe { mmap_anonymous(None, len, rw, MapFlags::MAP_PRIVATE) }.unwrap();
+        // SAFETY: just mapped, of this length. WHY: as above.
+        unsafe { at.cast::<u8>().write_bytes(7, NEIGHBOUR) };
+        Self(at)
+    }
+
+    fn is_whole(&self) -> bool {
+        // SAFETY: mapped in `new` for as long as `self`. WHY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(self.0.cast::<u8>().as_ptr(), NEIGHBOUR) };
+        bytes.iter().all(|byte| *byte == 7)
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, and nobody else has the address. WHY: munmap has no safe form.
+        let _ = unsafe { munmap(self.0, NEIGHBOUR) };
+    }
+}
+
+#[test]
+fn what_is_replaced_never_leaves_its_mapping() {
+    let dir = std::env::temp_dir().join(format!("penstock-huge-tmpfs-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let flags = nix::mount::MsFlags::empty();
+    let mounted = nix::mount::mount(Some("tmpfs"), &dir, Some("tmpfs"), flags, Some("huge=always"));
+    if mounted.is_err() {
+        std::fs::remove_dir(&dir).unwrap();
+        eprintln!("skipped: no tmpfs with huge pages may be mounted here");
+        return;
+    }
+    let file =
+        File::options().read(true).write(true).create_new(true).open(dir.join("region")).unwrap();
+    // Unseen from here on, and gone with the file.
+    nix::mount::umount2(&dir, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    std::fs::remove_dir(&dir).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let region = InflightRegion::map(RingLayout::Split, &file, 4096, 64 << 10, 1, 1024).unwrap();
+    let queue = Arc::new(region).split(0, 1024).unwrap();
+    // As many as fill the holes on both sides, wherever the kernel maps the next.
+    let neighbours: Vec<_> = std::iter::repeat_with(Neighbour::new).take(1_024).collect();
+    file.set_len(0).unwrap();
+    assert_eq!(queue.recover(0, 0), [0_u16; 0], "reads as zeroes");
+    assert!(neighbours.iter().all(Neighbour::is_whole), "zeroes over somebody else's memory");
 }
 
 /// The part of the next test that dies: runs only when asked to, in a process of its own.

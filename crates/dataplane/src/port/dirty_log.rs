@@ -14,6 +14,8 @@ use core::sync::atomic::Ordering;
 use std::fs::File;
 use std::sync::Arc;
 
+use nix::sys::eventfd::EventFd;
+
 use super::shared_file::{SharedFile, SharedFileError};
 
 /// Bytes of guest memory that one bit stands for, whatever the size of the host's pages.
@@ -36,6 +38,11 @@ impl DirtyLog {
     pub fn map(file: &File, offset: u64, len: u64) -> Result<Self, SharedFileError> {
         let bits = SharedFile::map("dirty log", file, offset, len, LOG_BYTES_MAX)?;
         Ok(Self { bits, len })
+    }
+
+    /// Has `alarm` rung when the log's file turns out to be shorter than the log.
+    pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
+        self.bits.set_alarm(alarm);
     }
 
     /// Whether the log has a bit for every page below guest address `end`.

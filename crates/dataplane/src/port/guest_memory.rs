@@ -13,8 +13,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::eventfd::EventFd;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::{FileStat, fstat};
+use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 
 use super::sigbus::Guard;
 
@@ -84,7 +86,7 @@ struct Region {
     /// Where in which file it begins: offset, device and inode.
     origin: (u64, u64, u64),
     /// Keeps `host` mapped; maps that follow one another share what did not change.
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
 }
 
 #[derive(Debug)]
@@ -173,6 +175,12 @@ impl GuestMemory {
             return Err(MemoryError::Shape(pair[1].guest));
         }
         Ok(Self { regions: regions.into_boxed_slice() })
+    }
+
+    /// Has `alarm` rung when the file behind a region turns out to be shorter than the region.
+    pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
+        let guards = self.regions.iter().filter_map(|region| region.mapping.guard.as_ref());
+        guards.for_each(|guard| guard.set_alarm(alarm));
     }
 
     /// The guest address behind the last region: what a dirty log must reach.
@@ -294,6 +302,14 @@ pub(super) fn is_memory_file(file: &File) -> bool {
     fcntl(file, FcntlArg::F_GET_SEALS).is_ok()
 }
 
+/// Bytes of a page of a file's: whole ones are mapped and replaced. Only hugetlbfs has others than
+/// ours; `st_blksize` of a tmpfs may be 2 MiB where its pages are small.
+pub(super) fn page_size(file: &File) -> nix::Result<u64> {
+    let fs = fstatfs(file)?;
+    let huge = (fs.filesystem_type() == HUGETLBFS_MAGIC).then(|| fs.block_size());
+    Ok(huge.and_then(|size| u64::try_from(size).ok()).unwrap_or(4096).max(4096))
+}
+
 /// What there is to know of a region's file.
 fn look_at(spec: &RegionSpec) -> Result<FileStat, MemoryError> {
     let guest = spec.guest;
@@ -317,8 +333,8 @@ fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
     if has < needs {
         return Err(MemoryError::Short { guest, needs, has });
     }
-    // Huge-page files must be mapped and unmapped in whole pages; st_blksize is their page size.
-    let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096);
+    // Huge-page files must be mapped and unmapped in whole pages.
+    let page = page_size(&spec.file).map_err(refused)?;
     let short = || MemoryError::Short { guest, needs, has };
     let mapping_len = usize::try_from(needs.next_multiple_of(page)).map_err(|_| short())?;
     let length = NonZeroUsize::new(mapping_len).ok_or(MemoryError::Shape(guest))?;
@@ -344,12 +360,13 @@ fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
     };
     let mapping = Arc::new(Mapping { at: mapping, len: mapping_len, guard: Some(guard) });
     let origin = (spec.offset, stat.st_dev, stat.st_ino);
-    Ok(Region { guest, user: spec.user, len: spec.len, host, origin, _mapping: mapping })
+    Ok(Region { guest, user: spec.user, len: spec.len, host, origin, mapping })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::eventfd::EfdFlags;
     use nix::sys::memfd::{MFdFlags, memfd_create};
 
     fn file(len: u64) -> File {
@@ -467,6 +484,36 @@ mod tests {
             let shared = GuestMemory::map(vec![spec(0, 0x1000, 0, open)]);
             std::fs::remove_file(&path).unwrap();
             assert!(shared.is_ok(), "{shared:?}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_has_page_after_page_replaced_uses_up_no_mappings() {
+        const PAGES: u64 = 4_000;
+        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+        let up: Vec<u64> = (0..PAGES).step_by(2).collect();
+        let down: Vec<u64> = up.iter().rev().copied().collect();
+        for order in [up, down] {
+            let short = file(PAGES * 4096);
+            let map = GuestMemory::map(vec![spec(0, PAGES * 4096, 0, short.try_clone().unwrap())]);
+            let map = map.unwrap();
+            let alarm = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap());
+            map.set_alarm(&alarm);
+            let at = |page| map.translate(page * 4096, 8, &mut 0).unwrap();
+            // SAFETY: translated, and the map lives on. WHY: guest memory is never borrowed.
+            unsafe { at(1).write_volatile(7) };
+            assert!(alarm.read().is_err(), "nothing is gone yet");
+            short.set_len(0).unwrap();
+            let before = mappings();
+            for page in &order {
+                // SAFETY: as above. WHY: as above.
+                assert_eq!(unsafe { at(*page).read_volatile() }, 0);
+                // SAFETY: as above. WHY: as above.
+                unsafe { at(*page).write_volatile(1) };
+            }
+            let more = mappings().saturating_sub(before);
+            assert!(more < 100, "{more} mappings more");
+            assert!(alarm.read().is_ok(), "the session is told");
         }
     }
 

@@ -38,6 +38,7 @@ use core::sync::atomic::{Ordering, fence};
 use std::fs::File;
 use std::sync::Arc;
 
+use nix::sys::eventfd::EventFd;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::shared_file::{SharedFile, SharedFileError};
@@ -177,6 +178,11 @@ impl InflightRegion {
             region.adopt(queue)?;
         }
         Ok(region)
+    }
+
+    /// Has `alarm` rung when the region's file turns out to be shorter than the region.
+    pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
+        self.file.set_alarm(alarm);
     }
 
     /// Puts a header on a queue's part that has none yet.

@@ -11,11 +11,13 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use nix::sys::eventfd::EventFd;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 
-use super::guest_memory::is_memory_file;
+use super::guest_memory::{is_memory_file, page_size};
 use super::sigbus::Guard;
 
 const PAGE: u64 = 4096;
@@ -120,8 +122,8 @@ impl SharedFile {
         if has < needs {
             return Err(SharedFileError::Short { what, needs, has });
         }
-        // A huge page's file can only be mapped in whole pages; st_blksize is their size.
-        let page = u64::try_from(stat.st_blksize).unwrap_or(PAGE).max(PAGE);
+        // A huge page's file can only be mapped in whole pages.
+        let page = page_size(file).map_err(refused)?;
         let bytes = usize::try_from(len.next_multiple_of(page)).ok().and_then(NonZeroUsize::new);
         let (Some(bytes), Ok(from)) = (bytes, libc::off_t::try_from(offset)) else {
             return Err(shape);
@@ -139,6 +141,13 @@ impl SharedFile {
             return Err(SharedFileError::Unguarded(what));
         }
         Ok(shared)
+    }
+
+    /// Has `alarm` rung when the file turns out to be shorter than the stretch.
+    pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
+        if let Some(guard) = &self.guard {
+            guard.set_alarm(alarm);
+        }
     }
 
     #[inline]

@@ -2,30 +2,41 @@
 //!
 //! **Problem.** Touching a page beyond a file's end is SIGBUS, which ends the process: one guest
 //! would take all others with it (datapath rule 11). **Rule.** Mapped guest regions are listed; on
-//! SIGBUS inside one, the page is replaced by zeroes of our own and the access goes on. The guest
-//! has hurt its own rings, which then make no sense and are stopped. A SIGBUS anywhere else is
-//! treated as before. **Cost.** Nothing until it happens; a walk over the list then.
+//! SIGBUS inside one, all from that page to the region's end is replaced by zeroes of our own, in
+//! one mapping and never beyond the region, and the access goes on. The guest has hurt its own
+//! rings; the region's alarm tells its session, which ends. A SIGBUS anywhere else is treated as
+//! before. **Cost.** Nothing until it happens; a walk over the list then.
 #![allow(unsafe_code, reason = "a signal handler and a mapping put in place by it")]
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::OnceLock;
+use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, OnceLock};
+
+use nix::sys::eventfd::EventFd;
 
 /// Regions that can be listed: 1,024 ports of 32 regions. A region that finds no place is
 /// refused by the caller, so that none is mapped unguarded.
 const PLACES: usize = 32 * 1024;
 
-/// Start, length and page size; a start of 0 is a free place.
+/// Start, length, page size and alarm; a start of 0 is a free place.
 struct Place {
     start: AtomicUsize,
     len: AtomicUsize,
     page: AtomicUsize,
+    /// An event descriptor; negative: none.
+    alarm: AtomicI32,
 }
 
 static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
 static REGIONS: [Place; PLACES] = [const {
-    Place { start: AtomicUsize::new(0), len: AtomicUsize::new(0), page: AtomicUsize::new(0) }
+    Place {
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        page: AtomicUsize::new(0),
+        alarm: AtomicI32::new(-1),
+    }
 }; PLACES];
 /// Pages replaced since start.
 static REPLACED: AtomicUsize = AtomicUsize::new(0);
@@ -33,7 +44,11 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A listed region; off the list when dropped, which must be before it is unmapped.
 #[derive(Debug)]
-pub(super) struct Guard(usize);
+pub(super) struct Guard {
+    place: usize,
+    /// Kept open for as long as the handler may write to it.
+    alarm: OnceLock<Arc<EventFd>>,
+}
 
 impl Guard {
     /// Lists a mapping. `None` if the list is full or the handler cannot be installed.
@@ -52,13 +67,22 @@ impl Guard {
         place.page.store(page.max(4096), Ordering::Relaxed);
         place.start.store(start as usize, Ordering::Release);
         PLACES_USED.fetch_max(taken + 1, Ordering::Release);
-        Some(Self(taken))
+        Some(Self { place: taken, alarm: OnceLock::new() })
+    }
+
+    /// Has `alarm` rung when pages of the region are gone. It must not be one that makes a writer
+    /// wait; only the first is taken.
+    pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
+        let alarm = self.alarm.get_or_init(|| Arc::clone(alarm));
+        REGIONS[self.place].alarm.store(alarm.as_fd().as_raw_fd(), Ordering::Release);
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        REGIONS[self.0].start.store(0, Ordering::Release);
+        // The alarm first: the place may be another region's as soon as it is free.
+        REGIONS[self.place].alarm.store(-1, Ordering::Release);
+        REGIONS[self.place].start.store(0, Ordering::Release);
     }
 }
 
@@ -84,8 +108,11 @@ fn install() -> Option<libc::sigaction> {
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t`. WHY: C interface.
     let at = unsafe { (*info).si_addr() } as usize;
-    if replace_page(at) {
-        REPLACED.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the thread's own; a handler must leave it as it found it. WHY: C interface.
+    let errno = unsafe { *libc::__errno_location() };
+    if replace_from(at) {
+        // SAFETY: as above. WHY: as above.
+        unsafe { *libc::__errno_location() = errno };
         return;
     }
     // Not ours: let the access fault again under whatever was in place before.
@@ -100,21 +127,40 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     }
 }
 
-/// Puts a page of zeroes over the page of `at`, if that lies in a listed region.
-fn replace_page(at: usize) -> bool {
+/// Puts zeroes over a listed region from the page of `at` to its end, if `at` lies in one. All that
+/// follows is gone as well, and one mapping for each page would use up the process's mappings.
+fn replace_from(at: usize) -> bool {
     let used = PLACES_USED.load(Ordering::Acquire).min(PLACES);
     for place in &REGIONS[..used] {
         let start = place.start.load(Ordering::Acquire);
         let (len, page) = (place.len.load(Ordering::Relaxed), place.page.load(Ordering::Relaxed));
         if start > 1 && at >= start && at - start < len && page.is_power_of_two() {
-            let page_start = (at & !(page - 1)) as *mut c_void;
+            // Counted from the region's start: the kernel need not have put it at a multiple.
+            let offset = (at - start) & !(page - 1);
+            let (from, bytes) = ((start + offset) as *mut c_void, len - offset);
             let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: the page lies in a mapping of ours that is listed, so still mapped, and that
-            // begins and ends on page boundaries. WHY: nothing else can replace a page.
-            let mapped = unsafe { libc::mmap(page_start, page, protection, flags, -1, 0) };
-            return mapped != libc::MAP_FAILED;
+            let flags =
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            // SAFETY: from there to its end the mapping is ours, is listed, so still mapped, and
+            // begins and ends on page boundaries. WHY: nothing else can replace pages.
+            let mapped = unsafe { libc::mmap(from, bytes, protection, flags, -1, 0) };
+            if mapped == libc::MAP_FAILED {
+                return false;
+            }
+            REPLACED.fetch_add(bytes.div_ceil(page), Ordering::Relaxed);
+            ring(place.alarm.load(Ordering::Acquire));
+            return true;
         }
     }
     false
+}
+
+/// Tells a region's session, which has nothing to look for in it any more.
+fn ring(alarm: i32) {
+    if alarm >= 0 {
+        let one = 1_u64;
+        // SAFETY: an event descriptor that the listed region keeps open, and eight bytes of ours.
+        // It does not wait, and a signal handler may call it. WHY: there is no safe form.
+        unsafe { libc::write(alarm, (&raw const one).cast(), size_of::<u64>()) };
+    }
 }

@@ -249,6 +249,46 @@ fn a_wrong_change_of_memory_is_refused_and_the_driver_may_come_again() {
 }
 
 #[test]
+fn a_driver_that_shortens_its_memory_loses_its_session_and_nobody_else_does() {
+    let (rig, mut a, mut b) = pair(|c| c);
+    for round in 0..5 {
+        let file = std::fs::File::from(
+            nix::sys::memfd::memfd_create(c"short", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)
+                .unwrap(),
+        );
+        file.set_len(1 << 20).unwrap();
+        let (guest, user) = (1 << 40, 1 << 41);
+        let region = vhost::VhostUserMemoryRegionInfo {
+            guest_phys_addr: guest,
+            memory_size: 1 << 20,
+            userspace_addr: user,
+            mmap_offset: 0,
+            mmap_handle: std::os::fd::AsRawFd::as_raw_fd(&file),
+        };
+        use vhost::vhost_user::VhostUserFrontend;
+        a.frontend().unwrap().add_mem_region(&region).unwrap();
+        file.set_len(4096).unwrap();
+        // The frame lies where the file has ended.
+        let mut raw = a.raw(1);
+        let at = raw.avail_idx();
+        let slot = at % raw.size();
+        raw.write_desc(slot, Descriptor { addr: guest + 8192, len: 100, flags: 0, next: 0 });
+        raw.write_avail(slot, slot);
+        raw.write_avail_idx(at.wrapping_add(1));
+        raw.kick();
+        rig.until("the session ends and says why", |rig| {
+            rig.status(0).error.is_some_and(|error| error.contains("shortened a file"))
+        });
+        assert_eq!(rig.state(1), AttachState::Up);
+        let mut config = rig.driver(0);
+        config.wait = std::time::Duration::from_secs(20);
+        a = VirtioNet::connect(config).unwrap();
+        rig.wait_up(2);
+        exchange(&mut a, &mut b, round, 5);
+    }
+}
+
+#[test]
 fn a_driver_that_sleeps_is_woken_by_a_switch_that_comes_back() {
     use std::os::fd::AsFd;
     // The switch before this one returned chains and died before it could say so.

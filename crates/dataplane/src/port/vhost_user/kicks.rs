@@ -19,23 +19,27 @@ use super::session::Session;
 /// for longer than this.
 const DEAF_MS: u8 = 1;
 
-/// Rings the bells of whoever is kicked until the connection has a message or its end.
+/// Rings the bells of whoever is kicked until the connection has a message or its end, or the
+/// session's alarm rings.
 pub(super) fn serve_until_message(connection: &UnixStream, session: &Session) {
     let kicks: Vec<(QueueId, &File)> = session.kicks().collect();
-    let mut fds = vec![PollFd::new(connection.as_fd(), PollFlags::POLLIN)];
+    let mut fds = vec![
+        PollFd::new(connection.as_fd(), PollFlags::POLLIN),
+        PollFd::new(session.alarm().as_fd(), PollFlags::POLLIN),
+    ];
     fds.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick.as_fd(), PollFlags::POLLIN)));
     let mut deaf = false;
     loop {
-        let heard = if deaf { &mut fds[..1] } else { &mut fds[..] };
+        let heard = if deaf { &mut fds[..2] } else { &mut fds[..] };
         let timeout = if deaf { PollTimeout::from(DEAF_MS) } else { PollTimeout::NONE };
         match poll(heard, timeout) {
             Err(Errno::EINTR) => continue,
             // The read that follows says what is wrong.
             Err(_) => return,
-            Ok(_) if happened(&fds[0]) => return,
+            Ok(_) if fds[..2].iter().any(happened) => return,
             Ok(_) if deaf => deaf = false,
             Ok(_) => {
-                for ((queue, kick), fd) in kicks.iter().zip(&fds[1..]) {
+                for ((queue, kick), fd) in kicks.iter().zip(&fds[2..]) {
                     if happened(fd) {
                         // Empty or not: whoever touches the descriptor wants to be heard.
                         let _ = (&mut &**kick).read(&mut [0; 8]);

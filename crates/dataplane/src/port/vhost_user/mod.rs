@@ -85,6 +85,7 @@ pub struct VhostUser {
     workers: Workers,
     shared: SharedState,
     wake: Arc<EventFd>,
+    alarm: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -103,21 +104,18 @@ impl VhostUser {
             let limit = QUEUES_MAX as u64;
             return Err(PortError::Limit { object, problem: "number of queue pairs", limit });
         }
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|e| PortError::system(object, "make an event descriptor", RAISE_NOFILE, e))?;
+        let event = || {
+            EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|e| {
+                PortError::system(&object, "make an event descriptor", RAISE_NOFILE, e)
+            })
+        };
+        let (wake, alarm) = (Arc::new(event()?), Arc::new(event()?));
         let queues = (0..config.queue_pairs)
             .map(|_| Box::new(VhostQueue::default()) as Box<dyn PortQueue>)
             .collect();
         let shared = SharedState::default();
         Ok((
-            Self {
-                config,
-                id,
-                workers: workers.into(),
-                shared,
-                wake: Arc::new(wake),
-                thread: None,
-            },
+            Self { config, id, workers: workers.into(), shared, wake, alarm, thread: None },
             queues,
         ))
     }
@@ -140,6 +138,7 @@ impl VhostUser {
             workers: self.workers.clone(),
             shared: Arc::clone(&self.shared),
             wake: Arc::clone(&self.wake),
+            alarm: Arc::clone(&self.alarm),
         };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", self.config.name))

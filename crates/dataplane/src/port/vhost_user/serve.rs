@@ -43,6 +43,8 @@ pub(super) struct Server {
     pub(super) workers: Workers,
     pub(super) shared: SharedState,
     pub(super) wake: Arc<EventFd>,
+    /// Rings when a driver shortened a file that is mapped.
+    pub(super) alarm: Arc<EventFd>,
 }
 
 impl Server {
@@ -160,8 +162,10 @@ impl Server {
             shared.waits = None;
         }
         let began = now();
-        let session =
-            Session::new(&self.config, self.id, self.workers.clone(), Arc::clone(&self.shared));
+        // Of the session before.
+        let _ = self.alarm.read();
+        let (shared, alarm) = (Arc::clone(&self.shared), Arc::clone(&self.alarm));
+        let session = Session::new(&self.config, self.id, self.workers.clone(), shared, alarm);
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let mut is_told = false;
@@ -169,6 +173,9 @@ impl Server {
             if let Ok(session) = backend.lock() {
                 is_told = is_told || self.greet(&session, memory);
                 super::kicks::serve_until_message(&early, &session);
+                if let Err(end) = session.check_alarm() {
+                    break end;
+                }
             }
             let served =
                 if is_early(&backend) { early_enable::serve(&early, &backend) } else { Ok(false) };

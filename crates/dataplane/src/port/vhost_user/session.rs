@@ -12,6 +12,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
+use nix::sys::eventfd::EventFd;
 use penstock_units::{PortId, QueueId};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -130,6 +131,8 @@ pub(super) struct Session {
     id: PortId,
     workers: Workers,
     shared: SharedState,
+    /// Rings when the driver shortened a file that is mapped.
+    alarm: Arc<EventFd>,
     offered: u64,
     features: u64,
     /// The driver has seen what is offered.
@@ -165,6 +168,7 @@ impl Session {
         id: PortId,
         workers: Workers,
         shared: SharedState,
+        alarm: Arc<EventFd>,
     ) -> Self {
         let rings = 2 * usize::from(config.queue_pairs);
         Self {
@@ -172,6 +176,7 @@ impl Session {
             id,
             workers,
             shared,
+            alarm,
             offered: offered(config),
             features: 0,
             has_offered: false,
@@ -235,6 +240,11 @@ impl Session {
             let kick = ring.kick.as_ref().filter(|_| ring.running && index % 2 == 1)?;
             Some((queue, kick))
         })
+    }
+
+    /// Readable when the driver shortened a file behind its memory.
+    pub(super) fn alarm(&self) -> &EventFd {
+        &self.alarm
     }
 
     /// Has a queue pair polled again that its worker left alone.
@@ -555,6 +565,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (queues, size) = (region.num_queues, region.queue_size);
         let region =
             InflightRegion::map(self.layout(), &file, offset, len, queues, size).map_err(refuse)?;
+        region.set_alarm(&self.alarm);
         let running: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
         running.iter().for_each(|&index| self.halt(index));
@@ -633,6 +644,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.spend(throttle::MAPPING);
         let (offset, len) = (region.mmap_offset, region.mmap_size);
         let log = DirtyLog::map(&file, offset, len).map_err(refuse)?;
+        log.set_alarm(&self.alarm);
         if self.memory.as_ref().is_some_and(|memory| !log.covers(memory.end())) {
             let what = "the dirty log is shorter than the guest's memory: what lies beyond is lost";
             tracing::warn!(port = %self.name, bytes = len, "{what}");
@@ -653,7 +665,6 @@ const _: fn() = || {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::eventfd::EventFd;
     use std::os::fd::OwnedFd;
 
     #[test]

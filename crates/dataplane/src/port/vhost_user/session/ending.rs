@@ -6,11 +6,11 @@
 //! without acknowledging any, and did so at once, was not content with them. What it may have
 //! missed is told: queue pairs, and features.
 
-use vhost::vhost_user::Error;
+use vhost::vhost_user::{Error, Result};
 
 use super::{
     F_CSUM, F_GUEST_CSUM, F_GUEST_TSO4, F_GUEST_TSO6, F_HOST_TSO4, F_HOST_TSO6, Session,
-    feature_names,
+    feature_names, refuse,
 };
 use crate::port::ring::RingError;
 
@@ -22,9 +22,9 @@ const OFFLOADS: u64 =
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error(
-        "the driver names ring {index}, the port has {} ({pairs} queue pairs); give the port more \
-         `queues` or the guest fewer",
-        2 * pairs
+        "the driver names ring {index}, the port has {} ({}); give the port more `queues` or the \
+         guest fewer",
+        2 * pairs, queue_pairs(*pairs)
     )]
     Ring { index: u32, pairs: u16 },
     #[error(
@@ -37,8 +37,14 @@ pub(super) enum SessionError {
     NotEvent(&'static str),
     #[error("the driver removes {len} bytes of memory at {guest:#x}, which is no region of its")]
     NoRegion { guest: u64, len: u64 },
+    #[error("the driver shortened a file behind its memory, its log or its inflight region")]
+    Shortened,
     #[error("the driver's new memory table is without ring {ring}, which runs: {source}")]
     Memory { ring: usize, source: RingError },
+}
+
+fn queue_pairs(pairs: u16) -> String {
+    format!("{pairs} queue pair{}", if pairs == 1 { "" } else { "s" })
 }
 
 /// Features in words and as a number.
@@ -48,6 +54,14 @@ fn words(features: u64) -> String {
 }
 
 impl Session {
+    /// An error if the driver shortened a file that is mapped.
+    pub(in super::super) fn check_alarm(&self) -> Result<()> {
+        match self.alarm().read() {
+            Ok(_) => Err(refuse(SessionError::Shortened)),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// Why the session failed, `None` if it did not. `at_once`: it was short, and not the first
     /// such in a row.
     pub(in super::super) fn failure(&self, end: &Error, at_once: bool) -> Option<String> {
@@ -65,7 +79,7 @@ impl Session {
     }
 
     fn refusal(&self) -> String {
-        let pairs = self.queue_pairs;
+        let pairs = queue_pairs(self.queue_pairs);
         let missing = OFFLOADS & !self.offered;
         let (features, remedy) = match missing {
             0 => (String::new(), String::new()),
@@ -75,7 +89,7 @@ impl Session {
             ),
         };
         format!(
-            "the driver hangs up when it sees what the port offers: {pairs} queue pairs{features}; \
+            "the driver hangs up when it sees what the port offers: {pairs}{features}; \
              if the guest has more queue pairs, give the port more `queues`{remedy}"
         )
     }
@@ -96,8 +110,8 @@ mod tests {
         let error = SessionError::Ring { index: 2, pairs: 1 }.to_string();
         assert_eq!(
             error,
-            "the driver names ring 2, the port has 2 (1 queue pairs); give the port more `queues` \
-             or the guest fewer"
+            "the driver names ring 2, the port has 2 (1 queue pair); give the port more \
+             `queues` or the guest fewer"
         );
     }
 }

@@ -10,41 +10,50 @@ use penstock_qos::policer::{Limit, segments_depth, segments_frames};
 use penstock_qos::policing::Terms;
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
+use super::Warning;
 use crate::config::{HostConfig, Port, PortKind};
 
 /// A warning for each depth that does not fit.
-pub(super) fn warnings(config: &HostConfig) -> Vec<String> {
+pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     let mut all = Vec::new();
+    let mut warn = |ports: &[&str], texts: [Option<String>; 2]| {
+        let ports: Vec<_> = ports.iter().map(|&port| port.to_owned()).collect();
+        let warning = |text| Warning { ports: ports.clone(), text };
+        all.extend(texts.into_iter().flatten().map(warning));
+    };
     for port in config.ports.iter().filter(|port| sends_segments(port)) {
         let object = format!("port {}: police", port.name);
-        match port.policed().map(|spec| spec.limit()) {
+        let text = match port.policed().map(|spec| spec.limit()) {
             Some(Limit::SingleRate { cir, cbs, ebs }) => {
-                all.extend(bytes(&object, "cbs", (cir, cbs.saturating_add(ebs))));
+                bytes(&object, "cbs", (cir, cbs.saturating_add(ebs)))
             }
-            Some(Limit::TwoRate { pir, pbs, .. }) => all.extend(bytes(&object, "pbs", (pir, pbs))),
-            Some(Limit::Packets { rate, burst }) => {
-                all.extend(frames(&object, "burst", (rate, burst)));
-            }
-            None => {}
-        }
+            Some(Limit::TwoRate { pir, pbs, .. }) => bytes(&object, "pbs", (pir, pbs)),
+            Some(Limit::Packets { rate, burst }) => frames(&object, "burst", (rate, burst)),
+            None => None,
+        };
+        warn(&[&port.name], [text, None]);
     }
     if !config.ports.iter().any(sends_segments) {
         return all;
     }
-    let of_ports = config
-        .ports
-        .iter()
-        .filter_map(|port| Some((format!("port {}: receive", port.name), port.receive?.terms())));
-    let of_tenants = config.tenants.iter().flat_map(|tenant| {
-        let named = |key: &str| format!("tenant {}: {key}", tenant.name);
-        let receive = tenant.may_receive().map(|terms| (named("receive"), terms));
-        receive.into_iter().chain(tenant.may_send().map(|terms| (named("send"), terms)))
-    });
-    for (object, Terms { bytes: of_bytes, frames: of_frames, .. }) in of_ports.chain(of_tenants) {
-        all.extend(of_bytes.and_then(|limit| bytes(&object, "burst", limit)));
-        all.extend(of_frames.and_then(|limit| frames(&object, "frames", limit)));
+    for port in &config.ports {
+        let Some(receive) = &port.receive else { continue };
+        warn(&[&port.name], of_terms(&format!("port {}: receive", port.name), receive.terms()));
+    }
+    for tenant in &config.tenants {
+        for (key, terms) in [("receive", tenant.may_receive()), ("send", tenant.may_send())] {
+            let Some(terms) = terms else { continue };
+            warn(&[], of_terms(&format!("tenant {}: {key}", tenant.name), terms));
+        }
     }
     all
+}
+
+fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
+    [
+        terms.bytes.and_then(|limit| bytes(object, "burst", limit)),
+        terms.frames.and_then(|limit| frames(object, "frames", limit)),
+    ]
 }
 
 /// Whether what is behind the port may send segments that the policers see whole.
@@ -83,7 +92,8 @@ mod tests {
 
     fn warned(ports: &str) -> Vec<String> {
         let text = format!("[host]\nname = \"h\"\n[[tenant]]\nname = \"red\"\n{ports}");
-        warnings(&toml_edit::de::from_str(&text).unwrap())
+        let all = warnings(&toml_edit::de::from_str(&text).unwrap());
+        all.into_iter().map(|warning| warning.text).collect()
     }
 
     fn tap(keys: &str) -> String {

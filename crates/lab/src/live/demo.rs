@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn holds(outcome: &Outcome) -> Vec<bool> {
-        outcome.claims.iter().map(|claim| claim.holds).collect()
+        outcome.claims.iter().filter_map(|claim| claim.holds).collect()
     }
 
     #[test]

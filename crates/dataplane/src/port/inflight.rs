@@ -286,7 +286,8 @@ impl SplitInflight {
             heads.drain(..).for_each(|head| self.unmark(head));
         }
         region.store(self.at + SPLIT_USED, used);
-        heads.sort_by_key(|&head| self.counter(head));
+        // The front end may rewrite a counter at any moment: each is read once.
+        heads.sort_by_cached_key(|&head| self.counter(head));
         heads
     }
 

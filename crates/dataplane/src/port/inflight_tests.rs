@@ -164,3 +164,33 @@ fn a_header_is_put_on_a_file_of_zeroes() {
     let region = InflightRegion::map(RingLayout::Split, &file, 0, len, 1, SIZE).unwrap();
     assert_eq!((region.load(AT_VERSION), region.load(AT_DESC_NUM)), (1, SIZE));
 }
+
+#[test]
+fn a_front_end_that_rewrites_the_counters_meanwhile_changes_the_order_at_most() {
+    const SIZE: u16 = 1024;
+    let (file, len) = InflightRegion::make(RingLayout::Split, 1, SIZE).unwrap();
+    let region = Arc::new(InflightRegion::map(RingLayout::Split, &file, 0, len, 1, SIZE).unwrap());
+    let (queue, theirs) = (region.split(0, SIZE).unwrap(), region.split(0, SIZE).unwrap());
+    (0..SIZE).for_each(|head| queue.mark(head, head.into()));
+    let done = core::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut counter = 1_u64;
+            while !done.load(Ordering::Relaxed) {
+                for head in 0..SIZE {
+                    counter = counter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    theirs.mark(head, counter >> 33);
+                }
+            }
+        });
+        let recovered = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..2_000 {
+                let mut heads = queue.recover(0, SIZE);
+                heads.sort_unstable();
+                assert!(heads.into_iter().eq(0..SIZE), "each head once");
+            }
+        }));
+        done.store(true, Ordering::Relaxed);
+        assert!(recovered.is_ok(), "the order of shared words must not be trusted");
+    });
+}

@@ -119,7 +119,7 @@ fn a_port_says_why_its_driver_fails_and_the_log_does_not_fill() {
         assert!(VirtioNet::connect(wide.clone()).is_err());
         assert!(VirtioNet::connect(rich.clone()).is_err());
     }
-    switch.await_port("narrow", "error", &["last session", "1 queue pairs", "`queues`"]);
+    switch.await_port("narrow", "error", &["last session", "1 queue pair;", "`queues`"]);
     let words = ["host-tso4", "guest-tso6", "(0x1983)", "`offloads`", "restart the VM"];
     switch.await_port("plain", "error", &words);
     let missing = ["absent.sock: no such socket", "start the VM"];

@@ -40,7 +40,7 @@ impl PackedRing {
         self.wish(DISABLE);
     }
 
-    /// The field for a place in the ring means nothing to the driver here: the ring's mark is there.
+    /// The field for a place in the ring means nothing to the driver here: it has the ring's mark.
     fn wish(&self, flags: u16) {
         let wish = u32::from(self.mark) | u32::from(flags) << 16;
         self.area(self.device_event).store(wish, Ordering::Relaxed);

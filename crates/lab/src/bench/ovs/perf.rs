@@ -2,8 +2,9 @@
 //!
 //! **Source.** `ovs-vswitchd(8)`, section PMD COMMANDS. The first rounds busy cycles to a whole
 //! cycle a packet, the second has them in full; packets and hits are the same numbers in both. OVS
-//! 4.0 has only the first. **Rule.** The first is asked always, the second where it is known. Both are read before and after: a request to clear the counters is carried out by the
-//! PMD thread, some time later.
+//! 4.0 has only the first. **Rule.** The first is asked always, the second where it is known, and
+//! both before and after: a request to clear the counters is carried out by the PMD thread, some
+//! time later.
 
 use anyhow::Context as _;
 

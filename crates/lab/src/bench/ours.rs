@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::bed::{Bed, VM_A, VM_B};
 use super::guard::THIS_PROGRAM;
-use super::process::{Daemon, ThreadClock, ask, await_some};
+use super::process::{Daemon, ThreadClock, ask, await_ok};
 use super::subject::{Case, Subject, WorkerReading};
 use super::through::{ENDS, HOPS, Outside, Through};
 
@@ -133,9 +133,9 @@ pub(crate) fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64
     command.env_remove("PENSTOCK_SOCKET");
     let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;
     let socket = dir.join("host.sock");
-    let status = await_some("answer of penstock", START_LIMIT, || {
+    let status = await_ok("answer of penstock", START_LIMIT, || {
         daemon.check()?;
-        Ok(ctl(&socket, &["host", "show", "--json"]).ok())
+        Ok(ctl(&socket, &["host", "show", "--json"]))
     });
     let status = status.with_context(|| daemon.last_words())?;
     let status: Value = serde_json::from_str(&status).context("reading the status")?;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -27,10 +27,18 @@ pub(crate) fn ask(command: &mut Command) -> anyhow::Result<String> {
     let output = output.with_context(|| format!("running {program}"))?;
     if !output.status.success() {
         let words: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{program} {}: {}: {}", words.join(" "), output.status, said.trim());
+        bail!("{program} {}: {}: {}", words.join(" "), output.status, said(&output));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The reason of a program that failed: what it complained of and, as one asked for JSON has its
+/// reason in the answer, what it printed.
+fn said(output: &Output) -> String {
+    let texts = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
+    let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    let said = texts.collect::<Vec<_>>().join("\n");
+    if said.is_empty() { "it said nothing".to_owned() } else { said }
 }
 
 /// Looks until `found` gives something.
@@ -52,6 +60,29 @@ pub(crate) fn await_some<T>(
         }
         clock::wait_readable(None, LOOK);
     }
+}
+
+/// Tries until it succeeds; what `tried` returns as an error of its own ends that.
+///
+/// # Errors
+/// When `limit` has passed, with the last reason; or `tried` fails.
+pub(crate) fn await_ok<T>(
+    what: &str,
+    limit: Duration,
+    mut tried: impl FnMut() -> anyhow::Result<anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let mut last = None;
+    let found = await_some(what, limit, || match tried()? {
+        Ok(it) => Ok(Some(it)),
+        Err(error) => {
+            last = Some(error);
+            Ok(None)
+        }
+    });
+    found.map_err(|error| match last {
+        Some(last) => anyhow::anyhow!("{error:#}: {last:#}"),
+        None => error,
+    })
 }
 
 /// A daemon that the guard takes down; dropping ends it as well.
@@ -181,6 +212,25 @@ mod tests {
         assert!(text.contains("no good") && text.contains('3'), "{text}");
         assert_eq!(ask(Command::new("echo").arg("hello")).unwrap(), "hello\n");
         assert!(ask(&mut Command::new("/nonexistent/program")).is_err());
+        // Who is asked for JSON prints its reason.
+        let answer = "echo '{\"refused\": \"no room\"}'; exit 1";
+        let text = ask(Command::new("sh").args(["-c", answer])).unwrap_err().to_string();
+        assert!(text.contains("no room"), "{text}");
+        let text = ask(&mut Command::new("false")).unwrap_err().to_string();
+        assert!(text.ends_with("it said nothing"), "{text}");
+    }
+
+    #[test]
+    fn what_is_tried_until_it_works_says_what_was_wrong_last() {
+        let no = || Ok(ask(Command::new("sh").args(["-c", "echo not yet >&2; exit 1"])));
+        let text = await_ok("a program", Duration::ZERO, no).unwrap_err().to_string();
+        assert!(text.contains("a program: not there") && text.contains("not yet"), "{text}");
+        let mut left = 3;
+        let third = await_ok("a number", Duration::from_secs(10), || {
+            left -= 1;
+            Ok(if left == 0 { Ok(7) } else { Err(anyhow::anyhow!("not yet")) })
+        });
+        assert_eq!(third.unwrap(), 7);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::plan::Plan;
 use super::switch::{Ours, Switch, count};
 use crate::bench::bed::Bed;
 use crate::bench::guard::{THIS_PROGRAM, Ward, end_inside};
-use crate::bench::process::{Daemon, ask, await_some};
+use crate::bench::process::{Daemon, ask, await_ok, await_some};
 use crate::clock;
 
 /// How long until namespaces are there and packets pass.
@@ -182,11 +182,11 @@ impl Stage {
     /// Waits until `vm` reaches `port` of the VM numbered `to`.
     pub fn await_tcp(&self, vm: &str, to: usize, port: u16) -> anyhow::Result<()> {
         let what = format!("port {port} of {}", Plan::ip(to));
-        await_some(&what, START_LIMIT, || {
+        await_ok(&what, START_LIMIT, || {
             let address = format!("/dev/tcp/{}/{port}", Plan::ip(to));
             let probe = format!("exec 3<>{address}");
             let mut command = self.inside(vm, "timeout", &["1", "bash", "-c", &probe])?;
-            Ok(ask(&mut command).ok().map(drop))
+            Ok(ask(&mut command).map(drop))
         })
     }
 

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use super::plan::Plan;
 use crate::bench::bed::Bed;
 use crate::bench::guard::{Ward, end_inside};
-use crate::bench::process::{Daemon, ask, await_some};
+use crate::bench::process::{Daemon, ask, await_ok, await_some};
 
 /// How long until packets pass.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -61,9 +61,9 @@ impl VdeSwitch {
             let mut plug = inside(&["taskset", "-c", &core, "vde_plug2tap", "-s", &socket, "eth0"]);
             let log = dir.join(format!("plug-{number}.log"));
             plugs.push(Daemon::start(&mut plug, log, bed.guard())?);
-            await_some("a TAP of vde_plug2tap", START_LIMIT, || {
+            await_ok("a TAP of vde_plug2tap", START_LIMIT, || {
                 let mut look = inside(&["ip", "link", "show", "dev", "eth0"]);
-                Ok(ask(&mut look).ok().map(drop))
+                Ok(ask(&mut look).map(drop))
             })?;
             let address = format!("{}/8", Plan::ip(number));
             ask(&mut inside(&["ip", "addr", "add", &address, "dev", "eth0"]))?;
@@ -102,10 +102,10 @@ impl VdeSwitch {
     /// Waits until VM `from` reaches `port` of VM `to`.
     pub(super) fn await_tcp(&self, from: usize, to: usize, port: &str) -> anyhow::Result<()> {
         let at = Plan::ip(to);
-        await_some(&format!("port {port} of {at}"), START_LIMIT, || {
+        await_ok(&format!("port {port} of {at}"), START_LIMIT, || {
             let probe = format!("exec 3<>/dev/tcp/{at}/{port}");
             let mut command = self.inside(from, "timeout", &["1", "bash", "-c", &probe]);
-            Ok(ask(&mut command).ok().map(drop))
+            Ok(ask(&mut command).map(drop))
         })
     }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::super::attached::to_f64;
 use super::super::bed::Bed;
 use super::super::guard::THIS_PROGRAM;
-use super::super::process::{Daemon, ThreadClock, ask, await_some};
+use super::super::process::{Daemon, ThreadClock, ask, await_ok};
 use crate::clock;
 use crate::driver::{Features, SocketMode};
 use crate::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns};
@@ -202,11 +202,11 @@ impl Rig {
         command.args(["host", "run", "--config"]).arg(&file).env_remove("PENSTOCK_SOCKET");
         let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;
         let socket = dir.join("host.sock");
-        let up = await_some("answer of penstock", START_LIMIT, || {
+        let up = await_ok("answer of penstock", START_LIMIT, || {
             daemon.check()?;
             let mut show = Command::new(THIS_PROGRAM);
             let show = show.arg("--socket").arg(&socket).args(["host", "show", "--json"]);
-            Ok(ask(show).ok())
+            Ok(ask(show))
         });
         up.with_context(|| daemon.last_words())?;
         let worker = ThreadClock::find(daemon.id(), "penstock-w")?;

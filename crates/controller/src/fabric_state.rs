@@ -368,8 +368,8 @@ impl Fabric {
         }
     }
 
-    /// Queues follow scores. `reachable` says whether a server or switch can be told; `hold`: nobody
-    /// gets or loses queues who need not.
+    /// Queues follow scores. `reachable` says whether a server or switch can be told; `hold`:
+    /// nobody gets or loses queues who need not.
     pub fn rebind(&mut self, reachable: impl Fn(NodeId) -> bool, hold: bool) -> Pass {
         self.with_candidates(reachable, hold, |binding, topology, candidates| {
             binding.pass(topology, candidates)

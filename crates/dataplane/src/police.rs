@@ -143,7 +143,7 @@ pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
     segments_of(batch, i)
 }
 
-/// Bytes that frame `i` takes on a link: those of [`on_wire`], and what Ethernet adds to each frame.
+/// Bytes that frame `i` takes on a link: those of [`on_wire`], and what Ethernet adds to each.
 #[inline]
 pub(crate) fn wire_bytes(batch: &Batch, i: usize) -> u32 {
     let Size { bytes, frames } = on_wire(batch, i);

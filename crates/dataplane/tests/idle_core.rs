@@ -255,8 +255,8 @@ fn a_port_that_can_only_be_polled_gets_its_floor_beside_a_flood() {
     }
 }
 
-/// A port of the last class with two queue pairs, of which one never has a frame: a look at that one
-/// takes nothing from what is kept for the other's frames.
+/// A port of the last class with two queue pairs, of which one never has a frame: a look at that
+/// one takes nothing from what is kept for the other's frames.
 #[test]
 fn a_silent_queue_pair_takes_nothing_from_its_port() {
     for silent in [0, 1, 3] {

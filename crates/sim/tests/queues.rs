@@ -354,9 +354,9 @@ fn a_flooded_vm_pays_for_what_it_gets_and_the_others_keep_their_rate() {
     assert_eq!((outside.unaccounted(), victim.unaccounted()), (0, 0));
 }
 
-/// A VM of the last class that bought a fifth of the core and sends by an output with a queue, beside
-/// one of the first class that takes all it can get: the departures of its frames must not take from
-/// it what it could not use while its turn did not come.
+/// A VM of the last class that bought a fifth of the core and sends by an output with a queue,
+/// beside one of the first class that takes all it can get: the departures of its frames must not
+/// take from it what it could not use while its turn did not come.
 #[test]
 fn a_late_class_keeps_what_it_bought_though_its_frames_leave_by_a_queue() {
     let run = |order: Order, both: bool| {

@@ -193,8 +193,8 @@ impl CreditBook {
         Some((vm, opened))
     }
 
-    /// Goes on with the account that `was` has in `before`: its credits, its reserve, and whether it
-    /// earns.
+    /// Goes on with the account that `was` has in `before`: its credits, its reserve, and whether
+    /// it earns.
     pub fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         let Some(old) = before.account_of(was) else { return };
         let Some(account) = self.account_mut(vcpu) else { return };

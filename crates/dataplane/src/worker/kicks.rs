@@ -1,11 +1,12 @@
 //! Notifications of drivers, and who pays for them.
 //!
-//! **Problem.** A driver that does not poll is woken by an event file descriptor, an AF_XDP socket
-//! sends by a system call. Either may cost more than a batch, and happens when the batches are over.
-//! **Rule** (C2QoS §III: what a VM causes is the VM's). What a notification cost is charged to those
-//! whose frames were delivered to that queue pair, in equal parts of the frames. What tells a driver
-//! that its own frames were taken is the driver's own. **Cost.** One more read of the counter a round
-//! of notifications, and one for each that was sent.
+//! **Problem.** A driver that does not poll is woken by an event file descriptor, and an AF_XDP
+//! socket sends by a system call. Either may cost more than a batch, and happens when the batches
+//! are over. **Rule** (C2QoS §III: a VM pays for what it causes). The cost of a notification is
+//! charged to the ports whose frames were delivered to that queue pair, by their number of frames.
+//! A notification that tells a driver that its own frames were taken is charged to that driver's
+//! port. **Cost.** One more read of the counter a round of notifications, and one for each
+//! notification that was sent.
 
 use core::sync::atomic::{Ordering, fence};
 

@@ -6,7 +6,8 @@
 //! it. Under a heading that contains "missed", each row names an experiment, a mode, a claim, the
 //! seeds (`all`, or such as `3, 7-9`), the figure found, and why. A claim that is missed and not
 //! listed for its seed is a failure; so is one that is listed and holds, one that is listed and
-//! has no band, and one that is listed and does not exist. Other tables and text of the file are not looked at.
+//! has no band, and one that is listed and does not exist. Other tables and text of the file are
+//! not looked at.
 //!
 //! **Example.**
 //!

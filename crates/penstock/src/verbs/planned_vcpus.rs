@@ -1,5 +1,5 @@
-//! What `host check` and `vcpu check` say of vCPUs: which VM is planned on which processor, and how much of that
-//! slices of deadlines take.
+//! What `host check` and `vcpu check` say of vCPUs: which VM is planned on which processor, and how
+//! much of that slices of deadlines take.
 
 use penstock_vcpu::admission::density_ppm;
 use penstock_vcpu::planned;

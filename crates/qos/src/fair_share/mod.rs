@@ -1,8 +1,8 @@
 //! The `fair-share` discipline of an output: tenants by weight, then a tenant's VMs, then frames.
 //!
 //! **Problem.** An uplink that takes frames as they come gives most to who has most flows. It
-//! should give each tenant its part, however many VMs and flows it has and whatever the sizes of its
-//! frames, and leave nothing unused. **Source.** FS-VDE §4.1, Fig. 3: a schedule of clients, a
+//! should give each tenant its part, however many VMs and flows it has and whatever the sizes of
+//! its frames, and leave nothing unused. **Source.** FS-VDE §4.1, Fig. 3: a schedule of clients, a
 //! scheduler per client, a queue per VM.
 //!
 //! **Quantities.** The bytes of a frame are those that it takes on the link, with preamble, gap and

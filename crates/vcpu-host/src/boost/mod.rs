@@ -18,7 +18,7 @@
 //! Who is blocked and has credits or a reserve keeps a real-time policy (a standing lease), so that
 //! it runs at once when it is woken; once it ran for half a slice and goes on that is over. Its
 //! priority is below that of a slice: who is due never waits for it. Of two that are woken the
-//! second waits for the first, so while two have one both are looked at in every slot; whoever waits
+//! second waits for the first, so while two have one both are looked at in every slot; who waits
 //! is owed a slice within its deadline. Where only one has one and does not use it for a tick it is
 //! looked at every tick only, as Xen ends a BOOST at ticks.
 //!

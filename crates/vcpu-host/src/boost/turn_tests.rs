@@ -365,8 +365,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     /// However many have standing leases and whenever they are woken: beside another one, none is
-    /// used for longer than a slice and a half, and whoever has one runs within its deadline and two
-    /// slices.
+    /// used for longer than a slice and a half, and whoever has one runs within its deadline and
+    /// two slices.
     #[test]
     fn a_standing_lease_keeps_nobody_from_its_own(guests in guests()) {
         prop_assume!(guests.len() > 1);

@@ -3,8 +3,8 @@
 //! **Problem.** A port that sends to two outputs may press one of them only. If any output's
 //! departure let the port go on, its next batch would find the other one full, and frames that
 //! should have stayed in its ring would be lost. **Rule.** Each output presses a source and eases
-//! it for itself. A source is polled again when no output presses it. **Cost.** One bit an output and
-//! source; a few instructions when an output begins or ceases to press.
+//! it for itself. A source is polled again when no output presses it. **Cost.** One bit an output
+//! and source; a few instructions when an output begins or ceases to press.
 
 use penstock_units::PortId;
 

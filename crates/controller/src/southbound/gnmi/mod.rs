@@ -5,8 +5,8 @@
 //! forwarding groups, which are the switch's, so all its ports have one map; it may change.
 //!
 //! **Targets differ.** One that refuses Get of type CONFIG is asked for ALL, of which the states
-//! are dropped. One that has nothing under a path may say NOT_FOUND. One that does not know roles is
-//! sent a Set without one. What a target refused once it is not asked again.
+//! are dropped. One that has nothing under a path may say NOT_FOUND. One that does not know roles
+//! is sent a Set without one. What a target refused once it is not asked again.
 //!
 //! **The first Set** has all that there is and may take a target much longer than those after it.
 //! A Set goes on when its caller no longer waits, for up to a minute, and the next

@@ -75,6 +75,16 @@ struct Books {
     waiting: u16,
 }
 
+impl Books {
+    /// Notes whether frames wait at a unit. True: that is news.
+    #[inline]
+    fn mark_waiting(&mut self, unit: Unit, waiting: bool) -> bool {
+        let (bit, before) = (1 << unit.queue.0, self.waiting);
+        self.waiting = if waiting { before | bit } else { before & !bit };
+        self.waiting != before
+    }
+}
+
 /// The terms of a port's bucket on one of the `parts` workers that have queue pairs of it; `floor`
 /// is what a port gets there that bought nothing.
 #[must_use]
@@ -200,19 +210,13 @@ impl Meter {
     /// Whether frames were seen waiting at a unit without running a batch.
     #[inline]
     pub(super) fn note_waiting(&mut self, unit: Unit, waiting: bool) {
-        if self.metered > 0 {
-            let waiting = self.mark_waiting(unit, waiting);
-            self.buckets.note_waiting(unit.port.index(), waiting);
+        if self.metered == 0 {
+            return;
         }
-    }
-
-    /// Whether frames wait at the port, now that they do at its unit or do not.
-    #[inline]
-    fn mark_waiting(&mut self, unit: Unit, waiting: bool) -> bool {
-        let Some(books) = self.books.get_mut(unit.port.index()) else { return waiting };
-        let bit = 1 << unit.queue.0;
-        books.waiting = if waiting { books.waiting | bit } else { books.waiting & !bit };
-        books.waiting != 0
+        let Some(books) = self.books.get_mut(unit.port.index()) else { return };
+        if books.mark_waiting(unit, waiting) {
+            self.buckets.note_waiting(unit.port.index(), books.waiting != 0);
+        }
     }
 
     /// Whether a port without tokens may run on time that nobody with tokens wants.
@@ -249,11 +253,13 @@ impl Meter {
     /// tokens left.
     #[inline]
     pub(super) fn charge(&mut self, unit: Unit, cost: Cycles, more: bool) -> bool {
-        let more = self.mark_waiting(unit, more);
-        self.buckets.charge(unit.port.index(), cost, more)
+        let Some(books) = self.books.get_mut(unit.port.index()) else { return true };
+        books.mark_waiting(unit, more);
+        self.buckets.charge(unit.port.index(), cost, books.waiting != 0)
     }
 
-    /// The same for a batch that ended now, with the time that the port was throttled before.
+    /// The same for a batch that ended now, with the time for which the port had been out of tokens
+    /// before it, with frames waiting.
     #[inline]
     pub(super) fn charge_batch(
         &mut self,
@@ -263,28 +269,17 @@ impl Meter {
         now: Cycles,
         counters: &PortCounters,
     ) -> bool {
-        let left = self.charge(unit, cost, more);
-        let waited = self.throttled(unit.port, left, more, now);
-        if waited > 0 {
-            counters.throttled.add(waited);
+        let Some(books) = self.books.get_mut(unit.port.index()) else { return true };
+        books.mark_waiting(unit, more);
+        let left = self.buckets.charge(unit.port.index(), cost, books.waiting != 0);
+        if self.metered > 0 {
+            if books.empty_since != 0 {
+                // It got its tokens at the last refill; what it waited for since was its turn.
+                counters.throttled.add(self.refilled_at.saturating_sub(books.empty_since));
+            }
+            books.empty_since = if !left && more { now.0 } else { 0 };
         }
         left
-    }
-
-    /// Told after a charge whether tokens are `left` and `more` frames wait: how long the port
-    /// had been out of tokens before this batch, with frames waiting.
-    #[inline]
-    fn throttled(&mut self, port: PortId, left: bool, more: bool, now: Cycles) -> u64 {
-        let Some(books) = self.books.get_mut(port.index()).filter(|_| self.metered > 0) else {
-            return 0;
-        };
-        // It got its tokens at the last refill; what it waited for since was its turn.
-        let waited = match books.empty_since {
-            0 => 0,
-            since => self.refilled_at.saturating_sub(since),
-        };
-        books.empty_since = if !left && more { now.0 } else { 0 };
-        waited
     }
 
     /// The port whose books are to be brought up to date.

@@ -153,7 +153,7 @@ pub enum VcpuCommand {
     /// Reads a configuration file and prints every mistake in it, and every deadline that does not
     /// fit. Needs no scheduler.
     Check {
-        /// The file: of this scheduler's own, or a host's with [vcpu].
+        /// The file: of this scheduler's own, or a host's with `[vcpu]`.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         #[command(flatten)]

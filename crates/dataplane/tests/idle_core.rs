@@ -2,6 +2,8 @@
 //! bought nothing has a turn all the same, and a pause is charged to nobody.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
 use penstock_dataplane::batch::Batch;
@@ -13,7 +15,7 @@ use penstock_dataplane::port::memory_queue::{
 };
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
-use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
+use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority, TscRate, Vid};
 
@@ -22,19 +24,7 @@ const MS: u64 = HZ / 1_000;
 const INTERVAL: u64 = HZ / 20_000;
 
 /// 100 cycles a frame and stage: 9,600 for a full batch.
-#[derive(Clone, Debug, Default)]
-struct Core(VirtualCounter);
-
-impl CycleCounter for Core {
-    fn now(&self) -> Cycles {
-        self.0.now()
-    }
-
-    fn spent(&self, stage: Stage, work: &Work) {
-        let frames = work.frames as u64;
-        self.0.advance(Cycles(if stage == Stage::Idle { 200 } else { 100 * frames.max(1) }));
-    }
-}
+type Core = common::Core<100>;
 
 /// A queue pair of which only a poll can tell whether frames wait, as a TAP's.
 struct Polled(MemoryQueue);

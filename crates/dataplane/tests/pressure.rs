@@ -2,6 +2,8 @@
 //! whatever the other one does: no frame is lost.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
 use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
@@ -10,7 +12,7 @@ use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
-use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
+use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, TscRate, Vid, WorkerId};
@@ -22,19 +24,7 @@ const BOTH: u8 = 2;
 const OTHER: u8 = 3;
 
 /// 50 cycles a frame and stage.
-#[derive(Clone, Debug, Default)]
-struct Core(VirtualCounter);
-
-impl CycleCounter for Core {
-    fn now(&self) -> Cycles {
-        self.0.now()
-    }
-
-    fn spent(&self, stage: Stage, work: &Work) {
-        let frames = work.frames as u64;
-        self.0.advance(Cycles(if stage == Stage::Idle { 200 } else { 50 * frames.max(1) }));
-    }
-}
+type Core = common::Core<50>;
 
 struct Bed {
     workers: Vec<Worker<Core>>,
@@ -48,10 +38,7 @@ impl Bed {
     /// and 1 Gbit/s.
     fn new(workers: u16, home: fn(u8) -> usize) -> Self {
         let mesh = Mesh::new(workers, 4);
-        let cores = vec![Core::default(); usize::from(workers)]
-            .iter()
-            .map(|_| Core::default())
-            .collect::<Vec<_>>();
+        let cores: Vec<_> = (0..workers).map(|_| Core::default()).collect();
         let worker = |((id, peers), core): ((u16, _), &Core)| {
             let tsc = TscRate::from_hz(HZ);
             let config =

@@ -2,6 +2,8 @@
 //! keeps its tokens.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
 use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
@@ -9,7 +11,7 @@ use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
-use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
+use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{
     Arrival, Mesh, QUEUES_MAX, Reply, Request, Turn, Worker, WorkerConfig,
 };
@@ -20,19 +22,7 @@ const MS: u64 = HZ / 1_000;
 const SENDER: PortId = PortId(0);
 
 /// 200 cycles a frame and stage.
-#[derive(Clone, Debug, Default)]
-struct Core(VirtualCounter);
-
-impl CycleCounter for Core {
-    fn now(&self) -> Cycles {
-        self.0.now()
-    }
-
-    fn spent(&self, stage: Stage, work: &Work) {
-        let frames = work.frames as u64;
-        self.0.advance(Cycles(if stage == Stage::Idle { 200 } else { 200 * frames.max(1) }));
-    }
-}
+type Core = common::Core<200>;
 
 /// Two workers; a sender and a receiver with a queue pair on each.
 struct Bed {

@@ -141,15 +141,15 @@ impl OutputQueue {
         (source, class): (&Source, Class),
         now: Nanos,
     ) -> Result<(), Refused> {
-        let length = (batch.at(i).len, wire_bytes(batch, i));
-        if !self.line.has_room(class, length, memory.free_bytes()) {
+        let wire = wire_bytes(batch, i);
+        if !self.line.has_room(class, (batch.at(i).len, wire), memory.free_bytes()) {
             return Err(Refused::Full);
         }
         if self.is_empty() {
             self.pacer.was_empty(now);
         }
         let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
-        frame.class = class;
+        (frame.class, frame.wire) = (class, wire);
         if self.line.push(source, frame, now) {
             return Ok(());
         }

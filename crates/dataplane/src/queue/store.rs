@@ -9,9 +9,7 @@
 use super::classes::Class;
 use crate::batch::{Batch, BatchFull, FRAME_MAX, HEAD_COPY, Verdict};
 use crate::offload::Offload;
-use crate::police::wire_bytes;
 use crate::port::Held;
-use penstock_qos::bottleneck::FRAME_OVERHEAD;
 
 /// Bytes of a cell: a frame of an MTU of 1,500 with its tags, and of 2,000 for tunnels.
 pub const CELL: usize = 2_048;
@@ -38,7 +36,8 @@ pub struct Stored {
     pub(super) at: At,
     /// Its length.
     pub len: u32,
-    /// Bytes that it takes on a link, with what Ethernet adds to each frame that comes of it.
+    /// Bytes that it takes on a link, with what Ethernet adds to each frame that comes of it. Its
+    /// queue sets them.
     pub(super) wire: u32,
     /// The hash of its flow.
     hash: u32,
@@ -57,8 +56,7 @@ pub struct Stored {
 impl Stored {
     /// A frame in its output's own memory.
     pub(super) fn held(held: Held, source: u16) -> Self {
-        let wire = held.len.saturating_add(FRAME_OVERHEAD.into());
-        Self { at: At::Port(held), len: held.len, wire, source, ..Self::default() }
+        Self { at: At::Port(held), len: held.len, source, ..Self::default() }
     }
 
     /// Where it is in its output's own memory, if it is there.
@@ -146,7 +144,7 @@ impl FrameStore {
         Some(Stored {
             at,
             len: frame.len,
-            wire: wire_bytes(batch, i),
+            wire: 0,
             hash,
             offload,
             tci,

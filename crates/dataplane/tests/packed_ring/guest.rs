@@ -250,6 +250,20 @@ impl Guest {
         self.offer(id, &[(at, 12 + frame.len() as u32, 0)]);
     }
 
+    /// Offers `frame` as a chain of `parts` descriptors.
+    pub fn send_chain(&mut self, frame: &[u8], parts: u32) {
+        let id = self.avail.index;
+        let at = BUFFERS + 0x1000 * u64::from(id);
+        self.fill(at, &[0; 12]);
+        self.fill(at + 12, frame);
+        let total = 12 + frame.len() as u32;
+        let piece = |i: u32| {
+            let rest = if i + 1 == parts { total - 14 * i } else { 14 };
+            (at + u64::from(14 * i), rest, 0)
+        };
+        self.offer(id, &(0..parts).map(piece).collect::<Vec<_>>());
+    }
+
     /// Posts one receive buffer of `len` bytes for each of `lens`; returns where they are.
     pub fn post(&mut self, lens: &[u32]) -> Vec<u64> {
         let mut places = Vec::new();
@@ -286,6 +300,14 @@ pub fn frames_of(batch: &Batch) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// Takes what there is, and no chain is bad.
+pub fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
+    let mut batch = Batch::new();
+    ring.take(&mut batch);
+    assert_eq!(batch.errors, 0);
+    frames_of(&batch)
+}
+
 /// Takes what there is and returns it to the driver; how many chains were bad.
 pub fn taken(ring: &mut PackedRing) -> (Vec<Vec<u8>>, u32) {
     let mut batch = Batch::new();
@@ -297,6 +319,13 @@ pub fn taken(ring: &mut PackedRing) -> (Vec<Vec<u8>>, u32) {
 }
 
 pub fn give(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
+    let out = write(ring, frames);
+    ring.publish();
+    out
+}
+
+/// Writes the frames without showing them.
+pub fn write(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
     let mut batch = Batch::new();
     for frame in frames {
         batch.push(frame, Offload::NONE).unwrap();
@@ -304,6 +333,5 @@ pub fn give(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
     let order: Vec<u8> = (0..frames.len() as u8).collect();
     let mut out = TxOutcome::default();
     ring.give(&batch, &order, &mut out);
-    ring.publish();
     out
 }

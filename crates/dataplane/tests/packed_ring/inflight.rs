@@ -3,13 +3,10 @@
 
 use std::sync::Arc;
 
-use penstock_dataplane::batch::Batch;
-use penstock_dataplane::offload::Offload;
-use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
 use penstock_dataplane::port::packed_ring::PackedRing;
 
-use crate::guest::{BUFFERS, Guest, SIZE, frames_of, pattern};
+use crate::guest::{Guest, SIZE, pattern, take, write};
 
 fn region() -> Arc<InflightRegion> {
     let (file, len) = InflightRegion::make(RingLayout::Packed, 1, SIZE).unwrap();
@@ -23,32 +20,6 @@ fn successor(guest: &Guest, region: &Arc<InflightRegion>) -> PackedRing {
     ring
 }
 
-fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
-    let mut batch = Batch::new();
-    ring.take(&mut batch);
-    assert_eq!(batch.errors, 0);
-    frames_of(&batch)
-}
-
-/// Writes the frames without showing them.
-fn write(ring: &mut PackedRing, frames: &[Vec<u8>]) -> u32 {
-    let mut batch = Batch::new();
-    frames.iter().for_each(|frame| batch.push(frame, Offload::NONE).unwrap());
-    let order: Vec<u8> = (0..frames.len() as u8).collect();
-    let mut out = TxOutcome::default();
-    ring.give(&batch, &order, &mut out);
-    out.frames
-}
-
-/// Sends `frame` in a chain of two descriptors.
-fn send_chain(guest: &mut Guest, frame: &[u8]) {
-    let id = guest.avail.index;
-    let at = BUFFERS + 0x1000 * u64::from(id);
-    guest.fill(at, &[0; 12]);
-    guest.fill(at + 12, frame);
-    guest.offer(id, &[(at, 20, 0), (at + 20, frame.len() as u32 - 8, 0)]);
-}
-
 #[test]
 fn a_burst_was_shown_or_it_never_was() {
     for in_order in [false, true] {
@@ -60,7 +31,7 @@ fn a_burst_was_shown_or_it_never_was() {
         for round in 0..60 {
             let frames: Vec<_> = (0..9).map(|i| pattern(60 + round + i)).collect();
             for (i, frame) in frames.iter().enumerate() {
-                if i % 3 == 1 { send_chain(&mut guest, frame) } else { guest.send_plain(frame) }
+                if i % 3 == 1 { guest.send_chain(frame, 2) } else { guest.send_plain(frame) }
             }
             let old = ring.base() as u16;
             assert_eq!(take(&mut ring), frames, "round {round}");
@@ -108,11 +79,11 @@ fn receive_buffers_come_back_once_wherever_the_switch_is_killed() {
         // Two of three frames are spread over buffers.
         guest.post(&[80; 12]);
         let frames = [pattern(60), pattern(200), pattern(150)];
-        assert_eq!(write(&mut ring, &frames), 3);
+        assert_eq!(write(&mut ring, &frames).frames, 3);
         if round % 3 > 0 {
             ring = successor(&guest, &region);
             assert_eq!(guest.take_used(), []);
-            assert_eq!(write(&mut ring, &frames), 3);
+            assert_eq!(write(&mut ring, &frames).frames, 3);
         }
         ring.publish();
         if round % 3 > 1 {
@@ -121,7 +92,7 @@ fn receive_buffers_come_back_once_wherever_the_switch_is_killed() {
         let used: Vec<u32> = guest.take_used().into_iter().map(|(_, len, _)| len).collect();
         assert_eq!(used, [72, 80, 80, 52, 80, 80, 2]);
         // The rest of what was posted, so that the next round begins anew.
-        assert_eq!(write(&mut ring, &vec![pattern(60); 5]), 5);
+        assert_eq!(write(&mut ring, &vec![pattern(60); 5]).frames, 5);
         ring.publish();
         assert_eq!(guest.take_used().len(), 5);
     }

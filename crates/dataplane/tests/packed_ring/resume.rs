@@ -1,49 +1,15 @@
 //! A packed ring whose switch died without an inflight region: QEMU's network device says that it
 //! is at its start. Its successor finds where it stands.
 
-use penstock_dataplane::batch::Batch;
-use penstock_dataplane::offload::Offload;
-use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::packed_ring::{PackedRing, RingError};
 
-use crate::guest::{AVAIL, BUFFERS, DEVICE_EVENT, Guest, SIZE, USED, frames_of, pattern, taken};
+use crate::guest::{AVAIL, BUFFERS, DEVICE_EVENT, Guest, SIZE, USED, pattern, take, taken, write};
 
 /// What QEMU 7.2 makes of a ring after it lost its switch.
 fn successor(guest: &Guest) -> PackedRing {
     let mut ring = guest.ring();
     ring.resume().unwrap();
     ring
-}
-
-fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
-    let mut batch = Batch::new();
-    ring.take(&mut batch);
-    assert_eq!(batch.errors, 0);
-    frames_of(&batch)
-}
-
-/// Writes the frames without showing them.
-fn write(ring: &mut PackedRing, frames: &[Vec<u8>]) -> u32 {
-    let mut batch = Batch::new();
-    frames.iter().for_each(|frame| batch.push(frame, Offload::NONE).unwrap());
-    let order: Vec<u8> = (0..frames.len() as u8).collect();
-    let mut out = TxOutcome::default();
-    ring.give(&batch, &order, &mut out);
-    out.frames
-}
-
-/// Sends `frame` in a chain of `parts` descriptors.
-fn send_chain(guest: &mut Guest, frame: &[u8], parts: u32) {
-    let id = guest.avail.index;
-    let at = BUFFERS + 0x1000 * u64::from(id);
-    guest.fill(at, &[0; 12]);
-    guest.fill(at + 12, frame);
-    let total = 12 + frame.len() as u32;
-    let piece = |i: u32| {
-        let rest = if i + 1 == parts { total - 14 * i } else { 14 };
-        (at + u64::from(14 * i), rest, 0)
-    };
-    guest.offer(id, &(0..parts).map(piece).collect::<Vec<_>>());
 }
 
 #[test]
@@ -56,7 +22,7 @@ fn a_ring_is_taken_up_wherever_its_switch_died() {
             let frames: Vec<_> = (0..9).map(|i| pattern(80 + round + i)).collect();
             for (i, frame) in (0..).zip(&frames) {
                 match (i + round as u32) % 4 {
-                    0 => send_chain(&mut guest, frame, 2 + i % 3),
+                    0 => guest.send_chain(frame, 2 + i % 3),
                     _ => guest.send_plain(frame),
                 }
             }
@@ -97,7 +63,7 @@ fn receive_buffers_come_back_once_and_what_was_not_shown_is_empty_at_most() {
     for round in 0..60 {
         guest.post(&[80; 12]);
         let frames = [pattern(60), pattern(200), pattern(150)];
-        assert_eq!(write(&mut ring, &frames), 3);
+        assert_eq!(write(&mut ring, &frames).frames, 3);
         if round % 2 == 0 {
             assert_eq!(guest.take_used(), []);
             ring = successor(&guest);
@@ -107,7 +73,7 @@ fn receive_buffers_come_back_once_and_what_was_not_shown_is_empty_at_most() {
         let first = if round % 2 == 0 { 0 } else { 72 };
         assert_eq!(used, [first, 80, 80, 52, 80, 80, 2]);
         ring = successor(&guest);
-        assert_eq!(write(&mut ring, &vec![pattern(60); 5]), 5);
+        assert_eq!(write(&mut ring, &vec![pattern(60); 5]).frames, 5);
         ring.publish();
         assert_eq!(guest.take_used().len(), 5);
     }

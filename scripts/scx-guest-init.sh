@@ -47,6 +47,9 @@ config() {
 start_ours() {
     name=$1
     shift
+    # Not left to the redirection: the child does it when it gets to run, and until then the word
+    # of the one before would be taken for its own.
+    : >/tmp/ours
     penstock-vcpu-scx run --config /tmp/config "$@" >/tmp/ours 2>&1 &
     ours=$!
     wait_for 20 grep -qE '^(running|error)' /tmp/ours

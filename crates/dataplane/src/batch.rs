@@ -173,6 +173,21 @@ impl Batch {
         self.most = if frames < BATCH_FRAMES { frames } else { BATCH_FRAMES };
     }
 
+    /// Whether a frame carries its tag at present. Without a branch for each.
+    #[inline]
+    #[must_use]
+    pub(crate) fn carries_tags(&self) -> bool {
+        self.frames().iter().fold(false, |any, frame| any | frame.tagged)
+    }
+
+    /// Whether a frame has a checksum or segments to be finished. Without a branch for each.
+    #[inline]
+    #[must_use]
+    pub(crate) fn asks_for_offloads(&self) -> bool {
+        let asks = |f: &Frame| u16::from_ne_bytes([f.offload.flags, f.offload.gso_type]);
+        self.frames().iter().fold(0, |all, frame| all | asks(frame)) != 0
+    }
+
     /// Frames in the batch.
     #[inline]
     #[must_use]

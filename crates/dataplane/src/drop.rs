@@ -39,6 +39,9 @@ reasons! {
     VlanEgress = "vlan-egress", "the output port does not carry this VLAN";
     SpoofedMac = "spoofed-mac", "the source MAC is not one bound to the port";
     SpoofedIp = "spoofed-ip", "the source IP, ARP or ND address is not one bound to the port";
+    HiddenHeader = "hidden-header",
+        "a header behind another VLAN tag or LLC/SNAP, which binding, rules and code point do not \
+         see; `qinq` on the port lets one tag more pass";
     ReservedMac = "reserved-mac", "link-local group address (802.1D): never forwarded by a bridge";
     Policed = "policed", "above the port's rate (`police`); buy more or send less";
     LinkLimit =

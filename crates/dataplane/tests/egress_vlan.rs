@@ -19,15 +19,33 @@ fn vid(n: u16) -> Vid {
     Vid::new(u32::from(n)).unwrap()
 }
 
-/// A guest's access port in VLAN 100 and an uplink that carries 100 as `native`, or tagged, and
-/// 200, which is another tenant's.
-fn snapshot(native: Option<Vid>) -> Snapshot {
+/// How the uplink carries VLAN 100.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// Beside 200, which is another tenant's, without a tag.
+    Native,
+    /// Beside 200, with its tag.
+    Tagged,
+    /// Alone.
+    Access,
+    /// Alone, and with what tenants write behind it.
+    QinQ,
+}
+
+/// A port of `tenant` in VLAN 100 and an uplink.
+fn snapshot(form: Form, tenant: Option<u16>) -> Snapshot {
     let mut allowed = VidSet::default();
     allowed.insert(vid(100));
     allowed.insert(vid(200));
     let domains = DomainMap::trunk([(vid(100), 0), (vid(200), 1)]);
-    let guest = PortPolicy::access(0, Some(1), vid(100), 0).finish();
-    let uplink = PortPolicy::trunk(UPLINK, None, native, allowed, domains).finish();
+    let guest = PortPolicy::access(0, tenant, vid(100), 0).finish();
+    let native = (form == Form::Native).then(|| vid(100));
+    let mut uplink = match form {
+        Form::Native | Form::Tagged => PortPolicy::trunk(UPLINK, None, native, allowed, domains),
+        Form::Access | Form::QinQ => PortPolicy::access(UPLINK, None, vid(100), 0),
+    };
+    uplink.qinq = form == Form::QinQ;
+    let uplink = uplink.finish();
     let domain = |tenant, vid, members: &[u16]| Domain {
         tenant: Some(tenant),
         vid,
@@ -41,7 +59,7 @@ fn snapshot(native: Option<Vid>) -> Snapshot {
 
 /// Sends a frame of VLAN 100 with this EtherType behind its addresses to the uplink; returns what
 /// the uplink got.
-fn sent(native: Option<Vid>, ethertype: u16) -> Result<Vec<u8>, u64> {
+fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64> {
     let mut bytes = vec![2; 12];
     bytes.extend(ethertype.to_be_bytes());
     bytes.extend([0, 200, 8, 0]);
@@ -60,7 +78,7 @@ fn sent(native: Option<Vid>, ethertype: u16) -> Result<Vec<u8>, u64> {
     let (mut slots, drivers): (Vec<_>, Vec<_>) = ports.into_iter().unzip();
     let counters: Vec<_> = (0..2).map(|_| Some(Arc::new(PortCounters::default()))).collect();
     let (mut egress, mut touched) = (Egress::new(2), Touched::with_capacity(4));
-    let snapshot = snapshot(native);
+    let snapshot = snapshot(form, tenant);
     egress.deliver(&mut batch, PortId(0), &mut slots, &counters, &snapshot, &mut touched);
 
     let mut reading = counters[0].as_ref().unwrap().read();
@@ -72,11 +90,21 @@ fn sent(native: Option<Vid>, ethertype: u16) -> Result<Vec<u8>, u64> {
 
 #[test]
 fn an_inner_tag_does_not_surface_on_a_trunks_native_vlan() {
-    for tag in [0x8100, 0x88a8] {
-        assert_eq!(sent(Some(vid(100)), tag), Err(1), "{tag:#x}");
+    for tag in [0x8100_u16, 0x88a8, 0x9100] {
+        assert_eq!(sent(Form::Native, Some(1), tag), Err(1), "{tag:#x}");
         // Behind its own tag it is payload.
-        let whole = sent(None, tag).unwrap();
+        let whole = sent(Form::Tagged, Some(1), tag).unwrap();
         assert_eq!(whole[12..18], [0x81, 0, 0, 100, tag.to_be_bytes()[0], tag.to_be_bytes()[1]]);
     }
-    assert_eq!(sent(Some(vid(100)), 0x0800).unwrap().len(), 60);
+    assert_eq!(sent(Form::Native, Some(1), 0x0800).unwrap().len(), 60);
+}
+
+#[test]
+fn a_tenants_tag_does_not_surface_on_an_uplink_that_sends_none() {
+    for tag in [0x8100_u16, 0x88a8, 0x9100] {
+        assert_eq!(sent(Form::Access, Some(1), tag), Err(1), "{tag:#x}");
+        assert_eq!(sent(Form::Access, None, tag).unwrap().len(), 60, "the operator's own");
+        assert_eq!(sent(Form::QinQ, Some(1), tag).unwrap().len(), 60);
+    }
+    assert_eq!(sent(Form::Access, Some(1), 0x0800).unwrap().len(), 60);
 }

@@ -125,7 +125,7 @@ enum Form {
 fn form(key: &str) -> Form {
     match key {
         "mac" | "ip" | "trunk" | "vlans" | "actions" | "rtp" => Form::List,
-        "vlan" | "native" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
+        "vlan" | "native" | "qinq" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
         | "fdb_limit" | "priority" | "weight" | "depth" | "contract" | "police" | "match"
         | "queue" | "shape" | "share" | "receive" | "send" | "wfq" | "dscp" => Form::Literal,
         _ => Form::Text,

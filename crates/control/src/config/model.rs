@@ -434,6 +434,10 @@ pub struct Port {
     /// Trunk port: the VLAN of untagged frames, one of `trunk`. Default: none, they are dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native: Option<Vlan>,
+    /// Whether it may send one VLAN tag more than its own, behind which nobody reads headers; on an
+    /// uplink without tags, whether tenants may. Not together with `ip`. Default `false`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub qinq: bool,
 
     /// Source MAC addresses it may use. Default: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -528,6 +532,7 @@ impl Port {
             vlan: None,
             trunk: None,
             native: None,
+            qinq: false,
             mac: Vec::new(),
             ip: Vec::new(),
             slow_path: None,

@@ -289,6 +289,7 @@ impl World<'_> {
                 PortPolicy::access(id, tenant, own, domain)
             }
         };
+        policy.qinq = port.qinq;
         policy.binding = binding(port);
         policy.rules = self.rules(port);
         policy.slow_path = match (port.slow_path, &port.tenant) {

@@ -3,8 +3,8 @@
 //! **Source.** RFC 1624 for the checksum: `HC' = ~(~HC + ~m + m')`. **Rule.** The IP header begins
 //! at byte 14: the parser took the VLAN tag off.
 
-use super::key::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN};
-use super::parse::{HeaderFlags, L3};
+use super::key::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use super::parse::{HeaderFlags, L3, is_tag};
 
 /// Writes `dscp` (6 bits) into the IP header of `head`; ECN stays. Frames that are not IP, or too
 /// short for an IP header, are left alone.
@@ -29,18 +29,24 @@ pub fn set_dscp(head: &mut [u8], flags: HeaderFlags, dscp: u8) {
     }
 }
 
-/// A head from its `EtherType` on moved to where it is without a tag, and whether it is IP. One
-/// 802.1Q tag is passed over, as the parser does it.
+/// Tags that are passed over in search of a code point: as many as the switches' own programs pass
+/// over (`southbound/linux_tc` in the controller), else a sender would have by a tag what it may
+/// not have without.
+const TAGS_MAX: usize = 2;
+
+/// Bytes of tags before the IP header's place, and whether it is IP.
 fn ip_of(head: &[u8]) -> Option<(usize, HeaderFlags)> {
-    let ethertype = |at: usize| -> Option<u16> {
-        Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]))
-    };
-    let tag = if ethertype(L3 - 2)? == ETHERTYPE_VLAN { 4 } else { 0 };
-    match ethertype(L3 - 2 + tag)? {
-        ETHERTYPE_IPV4 => Some((tag, HeaderFlags::IPV4)),
-        ETHERTYPE_IPV6 => Some((tag, HeaderFlags::IPV6)),
-        _ => None,
+    for tags in 0..=TAGS_MAX {
+        let at = L3 - 2 + 4 * tags;
+        let ethertype = u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]);
+        match ethertype {
+            ETHERTYPE_IPV4 => return Some((4 * tags, HeaderFlags::IPV4)),
+            ETHERTYPE_IPV6 => return Some((4 * tags, HeaderFlags::IPV6)),
+            _ if is_tag(ethertype) => {}
+            _ => return None,
+        }
     }
+    None
 }
 
 /// The code point of a frame that begins with `head`, tagged or not; 0 of one that is not IP.
@@ -113,13 +119,32 @@ mod tests {
     }
 
     #[test]
+    fn a_code_point_is_found_behind_as_many_tags_as_switches_look_behind() {
+        let (plain, _) = ip(4, false, 46 << 2);
+        let behind = |tags: &[u16]| {
+            let mut frame = plain[..12].to_vec();
+            tags.iter().for_each(|tag| {
+                frame.extend(tag.to_be_bytes());
+                frame.extend([0, 5]);
+            });
+            frame.extend(&plain[12..]);
+            frame
+        };
+        for tags in [&[0x88a8_u16][..], &[0x9100], &[0x8100, 0x8100], &[0x88a8, 0x8100]] {
+            let mut frame = behind(tags);
+            assert_eq!(mark(&mut frame, 8), Some(46), "{tags:x?}");
+            assert_eq!(dscp_of(&frame), 8);
+        }
+        let mut deeper = behind(&[0x8100, 0x8100, 0x8100]);
+        assert_eq!(mark(&mut deeper, 8), None);
+    }
+
+    #[test]
     fn what_is_not_ip_or_ends_in_its_header_is_left_alone() {
         let (whole, _) = ip(4, true, 0);
         let mut arp = whole.clone();
         arp[16..18].copy_from_slice(&[8, 6]);
-        let mut twice = whole.clone();
-        twice[16..18].copy_from_slice(&[0x81, 0]);
-        for frame in [&arp[..], &twice, &whole[..30], &whole[..17], &whole[..13], &[]] {
+        for frame in [&arp[..], &whole[..30], &whole[..17], &whole[..13], &[]] {
             let mut frame = frame.to_vec();
             let before = frame.clone();
             assert_eq!(mark(&mut frame, 8), None);

@@ -48,6 +48,7 @@ pub(crate) use edit::{dscp_of, mark};
 pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, NO_DOMAIN, News};
 pub use key::{FlowKey, FlowMask, HashSeed};
 pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};
+pub(crate) use parse::is_tag;
 pub use policy::{
     Domain, DomainMap, OutputSet, PortPolicy, SlowPathLimit, Snapshot, VidSet, VlanPolicy,
 };
@@ -57,7 +58,7 @@ pub use tables::RuleTables;
 use cache::{Cache, Decision, KEEP_DSCP};
 use forward::{Path, Recent, Tally, is_no_source, is_reserved};
 use key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN};
-use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_any, parse_plain};
+use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_for, parse_plain};
 use policy::Patch;
 use port_state::PortState;
 use signature::Candidates;
@@ -303,7 +304,7 @@ impl Classifier {
                 hashes[i] = seed.hash_narrow(&key);
                 *h = Headers { key, ..plain };
             } else {
-                if let Err(reason) = parse_any(batch, i, policy.id, h) {
+                if let Err(reason) = parse_for(batch, i, policy, h) {
                     batch.at_mut(i).verdict = Verdict::Drop(reason);
                     continue;
                 }

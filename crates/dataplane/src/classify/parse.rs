@@ -1,8 +1,9 @@
 //! Reads a frame's headers, from its private head only.
 //!
 //! **Problem.** Headers are a hostile guest's bytes. **Source.** datapath rules 3, 4; RFC 791,
-//! 826, 1858, 3128. **Rule.** One 802.1Q tag comes off (a second one, or 802.1ad, stays as payload
-//! `EtherType`); after it the IP header is at byte 14 of every frame. A header that contradicts the
+//! 826, 1858, 3128. **Rule.** One 802.1Q tag comes off; after it the IP header is at byte 14 of
+//! every frame. What follows another tag, of whatever kind, or LLC/SNAP is not read; that it is
+//! there is said, since stations take such frames for IP all the same (CVE-2021-27853). A header that contradicts the
 //! frame's length or its own fields, or that cannot be read in full, is refused, so that no rule on
 //! ports is passed by a header nobody looked at: truncated transport headers, a first fragment that
 //! ends inside the TCP header, a TCP fragment at offset 8, ARP that is not Ethernet/IPv4. Of the
@@ -11,6 +12,7 @@
 
 use super::ipv6;
 use super::key::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey};
+use super::policy::PortPolicy;
 use crate::batch::{Batch, HEAD_COPY};
 use crate::drop::DropReason;
 use crate::offload::Offload;
@@ -48,6 +50,8 @@ impl HeaderFlags {
     pub const ND_ROUTER: Self = Self(32);
     /// ND with options that cannot be vouched for: outside the head, or two link-layer addresses.
     pub const ND_UNREADABLE: Self = Self(64);
+    /// Behind another tag, or LLC/SNAP, may lie an IP or ARP header that nobody read.
+    pub const HIDDEN: Self = Self(128);
 
     /// Whether any of `other`'s flags is set.
     #[inline]
@@ -179,8 +183,30 @@ pub(super) fn parse_plain(
     Some(Ok(h))
 }
 
-/// Reads any frame.
+/// [`parse_any`] for a port with this policy, which may not take frames that hide a header.
+///
+/// # Errors
+/// As [`parse`], and [`DropReason::HiddenHeader`].
 #[inline(never)]
+pub(super) fn parse_for(
+    batch: &mut Batch,
+    i: usize,
+    policy: &PortPolicy,
+    h: &mut Headers,
+) -> Result<(), DropReason> {
+    parse_any(batch, i, policy.id, h)?;
+    if h.flags.has(HeaderFlags::HIDDEN) {
+        let len = batch.at(i).len as usize;
+        let one = || policy.qinq && hides_behind_one_tag(batch.head_window(i), len);
+        if policy.reads_headers() && !one() {
+            return Err(DropReason::HiddenHeader);
+        }
+    }
+    Ok(())
+}
+
+/// Reads any frame.
+#[inline]
 pub(super) fn parse_any(
     batch: &mut Batch,
     i: usize,
@@ -209,9 +235,52 @@ pub(super) fn parse_any(
         ETHERTYPE_IPV4 => ipv4(w, len, h)?,
         ETHERTYPE_IPV6 => ipv6::ipv6(w, len, h)?,
         ETHERTYPE_ARP => arp(w, len, h)?,
+        _ if hides(w, len) => h.flags.set(HeaderFlags::HIDDEN),
         _ => {}
     }
     check_offload(batch, i, h)
+}
+
+/// Whether an `EtherType` is that of a VLAN tag: 802.1Q, 802.1ad, and what was used before that.
+#[inline]
+pub(crate) const fn is_tag(ethertype: u16) -> bool {
+    matches!(ethertype, ETHERTYPE_VLAN | 0x88a8 | 0x9100 | 0x9200 | 0x9300)
+}
+
+/// Whether a frame without its tag goes on with another tag, or with LLC that carries IP or ARP:
+/// by SNAP (RFC 1042, 802.1H) or by IP's own service access point. Of a frame that has no
+/// `EtherType` the length is not asked: stations differ in what they make of a wrong one
+/// (CVE-2021-27862).
+fn hides(w: &[u8; HEAD_COPY], len: usize) -> bool {
+    const SNAP: u16 = 0xaaaa;
+    const IP: u16 = 0x0606;
+    let ethertype = be16(w, L3 - 2);
+    if ethertype >= 0x0600 {
+        return is_tag(ethertype);
+    }
+    if len < L3 + 8 {
+        return false;
+    }
+    // The lowest bit says group or response and is no part of the address.
+    match be16(w, L3) & 0xfefe {
+        IP => true,
+        SNAP => {
+            let inner = be16(w, L3 + 6);
+            // RFC 1042's organisation, 802.1H's, and none of the others.
+            matches!(be32(w, L3 + 2) & 0x00ff_ffff, 0 | 0x0000_00f8)
+                && (matches!(inner, ETHERTYPE_IPV4 | ETHERTYPE_IPV6 | ETHERTYPE_ARP)
+                    || is_tag(inner))
+        }
+        _ => false,
+    }
+}
+
+/// Whether a frame that hides a header hides it behind just one tag more.
+pub(super) fn hides_behind_one_tag(w: &[u8; HEAD_COPY], len: usize) -> bool {
+    is_tag(be16(w, L3 - 2)) && len >= L3 + 4 && {
+        let inner = be16(w, L3 + 2);
+        inner >= 0x0600 && !is_tag(inner)
+    }
 }
 
 /// What most frames are, in few instructions: no tag, a 20-byte IPv4 header, no fragment, and a

@@ -138,6 +138,8 @@ pub struct PortPolicy {
     pub slow_path: SlowPathLimit,
     /// Isolated ports do not reach each other, only others (a private VLAN).
     pub isolated: bool,
+    /// Whether it may send frames with one VLAN tag more than its own, whose headers nobody reads.
+    pub qinq: bool,
     /// Administratively up.
     pub up: bool,
     /// What it bought, and its class.
@@ -200,6 +202,7 @@ impl PortPolicy {
             rules: RuleTables::default(),
             slow_path: SlowPathLimit::DEFAULT,
             isolated: false,
+            qinq: false,
             up: true,
             qos: PortQos::default(),
             limits: None,
@@ -246,7 +249,8 @@ impl PortPolicy {
     /// frame.
     fn find_patch(&self) -> Option<Patch> {
         let VlanPolicy::Access { vid } = self.vlan else { return None };
-        if self.binding.is_some() || !self.up {
+        // A code point is for all of its frames, also for those whose headers are to be read first.
+        if self.binding.is_some() || self.dscp.is_some() || !self.up {
             return None;
         }
         let (rule, best) = self.rules.top()?;
@@ -263,6 +267,25 @@ impl PortPolicy {
             }
             _ => None,
         }
+    }
+
+    /// Whether what becomes of its frames depends on headers, so that none may be hidden: by its
+    /// binding, its rules but for the one that sends all to one place, or its code point.
+    #[inline]
+    #[must_use]
+    pub fn reads_headers(&self) -> bool {
+        let by_rules = !self.rules.is_empty() && self.patch.is_none();
+        self.binding.is_some() || self.dscp.is_some() || by_rules
+    }
+
+    /// Whether what `sender` writes behind its own VLAN's tag may become a tag that a network goes
+    /// by: on a trunk never, on a link that leaves the host only if the sender is the operator's
+    /// or the link is for that ([`Self::qinq`]).
+    #[inline]
+    #[must_use]
+    pub fn keeps_tags_in(&self, sender: Option<&Self>) -> bool {
+        let tenants = self.tenant.is_none() && sender.is_some_and(|s| s.tenant.is_some());
+        self.is_trunk() || tenants && !self.qinq
     }
 
     /// Whether every frame goes to one port without a look at its headers (a frame with a tag or

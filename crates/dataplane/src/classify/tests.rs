@@ -475,3 +475,98 @@ fn a_pinned_address_cannot_be_claimed_from_elsewhere() {
     assert_eq!(b.classifier.fdb_flush(None, None), 1);
     assert_eq!(b.send(1, &udp4(B, A, YOU, ME, 1, 2)), Verdict::Output(0));
 }
+
+/// `frame` with these bytes between its addresses and its `EtherType`.
+fn hidden_behind(bytes: &[u8], frame: &[u8]) -> Vec<u8> {
+    [&frame[..12], bytes, &frame[12..]].concat()
+}
+
+#[test]
+fn what_reads_headers_is_not_passed_by_one_that_is_hidden() {
+    let forged = [
+        arp4(B, B, 2, YOU, ME),
+        udp4(B, A, YOU, ME, 1, 2),
+        nd(B, A, ip6_addr(2), ip6_addr(1), 134, ip6_addr(2), None),
+    ];
+    // Tags of every kind, several, and with the number of no network; LLC with SNAP and without,
+    // with a length that is right and with one that is not.
+    let hides: &[&[u8]] = &[
+        &[0x88, 0xa8, 0, 10],
+        &[0x91, 0, 0, 10],
+        &[0x92, 0, 0, 10],
+        &[0x81, 0, 0, 0, 0x81, 0, 0, 0],
+        &[0x81, 0, 0, 10, 0x88, 0xa8, 0, 10],
+        &[0x81, 0, 0, 0, 0x81, 0, 0, 0, 0x81, 0, 0, 0],
+        &[0, 46, 0xaa, 0xaa, 3, 0, 0, 0],
+        &[5, 220, 0xaa, 0xaa, 3, 0, 0, 0],
+        &[0, 0, 0xaa, 0xab, 0, 0, 0, 0xf8],
+        &[0x81, 0, 0, 10, 0, 46, 0xaa, 0xaa, 3, 0, 0, 0],
+        &[0, 46, 0xaa, 0xaa, 3, 0, 0, 0, 0x81, 0, 0, 10],
+    ];
+    let port = |id| PortPolicy::access(id, Some(1), vid(10), 0);
+    let bound = |id| PortPolicy {
+        binding: Some(Binding::new(None, Some(&[Ipv4Addr::from(ME)]), None)),
+        ..port(id)
+    };
+    let ruled = |id| with_rules(port(id), &[rule(1, 1, ipv4(), Actions::only(Then::Normal))]);
+    let coded = |id| PortPolicy { dscp: Some(8), ..port(id) };
+    let wire = Actions::only(Then::Output(1));
+    let coded_wire = |id| PortPolicy {
+        dscp: Some(8),
+        ..with_rules(port(id), &[rule(1, 1, Match::default(), wire)])
+    };
+    let mut b = Bench::new(
+        vec![bound(0), ruled(1), coded(2), port(3), coded_wire(4)],
+        vec![domain(1, 10, &[0, 1, 2, 3, 4])],
+    );
+    let refused = Verdict::Drop(DropReason::HiddenHeader);
+    for hide in hides {
+        for frame in &forged {
+            let frame = hidden_behind(hide, frame);
+            for id in [0, 1, 2, 4] {
+                let verdict = b.send(id, &frame);
+                assert_eq!(verdict, refused, "port {id}, behind {hide:x?}: {frame:x?}");
+            }
+            // Who is held to nothing has no headers to hide.
+            assert_ne!(b.send(3, &frame), refused, "behind {hide:x?}");
+        }
+    }
+    // What carries no IP passes: spanning tree by LLC, other protocols by SNAP, a frame that is
+    // too short for either.
+    for other in [&[0, 38, 0x42, 0x42, 3][..], &[0, 46, 0xaa, 0xaa, 3, 0, 0, 0xc, 0x20, 0]] {
+        let mut frame = [&udp4(A, BROADCAST, ME, YOU, 1, 2)[..12], other].concat();
+        frame.resize(60, 0);
+        assert_ne!(b.send(0, &frame), refused, "{other:x?}");
+    }
+}
+
+#[test]
+fn a_port_with_qinq_may_send_one_tag_more_and_no_other() {
+    let port = PortPolicy::access(0, Some(1), vid(10), 0);
+    let binding = Some(Binding::new(Some(&[mac(A)]), None, None));
+    let mut b = Bench::new(
+        vec![
+            PortPolicy { binding, qinq: true, ..port },
+            PortPolicy::access(1, Some(1), vid(10), 0),
+        ],
+        vec![domain(1, 10, &[0, 1])],
+    );
+    let mine = udp4(A, BROADCAST, ME, YOU, 1, 2);
+    assert_eq!(b.send(0, &hidden_behind(&[0x88, 0xa8, 0, 7], &mine)), Verdict::Flood(0));
+    assert_eq!(
+        b.send(0, &hidden_behind(&[0x81, 0, 0, 10, 0x81, 0, 0, 7], &mine)),
+        Verdict::Flood(0)
+    );
+    let another = udp4(B, BROADCAST, YOU, ME, 1, 2);
+    let spoofed = b.send(0, &hidden_behind(&[0x88, 0xa8, 0, 7], &another));
+    assert_eq!(spoofed, Verdict::Drop(DropReason::SpoofedMac));
+    let hides: [&[u8]; 3] = [
+        &[0x81, 0, 0, 10, 0x81, 0, 0, 7, 0x81, 0, 0, 8],
+        &[0x88, 0xa8, 0, 7, 0, 46, 0xaa, 0xaa, 3, 0, 0, 0],
+        &[0, 46, 0xaa, 0xaa, 3, 0, 0, 0],
+    ];
+    for hide in hides {
+        let verdict = b.send(0, &hidden_behind(hide, &mine));
+        assert_eq!(verdict, Verdict::Drop(DropReason::HiddenHeader), "behind {hide:x?}");
+    }
+}

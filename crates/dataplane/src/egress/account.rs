@@ -69,6 +69,16 @@ pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortC
             target.sw_tso.add(d.sw_tso);
         }
     }
+    let lost = o.ring_full | o.too_big | o.down | o.error;
+    let refused = d.vlan | d.no_port | d.handover_full | d.queue_full;
+    if u64::from(lost) | refused | d.receive_limit | d.tenant_limit | d.send_limit > 0 {
+        account_drops(d, source, target);
+    }
+}
+
+#[cold]
+fn account_drops(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
+    let o = &d.outcome;
     let drops = [
         (DropReason::RingFull, u64::from(o.ring_full)),
         (DropReason::TooBig, u64::from(o.too_big)),

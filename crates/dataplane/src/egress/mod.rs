@@ -23,7 +23,7 @@ use penstock_qos::bottleneck::on_link;
 use penstock_units::{PortId, QueueId};
 
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
-use crate::classify::{PortPolicy, Snapshot};
+use crate::classify::{PortPolicy, Snapshot, is_tag};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::offload::OffloadCaps;
@@ -238,21 +238,22 @@ impl Egress {
             self.elsewhere(batch, source, output, frames, &mut delivery);
             return delivery;
         }
+        let sender = snapshot.port(source.0).map(|policy| &**policy);
+        let keeps_tags = policy.keeps_tags_in(sender);
         let mut formed = List::EMPTY;
-        let frames =
-            if !policy.is_trunk() && frames.iter().all(|&i| !batch.at(usize::from(i)).tagged) {
-                // What an access port wants, as nearly all frames are.
-                frames
-            } else {
-                for &i in frames {
-                    if form(batch, usize::from(i), policy) {
-                        formed.push(i);
-                    } else {
-                        delivery.vlan += 1;
-                    }
+        let frames = if !keeps_tags && !batch.carries_tags() {
+            // What an access port wants, as nearly all frames are.
+            frames
+        } else {
+            for &i in frames {
+                if form(batch, usize::from(i), policy, keeps_tags) {
+                    formed.push(i);
+                } else {
+                    delivery.vlan += 1;
                 }
-                formed.as_slice()
-            };
+            }
+            formed.as_slice()
+        };
         let passed;
         let frames = match &policy.receive {
             None => frames,
@@ -265,7 +266,6 @@ impl Egress {
                 passed.as_slice()
             }
         };
-        let sender = snapshot.port(source.0).map(|policy| &**policy);
         delivery.way = Way::of(sender, Some(policy));
         let sent;
         let frames = match sender.and_then(|sender| sender.send.as_deref()) {
@@ -493,27 +493,30 @@ fn common_output(batch: &Batch) -> Option<u16> {
 }
 
 /// Brings a frame into the output's VLAN form; false if the output does not carry its VLAN, or
-/// would carry it into another.
+/// would carry it into another: by a tag behind its own, if those are to be kept in.
 #[inline(always)]
-fn form(batch: &mut Batch, i: usize, policy: &PortPolicy) -> bool {
+fn form(batch: &mut Batch, i: usize, policy: &PortPolicy, keeps_tags: bool) -> bool {
     let frame = batch.frame(i);
     match policy.egress_form(frame.tci & 0xfff) {
         Some(tagged) => {
             if tagged != frame.tagged {
                 batch.set_tagged(i, tagged);
             }
-            // One comparison a frame, and a look at the head on trunks' native VLANs alone.
-            tagged || !policy.is_trunk() || !begins_with_tag(batch.head(i))
+            // A look at the head only where no tag of ours goes on a link that has some.
+            tagged || !keeps_tags || !begins_with_tag(batch.head(i))
         }
         None => false,
     }
 }
 
-/// Whether a frame without a tag of ours has one behind its addresses. Sent as it is to a trunk,
-/// that would become its tag: its sender would pick a VLAN that may be another tenant's.
+/// Whether a frame without a tag of ours has one behind its addresses. Sent as it is to a trunk or
+/// an uplink, that would become its tag: its sender would pick a VLAN that may be another tenant's.
 #[inline]
 fn begins_with_tag(head: &[u8]) -> bool {
-    matches!(head.get(12..14), Some([0x81, 0x00] | [0x88, 0xa8]))
+    let Some(&ethertype) = head.get(12..14).and_then(|bytes| bytes.first_chunk()) else {
+        return false;
+    };
+    is_tag(u16::from_be_bytes(ethertype))
 }
 
 /// Whether a flood from `source` may go to `port`: isolated ports do not see each other.

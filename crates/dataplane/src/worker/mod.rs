@@ -747,16 +747,20 @@ fn count_taken(counters: &PortCounters, batch: &mut Batch) {
         counters.rx_errors.add(u64::from(batch.errors));
         batch.errors = 0;
     }
+    if batch.asks_for_offloads() {
+        count_offloads(batch, counters);
+    }
+}
+
+fn count_offloads(batch: &Batch, counters: &PortCounters) {
     let (mut tso, mut csum) = (0, 0);
     for frame in batch.frames() {
         tso += u64::from(frame.offload.is_gso());
         csum += u64::from(frame.offload.needs_csum());
     }
-    if csum + tso > 0 {
-        counters.rx_tso.add(tso);
-        counters.rx_csum.add(csum);
-        if tso > 0 {
-            count_segments(batch, counters);
-        }
+    counters.rx_tso.add(tso);
+    counters.rx_csum.add(csum);
+    if tso > 0 {
+        count_segments(batch, counters);
     }
 }

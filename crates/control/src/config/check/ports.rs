@@ -172,6 +172,10 @@ fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
             report.at(object, &format!("ip.{at}"), problem, "write a unicast address");
         }
     }
+    if port.qinq && !port.ip.is_empty() {
+        let problem = "`qinq` lets frames pass whose addresses nobody reads, so `ip` holds none";
+        report.at(object, "qinq", problem, "remove `qinq`, or `ip`; `mac` holds with it");
+    }
     for (key, count) in [("mac", port.mac.len()), ("ip", port.ip.len())] {
         if count > BINDINGS_MAX {
             let problem = format!("{count} addresses are too many, the limit is {BINDINGS_MAX}");

@@ -167,6 +167,7 @@ counters! {
         tx_link: "bytes", "bytes of frames delivered as they are on a watched link";
         cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
         stolen: "cycles", "TSC cycles of its batches during which the core was taken away";
+        stopped: "times", "times it was stopped because its worker had to sleep over it";
         sampled_frames: "frames", "frames in the batches whose inner edges were timed";
         cycles_ingress: "cycles", "sampled batches: cycles to take the frames";
         cycles_classification: "cycles", "sampled batches: cycles to classify them";

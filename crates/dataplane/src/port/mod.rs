@@ -22,10 +22,11 @@ pub mod xdp;
 
 use core::any::Any;
 
-use penstock_units::Cycles;
+use penstock_units::{Cycles, Nanos};
 
 use crate::batch::Batch;
 use crate::offload::OffloadCaps;
+use crate::worker::SleepCause;
 
 /// Whether a frame is waiting, as far as can be said without a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,12 @@ pub trait PortQueue: Send {
 
     /// Ends what [`Self::rest`] began: the queue is polled again, the far side need not tell.
     fn wake(&mut self) {}
+
+    /// The worker slept for so long over this port, which nobody's may be: it takes nothing from it
+    /// and gives it nothing until its control side has heard of it. False: it did not anyway.
+    fn stop(&mut self, _cause: SleepCause, _slept: Nanos) -> bool {
+        false
+    }
 
     /// The queue's own memory, if frames can wait in it.
     fn buffers(&mut self) -> Option<&mut dyn Buffers> {

@@ -2,8 +2,8 @@
 //!
 //! **Problem.** A worker makes few system calls and none that may wait, but one of them writes to a
 //! descriptor that a hostile process shares and can make wait ([`crate::port`]'s call descriptors).
-//! **Rule.** A timer signals the thread every [`PERIOD`]; the handler does nothing and the call is
-//! not restarted, so a call that waits ends with `EINTR`. The signal is `SIGURG`, which nobody
+//! **Rule.** A timer signals the thread every 10 ms; the call is not restarted, so a call
+//! that waits ends with `EINTR`; the handler only looks whether the thread slept ([`super::stall`]). The signal is `SIGURG`, which nobody
 //! minds: its default is to be ignored. **Cost.** A hundred signals a second, some 0.02 % of a
 //! core. Reads that a kernel finishes without waiting are not touched by it.
 #![allow(unsafe_code, reason = "sigaction has no safe form")]
@@ -19,7 +19,8 @@ use nix::time::ClockId;
 use nix::unistd::gettid;
 
 /// The longest a call may wait.
-pub(crate) const PERIOD: Duration = Duration::from_millis(10);
+pub(super) const PERIOD_MS: u64 = 10;
+const PERIOD: Duration = Duration::from_millis(PERIOD_MS);
 /// The signal.
 pub(crate) const SIGNAL: Signal = Signal::SIGURG;
 
@@ -38,18 +39,22 @@ impl Interrupter {
         let notify = SigevNotify::SigevThreadId { signal: SIGNAL, thread_id, si_value: 0 };
         let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(notify))?;
         timer.set(Expiration::Interval(PERIOD.into()), TimerSetTimeFlags::empty())?;
+        super::stall::arm();
         Ok(Self(timer))
     }
 }
 
-/// A handler that does nothing, so that a call which waits ends.
+/// A handler, so that a call which waits ends. It looks whether the thread slept meanwhile.
 ///
 /// # Errors
 /// The kernel refuses, which it has no reason to.
 pub(crate) fn install() -> Result<()> {
-    extern "C" fn nothing(_: libc::c_int) {}
-    let handler = SigHandler::Handler(nothing);
+    extern "C" fn on_signal(_: libc::c_int) {
+        super::stall::signal();
+    }
+    let handler = SigHandler::Handler(on_signal);
     let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the handler does nothing, which it may at any moment. WHY: there is no safe form.
+    // SAFETY: the handler makes two system calls that it may and sets cells of its own thread, which
+    // need no memory and no lock. WHY: there is no safe form.
     unsafe { sigaction(SIGNAL, &action) }.map(|_| ())
 }

@@ -28,6 +28,7 @@ mod request;
 mod resting;
 mod shaping;
 mod split;
+pub(crate) mod stall;
 mod stolen;
 mod thread;
 mod workers;
@@ -45,6 +46,7 @@ pub use peers::{Mesh, Peers};
 pub use positions::Positions;
 pub use request::{Reply, Request};
 pub use resting::{AWAKE_MIN, IDLE_AFTER, LOOK_EVERY, bell_of};
+pub use stall::Cause as SleepCause;
 pub use stolen::RunQueueWait;
 pub use thread::spawn;
 pub use workers::Workers;
@@ -616,6 +618,9 @@ impl<C: CycleCounter> Worker<C> {
     }
 
     fn finish_turn(&mut self, sweep_ends: bool) {
+        if self.stolen.has_slept() {
+            self.stop_sleeper();
+        }
         self.counters.turns.add(1);
         self.counters.busy_turns.add(1);
         self.counters.heartbeat.set(self.last.0);
@@ -633,12 +638,32 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
+    /// A batch took far too long and had its core all the while: the port over which it slept is
+    /// stopped, here at once and everywhere by its own control side.
+    #[cold]
+    #[inline(never)]
+    fn stop_sleeper(&mut self) {
+        let slept = self.stolen.take_slept();
+        let Some((port, cause)) = stall::culprit(slept) else { return };
+        let Some(slot) = self.ports.get_mut(port.index()) else { return };
+        let stopped =
+            slot.queues.iter_mut().filter_map(|queue| queue.stop(cause, slept).then_some(()));
+        if stopped.count() > 0
+            && let Some(counters) = &self.port_counters[port.index()]
+        {
+            counters.stopped.add(1);
+        }
+    }
+
     fn idle_turn(&mut self) {
         self.age();
         self.end_idle_turn();
     }
 
     fn end_idle_turn(&mut self) {
+        if self.stolen.has_slept() {
+            self.stop_sleeper();
+        }
         self.notify();
         if !self.egress.peers.is_empty() {
             self.tell_peers();

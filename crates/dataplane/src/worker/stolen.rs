@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 
 use penstock_units::{Cycles, Nanos, TscRate};
 
+use super::stall;
 use crate::counters::{PortCounters, WorkerCounters};
 
 /// A cost above this many microseconds is suspicious: the largest lawful batch (64 KiB) costs
@@ -50,12 +51,21 @@ pub(super) struct StolenTime {
     suspicious: Cycles,
     usual: Cycles,
     rate: TscRate,
+    /// What a batch took that kept its core and was far too long; zero: none did.
+    slept: Cycles,
 }
 
 impl StolenTime {
     pub(super) fn new(rate: TscRate, wait: Option<RunQueueWait>) -> Self {
         let waited = wait.as_ref().map_or(Nanos::ZERO, RunQueueWait::read);
-        Self { wait, waited, suspicious: rate.to_cycles(SUSPICIOUS), usual: Cycles::ZERO, rate }
+        Self {
+            wait,
+            waited,
+            suspicious: rate.to_cycles(SUSPICIOUS),
+            usual: Cycles::ZERO,
+            rate,
+            slept: Cycles::ZERO,
+        }
     }
 
     /// What of a batch's `cost` is to be charged; the rest goes to `stolen`. `model` says what it
@@ -102,7 +112,23 @@ impl StolenTime {
         self.waited = waited;
         let (grown, excess) = (self.rate.to_cycles(grown), cost.saturating_sub(due));
         // To find the caches cold again is part of what was taken.
-        if grown.0 > excess.0 / 2 { excess } else { grown }
+        let stolen = if grown.0 > excess.0 / 2 { excess } else { grown };
+        let kept = cost.saturating_sub(stolen);
+        if kept > self.rate.to_cycles(stall::SLEEP_MAX) || stall::waited_for_call() {
+            self.slept = kept;
+        }
+        stolen
+    }
+
+    /// Whether something took far too long although it had its core.
+    #[inline(always)]
+    pub(super) const fn has_slept(&self) -> bool {
+        self.slept.0 != 0
+    }
+
+    /// For how long; asked once.
+    pub(super) fn take_slept(&mut self) -> Nanos {
+        self.rate.to_nanos(core::mem::replace(&mut self.slept, Cycles::ZERO))
     }
 }
 

@@ -11,7 +11,7 @@ use penstock_units::Nanos;
 use super::handle::{MAILBOX, Mailbox};
 use super::{
     Interrupter, Peers, Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError,
-    WorkerHandle,
+    WorkerHandle, stall,
 };
 use crate::tsc::Tsc;
 
@@ -115,6 +115,7 @@ impl Runner {
     #[cold]
     fn serve_all(&mut self) -> bool {
         self.mailbox.posted.load(Ordering::Acquire);
+        stall::leave();
         for _ in 0..MAILBOX {
             let Ok(envelope) = self.mailbox.requests.try_recv() else { break };
             self.served = self.served.wrapping_add(1);
@@ -153,6 +154,7 @@ impl Runner {
             let request = TimeSpec::from_duration(core::time::Duration::from_nanos(nap.0));
             let _ =
                 clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::empty(), &request);
+            stall::rested();
         }
         self.worker.rested();
     }

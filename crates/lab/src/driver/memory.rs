@@ -126,6 +126,11 @@ impl GuestMemory {
         })
     }
 
+    /// The files, for a driver that does to them what it likes.
+    pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.regions.iter().map(|region| region.fd.as_fd())
+    }
+
     /// The inode of the first region's file.
     ///
     /// # Errors

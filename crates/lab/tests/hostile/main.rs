@@ -14,6 +14,7 @@ mod acts;
 mod neighbours;
 #[path = "../switch/rig.rs"]
 mod rig;
+mod stalls;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -38,12 +38,6 @@ impl PackedRing {
         self.call.interrupt();
     }
 
-    /// Whether the driver made an interrupt wait: it gets none any more.
-    #[must_use]
-    pub const fn is_call_blocked(&self) -> bool {
-        self.call.is_blocked()
-    }
-
     /// Moves the ring to another map of the same guest; returns the one it leaves, of which it
     /// keeps nothing. Between two batches.
     ///

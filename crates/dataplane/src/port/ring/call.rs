@@ -5,10 +5,12 @@
 //! the worker (no flag of one call forbids it: `RWF_NOWAIT` is refused for eventfds). **Rule.** The
 //! worker's thread is signalled every few milliseconds ([`crate::worker::Interrupter`]), so such a
 //! write ends with `EINTR`, which it never does otherwise. After that the descriptor is not
-//! written to again, and the session makes its port wait. **Cost.** None for an honest driver.
+//! written to again, and the worker stops the port ([`crate::worker::stall`]). **Cost.** None for an honest driver.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
+
+use crate::worker::stall;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -36,6 +38,7 @@ impl Call {
         match file.write(&1_u64.to_ne_bytes()) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {
                 self.blocked = true;
+                stall::note_call();
                 0
             }
             // An eventfd that would block already has an interrupt pending.
@@ -44,7 +47,8 @@ impl Call {
     }
 
     /// Whether a write had to be broken off.
-    pub(crate) const fn is_blocked(&self) -> bool {
+    #[cfg(test)]
+    const fn is_blocked(&self) -> bool {
         self.blocked
     }
 }

@@ -17,7 +17,7 @@ use core::arch::x86_64::{
 
 use std::sync::LazyLock;
 
-use super::frames::write_plain;
+use super::frames::{fault_in, write_plain};
 use crate::batch::Batch;
 use crate::offload::VNET_HDR_LEN;
 
@@ -106,7 +106,11 @@ pub(super) unsafe fn write_lines(batch: &Batch, i: usize, at: *mut u8) {
         // SAFETY: the caller's promise.
         return unsafe { write_plain(batch, i, at, VNET_HDR_LEN) };
     }
-    let rest = segments.first().map_or(core::ptr::null(), |s| s.data);
+    let rest = segments.first().map_or(core::ptr::null(), |s| {
+        // SAFETY: the caller's promise.
+        unsafe { fault_in(s) };
+        s.data
+    });
     let source = Source { slot: batch.head_at(i), head: frame.head_len(), rest };
     // SAFETY: reads are the frame's own `total - VNET_HDR_LEN` bytes; the first line's come from
     // the slot, which has the whole of a frame of up to 128 bytes and 128 of a longer one. Writes

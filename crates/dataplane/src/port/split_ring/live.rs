@@ -91,12 +91,6 @@ impl SplitRing {
         self.call.interrupt();
     }
 
-    /// Whether the driver made an interrupt wait: it gets none any more.
-    #[must_use]
-    pub const fn is_call_blocked(&self) -> bool {
-        self.call.is_blocked()
-    }
-
     /// Marks what was just said to the driver about its kicks.
     #[inline]
     pub(super) fn log_wish(&self) {

@@ -8,6 +8,7 @@
 
 mod attempts;
 mod early_enable;
+mod halt;
 mod kicks;
 mod queue;
 mod serve;
@@ -30,6 +31,7 @@ use penstock_units::PortId;
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::offload::OffloadCaps;
 use crate::worker::{INTERRUPT_SIGNAL, QUEUES_MAX, Workers, install_interrupt};
+use halt::Halt;
 use queue::VhostQueue;
 
 /// Who listens on the socket.
@@ -85,7 +87,7 @@ pub struct VhostUser {
     workers: Workers,
     shared: SharedState,
     wake: Arc<EventFd>,
-    alarm: Arc<EventFd>,
+    halt: Arc<Halt>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -109,15 +111,12 @@ impl VhostUser {
                 PortError::system(&object, "make an event descriptor", RAISE_NOFILE, e)
             })
         };
-        let (wake, alarm) = (Arc::new(event()?), Arc::new(event()?));
+        let (wake, halt) = (Arc::new(event()?), Arc::new(Halt::new(Arc::new(event()?))));
         let queues = (0..config.queue_pairs)
-            .map(|_| Box::new(VhostQueue::default()) as Box<dyn PortQueue>)
+            .map(|_| Box::new(VhostQueue::new(id, Arc::clone(&halt))) as Box<dyn PortQueue>)
             .collect();
         let shared = SharedState::default();
-        Ok((
-            Self { config, id, workers: workers.into(), shared, wake, alarm, thread: None },
-            queues,
-        ))
+        Ok((Self { config, id, workers: workers.into(), shared, wake, halt, thread: None }, queues))
     }
 
     /// Binds the socket (server mode) and starts the session thread.
@@ -138,7 +137,7 @@ impl VhostUser {
             workers: self.workers.clone(),
             shared: Arc::clone(&self.shared),
             wake: Arc::clone(&self.wake),
-            alarm: Arc::clone(&self.alarm),
+            halt: Arc::clone(&self.halt),
         };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", self.config.name))

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use penstock_units::Cycles;
+use penstock_units::{Cycles, Nanos, PortId};
 
+use super::halt::{Halt, Halted};
 use super::virtqueue::Virtqueue;
 use crate::batch::Batch;
 use crate::offload::OffloadCaps;
@@ -12,6 +13,7 @@ use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
 use crate::port::split_ring::{RingAddresses, RingError};
 use crate::port::{ControlMessage, Pending, PortQueue, TxOutcome};
+use crate::worker::{SleepCause, stall};
 
 /// Which ring of a queue pair, seen from the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,18 +74,40 @@ impl RingChange {
 }
 
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct VhostQueue {
     rx: Option<Box<Virtqueue>>,
     tx: Option<Box<Virtqueue>>,
     caps: OffloadCaps,
     /// The driver can kick for `rx`.
     kicks: bool,
+    port: PortId,
+    halt: Arc<Halt>,
+    /// Rings that are not used any more, until the session takes them: of `rx`, of `tx`.
+    stopped: [Option<Box<Virtqueue>>; 2],
+}
+
+impl VhostQueue {
+    /// Without rings yet.
+    pub(super) fn new(port: PortId, halt: Arc<Halt>) -> Self {
+        let (rx, tx, caps) = (None, None, OffloadCaps::default());
+        Self { rx, tx, caps, kicks: false, port, halt, stopped: [None, None] }
+    }
+
+    /// Where the ring of `side` is.
+    fn place(&mut self, side: Side) -> &mut Option<Box<Virtqueue>> {
+        let (stopped, used) = match side {
+            Side::Rx => (&mut self.stopped[0], &mut self.rx),
+            Side::Tx => (&mut self.stopped[1], &mut self.tx),
+        };
+        if stopped.is_some() { stopped } else { used }
+    }
 }
 
 impl PortQueue for VhostQueue {
     #[inline]
     fn pending(&mut self, _now: Cycles) -> Pending {
+        stall::enter(self.port);
         match &self.rx {
             Some(ring) if ring.has_waiting() => Pending::Yes,
             _ => Pending::No,
@@ -92,6 +116,7 @@ impl PortQueue for VhostQueue {
 
     #[inline]
     fn rx_burst(&mut self, batch: &mut Batch) {
+        stall::enter(self.port);
         if let Some(ring) = &mut self.rx {
             ring.take(batch);
         }
@@ -99,6 +124,7 @@ impl PortQueue for VhostQueue {
 
     #[inline]
     fn rx_done(&mut self) {
+        stall::enter(self.port);
         if let Some(ring) = &mut self.rx {
             ring.complete_taken();
         }
@@ -118,7 +144,7 @@ impl PortQueue for VhostQueue {
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
         let mut outcome = TxOutcome::default();
         match &mut self.tx {
-            Some(ring) => ring.give(batch, frames, &mut outcome),
+            Some(ring) => stall::write_to(self.port, || ring.give(batch, frames, &mut outcome)),
             None => outcome.down += u32::try_from(frames.len()).unwrap_or(0),
         }
         outcome
@@ -126,6 +152,7 @@ impl PortQueue for VhostQueue {
 
     #[inline]
     fn publish(&mut self) {
+        stall::enter(self.port);
         for ring in [&mut self.rx, &mut self.tx].into_iter().flatten() {
             ring.publish();
         }
@@ -133,14 +160,17 @@ impl PortQueue for VhostQueue {
 
     #[inline]
     fn notify(&mut self) -> u32 {
+        stall::enter(self.port);
         self.tx.as_mut().map_or(0, |ring| ring.notify())
     }
 
     fn notify_taken(&mut self) -> u32 {
+        stall::enter(self.port);
         self.rx.as_mut().map_or(0, |ring| ring.notify())
     }
 
     fn rest(&mut self) -> bool {
+        stall::enter(self.port);
         match &mut self.rx {
             Some(ring) => self.kicks && ring.ask_for_kicks(),
             // Nothing comes until the session puts a ring in place, which wakes the queue.
@@ -148,35 +178,41 @@ impl PortQueue for VhostQueue {
         }
     }
 
+    fn stop(&mut self, cause: SleepCause, slept: Nanos) -> bool {
+        if self.rx.is_none() && self.tx.is_none() {
+            return false;
+        }
+        for (ring, stopped) in [&mut self.rx, &mut self.tx].into_iter().zip(&mut self.stopped) {
+            if ring.is_some() {
+                *stopped = ring.take();
+            }
+        }
+        self.halt.stop(Halted { cause, slept });
+        true
+    }
+
     fn wake(&mut self) {
+        stall::enter(self.port);
         if let Some(ring) = &mut self.rx {
             ring.suppress_kicks();
         }
     }
 
     fn control(&mut self, mut message: ControlMessage) -> ControlMessage {
+        stall::enter(self.port);
         if let Some(swap) = message.downcast_mut::<SwapRing>() {
-            let place = match swap.side {
-                Side::Rx => {
-                    self.kicks = swap.kicks;
-                    &mut self.rx
-                }
-                Side::Tx => {
-                    self.caps = swap.caps;
-                    &mut self.tx
-                }
-            };
+            match swap.side {
+                Side::Rx => self.kicks = swap.kicks,
+                Side::Tx => self.caps = swap.caps,
+            }
+            let place = self.place(swap.side);
             core::mem::swap(place, &mut swap.ring);
             if let Some(ring) = place {
                 // A switch before us may have returned chains and died before it said so.
                 ring.interrupt();
             }
         } else if let Some(message) = message.downcast_mut::<ChangeRing>() {
-            let ring = match message.side {
-                Side::Rx => &mut self.rx,
-                Side::Tx => &mut self.tx,
-            };
-            if let Some(ring) = ring {
+            if let Some(ring) = self.place(message.side) {
                 let change = core::mem::replace(&mut message.change, RingChange::Log(None));
                 message.change = change.apply(ring);
             }

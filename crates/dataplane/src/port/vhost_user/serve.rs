@@ -11,6 +11,7 @@ use penstock_units::{Nanos, PortId};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::attempts::Attempts;
+use super::halt::{Halt, Pauses};
 use super::session::Session;
 use super::throttle::{self, Throttle};
 use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock, socket};
@@ -29,6 +30,7 @@ struct Memory {
     was_refused: bool,
     /// The last session failed.
     has_failed: bool,
+    pauses: Pauses,
     failures: Attempts,
     /// Successes between failures.
     greetings: Attempts,
@@ -43,8 +45,7 @@ pub(super) struct Server {
     pub(super) workers: Workers,
     pub(super) shared: SharedState,
     pub(super) wake: Arc<EventFd>,
-    /// Rings when a driver shortened a file that is mapped.
-    pub(super) alarm: Arc<EventFd>,
+    pub(super) halt: Arc<Halt>,
 }
 
 impl Server {
@@ -53,6 +54,7 @@ impl Server {
             throttle: Throttle::new(now()),
             was_refused: false,
             has_failed: false,
+            pauses: Pauses::default(),
             failures: Attempts::default(),
             greetings: Attempts::default(),
             knocks: Attempts::default(),
@@ -64,7 +66,10 @@ impl Server {
             };
             if let Some(stream) = stream {
                 self.pay(&mut memory.throttle, throttle::CONNECTION);
-                self.session(stream, &mut memory);
+                // Its descriptors and its memory are given back before any pause.
+                if self.session(stream, &mut memory) {
+                    self.stay_out(&mut memory.pauses);
+                }
                 if listener.is_none() {
                     // A peer that accepts and hangs up at once must not keep a core busy.
                     self.wait(None, PollTimeout::from(RETRY_MS));
@@ -141,21 +146,22 @@ impl Server {
         self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
     }
 
-    /// One connection from its first message to its last.
-    fn session(&self, stream: UnixStream, memory: &mut Memory) {
+    /// One connection from its first message to its last. Returns whether the worker stopped the
+    /// port.
+    fn session(&self, stream: UnixStream, memory: &mut Memory) -> bool {
         // Without the first, `stop` could not end the session: it would be waited for for ever.
         let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
             (Ok(connection), Ok(early)) => (connection, early),
             (Err(e), _) | (_, Err(e)) => {
                 lock(&self.shared).error = Some(format!("session: {e}"));
                 self.wait(None, PollTimeout::from(RETRY_MS));
-                return;
+                return false;
             }
         };
         {
             let mut shared = lock(&self.shared);
             if shared.stopping {
-                return;
+                return false;
             }
             shared.connection = Some(connection);
             shared.connected = true;
@@ -163,9 +169,9 @@ impl Server {
         }
         let began = now();
         // Of the session before.
-        let _ = self.alarm.read();
-        let (shared, alarm) = (Arc::clone(&self.shared), Arc::clone(&self.alarm));
-        let session = Session::new(&self.config, self.id, self.workers.clone(), shared, alarm);
+        let _ = (self.halt.alarm.read(), self.halt.take());
+        let (shared, halt) = (Arc::clone(&self.shared), Arc::clone(&self.halt));
+        let session = Session::new(&self.config, self.id, self.workers.clone(), shared, halt);
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let mut is_told = false;
@@ -191,11 +197,26 @@ impl Server {
         };
         drop(handler);
         let at_once = now().saturating_sub(began) < AT_ONCE;
+        let mut was_halted = false;
         if let Ok(mut session) = backend.lock() {
             session.end();
             self.ended(&session, &end, at_once, memory);
+            was_halted = session.was_halted();
         }
         self.pay(&mut memory.throttle, spent(&backend));
+        was_halted
+    }
+
+    /// Keeps the port out for as long as it must be.
+    fn stay_out(&self, pauses: &mut Pauses) {
+        let pause = pauses.next(now());
+        let seconds = pause.0 / 1_000_000_000;
+        tracing::warn!(port = %self.config.name, seconds, "stopped: admitted again later");
+        if let Some(error) = &mut lock(&self.shared).error {
+            error.push_str(&format!(" ({seconds} s)"));
+        }
+        let ms = i32::try_from(pause.0 / 1_000_000).unwrap_or(i32::MAX);
+        self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
     }
 
     /// Logs that a driver is there. After a failure only once its rings run.

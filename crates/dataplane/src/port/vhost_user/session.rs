@@ -21,6 +21,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 
+use super::halt::{Halt, Halted};
 use super::queue::{Side, SwapRing};
 use super::virtqueue::Virtqueue;
 use super::{SharedState, VhostUserConfig, lock, throttle};
@@ -131,8 +132,10 @@ pub(super) struct Session {
     id: PortId,
     workers: Workers,
     shared: SharedState,
-    /// Rings when the driver shortened a file that is mapped.
-    alarm: Arc<EventFd>,
+    /// Its alarm rings when the driver shortened a file that is mapped, too.
+    halt: Arc<Halt>,
+    /// Why the worker stopped the port, if it did.
+    halted: Cell<Option<Halted>>,
     offered: u64,
     features: u64,
     /// The driver has seen what is offered.
@@ -168,7 +171,7 @@ impl Session {
         id: PortId,
         workers: Workers,
         shared: SharedState,
-        alarm: Arc<EventFd>,
+        halt: Arc<Halt>,
     ) -> Self {
         let rings = 2 * usize::from(config.queue_pairs);
         Self {
@@ -176,7 +179,8 @@ impl Session {
             id,
             workers,
             shared,
-            alarm,
+            halt,
+            halted: Cell::new(None),
             offered: offered(config),
             features: 0,
             has_offered: false,
@@ -242,9 +246,9 @@ impl Session {
         })
     }
 
-    /// Readable when the driver shortened a file behind its memory.
+    /// Readable when the driver shortened a file behind its memory, or the worker stopped the port.
     pub(super) fn alarm(&self) -> &EventFd {
-        &self.alarm
+        &self.halt.alarm
     }
 
     /// Has a queue pair polled again that its worker left alone.
@@ -303,11 +307,6 @@ impl Session {
             if ring.is_stopped() {
                 let what = "had been stopped: the driver broke its rules";
                 tracing::warn!(port = %self.name, ring = index, "{what}");
-            }
-            if ring.is_call_blocked() {
-                let what = "its call descriptor made the worker wait: the port has to wait too";
-                tracing::warn!(port = %self.name, ring = index, "{what}");
-                self.spend(throttle::BLOCKED);
             }
             self.rings[index].base = ring.base();
             self.rings[index].exact = true;
@@ -565,7 +564,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (queues, size) = (region.num_queues, region.queue_size);
         let region =
             InflightRegion::map(self.layout(), &file, offset, len, queues, size).map_err(refuse)?;
-        region.set_alarm(&self.alarm);
+        region.set_alarm(&self.halt.alarm);
         let running: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
         running.iter().for_each(|&index| self.halt(index));
@@ -644,7 +643,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.spend(throttle::MAPPING);
         let (offset, len) = (region.mmap_offset, region.mmap_size);
         let log = DirtyLog::map(&file, offset, len).map_err(refuse)?;
-        log.set_alarm(&self.alarm);
+        log.set_alarm(&self.halt.alarm);
         if self.memory.as_ref().is_some_and(|memory| !log.covers(memory.end())) {
             let what = "the dirty log is shorter than the guest's memory: what lies beyond is lost";
             tracing::warn!(port = %self.name, bytes = len, "{what}");

@@ -17,8 +17,6 @@ pub(super) const EXCHANGE: u64 = 4;
 pub(super) const MAPPING: u64 = 32;
 /// A connection.
 pub(super) const CONNECTION: u64 = 32;
-/// An interrupt that made the worker wait: 10 ms of it, so ten seconds of the port.
-pub(super) const BLOCKED: u64 = 10 * PER_SECOND;
 /// What a port may spend at once.
 const BURST: u64 = 4_096;
 /// What it may spend a second in the long run: 512 messages, or 128 exchanges, or 16 maps.

@@ -91,10 +91,6 @@ impl Virtqueue {
         either!(self, ring => ring.suppress_kicks());
     }
 
-    pub(super) fn is_call_blocked(&self) -> bool {
-        either!(self, ring => ring.is_call_blocked())
-    }
-
     /// Records in queue `index` of `region`; false: that has no place for the ring. With `recover`
     /// the region says where the ring stands, if its memory does not.
     pub(super) fn track(

@@ -8,11 +8,13 @@
 
 use vhost::vhost_user::{Error, Result};
 
+use super::super::halt::Halted;
 use super::{
     F_CSUM, F_GUEST_CSUM, F_GUEST_TSO4, F_GUEST_TSO6, F_HOST_TSO4, F_HOST_TSO6, Session,
     feature_names, refuse,
 };
 use crate::port::ring::RingError;
+use crate::worker::SleepCause;
 
 /// All features by which a configuration may differ from another.
 const OFFLOADS: u64 =
@@ -39,6 +41,16 @@ pub(super) enum SessionError {
     NoRegion { guest: u64, len: u64 },
     #[error("the driver shortened a file behind its memory, its log or its inflight region")]
     Shortened,
+    #[error(
+        "the driver made the worker wait for {} ms {}; its port is stopped for a while",
+        .0.slept.0 / 1_000_000,
+        match .0.cause {
+            SleepCause::Memory =>
+                "by its memory: it punched holes into it, or the host swaps it out",
+            SleepCause::Call => "by a call descriptor that is full and blocks",
+        }
+    )]
+    Halted(Halted),
     #[error("the driver's new memory table is without ring {ring}, which runs: {source}")]
     Memory { ring: usize, source: RingError },
 }
@@ -54,12 +66,18 @@ fn words(features: u64) -> String {
 }
 
 impl Session {
-    /// An error if the driver shortened a file that is mapped.
+    /// An error if the driver shortened a file that is mapped, or the worker stopped the port.
     pub(in super::super) fn check_alarm(&self) -> Result<()> {
-        match self.alarm().read() {
-            Ok(_) => Err(refuse(SessionError::Shortened)),
-            Err(_) => Ok(()),
+        if self.alarm().read().is_err() {
+            return Ok(());
         }
+        self.halted.set(self.halt.take());
+        Err(refuse(self.halted.get().map_or(SessionError::Shortened, SessionError::Halted)))
+    }
+
+    /// Whether the session ended because the worker stopped the port.
+    pub(in super::super) const fn was_halted(&self) -> bool {
+        self.halted.get().is_some()
     }
 
     /// Why the session failed, `None` if it did not. `at_once`: it was short, and not the first

@@ -73,7 +73,7 @@ impl Session {
     /// Puts a new memory map in place of the old one, under the running rings.
     pub(super) fn remap(&mut self, memory: GuestMemory) -> Result<()> {
         let memory = Arc::new(memory);
-        memory.set_alarm(&self.alarm);
+        memory.set_alarm(&self.halt.alarm);
         for index in 0..self.rings.len() {
             if !self.rings[index].running {
                 continue;

@@ -1,0 +1,111 @@
+//! A port that made its worker sleep is stopped.
+//!
+//! **Problem.** The process behind a port can make the worker sleep, by its call descriptor or by
+//! taking pages away under a fault, and every other port sleeps too (datapath rule 20).
+//! **Rule.** The worker takes both rings of the queue pair out of use at once and rings the
+//! session's alarm. The session ends with the reason, and the port is admitted again after a pause:
+//! a minute, and twice as long each time, to an hour at most. A port that behaved for an hour
+//! begins anew. So a peer costs the others one such sleep a minute at most, whatever number of
+//! rings it has. **Cost.** None for who behaves.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use nix::sys::eventfd::EventFd;
+use penstock_units::Nanos;
+
+use crate::worker::SleepCause;
+
+/// The first pause.
+const FIRST: Nanos = Nanos::from_secs(60);
+/// The longest pause, and for how long a port has to behave.
+const LONGEST: Nanos = Nanos::from_secs(3_600);
+
+/// Why a port was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Halted {
+    pub(super) cause: SleepCause,
+    /// For how long the worker slept.
+    pub(super) slept: Nanos,
+}
+
+/// What worker and session tell each other about it.
+#[derive(Debug)]
+pub(super) struct Halt {
+    /// Rings when the port is stopped, and when a driver shortened a file that is mapped.
+    pub(super) alarm: Arc<EventFd>,
+    /// Nanoseconds, with the lowest bit set for the call descriptor; 0: not stopped.
+    why: AtomicU64,
+}
+
+impl Halt {
+    pub(super) const fn new(alarm: Arc<EventFd>) -> Self {
+        Self { alarm, why: AtomicU64::new(0) }
+    }
+
+    /// From the worker. The alarm is ours alone, and does not wait.
+    pub(super) fn stop(&self, halted: Halted) {
+        let by_call = u64::from(halted.cause == SleepCause::Call);
+        self.why.store((halted.slept.0 << 1 | by_call).max(2), Ordering::Release);
+        let _ = self.alarm.write(1);
+    }
+
+    /// Why the port was stopped since this was last asked.
+    pub(super) fn take(&self) -> Option<Halted> {
+        let why = self.why.swap(0, Ordering::AcqRel);
+        let cause = if why & 1 == 0 { SleepCause::Memory } else { SleepCause::Call };
+        (why != 0).then_some(Halted { cause, slept: Nanos(why >> 1) })
+    }
+}
+
+/// How long a port stays out.
+#[derive(Debug, Default)]
+pub(super) struct Pauses {
+    last: Nanos,
+    /// When it was over.
+    over: Nanos,
+}
+
+impl Pauses {
+    /// For how long a port stays out that is stopped at time `now`.
+    pub(super) fn next(&mut self, now: Nanos) -> Nanos {
+        let behaved = now.saturating_sub(self.over) >= LONGEST;
+        let pause = if self.last == Nanos::ZERO || behaved { FIRST } else { self.last + self.last };
+        self.last = pause.min(LONGEST);
+        self.over = now + self.last;
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::eventfd::EfdFlags;
+
+    #[test]
+    fn a_port_stays_out_for_longer_each_time_until_it_behaves() {
+        let mut pauses = Pauses::default();
+        let mut now = Nanos::from_secs(5_000);
+        let mut seconds = Vec::new();
+        for _ in 0..8 {
+            let pause = pauses.next(now);
+            seconds.push(pause.0 / 1_000_000_000);
+            now = now + pause + Nanos::from_secs(1);
+        }
+        assert_eq!(seconds, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!(pauses.next(now + LONGEST), FIRST);
+    }
+
+    #[test]
+    fn the_reason_is_heard_once_with_the_alarm() {
+        let alarm = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        let halt = Halt::new(Arc::new(alarm));
+        assert_eq!(halt.take(), None);
+        for cause in [SleepCause::Memory, SleepCause::Call] {
+            let halted = Halted { cause, slept: Nanos::from_millis(919) };
+            halt.stop(halted);
+            assert!(halt.alarm.read().is_ok());
+            assert_eq!((halt.take(), halt.take()), (Some(halted), None));
+        }
+    }
+}

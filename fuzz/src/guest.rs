@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 
 use crate::input::Input;
 use crate::model::{Range, Region};
@@ -46,7 +47,9 @@ impl Guest {
             offset: r.file,
             file: file.try_clone().expect("a descriptor"),
         };
-        let memory = GuestMemory::map(REGIONS.iter().map(spec).collect()).expect("a lawful map");
+        let memory =
+            GuestMemory::map(&MemoryAccount::default(), REGIONS.iter().map(spec).collect())
+                .expect("a lawful map");
         let mut blank = vec![0; FILE];
         for (at, len) in HOLES {
             blank[at..at + len].fill(HOLE_BYTE);

@@ -79,7 +79,7 @@ const RULE: &str = "[[rule]]\nname = \"x\"\nactions = [\"drop\"]\n";
 
 /// One mistake each, and one that a schema can say: what it is appended to, and the keys. Those of
 /// the first list go into `[host]`.
-const OF_THE_HOST: [&str; 9] = [
+const OF_THE_HOST: [&str; 11] = [
     "socket = \"host.sock\"",
     "state_dir = \"var\"",
     "metrics = \"0.0.0.0:9753\"",
@@ -89,6 +89,8 @@ const OF_THE_HOST: [&str; 9] = [
     "log = \"info,\"",
     "colour = \"red\"",
     "metrics_any = \"yes\"",
+    "memory_gib = 0",
+    "memory_per_port_gib = 131073",
 ];
 const APPENDED: &[(&str, &[&str])] = &[
     (

@@ -17,6 +17,7 @@ use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::packed_ring::PackedRing;
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const MEMORY: u64 = 1 << 16;
@@ -57,7 +58,7 @@ impl Shared {
             offset: FENCE,
             file: file.try_clone().unwrap(),
         };
-        let memory = Arc::new(GuestMemory::map(vec![spec]).unwrap());
+        let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap());
         let bytes = NonZeroUsize::new(usize::try_from(len).unwrap()).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh mapping of the test's own file. WHY: the guest's view of its memory.

@@ -14,6 +14,7 @@ use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::dirty_log::{DirtyLog, LOG_PAGE, RingLog};
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 
 const NEXT: u16 = 1;
@@ -106,13 +107,20 @@ impl Guest {
 fn map(file: &File, len: u64) -> Arc<GuestMemory> {
     let file = file.try_clone().unwrap();
     Arc::new(
-        GuestMemory::map(vec![RegionSpec { guest: 0, user: USER, len, offset: 0, file }]).unwrap(),
+        GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![RegionSpec { guest: 0, user: USER, len, offset: 0, file }],
+        )
+        .unwrap(),
     )
 }
 
 fn region() -> (File, Arc<InflightRegion>) {
-    let (file, len) = InflightRegion::make(RingLayout::Split, 1, SIZE).unwrap();
-    let region = InflightRegion::map(RingLayout::Split, &file, 0, len, 1, SIZE).unwrap();
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 1, SIZE).unwrap();
+    let region =
+        InflightRegion::map(&MemoryAccount::default(), RingLayout::Split, &file, 0, len, (1, SIZE))
+            .unwrap();
     (file, Arc::new(region))
 }
 
@@ -243,7 +251,9 @@ fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
 fn log(used: bool) -> (File, RingLog) {
     let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(4096).unwrap();
-    let log = Arc::new(DirtyLog::map(&file, 0, MEMORY / LOG_PAGE / 8).unwrap());
+    let log = Arc::new(
+        DirtyLog::map(&MemoryAccount::default(), &file, 0, MEMORY / LOG_PAGE / 8).unwrap(),
+    );
     (file, RingLog { log, used: used.then_some(USED) })
 }
 

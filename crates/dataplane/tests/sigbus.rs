@@ -15,7 +15,8 @@ use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
-use penstock_dataplane::port::sigbus::pages_replaced;
+use penstock_dataplane::port::peer_memory::MemoryAccount;
+use penstock_dataplane::port::peer_memory::pages_replaced;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const USER: u64 = 0x7000_0000_0000;
@@ -66,7 +67,7 @@ fn shrinks(len: u64, huge: bool) {
         file: file.try_clone().unwrap(),
     };
     let regions = vec![region(0, &first), region(SECOND, &second)];
-    let Ok(memory) = GuestMemory::map(regions) else {
+    let Ok(memory) = GuestMemory::map(&MemoryAccount::default(), regions) else {
         assert!(huge, "ordinary memory can be mapped");
         eprintln!("skipped: no huge pages are free");
         return;
@@ -157,7 +158,15 @@ fn what_is_replaced_never_leaves_its_mapping() {
     nix::mount::umount2(&dir, nix::mount::MntFlags::MNT_DETACH).unwrap();
     std::fs::remove_dir(&dir).unwrap();
     file.set_len(4 << 20).unwrap();
-    let region = InflightRegion::map(RingLayout::Split, &file, 4096, 64 << 10, 1, 1024).unwrap();
+    let region = InflightRegion::map(
+        &MemoryAccount::default(),
+        RingLayout::Split,
+        &file,
+        4096,
+        64 << 10,
+        (1, 1024),
+    )
+    .unwrap();
     let queue = Arc::new(region).split(0, 1024).unwrap();
     // As many as fill the holes on both sides, wherever the kernel maps the next.
     let neighbours: Vec<_> = std::iter::repeat_with(Neighbour::new).take(1_024).collect();
@@ -173,7 +182,7 @@ fn a_fault_outside_of_guests_memory() {
     let file = memory_file(4096, false);
     let guest = memory_file(4096, false);
     let spec = RegionSpec { guest: 0, user: USER, len: 4096, offset: 0, file: guest };
-    let _memory = GuestMemory::map(vec![spec]).unwrap();
+    let _memory = GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap();
     touch_beyond(&file);
 }
 

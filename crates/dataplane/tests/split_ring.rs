@@ -14,6 +14,7 @@ use penstock_dataplane::batch::{Batch, FRAME_MAX};
 use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingError, RingSpec, SplitRing};
 
 const NEXT: u16 = 1;
@@ -48,7 +49,9 @@ impl Guest {
             offset,
             file: file.try_clone().unwrap(),
         };
-        let memory = GuestMemory::map(vec![region(0, 0), region(SECOND, half)]).unwrap();
+        let memory =
+            GuestMemory::map(&MemoryAccount::default(), vec![region(0, 0), region(SECOND, half)])
+                .unwrap();
         let len = NonZeroUsize::new(MEMORY as usize).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh mapping of the test's own file. WHY: the guest's view of its memory.
@@ -232,7 +235,9 @@ fn a_buffer_that_spans_two_regions_is_split_at_the_edge() {
     // SAFETY: as in `Guest::new`. WHY: as there.
     guest.base =
         unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap().as_ptr().cast();
-    guest.memory = Arc::new(GuestMemory::map(vec![region(0), region(half)]).unwrap());
+    guest.memory = Arc::new(
+        GuestMemory::map(&MemoryAccount::default(), vec![region(0), region(half)]).unwrap(),
+    );
     let mut ring = guest.ring();
     let frame = pattern(1000);
     let at = half - 300;
@@ -545,7 +550,7 @@ fn an_indirect_table_is_aligned_where_it_is_read() {
         file: file.try_clone().unwrap(),
     };
     let regions = vec![region(0, 0, MEMORY / 2), region(SECOND, MEMORY / 2 + 4, 0x1000)];
-    guest.memory = Arc::new(GuestMemory::map(regions).unwrap());
+    guest.memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), regions).unwrap());
     let len = NonZeroUsize::new(MEMORY as usize).unwrap();
     let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: as in `Guest::new`. WHY: as there.
@@ -571,7 +576,7 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
         offset: 0,
         file: file.try_clone().unwrap(),
     };
-    let memory = Arc::new(GuestMemory::map(vec![region]).unwrap());
+    let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![region]).unwrap());
     let spec = RingSpec {
         size: u32::from(SIZE),
         descriptors: USER + DESCRIPTORS,
@@ -585,7 +590,7 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
         call: None,
     };
     let mut ring = SplitRing::new(spec, memory).unwrap();
-    let before = penstock_dataplane::port::sigbus::pages_replaced();
+    let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
     // Ring and buffers are gone; whatever is read is zeroes, and nobody faults.
     for _ in 0..100 {
@@ -593,7 +598,7 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
         let _ = give(&mut ring, &[pattern(3000)]);
         ring.notify();
     }
-    assert!(penstock_dataplane::port::sigbus::pages_replaced() > before);
+    assert!(penstock_dataplane::port::peer_memory::pages_replaced() > before);
     send_plain(&mut victim, &pattern(60));
     assert_eq!(taken(&mut other), (vec![pattern(60)], 0));
 }

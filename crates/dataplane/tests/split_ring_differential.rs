@@ -15,6 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 use proptest::prelude::*;
 use virtio_queue::{Queue, QueueT};
@@ -149,7 +150,7 @@ fn compare(steps: &[Step], start: u16) {
         offset: 0,
         file: file.try_clone().unwrap(),
     };
-    let ours = Arc::new(GuestMemory::map(vec![spec]).unwrap());
+    let ours = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap());
     let theirs =
         GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY.try_into().unwrap())]).unwrap();
     let mut twice = Twice { file, theirs, next: (0, start, BUFFERS) };

@@ -8,6 +8,7 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use penstock_dataplane::port::peer_memory::MemoryLimits;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -90,6 +91,29 @@ pub struct HostSection {
     /// `info,penstock_dataplane=debug`. Default `info`.
     #[serde(default = "default_log")]
     pub log: String,
+    /// Most memory of VMs that the daemon maps for all ports together, in GiB, 1 to 131072.
+    /// Default: 16 times the host's memory, at most 65536.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
+    pub memory_gib: Option<u32>,
+    /// Most memory of its VM that the daemon maps for each port, in GiB, 1 to 131072. Default: 4
+    /// times the host's memory, at most 65536.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
+    pub memory_per_port_gib: Option<u32>,
+}
+
+impl HostSection {
+    /// Bytes of VMs' memory that may be mapped.
+    #[must_use]
+    pub fn memory_limits(&self) -> MemoryLimits {
+        let default = MemoryLimits::default();
+        let bytes = |gib: Option<u32>, default| gib.map_or(default, |gib| u64::from(gib) << 30);
+        MemoryLimits {
+            port: bytes(self.memory_per_port_gib, default.port),
+            daemon: bytes(self.memory_gib, default.daemon),
+        }
+    }
 }
 
 fn default_socket() -> PathBuf {

@@ -30,6 +30,7 @@ mod vcpus;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, TryLockError};
 
+use penstock_dataplane::port::peer_memory::set_memory_limits;
 use penstock_units::Nanos;
 
 use crate::api::{ChangeReport, Explanation, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
@@ -96,6 +97,7 @@ impl Host {
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
         let machine = Machine::here();
         let make = |config: &HostConfig| -> Result<Box<dyn Switch>, ApiError> {
+            set_memory_limits(config.host.memory_limits());
             let switch = LiveSwitch::start(config, &Machine::here()).map_err(worker_failed)?;
             Ok(Box::new(switch))
         };

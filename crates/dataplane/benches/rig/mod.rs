@@ -18,6 +18,7 @@ use penstock_dataplane::classify::{
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
@@ -66,7 +67,7 @@ impl Guest {
             offset: 0,
             file: file.try_clone().unwrap(),
         };
-        let memory = Arc::new(GuestMemory::map(vec![region]).unwrap());
+        let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![region]).unwrap());
         let len = NonZeroUsize::new(usize::try_from(MEMORY).unwrap()).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh mapping of our own file. WHY: the guest's view of its memory.

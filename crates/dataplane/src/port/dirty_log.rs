@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
-use super::shared_file::{SharedFile, SharedFileError};
+use super::peer_memory::shared_file::SharedFile;
+use super::peer_memory::{MemoryAccount, SharedFileError};
 
 /// Bytes of guest memory that one bit stands for, whatever the size of the host's pages.
 pub const LOG_PAGE: u64 = 4096;
@@ -31,12 +32,17 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `len` bytes of `file` from `offset` on.
+    /// Maps `len` bytes of `file` from `offset` on, counted in `account`.
     ///
     /// # Errors
     /// `SharedFileError`: the stretch is not in the file, or longer than [`LOG_BYTES_MAX`].
-    pub fn map(file: &File, offset: u64, len: u64) -> Result<Self, SharedFileError> {
-        let bits = SharedFile::map("dirty log", file, offset, len, LOG_BYTES_MAX)?;
+    pub fn map(
+        account: &MemoryAccount,
+        file: &File,
+        offset: u64,
+        len: u64,
+    ) -> Result<Self, SharedFileError> {
+        let bits = SharedFile::map(account, "dirty log", file, offset, len, LOG_BYTES_MAX)?;
         Ok(Self { bits, len })
     }
 
@@ -96,7 +102,7 @@ mod tests {
     fn log(len: u64) -> (File, DirtyLog) {
         let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
         file.set_len(8192).unwrap();
-        let log = DirtyLog::map(&file, 4096, len).unwrap();
+        let log = DirtyLog::map(&MemoryAccount::default(), &file, 4096, len).unwrap();
         (file, log)
     }
 

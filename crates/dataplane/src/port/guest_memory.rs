@@ -4,21 +4,15 @@
 //! *whole* range is checked against one region (CVE-2018-1059 checked only its start); a region
 //! never reaches beyond its file; maps are immutable and dropped only after the worker let go of
 //! them. **Cost.** A hit in the hinted region is one subtraction and one comparison.
-#![allow(unsafe_code, reason = "mmap, and raw pointers into the mapping")]
+#![allow(unsafe_code, reason = "raw pointers into the mapping")]
 
 use std::fs::File;
-use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::eventfd::EventFd;
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
-use nix::sys::stat::{FileStat, fstat};
-use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
+use nix::sys::stat::fstat;
 
-use super::sigbus::Guard;
+use super::peer_memory::{Mapping, MappingError, MemoryAccount, is_memory_file};
 
 /// Most regions a driver may set (the protocol's own limit is 32).
 pub const REGIONS_MAX: usize = 32;
@@ -48,32 +42,13 @@ pub enum MemoryError {
     /// Empty, wrapping or overlapping.
     #[error("memory region at guest address {0:#x} is empty, wraps or overlaps another")]
     Shape(u64),
-    /// The file ends before the region does: touching it would be a SIGBUS.
-    #[error("memory region at guest address {guest:#x} needs {needs} bytes of a file of {has}")]
-    Short {
-        /// Guest address.
-        guest: u64,
-        /// Offset plus length.
-        needs: u64,
-        /// The file's size.
-        has: u64,
-    },
-    /// Touching it could wait for whoever serves its file system.
-    #[error(
-        "memory region at guest address {0:#x} is not in a memfd, tmpfs or hugetlbfs file; use \
-         `memory-backend-memfd`, or a file in /dev/shm or on hugetlbfs"
-    )]
-    Foreign(u64),
-    /// No place in the list of regions that are guarded against a shortened file.
-    #[error("memory region at guest address {0:#x}: too many regions are mapped already")]
-    Unguarded(u64),
-    /// The kernel refused.
+    /// The file cannot be mapped.
     #[error("memory region at guest address {guest:#x}: {source}")]
     Map {
         /// Guest address.
         guest: u64,
-        /// The kernel's answer.
-        source: nix::Error,
+        /// Why.
+        source: MappingError,
     },
 }
 
@@ -89,29 +64,6 @@ struct Region {
     mapping: Arc<Mapping>,
 }
 
-#[derive(Debug)]
-struct Mapping {
-    at: NonNull<core::ffi::c_void>,
-    len: usize,
-    guard: Option<Guard>,
-}
-
-// SAFETY: the fields are never changed, and what they point to is shared memory that is only
-// accessed through raw copies. WHY: maps are built by one thread and used by another.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // Off the list first: the address may be somebody else's once it is unmapped.
-        self.guard = None;
-        // SAFETY: the mapping is ours alone, and whoever held a pointer into it held the Arc of a
-        // map with this region. WHY: munmap has no safe form.
-        let _ = unsafe { munmap(self.at, self.len) };
-    }
-}
-
 /// An immutable map of a guest's memory.
 #[derive(Debug)]
 pub struct GuestMemory {
@@ -125,14 +77,18 @@ unsafe impl Send for GuestMemory {}
 unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
-    /// Maps the regions. Regions on huge pages are populated here, on the control thread, so that
-    /// the worker never takes their faults.
+    /// Maps the regions and counts them in `account`. Regions on huge pages are populated here, on
+    /// the control thread, so that the worker never takes their faults.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped.
-    pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
-        let regions = specs.iter().map(map_region).collect::<Result<Vec<_>, _>>()?;
-        Self::of(regions)
+    pub fn map(account: &MemoryAccount, specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
+        // Before anything is mapped: each region could be as large as the limits let it be.
+        if specs.len() > REGIONS_MAX {
+            return Err(MemoryError::TooMany(specs.len()));
+        }
+        let regions = specs.iter().map(|spec| map_region(account, spec));
+        Self::of(regions.collect::<Result<Vec<_>, _>>()?)
     }
 
     /// Whether `spec` is a region of this map: the same addresses, and the same bytes of the same
@@ -143,17 +99,16 @@ impl GuestMemory {
     pub fn has(&self, spec: &RegionSpec) -> Result<bool, MemoryError> {
         let same = |r: &&Region| (r.guest, r.user, r.len) == (spec.guest, spec.user, spec.len);
         let Some(region) = self.regions.iter().find(same) else { return Ok(false) };
-        let stat = look_at(spec)?;
-        Ok(region.origin == (spec.offset, stat.st_dev, stat.st_ino))
+        Ok(region.origin == origin(spec)?)
     }
 
     /// This map and one more region.
     ///
     /// # Errors
     /// [`MemoryError`]; this map stays as it is.
-    pub fn with(&self, spec: &RegionSpec) -> Result<Self, MemoryError> {
+    pub fn with(&self, account: &MemoryAccount, spec: &RegionSpec) -> Result<Self, MemoryError> {
         let mut regions = self.regions.to_vec();
-        regions.push(map_region(spec)?);
+        regions.push(map_region(account, spec)?);
         Self::of(regions)
     }
 
@@ -179,8 +134,7 @@ impl GuestMemory {
 
     /// Has `alarm` rung when the file behind a region turns out to be shorter than the region.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
-        let guards = self.regions.iter().filter_map(|region| region.mapping.guard.as_ref());
-        guards.for_each(|guard| guard.set_alarm(alarm));
+        self.regions.iter().for_each(|region| region.mapping.set_alarm(alarm));
     }
 
     /// The guest address behind the last region: what a dirty log must reach.
@@ -295,72 +249,29 @@ impl Window {
     }
 }
 
-/// Whether a file's pages are memory: a page fault in it waits for no disk, no network and no
-/// process. Seals exist for just these files, sealed or not (`fcntl_getseals(2)`: `EINVAL` for all
-/// others), and asking for them asks no file system.
-pub(super) fn is_memory_file(file: &File) -> bool {
-    fcntl(file, FcntlArg::F_GET_SEALS).is_ok()
-}
-
-/// Bytes of a page of a file's: whole ones are mapped and replaced. Only hugetlbfs has others than
-/// ours; `st_blksize` of a tmpfs may be 2 MiB where its pages are small.
-pub(super) fn page_size(file: &File) -> nix::Result<u64> {
-    let fs = fstatfs(file)?;
-    let huge = (fs.filesystem_type() == HUGETLBFS_MAGIC).then(|| fs.block_size());
-    Ok(huge.and_then(|size| u64::try_from(size).ok()).unwrap_or(4096).max(4096))
-}
-
-/// What there is to know of a region's file.
-fn look_at(spec: &RegionSpec) -> Result<FileStat, MemoryError> {
-    let guest = spec.guest;
+/// Where a region begins in which file: offset, device and inode.
+fn origin(spec: &RegionSpec) -> Result<(u64, u64, u64), MemoryError> {
+    let failed = |source| MemoryError::Map { guest: spec.guest, source };
     // First of all: any other call could wait for a file system that the frontend serves.
     if !is_memory_file(&spec.file) {
-        return Err(MemoryError::Foreign(guest));
+        return Err(failed(MappingError::Foreign));
     }
-    fstat(&spec.file).map_err(|source| MemoryError::Map { guest, source })
+    let stat = fstat(&spec.file)
+        .map_err(|source| failed(MappingError::Kernel { call: "fstat", source }))?;
+    Ok((spec.offset, stat.st_dev, stat.st_ino))
 }
 
-fn map_region(spec: &RegionSpec) -> Result<Region, MemoryError> {
-    let guest = spec.guest;
-    let wraps = guest.checked_add(spec.len).is_none() || spec.user.checked_add(spec.len).is_none();
-    let needs = spec.offset.checked_add(spec.len).ok_or(MemoryError::Shape(guest))?;
-    if spec.len == 0 || wraps {
+fn map_region(account: &MemoryAccount, spec: &RegionSpec) -> Result<Region, MemoryError> {
+    let &RegionSpec { guest, user, len, .. } = spec;
+    let wraps = guest.checked_add(len).is_none() || user.checked_add(len).is_none();
+    if len == 0 || wraps {
         return Err(MemoryError::Shape(guest));
     }
-    let refused = |source| MemoryError::Map { guest, source };
-    let stat = look_at(spec)?;
-    let has = u64::try_from(stat.st_size).unwrap_or(0);
-    if has < needs {
-        return Err(MemoryError::Short { guest, needs, has });
-    }
-    // Huge-page files must be mapped and unmapped in whole pages.
-    let page = page_size(&spec.file).map_err(refused)?;
-    let short = || MemoryError::Short { guest, needs, has };
-    let mapping_len = usize::try_from(needs.next_multiple_of(page)).map_err(|_| short())?;
-    let length = NonZeroUsize::new(mapping_len).ok_or(MemoryError::Shape(guest))?;
-    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a fresh shared mapping of a file; nothing else of ours lies at the address the
-    // kernel picks. WHY: mmap has no safe form.
-    let mapping =
-        unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, spec.file.as_fd(), 0) }
-            .map_err(refused)?;
-    if page > 4096 {
-        // SAFETY: the range was just mapped. An old kernel says EINVAL: then faults come later.
-        // WHY: madvise has no safe form.
-        let _ = unsafe { madvise(mapping, mapping_len, MmapAdvise::MADV_POPULATE_WRITE) };
-    }
-    let offset = usize::try_from(spec.offset).map_err(|_| short())?;
-    // SAFETY: offset < offset + len <= mapping_len. WHY: as above.
-    let host = unsafe { mapping.as_ptr().cast::<u8>().add(offset) };
-    let page = usize::try_from(page).map_err(|_| short())?;
-    let Some(guard) = Guard::new(mapping.as_ptr(), mapping_len, page) else {
-        // SAFETY: just mapped, and nobody has seen it. WHY: as above.
-        let _ = unsafe { munmap(mapping, mapping_len) };
-        return Err(MemoryError::Unguarded(guest));
-    };
-    let mapping = Arc::new(Mapping { at: mapping, len: mapping_len, guard: Some(guard) });
-    let origin = (spec.offset, stat.st_dev, stat.st_ino);
-    Ok(Region { guest, user: spec.user, len: spec.len, host, origin, mapping })
+    let origin = origin(spec)?;
+    let mapping = Mapping::new(account, &spec.file, spec.offset, len)
+        .map_err(|source| MemoryError::Map { guest, source })?;
+    let host = mapping.at().as_ptr();
+    Ok(Region { guest, user, len, host, origin, mapping: Arc::new(mapping) })
 }
 
 #[cfg(test)]
@@ -381,10 +292,13 @@ mod tests {
 
     #[test]
     fn only_whole_ranges_inside_one_region_translate() {
-        let map = GuestMemory::map(vec![
-            spec(0x1_0000, 0x2000, 0, file(0x2000)),
-            spec(0x1_2000, 0x1000, 0x1000, file(0x2000)),
-        ])
+        let map = GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![
+                spec(0x1_0000, 0x2000, 0, file(0x2000)),
+                spec(0x1_2000, 0x1000, 0x1000, file(0x2000)),
+            ],
+        )
         .unwrap();
         let mut hint = 0;
         assert!(map.translate(0x1_0000, 0x2000, &mut hint).is_some());
@@ -404,9 +318,14 @@ mod tests {
     #[test]
     fn a_region_comes_and_goes_and_the_others_stay_where_they_are() {
         let user = |guest: u64| guest + 0x7000_0000_0000;
-        let first = GuestMemory::map(vec![spec(0x1_0000, 0x2000, 0, file(0x2000))]).unwrap();
+        let first = GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![spec(0x1_0000, 0x2000, 0, file(0x2000))],
+        )
+        .unwrap();
         let at = first.translate(0x1_0000, 1, &mut 0).unwrap();
-        let both = first.with(&spec(0x8000, 0x1000, 0, file(0x1000))).unwrap();
+        let both =
+            first.with(&MemoryAccount::default(), &spec(0x8000, 0x1000, 0, file(0x1000))).unwrap();
         assert_eq!(both.translate(0x1_0000, 1, &mut 0), Some(at), "mapped once");
         assert_eq!(both.guest_address(at), Some(0x1_0000));
         assert_eq!(both.guest_address(at.wrapping_add(0x2000)), None);
@@ -414,11 +333,11 @@ mod tests {
         drop(first);
         // SAFETY: `both` still maps it. WHY: a fault would show that it does not.
         unsafe { at.write_volatile(1) };
-        let clash = both.with(&spec(0x8800, 0x1000, 0, file(0x1000)));
+        let clash = both.with(&MemoryAccount::default(), &spec(0x8800, 0x1000, 0, file(0x1000)));
         assert!(matches!(clash, Err(MemoryError::Shape(0x8800))));
         assert!(matches!(
-            both.with(&spec(0x9000, 0x2000, 0, file(0x1000))),
-            Err(MemoryError::Short { .. })
+            both.with(&MemoryAccount::default(), &spec(0x9000, 0x2000, 0, file(0x1000))),
+            Err(MemoryError::Map { source: MappingError::Short { .. }, .. })
         ));
         for (guest, user, len) in [
             (0x9000, user(0x9000), 0x1000),
@@ -434,9 +353,11 @@ mod tests {
         assert_eq!(none.end(), 0);
         let mut full = none;
         for i in 0..REGIONS_MAX as u64 {
-            full = full.with(&spec(i << 20, 0x1000, 0, file(0x1000))).unwrap();
+            full = full
+                .with(&MemoryAccount::default(), &spec(i << 20, 0x1000, 0, file(0x1000)))
+                .unwrap();
         }
-        let more = full.with(&spec(1 << 40, 0x1000, 0, file(0x1000)));
+        let more = full.with(&MemoryAccount::default(), &spec(1 << 40, 0x1000, 0, file(0x1000)));
         assert!(matches!(more, Err(MemoryError::TooMany(n)) if n == REGIONS_MAX + 1));
     }
 
@@ -444,7 +365,11 @@ mod tests {
     fn a_region_is_known_again_by_its_addresses_and_its_file() {
         let memory = file(0x3000);
         let again = || memory.try_clone().unwrap();
-        let map = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000, again())]).unwrap();
+        let map = GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![spec(0x1000, 0x1000, 0x1000, again())],
+        )
+        .unwrap();
         assert!(map.has(&spec(0x1000, 0x1000, 0x1000, again())).unwrap());
         let others = [
             spec(0x1000, 0x1000, 0x1000, file(0x3000)),
@@ -458,7 +383,10 @@ mod tests {
         }
         let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
         let foreign = map.has(&spec(0x1000, 0x1000, 0x1000, zero));
-        assert!(matches!(foreign, Err(MemoryError::Foreign(0x1000))));
+        assert!(matches!(
+            foreign,
+            Err(MemoryError::Map { guest: 0x1000, source: MappingError::Foreign })
+        ));
     }
 
     #[test]
@@ -467,21 +395,26 @@ mod tests {
         std::fs::write(&path, [0; 8192]).unwrap();
         let open = std::fs::File::options().read(true).write(true).open(&path).unwrap();
         let on_tmpfs = is_memory_file(&open);
-        let answer = GuestMemory::map(vec![spec(0x5000, 0x1000, 0, open)]);
+        let answer =
+            GuestMemory::map(&MemoryAccount::default(), vec![spec(0x5000, 0x1000, 0, open)]);
         std::fs::remove_file(&path).unwrap();
         // Where the temporary directory is a tmpfs, the file is as good as a memfd.
         assert_eq!(answer.is_ok(), on_tmpfs);
         let zero = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
-        let foreign = GuestMemory::map(vec![spec(0x5000, 0x1000, 0, zero)]).unwrap_err();
-        assert!(foreign.to_string().contains("0x5000 is not in a memfd"), "{foreign}");
+        let foreign =
+            GuestMemory::map(&MemoryAccount::default(), vec![spec(0x5000, 0x1000, 0, zero)])
+                .unwrap_err();
+        assert!(foreign.to_string().contains("0x5000: not in a memfd"), "{foreign}");
         let (pipe, _) = nix::unistd::pipe().unwrap();
-        let pipe = GuestMemory::map(vec![spec(0, 0x1000, 0, File::from(pipe))]);
-        assert!(matches!(pipe, Err(MemoryError::Foreign(0))));
+        let pipe =
+            GuestMemory::map(&MemoryAccount::default(), vec![spec(0, 0x1000, 0, File::from(pipe))]);
+        assert!(matches!(pipe, Err(MemoryError::Map { guest: 0, source: MappingError::Foreign })));
         if std::path::Path::new("/dev/shm").is_dir() {
             let path = format!("/dev/shm/penstock-memory-{}", std::process::id());
             std::fs::write(&path, [0; 8192]).unwrap();
             let open = std::fs::File::options().read(true).write(true).open(&path).unwrap();
-            let shared = GuestMemory::map(vec![spec(0, 0x1000, 0, open)]);
+            let shared =
+                GuestMemory::map(&MemoryAccount::default(), vec![spec(0, 0x1000, 0, open)]);
             std::fs::remove_file(&path).unwrap();
             assert!(shared.is_ok(), "{shared:?}");
         }
@@ -495,7 +428,10 @@ mod tests {
         let down: Vec<u64> = up.iter().rev().copied().collect();
         for order in [up, down] {
             let short = file(PAGES * 4096);
-            let map = GuestMemory::map(vec![spec(0, PAGES * 4096, 0, short.try_clone().unwrap())]);
+            let map = GuestMemory::map(
+                &MemoryAccount::default(),
+                vec![spec(0, PAGES * 4096, 0, short.try_clone().unwrap())],
+            );
             let map = map.unwrap();
             let alarm = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap());
             map.set_alarm(&alarm);
@@ -519,16 +455,23 @@ mod tests {
 
     #[test]
     fn tables_that_cannot_hold_are_refused() {
-        let short = GuestMemory::map(vec![spec(0, 0x2000, 0x1000, file(0x2000))]);
-        assert!(matches!(short, Err(MemoryError::Short { needs: 0x3000, has: 0x2000, .. })));
-        let empty = GuestMemory::map(vec![spec(0, 0, 0, file(0x1000))]);
+        let short = GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![spec(0, 0x2000, 0x1000, file(0x2000))],
+        );
+        let source = "0x0: needs 12288 bytes of a file of 8192";
+        assert!(short.unwrap_err().to_string().ends_with(source));
+        let empty = GuestMemory::map(&MemoryAccount::default(), vec![spec(0, 0, 0, file(0x1000))]);
         assert!(matches!(empty, Err(MemoryError::Shape(0))));
-        let wraps = GuestMemory::map(vec![spec(0, u64::MAX, 2, file(0x1000))]);
-        assert!(matches!(wraps, Err(MemoryError::Shape(0))));
-        let overlap = GuestMemory::map(vec![
-            spec(0, 0x2000, 0, file(0x2000)),
-            spec(0x1000, 0x1000, 0, file(0x1000)),
-        ]);
+        let wraps = GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![spec(0, u64::MAX - 0x7000_0000_0000, u64::MAX, file(0x1000))],
+        );
+        assert!(wraps.unwrap_err().to_string().ends_with("are none or wrap"));
+        let overlap = GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![spec(0, 0x2000, 0, file(0x2000)), spec(0x1000, 0x1000, 0, file(0x1000))],
+        );
         assert!(matches!(overlap, Err(MemoryError::Shape(0x1000))));
     }
 }

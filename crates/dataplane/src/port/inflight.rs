@@ -41,7 +41,8 @@ use std::sync::Arc;
 use nix::sys::eventfd::EventFd;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::shared_file::{SharedFile, SharedFileError};
+use super::peer_memory::shared_file::SharedFile;
+use super::peer_memory::{MemoryAccount, SharedFileError};
 
 /// The specification's version of a queue's layout.
 const VERSION: u16 = 1;
@@ -137,7 +138,12 @@ impl InflightRegion {
     ///
     /// # Errors
     /// [`InflightError`]: too long, or the kernel has no memory for it.
-    pub fn make(layout: RingLayout, queues: u16, size: u16) -> Result<(File, u64), InflightError> {
+    pub fn make(
+        account: &MemoryAccount,
+        layout: RingLayout,
+        queues: u16,
+        size: u16,
+    ) -> Result<(File, u64), InflightError> {
         let len = needs(layout, queues, size);
         if len > REGION_MAX {
             let limit = REGION_MAX;
@@ -151,28 +157,28 @@ impl InflightRegion {
         };
         file.set_len(len).map_err(refused)?;
         // Mapping it writes the headers.
-        Self::map(layout, &file, 0, len, queues, size)?;
+        Self::map(account, layout, &file, 0, len, (queues, size))?;
         Ok((file, len))
     }
 
-    /// Maps a region that a front end hands over: `queues` queues of `size` descriptors in `len`
-    /// bytes of `file` from `offset` on.
+    /// Maps a region that a front end hands over, counted in `account`: so many queues of so many
+    /// descriptors in `len` bytes of `file` from `offset` on.
     ///
     /// # Errors
     /// [`InflightError`].
     pub fn map(
+        account: &MemoryAccount,
         layout: RingLayout,
         file: &File,
         offset: u64,
         len: u64,
-        queues: u16,
-        size: u16,
+        (queues, size): (u16, u16),
     ) -> Result<Self, InflightError> {
         let needs = needs(layout, queues, size);
         if len < needs {
             return Err(InflightError::Small { queues, size, needs, has: len });
         }
-        let file = SharedFile::map("inflight region", file, offset, len, REGION_MAX)?;
+        let file = SharedFile::map(account, "inflight region", file, offset, len, REGION_MAX)?;
         let region = Self { file, layout, queues, size };
         for queue in 0..queues {
             region.adopt(queue)?;
@@ -217,12 +223,6 @@ impl InflightRegion {
         let fits = self.layout == RingLayout::Packed && index < self.queues && size <= self.size;
         let at = usize::from(index) * self.layout.stride(self.size);
         fits.then(|| PackedInflight { region: Arc::clone(self), at, size })
-    }
-
-    /// Whether the region says where the packed ring `index` of `size` descriptors stands.
-    #[must_use]
-    pub fn knows_packed(self: &Arc<Self>, index: u16, size: u16) -> bool {
-        self.packed(index, size).is_some_and(|queue| queue.positions().is_some())
     }
 
     /// Writes both positions of the packed queue at `at` in one store.

@@ -4,8 +4,12 @@ const SIZE: u16 = 16;
 
 /// A queue of a fresh region, and the words behind it as another program would write them.
 fn queue() -> (SplitInflight, Arc<InflightRegion>) {
-    let (file, len) = InflightRegion::make(RingLayout::Split, 3, SIZE).unwrap();
-    let region = Arc::new(InflightRegion::map(RingLayout::Split, &file, 0, len, 3, SIZE).unwrap());
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 3, SIZE).unwrap();
+    let region = Arc::new(
+        InflightRegion::map(&MemoryAccount::default(), RingLayout::Split, &file, 0, len, (3, SIZE))
+            .unwrap(),
+    );
     (region.split(2, SIZE).unwrap(), region)
 }
 
@@ -24,7 +28,8 @@ impl SplitInflight {
 
 #[test]
 fn the_layout_is_that_of_the_specification() {
-    let (file, len) = InflightRegion::make(RingLayout::Split, 2, 256).unwrap();
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 2, 256).unwrap();
     // 16 bytes and 16 for each descriptor, to the next multiple of 64.
     assert_eq!(len, 2 * (16 + 16 * 256_u64).next_multiple_of(64));
     let mut bytes = vec![0; usize::try_from(len).unwrap()];
@@ -33,22 +38,35 @@ fn the_layout_is_that_of_the_specification() {
         assert_eq!(queue[8..12], [1, 0, 0, 1], "version 1, 256 descriptors");
         assert!(queue[16..].iter().all(|&b| b == 0));
     }
-    let (_, len) = InflightRegion::make(RingLayout::Packed, 1, 256).unwrap();
+    let (_, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Packed, 1, 256).unwrap();
     assert_eq!(len, (32 + 32 * 256_u64).next_multiple_of(64));
 }
 
 #[test]
 fn a_region_that_its_file_does_not_hold_is_refused() {
-    let (file, len) = InflightRegion::make(RingLayout::Split, 2, 256).unwrap();
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 2, 256).unwrap();
     let map = |len, queues, size| {
-        InflightRegion::map(RingLayout::Split, &file, 0, len, queues, size).map(|_| ())
+        InflightRegion::map(
+            &MemoryAccount::default(),
+            RingLayout::Split,
+            &file,
+            0,
+            len,
+            (queues, size),
+        )
+        .map(|_| ())
     };
     assert!(map(len, 2, 256).is_ok());
     assert!(matches!(map(len, 3, 256), Err(InflightError::Small { .. })));
     assert!(matches!(map(len, 2, 300), Err(InflightError::Small { .. })));
     assert!(matches!(map(2 * len, 2, 256), Err(InflightError::File(_))));
     assert!(matches!(map(len, 0, 256), Ok(())), "no queues, none found");
-    assert!(InflightRegion::make(RingLayout::Packed, u16::MAX, u16::MAX).is_err());
+    assert!(
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Packed, u16::MAX, u16::MAX)
+            .is_err()
+    );
 }
 
 #[test]
@@ -61,9 +79,12 @@ fn a_queue_that_does_not_fit_the_ring_is_none() {
 
 #[test]
 fn an_unknown_layout_is_refused() {
-    let (file, len) = InflightRegion::make(RingLayout::Split, 1, 16).unwrap();
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 1, 16).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[2], 8).unwrap();
-    let error = InflightRegion::map(RingLayout::Split, &file, 0, len, 1, 16).unwrap_err();
+    let error =
+        InflightRegion::map(&MemoryAccount::default(), RingLayout::Split, &file, 0, len, (1, 16))
+            .unwrap_err();
     assert_eq!(error.to_string(), "inflight region: queue 0 has layout version 2; only 1 is known");
 }
 
@@ -161,15 +182,21 @@ fn a_header_is_put_on_a_file_of_zeroes() {
     let file = File::from(memfd_create(c"zeroes", MFdFlags::MFD_CLOEXEC).unwrap());
     let len = needs(RingLayout::Split, 1, SIZE);
     file.set_len(len).unwrap();
-    let region = InflightRegion::map(RingLayout::Split, &file, 0, len, 1, SIZE).unwrap();
+    let region =
+        InflightRegion::map(&MemoryAccount::default(), RingLayout::Split, &file, 0, len, (1, SIZE))
+            .unwrap();
     assert_eq!((region.load(AT_VERSION), region.load(AT_DESC_NUM)), (1, SIZE));
 }
 
 #[test]
 fn a_front_end_that_rewrites_the_counters_meanwhile_changes_the_order_at_most() {
     const SIZE: u16 = 1024;
-    let (file, len) = InflightRegion::make(RingLayout::Split, 1, SIZE).unwrap();
-    let region = Arc::new(InflightRegion::map(RingLayout::Split, &file, 0, len, 1, SIZE).unwrap());
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 1, SIZE).unwrap();
+    let region = Arc::new(
+        InflightRegion::map(&MemoryAccount::default(), RingLayout::Split, &file, 0, len, (1, SIZE))
+            .unwrap(),
+    );
     let (queue, theirs) = (region.split(0, SIZE).unwrap(), region.split(0, SIZE).unwrap());
     (0..SIZE).for_each(|head| queue.mark(head, head.into()));
     let done = core::sync::atomic::AtomicBool::new(false);

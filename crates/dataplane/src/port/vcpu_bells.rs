@@ -6,7 +6,7 @@
 //! a byte beside the counter says so; who finds it takes it away and sends one datagram. So there
 //! is at most one system call for each time that the scheduler goes to sleep, however many frames
 //! come. **Cost.** Some tens of cycles a burst, microseconds for a datagram. **Trust.** The file is
-//! the operator's (mode 0600); shortened, it reads as zeroes ([`super::sigbus`]) and rings nobody.
+//! the operator's (mode 0600); shortened, it reads as zeroes ([`super::peer_memory`]) and rings nobody.
 
 use core::fmt;
 use std::ffi::OsStr;
@@ -24,7 +24,8 @@ use penstock_vcpu::bells::{
     SUMMONS, line_of, place, ring, summoned, take_summons,
 };
 
-use super::shared_file::{SharedFile, SharedFileError};
+use super::peer_memory::shared_file::SharedFile;
+use super::peer_memory::{MemoryAccount, SharedFileError};
 
 /// Bytes of the longest path of a socket (`unix(7)`, without the zero at its end).
 const PATH_MAX: usize = 107;
@@ -93,7 +94,9 @@ impl VcpuBells {
     pub fn open(dir: &Path) -> Result<Arc<Self>, VcpuBellError> {
         let path = dir.join(BELLS_FILE);
         let (file, socket) = Self::file(dir, &path)?;
-        let map = SharedFile::map("bells", &file, 0, wide(FILE_LEN), wide(FILE_LEN));
+        // The operator's file, so no port's.
+        let account = MemoryAccount::default();
+        let map = SharedFile::map(&account, "bells", &file, 0, wide(FILE_LEN), wide(FILE_LEN));
         let shared = map.map_err(|source| VcpuBellError::Shared { path, source })?;
         Ok(Arc::new(Self { dir: dir.to_owned(), file, shared, socket }))
     }

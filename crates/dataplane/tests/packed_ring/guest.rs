@@ -12,6 +12,7 @@ use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::packed_ring::{PackedRing, RingError, RingSpec};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::RingAddresses;
 
 pub const NEXT: u16 = 1;
@@ -283,7 +284,13 @@ fn map(file: &File, len: u64) -> Arc<GuestMemory> {
         RegionSpec { guest, user: USER + guest, len, offset, file }
     };
     let half = MEMORY / 2;
-    Arc::new(GuestMemory::map(vec![region(0, 0, len), region(SECOND, half, half)]).unwrap())
+    Arc::new(
+        GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![region(0, 0, len), region(SECOND, half, half)],
+        )
+        .unwrap(),
+    )
 }
 
 pub fn pattern(len: usize) -> Vec<u8> {

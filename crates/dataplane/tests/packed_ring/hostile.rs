@@ -10,6 +10,7 @@ use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::packed_ring::PackedRing;
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 
 use crate::guest::{
     AVAIL, BUFFERS, Guest, INDIRECT, MEMORY, NEXT, Part, RING, SIZE, USED, WRITE, frames_of, give,
@@ -330,11 +331,11 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
         offset: 0,
         file: file.try_clone().unwrap(),
     };
-    let memory = Arc::new(GuestMemory::map(vec![region]).unwrap());
+    let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![region]).unwrap());
     let mut spec = None;
     other.ring_with(|s| spec = Some(copy_of(s))).unwrap();
     let mut ring = PackedRing::new(spec.unwrap(), memory).unwrap();
-    let before = penstock_dataplane::port::sigbus::pages_replaced();
+    let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
     // Ring and buffers are gone; whatever is read is zeroes, and nobody faults.
     for _ in 0..100 {
@@ -342,7 +343,7 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
         let _ = give(&mut ring, &[pattern(3000)]);
         ring.notify();
     }
-    assert!(penstock_dataplane::port::sigbus::pages_replaced() > before);
+    assert!(penstock_dataplane::port::peer_memory::pages_replaced() > before);
     other.send_plain(&pattern(60));
     assert_eq!(taken(&mut well), (vec![pattern(60)], 0));
 }

@@ -5,18 +5,32 @@ use std::sync::Arc;
 
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
 use penstock_dataplane::port::packed_ring::PackedRing;
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 
 use crate::guest::{Guest, SIZE, pattern, take, write};
 
 fn region() -> Arc<InflightRegion> {
-    let (file, len) = InflightRegion::make(RingLayout::Packed, 1, SIZE).unwrap();
-    Arc::new(InflightRegion::map(RingLayout::Packed, &file, 0, len, 1, SIZE).unwrap())
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Packed, 1, SIZE).unwrap();
+    Arc::new(
+        InflightRegion::map(
+            &MemoryAccount::default(),
+            RingLayout::Packed,
+            &file,
+            0,
+            len,
+            (1, SIZE),
+        )
+        .unwrap(),
+    )
 }
 
 /// A ring that knows nothing but the region: the frontend says a fresh ring's base.
 fn successor(guest: &Guest, region: &Arc<InflightRegion>) -> PackedRing {
     let mut ring = guest.ring();
-    ring.track(region.packed(0, SIZE).unwrap(), true);
+    let queue = region.packed(0, SIZE).unwrap();
+    let stood = queue.positions();
+    ring.track(queue, stood);
     ring
 }
 
@@ -112,7 +126,9 @@ fn a_region_that_knows_nothing_leaves_the_base_as_it_is() {
     };
     let at = |base, recover| {
         let mut ring = guest.ring_with(|spec| spec.base = base).unwrap();
-        ring.track(region.packed(0, SIZE).unwrap(), recover);
+        let queue = region.packed(0, SIZE).unwrap();
+        let stood = queue.positions().filter(|_| recover);
+        ring.track(queue, stood);
         ring.base()
     };
     assert_eq!(at(before, true), before, "nobody has recorded yet");

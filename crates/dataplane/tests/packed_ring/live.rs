@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_dataplane::port::dirty_log::{DirtyLog, LOG_PAGE, RingLog};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
 
 use crate::guest::{
     BUFFERS, DEVICE_EVENT, Guest, MEMORY, SECOND, SIZE, WRITE, give, pattern, taken,
@@ -16,7 +17,7 @@ fn log(used: bool) -> (File, RingLog) {
     let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     let pages = (SECOND + MEMORY) / LOG_PAGE;
     file.set_len(pages / 8).unwrap();
-    let log = Arc::new(DirtyLog::map(&file, 0, pages / 8).unwrap());
+    let log = Arc::new(DirtyLog::map(&MemoryAccount::default(), &file, 0, pages / 8).unwrap());
     (file, RingLog { log, used: used.then_some(DEVICE_EVENT) })
 }
 

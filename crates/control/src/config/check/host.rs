@@ -37,6 +37,13 @@ fn check_host(object: &Object<'_, HostSection>, host: &HostSection, report: &mut
         let remedy = "use 127.0.0.1 or [::1], or say metrics_any = true";
         report.at(object, "metrics", problem, remedy);
     }
+    for (key, gib) in
+        [("memory_gib", host.memory_gib), ("memory_per_port_gib", host.memory_per_port_gib)]
+    {
+        if let Some(gib) = gib {
+            check_range(object, key, gib, 1..=131_072, report);
+        }
+    }
     if let Some(wrong) = host.log.split(',').find(|directive| !is_directive(directive.trim())) {
         let problem = format!("log directive {wrong:?} is not understood");
         let remedy =

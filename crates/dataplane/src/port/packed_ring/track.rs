@@ -13,11 +13,13 @@ use super::position::{F_AVAIL, F_USED, Position};
 use crate::port::inflight::PackedInflight;
 
 impl PackedRing {
-    /// Records the ring's position in `inflight` from now on. With `recover` the ring is taken up
-    /// where that says that it stood, whatever its base was said to be: for its first start since
-    /// the region was handed over. For rings that are not in the worker yet.
-    pub fn track(&mut self, inflight: PackedInflight, recover: bool) {
-        if let Some((old, used)) = inflight.positions().filter(|_| recover) {
+    /// Records the ring's position in `inflight` from now on. With `stood`, which is what
+    /// [`PackedInflight::positions`] said, the ring is taken up where it stood, whatever its base
+    /// was said to be: for its first start since the region was handed over. The caller reads the
+    /// positions, once for all that depends on them, as the front end may change them at any time.
+    /// For rings that are not in the worker yet.
+    pub fn track(&mut self, inflight: PackedInflight, stood: Option<(u16, u16)>) {
+        if let Some((old, used)) = stood {
             let was_shown = Position::from_base(old, self.size).is_some_and(|first| {
                 let flags = (self.half(first.index, 1).load(Ordering::Acquire) >> 48) as u16;
                 flags & (F_AVAIL | F_USED) != first.ready

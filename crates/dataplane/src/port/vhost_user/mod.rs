@@ -14,6 +14,7 @@ mod queue;
 mod serve;
 mod session;
 mod socket;
+pub mod stepped;
 mod throttle;
 mod virtqueue;
 

@@ -171,7 +171,8 @@ impl Server {
         // Of the session before.
         let _ = (self.halt.alarm.read(), self.halt.take());
         let (shared, halt) = (Arc::clone(&self.shared), Arc::clone(&self.halt));
-        let session = Session::new(&self.config, self.id, self.workers.clone(), shared, halt);
+        let session =
+            Session::new(&self.config, Box::new((self.id, self.workers.clone())), shared, halt);
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let mut is_told = false;
@@ -179,18 +180,8 @@ impl Server {
             if let Ok(session) = backend.lock() {
                 is_told = is_told || self.greet(&session, memory);
                 super::kicks::serve_until_message(&early, &session);
-                if let Err(end) = session.check_alarm() {
-                    break end;
-                }
             }
-            let served =
-                if is_early(&backend) { early_enable::serve(&early, &backend) } else { Ok(false) };
-            let done = match served {
-                Ok(true) => Ok(()),
-                Ok(false) => handler.handle_request(),
-                Err(end) => Err(end),
-            };
-            if let Err(end) = done {
+            if let Err(end) = serve_message(&early, &backend, &mut handler) {
                 break end;
             }
             self.pay(&mut memory.throttle, throttle::MESSAGE + spent(&backend));
@@ -254,6 +245,21 @@ impl Server {
             None => tracing::info!(port = %name, "driver disconnected"),
         }
     }
+}
+
+/// Serves the message that the connection has, unless the driver shortened a file.
+pub(super) fn serve_message(
+    connection: &UnixStream,
+    session: &Mutex<Session>,
+    handler: &mut BackendReqHandler<Mutex<Session>>,
+) -> vhost::vhost_user::Result<()> {
+    if let Ok(session) = session.lock() {
+        session.check_alarm()?;
+    }
+    if is_early(session) && early_enable::serve(connection, session)? {
+        return Ok(());
+    }
+    handler.handle_request()
 }
 
 /// What the session has spent since it was last asked.

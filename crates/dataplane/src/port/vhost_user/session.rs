@@ -26,11 +26,13 @@ use super::queue::{Side, SwapRing};
 use super::virtqueue::Virtqueue;
 use super::{SharedState, VhostUserConfig, lock, throttle};
 use crate::offload::{OffloadCaps, VNET_HDR_LEN};
+use crate::port::ControlMessage;
 use crate::port::dirty_log::DirtyLog;
 use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
 use crate::port::inflight::InflightRegion;
+use crate::port::peer_memory::MemoryAccount;
 use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
-use crate::worker::Workers;
+use crate::worker::{WorkerError, Workers};
 use ending::SessionError;
 
 const F_CSUM: u64 = 1 << 0;
@@ -129,8 +131,7 @@ struct Ring {
 /// See the module's text.
 pub(super) struct Session {
     name: String,
-    id: PortId,
-    workers: Workers,
+    rings_owner: Box<dyn RingsOwner>,
     shared: SharedState,
     /// Its alarm rings when the driver shortened a file that is mapped, too.
     halt: Arc<Halt>,
@@ -145,6 +146,8 @@ pub(super) struct Session {
     protocol: u64,
     queue_pairs: u16,
     rings: Vec<Ring>,
+    /// What the port has mapped of the driver's.
+    account: MemoryAccount,
     memory: Option<Arc<GuestMemory>>,
     /// Regions taken away one by one: guest address, driver's address, bytes.
     removed: Vec<(u64, u64, u64)>,
@@ -152,6 +155,27 @@ pub(super) struct Session {
     inflight: Option<Arc<InflightRegion>>,
     /// Units of the port's [`throttle`] spent since they were last asked for.
     spent: Cell<u64>,
+}
+
+/// Who uses the rings of a port's session: the workers, or whoever steps the port by hand.
+pub(super) trait RingsOwner: Send {
+    /// Has the owner of a queue pair execute a message; returns it with what was in place before.
+    fn exchange(&self, queue: QueueId, message: ControlMessage) -> ExchangeResult;
+
+    /// Has a queue pair polled again that was left alone.
+    fn ring_bell(&self, queue: QueueId);
+}
+
+pub(super) type ExchangeResult = core::result::Result<ControlMessage, WorkerError>;
+
+impl RingsOwner for (PortId, Workers) {
+    fn exchange(&self, queue: QueueId, message: ControlMessage) -> ExchangeResult {
+        self.1.control_queue(self.0, queue, message)
+    }
+
+    fn ring_bell(&self, queue: QueueId) {
+        self.1.ring(self.0, queue);
+    }
 }
 
 fn refuse(what: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -168,16 +192,14 @@ fn is_eventfd(file: &File) -> bool {
 impl Session {
     pub(super) fn new(
         config: &VhostUserConfig,
-        id: PortId,
-        workers: Workers,
+        rings_owner: Box<dyn RingsOwner>,
         shared: SharedState,
         halt: Arc<Halt>,
     ) -> Self {
         let rings = 2 * usize::from(config.queue_pairs);
         Self {
             name: config.name.clone(),
-            id,
-            workers,
+            rings_owner,
             shared,
             halt,
             halted: Cell::new(None),
@@ -188,6 +210,7 @@ impl Session {
             protocol: 0,
             queue_pairs: config.queue_pairs,
             rings: std::iter::repeat_with(Ring::default).take(rings).collect(),
+            account: MemoryAccount::default(),
             memory: None,
             removed: Vec::new(),
             log: None,
@@ -253,7 +276,12 @@ impl Session {
 
     /// Has a queue pair polled again that its worker left alone.
     pub(super) fn ring_bell(&self, queue: QueueId) {
-        self.workers.ring(self.id, queue);
+        self.rings_owner.ring_bell(queue);
+    }
+
+    /// Bytes of the driver's memory that are mapped.
+    pub(super) fn mapped(&self) -> u64 {
+        self.account.mapped()
     }
 
     /// Whether frames could pass at any time.
@@ -286,7 +314,7 @@ impl Session {
         self.spend(throttle::EXCHANGE);
         let kicks = self.rings[index].kick.is_some();
         let message = Box::new(SwapRing { side, ring, caps: self.caps(), kicks });
-        match self.workers.control_queue(self.id, queue, message) {
+        match self.rings_owner.exchange(queue, message) {
             Ok(answer) => answer.downcast::<SwapRing>().ok().and_then(|swap| swap.ring),
             Err(error) => {
                 // The port is being deleted: its queues have left the worker, rings and all.
@@ -417,7 +445,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     ) -> Result<Option<Vec<vhost::VhostUserMemoryRegionBase>>> {
         self.spend(throttle::MAPPING);
         if regions.len() != files.len() {
-            return Err(Error::InvalidParam);
+            let (regions, files) = (regions.len(), files.len());
+            return Err(refuse(SessionError::Descriptors { regions, files }));
         }
         let specs = regions
             .iter()
@@ -430,7 +459,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 file,
             })
             .collect();
-        self.remap(GuestMemory::map(specs).map_err(refuse)?)?;
+        self.remap(GuestMemory::map(&self.account, specs).map_err(refuse)?)?;
         self.removed.clear();
         Ok(None)
     }
@@ -438,7 +467,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         // What else a split ring's size must be is checked when it starts: features may come late.
         if !(1..=RING_SIZE_MAX).contains(&num) {
-            return Err(Error::InvalidParam);
+            return Err(refuse(SessionError::RingSize { index, size: num }));
         }
         self.change(index, |ring| ring.size = num)
     }
@@ -552,9 +581,11 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.spend(throttle::MAPPING);
         let (queues, size) = (want.num_queues, want.queue_size);
         if usize::from(queues) > self.rings.len() || u32::from(size) > RING_SIZE_MAX {
-            return Err(Error::InvalidParam);
+            let rings = self.rings.len();
+            return Err(refuse(SessionError::Inflight { queues, size, rings }));
         }
-        let (file, len) = InflightRegion::make(self.layout(), queues, size).map_err(refuse)?;
+        let (file, len) =
+            InflightRegion::make(&self.account, self.layout(), queues, size).map_err(refuse)?;
         Ok((VhostUserInflight::new(len, 0, queues, size), file))
     }
 
@@ -563,7 +594,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (offset, len) = (region.mmap_offset, region.mmap_size);
         let (queues, size) = (region.num_queues, region.queue_size);
         let region =
-            InflightRegion::map(self.layout(), &file, offset, len, queues, size).map_err(refuse)?;
+            InflightRegion::map(&self.account, self.layout(), &file, offset, len, (queues, size))
+                .map_err(refuse)?;
         region.set_alarm(&self.halt.alarm);
         let running: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
@@ -595,8 +627,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         let new = match &self.memory {
             // QEMU says each region once for every queue pair; the new descriptor is closed.
             Some(memory) if memory.has(&spec).map_err(refuse)? => return Ok(None),
-            Some(memory) => memory.with(&spec),
-            None => GuestMemory::map(vec![spec]),
+            Some(memory) => memory.with(&self.account, &spec),
+            None => GuestMemory::map(&self.account, vec![spec]),
         };
         self.remap(new.map_err(refuse)?)?;
         self.removed.retain(|removed| *removed != region);
@@ -606,8 +638,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
         self.spend(throttle::MAPPING);
         let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
-        let memory = self.memory.as_ref().ok_or(Error::InvalidParam)?;
-        let Some(rest) = memory.without(guest, user, len) else {
+        let rest = self.memory.as_ref().and_then(|memory| memory.without(guest, user, len));
+        let Some(rest) = rest else {
             if self.removed.contains(&(guest, user, len)) {
                 // Another queue pair's word for the same.
                 return Ok(());
@@ -642,7 +674,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_log_base(&mut self, region: &VhostUserLog, file: File) -> Result<()> {
         self.spend(throttle::MAPPING);
         let (offset, len) = (region.mmap_offset, region.mmap_size);
-        let log = DirtyLog::map(&file, offset, len).map_err(refuse)?;
+        let log = DirtyLog::map(&self.account, &file, offset, len).map_err(refuse)?;
         log.set_alarm(&self.halt.alarm);
         if self.memory.as_ref().is_some_and(|memory| !log.covers(memory.end())) {
             let what = "the dirty log is shorter than the guest's memory: what lies beyond is lost";

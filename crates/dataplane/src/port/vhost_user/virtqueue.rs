@@ -91,20 +91,20 @@ impl Virtqueue {
         either!(self, ring => ring.suppress_kicks());
     }
 
-    /// Records in queue `index` of `region`; false: that has no place for the ring. With `recover`
-    /// the region says where the ring stands, if its memory does not.
+    /// Records in queue `index` of `region`; false: that has no place for the ring. `stood` is what
+    /// the region says of where a packed ring stands, if that is to count.
     pub(super) fn track(
         &mut self,
         region: &Arc<InflightRegion>,
         index: u16,
-        recover: bool,
+        stood: Option<(u16, u16)>,
     ) -> bool {
         match self {
             Self::Split(ring) => {
                 region.split(index, ring.size()).map(|queue| ring.track(queue)).is_some()
             }
             Self::Packed(ring) => {
-                region.packed(index, ring.size()).map(|queue| ring.track(queue, recover)).is_some()
+                region.packed(index, ring.size()).map(|queue| ring.track(queue, stood)).is_some()
             }
         }
     }

@@ -13,7 +13,7 @@ use super::{
     F_CSUM, F_GUEST_CSUM, F_GUEST_TSO4, F_GUEST_TSO6, F_HOST_TSO4, F_HOST_TSO6, Session,
     feature_names, refuse,
 };
-use crate::port::ring::RingError;
+use crate::port::ring::{RING_SIZE_MAX, RingError};
 use crate::worker::SleepCause;
 
 /// All features by which a configuration may differ from another.
@@ -35,6 +35,18 @@ pub(super) enum SessionError {
         words(*.0)
     )]
     NotOffered(u64),
+    #[error(
+        "ring {index}: the driver gives it {size} descriptors, the limit is {RING_SIZE_MAX}; use 1 to {RING_SIZE_MAX}"
+    )]
+    RingSize { index: u32, size: u32 },
+    #[error(
+        "the driver announces {regions} memory regions and sends {files} descriptors; send one for each"
+    )]
+    Descriptors { regions: usize, files: usize },
+    #[error(
+        "inflight region: the driver wants {queues} queues of {size} descriptors, the port has {rings} of at most {RING_SIZE_MAX}; give the port more `queues` or the guest fewer"
+    )]
+    Inflight { queues: u16, size: u16, rings: usize },
     #[error("the driver's {0} descriptor is no eventfd")]
     NotEvent(&'static str),
     #[error("the driver removes {len} bytes of memory at {guest:#x}, which is no region of its")]

@@ -11,7 +11,7 @@ use super::super::virtqueue::Virtqueue;
 use super::{F_LOG_ALL, F_RING_PACKED, Session, SessionError, refuse};
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
-use crate::port::inflight::{InflightRegion, RingLayout};
+use crate::port::inflight::RingLayout;
 
 impl Session {
     /// How the driver's rings are laid out.
@@ -25,12 +25,14 @@ impl Session {
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let recover = core::mem::take(&mut self.rings[index].recover);
         let size = u16::try_from(self.rings[index].size).unwrap_or(u16::MAX);
-        let is_known = |region: &Arc<InflightRegion>| recover && region.knows_packed(queue, size);
-        if !self.rings[index].exact && !self.inflight.as_ref().is_some_and(is_known) {
+        // Read once: the front end may change it between two looks.
+        let region = self.inflight.as_ref().filter(|_| recover);
+        let stood = region.and_then(|region| region.packed(queue, size)?.positions());
+        if !self.rings[index].exact && stood.is_none() {
             ring.resume().map_err(refuse)?;
         }
         if let Some(inflight) = &self.inflight
-            && !ring.track(inflight, queue, recover)
+            && !ring.track(inflight, queue, stood)
         {
             let what = "the inflight region has no place for the ring: not recorded";
             tracing::warn!(port = %self.name, ring = index, "{what}");
@@ -93,7 +95,7 @@ impl Session {
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
         self.spend(throttle::EXCHANGE);
         let message = Box::new(ChangeRing { side, change });
-        match self.workers.control_queue(self.id, queue, message) {
+        match self.rings_owner.exchange(queue, message) {
             Ok(answer) => answer.downcast::<ChangeRing>().ok().map(|answer| answer.change),
             Err(error) => {
                 // The port is being deleted: its queues have left the worker, rings and all.

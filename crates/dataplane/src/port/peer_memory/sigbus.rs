@@ -86,6 +86,12 @@ impl Drop for Guard {
     }
 }
 
+/// Mappings that are listed now.
+#[must_use]
+pub fn guarded_mappings() -> usize {
+    REGIONS.iter().filter(|place| place.start.load(Ordering::Relaxed) != 0).count()
+}
+
 /// Pages of guests' memory that were gone when touched, since start.
 #[must_use]
 pub fn pages_replaced() -> usize {
@@ -94,7 +100,7 @@ pub fn pages_replaced() -> usize {
 
 fn install() -> Option<libc::sigaction> {
     // SAFETY: all-zero is a valid `sigaction`; the handler only does what a handler may: atomics,
-    // mmap and sigaction. WHY: there is no safe form.
+    // mmap, madvise, write and sigaction. WHY: there is no safe form.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
         action.sa_sigaction = on_sigbus as *const () as usize;
@@ -147,6 +153,10 @@ fn replace_from(at: usize) -> bool {
             if mapped == libc::MAP_FAILED {
                 return false;
             }
+            // What was marked on the old mapping is not on the new one, which the guest's bytes
+            // come into by our own writes. SAFETY: just mapped. It is one system call, so a
+            // handler may make it. WHY: there is no safe form.
+            unsafe { libc::madvise(from, bytes, libc::MADV_DONTDUMP) };
             REPLACED.fetch_add(bytes.div_ceil(page), Ordering::Relaxed);
             ring(place.alarm.load(Ordering::Acquire));
             return true;

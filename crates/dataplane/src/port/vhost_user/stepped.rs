@@ -1,0 +1,145 @@
+//! A vhost-user port without threads: who holds it serves its session message by message, and takes
+//! the worker's turns between them.
+//!
+//! **Problem.** What a driver does to its memory matters at a certain moment: between two messages,
+//! in the middle of one, before a ring is polled. Beside running threads such a moment comes by
+//! luck and does not come again. **Rule.** Session, protocol and rings are those of
+//! [`super::VhostUser`]; only who calls them when is the caller's. A run depends on nothing but the
+//! calls, so it can be replayed.
+
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use penstock_units::{Cycles, PortId, QueueId};
+use vhost::vhost_user::BackendReqHandler;
+
+use super::halt::Halt;
+use super::queue::VhostQueue;
+use super::serve::serve_message;
+use super::session::{ExchangeResult, RingsOwner, Session};
+use super::{SharedState, VhostUserConfig};
+use crate::batch::Batch;
+use crate::port::{ControlMessage, Pending, PortError, PortQueue, TxOutcome};
+use crate::worker::WorkerError;
+
+/// What happens in the middle of a session's calls, when it exchanges something with the worker.
+pub type Meanwhile = Box<dyn FnMut() + Send>;
+
+/// The queue pairs, used by the session's calls and by the turns.
+struct Queues {
+    pairs: Mutex<Vec<VhostQueue>>,
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+impl RingsOwner for Arc<Queues> {
+    fn exchange(&self, queue: QueueId, message: ControlMessage) -> ExchangeResult {
+        if let Some(act) = &mut *held(&self.meanwhile) {
+            act();
+        }
+        let port = PortId(0);
+        let mut pairs = held(&self.pairs);
+        let pair = pairs.get_mut(usize::from(queue.0));
+        pair.map(|pair| pair.control(message)).ok_or(WorkerError::NoQueue { port, queue })
+    }
+
+    fn ring_bell(&self, _queue: QueueId) {}
+}
+
+fn held<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module's text.
+pub struct SteppedPort {
+    connection: UnixStream,
+    session: Arc<Mutex<Session>>,
+    handler: BackendReqHandler<Mutex<Session>>,
+    queues: Arc<Queues>,
+    batch: Box<Batch>,
+}
+
+impl core::fmt::Debug for SteppedPort {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SteppedPort").field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
+impl SteppedPort {
+    /// A port whose driver is at the other end of `connection`.
+    ///
+    /// # Errors
+    /// No descriptor is to be had.
+    pub fn new(config: &VhostUserConfig, connection: UnixStream) -> Result<Self, PortError> {
+        let failed = |e: std::io::Error| {
+            PortError::system(&config.name, "make a descriptor", super::RAISE_NOFILE, e)
+        };
+        let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let alarm = alarm.map_err(|e| failed(e.into()))?;
+        let ours = connection.try_clone().map_err(failed)?;
+        let halt = Arc::new(Halt::new(Arc::new(alarm)));
+        let pair = |_| VhostQueue::new(PortId(0), Arc::clone(&halt));
+        let pairs = (0..config.queue_pairs).map(pair).collect();
+        let queues = Arc::new(Queues { pairs: Mutex::new(pairs), meanwhile: Mutex::new(None) });
+        let owner = Box::new(Arc::clone(&queues));
+        let session = Session::new(config, owner, SharedState::default(), halt);
+        let session = Arc::new(Mutex::new(session));
+        let handler = BackendReqHandler::from_stream(ours, Arc::clone(&session));
+        Ok(Self { connection, session, handler, queues, batch: Batch::new() })
+    }
+
+    /// Serves one message, which the driver has sent whole, or the end of the connection.
+    ///
+    /// # Errors
+    /// The session has ended, for this reason; empty: the driver hung up.
+    pub fn serve(&mut self) -> Result<(), String> {
+        let Err(end) = serve_message(&self.connection, &self.session, &mut self.handler) else {
+            return Ok(());
+        };
+        let mut session = held(&self.session);
+        session.end();
+        Err(session.failure(&end, false).unwrap_or_default())
+    }
+
+    /// Has `act` happen in the middle of each call that exchanges something with the worker.
+    pub fn set_meanwhile(&mut self, act: Option<Meanwhile>) {
+        *held(&self.queues.meanwhile) = act;
+    }
+
+    /// One turn of the worker: all that the driver's rings send comes back to it by the same queue
+    /// pair. Returns how many frames it sent.
+    pub fn turn(&mut self) -> usize {
+        let mut sent = 0;
+        for pair in &mut *held(&self.queues.pairs) {
+            if pair.pending(Cycles::ZERO) == Pending::No {
+                continue;
+            }
+            self.batch.clear();
+            pair.rx_burst(&mut self.batch);
+            let order: Vec<u8> = (0..).take(self.batch.len()).collect();
+            let mut outcome = TxOutcome::default();
+            if pair.tx_ready() {
+                outcome = pair.tx_burst(&self.batch, &order);
+            }
+            pair.rx_done();
+            pair.publish();
+            pair.notify_taken();
+            pair.notify();
+            debug_assert!(outcome.frames as usize <= order.len(), "delivered what was not there");
+            sent += order.len();
+        }
+        sent
+    }
+
+    /// Bytes of the driver's memory that the port has mapped.
+    #[must_use]
+    pub fn mapped(&self) -> u64 {
+        held(&self.session).mapped()
+    }
+}
+
+impl Drop for SteppedPort {
+    fn drop(&mut self) {
+        held(&self.session).end();
+    }
+}

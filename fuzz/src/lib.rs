@@ -15,28 +15,41 @@
 //! | [`rules`] | a set of rules and keys | the answer of a list searched from the top |
 //! | [`config`] | a TOML file | refused with reasons, or right, also written and read again |
 //! | [`api`] | requests to a running host | a refusal changes nothing, else it is right again |
+//! | [`vhost_session`] | messages with descriptors, and memory taken away | nobody else notices |
+//! | [`inflight`] | an inflight region's bytes and a ring's state | what the specification says |
+//! | [`dirty_log`] | a log's place and what is written | just the pages written are marked |
+//! | [`xdp_rings`] | what a kernel writes into AF_XDP's rings | a chunk has one owner |
 #![forbid(unsafe_code)]
 
 pub mod api;
 pub mod bounded;
 pub mod config;
+pub mod dirty_log;
 mod guest;
 pub mod headers;
+pub mod inflight;
 mod input;
 mod model;
 pub mod packed_ring;
 pub mod rules;
+mod session_driver;
 pub mod split_ring;
+pub mod vhost_session;
+pub mod xdp_rings;
 
 /// A target: its name, which is its directory in `corpus/`, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 10] = [
     ("split_ring", split_ring::run),
     ("packed_ring", packed_ring::run),
     ("headers", headers::run),
     ("rules", rules::run),
     ("config", config::run),
     ("api", api::run),
+    ("vhost_session", vhost_session::run),
+    ("inflight", inflight::run),
+    ("dirty_log", dirty_log::run),
+    ("xdp_rings", xdp_rings::run),
 ];

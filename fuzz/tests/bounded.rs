@@ -45,3 +45,23 @@ fn configurations() {
 fn api_requests() {
     run("api", 200);
 }
+
+#[test]
+fn vhost_sessions() {
+    run("vhost_session", 500);
+}
+
+#[test]
+fn inflight_regions() {
+    run("inflight", 4000);
+}
+
+#[test]
+fn dirty_logs() {
+    run("dirty_log", 4000);
+}
+
+#[test]
+fn xdp_rings() {
+    run("xdp_rings", 4000);
+}

@@ -366,7 +366,8 @@ impl Session {
             header: if modern { VNET_HDR_LEN } else { 10 },
             call: ring.call.as_ref().and_then(|call| call.try_clone().ok()),
         };
-        let mut virtqueue = Virtqueue::new(packed, spec, Arc::clone(memory)).map_err(refuse)?;
+        let mut virtqueue = Virtqueue::new(packed, spec, Arc::clone(memory))
+            .map_err(|source| refuse(SessionError::Start { ring: index, source }))?;
         self.place(index, &mut virtqueue)?;
         self.rings[index].running = true;
         self.has_run = true;

@@ -63,7 +63,6 @@ impl LinkState {
     }
 
     /// A state that does not change by itself.
-    #[cfg(test)]
     pub(super) fn fixed(up: bool, frame_max: u32) -> Arc<Self> {
         let state = Self::default();
         state.set(up, frame_max);

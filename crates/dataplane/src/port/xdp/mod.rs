@@ -35,6 +35,7 @@ mod program;
 mod queue;
 mod ring;
 mod socket;
+pub mod stepped;
 mod umem;
 
 use std::io;

@@ -144,6 +144,11 @@ impl<T: Copy> Producer<T> {
         self.shared.producer().store(self.next, Ordering::Release);
     }
 
+    /// Shows `index` for how far it has come, whatever is true.
+    pub(super) fn show(&self, index: u32) {
+        self.shared.producer().store(index, Ordering::Release);
+    }
+
     /// Entries that the other side has not taken yet.
     #[inline]
     pub(super) fn backlog(&mut self) -> u32 {
@@ -199,11 +204,27 @@ impl<T: Copy> Consumer<T> {
         Some(entry)
     }
 
+    /// Shows `index` for how far it has come, whatever is true.
+    pub(super) fn show(&self, index: u32) {
+        self.shared.consumer().store(index, Ordering::Release);
+    }
+
     /// Gives the places of the entries taken back.
     #[inline]
     pub(super) fn release(&mut self) {
         self.shared.consumer().store(self.next, Ordering::Release);
     }
+}
+
+/// Offsets as the kernel lays a ring out: two indices a line apart, flags, then the entries.
+const LAYOUT: Layout = Layout { producer: 0, consumer: 64, flags: 128, entries: 192 };
+
+/// A ring whose both sides are ours: without a kernel, one of them plays it.
+pub(super) fn pair<T: Copy>(size: u32) -> io::Result<(Producer<T>, Consumer<T>)> {
+    let bytes = LAYOUT.bytes(size, size_of::<T>()).unwrap_or(usize::MAX);
+    let memory = Arc::new(Mapping::anonymous(bytes)?);
+    let producer = Producer::new(Arc::clone(&memory), LAYOUT, size)?;
+    Ok((producer, Consumer::new(memory, LAYOUT, size)?))
 }
 
 #[cfg(test)]

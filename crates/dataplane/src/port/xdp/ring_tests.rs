@@ -3,18 +3,13 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Offsets as the kernel lays a ring out: two indices a line apart, flags, then the entries.
-const LAYOUT: Layout = Layout { producer: 0, consumer: 64, flags: 128, entries: 192 };
-
 fn memory<T>(size: u32) -> Arc<Mapping> {
     Arc::new(Mapping::anonymous(LAYOUT.bytes(size, size_of::<T>()).unwrap()).unwrap())
 }
 
 /// A ring whose both sides are ours: what the queue's tests have for a kernel.
 pub(in crate::port::xdp) fn pair<T: Copy>(size: u32) -> (Producer<T>, Consumer<T>) {
-    let memory = memory::<T>(size);
-    let producer = Producer::new(Arc::clone(&memory), LAYOUT, size).unwrap();
-    (producer, Consumer::new(memory, LAYOUT, size).unwrap())
+    super::pair(size).unwrap()
 }
 
 /// Asks for wake-ups, as a kernel does.

@@ -63,6 +63,8 @@ pub(super) enum SessionError {
         }
     )]
     Halted(Halted),
+    #[error("ring {ring}: {source}")]
+    Start { ring: usize, source: RingError },
     #[error("the driver's new memory table is without ring {ring}, which runs: {source}")]
     Memory { ring: usize, source: RingError },
 }

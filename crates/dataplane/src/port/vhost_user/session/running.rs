@@ -29,7 +29,7 @@ impl Session {
         let region = self.inflight.as_ref().filter(|_| recover);
         let stood = region.and_then(|region| region.packed(queue, size)?.positions());
         if !self.rings[index].exact && stood.is_none() {
-            ring.resume().map_err(refuse)?;
+            ring.resume().map_err(|source| refuse(SessionError::Start { ring: index, source }))?;
         }
         if let Some(inflight) = &self.inflight
             && !ring.track(inflight, queue, stood)

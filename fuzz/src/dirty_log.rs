@@ -1,0 +1,111 @@
+//! A dirty log of any length at any place of its file, marked at any guest addresses.
+//!
+//! **Rule.** A bit is set if, and only if, its page was written and the log has the bit; no byte
+//! outside of the log changes. A log whose file is cut off takes marks all the same.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::port::dirty_log::{DirtyLog, LOG_BYTES_MAX, LOG_PAGE, RingLog};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
+
+use crate::input::Input;
+
+const FILE: u64 = 0x4000;
+
+/// Runs one input.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let file = File::from(memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("a memory file"));
+    file.set_len(FILE).expect("a size");
+    let offset = match input.below(8) {
+        0 => input.u64(),
+        n => 0x1000 * (n as u64 % 5),
+    };
+    let len = match input.below(8) {
+        0 => input.u64(),
+        1 => 0x1000,
+        _ => 1 + u64::from(input.u8()),
+    };
+    let account = MemoryAccount::default();
+    let log = DirtyLog::map(&account, &file, offset, len);
+    let end = offset.checked_add(len);
+    let lawful = offset.is_multiple_of(0x1000)
+        && (1..=LOG_BYTES_MAX).contains(&len)
+        && end.is_some_and(|end| end <= FILE);
+    assert_eq!(log.is_ok(), lawful, "{len} bytes at {offset:#x}");
+    let Ok(log) = log.map(Arc::new) else {
+        assert_eq!(account.mapped(), 0, "something of a refused log is left");
+        return;
+    };
+    let ring = RingLog { log: Arc::clone(&log), used: input.bool().then(|| address(&mut input)) };
+    let (mut marked, mut is_whole) = (BTreeSet::new(), true);
+    while !input.is_empty() {
+        let (at, bytes) = (address(&mut input), length(&mut input));
+        match input.below(16) {
+            0 if is_whole => {
+                compare(&file, offset, len, &marked);
+                is_whole = false;
+                file.set_len(u64::from(input.u16()) % FILE).expect("a size");
+            }
+            1..=4 => {
+                ring.mark_used(at, bytes);
+                if let Some(at) = ring.used.and_then(|used| used.checked_add(at)) {
+                    note(&mut marked, at, bytes, len);
+                }
+            }
+            _ => {
+                log.mark(at, bytes);
+                note(&mut marked, at, bytes, len);
+            }
+        }
+    }
+    if is_whole {
+        compare(&file, offset, len, &marked);
+    }
+    drop((ring, log));
+    assert_eq!(account.mapped(), 0, "the log is left");
+}
+
+/// Pages of a write, page by page.
+fn note(marked: &mut BTreeSet<u64>, at: u64, bytes: u64, len: u64) {
+    let Some(last) = bytes.checked_sub(1).and_then(|more| at.checked_add(more)) else { return };
+    let mut page = at / LOG_PAGE;
+    while page <= last / LOG_PAGE && page / 8 < len {
+        marked.insert(page);
+        page += 1;
+    }
+}
+
+fn compare(file: &File, offset: u64, len: u64, marked: &BTreeSet<u64>) {
+    let mut bytes = vec![0; usize::try_from(FILE).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, 0).expect("the file");
+    for (at, byte) in (0_u64..).zip(&bytes) {
+        let inside = (offset..offset + len).contains(&at);
+        let wanted = (0..8).filter(|bit| inside && marked.contains(&((at - offset) * 8 + bit)));
+        let wanted = wanted.fold(0_u8, |byte, bit| byte | 1 << bit);
+        assert_eq!(*byte, wanted, "byte {at:#x} of the log's file");
+    }
+}
+
+fn address(input: &mut Input<'_>) -> u64 {
+    match input.below(4) {
+        0 => input.u64(),
+        1 => u64::MAX - u64::from(input.u8()),
+        _ => u64::from(input.u32() % 0x80_0000),
+    }
+}
+
+fn length(input: &mut Input<'_>) -> u64 {
+    match input.below(4) {
+        0 => input.u64(),
+        1 => u64::from(input.u16()),
+        _ => u64::from(input.u8()),
+    }
+}

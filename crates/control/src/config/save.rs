@@ -6,7 +6,8 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Replaces the file's text: a temporary file beside it, synced, then renamed over it. The file's
-/// mode stays; a symbolic link is followed.
+/// mode stays; a symbolic link is followed. What has the temporary file's name is removed, not
+/// written to: it may be a link that somebody else put there.
 pub(crate) fn save(path: &Path, text: &str) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;
@@ -25,9 +26,37 @@ pub(crate) fn save(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn write_new(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
+    let create = || OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let mut file = match create() {
+        // Of a process that had this one's number and died, most likely.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            create()?
+        }
+        created => created?,
+    };
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_with_the_temporary_files_name_is_not_followed() {
+        let directory = std::env::temp_dir().join(format!("penstock-save-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (config, precious) = (directory.join("host.toml"), directory.join("precious"));
+        fs::write(&config, "old").unwrap();
+        fs::write(&precious, "precious").unwrap();
+        let temporary = directory.join(format!(".host.toml.penstock-{}", std::process::id()));
+        std::os::unix::fs::symlink(&precious, &temporary).unwrap();
+        save(&config, "new").unwrap();
+        assert_eq!(fs::read_to_string(&config).unwrap(), "new");
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+        assert!(fs::symlink_metadata(&config).unwrap().is_file());
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

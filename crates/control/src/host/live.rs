@@ -2,7 +2,6 @@
 
 use core::hash::{BuildHasher, Hasher};
 use std::hash::RandomState;
-use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -91,14 +90,13 @@ impl Switch for LiveSwitch {
     ) -> Result<Arc<dyn Link>, AttachError> {
         let link: Arc<dyn Link> = match attachment {
             Attachment::VhostUser { .. } => {
-                let Some(config) = vhost_config(name, attachment) else {
+                let Some(config) = vhost_config(name, attachment).transpose()? else {
                     unreachable!("the attachment is of this kind")
                 };
                 let (mut vhost, queues) =
                     VhostUser::start(config, id, self.workers.clone()).map_err(refused)?;
                 self.join(id, queues, worker, counters)?;
-                let served = vhost.serve().map_err(refused).and_then(|()| give_socket(attachment));
-                if let Err(error) = served {
+                if let Err(error) = vhost.serve().map_err(refused) {
                     vhost.stop();
                     drop(self.workers.detach_port(id));
                     return Err(error);
@@ -293,12 +291,19 @@ fn caps(offloads: Offloads) -> OffloadCaps {
     OffloadCaps { csum: offloads.csum, tso4: offloads.tso, tso6: offloads.tso }
 }
 
-fn vhost_config(name: &str, attachment: &Attachment) -> Option<VhostUserConfig> {
-    let Attachment::VhostUser { socket, mode, queues, offloads, socket_mode, .. } = attachment
+/// `None`: the attachment is of another kind.
+fn vhost_config(
+    name: &str,
+    attachment: &Attachment,
+) -> Option<Result<VhostUserConfig, AttachError>> {
+    let Attachment::VhostUser { socket, mode, queues, offloads, socket_mode, owner, group, .. } =
+        attachment
     else {
         return None;
     };
-    Some(VhostUserConfig {
+    let number =
+        |name: &Option<String>, file| name.as_deref().map(|name| account(name, file)).transpose();
+    let config = |socket_owner, socket_group| VhostUserConfig {
         name: name.to_owned(),
         path: socket.clone(),
         mode: match mode {
@@ -308,24 +313,11 @@ fn vhost_config(name: &str, attachment: &Attachment) -> Option<VhostUserConfig> 
         queue_pairs: *queues,
         offloads: caps(*offloads),
         socket_mode: *socket_mode,
-    })
-}
-
-/// Gives a server's socket to its configured owner and group.
-fn give_socket(attachment: &Attachment) -> Result<(), AttachError> {
-    let Attachment::VhostUser { socket, mode: SocketMode::Server, owner, group, .. } = attachment
-    else {
-        return Ok(());
+        socket_owner,
+        socket_group,
     };
-    let owner = owner.as_deref().map(|name| account(name, "/etc/passwd")).transpose()?;
-    let group = group.as_deref().map(|name| account(name, "/etc/group")).transpose()?;
-    if owner.is_none() && group.is_none() {
-        return Ok(());
-    }
-    chown(socket, owner, group).map_err(|error| AttachError {
-        problem: format!("{}: change its owner: {error}", socket.display()),
-        remedy: "run the daemon with CAP_CHOWN or leave the owner out".to_owned(),
-    })
+    let owner = number(owner, "/etc/passwd");
+    Some(owner.and_then(|owner| Ok(config(owner, number(group, "/etc/group")?))))
 }
 
 /// The number of a user or group.

@@ -93,6 +93,8 @@ impl Rig {
             queue_pairs: spec.queue_pairs,
             offloads: spec.offloads,
             socket_mode: 0o600,
+            socket_owner: None,
+            socket_group: None,
         };
         let id = PortId(u16::try_from(i).unwrap());
         let (mut vhost, queues) = VhostUser::start(config, id, self.worker.clone()).unwrap();

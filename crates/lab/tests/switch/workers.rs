@@ -51,6 +51,8 @@ impl Bed {
                 queue_pairs: 1,
                 offloads: OffloadCaps::ALL,
                 socket_mode: 0o600,
+                socket_owner: None,
+                socket_group: None,
             };
             let counters = PortCounterSets::new(2);
             let (mut vhost, queues) =

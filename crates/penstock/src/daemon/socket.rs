@@ -5,7 +5,8 @@
 //! refused even without the lock (somebody deleted the lock file), and so is a file that is no
 //! socket. The socket is born with mode 0600: Linux takes it from the descriptor at `bind`
 //! (unix(7) leaves it open, `unix_bind` in the kernel does it), so there is no moment in which
-//! others could connect, and the process-wide mask is left alone.
+//! others could connect, and the process-wide mask is left alone. The directory may be another
+//! user's: a lock file that is a link, or another user's, is refused and not written to.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -19,9 +20,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
 use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::geteuid;
 
 /// The daemon's hold on its socket: gone, with the socket, when dropped.
 #[derive(Debug)]
@@ -79,7 +81,12 @@ fn make_parent(path: &Path) -> Result<()> {
     let created = builder.recursive(true).mode(0o755).create(parent);
     created
         // Again for the directory itself, as the mask of a service is often narrower.
-        .and_then(|()| fs::set_permissions(parent, Permissions::from_mode(0o755)))
+        .and_then(|()| {
+            let mut options = OpenOptions::new();
+            let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+            let directory = options.read(true).custom_flags(flags.bits()).open(parent)?;
+            directory.set_permissions(Permissions::from_mode(0o755))
+        })
         .with_context(|| format!("directory {} cannot be created", parent.display()))
 }
 
@@ -94,8 +101,16 @@ fn lock(path: &Path) -> Result<Flock<File>> {
         .create(true)
         .truncate(false)
         .mode(0o600)
+        // Nor may the opening wait for a pipe's other end.
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(&name)
         .with_context(|| format!("lock file {at}"))?;
+    let metadata = file.metadata().with_context(|| format!("lock file {at}"))?;
+    ensure!(
+        metadata.is_file() && metadata.uid() == geteuid().as_raw() && metadata.nlink() == 1,
+        "lock file {at}: another user's, or another name of a file elsewhere; remove it or \
+         configure another [host] socket"
+    );
     // Read before the lock: only to say in an error who has it.
     let mut holder = String::new();
     let _ = (&mut file).take(32).read_to_string(&mut holder);
@@ -207,5 +222,22 @@ mod tests {
         let path = scratch.0.join("live.sock");
         let _live = UnixListener::bind(&path).unwrap();
         assert!(take(&path).unwrap_err().to_string().contains("another program listens"));
+    }
+
+    #[test]
+    fn a_lock_file_that_leads_elsewhere_is_not_written_to() {
+        let scratch = Scratch::new("socket-lock");
+        fs::create_dir_all(&scratch.0).unwrap();
+        let (path, precious) = (scratch.0.join("host.sock"), scratch.0.join("precious"));
+        let lock = scratch.0.join("host.sock.lock");
+        fs::write(&precious, "precious").unwrap();
+        std::os::unix::fs::symlink(&precious, &lock).unwrap();
+        assert!(take(&path).is_err(), "a link");
+        fs::remove_file(&lock).unwrap();
+        fs::hard_link(&precious, &lock).unwrap();
+        assert!(take(&path).unwrap_err().to_string().contains("another name of a file"));
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+        fs::remove_file(&lock).unwrap();
+        take(&path).unwrap();
     }
 }

@@ -59,6 +59,10 @@ pub struct VhostUserConfig {
     pub offloads: OffloadCaps,
     /// Permissions of a socket we make.
     pub socket_mode: u32,
+    /// Owner of a socket we make, a user's number; `None`: the daemon's user.
+    pub socket_owner: Option<u32>,
+    /// Its group; `None`: the daemon's group.
+    pub socket_group: Option<u32>,
 }
 
 /// What the session tells about itself.

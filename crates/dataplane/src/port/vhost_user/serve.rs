@@ -13,8 +13,9 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::attempts::Attempts;
 use super::halt::{Halt, Pauses};
 use super::session::Session;
+use super::socket::{self, Listener};
 use super::throttle::{self, Throttle};
-use super::{SharedState, SocketMode, VhostUserConfig, early_enable, lock, socket};
+use super::{SharedState, VhostUserConfig, early_enable, lock};
 use crate::worker::Workers;
 
 /// Milliseconds between two attempts to connect.
@@ -49,7 +50,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn run(self, listener: Option<&UnixListener>) {
+    pub(super) fn run(self, listener: Option<&Listener>) {
         let mut memory = Memory {
             throttle: Throttle::new(now()),
             was_refused: false,
@@ -61,7 +62,7 @@ impl Server {
         };
         while !lock(&self.shared).stopping {
             let stream = match listener {
-                Some(listener) => self.accept(listener),
+                Some(listener) => self.accept(&listener.socket),
                 None => self.connect(&mut memory.knocks),
             };
             if let Some(stream) = stream {
@@ -76,8 +77,8 @@ impl Server {
                 }
             }
         }
-        if self.config.mode == SocketMode::Server {
-            let _ = std::fs::remove_file(&self.config.path);
+        if let Some(listener) = listener {
+            listener.remove();
         }
     }
 

@@ -1,46 +1,158 @@
 //! The port's unix socket: private from birth, and never waited for.
+//!
+//! **Problem.** The socket may lie in a directory of another user, who can rename, remove and link
+//! whatever is in it, between any two calls of ours. **Rule.** A path is used once, to bind. The
+//! kernel does not follow a link there. Owner, group and mode are then changed on the inode that the
+//! socket itself names, before anybody can connect. At the end the entry is removed only if it is
+//! still that inode, and relative to a directory that is open: what another user has put in its
+//! place stays.
 
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+#![allow(unsafe_code, reason = "SIOCUNIXFILE: the inode of a bound socket")]
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use nix::fcntl::AtFlags;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
-use nix::sys::stat::{Mode, fchmod};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstatat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, geteuid, unlinkat};
 
 use super::VhostUserConfig;
 use crate::port::PortError;
 
+/// `ioctl` that opens, with `O_PATH`, the inode to which a socket is bound.
+const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
+
+/// A listening socket, and the entry that it made in its directory.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Removes the entry if it is still the socket's.
+    pub(super) fn remove(&self) {
+        let _ = remove_if(&self.path, |_, found| found == self.identity);
+    }
+}
+
 /// Binds the listening socket, replacing one that nobody listens on any more.
-pub(super) fn bind(config: &VhostUserConfig) -> Result<UnixListener, PortError> {
+pub(super) fn bind(config: &VhostUserConfig) -> Result<Listener, PortError> {
     let path = &config.path;
     let failed = |call, remedy, e| PortError::system(path.display().to_string(), call, remedy, e);
-    if is_socket(path) {
-        if is_listened_on(path) {
-            let e = std::io::Error::from(std::io::ErrorKind::AddrInUse);
-            return Err(failed("listen", "another process listens there; choose another path", e));
-        }
-        let _ = std::fs::remove_file(path);
+    if is_socket(path) && is_listened_on(path) {
+        let e = io::Error::from(io::ErrorKind::AddrInUse);
+        return Err(failed("listen", "another process listens there; choose another path", e));
     }
-    let listener = listen(path, config.socket_mode)
-        .map_err(|e| failed("listen", "make the directory, or choose a path we may write", e))?;
+    let _ = remove_if(path, |kind, _| kind == SFlag::S_IFSOCK);
+    let unusable = |e| failed("listen", "make the directory, or choose a path we may write", e);
+    let socket = bound(path, config.socket_mode).map_err(unusable)?;
+    let inode = inode_of(&socket, path).map_err(unusable)?;
+    let of_inode = inode.metadata().map_err(unusable)?;
+    let listener = Listener {
+        socket: UnixListener::from(socket),
+        path: path.clone(),
+        identity: (of_inode.dev(), of_inode.ino()),
+    };
+    match make_usable(&listener.socket, &inode, config) {
+        Ok(()) => Ok(listener),
+        Err((call, remedy, e)) => {
+            listener.remove();
+            Err(failed(call, remedy, e))
+        }
+    }
+}
+
+/// Gives the socket its owner, group and mode, and only then lets others connect.
+fn make_usable(
+    socket: &UnixListener,
+    inode: &File,
+    config: &VhostUserConfig,
+) -> Result<(), (&'static str, &'static str, io::Error)> {
+    if config.socket_owner.is_some() || config.socket_group.is_some() {
+        let remedy =
+            "run the daemon with CAP_CHOWN, or leave `socket_owner` and `socket_group` out";
+        let (owner, group) = (config.socket_owner, config.socket_group);
+        give(inode, owner, group).map_err(|e| ("change the socket's owner", remedy, e))?;
+    }
     // What the umask took away is given back.
-    let mode = std::fs::Permissions::from_mode(config.socket_mode);
-    std::fs::set_permissions(path, mode)
-        .map_err(|e| failed("set the socket's permissions", "check `socket_mode`", e))?;
-    listener.set_nonblocking(true).map_err(|e| failed("listen", "", e))?;
-    Ok(listener)
+    set_mode(inode, config.socket_mode)
+        .map_err(|e| ("set the socket's permissions", "check `socket_mode`", e))?;
+    let listens = Backlog::new(128).and_then(|backlog| socket::listen(socket, backlog));
+    listens
+        .map_err(io::Error::from)
+        .and_then(|()| socket.set_nonblocking(true))
+        .map_err(|e| ("listen", "", e))
 }
 
 /// A socket that never has more permissions than `mode`: Linux takes those of the descriptor, so
 /// that there is no moment between its birth and a change in which somebody else may connect.
-fn listen(path: &Path, mode: u32) -> std::io::Result<UnixListener> {
+fn bound(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     fchmod(&socket, Mode::from_bits_truncate(mode))?;
     socket::bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
-    socket::listen(&socket, Backlog::new(128)?)?;
-    Ok(UnixListener::from(socket))
+    Ok(socket)
+}
+
+/// The inode that a bound socket made, whatever its path names by now.
+///
+/// The kernel tells it to those with `CAP_NET_ADMIN`. Without, the path is opened: no link is
+/// followed, and only a socket that is ours will do.
+fn inode_of(socket: &OwnedFd, path: &Path) -> io::Result<File> {
+    // SAFETY: SIOCUNIXFILE takes no argument and gives a new descriptor. WHY: no safe form.
+    let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE, 0) };
+    if fd >= 0 {
+        // SAFETY: the kernel has just made it for us, and nothing else has it.
+        // WHY: the only way from a number to an owned descriptor.
+        return Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
+    }
+    let inode = open_path(path, libc::O_NOFOLLOW)?;
+    let found = inode.metadata()?;
+    if found.file_type().is_socket() && found.uid() == geteuid().as_raw() {
+        return Ok(inode);
+    }
+    let why = "another file was put in the place of the socket; use a directory of our own";
+    Err(io::Error::other(why))
+}
+
+fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+    Ok(fchownat(inode, "", owner, group, AtFlags::AT_EMPTY_PATH)?)
+}
+
+/// The entry below `/proc` names the inode itself: `fchmod` refuses descriptors that only name.
+fn set_mode(inode: &File, mode: u32) -> io::Result<()> {
+    let itself = format!("/proc/self/fd/{}", inode.as_raw_fd());
+    std::fs::set_permissions(itself, Permissions::from_mode(mode))
+}
+
+/// A descriptor that names a file without opening it.
+fn open_path(path: &Path, flags: libc::c_int) -> io::Result<File> {
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC | flags).open(path)
+}
+
+/// Removes the entry `path` if its kind, device and inode are right. Both looks are at the same
+/// directory, so that a link in its place cannot have an entry of another one removed.
+fn remove_if(path: &Path, is_right: impl Fn(SFlag, (u64, u64)) -> bool) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = open_path(parent.unwrap_or(Path::new(".")), libc::O_DIRECTORY)?;
+    let found = fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+    let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
+    if is_right(kind, (found.st_dev, found.st_ino)) {
+        unlinkat(&parent, name, UnlinkatFlags::NoRemoveDir)?;
+    }
+    Ok(())
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -50,7 +162,7 @@ fn is_socket(path: &Path) -> bool {
 fn is_listened_on(path: &Path) -> bool {
     match connect(path) {
         Ok(_) => true,
-        Err(e) => e.kind() == std::io::ErrorKind::WouldBlock,
+        Err(e) => e.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
@@ -59,7 +171,7 @@ fn is_listened_on(path: &Path) -> bool {
 ///
 /// # Errors
 /// `WouldBlock`: the peer's queue of connections is full.
-pub(super) fn connect(path: &Path) -> std::io::Result<UnixStream> {
+pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     socket::connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -83,6 +195,8 @@ mod tests {
             queue_pairs: 1,
             offloads: OffloadCaps::ALL,
             socket_mode: 0o600,
+            socket_owner: None,
+            socket_group: None,
         }
     }
 
@@ -111,12 +225,78 @@ mod tests {
     fn a_socket_is_never_open_to_more_than_it_will_be() {
         let mut config = config("mode");
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        let listener = listen(&config.path, 0o600).unwrap();
+        let socket = bound(&config.path, 0o600).unwrap();
         assert_eq!(mode(&config.path) & !0o600, 0);
-        drop(listener);
+        drop(socket);
         config.socket_mode = 0o666;
         let _listener = bind(&config).unwrap();
         assert_eq!(mode(&config.path), 0o666, "the umask has no say");
         std::fs::remove_file(&config.path).unwrap();
+    }
+
+    /// What another user puts in the socket's place, and root's file that it is to hit.
+    struct Trap {
+        directory: PathBuf,
+        config: VhostUserConfig,
+        precious: PathBuf,
+    }
+
+    impl Trap {
+        fn new(name: &str) -> Self {
+            let directory =
+                std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&directory);
+            std::fs::create_dir(&directory).unwrap();
+            let precious = directory.join("precious");
+            std::fs::write(&precious, "precious").unwrap();
+            std::fs::set_permissions(&precious, Permissions::from_mode(0o600)).unwrap();
+            let path = directory.join("vm1.sock");
+            let (socket_mode, socket_owner) = (0o666, geteuid().is_root().then_some(12_345));
+            let config = VhostUserConfig { path, socket_mode, socket_owner, ..config(name) };
+            Self { directory, config, precious }
+        }
+
+        /// The directory's owner replaces the socket with a link to the precious file.
+        fn spring(&self) {
+            std::fs::rename(&self.config.path, self.directory.join("away.sock")).unwrap();
+            std::os::unix::fs::symlink(&self.precious, &self.config.path).unwrap();
+        }
+    }
+
+    impl Drop for Trap {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+
+    #[test]
+    fn a_link_put_in_the_sockets_place_gets_nothing() {
+        let trap = Trap::new("link");
+        let before = std::fs::metadata(&trap.precious).unwrap();
+        let socket = bound(&trap.config.path, 0o600).unwrap();
+        trap.spring();
+        if let Ok(inode) = inode_of(&socket, &trap.config.path) {
+            make_usable(&UnixListener::from(socket), &inode, &trap.config).unwrap();
+            let socket = std::fs::metadata(trap.directory.join("away.sock")).unwrap();
+            assert_eq!(socket.mode() & 0o777, 0o666, "the socket itself was meant");
+            assert_eq!(socket.uid(), trap.config.socket_owner.unwrap_or(socket.uid()));
+        }
+        let after = std::fs::metadata(&trap.precious).unwrap();
+        assert_eq!((after.mode(), after.uid()), (before.mode(), before.uid()));
+    }
+
+    #[test]
+    fn what_was_put_in_the_sockets_place_stays_at_the_end() {
+        let trap = Trap::new("end");
+        let config = VhostUserConfig { socket_owner: None, ..trap.config.clone() };
+        let listener = bind(&config).unwrap();
+        std::fs::rename(&trap.precious, &config.path).unwrap();
+        listener.remove();
+        assert_eq!(std::fs::read_to_string(&config.path).unwrap(), "precious");
+        assert!(bind(&config).is_err(), "a file that is no socket is in the way");
+        assert_eq!(std::fs::read_to_string(&config.path).unwrap(), "precious");
+        std::fs::remove_file(&config.path).unwrap();
+        bind(&config).unwrap().remove();
+        assert!(!config.path.exists(), "our own is removed");
     }
 }

@@ -39,6 +39,7 @@ lane_miri() {
 miri_tests="a_tag_comes_off mem:: offload:: classify::key classify::parse classify::binding"
 # Coverage-guided, beyond what \`unit\` runs of the same targets.
 lane_fuzz() { "$REPO/scripts/fuzz.sh"; }
+lane_units() { "$REPO/scripts/test-units.sh"; }
 lane_guests() { "$REPO/scripts/test-guests.sh"; }
 lane_migration() { "$REPO/scripts/test-migration.sh"; }
 # Each of 32 combinations runs twice this long: a second in every test run, ten by hand.
@@ -105,6 +106,7 @@ test)
     lane figures "simulated figures, shortened: their claims, and the same bytes for a seed"
     lane miri "undefined behaviour in what needs no files"
     lane instructions "instructions of the data path per frame, against those kept"
+    lane units "service units: known keys, exposure, the switch under its unit as its own user"
     lane guests "Linux guests and endpoints on a running switch"
     lane scx "the double run queue as the scheduler of a guest's kernel"
     lane migration "a Linux guest moves between two ports while traffic runs"

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# The units of packaging/: nothing in them is misspelt (systemd-analyze verify), and what they leave
+# open stays within a limit (systemd-analyze security, offline: no service manager is asked). Also
+# with the drop-ins. Needs neither root nor systemd as PID 1, only its program systemd-analyze.
+#
+#   test-units.sh
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+# Tenths of what `systemd-analyze security` calls exposure, 0 to 100: of each unit, and of the
+# switch with all its drop-ins.
+EXPOSURE_MAX=25
+WIDENED_MAX=32
+
+WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-units.XXXXXX")
+trap 'rm -rf "$WORK"' EXIT
+units=$WORK/etc/systemd/system
+
+# `verify` wants what a unit starts to be there, and the units that they name.
+make_root() {
+    local unit
+    mkdir -p "$units" "$WORK/usr/bin" "$WORK/usr/lib/systemd/system"
+    printf '#!/bin/sh\n' >"$WORK/usr/bin/penstock"
+    chmod 755 "$WORK/usr/bin/penstock"
+    cp "$REPO"/packaging/*.service "$units/"
+    for unit in "$REPO"/packaging/*.service; do
+        # The manual's pages are in the package, not in this root.
+        sed -i '/^Documentation=/d' "$units/$(basename "$unit")"
+    done
+    cp -L /usr/lib/systemd/system/*.target /usr/lib/systemd/system/*.slice \
+        /usr/lib/systemd/system/*.mount "$WORK/usr/lib/systemd/system/" 2>/dev/null
+}
+
+# What it prints counts as much as its status: a key that it does not know is only told.
+verified() {
+    local said
+    said=$(systemd-analyze verify --root="$WORK" --man=no "$@" 2>&1) && [ -z "$said" ] && return
+    say "$said"
+    return 1
+}
+
+# exposed LIMIT FILE: no more than LIMIT tenths.
+exposed() {
+    local said
+    said=$(systemd-analyze security --offline=true --no-pager --threshold="$1" "$2" 2>&1)
+    case $? in
+    0) say "$said" | tail -1 ;;
+    *)
+        say "$said" | grep -v '✓'
+        return 1
+        ;;
+    esac
+}
+
+# A limit that is never exceeded would check nothing, nor would an eye for keys that sees all as known.
+limit_is_kept() { ! exposed 1 "$1" >/dev/null; }
+misspelling_is_seen() {
+    sed 's/^ProtectHome=/ProtectHomes=/' "$units/penstock.service" >"$units/misspelt.service"
+    ! verified "$units/misspelt.service" >/dev/null
+}
+
+if ! have systemd-analyze; then
+    skip "units: systemd-analyze is not installed"
+    verdict units
+    exit
+fi
+make_root
+for unit in "$REPO"/packaging/*.service; do
+    name=$(basename "$unit")
+    check "$name: every key is known and what it names is there" verified "$units/$name"
+    check "$name: exposure at most $EXPOSURE_MAX tenths" exposed "$EXPOSURE_MAX" "$unit"
+    check "$name: leaves no core file, which would hold memory of guests or keys" \
+        grep -qx LimitCORE=0 "$unit"
+    user=$(sed -n 's/^User=//p' "$unit")
+    check "$name: its user \"$user\" is one that penstock.sysusers makes" \
+        grep -q "^u $user " "$REPO/packaging/penstock.sysusers"
+done
+check "the limit is one that can be exceeded" limit_is_kept "$REPO/packaging/penstock.service"
+check "a key that is misspelt would be seen" misspelling_is_seen
+mkdir -p "$units/penstock.service.d"
+cp "$REPO"/packaging/penstock-*.conf "$units/penstock.service.d/"
+check "the drop-ins: every key is known" verified "$units/penstock.service"
+# `security` reads no drop-in of a file: later lines of the same section are the same to it.
+cat "$REPO/packaging/penstock.service" <(printf '[Service]\n') "$REPO"/packaging/penstock-*.conf \
+    >"$WORK/penstock-widened.service"
+check "the switch with all drop-ins: exposure at most $WIDENED_MAX tenths" \
+    exposed "$WIDENED_MAX" "$WORK/penstock-widened.service"
+if have systemd-sysusers; then
+    mkdir -p "$WORK/etc"
+    check "penstock.sysusers makes its users" systemd-sysusers --root="$WORK" \
+        "$REPO/packaging/penstock.sysusers"
+    check "and each has no shell" \
+        bash -c "! grep -v 'nologin\$' '$WORK/etc/passwd' | grep -q penstock"
+fi
+verdict units

@@ -13,6 +13,7 @@
 
 pub mod batch;
 pub mod classify;
+pub mod confine;
 pub mod counters;
 pub mod drop;
 pub mod egress;

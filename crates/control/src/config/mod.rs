@@ -46,8 +46,8 @@ pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };
 pub use model::{
-    FdbStatic, ForwardingSection, HostConfig, HostSection, Offloads, Port, PortKind, SlowPath,
-    SocketMode, Tenant, WorkerSection, ZeroCopy,
+    FdbStatic, ForwardingSection, HostConfig, HostSection, Offloads, Port, PortKind, Seccomp,
+    SlowPath, SocketMode, Tenant, WorkerSection, ZeroCopy,
 };
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queueing::{Excess, Queue, Shape, Shaper};

@@ -101,6 +101,9 @@ pub struct HostSection {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
     pub memory_per_port_gib: Option<u32>,
+    /// System call filters of worker and session threads. Default `on`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub seccomp: Seccomp,
 }
 
 impl HostSection {
@@ -114,6 +117,19 @@ impl HostSection {
             daemon: bytes(self.memory_gib, default.daemon),
         }
     }
+}
+
+/// What happens to a system call that a thread's filter forbids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Seccomp {
+    /// The daemon says which thread made which call, and aborts.
+    #[default]
+    On,
+    /// The kernel logs the call and carries it out.
+    Log,
+    /// There are no filters.
+    Off,
 }
 
 fn default_socket() -> PathBuf {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataplane::classify::Snapshot;
+use penstock_dataplane::confine;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::packet::{Packet, PacketConfig};
@@ -20,7 +21,8 @@ use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
 use super::switch::{AttachError, Link, Switch, home};
 use crate::config::{
-    self, Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, SocketMode, ZeroCopy,
+    self, Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, Seccomp, SocketMode,
+    ZeroCopy,
 };
 
 /// See the module's text.
@@ -38,6 +40,11 @@ impl LiveSwitch {
         if cores.is_empty() {
             cores.push(machine.default_core());
         }
+        confine::set_mode(match config.host.seccomp {
+            Seccomp::On => confine::Mode::On,
+            Seccomp::Log => confine::Mode::Log,
+            Seccomp::Off => confine::Mode::Off,
+        });
         let tsc = tsc::calibrate();
         let settings = WorkerConfig {
             id: WorkerId(0),

@@ -13,6 +13,7 @@ use super::{
     Interrupter, Peers, Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError,
     WorkerHandle, stall,
 };
+use crate::confine::{Role, confine};
 use crate::tsc::Tsc;
 
 /// Empty turns before an idle worker begins to pause between polls.
@@ -50,8 +51,13 @@ pub(super) fn spawn_one(
                 return;
             }
         };
+        let wait = RunQueueWait::of_this_thread();
+        if let Err(e) = confine(Role::Worker) {
+            let _ = ready.send(Err(failed("give up its privileges", e.to_string())));
+            return;
+        }
         let peers = peers.unwrap_or_else(|| Peers::none(config.max_ports));
-        let worker = Worker::new(&config, Tsc, RunQueueWait::of_this_thread()).with_peers(peers);
+        let worker = Worker::new(&config, Tsc, wait).with_peers(peers);
         let (handle, mailbox) = WorkerHandle::new(id, config.max_ports, &worker);
         if ready.send(Ok(handle)).is_ok() {
             let (backoff, patience) = (config.idle_backoff, config.idle_turns);

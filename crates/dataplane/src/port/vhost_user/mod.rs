@@ -34,6 +34,7 @@ use crate::offload::OffloadCaps;
 use crate::worker::{INTERRUPT_SIGNAL, QUEUES_MAX, Workers, install_interrupt};
 use halt::Halt;
 use queue::VhostQueue;
+use socket::Listener;
 
 /// Who listens on the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,7 @@ pub struct VhostUser {
     wake: Arc<EventFd>,
     halt: Arc<Halt>,
     thread: Option<JoinHandle<()>>,
+    listener: Option<Arc<Listener>>,
 }
 
 impl VhostUser {
@@ -121,7 +123,19 @@ impl VhostUser {
             .map(|_| Box::new(VhostQueue::new(id, Arc::clone(&halt))) as Box<dyn PortQueue>)
             .collect();
         let shared = SharedState::default();
-        Ok((Self { config, id, workers: workers.into(), shared, wake, halt, thread: None }, queues))
+        Ok((
+            Self {
+                config,
+                id,
+                workers: workers.into(),
+                shared,
+                wake,
+                halt,
+                thread: None,
+                listener: None,
+            },
+            queues,
+        ))
     }
 
     /// Binds the socket (server mode) and starts the session thread.
@@ -133,9 +147,11 @@ impl VhostUser {
         install_interrupt()
             .map_err(|e| PortError::system(&object, "set a signal handler", RAISE_NOFILE, e))?;
         let listener = match self.config.mode {
-            SocketMode::Server => Some(socket::bind(&self.config)?),
+            SocketMode::Server => Some(Arc::new(socket::bind(&self.config)?)),
             SocketMode::Client => None,
         };
+        // Removed by `stop`: the session's thread opens no directory.
+        self.listener.clone_from(&listener);
         let server = serve::Server {
             config: self.config.clone(),
             id: self.id,
@@ -147,7 +163,7 @@ impl VhostUser {
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", self.config.name))
             .stack_size(256 * 1024)
-            .spawn(move || server.run(listener.as_ref()))
+            .spawn(move || server.run(listener.as_deref()))
             .map_err(|e| PortError::system(object, "start its thread", RAISE_NOFILE, e))?;
         self.thread = Some(thread);
         Ok(())
@@ -201,6 +217,9 @@ impl VhostUser {
         let _ = self.wake.write(1);
         if let Some(thread) = self.thread.take() {
             self.join(thread);
+        }
+        if let Some(listener) = self.listener.take() {
+            listener.remove();
         }
     }
 }

@@ -16,6 +16,7 @@ use super::session::Session;
 use super::socket::{self, Listener};
 use super::throttle::{self, Throttle};
 use super::{SharedState, VhostUserConfig, early_enable, lock};
+use crate::confine::{Role, confine};
 use crate::worker::Workers;
 
 /// Milliseconds between two attempts to connect.
@@ -51,6 +52,11 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn run(self, listener: Option<&Listener>) {
+        let role = if listener.is_some() { Role::Session } else { Role::ClientSession };
+        if let Err(e) = confine(role) {
+            lock(&self.shared).error = Some(format!("give up its privileges: {e}"));
+            return;
+        }
         let mut memory = Memory {
             throttle: Throttle::new(now()),
             was_refused: false,
@@ -76,9 +82,6 @@ impl Server {
                     self.wait(None, PollTimeout::from(RETRY_MS));
                 }
             }
-        }
-        if let Some(listener) = listener {
-            listener.remove();
         }
     }
 

@@ -21,6 +21,7 @@ use nix::sys::socket::{
 };
 
 use super::super::vnet_socket::Interface;
+use crate::confine::{Role, confine};
 
 /// Bytes in front of an MTU: Ethernet and a VLAN tag.
 pub(super) const OVERHEAD: u32 = 14 + 4;
@@ -98,6 +99,10 @@ impl Follower {
         let (shown, stopped) = (Arc::clone(&state), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name("penstock-link".to_owned());
         let thread = thread.spawn(move || {
+            if let Err(error) = confine(Role::Link) {
+                tracing::error!(%error, "an interface's state is not followed: privileges stay");
+                return;
+            }
             while wait(&news, &stopped) {
                 look(&interface, index, chunk, &shown);
             }

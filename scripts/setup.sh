@@ -102,6 +102,7 @@ want test pkg-config pkg-config "finds both"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
 want test valgrind valgrind "counts the data path's instructions"
 want test etcd-server etcd "three of them, to test the controller's store with"
+want test systemd-container systemd-nspawn "a container to run the switch under its unit in"
 want test chromium chromium "a browser, to test the controller's page in"
 want test redis-server redis-server "the configuration of a SONiC switch, to test with"
 # Its service is not used and need not run: the benchmark starts an OVS of its own.

@@ -2,6 +2,8 @@
 # The units of packaging/: nothing in them is misspelt (systemd-analyze verify), and what they leave
 # open stays within a limit (systemd-analyze security, offline: no service manager is asked). Also
 # with the drop-ins. Needs neither root nor systemd as PID 1, only its program systemd-analyze.
+# As root and with systemd-nspawn it then boots systemd in a container, and has the switch run there
+# under its unit: unit-acts.sh. The container has the machine's /usr, read-only, and nothing else.
 #
 #   test-units.sh
 set -uo pipefail
@@ -14,7 +16,7 @@ EXPOSURE_MAX=25
 WIDENED_MAX=32
 
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-units.XXXXXX")
-trap 'rm -rf "$WORK"' EXIT
+trap 'if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi' EXIT
 units=$WORK/etc/systemd/system
 
 # `verify` wants what a unit starts to be there, and the units that they name.
@@ -60,6 +62,78 @@ misspelling_is_seen() {
     ! verified "$units/misspelt.service" >/dev/null
 }
 
+# A root for the container: an /etc with the machine's users, and the units with another program.
+make_container() {
+    local file
+    mkdir -p "$BOOT"/{etc/systemd/system,etc/sysusers.d,var/lib,run,tmp,dev,proc,sys,usr,root,repo,out} \
+        "$BOOT/etc/systemd/system/multi-user.target.wants" "$BOOT/opt" "$OUT"
+    for file in bin sbin lib lib32 lib64; do [ ! -L /$file ] || ln -s usr/$file "$BOOT/$file"; done
+    cp -a /etc/{nsswitch.conf,ld.so.cache,alternatives} "$BOOT/etc/" 2>/dev/null
+    cp -L /etc/os-release "$BOOT/etc/"
+    grep -E '^(root|daemon|nobody|messagebus|systemd-[a-z]+):' /etc/passwd >"$BOOT/etc/passwd"
+    cp -a /etc/group "$BOOT/etc/"
+    grep -q ^kvm: "$BOOT/etc/group" || echo kvm:x:64055: >>"$BOOT/etc/group"
+    : >"$BOOT/etc/machine-id"
+    : >"$BOOT/etc/penstock-acts"
+    systemd-sysusers --root="$BOOT" "$REPO/packaging/penstock.sysusers" >/dev/null 2>&1
+    for file in "$REPO"/packaging/*.service; do
+        sed "s|/usr/bin/penstock|/opt/penstock|; /^Documentation=/d" "$file" \
+            >"$BOOT/etc/systemd/system/$(basename "$file")"
+    done
+    ln -s /usr/lib/systemd/system/multi-user.target "$BOOT/etc/systemd/system/default.target"
+    # Nothing of this machine's own services.
+    for file in getty@tty1 console-getty systemd-logind systemd-networkd systemd-resolved; do
+        ln -s /dev/null "$BOOT/etc/systemd/system/$file.service"
+    done
+    cat >"$BOOT/etc/systemd/system/acts.service" <<'UNIT'
+[Unit]
+Description=What test-units.sh has run here
+SuccessAction=poweroff
+FailureAction=poweroff
+
+[Service]
+Type=oneshot
+ExecStart=/repo/scripts/unit-acts.sh
+StandardOutput=append:/out/acts.log
+StandardError=inherit
+UNIT
+    ln -s ../acts.service "$BOOT/etc/systemd/system/multi-user.target.wants/acts.service"
+}
+
+# boot SECONDS: until the container has ended by itself.
+boot() {
+    timeout "$1" systemd-nspawn --quiet --register=no --keep-unit --directory="$BOOT" \
+        --machine="penstock-$$" --private-network --capability=CAP_BPF,CAP_NET_RAW \
+        --system-call-filter=bpf --bind-ro=/usr --bind-ro="$REPO:/repo" --bind="$OUT:/out" \
+        --bind-ro="$BIN:/opt/penstock" --boot </dev/null >"$OUT/boot.log" 2>&1
+}
+
+# Its lines are counted as this script's own.
+run_container() {
+    BOOT=$WORK/boot OUT=$WORK/out BIN=$(penstock_bin)
+    if [ "$(id -u)" != 0 ] || ! have systemd-nspawn; then
+        skip "the switch under its unit: wants root and systemd-nspawn (package systemd-container)"
+        return
+    elif ! [ -x "$BIN" ]; then
+        fail "the switch under its unit: no program $BIN (\`make build\`)"
+        return
+    fi
+    make_container
+    boot 180
+    if ! grep -q '^the switch under its unit: ' "$OUT/acts.log" 2>/dev/null; then
+        tail -n 20 "$OUT"/*.log
+        fail "the container came to its end"
+        return
+    fi
+    cat "$OUT/acts.log"
+    PASSED=$((PASSED + $(grep -c '^PASS ' "$OUT/acts.log")))
+    SKIPPED=$((SKIPPED + $(grep -c '^SKIP ' "$OUT/acts.log")))
+    local failed
+    failed=$(grep -c '^FAIL ' "$OUT/acts.log")
+    FAILED=$((FAILED + failed))
+    [ "$failed" = 0 ] || tail -n 40 "$OUT/penstock.log" "$OUT/endpoint.log"
+}
+
 if ! have systemd-analyze; then
     skip "units: systemd-analyze is not installed"
     verdict units
@@ -93,4 +167,5 @@ if have systemd-sysusers; then
     check "and each has no shell" \
         bash -c "! grep -v 'nologin\$' '$WORK/etc/passwd' | grep -q penstock"
 fi
+run_container
 verdict units

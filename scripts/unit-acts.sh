@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# What test-units.sh has run in its container: the switch under its unit, as its own user. Prints
+# PASS, FAIL and SKIP lines. Run anywhere else it would install units: it looks for its marker.
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+[ -e /etc/penstock-acts ] || die "runs only in test-units.sh's container"
+
+BIN=/opt/penstock
+SOCKET=/run/penstock/host.sock
+CONFIG=/etc/penstock/host.toml
+# NET_ADMIN, NET_RAW and BPF, as /proc writes them.
+CAPABILITIES=0000008000003000
+
+main_pid() { systemctl show -p MainPID --value penstock; }
+# status_of TASK KEY: a line of /proc/TASK/status.
+status_of() { awk -v key="$2:" '$1 == key { print $2 }' "/proc/$1/status"; }
+status_is() { [ "$(status_of "$1" "$2")" = "$3" ] || { say "$2: $(status_of "$1" "$2")"; false; }; }
+# threads_named NAME: its threads, one a line.
+threads_named() {
+    local task
+    for task in "/proc/$(main_pid)/task"/*; do
+        case $(cat "$task/comm") in $1) basename "$task" ;; esac
+    done
+}
+# confined NAME: there are such threads, each without a capability and with a filter of its own
+# beyond the unit's.
+confined() {
+    local task filters all=0
+    filters=$(status_of "$(main_pid)" Seccomp_filters)
+    for task in $(threads_named "$1"); do
+        all=$((all + 1))
+        status_is "$task" CapEff 0000000000000000 && status_is "$task" CapPrm 0000000000000000 &&
+            [ "$(status_of "$task" Seccomp_filters)" -gt "$filters" ] || return
+    done
+    [ "$all" -gt 0 ]
+}
+refused() { ! "$@" >/dev/null 2>&1; }
+owned() { [ "$(stat -c '%U:%G %a' "$1")" = "$2" ] || { stat -c '%U:%G %a' "$1"; false; }; }
+no_core() { grep -Eq '^Max core file size +0 +0' "/proc/$(main_pid)/limits"; }
+page_answers() {
+    exec 3<>/dev/tcp/127.0.0.1/9753 || return
+    printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
+    grep -q '^penstock_' <&3
+}
+pings() { ping_from "$1" "$2" 3 >/dev/null; }
+tap_pings() { busybox ping -c 3 -W 1 "$1" >/dev/null; }
+
+write_config() {
+    printf '[host]\nname = "unit"\nmetrics = "127.0.0.1:9753"\n\n[worker]\ncores = [%s]\n' \
+        "$(worker_core)"
+    printf 'idle_backoff_us = 200\n\n[[tenant]]\nname = "blue"\nvlans = [7]\n'
+    for port in vm1 vm2; do
+        printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\nvlan = 7\n' $port
+        printf 'socket = "/run/penstock/%s.sock"\nsocket_mode = "0660"\n' $port
+        printf 'socket_group = "kvm"\n'
+    done
+    printf '\n[[port]]\nname = "tap1"\ntype = "tap"\ntenant = "blue"\nvlan = 7\n'
+    printf 'interface = "ptap1"\n'
+}
+
+step "the switch under its unit"
+install -d -o penstock -g penstock -m 750 /etc/penstock
+write_config >$CONFIG && chown penstock:penstock $CONFIG
+mkdir -p /etc/systemd/system/penstock.service.d
+# A group that the user is a member of: what the packaging's text advises.
+printf '[Service]\nSupplementaryGroups=kvm\n' >/etc/systemd/system/penstock.service.d/kvm.conf
+systemctl daemon-reload
+check "it starts, and says so to the service manager" systemctl start penstock
+check "penstock host show" ctl host show
+pid=$(main_pid)
+check "its process is its user's" status_is "$pid" Uid "$(id -u penstock)"
+for set in CapEff CapPrm CapBnd CapAmb; do
+    check "its process has exactly the unit's capabilities ($set)" status_is "$pid" $set $CAPABILITIES
+done
+check "it cannot get more (NoNewPrivs)" status_is "$pid" NoNewPrivs 1
+check "it leaves no core file" no_core
+check "its worker has no capability and a filter" confined 'penstock-w*'
+check "its sessions have no capability and a filter" confined 'vhost-*'
+check "its state is where the unit says" test -d /var/lib/penstock
+
+step ports
+check "a socket goes to the group that VMs have" owned /run/penstock/vm1.sock penstock:kvm\ 660
+check "the API's socket is its own" owned $SOCKET penstock:penstock\ 600
+spawn /out/endpoint.log "$BIN" lab endpoint --create-netns \
+    --nic "netns=acts1,socket=/run/penstock/vm1.sock,mac=52:54:00:00:01:01,ip=10.7.0.1/24" \
+    --nic "netns=acts2,socket=/run/penstock/vm2.sock,mac=52:54:00:00:01:02,ip=10.7.0.2/24"
+for port in vm1 vm2 tap1; do
+    check "port $port is up" wait_until 15 port_is_up $port
+done
+check "two endpoints ping each other" pings acts1 10.7.0.2
+ip address add 10.7.0.3/24 dev ptap1
+check "and through the TAP" tap_pings 10.7.0.1
+check "a session with a peer has no capability and a filter" confined vhost-vm1
+
+step "the file, the page, the end"
+check "port add writes the file" ctl port add tap2 type=tap interface=ptap2 tenant=blue vlan=7
+check "  and it is there" grep -q ptap2 $CONFIG
+check "metrics answer" page_answers
+sed -i 's/^name = "blue"/name = "green"/; s/tenant = "blue"/tenant = "green"/' $CONFIG
+check "reload" systemctl reload penstock
+check "  did what the file says" bash -c "'$BIN' tenant list | grep -q green"
+cp $CONFIG /out/right.toml
+printf '[nonsense]\n' >>$CONFIG
+check "a wrong file is refused" refused systemctl reload penstock
+check "  and the former goes on" pings acts1 10.7.0.2
+cp /out/right.toml $CONFIG
+check "restart" systemctl restart penstock
+check "  its peers come back" wait_until 15 port_is_up vm1
+check "  and ping" pings acts1 10.7.0.2
+
+step "drop-ins"
+ip netns add acts3
+check "a port in another namespace is refused, and the answer says what is missing" \
+    bash -c "'$BIN' port add tap3 type=tap interface=ptap3 netns=acts3 tenant=green vlan=7 2>&1 |
+        grep -q 'CAP_SYS_ADMIN'"
+cp "$REPO"/packaging/penstock-netns.conf "$REPO"/packaging/penstock-sockets.conf \
+    /etc/systemd/system/penstock.service.d/
+systemctl daemon-reload
+check "restart with the drop-ins" systemctl restart penstock
+check "a port in another namespace" \
+    ctl port add tap3 type=tap interface=ptap3 netns=acts3 tenant=green vlan=7
+check "  its interface is there" in_netns acts3 ip link show ptap3
+check "a socket of another user" ctl port add vm3 type=vhost-user \
+    socket=/run/penstock/vm3.sock socket_owner=nobody tenant=green vlan=7
+check "  its owner" owned /run/penstock/vm3.sock nobody:penstock\ 600
+check "its worker has no capability then either" confined 'penstock-w*'
+check "nor its sessions" confined 'vhost-*'
+
+check "it stops" systemctl stop penstock
+check "  and ended well" bash -c '[ "$(systemctl show -p Result --value penstock)" = success ]'
+check "  its sockets are gone" bash -c '! ls /run/penstock/*.sock 2>/dev/null'
+systemctl show penstock -p NRestarts
+journalctl -u penstock --no-pager -o cat | tail -n 60 >/out/penstock.log
+tidy_up
+verdict "the switch under its unit"

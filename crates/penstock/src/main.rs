@@ -24,6 +24,7 @@ mod client;
 mod daemon;
 mod exposition;
 mod fabric;
+mod pages;
 mod pairs;
 mod rates;
 mod table;

@@ -14,17 +14,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 mod connection;
+mod gate;
 mod places;
 mod tls;
 
 pub use connection::Connection;
+pub use gate::{Gate, Place, open_many};
 use places::{Admission, Places};
 pub use tls::{PemFiles, ServerTls};
 
@@ -32,8 +34,6 @@ use crate::agents::host_of_certificate;
 
 /// Connections that have been accepted and wait to be served.
 const BACKLOG: usize = 64;
-/// After an error of accepting, as when there are no more descriptors.
-const PAUSE: Duration = Duration::from_millis(50);
 /// How long who is one too many has to hear it.
 pub const TOLD_FOR: Duration = Duration::from_secs(2);
 
@@ -42,6 +42,8 @@ pub const TOLD_FOR: Duration = Duration::from_secs(2);
 pub struct Limits {
     /// Connections at a time; more wait to be accepted.
     pub connections: usize,
+    /// Of each so many descriptors that the process may have, one at most is for a connection.
+    pub descriptors: usize,
     /// Of these, with the same certificate. An agent has one, and two while it connects again.
     pub per_certificate: usize,
     /// How long a TLS handshake may take.
@@ -55,12 +57,13 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 20,000 connections, 4 with the same certificate, 5 s for a handshake, 4 streams, and 8 s
+    /// 20,000 connections and half of the descriptors, 4 with the same certificate, 5 s for a handshake, 4 streams, and 8 s
     /// until a dead agent is noticed.
     fn default() -> Self {
         let four = Duration::from_secs(4);
         Self {
             connections: 20_000,
+            descriptors: 2,
             per_certificate: 4,
             handshake: Duration::from_secs(5),
             streams: 4,
@@ -145,34 +148,43 @@ pub fn incoming(
     door: Arc<dyn Door>,
 ) -> Incoming {
     let (out, incoming) = mpsc::channel(BACKLOG);
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let mut gate = Gate::new("TLS port", listener, limits.connections, limits.descriptors);
     let hall = Arc::new(Hall { tls, limits, door, by_certificate: Places::default() });
     tokio::spawn(async move {
         loop {
-            let next = async {
-                let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
-                Ok::<_, io::Error>((listener.accept().await?, place))
-            };
-            let next = tokio::select! {
-                next = next => next,
+            let (tcp, place) = tokio::select! {
+                next = gate.next() => next,
                 () = out.closed() => return,
             };
-            let ((tcp, from), place) = match next {
-                Ok(next) => next,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
-            };
             let (out, hall) = (out.clone(), Arc::clone(&hall));
-            let _ = tcp.set_nodelay(true);
+            let from = tcp.peer_addr().ok();
             tokio::spawn(async move {
                 match hall.admit(tcp, place).await {
                     Ok(connection) => drop(out.send(Ok(connection)).await),
-                    Err(problem) => tracing::warn!(%from, "connection refused: {problem}"),
+                    Err(problem) => tracing::warn!(?from, "connection refused: {problem}"),
                 }
             });
+        }
+    });
+    ReceiverStream::new(incoming)
+}
+
+/// Takes in the connections of a socket that is its owner's alone: at most `connections`, and one
+/// for each `descriptors` that the process may have.
+#[must_use]
+pub fn local(listener: UnixListener, connections: usize, descriptors: usize) -> Incoming {
+    let (out, incoming) = mpsc::channel(1);
+    let mut gate = Gate::new("API socket", listener, connections, descriptors);
+    tokio::spawn(async move {
+        loop {
+            let (stream, place) = tokio::select! {
+                next = gate.next() => next,
+                () = out.closed() => return,
+            };
+            let connection = Connection::new(stream, Peer::default(), place);
+            if out.send(Ok(connection)).await.is_err() {
+                return;
+            }
         }
     });
     ReceiverStream::new(incoming)
@@ -189,11 +201,7 @@ struct Hall {
 
 impl Hall {
     /// Who it is, and whether there is a place; why not, otherwise.
-    async fn admit(
-        &self,
-        tcp: TcpStream,
-        place: OwnedSemaphorePermit,
-    ) -> Result<Connection, String> {
+    async fn admit(&self, tcp: TcpStream, place: Place) -> Result<Connection, String> {
         let Some(tls) = &self.tls else {
             return Ok(Connection::new(tcp, Peer::default(), place));
         };

@@ -140,7 +140,8 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
     // A controller asks on a connection of its own each time, and may do so several times at once.
-    let limits = Limits { connections: 256, per_certificate: 64, ..Limits::default() };
+    let limits =
+        Limits { connections: 256, descriptors: 8, per_certificate: 64, ..Limits::default() };
     let service = SwitchServiceServer::new(server)
         .max_decoding_message_size(SWITCH_BYTES_MAX)
         .max_encoding_message_size(SWITCH_BYTES_MAX);

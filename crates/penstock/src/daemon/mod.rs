@@ -28,14 +28,15 @@ use penstock_control::api::{ChangeReport, HostStatus};
 use penstock_control::config::{self, HostConfig};
 use penstock_control::host::Host;
 use penstock_controller::agent::Agent;
+use penstock_controller::listen;
 use penstock_qos::bottleneck::INTERVAL;
 use penstock_units::Nanos;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 
 use crate::cli::RunArgs;
+use crate::pages;
 use crate::wire::v1::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
 use fabric::Fabric;
@@ -48,6 +49,10 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(250);
 /// Requests at once on one connection.
 const REQUESTS_AT_ONCE: usize = 32;
+/// Connections at once on the API's socket; more wait to be accepted.
+pub(crate) const API_CONNECTIONS_MAX: usize = 128;
+/// Of each so many descriptors one at most is for a connection to the API.
+pub(crate) const API_DESCRIPTORS: usize = 8;
 
 /// The host's parts in a fabric: a server of it, a switch of it, or none.
 #[derive(Clone, Debug, Default)]
@@ -81,7 +86,8 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     }
     logs::install(args.log_format, &config.host.log)?;
     let (listener, guard) = socket::take(&config.host.socket)?;
-    let pages = listen(&config)?;
+    listen::open_many();
+    let pages = take_address(&config)?;
     let control_cores = config.worker.control_cores.clone();
     let path = std::path::absolute(&args.config)
         .with_context(|| format!("configuration {}", args.config.display()))?;
@@ -103,12 +109,11 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
 }
 
 /// The address of `/metrics`, taken before anything starts.
-fn listen(config: &HostConfig) -> Result<Option<TcpListener>> {
+fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
     let Some(address) = config.host.metrics else { return Ok(None) };
     let listener = TcpListener::bind(address).with_context(|| {
         format!("metrics address {address}: cannot listen; free it or change [host] metrics")
     })?;
-    listener.set_nonblocking(true).with_context(|| format!("metrics address {address}"))?;
     Ok(Some(listener))
 }
 
@@ -152,7 +157,8 @@ async fn serve(
     }
     tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, stopping.clone()));
     if let Some(pages) = pages {
-        tasks.spawn(metrics_pages(Arc::clone(&host), parts, pages, stopping.clone()));
+        let router = http::router(Arc::clone(&host), parts);
+        tasks.spawn(pages::serve("metrics address", pages, router, stopping.clone()));
     }
     tasks.spawn(links(Arc::clone(&host), stopping.clone()));
     tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), stopping));
@@ -252,31 +258,16 @@ async fn api(
     let service = HostServiceServer::new(rpc::Service::new(host, parts.clone(), stopping.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(REPLY_BYTES_MAX);
+    let incoming = listen::local(listener, API_CONNECTIONS_MAX, API_DESCRIPTORS);
     tonic::transport::Server::builder()
         .concurrency_limit_per_connection(REQUESTS_AT_ONCE)
         .add_service(service)
         .add_optional_service(parts.switch.as_ref().map(Switched::service))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+        .serve_with_incoming_shutdown(incoming, async move {
             let _ = stopping.wait_for(|stopping| *stopping).await;
         })
         .await
         .context("API socket")
-}
-
-/// The HTTP pages.
-async fn metrics_pages(
-    host: Arc<Host>,
-    parts: Parts,
-    listener: TcpListener,
-    mut stopping: watch::Receiver<bool>,
-) -> Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener).context("metrics address")?;
-    axum::serve(listener, http::router(host, parts))
-        .with_graceful_shutdown(async move {
-            let _ = stopping.wait_for(|stopping| *stopping).await;
-        })
-        .await
-        .context("metrics address")
 }
 
 /// Looks at the watched links, and keeps the counters' history.

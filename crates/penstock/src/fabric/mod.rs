@@ -24,6 +24,7 @@ use penstock_controller::agents::{
     self, AgentServer, Identity, Limits, PemFiles, Registry, ServerTls,
 };
 use penstock_controller::leader::Settings;
+use penstock_controller::listen;
 use penstock_controller::service::{Controller, Operator, Setup};
 use penstock_controller::store::{Embedded, Etcd, EtcdConfig, EtcdTls, Store};
 use penstock_controller::wire::OPERATOR_BYTES_MAX;
@@ -31,11 +32,10 @@ use penstock_controller::wire::v1::operator_service_server::OperatorServiceServe
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::cli::ControllerRunArgs;
-use crate::daemon::{logs, notify::Notifier, socket};
+use crate::daemon::{API_CONNECTIONS_MAX, API_DESCRIPTORS, logs, notify::Notifier, socket};
 
 /// Between two looks at the files of certificates.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -59,9 +59,10 @@ pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("socket's folder {}", folder.display()))?;
     }
+    listen::open_many();
     let (operators, guard) = socket::take(&file.socket)?;
-    let agents = file.agents.map(listen).transpose()?;
-    let page = file.page.map(listen).transpose()?;
+    let agents = file.agents.map(take_address).transpose()?;
+    let page = file.page.map(take_address).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("penstock-fabric")
@@ -74,7 +75,7 @@ pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
     served.map(|()| ExitCode::SUCCESS)
 }
 
-fn listen(address: std::net::SocketAddr) -> Result<TcpListener> {
+fn take_address(address: std::net::SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address)
         .with_context(|| format!("address {address}: cannot listen; free it or change it"))?;
     listener.set_nonblocking(true).with_context(|| format!("address {address}"))?;
@@ -184,9 +185,10 @@ async fn serve_operators(
     let service = OperatorServiceServer::new(Operator::new(controller, tenants::reader()))
         .max_decoding_message_size(OPERATOR_BYTES_MAX)
         .max_encoding_message_size(OPERATOR_BYTES_MAX);
+    let incoming = listen::local(listener, API_CONNECTIONS_MAX, API_DESCRIPTORS);
     Server::builder()
         .add_service(service)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+        .serve_with_incoming_shutdown(incoming, async move {
             let _ = stopping.wait_for(|stopping| *stopping).await;
         })
         .await

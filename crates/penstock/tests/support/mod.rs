@@ -142,6 +142,11 @@ impl Daemon {
 
     /// Starts a daemon in a directory that has a configuration.
     pub fn start_in(scratch: Scratch) -> Option<Self> {
+        Self::start_after("true", scratch)
+    }
+
+    /// As [`Self::start_in`]; a shell runs `setup` first, in the process that becomes the daemon.
+    pub fn start_after(setup: &str, scratch: Scratch) -> Option<Self> {
         let options = namespace_options()?;
         let notify = scratch.0.join("notify");
         let _ = fs::remove_file(&notify);
@@ -151,7 +156,8 @@ impl Daemon {
         let child = Command::new("unshare")
             .args(options)
             // `exec`, so that the child we know is the daemon.
-            .args(["--", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh", BINARY])
+            .args(["--", "sh", "-c", &format!("ip link set lo up && {setup} && exec \"$@\"")])
+            .args(["sh", BINARY])
             .args(["host", "run", "--log-format", "json", "--config"])
             .arg(scratch.0.join("host.toml"))
             .env("NOTIFY_SOCKET", &notify)

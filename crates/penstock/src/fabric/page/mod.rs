@@ -6,7 +6,7 @@
 //! address only requests for a loopback name are answered, or a foreign name that is made to point
 //! here could read along (DNS rebinding); on any other address whoever reaches it may read, so that
 //! address belongs behind a proxy that asks who they are. **Cost.** However many look, a view is
-//! made at most twice a second ([`views`]); [`CONNECTIONS_MAX`] connections of 16 KiB each.
+//! made at most twice a second ([`views`]); connections are bounded by [`crate::pages`].
 
 mod api;
 mod files;
@@ -16,7 +16,6 @@ mod views;
 
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use axum::Router;
@@ -24,25 +23,13 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use penstock_controller::service::Controller;
-use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 
-/// Connections at once; more wait to be accepted.
-pub const CONNECTIONS_MAX: usize = 64;
-/// Bytes of a request's line and headers.
-const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// For a request's headers to arrive, and between two requests.
-const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
-/// No connection lives longer; browsers open another one.
-const CONNECTION_TIME_MAX: Duration = Duration::from_secs(300);
-/// For what is under way when the controller ends.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
-/// After a failed accept, for lack of descriptors for instance.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+use crate::pages;
+
+/// Its name in the log.
+const WHAT: &str = "the controller's page";
 
 /// What a page may do: run and show what came from here, and ask here.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
@@ -56,58 +43,10 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
 pub async fn serve(
     listener: TcpListener,
     controller: Arc<Controller>,
-    mut stopping: watch::Receiver<bool>,
+    stopping: watch::Receiver<bool>,
 ) -> Result<()> {
-    let what = "the controller's page";
-    let only_local = listener.local_addr().context(what)?.ip().is_loopback();
-    listener.set_nonblocking(true).context(what)?;
-    let listener = tokio::net::TcpListener::from_std(listener).context(what)?;
-    let router = router(controller, only_local);
-    let turns = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut connections = JoinSet::new();
-    loop {
-        let accept = async {
-            let turn = Arc::clone(&turns).acquire_owned().await;
-            (turn, listener.accept().await)
-        };
-        let stream = tokio::select! {
-            (turn, accepted) = accept => match accepted {
-                Ok((stream, _)) => (turn, stream),
-                Err(error) => {
-                    tracing::debug!("{what}: accept: {error}");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
-                    continue;
-                }
-            },
-            Some(_) = connections.join_next() => continue,
-            () = stopped(&mut stopping) => break,
-        };
-        let router = router.clone();
-        connections.spawn(async move {
-            let (turn, stream) = stream;
-            let _ = tokio::time::timeout(CONNECTION_TIME_MAX, connection(stream, router)).await;
-            drop(turn);
-        });
-    }
-    let ended = async { while connections.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(SHUTDOWN_LIMIT, ended).await;
-    Ok(())
-}
-
-/// Returns nothing that holds the channel's lock.
-async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    let _ = stopping.wait_for(|stop| *stop).await;
-}
-
-async fn connection(stream: TcpStream, router: Router) {
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME_MAX)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    if let Err(error) = served.await {
-        tracing::trace!("the controller's page: {error}");
-    }
+    let only_local = listener.local_addr().context(WHAT)?.ip().is_loopback();
+    pages::serve(WHAT, listener, router(controller, only_local), stopping).await
 }
 
 /// All of it. `only_local`: who asks must ask for a loopback name.

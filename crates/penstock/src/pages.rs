@@ -1,0 +1,79 @@
+//! HTTP pages of a daemon: who may ask, how much and for how long.
+//!
+//! **Problem.** Whoever reaches the address can open connections and leave them idle, or send half
+//! a request. **Rule.** [`CONNECTIONS_MAX`] connections at once, and never more than one for each
+//! [`DESCRIPTORS`] that the process may have; more wait to be accepted. A request's headers are
+//! bounded in bytes and in time, and so is a connection's life.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use axum::Router;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use penstock_controller::listen::Gate;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Connections at once; more wait to be accepted.
+pub const CONNECTIONS_MAX: usize = 64;
+/// Of each so many descriptors one at most is for a connection.
+const DESCRIPTORS: usize = 16;
+/// Bytes of a request's line and headers.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// For a request's headers to arrive, and between two requests.
+const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+/// No connection lives longer; browsers open another one.
+const CONNECTION_TIME_MAX: Duration = Duration::from_secs(300);
+/// For what is under way when the daemon ends.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
+
+/// Serves until `stopping` turns true.
+///
+/// # Errors
+/// The listener cannot be used.
+pub async fn serve(
+    what: &'static str,
+    listener: TcpListener,
+    router: Router,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    listener.set_nonblocking(true).context(what)?;
+    let listener = tokio::net::TcpListener::from_std(listener).context(what)?;
+    let mut gate = Gate::new(what, listener, CONNECTIONS_MAX, DESCRIPTORS);
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, place) = tokio::select! {
+            next = gate.next() => next,
+            Some(_) = connections.join_next() => continue,
+            () = stopped(&mut stopping) => break,
+        };
+        let router = router.clone();
+        connections.spawn(async move {
+            let served = connection(what, stream, router);
+            let _ = tokio::time::timeout(CONNECTION_TIME_MAX, served).await;
+            drop(place);
+        });
+    }
+    let ended = async { while connections.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(SHUTDOWN_LIMIT, ended).await;
+    Ok(())
+}
+
+/// Returns nothing that holds the channel's lock.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+async fn connection(what: &'static str, stream: TcpStream, router: Router) {
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    if let Err(error) = served.await {
+        tracing::trace!("{what}: {error}");
+    }
+}

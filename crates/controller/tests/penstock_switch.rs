@@ -274,6 +274,7 @@ async fn over_the_network_only_who_is_named_is_heard() {
         ca: ca.clone(),
         certificate: file("leaf.pem", &certificate),
         key: file("leaf.key", &key),
+        crl: None,
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

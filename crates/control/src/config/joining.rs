@@ -40,6 +40,9 @@ pub struct FabricTls {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Revocation lists of those who signed the controllers' certificates. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crl: Option<PathBuf>,
     /// The name that every controller's certificate has. Default `controller`.
     #[serde(default = "server_name")]
     pub server_name: String,
@@ -71,6 +74,7 @@ impl HostConfig {
             ca: directory.join(&tls.ca),
             cert: directory.join(&tls.cert),
             key: directory.join(&tls.key),
+            crl: tls.crl.as_ref().map(|crl| directory.join(crl)),
             server_name: tls.server_name.clone(),
         });
         Some(Joining {

@@ -43,6 +43,9 @@ pub struct ListenTls {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Revocation lists of those who signed the controllers' certificates. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crl: Option<PathBuf>,
     /// Names of which a controller's certificate must have one. Default: `controller`.
     #[serde(default = "controllers")]
     #[schemars(length(min = 1, max = 16))]
@@ -80,6 +83,7 @@ impl HostConfig {
             ca: directory.join(&tls.ca),
             cert: directory.join(&tls.cert),
             key: directory.join(&tls.key),
+            crl: tls.crl.as_ref().map(|crl| directory.join(crl)),
             controllers: tls.controllers.clone(),
         });
         Some(Switching {

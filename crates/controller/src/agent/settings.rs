@@ -38,6 +38,8 @@ pub struct AgentTls {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Revocation lists of who signed the controllers' certificates.
+    pub crl: Option<PathBuf>,
     /// The name that every controller's certificate has.
     pub server_name: String,
 }
@@ -109,7 +111,10 @@ impl AgentSettings {
                 return wrong(format!("{time:?} {what} is too short; use 1 ms or more"));
             }
         }
-        let tls = self.tls.iter().flat_map(|tls| [&tls.ca, &tls.certificate, &tls.key]);
+        let tls = self
+            .tls
+            .iter()
+            .flat_map(|tls| [&tls.ca, &tls.certificate, &tls.key].into_iter().chain(&tls.crl));
         for path in tls {
             std::fs::read(path).map_err(|error| SettingsError::File {
                 path: path.display().to_string(),
@@ -161,6 +166,7 @@ mod tests {
             ca: file.clone(),
             certificate: file.clone(),
             key: file,
+            crl: None,
             server_name: "controller".into(),
         };
         let tls = AgentSettings { tls: Some(tls), ..settings("a:1") };

@@ -4,10 +4,8 @@ use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
 use super::Peer;
@@ -21,8 +19,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 pub struct Connection {
     stream: Box<dyn Stream>,
     peer: Peer,
-    /// When its end comes, as if the other side had closed it.
-    end: Option<Pin<Box<Sleep>>>,
+    /// Ready when its end comes, as if the other side had closed it.
+    end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     _places: Box<dyn Send>,
 }
 
@@ -41,9 +39,9 @@ impl Connection {
         Self { stream: Box::new(stream), peer, end: None, _places: Box::new(places) }
     }
 
-    /// It ends after this time, whatever it does.
-    pub(super) fn ending_after(mut self, time: Duration) -> Self {
-        self.end = Some(Box::pin(sleep(time)));
+    /// It ends with this, whatever it does.
+    pub(super) fn ending_with(mut self, end: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.end = Some(Box::pin(end));
         self
     }
 }
@@ -63,6 +61,7 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.end.as_mut().is_some_and(|end| end.as_mut().poll(context).is_ready()) {
+            self.end = Some(Box::pin(std::future::ready(())));
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)

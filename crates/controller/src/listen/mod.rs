@@ -16,6 +16,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -23,7 +24,7 @@ use tonic::Status;
 mod connection;
 mod gate;
 mod places;
-mod tls;
+pub(crate) mod tls;
 
 pub use connection::Connection;
 pub use gate::{Gate, Place, open_many};
@@ -82,6 +83,14 @@ pub enum ServeError {
     Certificate {
         /// Which.
         what: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Of a file of revocation lists.
+    #[error("revocation lists {}: {problem}; give lists of the authority as PEM", path.display())]
+    Lists {
+        /// Which.
+        path: std::path::PathBuf,
         /// What is wrong.
         problem: String,
     },
@@ -220,17 +229,24 @@ impl Hall {
             return Err(refused("it has shown no certificate".to_owned()));
         };
         let names = Some(Arc::new(host_of_certificate(certificate)));
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let chain: Vec<_> = chain.iter().map(|one| one.clone().into_owned()).collect();
         let limit = self.limits.per_certificate;
         match self.by_certificate.take(tls::fingerprint(certificate), limit) {
             Admission::Fits(held) => {
+                let (tls, whose) = (tls.clone(), names.clone());
+                let end = async move {
+                    tls.revoked(chain).await;
+                    tracing::warn!(?whose, "connection ended: its certificate is revoked");
+                };
                 let peer = Peer { names, crowded: None };
-                Ok(Connection::new(stream, peer, (place, held)))
+                Ok(Connection::new(stream, peer, (place, held)).ending_with(end))
             }
             Admission::Crowded(held) => {
                 self.door.crowded();
                 tracing::warn!(?names, limit, "one connection too many with this certificate");
                 let peer = Peer { names, crowded: Some(limit) };
-                Ok(Connection::new(stream, peer, (place, held)).ending_after(TOLD_FOR))
+                Ok(Connection::new(stream, peer, (place, held)).ending_with(sleep(TOLD_FOR)))
             }
             Admission::Full => {
                 self.door.crowded();

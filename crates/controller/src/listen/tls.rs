@@ -1,20 +1,30 @@
 //! Certificates of a port, and that they may change while it is served.
 //!
-//! **Rule.** Each handshake is by the certificates of its moment; a connection that was let in goes
-//! on whatever becomes of them. Files are read whole and tried before they count: while one is
-//! missing or half written, or the key is another certificate's, those of before stay.
+//! **Rule.** Each handshake is by the certificates of its moment. A connection that was let in goes
+//! on whatever becomes of them, with one exception: it ends when a new revocation list has one of
+//! its certificates. Files are read whole and tried before they count: while one is missing or half
+//! written, or the key is another certificate's, those of before stay.
+//!
+//! **Revocation.** With a list, every certificate between the peer's and the authority needs a list
+//! of its issuer: one without is refused. A list whose time is over stays in force, with a warning:
+//! the certificates that it has are refused still, and nobody else is locked out.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
+use tokio_rustls::rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime,
+};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::{CertificateError, Error as TlsError, RootCertStore, ServerConfig};
+use x509_parser::prelude::{CertificateRevocationList, FromDer as _};
 
 use super::ServeError;
 use super::places::Key;
@@ -29,15 +39,25 @@ pub struct PemFiles {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Revocation lists of the authority, and of those between it and who connects.
+    pub crl: Option<PathBuf>,
 }
 
-/// The three files' contents.
-type Contents = [Vec<u8>; 3];
+/// The files' contents: authority, certificate and key, then the revocation lists.
+type Contents = ([Vec<u8>; 3], Option<Vec<u8>>);
+
+/// What handshakes are by.
+struct InForce {
+    config: Arc<ServerConfig>,
+    verifier: Arc<dyn ClientCertVerifier>,
+    /// When the first of the revocation lists ends.
+    lists_end: Option<SystemTime>,
+}
 
 /// Certificates of a port.
 #[derive(Clone)]
 pub struct ServerTls {
-    config: Arc<RwLock<Arc<ServerConfig>>>,
+    in_force: Arc<watch::Sender<Arc<InForce>>>,
     files: Option<PemFiles>,
     /// What was tried last, good or not.
     tried: Arc<RwLock<Option<Contents>>>,
@@ -57,8 +77,9 @@ impl ServerTls {
     /// # Errors
     /// One of them is not what it should be.
     pub fn new(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, ServeError> {
-        let config = Arc::new(RwLock::new(config(ca, certificate, key)?));
-        Ok(Self { config, files: None, tried: Arc::default() })
+        let contents = ([ca.to_vec(), certificate.to_vec(), key.to_vec()], None);
+        let in_force = Arc::new(watch::Sender::new(Arc::new(make(&contents, None)?)));
+        Ok(Self { in_force, files: None, tried: Arc::default() })
     }
 
     /// From files, which may change: see [`Self::watch`] and [`Self::reload`].
@@ -67,16 +88,30 @@ impl ServerTls {
     /// One of them cannot be read, or is not what it should be.
     pub fn open(files: PemFiles) -> Result<Self, ServeError> {
         let contents = read(&files)?;
-        let [ca, certificate, key] = &contents;
-        let mut tls = Self::new(ca, certificate, key)?;
-        (tls.files, tls.tried) = (Some(files), Arc::new(RwLock::new(Some(contents))));
-        Ok(tls)
+        let made = make(&contents, files.crl.as_deref())?;
+        let in_force = Arc::new(watch::Sender::new(Arc::new(made)));
+        Ok(Self { in_force, files: Some(files), tried: Arc::new(RwLock::new(Some(contents))) })
     }
 
     /// What the next handshake is by.
     #[must_use]
     pub fn current(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.in_force.borrow().config)
+    }
+
+    /// Ends when one of these certificates, the peer's first, is revoked.
+    pub(super) async fn revoked(self, chain: Vec<CertificateDer<'static>>) {
+        let mut in_force = self.in_force.subscribe();
+        let Some((own, between)) = chain.split_first() else { return };
+        loop {
+            let verifier = Arc::clone(&in_force.borrow_and_update().verifier);
+            let found = verifier.verify_client_cert(own, between, UnixTime::now());
+            if matches!(found, Err(TlsError::InvalidCertificate(CertificateError::Revoked))) {
+                return;
+            }
+            // It never fails: `self` has the sender.
+            let _ = in_force.changed().await;
+        }
     }
 
     /// Reads the files again, if they are any; whether they had changed and are in force now.
@@ -91,10 +126,9 @@ impl ServerTls {
         if tried.as_ref() == Some(&contents) {
             return Ok(false);
         }
-        let [ca, certificate, key] = &contents;
-        let made = config(ca, certificate, key);
+        let made = make(&contents, files.crl.as_deref());
         *tried = Some(contents);
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = made?;
+        self.in_force.send_replace(Arc::new(made?));
         Ok(true)
     }
 
@@ -112,8 +146,18 @@ impl ServerTls {
         let mut looks = interval(every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut missing = false;
+        let mut told_end = None;
         loop {
             looks.tick().await;
+            let end = self.in_force.borrow().lists_end;
+            if end.is_some_and(|end| end < now()) && told_end != end {
+                told_end = end;
+                let crl = self.files.as_ref().and_then(|files| files.crl.as_deref());
+                tracing::warn!(
+                    ?crl,
+                    "a revocation list is out of date and in force still; renew it"
+                );
+            }
             let tls = self.clone();
             let looked = tokio::task::spawn_blocking(move || tls.reload()).await;
             let was_missing = std::mem::take(&mut missing);
@@ -141,36 +185,85 @@ fn read(files: &PemFiles) -> Result<Contents, ServeError> {
             problem: error.to_string(),
         })
     };
-    Ok([one(&files.ca)?, one(&files.certificate)?, one(&files.key)?])
+    let crl = files.crl.as_ref().map(one).transpose()?;
+    Ok(([one(&files.ca)?, one(&files.certificate)?, one(&files.key)?], crl))
 }
 
-fn config(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, ServeError> {
+#[expect(clippy::disallowed_methods, reason = "a revocation list says until when it is true")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+/// Revocation lists, PEM.
+pub(crate) fn lists(
+    path: Option<&Path>,
+    pem: &[u8],
+) -> Result<Vec<CertificateRevocationListDer<'static>>, ServeError> {
+    let wrong = |problem| {
+        let path = path.map(Path::to_path_buf).unwrap_or_default();
+        ServeError::Lists { path, problem }
+    };
+    let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem).collect();
+    let lists = lists.map_err(|error| wrong(describe(&error)))?;
+    if lists.is_empty() {
+        return Err(wrong("there is no list in it".to_owned()));
+    }
+    Ok(lists)
+}
+
+/// When the first of them ends.
+fn first_end(lists: &[CertificateRevocationListDer<'_>]) -> Option<SystemTime> {
+    let end = |list: &CertificateRevocationListDer<'_>| {
+        let (_, list) = CertificateRevocationList::from_der(list).ok()?;
+        let seconds = u64::try_from(list.next_update()?.timestamp()).ok()?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+    };
+    lists.iter().filter_map(end).min()
+}
+
+fn make(contents: &Contents, crl: Option<&Path>) -> Result<InForce, ServeError> {
+    let ([ca, certificate, key], revoked) = contents;
     let wrong = |what, error: &dyn std::error::Error| {
         let problem = describe(error);
         ServeError::Certificate { what, problem }
     };
     let (ca_is, certificate_is) = ("the authority's certificate", "the certificate");
-    let read = |what, pem| -> Result<Vec<CertificateDer<'static>>, ServeError> {
-        let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-        all.map_err(|error| wrong(what, &error))
-    };
-    let mut roots = RootCertStore::empty();
-    for root in read(ca_is, ca)? {
-        roots.add(root).map_err(|error| wrong(ca_is, &error))?;
-    }
     let provider = Arc::new(ring::default_provider());
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-    let verifier = verifier.build().map_err(|error| wrong(ca_is, &error))?;
+    let roots = Arc::new(roots(ca).map_err(|error| wrong(ca_is, &error))?);
+    let revoked = revoked.as_deref().map(|pem| lists(crl, pem)).transpose()?.unwrap_or_default();
+    let lists_end = first_end(&revoked);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+        .with_crls(revoked)
+        .build()
+        .map_err(|error| match crl {
+            Some(path) => ServeError::Lists { path: path.to_owned(), problem: describe(&error) },
+            None => wrong(ca_is, &error),
+        })?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong("the key", &error))?;
+    let chain = chain(certificate).map_err(|error| wrong(certificate_is, &error))?;
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(certificate_is, &error))?
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(read(certificate_is, certificate)?, key);
+        .with_client_cert_verifier(Arc::clone(&verifier))
+        .with_single_cert(chain, key);
     let mut config = config.map_err(|error| wrong(certificate_is, &error))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(Arc::new(config))
+    Ok(InForce { config: Arc::new(config), verifier, lists_end })
+}
+
+/// Certificates, PEM.
+pub(crate) fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
+    CertificateDer::pem_slice_iter(pem).collect()
+}
+
+/// The certificates of authorities, PEM.
+pub(crate) fn roots(pem: &[u8]) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let certificates = chain(pem).map_err(|error| TlsError::General(describe(&error)))?;
+    for root in certificates {
+        roots.add(root)?;
+    }
+    Ok(roots)
 }
 
 /// SHA-256 of a certificate.

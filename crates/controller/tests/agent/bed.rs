@@ -25,7 +25,7 @@ pub use crate::authority::Authority;
 use crate::dir::Dir;
 
 /// How long anything that is waited for may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two reports.
 pub const REPORT_MILLIS: u64 = 20;
 /// What all controllers' certificates are for.
@@ -64,6 +64,7 @@ impl Bed {
             ca: self.file("ca.pem", &self.authority.pem()),
             certificate: self.file(&format!("{host}.pem"), &certificate),
             key: self.file(&format!("{host}.key"), &key),
+            crl: None,
             server_name: CONTROLLER.to_owned(),
         };
         let plan = self.dir.path().join(format!("{host}.plan"));

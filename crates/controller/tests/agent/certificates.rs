@@ -83,6 +83,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
             ca: bed.file("roots.pem", &by.pem()),
             certificate: bed.file("c.pem", &certificate),
             key: bed.file("c.key", &key),
+            crl: None,
         }
     };
     let tls = ServerTls::open(files(&bed.authority)).unwrap();
@@ -137,6 +138,7 @@ async fn a_watch_finds_new_files_by_itself() {
         ca: bed.file("roots.pem", &bed.authority.pem()),
         certificate: bed.file("c.pem", &certificate),
         key: bed.file("c.key", &key),
+        crl: None,
     };
     let tls = ServerTls::open(files).unwrap();
     let before = tls.current();
@@ -150,4 +152,85 @@ async fn a_watch_finds_new_files_by_itself() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     watch.abort();
+}
+
+#[tokio::test]
+async fn a_revoked_certificate_loses_its_session_and_is_refused() {
+    let bed = Bed::new();
+    let (certificate, key) = bed.authority.sign_numbered(CONTROLLER, 7);
+    let crl = bed.file("hosts.crl", &bed.authority.revokes(&[], 2100));
+    let files = PemFiles {
+        ca: bed.file("roots.pem", &bed.authority.pem()),
+        certificate: bed.file("c.pem", &certificate),
+        key: bed.file("c.key", &key),
+        crl: Some(crl.clone()),
+    };
+    let tls = ServerTls::open(files).unwrap();
+    let controller = bed.controller_by(tls.clone()).await;
+    let side = Arc::new(FakeSide::default());
+    let agent = |host: &str, serial: u64| {
+        let settings = bed.settings(host, &bed.authority, host);
+        let (certificate, key) = bed.authority.sign_numbered(host, serial);
+        bed.file(&format!("{host}.pem"), &certificate);
+        bed.file(&format!("{host}.key"), &key);
+        Running::start(settings, &[controller.endpoint()], &side)
+    };
+    let (mut stolen, mut good) = (agent("server-0", 10), agent("server-1", 11));
+    for agent in [&mut stolen, &mut good] {
+        agent.until("in", |state| state.connected.is_some()).await;
+    }
+
+    // A list that cannot be read changes nothing, and says which file it is.
+    bed.file("hosts.crl", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
+    let error = tls.reload().unwrap_err().to_string();
+    assert!(error.contains("hosts.crl") && error.contains("revocation lists"), "{error}");
+    bed.file("hosts.crl", "nothing");
+    let error = tls.reload().unwrap_err().to_string();
+    assert!(error.contains("hosts.crl: there is no list in it"), "{error}");
+    assert_eq!(controller.registry.counts().ended, 0);
+
+    // Revoked: its session ends, and it does not come in again. The other one goes on.
+    bed.file("hosts.crl", &bed.authority.revokes(&[10], 2100));
+    assert!(tls.reload().unwrap());
+    controller.counts("its session ends", |counts| counts.ended == 1).await;
+    controller.counts("refused", |counts| counts.refused > 2).await;
+    let state = stolen.until("told", |state| state.connected.is_none()).await;
+    assert_eq!(state.counts.sessions, 1, "{state:?}");
+
+    // A list whose time is over: who is in it stays out, and nobody else.
+    bed.file("hosts.crl", &bed.authority.revokes(&[10], 2021));
+    assert!(tls.reload().unwrap());
+    let mut third = agent("server-2", 12);
+    third.until("in", |state| state.connected.is_some()).await;
+    let refused = controller.registry.counts().refused;
+    controller.counts("refused still", |counts| counts.refused > refused + 1).await;
+    let reports = good.state.borrow().counts.reports;
+    let state = good.until("goes on", |state| state.counts.reports > reports + 2).await;
+    assert_eq!((state.counts.sessions, controller.registry.counts().sessions), (1, 3));
+    for agent in [stolen, good, third] {
+        agent.end().await;
+    }
+    controller.end().await;
+}
+
+#[tokio::test]
+async fn an_agent_does_not_believe_a_controller_with_a_revoked_certificate() {
+    let bed = Bed::new();
+    let (certificate, key) = bed.authority.sign_numbered(CONTROLLER, 7);
+    let ca = bed.authority.pem();
+    let tls = ServerTls::new(ca.as_bytes(), certificate.as_bytes(), key.as_bytes()).unwrap();
+    let controller = bed.controller_by(tls).await;
+    let side = Arc::new(FakeSide::default());
+    let mut settings = bed.settings("server-0", &bed.authority, "server-0");
+    settings.tls.as_mut().unwrap().crl =
+        Some(bed.file("controllers.crl", &bed.authority.revokes(&[7], 2100)));
+    let mut agent = Running::start(settings, &[controller.endpoint()], &side);
+    let revoked = |error: &String| error.contains("Revoked");
+    agent.until("refuses", |state| state.last_error.as_ref().is_some_and(revoked)).await;
+    assert_eq!(controller.registry.counts().sessions, 0);
+    // Read again for each connection.
+    bed.file("controllers.crl", &bed.authority.revokes(&[8], 2100));
+    agent.until("in", |state| state.connected.is_some()).await;
+    agent.end().await;
+    controller.end().await;
 }

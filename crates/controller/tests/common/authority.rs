@@ -1,7 +1,9 @@
 //! Certificates for tests.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber,
+    date_time_ymd,
 };
 
 /// Who signs certificates.
@@ -20,7 +22,38 @@ impl Authority {
 
     /// A certificate for a name, and its key, PEM.
     pub fn sign(&self, name: &str) -> (String, String) {
+        self.sign_as(name, None)
+    }
+
+    /// The same with this serial number.
+    #[allow(dead_code, reason = "not every test revokes")]
+    pub fn sign_numbered(&self, name: &str, serial: u64) -> (String, String) {
+        self.sign_as(name, Some(SerialNumber::from(serial)))
+    }
+
+    /// A revocation list with these serial numbers, true until the begin of this year.
+    #[allow(dead_code, reason = "not every test revokes")]
+    pub fn revokes(&self, serials: &[u64], until: i32) -> String {
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let params = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(until, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        params.signed_by(&self.0).unwrap().pem().unwrap()
+    }
+
+    fn sign_as(&self, name: &str, serial: Option<SerialNumber>) -> (String, String) {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.serial_number = serial;
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().unwrap();

@@ -46,6 +46,7 @@ pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)
         ca: tls.ca,
         certificate: tls.cert,
         key: tls.key,
+        crl: tls.crl,
         server_name: tls.server_name,
     });
     let settings = AgentSettings::new(&joining.name, joining.controllers, tls, &joining.plan);

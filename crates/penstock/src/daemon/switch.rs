@@ -61,7 +61,7 @@ pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> 
             format!("[switch] listen {address}: cannot listen; free it or change it")
         })?;
         listener.set_nonblocking(true).with_context(|| format!("[switch] listen {address}"))?;
-        let files = PemFiles { ca: tls.ca, certificate: tls.cert, key: tls.key };
+        let files = PemFiles { ca: tls.ca, certificate: tls.cert, key: tls.key, crl: tls.crl };
         let who = Who::Named(tls.controllers.into_iter().collect());
         let tls = ServerTls::open(files).context("[switch] tls")?;
         anyhow::Ok(Door { listener, tls, who })

@@ -109,8 +109,8 @@ async fn open_store(file: &StoreFile) -> Result<Arc<dyn Store>> {
 }
 
 fn tls(files: &TlsFiles) -> Result<ServerTls> {
-    let TlsFiles { ca, cert, key } = files.clone();
-    ServerTls::open(PemFiles { ca, certificate: cert, key }).context("[tls]")
+    let TlsFiles { ca, cert, key, crl } = files.clone();
+    ServerTls::open(PemFiles { ca, certificate: cert, key, crl }).context("[tls]")
 }
 
 async fn serve(

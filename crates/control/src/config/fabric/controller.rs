@@ -78,11 +78,18 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Certificates that are not believed any more: revocation lists.
+    pub crl: Option<PathBuf>,
 }
 
 impl TlsFiles {
     fn seen_from(self, folder: &Path) -> Self {
-        Self { ca: folder.join(self.ca), cert: folder.join(self.cert), key: folder.join(self.key) }
+        Self {
+            ca: folder.join(self.ca),
+            cert: folder.join(self.cert),
+            key: folder.join(self.key),
+            crl: self.crl.map(|crl| folder.join(crl)),
+        }
     }
 }
 
@@ -274,6 +281,10 @@ fn store(root: &Table, report: &mut Report<'_>) -> Option<StoreFile> {
         (Some(path), true) => Some(StoreFile::File(path.clone())),
         (None, false) => {
             let (endpoints, tls) = (table.endpoints.clone(), table.tls.clone());
+            if tls.as_ref().is_some_and(|tls| tls.crl.is_some()) {
+                let problem = "`crl`: etcd's certificates are not looked up in a list";
+                report.at(&object, "tls", problem, "remove `crl`");
+            }
             Some(StoreFile::Etcd { endpoints, tls })
         }
         _ => {

@@ -74,7 +74,10 @@ pub enum HostError {
         problem: String,
     },
     /// It was told by somebody with a later stamp.
-    #[error("host {host}: has decision {has}, so {told} is too late; another controller leads")]
+    #[error(
+        "host {host}: has decision {has}, so {told} is too late; another controller leads, or the \
+         store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
+    )]
     Fenced {
         /// Which.
         host: String,

@@ -11,6 +11,7 @@
 //! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a binding, an array of [`BoundRecord`] |
 //! | `penstock/history/EPOCH.GENERATION` | the heads of the last ones that were carried out whole |
 //! | `penstock/mode` | [`Mode`] |
+//! | `penstock/epochs` | what is added to the store's revision to make an epoch; 0 if absent |
 //! | `penstock/leader/...` | who leads; [`crate::store`] |
 
 use penstock_fabric::hose::{Hose, HoseError, Need, VmClass};
@@ -36,6 +37,8 @@ pub const BOUND: &str = "penstock/bound/";
 pub const HISTORY: &str = "penstock/history/";
 /// The controller's mode.
 pub const MODE: &str = "penstock/mode";
+/// What is added to the revision of an election to make an epoch.
+pub const EPOCHS: &str = "penstock/epochs";
 /// The election.
 pub const LEADER: &str = "penstock/leader/";
 

@@ -3,7 +3,9 @@
 //! **Problem.** A leader that was cut off goes on for a while, and what it says may arrive after
 //! what its successor said. **Rule.** Everything that a controller tells a host or a switch carries
 //! the number of its term, which the store counts up with every election, and within it the number
-//! of the decision. Who is told keeps the highest it has seen and refuses what is lower.
+//! of the decision. Who is told keeps the highest it has seen and refuses what is lower. A store
+//! that was restored or is new counts from lower numbers; an operator raises them then
+//! (`penstock controller epoch`, `docs/disaster-recovery.md`).
 
 use std::fmt;
 
@@ -14,10 +16,21 @@ use serde::{Deserialize, Serialize};
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Stamp {
-    /// Counted up in the store with every election, from 1.
+    /// Larger with every election of a store: its revision then, and what an operator added.
     pub epoch: u64,
     /// Counted up with every decision, from 1 in each term.
     pub generation: u64,
+}
+
+/// The highest epoch that an operator may ask for: it leaves room for every election to come.
+pub const EPOCH_MAX: u64 = 1 << 62;
+
+impl Stamp {
+    /// The lowest epoch whose decisions are all later than this one.
+    #[must_use]
+    pub const fn next_epoch(self) -> u64 {
+        self.epoch.saturating_add(1)
+    }
 }
 
 impl fmt::Display for Stamp {

@@ -23,6 +23,8 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
     let topology = leader.fabric().topology();
     let out_of_date: Vec<String> =
         leader.crew().out_of_date().iter().map(|n| topology.name(*n).to_string()).collect();
+    let later = hosts.later();
+    let latest = later.iter().max_by_key(|(_, has)| **has);
     json!({
         "name": name,
         "leads": true,
@@ -34,6 +36,12 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
         "with_queues": leader.fabric().binding().bound().count(),
         "servers": topology.servers(),
         "hosts_connected": hosts.connected_count(),
+        "later": latest.map(|(host, has)| json!({
+            "hosts": later.len(),
+            "host": host,
+            "has": has,
+            "at_least": has.next_epoch(),
+        })),
         "switches": leader.crew().switches().len(),
         "out_of_date": out_of_date,
         "worst_weight_error_ppm": leader.fabric().binding().worst_error_ppm(),

@@ -447,6 +447,13 @@ pub enum AskCommand {
     },
     /// Goes back to the binding before the one in force, and holds it.
     Revert,
+    /// Raises the epoch of decisions, after the store was restored or made new.
+    Epoch {
+        /// Lowest epoch that decisions have from now on (1 to 2^62); `status` shows which one hosts
+        /// need.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        at_least: u64,
+    },
 }
 
 /// `penstock controller tenant`.

@@ -164,3 +164,22 @@ fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
     });
     assert_eq!(one.tenants(), ["web"]);
 }
+
+#[test]
+fn an_epoch_that_was_raised_outlives_the_controller() {
+    let folder = Dir::new();
+    let store = format!("path = {:?}", folder.path().join("store.redb"));
+    let controller = Controller::start(folder.path(), "one", &store);
+    until(TAKE_OVER, "it leads", || controller.leads());
+    let before = controller.epoch();
+    let (fine, told) = controller.ask(&["epoch", "--at-least", "1000"]).unwrap();
+    assert!(fine && before < 1000, "{before}");
+    assert_eq!((&told["epoch"], &told["before"]), (&1000.into(), &before.into()));
+    assert_eq!(controller.epoch(), 1000);
+    let why = controller.refuses(&["controller", "epoch", "--at-least", "18446744073709551615"]);
+    assert!(why.contains("the limit is 4611686018427387904"), "{why}");
+    drop(controller);
+    let next = Controller::start(folder.path(), "one", &store);
+    until(TAKE_OVER, "the next leads", || next.leads());
+    assert!(next.epoch() > 1000);
+}

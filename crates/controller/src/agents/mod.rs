@@ -48,7 +48,11 @@ pub enum Violation {
         names: String,
     },
     /// It was told by a later leader.
-    #[error("host {host}: has decision {has}, later than this controller's {ours}")]
+    #[error(
+        "host {host}: has decision {has}, later than this controller's {ours}; if no other \
+         controller leads, the store is an older copy: `penstock controller epoch --at-least {}`",
+        .has.next_epoch()
+    )]
     Later {
         /// Which.
         host: String,
@@ -102,6 +106,8 @@ struct Inner {
     sessions: HashMap<String, Session>,
     next: u64,
     came: Vec<String>,
+    /// Hosts that have decisions later than this controller's, until their next session.
+    later: BTreeMap<String, Stamp>,
 }
 
 /// All sessions.
@@ -163,6 +169,7 @@ impl Registry {
         let number = inner.next;
         let (out, messages) = mpsc::channel(QUEUE);
         let used = BTreeMap::new();
+        inner.later.remove(host);
         let session =
             Session { number, out, has, reports: 0, millis: 0, used, waiting: Vec::new() };
         // An earlier session ends: its channel is dropped.
@@ -186,6 +193,20 @@ impl Registry {
     /// Ends all sessions: this controller does not lead any more.
     pub fn end_all(&self) {
         self.inner().sessions.clear();
+    }
+
+    /// A host was not let in: it has a later decision than this controller's.
+    pub(super) fn is_later(&self, host: &str, has: Stamp) {
+        self.refused();
+        if self.known.is_host(host) {
+            self.inner().later.insert(host.to_owned(), has);
+        }
+    }
+
+    /// Hosts that have decisions later than this controller's, and how late.
+    #[must_use]
+    pub fn later(&self) -> BTreeMap<String, Stamp> {
+        self.inner().later.clone()
     }
 
     /// Counts what was refused before a session began.
@@ -233,6 +254,7 @@ impl Registry {
         if answer().is_ok() {
             session.has = session.has.max(stamp);
         }
+        let later = has.filter(|has| *has > stamp);
         // Plans are whole: who did a later one did the earlier ones.
         let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
             .into_iter()
@@ -240,6 +262,9 @@ impl Registry {
         session.waiting = waiting;
         for (_, waiter) in done {
             let _ = waiter.send(answer());
+        }
+        if let Some(has) = later {
+            inner.later.insert(host.to_owned(), has);
         }
         drop(inner);
         self.count(|counts| match answer() {

@@ -148,7 +148,7 @@ impl AgentServer {
         };
         let (host, has) = (hello.host, Stamp::from(hello.has.unwrap_or_default()));
         if has.epoch > ours.epoch {
-            self.registry.refused();
+            self.registry.is_later(&host, has);
             return Err(self.refuse(&Violation::Later { host, has, ours }));
         }
         let (number, messages) = self.registry.begin(&host, has).map_err(|v| self.refuse(&v))?;

@@ -8,9 +8,11 @@ use penstock_fabric::tenant_placement::Move;
 use penstock_fabric::topology::LinkId;
 
 use super::{
-    Candidate, ChangeRefused, Fabric, IntervalReport, Leader, LeaderError, MODE, Mode, Moved,
-    NodeId, OUT, Service, Severity, TENANTS, TenantRecord, TenantSlot, TenantSpec, Write, intent,
+    Candidate, ChangeRefused, EPOCHS, Fabric, IntervalReport, Leader, LeaderError, MODE, Mode,
+    Moved, NodeId, OUT, Service, Severity, Stamp, TENANTS, TenantRecord, TenantSlot, TenantSpec,
+    Write, intent,
 };
+use crate::stamp::EPOCH_MAX;
 
 fn put<T: serde::Serialize>(key: String, record: &T) -> Write {
     Write::Put { key, value: intent::to_bytes(record), lease: None }
@@ -178,6 +180,31 @@ impl Leader {
         self.mode = mode;
         self.tell(Severity::Info, "mode", "", &format!("{mode:?}"));
         Ok(())
+    }
+
+    /// Decisions of this controller and its successors have this epoch or a later one; the epoch
+    /// that is in force. Switches are told again; hosts must be, in new sessions.
+    ///
+    /// # Errors
+    /// It is above [`EPOCH_MAX`], or the store did not take it: then nothing has changed.
+    pub async fn raise_epoch(&mut self, at_least: u64) -> Result<u64, LeaderError> {
+        if at_least > EPOCH_MAX {
+            return Err(LeaderError::Epoch { asked: at_least, most: EPOCH_MAX });
+        }
+        if at_least <= self.stamp.epoch {
+            return Ok(self.stamp.epoch);
+        }
+        // As a difference, so that a successor's epoch is later again.
+        let more = at_least.saturating_sub(self.leadership.created.0);
+        self.commit(vec![put(EPOCHS.to_owned(), &more)]).await?;
+        self.stamp = Stamp { epoch: at_least, generation: 0 };
+        self.tell(Severity::Warning, "epoch", "", &format!("raised to {at_least}"));
+        self.crew.assume(&self.fabric);
+        if self.mode != Mode::Observe {
+            self.next_stamp();
+            self.mend().await;
+        }
+        Ok(at_least)
     }
 
     async fn back_to_stored(&mut self) -> Result<(), LeaderError> {

@@ -24,7 +24,7 @@ use crate::events::{Events, Severity, now_ms};
 use crate::fabric_state::{ChangeRefused, Fabric, Measured, Usage, Used};
 use crate::history::{History, Sample};
 use crate::intent::{
-    self, BindingRecord, IntentError, MODE, Mode, TENANTS, TenantRecord, TenantSpec,
+    self, BindingRecord, EPOCHS, IntentError, MODE, Mode, TENANTS, TenantRecord, TenantSpec,
 };
 use crate::store::limits::OPERATIONS_MAX;
 use crate::store::{Leadership, Store, StoreError, Transaction, Write};
@@ -62,6 +62,17 @@ pub enum LeaderError {
     /// The change was refused.
     #[error(transparent)]
     Refused(#[from] Box<ChangeRefused>),
+    /// An epoch that is no store's.
+    #[error(
+        "epoch {asked}: the limit is {most}; a host that has a later one is wrong or lies: remove \
+         its plan file and restart it"
+    )]
+    Epoch {
+        /// What was asked for.
+        asked: u64,
+        /// The most.
+        most: u64,
+    },
     /// There is nothing to go back to.
     #[error("no earlier binding is kept; there is nothing to go back to")]
     NoHistory,
@@ -160,6 +171,10 @@ impl Leader {
     }
 
     async fn load(&mut self) -> Result<(), LeaderError> {
+        if let Some(entry) = self.store.get(EPOCHS).await.map_err(LeaderError::Store)? {
+            let more: u64 = intent::from_bytes(EPOCHS, &entry.value)?;
+            self.stamp.epoch = self.leadership.created.0.saturating_add(more);
+        }
         if let Some(entry) = self.store.get(MODE).await.map_err(LeaderError::Store)? {
             self.mode = intent::from_bytes(MODE, &entry.value)?;
         }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::Stamp;
 use crate::agents::{Leading, Registry};
 use crate::carry_out::Crew;
 use crate::fabric_state::{Fabric, Usage};
@@ -110,6 +111,12 @@ impl Controller {
                 () = told(&mut stop) => return,
             }
         }
+    }
+
+    /// This controller leads at this decision: hosts begin new sessions and are told again.
+    pub(crate) fn begin_anew(&self, stamp: Stamp) {
+        self.leading.send_replace(Leading::Here(stamp));
+        self.setup.hosts.end_all();
     }
 
     async fn step_down(&self, elsewhere: String) {

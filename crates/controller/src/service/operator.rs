@@ -15,8 +15,8 @@ use crate::intent::{Mode, TenantSpec};
 use crate::leader::{Leader, LeaderError};
 use crate::wire::v1::operator_service_server::OperatorService;
 use crate::wire::v1::{
-    GetViewRequest, GrowTenantRequest, Json, RevertRequest, SetModeRequest, SetServiceRequest,
-    TenantName, TomlText,
+    GetViewRequest, GrowTenantRequest, Json, RaiseEpochRequest, RevertRequest, SetModeRequest,
+    SetServiceRequest, TenantName, TomlText,
 };
 
 /// Reads a tenants' file; the error has every mistake, one a line.
@@ -46,6 +46,7 @@ fn status(error: &LeaderError) -> Status {
     let text = error.to_string();
     match error {
         LeaderError::Deposed | LeaderError::NoHistory => Status::failed_precondition(text),
+        LeaderError::Epoch { .. } => Status::invalid_argument(text),
         LeaderError::Store(_) => Status::unavailable(text),
         LeaderError::Intent(_) => Status::data_loss(text),
         LeaderError::Refused(refused) => match **refused {
@@ -168,6 +169,17 @@ impl OperatorService for Operator {
         };
         self.leader().await?.set_mode(mode).await.map_err(|error| status(&error))?;
         reply(&json!({ "mode": mode }))
+    }
+
+    async fn raise_epoch(&self, request: Request<RaiseEpochRequest>) -> Reply {
+        let mut leader = self.leader().await?;
+        let before = leader.stamp().epoch;
+        let raised = leader.raise_epoch(request.into_inner().at_least).await;
+        let epoch = raised.map_err(|error| status(&error))?;
+        if epoch > before {
+            self.controller.begin_anew(leader.stamp());
+        }
+        reply(&json!({ "epoch": epoch, "before": before }))
     }
 
     async fn revert(&self, _request: Request<RevertRequest>) -> Reply {

@@ -190,7 +190,10 @@ pub enum DriverError {
         problem: String,
     },
     /// It was told by somebody with a later stamp.
-    #[error("switch {switch}: has decision {has}, so {told} is too late; another controller leads")]
+    #[error(
+        "switch {switch}: has decision {has}, so {told} is too late; another controller leads, or the \
+         store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
+    )]
     Fenced {
         /// Which one.
         switch: String,

@@ -8,5 +8,9 @@ mod bed;
 mod certificates;
 #[path = "../common/dir.rs"]
 mod dir;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../common/etcd.rs"]
+mod etcd;
 mod hostile;
+mod restored;
 mod sessions;

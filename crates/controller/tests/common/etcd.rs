@@ -169,6 +169,32 @@ impl Cluster {
         self.launch(number);
     }
 
+    /// Copies all members' data to `copy`; they end for it and start again.
+    pub async fn save(&mut self, copy: &str) {
+        let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
+        let pairs = names.iter().map(|name| (name.clone(), format!("{name}.{copy}")));
+        self.replace(pairs.collect()).await;
+    }
+
+    /// Goes back to the data in `copy`.
+    pub async fn restore(&mut self, copy: &str) {
+        let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
+        let pairs = names.iter().map(|name| (format!("{name}.{copy}"), name.clone()));
+        self.replace(pairs.collect()).await;
+    }
+
+    async fn replace(&mut self, pairs: Vec<(String, String)>) {
+        (0..MEMBERS).for_each(|number| self.kill(number));
+        for (from, to) in pairs {
+            let (from, to) = (self.dir.path().join(from), self.dir.path().join(to));
+            let _ = std::fs::remove_dir_all(&to);
+            let done = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
+            assert!(done.success());
+        }
+        (0..MEMBERS).for_each(|number| self.launch(number));
+        assert!(self.leads().await.is_some(), "the members start again");
+    }
+
     /// Cuts a member off: it neither hears nor speaks, and its connections stay open.
     pub fn stop(&self, number: usize) {
         self.signal(number, Signal::SIGSTOP);

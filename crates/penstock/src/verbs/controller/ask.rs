@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use penstock_controller::wire::OPERATOR_BYTES_MAX;
 use penstock_controller::wire::v1::operator_service_client::OperatorServiceClient;
 use penstock_controller::wire::v1::{
-    GetViewRequest, GrowTenantRequest, RevertRequest, SetModeRequest, SetServiceRequest,
-    TenantName, TomlText,
+    GetViewRequest, GrowTenantRequest, RaiseEpochRequest, RevertRequest, SetModeRequest,
+    SetServiceRequest, TenantName, TomlText,
 };
 use penstock_units::BitsPerSecond;
 use serde_json::Value;
@@ -74,6 +74,9 @@ async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, boo
             client.set_mode(timed(SetModeRequest { mode: mode.clone() })).await
         }
         AskCommand::Revert => client.revert(timed(RevertRequest {})).await,
+        AskCommand::Epoch { at_least } => {
+            client.raise_epoch(timed(RaiseEpochRequest { at_least: *at_least })).await
+        }
     };
     let text = reply.map_err(refused)?.into_inner().text;
     let value: Value = serde_json::from_str(&text).context("the controller's answer")?;
@@ -133,12 +136,24 @@ fn status(value: &Value) -> String {
     let last = &value["last_interval"];
     let out: Vec<String> = rows(&value["out_of_date"]).map(text).collect();
     let out = if out.is_empty() { "none".to_owned() } else { out.join(", ") };
+    let later = &value["later"];
+    let later = match later["hosts"].as_u64() {
+        None => String::new(),
+        Some(hosts) => format!(
+            "\nhosts with later decisions: {hosts} ({} has {}.{}). If no other controller leads, \
+             the store is an older copy:\n  penstock controller epoch --at-least {}",
+            text(&later["host"]),
+            later["has"]["epoch"],
+            later["has"]["generation"],
+            later["at_least"],
+        ),
+    };
     printable_lines(&format!(
         "controller {} leads, mode {}, decision {}.{}\n\
          tenants {}, with queues {}\n\
          hosts {} of {} connected, switches {}, out of date: {out}\n\
          interval {}: {} hosts heard, {} promoted, {} demoted, {} steps, {} us\n\
-         worst weight error {} ppm",
+         worst weight error {} ppm{later}",
         text(&value["name"]),
         text(&value["mode"]),
         value["stamp"]["epoch"],

@@ -17,7 +17,7 @@ keep=
 if [ "${1:-}" = --keep ]; then keep=1 && shift; fi
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(split_ring packed_ring headers rules config api \
-    vhost_session inflight dirty_log xdp_rings)
+    vhost_session inflight dirty_log xdp_rings agents gnmi sonic saved)
 seconds=${FUZZ_SECONDS:-60}
 for need in "cargo +nightly fuzz --version" "c++ --version"; do
     $need >/dev/null 2>&1 || { say "SKIP libFuzzer: \`$need\` does not run here"; exit 0; }

@@ -9,6 +9,11 @@ impl<'a> Input<'a> {
         Self(data)
     }
 
+    /// All that is left.
+    pub(crate) const fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
     pub(crate) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

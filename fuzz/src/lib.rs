@@ -19,8 +19,12 @@
 //! | [`inflight`] | an inflight region's bytes and a ring's state | what the specification says |
 //! | [`dirty_log`] | a log's place and what is written | just the pages written are marked |
 //! | [`xdp_rings`] | what a kernel writes into AF_XDP's rings | a chunk has one owner |
+//! | [`agents`] | an agent's messages, a controller's plans | another host's session is as it was; a refusal changes nothing |
+//! | [`switches`] | a gNMI target's answer (`gnmi`), SONiC's tables (`sonic`) | refused by name, or the plan leads to what was asked |
+//! | [`saved`] | plans, lease tables, stores | whole, or an error that names the file |
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod api;
 pub mod bounded;
 pub mod config;
@@ -32,8 +36,10 @@ mod input;
 mod model;
 pub mod packed_ring;
 pub mod rules;
+pub mod saved;
 mod session_driver;
 pub mod split_ring;
+pub mod switches;
 pub mod vhost_session;
 pub mod xdp_rings;
 
@@ -41,7 +47,7 @@ pub mod xdp_rings;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 14] = [
     ("split_ring", split_ring::run),
     ("packed_ring", packed_ring::run),
     ("headers", headers::run),
@@ -52,4 +58,8 @@ pub const TARGETS: [Target; 10] = [
     ("inflight", inflight::run),
     ("dirty_log", dirty_log::run),
     ("xdp_rings", xdp_rings::run),
+    ("agents", agents::run),
+    ("gnmi", switches::run_gnmi),
+    ("sonic", switches::run_sonic),
+    ("saved", saved::run),
 ];

@@ -42,6 +42,26 @@ fn configurations() {
 }
 
 #[test]
+fn agents_and_controllers() {
+    run("agents", 2000);
+}
+
+#[test]
+fn gnmi_answers() {
+    run("gnmi", 3000);
+}
+
+#[test]
+fn sonic_tables() {
+    run("sonic", 3000);
+}
+
+#[test]
+fn saved_files() {
+    run("saved", 1000);
+}
+
+#[test]
 fn api_requests() {
     run("api", 200);
 }

@@ -126,7 +126,8 @@ impl Agent {
     }
 
     /// Takes up what it was told before a restart.
-    async fn take_up(&mut self) {
+    #[doc(hidden)]
+    pub async fn take_up(&mut self) {
         match self.saved.load().await {
             Ok(Found::Whole(plan)) => {
                 self.has = plan.stamp;

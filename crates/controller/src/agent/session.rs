@@ -203,6 +203,18 @@ impl Agent {
         }))
     }
 
+    /// Hears a plan as from a controller of this epoch, without a session; the answer.
+    #[doc(hidden)]
+    pub async fn hear(&mut self, plan: v1::HostPlan, epoch: u64) -> AgentMessage {
+        match self.told(plan, epoch) {
+            Ok(work) => {
+                let (plan, done) = work.await;
+                self.done(plan, done).await
+            }
+            Err(answer) => *answer,
+        }
+    }
+
     /// Keeps a plan that was done; the answer.
     async fn done(&mut self, plan: HostPlan, done: Result<(), String>) -> AgentMessage {
         let stamp = plan.stamp;

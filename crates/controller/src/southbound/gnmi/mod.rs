@@ -47,7 +47,7 @@ use model::{Orders, Unfit};
 use proto::g_nmi_client::GNmiClient;
 use proto::get_request::DataType;
 use proto::typed_value::Value as Typed;
-use proto::{Encoding, GetRequest, SetRequest, TypedValue, Update};
+use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 
 /// How long a connection and how long an answer may take.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
@@ -255,6 +255,11 @@ impl GnmiSwitch {
             Err(status) if status.code() == Code::NotFound => return Ok(Leaves::new()),
             answer => answer.map_err(|status| self.failed(what, &status))?.into_inner(),
         };
+        self.leaves(&answer, kind)
+    }
+
+    /// What an answer to a question of this kind says.
+    fn leaves(&self, answer: &GetResponse, kind: DataType) -> Result<Leaves, DriverError> {
         let mut leaves = Leaves::new();
         for notification in &answer.notification {
             for update in &notification.update {
@@ -279,10 +284,40 @@ impl GnmiSwitch {
         client: &mut GNmiClient<Channel>,
     ) -> Result<(Leaves, SwitchState), DriverError> {
         let leaves = self.get(client, &["/qos".to_owned()], DataType::Config).await?;
-        let refusal = |unfit| self.unfit(unfit).to_string();
-        let state = model::state(&leaves, &self.ports, self.settings.queues, refusal);
-        let state = state.map_err(|unfit| self.unfit(unfit))?;
+        let state = self.state(&leaves)?;
         Ok((leaves, state))
+    }
+
+    fn state(&self, leaves: &Leaves) -> Result<SwitchState, DriverError> {
+        let refusal = |unfit| self.unfit(unfit).to_string();
+        let state = model::state(leaves, &self.ports, self.settings.queues, refusal);
+        state.map_err(|unfit| self.unfit(unfit))
+    }
+
+    /// What a target that answers so does before and after these changes, without a target.
+    ///
+    /// # Errors
+    /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    #[doc(hidden)]
+    pub fn rehearse(
+        &self,
+        answer: &GetResponse,
+        stamp: Stamp,
+        changes: &[Change],
+    ) -> Result<[SwitchState; 2], DriverError> {
+        let leaves = self.leaves(answer, DataType::Config)?;
+        let seen = (leaves.clone(), self.state(&leaves)?);
+        DriverError::fence(&self.name, seen.1.stamp, stamp)?;
+        let orders = self.orders(&seen, stamp, changes)?;
+        let mut after = leaves;
+        after.retain(|path, _| !orders.delete.iter().any(|gone| path.starts_with(gone.as_str())));
+        for (path, value) in &orders.update {
+            let made = flatten(path, value, &mut after);
+            made.map_err(|problem| self.unfit(Unfit::Rubbish(path.clone(), problem)))?;
+        }
+        after.retain(|path, _| !path.contains("/state/"));
+        let after = self.state(&after)?;
+        Ok([seen.1, after])
     }
 
     fn orders(

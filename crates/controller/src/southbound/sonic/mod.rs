@@ -34,6 +34,8 @@ use std::sync::{Mutex, PoisonError};
 use tokio::time::timeout;
 
 pub use settings::{Endpoint, MapMode, Reference, Settings};
+#[doc(hidden)]
+pub use tables::Tables as Entries;
 
 use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
@@ -253,6 +255,45 @@ impl SonicSwitch {
                 self.beyond(what, limit, remedy)
             }
         })
+    }
+
+    /// What databases with these entries are told by these changes, and what they say before and
+    /// after, without a switch. An error leaves the entries as they were.
+    ///
+    /// # Errors
+    /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    #[doc(hidden)]
+    pub fn rehearse(
+        &self,
+        tables: &mut Entries,
+        stamp: Stamp,
+        changes: &[Change],
+    ) -> Result<[SwitchState; 2], DriverError> {
+        let mut now = tables.clone();
+        let seen = |tables: &Tables| {
+            let names = tables.keys().filter(|key| key.starts_with("QUEUE|")).cloned();
+            let refusal = |unfit| self.unfit(unfit).to_string();
+            let entries: Vec<String> = names.collect();
+            let state = tables::state(&self.settings, &self.ports, tables, &entries, refusal);
+            let state = state.map_err(|unfit| self.unfit(unfit))?;
+            Ok(Seen { tables: tables.clone(), state })
+        };
+        let before = seen(&now)?.state;
+        DriverError::fence(&self.name, before.stamp, stamp)?;
+        for _ in 0..ATTEMPTS {
+            let stages = self.plan(&seen(&now)?, changes)?;
+            let is_last = stages.len() <= 1;
+            let ops = stages.into_iter().next().unwrap_or_default();
+            let ops = ops.into_iter().chain(is_last.then(|| Op::stamp(stamp)));
+            ops.for_each(|op| op.apply(&mut now));
+            if is_last {
+                let after = seen(&now)?.state;
+                *tables = now;
+                return Ok([before, after]);
+            }
+        }
+        let problem = format!("no end after {ATTEMPTS} transactions");
+        Err(DriverError::Unreachable { switch: self.name.clone(), problem })
     }
 
     async fn carry_out(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {

@@ -39,6 +39,18 @@ impl Op {
         Self::Stamp(stamp.epoch.to_string(), stamp.generation.to_string())
     }
 
+    /// Does to `tables` what a database does.
+    pub(super) fn apply(self, tables: &mut Tables) {
+        match self {
+            Self::Set(key, fields) => tables.entry(key).or_default().extend(fields),
+            Self::Delete(key) => drop(tables.remove(&key)),
+            Self::Stamp(epoch, generation) => {
+                let fields = [("epoch".to_owned(), epoch), ("generation".to_owned(), generation)];
+                tables.insert(STAMP.to_owned(), fields.into());
+            }
+        }
+    }
+
     pub(super) fn database(&self) -> i64 {
         match self {
             Self::Set(..) | Self::Delete(_) => CONFIG_DB,

@@ -7,7 +7,7 @@ use crate::Stamp;
 use crate::southbound::{PortState, SwitchState};
 
 /// Fields and values of each key that exists.
-pub(super) type Tables = BTreeMap<String, BTreeMap<String, String>>;
+pub type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Where the stamp is, in STATE_DB.
 pub(super) const STAMP: &str = "PENSTOCK_TABLE|stamp";

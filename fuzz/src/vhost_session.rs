@@ -424,6 +424,8 @@ fn connect() -> (Line, SteppedPort) {
         queue_pairs: PAIRS,
         offloads: OffloadCaps { csum: true, tso4: true, tso6: true },
         socket_mode: 0o600,
+        socket_owner: None,
+        socket_group: None,
     };
     (Line(ours), SteppedPort::new(&config, theirs).expect("a port"))
 }

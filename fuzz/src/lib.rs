@@ -19,8 +19,8 @@
 //! | [`inflight`] | an inflight region's bytes and a ring's state | what the specification says |
 //! | [`dirty_log`] | a log's place and what is written | just the pages written are marked |
 //! | [`xdp_rings`] | what a kernel writes into AF_XDP's rings | a chunk has one owner |
-//! | [`agents`] | an agent's messages, a controller's plans | another host's session is as it was; a refusal changes nothing |
-//! | [`switches`] | a gNMI target's answer (`gnmi`), SONiC's tables (`sonic`) | refused by name, or the plan leads to what was asked |
+//! | [`agents`] | an agent's messages, a controller's plans | others' sessions stay; as for `api` |
+//! | [`switches`] | a gNMI target's answer, SONiC's tables | a plan leads to what was asked |
 //! | [`saved`] | plans, lease tables, stores | whole, or an error that names the file |
 #![forbid(unsafe_code)]
 

@@ -58,8 +58,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 20,000 connections and half of the descriptors, 4 with the same certificate, 5 s for a handshake, 4 streams, and 8 s
-    /// until a dead agent is noticed.
+    /// 20,000 connections and half of the descriptors, 4 with the same certificate, 5 s for a
+    /// handshake, 4 streams, and 8 s until a dead agent is noticed.
     fn default() -> Self {
         let four = Duration::from_secs(4);
         Self {

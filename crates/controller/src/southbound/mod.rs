@@ -191,8 +191,8 @@ pub enum DriverError {
     },
     /// It was told by somebody with a later stamp.
     #[error(
-        "switch {switch}: has decision {has}, so {told} is too late; another controller leads, or the \
-         store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
+        "switch {switch}: has decision {has}, so {told} is too late; another controller leads, or \
+         the store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
     )]
     Fenced {
         /// Which one.

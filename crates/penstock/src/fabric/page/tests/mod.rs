@@ -6,6 +6,7 @@ mod world;
 use super::*;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use world::World;
 

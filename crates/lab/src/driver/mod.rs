@@ -23,6 +23,7 @@
 
 mod device;
 mod error;
+mod fault;
 mod features;
 mod header;
 mod live;
@@ -37,6 +38,7 @@ mod virtqueue;
 
 pub use device::{DriverConfig, QueuePair, Resubmitted, SlotOrder, SocketMode, VirtioNet};
 pub use error::DriverError;
+pub use fault::FaultyMemory;
 pub use features::Features;
 pub use header::{VNET_HDR_LEN, VnetHdr};
 pub use live::DirtyPages;

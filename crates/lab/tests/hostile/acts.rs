@@ -12,6 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_lab::driver::{Descriptor, DriverConfig, Features, VirtioNet, VnetHdr};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
+use crate::faults;
 use crate::rig::{flow_frame, frame, headers, mac};
 
 /// The hostile guest's port, and its accomplice's: a guest of the same tenant.
@@ -28,7 +29,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    fn goes_on(&self) -> bool {
+    pub fn goes_on(&self) -> bool {
         self.rounds.fetch_add(1, Ordering::Relaxed);
         !self.stop.load(Ordering::Relaxed)
     }
@@ -37,7 +38,7 @@ impl Stage {
         self.evil.socket.clone()
     }
 
-    fn evil(&self) -> VirtioNet {
+    pub fn evil(&self) -> VirtioNet {
         attach(VirtioNet::prepare(self.evil.clone()).unwrap())
     }
 
@@ -54,7 +55,7 @@ fn attach(mut device: VirtioNet) -> VirtioNet {
 /// An act: its name and what it does.
 pub type Act = (&'static str, fn(&Stage));
 
-pub const ACTS: [Act; 14] = [
+pub const ACTS: [Act; 20] = [
     ("never returns buffers", holds_buffers),
     ("floods flows", floods_flows),
     ("floods broadcasts", floods_broadcasts),
@@ -69,6 +70,12 @@ pub const ACTS: [Act; 14] = [
     ("sends the longest chains", sends_long_chains),
     ("has its frames cut small", sends_segments),
     ("fills its call descriptor", fills_call),
+    ("shortens its memory", faults::shortens),
+    ("punches holes into its memory", faults::punches),
+    ("replaces its memory", faults::replaces),
+    ("has memory of odd block sizes", faults::odd_blocks),
+    ("announces odd offsets", faults::odd_offsets),
+    ("announces what is no memory", faults::no_memory),
 ];
 
 /// Sends what fits; the slots that came back are used again.

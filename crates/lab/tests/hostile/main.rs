@@ -11,17 +11,19 @@
 #![allow(dead_code, reason = "the rig serves another test too")]
 
 mod acts;
+mod faults;
 mod neighbours;
 #[path = "../switch/rig.rs"]
 mod rig;
 mod stalls;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, Once};
 
 use acts::{ACCOMPLICE, ACTS, Act, EVIL, Stage};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::peer_memory::{guarded_mappings, mapped_bytes};
 use penstock_lab::driver::{VirtioNet, VnetHdr};
 use rig::{Port, Rig, frame, mac, receive, send};
 
@@ -53,9 +55,30 @@ const ROUNDS: u64 = 50;
 /// A panic of an act is a failure of the test and must not hang it.
 static ONE: Mutex<()> = Mutex::new(());
 
+fn alone() -> MutexGuard<'static, ()> {
+    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Descriptors of this process, which no act may leave behind.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
 fn neighbours_do_not_notice(act: Act) {
-    let (name, play) = act;
-    let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = alone();
+    // What the process needs once is there after a first rig.
+    static WARM: Once = Once::new();
+    WARM.call_once(|| drop(Rig::start(&ports())));
+    let before = descriptors();
+    plays(act);
+    let name = act.0;
+    assert_eq!(descriptors(), before, "{name}: descriptors are left");
+    assert_eq!((mapped_bytes(), guarded_mappings()), (0, 0), "{name}: memory is left mapped");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("memfd:faulty"), "{name}: mappings are left");
+}
+
+fn plays((name, play): Act) {
     let rig = Rig::start(&ports());
     let mut a = VirtioNet::connect(rig.driver(0)).unwrap();
     let mut b = VirtioNet::connect(rig.driver(1)).unwrap();
@@ -136,10 +159,17 @@ acts! {
     a_guest_that_sends_the_longest_chains = 11,
     a_guest_whose_frames_are_cut_small = 12,
     a_frontend_that_fills_its_call_descriptor = 13,
+    a_frontend_that_shortens_its_memory = 14,
+    a_frontend_that_punches_holes_into_its_memory = 15,
+    a_frontend_that_replaces_its_memory = 16,
+    a_frontend_whose_memory_has_odd_block_sizes = 17,
+    a_frontend_that_announces_odd_offsets = 18,
+    a_frontend_that_announces_what_is_no_memory = 19,
 }
 
 #[test]
 fn a_port_whose_session_is_held_can_be_deleted() {
+    let _one = alone();
     use std::io::Write;
     let mut rig = Rig::start(&[Port::default()]);
     let mut stream = std::os::unix::net::UnixStream::connect(rig.driver(0).socket).unwrap();
@@ -153,6 +183,7 @@ fn a_port_whose_session_is_held_can_be_deleted() {
 
 #[test]
 fn a_flooder_pays_for_its_floods_itself() {
+    let _one = alone();
     let rig = Rig::start(&ports());
     let mut evil = VirtioNet::connect(rig.driver(EVIL)).unwrap();
     rig.wait_up_of(&[EVIL]);

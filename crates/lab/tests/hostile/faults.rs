@@ -1,0 +1,161 @@
+//! Acts of front ends that take away the memory they announced.
+//!
+//! A file that answers late, as one of a file system that the front end serves itself, is played by
+//! files that are no memory: one on a disk, `/dev/zero` and a pipe. All of these are refused before
+//! anything is asked of their file system, and so would the other be.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use penstock_lab::driver::{Descriptor, FaultyMemory, VirtioNet};
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::{VhostBackend, VhostUserDirtyLogRegion};
+
+use crate::acts::Stage;
+
+/// Where the region is in guest addresses.
+const GUEST: u64 = 1 << 40;
+const LEN: u64 = 1 << 20;
+
+/// Has the switch take a frame from the region's bytes at `offset`.
+fn touch(evil: &mut VirtioNet, offset: u64) {
+    let mut raw = evil.raw(1);
+    let at = raw.avail_idx();
+    let slot = at % raw.size();
+    let frame = Descriptor { addr: GUEST + offset, len: 100, flags: 0, next: 0 };
+    raw.write_desc(slot, frame);
+    raw.write_avail(slot, slot);
+    raw.write_avail_idx(at.wrapping_add(1));
+    raw.kick();
+}
+
+fn announce(evil: &mut VirtioNet, memory: &FaultyMemory, offset: u64) -> bool {
+    let region = memory.region(GUEST, offset);
+    evil.frontend().is_ok_and(|frontend| frontend.add_mem_region(&region).is_ok())
+}
+
+fn withdraw(evil: &mut VirtioNet, memory: &FaultyMemory, offset: u64) {
+    let region = memory.region(GUEST, offset);
+    let _ = evil.frontend().is_ok_and(|frontend| frontend.remove_mem_region(&region).is_ok());
+}
+
+/// Announces memory of `make`'s, has it used, does `harm` to it, has it used again.
+fn takes_away(
+    stage: &Stage,
+    make: impl Fn() -> FaultyMemory,
+    harm: impl Fn(&FaultyMemory, &mut VirtioNet),
+) {
+    let mut evil = stage.evil();
+    while stage.goes_on() {
+        let memory = make();
+        if announce(&mut evil, &memory, 0) {
+            touch(&mut evil, 0);
+            harm(&memory, &mut evil);
+            for page in [2, 1, 100] {
+                touch(&mut evil, page * 0x1000);
+            }
+            withdraw(&mut evil, &memory, 0);
+        }
+        // Its session has ended, as a rule: another one.
+        let _ = evil.try_reconnect();
+    }
+}
+
+pub fn shortens(stage: &Stage) {
+    let memory = || FaultyMemory::new(LEN).unwrap();
+    takes_away(stage, memory, |memory, _| memory.shrink(0x1000).unwrap());
+}
+
+pub fn punches(stage: &Stage) {
+    let memory = || FaultyMemory::new(LEN).unwrap();
+    takes_away(stage, memory, |memory, _| memory.punch(0, LEN).unwrap());
+}
+
+/// The same addresses in another file, while the first one shrinks.
+pub fn replaces(stage: &Stage) {
+    let memory = || FaultyMemory::new(LEN).unwrap();
+    takes_away(stage, memory, |memory, evil| {
+        let other = FaultyMemory::new(LEN).unwrap();
+        announce(evil, &other, 0);
+        withdraw(evil, memory, 0);
+        announce(evil, &other, 0);
+        memory.shrink(0).unwrap();
+        other.shrink(0x8000).unwrap();
+    });
+}
+
+/// A file on a tmpfs of the act's own that says its blocks are huge; `None` where none can be
+/// mounted.
+fn huge_tmpfs() -> Option<File> {
+    let dir = std::env::temp_dir().join(format!("penstock-huge-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).ok()?;
+    let none = None::<&str>;
+    // Of this thread alone, and gone with it.
+    let mounted = unshare(CloneFlags::CLONE_NEWNS).is_ok()
+        && mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).is_ok()
+        && mount(Some("tmpfs"), &dir, Some("tmpfs"), MsFlags::empty(), Some("huge=always")).is_ok();
+    let path = dir.join("guest");
+    let open = File::options().read(true).write(true).create_new(mounted).open(path);
+    open.ok().filter(|_| mounted)
+}
+
+/// Blocks of 2 MiB, pages of 4 KiB: both ends of the region inside a block.
+pub fn odd_blocks(stage: &Stage) {
+    let file = huge_tmpfs();
+    if file.is_none() {
+        println!("SKIP a tmpfs with huge=always: none can be mounted here; a memfd instead");
+    }
+    let make = || match &file {
+        Some(file) => FaultyMemory::of(file.try_clone().unwrap(), LEN + 0x3000).unwrap(),
+        None => FaultyMemory::new(LEN + 0x3000).unwrap(),
+    };
+    takes_away(stage, make, |memory, _| memory.shrink(0x2800).unwrap());
+}
+
+/// Offsets inside a page, at the last byte and beyond the file, of regions and of logs.
+pub fn odd_offsets(stage: &Stage) {
+    let mut evil = stage.evil();
+    while stage.goes_on() {
+        let memory = FaultyMemory::new(LEN).unwrap();
+        for offset in [0x4, 0xff4, LEN - 1, 0x8010] {
+            if announce(&mut evil, &memory, offset) {
+                touch(&mut evil, 0);
+                memory.shrink(offset & !0xfff).unwrap();
+                touch(&mut evil, (LEN - offset).saturating_sub(0x400));
+                memory.shrink(LEN).unwrap();
+                withdraw(&mut evil, &memory, offset);
+            }
+            let log = VhostUserDirtyLogRegion {
+                mmap_size: 0x1000 - (offset & 0xff0),
+                mmap_offset: offset & !0xf0f,
+                mmap_handle: memory.descriptor(),
+            };
+            let _ = evil.frontend().is_ok_and(|f| f.set_log_base(0, Some(log)).is_ok());
+            let _ = evil.try_reconnect();
+            stage.rounds.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Files that are no memory.
+pub fn no_memory(stage: &Stage) {
+    let mut evil = stage.evil();
+    let path = std::env::current_exe().unwrap();
+    let (pipe, _) = nix::unistd::pipe().unwrap();
+    let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+    let others: [OwnedFd; 3] = [File::open(path).unwrap().into(), zero.into(), pipe];
+    while stage.goes_on() {
+        for other in &others {
+            let memory = FaultyMemory::new(LEN).unwrap();
+            let mut region = memory.region(GUEST, 0);
+            region.mmap_handle = std::os::fd::AsRawFd::as_raw_fd(other);
+            let taken = evil.frontend().is_ok_and(|f| f.add_mem_region(&region).is_ok());
+            assert!(!taken, "{other:?} is no memory");
+            let _ = evil.try_reconnect();
+            stage.rounds.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -25,7 +25,7 @@ make_root() {
     mkdir -p "$units" "$WORK/usr/bin" "$WORK/usr/lib/systemd/system"
     printf '#!/bin/sh\n' >"$WORK/usr/bin/penstock"
     chmod 755 "$WORK/usr/bin/penstock"
-    cp "$REPO"/packaging/*.service "$units/"
+    cp "$REPO"/packaging/*.{service,socket} "$units/"
     for unit in "$REPO"/packaging/*.service; do
         # The manual's pages are in the package, not in this root.
         sed -i '/^Documentation=/d' "$units/$(basename "$unit")"
@@ -80,6 +80,7 @@ make_container() {
         sed "s|/usr/bin/penstock|/opt/penstock|; /^Documentation=/d" "$file" \
             >"$BOOT/etc/systemd/system/$(basename "$file")"
     done
+    cp "$REPO"/packaging/*.socket "$BOOT/etc/systemd/system/"
     ln -s /usr/lib/systemd/system/multi-user.target "$BOOT/etc/systemd/system/default.target"
     # Nothing of this machine's own services.
     for file in getty@tty1 console-getty systemd-logind systemd-networkd systemd-resolved; do

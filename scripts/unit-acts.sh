@@ -63,9 +63,6 @@ step "the switch under its unit"
 install -d -o penstock -g penstock -m 750 /etc/penstock
 write_config >$CONFIG && chown penstock:penstock $CONFIG
 mkdir -p /etc/systemd/system/penstock.service.d
-# A group that the user is a member of: what the packaging's text advises.
-printf '[Service]\nSupplementaryGroups=kvm\n' >/etc/systemd/system/penstock.service.d/kvm.conf
-systemctl daemon-reload
 check "it starts, and says so to the service manager" systemctl start penstock
 check "penstock host show" ctl host show
 pid=$(main_pid)
@@ -109,21 +106,46 @@ check "restart" systemctl restart penstock
 check "  its peers come back" wait_until 15 port_is_up vm1
 check "  and ping" pings acts1 10.7.0.2
 
-step "drop-ins"
+step "the helper"
+# After the switch's start: namespaces come and go.
 ip netns add acts3
-check "a port in another namespace is refused, and the answer says what is missing" \
-    bash -c "'$BIN' port add tap3 type=tap interface=ptap3 netns=acts3 tenant=green vlan=7 2>&1 |
-        grep -q 'CAP_SYS_ADMIN'"
+tap3() { ctl port add tap3 type=tap interface=ptap3 netns="$1" tenant=green vlan=7; }
+vm3() {
+    ctl port add vm3 type=vhost-user socket=/run/penstock/vm3.sock socket_owner=nobody tenant=green vlan=7
+}
+systemctl stop penstock-helper.socket penstock-helper.service
+refusal=$(tap3 acts3 2>&1)
+check "without it a port in another namespace is refused, and the answer says what is missing" \
+    grep -q 'CAP_SYS_ADMIN, or start penstock-helper.socket' <<<"$refusal"
+refusal=$(vm3 2>&1)
+check "and so is another owner of a socket" grep -q 'start penstock-helper.socket' <<<"$refusal"
+check "nothing of it is left" test ! -e /run/penstock/vm3.sock
+check "its socket starts" systemctl start penstock-helper.socket
+check "its socket is the switch's user's" owned /run/penstock-helper/socket "penstock:penstock 600"
+check "a port in another namespace" tap3 acts3
+check "  its interface is there" in_netns acts3 ip link show ptap3
+ip link add pveth0 type veth peer name pveth1 && ip link set pveth1 netns acts3
+check "a packet port there" \
+    ctl port add veth type=packet interface=pveth1 netns=acts3 tenant=green vlan=7
+check "  it is up" wait_until 5 port_is_up tap3
+helper=$(systemctl show -p MainPID --value penstock-helper)
+check "the helper has exactly its unit's capabilities" status_is "$helper" CapEff 0000000000202001
+check "a socket of another user" vm3
+check "  its owner" owned /run/penstock/vm3.sock "nobody:penstock 600"
+check "the switch has no more capabilities than before" \
+    status_is "$(main_pid)" CapEff $CAPABILITIES
+check "a namespace named by a path is refused" refused tap3 /run/netns/acts3
+check "restart attaches all again" systemctl restart penstock
+check "  also in the namespace" in_netns acts3 ip link show ptap3
+
+step "drop-ins"
 cp "$REPO"/packaging/penstock-netns.conf "$REPO"/packaging/penstock-sockets.conf \
     /etc/systemd/system/penstock.service.d/
 systemctl daemon-reload
-check "restart with the drop-ins" systemctl restart penstock
-check "a port in another namespace" \
-    ctl port add tap3 type=tap interface=ptap3 netns=acts3 tenant=green vlan=7
-check "  its interface is there" in_netns acts3 ip link show ptap3
-check "a socket of another user" ctl port add vm3 type=vhost-user \
-    socket=/run/penstock/vm3.sock socket_owner=nobody tenant=green vlan=7
-check "  its owner" owned /run/penstock/vm3.sock nobody:penstock\ 600
+systemctl stop penstock-helper.socket penstock-helper.service
+check "restart with the drop-ins, without the helper" systemctl restart penstock
+check "  the namespace's interface is there" in_netns acts3 ip link show ptap3
+check "  and the socket is another user's" owned /run/penstock/vm3.sock "nobody:penstock 600"
 check "its worker has no capability then either" confined 'penstock-w*'
 check "nor its sessions" confined 'vhost-*'
 

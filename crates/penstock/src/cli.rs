@@ -112,6 +112,13 @@ pub enum HostCommand {
     Reload(Json),
     /// Prints the JSON schema of the configuration file.
     Schema,
+    /// Makes descriptors in network namespaces and gives sockets to their owners, for a switch that
+    /// may not do so itself. A service manager starts it with its socket (penstock-helper.socket).
+    Helper {
+        /// Form of the log on standard error.
+        #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+        log_format: LogFormat,
+    },
 }
 
 /// `penstock host run`.

@@ -68,6 +68,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
         Command::Host(HostCommand::Schema) => verbs::host::schema(),
+        Command::Host(HostCommand::Helper { log_format }) => daemon::help(log_format),
         command => {
             let socket = socket.unwrap_or(Path::new(DEFAULT_SOCKET));
             let runtime = tokio::runtime::Builder::new_current_thread()

@@ -6,6 +6,7 @@
 
 pub mod dirty_log;
 pub mod guest_memory;
+pub mod helper;
 pub mod inflight;
 pub mod memory_queue;
 pub mod packed_ring;

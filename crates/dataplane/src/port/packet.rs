@@ -6,16 +6,16 @@
 //! received frames; they are put back here.
 #![allow(unsafe_code, reason = "AF_PACKET socket options and messages")]
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use penstock_units::Cycles;
 
 use super::vnet_socket::{
-    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
+    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, last_error, piece,
     too_many_segments,
 };
-use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
+use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome, helper};
 use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
 use crate::offload::{Offload, OffloadCaps, VNET_HDR_LEN};
 
@@ -62,14 +62,12 @@ impl Packet {
     /// [`PortError`]: no such interface or namespace, no permission.
     pub fn open(config: &PacketConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
-        let (interface, socket) = in_netns(config.netns.as_deref(), name, || {
-            let interface = Interface::new(name)?;
-            let socket = open_socket(&interface, name)?;
-            interface
-                .set_up()
-                .map_err(|e| PortError::system(name, "bring the interface up", "run as root", e))?;
-            Ok((interface, socket))
-        })?;
+        let netns = config.netns.as_deref();
+        let interface = Interface::new(name, netns)?;
+        let socket = open_socket(&interface, name, netns)?;
+        interface
+            .set_up()
+            .map_err(|e| PortError::system(name, "bring the interface up", "run as root", e))?;
         let queue = PacketQueue {
             socket,
             caps: config.offloads,
@@ -94,7 +92,11 @@ impl Packet {
     }
 }
 
-fn open_socket(interface: &Interface, name: &str) -> Result<OwnedFd, PortError> {
+fn open_socket(
+    interface: &Interface,
+    name: &str,
+    netns: Option<&Path>,
+) -> Result<OwnedFd, PortError> {
     let check = |call, remedy, done: libc::c_int| {
         if done < 0 {
             let e = std::io::Error::from_raw_os_error(last_error());
@@ -105,17 +107,7 @@ fn open_socket(interface: &Interface, name: &str) -> Result<OwnedFd, PortError> 
     let index = interface.index().map_err(|e| {
         PortError::system(name, "find the interface", "create it, or correct `interface`", e)
     })?;
-    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers; the new descriptor is ours alone. WHY: nix has no SOCK_RAW AF_PACKET
-    // with protocol 0, which keeps frames away until the socket is bound.
-    let socket = unsafe {
-        let fd = check(
-            "open a packet socket",
-            "run as root or with CAP_NET_RAW",
-            libc::socket(libc::AF_PACKET, kind, 0),
-        )?;
-        OwnedFd::from_raw_fd(fd)
-    };
+    let socket = helper::descriptor(netns, name, helper::Kind::Packet)?;
     let set = |level, option, value: libc::c_int| {
         let len = u32::try_from(size_of_val(&value)).unwrap_or(4);
         // SAFETY: the option takes an int. WHY: nix does not know these options.

@@ -5,18 +5,17 @@
 //! nothing comes. The interface is made if it is not there, and lives as long as the port.
 #![allow(unsafe_code, reason = "TUN ioctls and vectored reads")]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use penstock_units::Cycles;
 
 use super::vnet_socket::{
-    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, in_netns, last_error, piece,
+    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, last_error, piece,
     too_many_segments, write_vectored,
 };
-use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome};
+use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome, helper};
 use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
 use crate::offload::{Offload, OffloadCaps, VNET_HDR_LEN};
 use crate::worker::QUEUES_MAX;
@@ -59,7 +58,7 @@ impl Tap {
             let (problem, limit) = ("number of queues", QUEUES_MAX as u64);
             return Err(PortError::Limit { object: name.to_owned(), problem, limit });
         }
-        let (interface, files) = in_netns(config.netns.as_deref(), name, || open_queues(config))?;
+        let (interface, files) = open_queues(config)?;
         let queues = files.into_iter().map(|file| {
             let (spacing, pieces) = (PollSpacing::default(), Box::new(FramePieces::new()));
             let caps = config.offloads;
@@ -85,7 +84,7 @@ impl Tap {
 
 fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<File>), PortError> {
     let name = config.interface.as_str();
-    let interface = Interface::new(name)?;
+    let interface = Interface::new(name, config.netns.as_deref())?;
     let mut files = Vec::with_capacity(usize::from(config.queues));
     for _ in 0..config.queues {
         files.push(open_queue(config, &interface)?);
@@ -100,14 +99,7 @@ fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<File>), PortError> 
 
 fn open_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortError> {
     let name = config.interface.as_str();
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open("/dev/net/tun")
-        .map_err(|e| {
-            PortError::system(name, "open /dev/net/tun", "load the tun module, run as root", e)
-        })?;
+    let file = File::from(helper::descriptor(config.netns.as_deref(), name, helper::Kind::Tun)?);
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     if config.queues > 1 {
         flags |= libc::IFF_MULTI_QUEUE;

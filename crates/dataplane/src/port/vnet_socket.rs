@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::sched::{CloneFlags, setns};
 use penstock_units::Cycles;
 
-use super::{PortError, TxOutcome};
+use super::{PortError, TxOutcome, helper};
 use crate::batch::{Batch, CHAIN_MAX, Frame};
 use crate::egress::finish::SEGMENTS_PER_FRAME_MAX;
 use crate::offload::VNET_HDR_LEN;
@@ -132,7 +132,7 @@ pub(super) fn in_netns<T: Send>(
     std::thread::scope(|scope| {
         let inside = move || {
             setns(&file, CloneFlags::CLONE_NEWNET).map_err(|e| {
-                let remedy = "run as root or with CAP_SYS_ADMIN";
+                let remedy = "run as root or with CAP_SYS_ADMIN, or start penstock-helper.socket";
                 PortError::system(path.display().to_string(), "enter namespace", remedy, e)
             })?;
             work()
@@ -155,16 +155,14 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// Opens the socket; call it inside the namespace.
-    pub(super) fn new(name: &str) -> Result<Self, PortError> {
-        use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+    /// Opens the socket in a namespace, `None`: that of the calling thread.
+    pub(super) fn new(name: &str, netns: Option<&Path>) -> Result<Self, PortError> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ {
             let limit = libc::IFNAMSIZ as u64 - 1;
             let problem = "bytes in the interface's name";
             return Err(PortError::Limit { object: name.to_owned(), problem, limit });
         }
-        let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
-            .map_err(|e| PortError::system(name, "open a socket", "", e))?;
+        let socket = helper::descriptor(netns, name, helper::Kind::Inet)?;
         Ok(Self { name: name.to_owned(), socket })
     }
 

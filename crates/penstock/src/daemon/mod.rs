@@ -29,13 +29,14 @@ use penstock_control::config::{self, HostConfig};
 use penstock_control::host::Host;
 use penstock_controller::agent::Agent;
 use penstock_controller::listen;
+use penstock_dataplane::port::helper;
 use penstock_qos::bottleneck::INTERVAL;
 use penstock_units::Nanos;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::cli::RunArgs;
+use crate::cli::{LogFormat, RunArgs};
 use crate::pages;
 use crate::wire::v1::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
@@ -106,6 +107,16 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     runtime.shutdown_timeout(Duration::from_millis(500));
     drop(guard);
     outcome
+}
+
+/// `penstock host helper`: runs until it is ended.
+///
+/// # Errors
+/// It was not started by a service manager, or its socket broke.
+pub fn help(log_format: LogFormat) -> Result<ExitCode> {
+    logs::install(log_format, "info")?;
+    helper::serve_activated().context("helper")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The address of `/metrics`, taken before anything starts.

@@ -20,10 +20,10 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::AtFlags;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstatat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, geteuid, unlinkat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 use super::VhostUserConfig;
-use crate::port::PortError;
+use crate::port::{PortError, helper};
 
 /// `ioctl` that opens, with `O_PATH`, the inode to which a socket is bound.
 const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
@@ -77,15 +77,15 @@ fn make_usable(
     inode: &File,
     config: &VhostUserConfig,
 ) -> Result<(), (&'static str, &'static str, io::Error)> {
-    if config.socket_owner.is_some() || config.socket_group.is_some() {
-        let remedy =
-            "run the daemon with CAP_CHOWN, or leave `socket_owner` and `socket_group` out";
-        let (owner, group) = (config.socket_owner, config.socket_group);
-        give(inode, owner, group).map_err(|e| ("change the socket's owner", remedy, e))?;
-    }
-    // What the umask took away is given back.
+    // What the umask took away is given back, as long as the socket is ours.
     set_mode(inode, config.socket_mode)
         .map_err(|e| ("set the socket's permissions", "check `socket_mode`", e))?;
+    if config.socket_owner.is_some() || config.socket_group.is_some() {
+        let remedy = "run the daemon with CAP_CHOWN, start penstock-helper.socket, or leave \
+                      `socket_owner` and `socket_group` out";
+        let (owner, group) = (config.socket_owner, config.socket_group);
+        helper::give(inode, owner, group).map_err(|e| ("change the socket's owner", remedy, e))?;
+    }
     let listens = Backlog::new(128).and_then(|backlog| socket::listen(socket, backlog));
     listens
         .map_err(io::Error::from)
@@ -122,11 +122,6 @@ fn inode_of(socket: &OwnedFd, path: &Path) -> io::Result<File> {
     }
     let why = "another file was put in the place of the socket; use a directory of our own";
     Err(io::Error::other(why))
-}
-
-fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
-    let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-    Ok(fchownat(inode, "", owner, group, AtFlags::AT_EMPTY_PATH)?)
 }
 
 /// The entry below `/proc` names the inode itself: `fchmod` refuses descriptors that only name.

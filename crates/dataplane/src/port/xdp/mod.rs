@@ -146,7 +146,7 @@ impl Xdp {
 fn open(config: &XdpConfig) -> Result<(Xdp, Vec<Box<dyn PortQueue>>), PortError> {
     let name = config.interface.as_str();
     let rights = "run as root or with CAP_NET_ADMIN and CAP_NET_RAW";
-    let interface = Interface::new(name)?;
+    let interface = Interface::new(name, None)?;
     let index = interface.index().map_err(|e| {
         PortError::system(name, "find the interface", "create it, or correct `interface`", e)
     })?;
@@ -162,7 +162,7 @@ fn open(config: &XdpConfig) -> Result<(Xdp, Vec<Box<dyn PortQueue>>), PortError>
     let program = Program::attach(name, number, config.queues.into())?;
     let generic = program.mode() == Mode::Generic;
     let software = generic || is_software(&interface);
-    let settings = Settings::prepare(Interface::new(name)?, generic);
+    let settings = Settings::prepare(Interface::new(name, None)?, generic);
     let follower = Follower::start(interface, index, 1 << shift)
         .map_err(|e| PortError::system(name, "follow the interface", "", e))?;
     let zero_copy = config.zero_copy == ZeroCopy::Auto && !generic;

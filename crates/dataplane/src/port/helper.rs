@@ -1,0 +1,372 @@
+//! The helper: a process that does for the daemon what its own user may not.
+//!
+//! **Problem.** A TAP or a packet socket of another network namespace has to be made inside it, and
+//! entering one wants `CAP_SYS_ADMIN`; giving a socket to another user wants `CAP_CHOWN`. A switch
+//! that had these for two calls a port would have them for everything else as well.
+//! **Approach.** `penstock host helper` has them and nothing more to do than these two things. The
+//! daemon asks it if it may not do them itself. **Protocol.** A connection (`SOCK_SEQPACKET`) holds
+//! one request of one message, and one answer: an error number, 0 if there is none, and with it the
+//! descriptor that was asked for. **What is refused** (`EINVAL`): any kind of descriptor but the
+//! three below; a namespace that is not a plain name, looked up in `/run/netns`; a change of owner
+//! of what is no socket, or is not the asking user's own, or to root.
+#![allow(unsafe_code, reason = "descriptors that came with a message or from a service manager")]
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+
+use nix::fcntl::AtFlags;
+use nix::sys::socket::{
+    self, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
+    UnixAddr, sockopt,
+};
+use nix::sys::time::TimeVal;
+use nix::unistd::{Gid, Uid, fchownat};
+
+use super::PortError;
+use super::vnet_socket::in_netns;
+
+/// Where it listens.
+pub const HELPER_SOCKET: &str = "/run/penstock-helper/socket";
+
+/// Kind, and a name of at most 255 bytes or two numbers.
+const MESSAGE_MAX: usize = 256;
+/// Seconds that either side waits for the other.
+const PATIENCE: i64 = 2;
+/// Kind of the request that changes a socket's owner.
+const GIVE: u8 = 4;
+/// Of an owner or group that stays; what `fchownat` takes for it too.
+const STAYS: u32 = u32::MAX;
+
+/// A descriptor that belongs to the namespace in which it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `/dev/net/tun`.
+    Tun = 1,
+    /// A socket to ask about interfaces with.
+    Inet = 2,
+    /// A packet socket that gets no frame before it is bound.
+    Packet = 3,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Tun, Self::Inet, Self::Packet].into_iter().find(|&kind| kind as u8 == byte)
+    }
+
+    fn make(self) -> io::Result<OwnedFd> {
+        let (family, kind) = match self {
+            Self::Tun => return open_tun(),
+            Self::Inet => (libc::AF_INET, libc::SOCK_DGRAM),
+            Self::Packet => (libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK),
+        };
+        // SAFETY: no pointers; the new descriptor is ours alone. WHY: nix has no SOCK_RAW AF_PACKET
+        // with protocol 0, which keeps frames away until the socket is bound.
+        unsafe {
+            match libc::socket(family, kind | libc::SOCK_CLOEXEC, 0) {
+                ..0 => Err(io::Error::last_os_error()),
+                fd => Ok(OwnedFd::from_raw_fd(fd)),
+            }
+        }
+    }
+
+    /// What it is called in an error, and what helps.
+    const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Tun => ("open /dev/net/tun", "load the tun module, run as root"),
+            Self::Inet => ("open a socket", "see the kernel's log"),
+            Self::Packet => ("open a packet socket", "run as root or with CAP_NET_RAW"),
+        }
+    }
+}
+
+fn open_tun() -> io::Result<OwnedFd> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    options.open("/dev/net/tun").map(OwnedFd::from)
+}
+
+/// Makes a descriptor in a namespace (a name under `/run/netns` or a path; `None`: our own), or has
+/// the helper make it.
+pub(super) fn descriptor(
+    netns: Option<&Path>,
+    object: &str,
+    kind: Kind,
+) -> Result<OwnedFd, PortError> {
+    let (call, remedy) = kind.words();
+    let make = || kind.make().map_err(|e| PortError::system(object, call, remedy, e));
+    let refused = match in_netns(netns, object, make) {
+        Err(error) if error.is_refusal() => error,
+        made => return made,
+    };
+    let Some(name) = netns.and_then(Path::to_str).filter(|name| is_plain(name)) else {
+        return Err(refused);
+    };
+    match request(Path::new(HELPER_SOCKET), kind as u8, name.as_bytes(), None) {
+        Ok(Some(descriptor)) => Ok(descriptor),
+        Ok(None) => Err(refused),
+        // Nobody listens: what was refused first says what is missing.
+        Err(e) if is_absent(&e) => Err(refused),
+        Err(e) => Err(PortError::system(object, "ask the helper", "see its log", e)),
+    }
+}
+
+/// Changes the owner of a socket's inode, or has the helper do it.
+pub(super) fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    let change = change_owner(inode, owner.unwrap_or(STAYS), group.unwrap_or(STAYS));
+    let Err(refused) = change else { return Ok(()) };
+    if refused.raw_os_error() != Some(libc::EPERM) {
+        return Err(refused);
+    }
+    let numbers = [owner.unwrap_or(STAYS).to_le_bytes(), group.unwrap_or(STAYS).to_le_bytes()];
+    match request(Path::new(HELPER_SOCKET), GIVE, numbers.as_flattened(), Some(inode.as_fd())) {
+        Ok(_) => Ok(()),
+        Err(e) if is_absent(&e) => Err(refused),
+        Err(e) => Err(e),
+    }
+}
+
+/// Nobody listens, or not for us.
+fn is_absent(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
+    matches!(error.kind(), ConnectionRefused | NotFound | PermissionDenied)
+}
+
+fn change_owner(inode: &File, owner: u32, group: u32) -> io::Result<()> {
+    let number = |number| (number != STAYS).then_some(number);
+    let (owner, group) = (number(owner).map(Uid::from_raw), number(group).map(Gid::from_raw));
+    Ok(fchownat(inode, "", owner, group, AtFlags::AT_EMPTY_PATH)?)
+}
+
+/// Asks at `path`, and waits for the answer.
+fn request(
+    path: &Path,
+    kind: u8,
+    text: &[u8],
+    passed: Option<BorrowedFd<'_>>,
+) -> io::Result<Option<OwnedFd>> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let asking = socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    be_patient(&asking)?;
+    socket::connect(asking.as_raw_fd(), &UnixAddr::new(path)?)?;
+    send(&asking, &[&[kind], text].concat(), passed)?;
+    let mut answer = [0; MESSAGE_MAX];
+    let (len, descriptor) = receive(&asking, &mut answer)?;
+    let number = answer[..len].try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+    match i32::from_le_bytes(number) {
+        0 => Ok(descriptor),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+fn be_patient(socket: &OwnedFd) -> nix::Result<()> {
+    let limit = TimeVal::new(PATIENCE, 0);
+    socket::setsockopt(socket, sockopt::ReceiveTimeout, &limit)?;
+    socket::setsockopt(socket, sockopt::SendTimeout, &limit)
+}
+
+fn send(to: &OwnedFd, bytes: &[u8], passed: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let passed = passed.map(|fd| [fd.as_raw_fd()]);
+    let rights = passed.as_ref().map(|fds| ControlMessage::ScmRights(fds));
+    let (flags, bytes) = (MsgFlags::MSG_NOSIGNAL, [IoSlice::new(bytes)]);
+    socket::sendmsg::<()>(to.as_raw_fd(), &bytes, rights.as_slice(), flags, None)?;
+    Ok(())
+}
+
+fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = nix::cmsg_space!([libc::c_int; 1]);
+    let mut bytes = [IoSliceMut::new(bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let got = socket::recvmsg::<()>(from.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
+    let mut passed = Vec::new();
+    for message in got.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = message {
+            // SAFETY: the kernel has just made them for us, and nothing else has them.
+            // WHY: the only way from a number to an owned descriptor.
+            passed.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    Ok((got.bytes, passed.pop()))
+}
+
+/// Serves requests on the listening socket that the service manager made (`LISTEN_FDS`), for ever.
+///
+/// # Errors
+/// There is no such socket, or it broke.
+pub fn serve_activated() -> io::Result<()> {
+    let of_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
+    if !of_us || std::env::var("LISTEN_FDS").is_ok_and(|count| count != "1") {
+        let why = "one socket of a service manager is needed; start it with \
+                   `systemctl start penstock-helper.socket`";
+        return Err(io::Error::new(io::ErrorKind::NotConnected, why));
+    }
+    /// The first that a service manager passes, sd_listen_fds(3).
+    const FIRST: i32 = 3;
+    // SAFETY: `LISTEN_PID` says that the descriptor is there, for us, and nothing else has it.
+    // WHY: the only way from a number to an owned descriptor.
+    serve(&unsafe { OwnedFd::from_raw_fd(FIRST) })
+}
+
+/// One request after the other: each takes some microseconds or [`PATIENCE`].
+fn serve(listener: &OwnedFd) -> io::Result<()> {
+    loop {
+        let fd = match socket::accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+            Ok(fd) => fd,
+            Err(nix::Error::EINTR | nix::Error::ECONNABORTED) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        // SAFETY: the kernel has just made it for us, and nothing else has it.
+        // WHY: nix gives a number.
+        let asking = unsafe { OwnedFd::from_raw_fd(fd) };
+        let done = answer(&asking);
+        let number = done.as_ref().err().map_or(0, |e| e.raw_os_error().unwrap_or(libc::EINVAL));
+        let made = done.as_ref().ok().and_then(Option::as_ref);
+        // Who has gone needs no answer.
+        let _ = send(&asking, &number.to_le_bytes(), made.map(AsFd::as_fd));
+        if let Err(error) = done {
+            tracing::warn!(%error, "a request was refused");
+        }
+    }
+}
+
+fn answer(asking: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    be_patient(asking)?;
+    let user = socket::getsockopt(asking, sockopt::PeerCredentials)?.uid();
+    let mut message = [0; MESSAGE_MAX];
+    let (len, passed) = receive(asking, &mut message)?;
+    let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+    let (&kind, text) = message[..len].split_first().ok_or_else(invalid)?;
+    if kind == GIVE {
+        let inode = File::from(passed.ok_or_else(invalid)?);
+        give_away(&inode, text, user)?;
+        return Ok(None);
+    }
+    let kind = Kind::from_byte(kind).ok_or_else(invalid)?;
+    let name = core::str::from_utf8(text).ok().filter(|name| is_plain(name)).ok_or_else(invalid)?;
+    let (call, remedy) = kind.words();
+    let make = || kind.make().map_err(|e| PortError::system(name, call, remedy, e));
+    match in_netns(Some(Path::new(name)), name, make) {
+        Ok(made) => Ok(Some(made)),
+        Err(PortError::System { source, .. }) => Err(source),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// A name that leads nowhere but into the directory of namespaces.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '\0']) && ![".", ".."].contains(&name)
+}
+
+fn give_away(inode: &File, text: &[u8], user: u32) -> io::Result<()> {
+    let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+    let (numbers, &[]) = text.as_chunks::<4>() else { return Err(invalid()) };
+    let &[owner, group] = numbers else { return Err(invalid()) };
+    let (owner, group) = (u32::from_le_bytes(owner), u32::from_le_bytes(group));
+    let found = inode.metadata()?;
+    if !found.file_type().is_socket() || found.uid() != user || owner == 0 || group == 0 {
+        return Err(invalid());
+    }
+    change_owner(inode, owner, group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::unistd::geteuid;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    /// A helper in a thread, which ends with the process.
+    fn helper(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let listener =
+            socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        socket::bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        socket::listen(&listener, socket::Backlog::new(8).unwrap()).unwrap();
+        std::thread::spawn(move || serve(&listener));
+        path
+    }
+
+    fn errno<T: core::fmt::Debug>(answer: io::Result<T>) -> Option<i32> {
+        answer.unwrap_err().raw_os_error()
+    }
+
+    #[test]
+    fn what_is_not_in_its_rules_is_refused() {
+        let path = helper("rules");
+        for name in ["", ".", "..", "a/b", "/proc/1/ns/net", "../../proc/1/ns/net", "a\0b", "\u{0}"]
+        {
+            assert_eq!(
+                errno(request(&path, 2, name.as_bytes(), None)),
+                Some(libc::EINVAL),
+                "{name}"
+            );
+        }
+        for kind in [0, 5, 255] {
+            assert_eq!(errno(request(&path, kind, b"blue", None)), Some(libc::EINVAL), "{kind}");
+        }
+        assert_eq!(errno(request(&path, 1, b"no-such-namespace", None)), Some(libc::ENOENT));
+        let file = File::open("/dev/null").unwrap();
+        for text in [&[1_u8; 8][..], &[1; 7], &[]] {
+            let answer = request(&path, GIVE, text, Some(file.as_fd()));
+            assert_eq!(errno(answer), Some(libc::EINVAL), "no socket, or no two numbers");
+        }
+        assert_eq!(errno(request(&path, GIVE, &[1; 8], None)), Some(libc::EINVAL));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn only_sockets_of_the_asking_user_change_hands_and_not_to_root() {
+        let path = helper("give");
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let inode = File::options().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
+        let ask = |owner: u32, group: u32| {
+            let numbers = [owner.to_le_bytes(), group.to_le_bytes()];
+            request(&path, GIVE, numbers.as_flattened(), Some(inode.as_fd()))
+        };
+        assert_eq!(errno(ask(0, STAYS)), Some(libc::EINVAL));
+        assert_eq!(errno(ask(STAYS, 0)), Some(libc::EINVAL));
+        ask(STAYS, STAYS).unwrap();
+        if geteuid().is_root() {
+            ask(12_345, 12_346).unwrap();
+            let found = inode.metadata().unwrap();
+            assert_eq!((found.uid(), found.gid()), (12_345, 12_346));
+            assert_eq!(errno(ask(12_347, STAYS)), Some(libc::EINVAL), "it is no longer ours");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_descriptor_belongs_to_the_namespace_it_was_asked_for() {
+        let name = format!("penstock-helper-{}", std::process::id());
+        let ip = |verb: &str| Command::new("ip").args(["netns", verb, &name]).status();
+        if !geteuid().is_root() || !ip("add").is_ok_and(|status| status.success()) {
+            eprintln!("needs root and `ip netns`");
+            return;
+        }
+        let path = helper("netns");
+        /// ioctl that opens the namespace of a socket.
+        const SIOCGSKNS: libc::Ioctl = 0x894c;
+        let there = std::fs::metadata(Path::new("/run/netns").join(&name)).unwrap();
+        for kind in [Kind::Inet, Kind::Packet, Kind::Tun] {
+            let got = request(&path, kind as u8, name.as_bytes(), None).unwrap().unwrap();
+            if kind == Kind::Tun {
+                // It does not tell before it has an interface; the lane `units` gives it one.
+                continue;
+            }
+            // SAFETY: takes no argument, gives a new descriptor. WHY: there is no safe form.
+            let space = unsafe { libc::ioctl(got.as_raw_fd(), SIOCGSKNS, 0) };
+            assert!(space >= 0, "{kind:?}: {}", io::Error::last_os_error());
+            // SAFETY: as in `receive`. WHY: as there.
+            let space = File::from(unsafe { OwnedFd::from_raw_fd(space) });
+            assert_eq!(space.metadata().unwrap().ino(), there.ino(), "{kind:?}");
+        }
+        assert!(ip("del").unwrap().success());
+        std::fs::remove_file(&path).unwrap();
+    }
+}

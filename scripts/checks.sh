@@ -40,10 +40,19 @@ miri_tests="a_tag_comes_off mem:: offload:: classify::key classify::parse classi
 # Coverage-guided, beyond what \`unit\` runs of the same targets.
 lane_fuzz() { "$REPO/scripts/fuzz.sh"; }
 lane_units() { "$REPO/scripts/test-units.sh"; }
-lane_guests() { "$REPO/scripts/test-guests.sh"; }
-lane_migration() { "$REPO/scripts/test-migration.sh"; }
+# As root they have the switch run as another user, with the capabilities of its unit; with
+# PENSTOCK_RUN_AS= (empty) as root.
+as_own_user() {
+    if [ "$(id -u)" = 0 ]; then
+        PENSTOCK_RUN_AS=${PENSTOCK_RUN_AS-nobody} "$@"
+    else
+        "$@"
+    fi
+}
+lane_guests() { as_own_user "$REPO/scripts/test-guests.sh"; }
+lane_migration() { as_own_user "$REPO/scripts/test-migration.sh"; }
 # Each of 32 combinations runs twice this long: a second in every test run, ten by hand.
-lane_testpmd() { "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}"; }
+lane_testpmd() { as_own_user "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}"; }
 lane_scx() {
     if have clang && [ -e /usr/include/libelf.h ]; then
         cargo clippy --locked -p penstock-vcpu-scx --features bpf --all-targets -- -D warnings || return

@@ -104,7 +104,7 @@ UNIT
 # boot SECONDS: until the container has ended by itself.
 boot() {
     timeout "$1" systemd-nspawn --quiet --register=no --keep-unit --directory="$BOOT" \
-        --machine="penstock-$$" --private-network --capability=CAP_BPF,CAP_NET_RAW \
+        --machine="penstock-$$" --private-network --capability=CAP_BPF,CAP_NET_RAW,CAP_IPC_LOCK \
         --system-call-filter=bpf --bind-ro=/usr --bind-ro="$REPO:/repo" --bind="$OUT:/out" \
         --bind-ro="$BIN:/opt/penstock" --boot </dev/null >"$OUT/boot.log" 2>&1
 }

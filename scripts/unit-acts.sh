@@ -149,10 +149,39 @@ check "  and the socket is another user's" owned /run/penstock/vm3.sock "nobody:
 check "its worker has no capability then either" confined 'penstock-w*'
 check "nor its sessions" confined 'vhost-*'
 
+step "the scheduler of virtual processors beside it"
+printf '\n[vcpu]\ncpus = [0]\n\n[[vm]]\nname = "web"\nprocess = "no-such-vm*"\nvcpu_weight = 2\n' >>$CONFIG
+check "it starts" systemctl start penstock-vcpu
+check "  and lives" wait_until 10 "$BIN" vcpu show
+vcpu=$(systemctl show -p MainPID --value penstock-vcpu)
+check "  as the switch's user" status_is "$vcpu" Uid "$(id -u penstock)"
+check "  with exactly its unit's capabilities" status_is "$vcpu" CapEff 0000000000804002
+check "the switch's socket stays its own" owned $SOCKET "penstock:penstock 600"
+check "the switch starts again beside it" systemctl restart penstock
+check "reload" systemctl reload penstock-vcpu
+check "it stops" systemctl stop penstock-vcpu
+
+step "a controller"
+FABRIC=/etc/penstock-controller
+install -d -o penstock-controller -g penstock-controller -m 750 $FABRIC
+cp "$REPO"/examples/two-racks*.toml $FABRIC/
+sed 's|/run/penstock/|/run/penstock-controller/|; s|/var/lib/penstock/|/var/lib/penstock-controller/|' \
+    "$REPO/examples/controller.toml" >$FABRIC/controller.toml
+chown -R penstock-controller: $FABRIC
+check "it starts" systemctl start penstock-controller
+check "  and answers" "$BIN" --socket /run/penstock-controller/controller.sock controller status
+controller=$(systemctl show -p MainPID --value penstock-controller)
+check "  as its own user" status_is "$controller" Uid "$(id -u penstock-controller)"
+check "  without a capability" status_is "$controller" CapEff 0000000000000000
+check "  with a tenant" "$BIN" --socket /run/penstock-controller/controller.sock controller tenant \
+    add $FABRIC/two-racks-tenants.toml
+check "it stops" systemctl stop penstock-controller
+
+step "the end"
 check "it stops" systemctl stop penstock
 check "  and ended well" bash -c '[ "$(systemctl show -p Result --value penstock)" = success ]'
 check "  its sockets are gone" bash -c '! ls /run/penstock/*.sock 2>/dev/null'
 systemctl show penstock -p NRestarts
-journalctl -u penstock --no-pager -o cat | tail -n 60 >/out/penstock.log
+journalctl -u "penstock*" --no-pager -o cat | tail -n 60 >/out/penstock.log
 tidy_up
 verdict "the switch under its unit"

@@ -2,9 +2,9 @@
 //!
 //! **Problem.** The socket may lie in a directory of another user, who can rename, remove and link
 //! whatever is in it, between any two calls of ours. **Rule.** A path is used once, to bind. The
-//! kernel does not follow a link there. Owner, group and mode are then changed on the inode that the
-//! socket itself names, before anybody can connect. At the end the entry is removed only if it is
-//! still that inode, and relative to a directory that is open: what another user has put in its
+//! kernel does not follow a link there. Owner, group and mode are then changed on the inode that
+//! the socket itself names, before anybody can connect. At the end the entry is removed only if it
+//! is still that inode, and relative to a directory that is open: what another user has put in its
 //! place stays.
 
 #![allow(unsafe_code, reason = "SIOCUNIXFILE: the inode of a bound socket")]

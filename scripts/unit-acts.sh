@@ -128,6 +128,10 @@ ip link add pveth0 type veth peer name pveth1 && ip link set pveth1 netns acts3
 check "a packet port there" \
     ctl port add veth type=packet interface=pveth1 netns=acts3 tenant=green vlan=7
 check "  it is up" wait_until 5 port_is_up tap3
+ip link add pveth2 type veth peer name pveth3 && ip link set pveth3 netns acts3
+check "an AF_XDP port there is attached as packet" \
+    ctl port add xdp type=xdp interface=pveth3 netns=acts3 tenant=green vlan=7
+check "  and says why" grep -q 'attached as packet' <<<"$(ctl port show xdp)"
 helper=$(systemctl show -p MainPID --value penstock-helper)
 check "the helper has exactly its unit's capabilities" status_is "$helper" CapEff 0000000000202001
 check "a socket of another user" vm3

@@ -276,13 +276,13 @@ extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     let name = name.split(|&byte| byte == 0).next().unwrap_or(&[]);
     let mut digits = [0_u8; 10];
-    let parts: [&[u8]; 5] = [
+    let parts: [&[u8]; 6] = [
         b"penstock: thread ",
         name,
         b" made system call ",
         decimal(call.unsigned_abs(), &mut digits),
-        b", which its filter forbids: a defect, report it; until it is mended set seccomp = \"off\" \
-          in [host]\n",
+        b", which its filter forbids: a defect, report it; ",
+        b"until it is mended set seccomp = \"off\" in [host]\n",
     ];
     for part in parts {
         // SAFETY: the part is readable for its length. WHY: the safe forms may lock.

@@ -222,7 +222,7 @@ impl Game {
                 })));
             }
             13 => self.replace(input),
-            14 | 15 | 16 => {
+            14..=16 => {
                 self.offer(input);
                 self.port.turn();
             }
@@ -389,7 +389,7 @@ impl Game {
                 let slot = n % SIZE;
                 let at = ring + 16 * u64::from(slot);
                 let buffer = [0x4000, 0x10_0000][input.below(2)] + 0x200 * u64::from(slot);
-                let wrap = if n / SIZE % 2 == 0 { 1 << 7 } else { 1 << 15 };
+                let wrap = if (n / SIZE).is_multiple_of(2) { 1 << 7 } else { 1 << 15 };
                 let (third, fourth) = if packed { (slot, write | wrap) } else { (write, 0) };
                 let words = [buffer, 0x40 | u64::from(third) << 32 | u64::from(fourth) << 48];
                 memory.write(at, &words.map(u64::to_le_bytes).concat());

@@ -6,7 +6,8 @@
 //! a byte beside the counter says so; who finds it takes it away and sends one datagram. So there
 //! is at most one system call for each time that the scheduler goes to sleep, however many frames
 //! come. **Cost.** Some tens of cycles a burst, microseconds for a datagram. **Trust.** The file is
-//! the operator's (mode 0600); shortened, it reads as zeroes ([`super::peer_memory`]) and rings nobody.
+//! the operator's (mode 0600); shortened, it reads as zeroes ([`super::peer_memory`]) and rings
+//! nobody.
 
 use core::fmt;
 use std::ffi::OsStr;

@@ -7,11 +7,11 @@
 //! | Question | Answer |
 //! |---|---|
 //! | which files | memory only: a fault in one waits for no disk, no network and no process |
-//! | size | inside the file when mapped; at most the limits of a port and of the daemon ([`limits`]) |
+//! | size | inside the file; at most the limits of a port and of the daemon ([`limits`]) |
 //! | what is mapped | the pages of the stretch, not the file before it |
 //! | page | huge only on hugetlbfs (`fstatfs`), else 4,096 bytes |
 //! | populate | only hugetlbfs, in the control thread |
-//! | fault | listed for SIGBUS before anybody sees it, with an alarm for its session ([`sigbus`]) |
+//! | fault | guarded before anybody sees it, with an alarm for its session ([`sigbus`]) |
 //! | dump | none of it is in a core file, before and after a replacement |
 //! | end | off the list, unmapped, given back to the limits, in this order |
 //!

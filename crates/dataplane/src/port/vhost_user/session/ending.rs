@@ -36,15 +36,18 @@ pub(super) enum SessionError {
     )]
     NotOffered(u64),
     #[error(
-        "ring {index}: the driver gives it {size} descriptors, the limit is {RING_SIZE_MAX}; use 1 to {RING_SIZE_MAX}"
+        "ring {index}: the driver gives it {size} descriptors, the limit is {RING_SIZE_MAX}; use 1 \
+         to {RING_SIZE_MAX}"
     )]
     RingSize { index: u32, size: u32 },
     #[error(
-        "the driver announces {regions} memory regions and sends {files} descriptors; send one for each"
+        "the driver announces {regions} memory regions and sends {files} descriptors; send one for \
+         each"
     )]
     Descriptors { regions: usize, files: usize },
     #[error(
-        "inflight region: the driver wants {queues} queues of {size} descriptors, the port has {rings} of at most {RING_SIZE_MAX}; give the port more `queues` or the guest fewer"
+        "inflight region: the driver wants {queues} queues of {size} descriptors, the port has \
+         {rings} of at most {RING_SIZE_MAX}; give the port more `queues` or the guest fewer"
     )]
     Inflight { queues: u16, size: u16, rings: usize },
     #[error("the driver's {0} descriptor is no eventfd")]

@@ -3,12 +3,12 @@
 //! **Problem.** Headers are a hostile guest's bytes. **Source.** datapath rules 3, 4; RFC 791,
 //! 826, 1858, 3128. **Rule.** One 802.1Q tag comes off; after it the IP header is at byte 14 of
 //! every frame. What follows another tag, of whatever kind, or LLC/SNAP is not read; that it is
-//! there is said, since stations take such frames for IP all the same (CVE-2021-27853). A header that contradicts the
-//! frame's length or its own fields, or that cannot be read in full, is refused, so that no rule on
-//! ports is passed by a header nobody looked at: truncated transport headers, a first fragment that
-//! ends inside the TCP header, a TCP fragment at offset 8, ARP that is not Ethernet/IPv4. Of the
-//! bytes past the IP datagram (padding) nothing is read. **Cost.** Fixed offsets for IPv4; at most
-//! eight extension headers and eight ND options for IPv6.
+//! there is said, since stations take such frames for IP all the same (CVE-2021-27853). A header
+//! that contradicts the frame's length or its own fields, or that cannot be read in full, is
+//! refused, so that no rule on ports is passed by a header nobody looked at: truncated transport
+//! headers, a first fragment that ends inside the TCP header, a TCP fragment at offset 8, ARP that
+//! is not Ethernet/IPv4. Of the bytes past the IP datagram (padding) nothing is read. **Cost.**
+//! Fixed offsets for IPv4; at most eight extension headers and eight ND options for IPv6.
 
 use super::ipv6;
 use super::key::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey};

@@ -2,10 +2,10 @@
 //!
 //! **Problem.** A worker makes few system calls and none that may wait, but one of them writes to a
 //! descriptor that a hostile process shares and can make wait ([`crate::port`]'s call descriptors).
-//! **Rule.** A timer signals the thread every 10 ms; the call is not restarted, so a call
-//! that waits ends with `EINTR`; the handler only looks whether the thread slept ([`super::stall`]). The signal is `SIGURG`, which nobody
-//! minds: its default is to be ignored. **Cost.** A hundred signals a second, some 0.02 % of a
-//! core. Reads that a kernel finishes without waiting are not touched by it.
+//! **Rule.** A timer signals the thread every 10 ms. A call that waits is not restarted and ends
+//! with `EINTR`; the handler looks whether the thread slept ([`super::stall`]). The signal is
+//! `SIGURG`, which nobody minds: its default is to be ignored. **Cost.** A hundred signals a
+//! second, some 0.02 % of a core. Reads that a kernel finishes without waiting are not touched.
 #![allow(unsafe_code, reason = "sigaction has no safe form")]
 
 use core::time::Duration;
@@ -54,7 +54,7 @@ pub(crate) fn install() -> Result<()> {
     }
     let handler = SigHandler::Handler(on_signal);
     let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the handler makes two system calls that it may and sets cells of its own thread, which
-    // need no memory and no lock. WHY: there is no safe form.
+    // SAFETY: the handler makes two system calls that it may and sets cells of its own thread,
+    // which need no memory and no lock. WHY: there is no safe form.
     unsafe { sigaction(SIGNAL, &action) }.map(|_| ())
 }

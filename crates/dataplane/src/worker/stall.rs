@@ -6,8 +6,8 @@
 //! whose it is before it does ([`enter`]). A timer signals the thread every 10 ms
 //! ([`super::Interrupter`]); during a fault the signal waits too. A gap between two of them in
 //! which the thread gave up its core by itself is noted with the port whose memory it was at: a
-//! core that was taken away, by the kernel or by a hypervisor, shows no such switch. The worker asks
-//! after a batch that took too long ([`SLEEP_MAX`]) and did not wait for its core meanwhile.
+//! core that was taken away, by the kernel or by a hypervisor, shows no such switch. The worker
+//! asks after a batch that took too long ([`SLEEP_MAX`]) and did not wait for its core meanwhile.
 //! **Cost.** One store where a port's memory is entered or left; one system call a signal.
 
 use core::cell::Cell;

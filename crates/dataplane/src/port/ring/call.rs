@@ -5,7 +5,8 @@
 //! the worker (no flag of one call forbids it: `RWF_NOWAIT` is refused for eventfds). **Rule.** The
 //! worker's thread is signalled every few milliseconds ([`crate::worker::Interrupter`]), so such a
 //! write ends with `EINTR`, which it never does otherwise. After that the descriptor is not
-//! written to again, and the worker stops the port ([`crate::worker::stall`]). **Cost.** None for an honest driver.
+//! written to again, and the worker stops the port ([`crate::worker::stall`]). **Cost.** None for
+//! an honest driver.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};

@@ -211,11 +211,11 @@ impl PortQueue for VhostQueue {
                 // A switch before us may have returned chains and died before it said so.
                 ring.interrupt();
             }
-        } else if let Some(message) = message.downcast_mut::<ChangeRing>() {
-            if let Some(ring) = self.place(message.side) {
-                let change = core::mem::replace(&mut message.change, RingChange::Log(None));
-                message.change = change.apply(ring);
-            }
+        } else if let Some(message) = message.downcast_mut::<ChangeRing>()
+            && let Some(ring) = self.place(message.side)
+        {
+            let change = core::mem::replace(&mut message.change, RingChange::Log(None));
+            message.change = change.apply(ring);
         }
         message
     }

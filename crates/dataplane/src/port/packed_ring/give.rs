@@ -26,7 +26,8 @@ impl PackedRing {
         let (mut rest, mut cursor, mut steps) = (frames, 0, SEARCH_MAX);
         let mut singles = self.fetch(rest.len(), F_WRITE, |_| ());
         while let Some((&i, others)) = rest.split_first() {
-            if cursor >= singles.len && !singles.dry {
+            // Where nothing was consumed the look before still holds: none is looked at twice.
+            if cursor > 0 && cursor >= singles.len && !singles.dry {
                 singles = self.fetch(rest.len(), F_WRITE, |_| ());
                 cursor = 0;
             }

@@ -31,7 +31,7 @@ impl SplitRing {
             self.give_plain(batch, here, at, out);
             at += fit;
             let Some((&i, rest)) = rest.split_first() else { break };
-            at += self.give_scattered(batch, usize::from(i), &mut steps, out);
+            at += self.give_scattered(batch, usize::from(i), at..n, &mut steps, out);
             frames = rest;
         }
     }
@@ -78,12 +78,14 @@ impl SplitRing {
         out.tso += tso;
     }
 
-    /// The general case: chained, indirect or merged buffers. Returns the chains consumed.
+    /// The general case: chained, indirect or merged buffers. `known` are the burst's heads from
+    /// the next one on, which are not read again. Returns the chains consumed.
     #[inline(never)]
     fn give_scattered(
         &mut self,
         batch: &Batch,
         i: usize,
+        known: core::ops::Range<usize>,
         steps: &mut usize,
         out: &mut TxOutcome,
     ) -> usize {
@@ -107,7 +109,10 @@ impl SplitRing {
                 out.down += u32::from(self.stopped);
                 return 0;
             }
-            let head = self.head_at(self.next_available.wrapping_add(ahead));
+            let head = match known.clone().nth(count) {
+                Some(at) => self.burst.heads[at % BATCH_FRAMES],
+                None => self.head_at(self.next_available.wrapping_add(ahead)),
+            };
             let n = match self.walk(head, F_WRITE, &mut pieces[used..], steps) {
                 Ok(n) if n > 0 => n,
                 // The search ended inside a chain that may be lawful.

@@ -1,0 +1,413 @@
+//! No decision reads a word that a peer shares twice: between two reads it may change (datapath
+//! rule 3). Each access of a call to the peer's memory is trapped and counted, in the code as it
+//! was compiled: the memory is closed to the process, a fault says which address is wanted and
+//! whether to write, and the one instruction is carried out with the memory open.
+//!
+//! A ring looks ahead: whether a head is one plain buffer. Of one that is not, nothing of the look
+//! is kept but this answer, and the walk that follows decides anew: such heads may be read twice.
+//! Each frame that is given to a ring is a decision of its own: it may look at buffers that did not
+//! suffice for the one before.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(unsafe_code, reason = "signal handlers and protections of memory")]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::offload::Offload;
+use penstock_dataplane::port::TxOutcome;
+use penstock_dataplane::port::dirty_log::DirtyLog;
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
+use penstock_dataplane::port::packed_ring::PackedRing;
+use penstock_dataplane::port::peer_memory::MemoryAccount;
+use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+
+const USER: u64 = 0x7000_0000_0000;
+const LEN: u64 = 1 << 20;
+/// Where the parts of a ring lie, and indirect tables and buffers behind them.
+const DRIVER: u64 = 0x1000;
+const DEVICE: u64 = 0x2000;
+/// The index of a split ring's driver.
+const AVAILABLE: u64 = DRIVER + 2;
+const TABLES: u64 = 0x4000;
+const BUFFERS: u64 = 0x1_0000;
+const SIZE: u16 = 64;
+const ROUNDS: u64 = 120;
+
+/// The closed memory: where it begins, its bytes. One thread at a time has one.
+static START: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Accesses: twice the offset, plus one for a write.
+static SEEN: [AtomicU64; 1 << 16] = [const { AtomicU64::new(0) }; 1 << 16];
+static SEEN_LEN: AtomicUsize = AtomicUsize::new(0);
+static ONE: Mutex<()> = Mutex::new(());
+
+/// The trap flag of a processor: an exception after each instruction.
+const TRAP_FLAG: i64 = 1 << 8;
+
+fn protect(how: i32) -> bool {
+    let (start, bytes) = (START.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+    // SAFETY: a mapping of the code under test, which is in use by this thread alone.
+    // WHY: a mapping can be closed in no other way.
+    unsafe { libc::mprotect(start as *mut libc::c_void, bytes, how) == 0 }
+}
+
+extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: what the kernel hands to a handler of this kind. WHY: a C interface.
+    let (at, registers) = unsafe {
+        let context = context.cast::<libc::ucontext_t>();
+        ((*info).si_addr() as usize, &mut (*context).uc_mcontext.gregs)
+    };
+    let offset = at.wrapping_sub(START.load(Ordering::Relaxed));
+    if offset >= BYTES.load(Ordering::Relaxed) || !protect(libc::PROT_READ | libc::PROT_WRITE) {
+        // Not ours: it happens again, without a handler.
+        // SAFETY: the default action. WHY: a C interface.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        return;
+    }
+    let writes = registers[libc::REG_ERR as usize] >> 1 & 1;
+    let n = SEEN_LEN.fetch_add(1, Ordering::Relaxed);
+    SEEN[n % SEEN.len()].store((offset << 1) as u64 | writes as u64, Ordering::Relaxed);
+    registers[libc::REG_EFL as usize] |= TRAP_FLAG;
+}
+
+extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: as above. WHY: as above.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    registers[libc::REG_EFL as usize] &= !TRAP_FLAG;
+    protect(libc::PROT_NONE);
+}
+
+type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+fn install(signal: i32, handler: Handler) {
+    // SAFETY: all-zero is a valid action, and the handlers do what handlers may.
+    // WHY: a C interface.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        assert_eq!(libc::sigaction(signal, &raw const action, core::ptr::null_mut()), 0);
+    }
+}
+
+/// A file that a peer shares, mapped once: by the code under test.
+struct Shared {
+    file: File,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        install(libc::SIGSEGV, on_fault);
+        install(libc::SIGTRAP, on_step);
+        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(LEN).unwrap();
+        Self { file, _one: one }
+    }
+
+    fn guest(&self) -> Arc<GuestMemory> {
+        let file = self.file.try_clone().unwrap();
+        let spec = RegionSpec { guest: 0, user: USER, len: LEN, offset: 0, file };
+        Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap())
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at).unwrap();
+    }
+
+    /// Where the process has the file: the lowest byte and how many.
+    fn place(&self) -> (usize, usize) {
+        let inode = self.file.metadata().unwrap().ino().to_string();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps.lines().find(|l| l.split_whitespace().nth(4) == Some(&inode));
+        let range = line.unwrap().split(' ').next().unwrap();
+        let (from, to) = range.split_once('-').unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(from), number(to) - number(from))
+    }
+
+    /// Carries `call` out with the memory closed, and fails if it reads a word twice.
+    fn once<T>(&self, what: &str, call: impl FnOnce() -> T) -> T {
+        self.counted(what, &[], call)
+    }
+
+    /// The same; the descriptors named by `heads` may be read twice.
+    fn counted<T>(&self, what: &str, heads: &[u64], call: impl FnOnce() -> T) -> T {
+        let (start, bytes) = self.place();
+        START.store(start, Ordering::Relaxed);
+        BYTES.store(bytes, Ordering::Relaxed);
+        SEEN_LEN.store(0, Ordering::Relaxed);
+        assert!(protect(libc::PROT_NONE));
+        let answer = call();
+        assert!(protect(libc::PROT_READ | libc::PROT_WRITE));
+        let seen = SEEN_LEN.load(Ordering::Relaxed);
+        assert!(seen <= SEEN.len(), "{what}: {seen} accesses are too many to keep");
+        let mut reads = BTreeMap::new();
+        for access in SEEN[..seen].iter().map(|access| access.load(Ordering::Relaxed)) {
+            if access & 1 == 0 {
+                *reads.entry(access >> 1).or_insert(0) += 1;
+            }
+        }
+        READS.fetch_add(reads.len(), Ordering::Relaxed);
+        let most = |at: &u64| match *at {
+            // What a driver makes available grows: who needs more looks again, and checks again.
+            AVAILABLE if what == "give" => usize::MAX,
+            // Frames are copied, by moves that may overlap; nothing is decided by what is copied.
+            BUFFERS.. => usize::MAX,
+            _ if heads.contains(&(at / 16)) => 2,
+            _ => 1,
+        };
+        let twice: Vec<_> = reads.iter().filter(|(at, times)| **times > most(at)).collect();
+        assert!(twice.is_empty(), "{what}: read more than once (offset, times): {twice:x?}");
+        answer
+    }
+}
+
+/// Words read while they were counted: a test in which nothing is read shows nothing.
+static READS: AtomicUsize = AtomicUsize::new(0);
+
+/// A reproducible stream of numbers (Knuth's constants).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % below
+    }
+}
+
+fn spec(base: u32) -> RingSpec {
+    RingSpec {
+        size: SIZE.into(),
+        descriptors: USER,
+        available: USER + DRIVER,
+        used: USER + DEVICE,
+        base,
+        event_idx: true,
+        in_order: false,
+        mergeable: true,
+        header: 12,
+        call: None,
+    }
+}
+
+/// What a driver writes for one test: each buffer lies apart from all others.
+struct Driver<'a> {
+    memory: &'a Shared,
+    numbers: Numbers,
+    /// The flag that says whether the device writes.
+    write: u16,
+    buffers: u64,
+    /// Heads that are no plain buffer.
+    heads: Vec<u64>,
+}
+
+impl<'a> Driver<'a> {
+    fn new(memory: &'a Shared, seed: u64) -> Self {
+        let write = if seed % 2 == 1 { 2 } else { 0 };
+        Self { memory, numbers: Numbers(seed), write, buffers: 0, heads: Vec::new() }
+    }
+
+    /// A descriptor's first twelve bytes; and whether they name memory, which most do.
+    fn buffer(&mut self) -> ([u8; 12], bool) {
+        let wrong = self.numbers.next(40) == 0;
+        self.buffers = (self.buffers + 1) % 400;
+        let right = BUFFERS + 2048 * self.buffers;
+        let address = if wrong { (1 << 41) + self.numbers.next(1 << 40) } else { right };
+        let len = u32::try_from(60 + self.numbers.next(1500)).unwrap();
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&address.to_le_bytes());
+        bytes[8..].copy_from_slice(&len.to_le_bytes());
+        (bytes, !wrong)
+    }
+
+    /// An indirect table of up to four descriptors, and the descriptor that names it.
+    fn table(&mut self, n: u64) -> [u8; 12] {
+        let entries = 1 + self.numbers.next(4);
+        let at = TABLES + 128 * n;
+        for entry in 0..entries {
+            let mut bytes = [0; 16];
+            bytes[..12].copy_from_slice(&self.buffer().0);
+            let more = u16::from(entry + 1 < entries);
+            bytes[12..14].copy_from_slice(&(self.write | more).to_le_bytes());
+            bytes[14..].copy_from_slice(&u16::try_from(entry + 1).unwrap().to_le_bytes());
+            self.memory.put(at + 16 * entry, &bytes);
+        }
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&at.to_le_bytes());
+        bytes[8..].copy_from_slice(&u32::try_from(16 * entries).unwrap().to_le_bytes());
+        bytes
+    }
+
+    /// Descriptor `n` and its flags: plain, the head of a chain of two, or a table; `n + 1` is the
+    /// second of a chain.
+    fn head(&mut self, n: u64) -> ([u8; 12], u16) {
+        let kind = self.numbers.next(4);
+        if kind == 0 {
+            self.heads.push(n);
+            return (self.table(n), self.write | 4);
+        }
+        let (bytes, right) = self.buffer();
+        let more = u16::from(kind == 1);
+        if more != 0 || !right {
+            self.heads.push(n);
+        }
+        (bytes, self.write | more)
+    }
+
+    /// A split ring: the even descriptors are heads, in an order of their own.
+    fn fill_split(&mut self, available: u16) {
+        self.heads.clear();
+        let turn = self.numbers.next(32);
+        for n in 0..u64::from(SIZE) {
+            let (first, flags) =
+                if n % 2 == 0 { self.head(n) } else { (self.buffer().0, self.write) };
+            let mut bytes = [0; 16];
+            bytes[..12].copy_from_slice(&first);
+            bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+            bytes[14..].copy_from_slice(&u16::try_from((n + 1) % 64).unwrap().to_le_bytes());
+            self.memory.put(16 * n, &bytes);
+            let head = u16::try_from((n * 7 + turn) % 32 * 2).unwrap();
+            self.memory.put(DRIVER + 4 + 2 * n, &head.to_le_bytes());
+        }
+        self.memory.put(AVAILABLE, &available.to_le_bytes());
+    }
+
+    /// A packed ring in its first round, nearly all of it available.
+    fn fill_packed(&mut self) {
+        let mut second = false;
+        for n in 0..u64::from(SIZE) {
+            let (first, flags) = if second { (self.buffer().0, self.write) } else { self.head(n) };
+            second = !second && flags & 1 != 0;
+            // Index 0, both wrap counters 1: available is what has this flag and not the other.
+            let there = if self.numbers.next(50) == 0 { 0 } else { 1 << 7 };
+            let mut bytes = [0; 16];
+            bytes[..12].copy_from_slice(&first);
+            bytes[12..14].copy_from_slice(&u16::try_from(n).unwrap().to_le_bytes());
+            bytes[14..].copy_from_slice(&(flags | there).to_le_bytes());
+            self.memory.put(16 * n, &bytes);
+        }
+    }
+}
+
+/// The frames that a receive ring is given.
+fn batch(numbers: &mut Numbers) -> (Box<Batch>, Vec<u8>) {
+    let mut batch = Batch::new();
+    for _ in 0..1 + numbers.next(8) {
+        let frame = vec![7; usize::try_from(60 + numbers.next(1400)).unwrap()];
+        batch.push(&frame, Offload::NONE).unwrap();
+    }
+    let all = (0..).take(batch.len()).collect();
+    (batch, all)
+}
+
+/// What looks plain may be too small for a frame: then it is walked like others.
+const ANY: [u64; SIZE as usize] = {
+    let mut all = [0; SIZE as usize];
+    let mut n = 0;
+    while n < all.len() {
+        all[n] = n as u64;
+        n += 1;
+    }
+    all
+};
+
+macro_rules! calls {
+    ($memory:ident, $ring:ident, $driver:ident) => {
+        let heads = &$driver.heads;
+        let waiting = $memory.once("has_waiting", || $ring.has_waiting());
+        if $driver.write != 0 {
+            let (batch, all) = batch(&mut $driver.numbers);
+            for frame in &all {
+                let (frame, mut outcome) = ([*frame], TxOutcome::default());
+                $memory.counted("give", &ANY, || $ring.give(&batch, &frame, &mut outcome));
+            }
+        } else if waiting {
+            let mut batch = Batch::new();
+            $memory.counted("take", heads, || $ring.take(&mut batch));
+            $memory.once("complete_taken", || $ring.complete_taken());
+        }
+        $memory.once("publish", || $ring.publish());
+        $memory.once("notify", || $ring.notify());
+        $memory.once("ask_for_kicks", || $ring.ask_for_kicks());
+        $memory.once("suppress_kicks", || $ring.suppress_kicks());
+    };
+}
+
+fn enough() {
+    let reads = READS.swap(0, Ordering::Relaxed);
+    assert!(reads > 10_000, "{reads} reads were counted");
+}
+
+#[test]
+fn a_split_ring_reads_each_word_once() {
+    let memory = Shared::new();
+    for seed in 0..ROUNDS {
+        let mut driver = Driver::new(&memory, seed);
+        // A ring whose used index is not 0 goes on from there.
+        memory.put(DEVICE, &[0; 8]);
+        let mut ring = SplitRing::new(spec(0), memory.guest()).unwrap();
+        let mut available = 0;
+        for _ in 1..4 {
+            available += driver.numbers.next(21);
+            driver.fill_split(u16::try_from(available).unwrap());
+            if std::env::var("DBG").is_ok() {
+                eprintln!("seed {seed} available {available} stopped {}", ring.is_stopped());
+            }
+            calls!(memory, ring, driver);
+        }
+    }
+    enough();
+}
+
+#[test]
+fn a_packed_ring_reads_each_word_once() {
+    let memory = Shared::new();
+    for seed in 0..ROUNDS {
+        let mut driver = Driver::new(&memory, seed);
+        // A ring whose used index is not 0 goes on from there.
+        memory.put(DEVICE, &[0; 8]);
+        let mut ring = PackedRing::new(spec(0x8000_8000), memory.guest()).unwrap();
+        driver.fill_packed();
+        for _ in 1..4 {
+            calls!(memory, ring, driver);
+        }
+    }
+    enough();
+}
+
+#[test]
+fn an_inflight_region_and_a_dirty_log_are_read_once() {
+    let memory = Shared::new();
+    let account = MemoryAccount::default();
+    for seed in 0..ROUNDS {
+        let mut numbers = Numbers(seed);
+        let noise: Vec<u8> = (0..4096).map(|_| u8::try_from(numbers.next(4)).unwrap()).collect();
+        memory.put(0, &[0; 8192]);
+        let file = &memory.file;
+        let layout = if seed % 2 == 0 { RingLayout::Split } else { RingLayout::Packed };
+        let region = InflightRegion::map(&account, layout, file, 0, 8192, (2, SIZE)).unwrap();
+        let region = Arc::new(region);
+        // Rewritten behind what was checked.
+        memory.put(0, &noise);
+        memory.put(4096, &noise);
+        if layout == RingLayout::Split {
+            if let Some(queue) = memory.once("split", || region.split(1, SIZE)) {
+                memory.once("recover", || queue.recover(0, SIZE / 2));
+            }
+        } else if let Some(queue) = memory.once("packed", || region.packed(1, SIZE)) {
+            memory.once("positions", || queue.positions());
+        }
+        drop(region);
+        let log = DirtyLog::map(&account, file, 0, 4096).unwrap();
+        memory.once("mark", || log.mark(numbers.next(1 << 26), numbers.next(65_536)));
+    }
+    assert!(READS.swap(0, Ordering::Relaxed) > 1_000);
+}

@@ -114,7 +114,7 @@ name = "h2"
 "#,
         &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
                  mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
-                 worker, zero_copy, offloads, mtu, vlan, trunk, native, mac, ip, slow_path, \
+                 worker, zero_copy, offloads, mtu, vlan, trunk, native, qinq, mac, ip, slow_path, \
                  ingress_policy, cycles, depth, weight, priority, contract, police, receive, link, \
                  egress, wfq, queue, shape, share, rtp, vm"],
     ),
@@ -177,6 +177,19 @@ per_second = 0
 "#,
         &["8:14: port \"vm3\": `per_second` 0 is out of range; write a number from 1 to \
                  10000000"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+ip = ["10.0.0.1"]
+qinq = true
+"#,
+        &["8:8: port \"vm3\": `qinq` lets frames pass whose addresses nobody reads, so `ip` \
+                 holds none; remove `qinq`, or `ip`; `mac` holds with it"],
     ),
     (
         r#"[[port]]

@@ -101,13 +101,16 @@ UNIT
     ln -s ../acts.service "$BOOT/etc/systemd/system/multi-user.target.wants/acts.service"
 }
 
-# boot SECONDS: until the container has ended by itself.
-boot() {
-    timeout "$1" systemd-nspawn --quiet --register=no --keep-unit --directory="$BOOT" \
+# nspawn SECONDS ARGUMENT...: until what runs in the container has ended by itself.
+nspawn() {
+    local seconds=$1
+    shift
+    timeout -k 20 "$seconds" systemd-nspawn --quiet --register=no --keep-unit --directory="$BOOT" \
         --machine="penstock-$$" --private-network --capability=CAP_BPF,CAP_NET_RAW,CAP_IPC_LOCK \
         --system-call-filter=bpf --bind-ro=/usr --bind-ro="$REPO:/repo" --bind="$OUT:/out" \
-        --bind-ro="$BIN:/opt/penstock" --boot </dev/null >"$OUT/boot.log" 2>&1
+        --bind-ro="$BIN:/opt/penstock" "$@" </dev/null >"$OUT/boot.log" 2>&1
 }
+boot() { nspawn "$1" --boot; }
 
 # Its lines are counted as this script's own.
 run_container() {
@@ -120,6 +123,12 @@ run_container() {
         return
     fi
     make_container
+    # Where this machine lets nobody make a container at all, nothing is shown of the switch.
+    if ! nspawn 60 --as-pid2 /usr/bin/true; then
+        tail -n 5 "$OUT/boot.log"
+        skip "the switch under its unit: systemd-nspawn makes no container here"
+        return
+    fi
     boot 180
     if ! grep -q '^the switch under its unit: ' "$OUT/acts.log" 2>/dev/null; then
         tail -n 20 "$OUT"/*.log

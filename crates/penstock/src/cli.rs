@@ -407,6 +407,10 @@ pub struct ControllerRunArgs {
     /// The controller's file: docs/controller.md.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// Begin in mode `observe`, whatever the store says: decide, and tell nobody, until
+    /// `penstock controller mode active`. For a store that was restored.
+    #[arg(long)]
+    pub observe: bool,
     /// Form of the log on standard error.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

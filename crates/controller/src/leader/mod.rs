@@ -36,6 +36,7 @@ mod record;
 
 use bindings::Kept;
 pub use bindings::{BindingHead, SHARDS};
+pub use change::begin_observing;
 use horizon::Horizon;
 pub use record::{IntervalReport, Totals};
 

@@ -103,9 +103,12 @@ impl ServerTls {
     pub(super) async fn revoked(self, chain: Vec<CertificateDer<'static>>) {
         let mut in_force = self.in_force.subscribe();
         let Some((own, between)) = chain.split_first() else { return };
+        // As it was let in: one that has expired since is told so before anybody looks for it on a
+        // list.
+        let let_in = UnixTime::now();
         loop {
             let verifier = Arc::clone(&in_force.borrow_and_update().verifier);
-            let found = verifier.verify_client_cert(own, between, UnixTime::now());
+            let found = verifier.verify_client_cert(own, between, let_in);
             if matches!(found, Err(TlsError::InvalidCertificate(CertificateError::Revoked))) {
                 return;
             }

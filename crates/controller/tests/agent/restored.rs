@@ -10,11 +10,11 @@ use penstock_controller::agents::{AgentServer, Identity, Limits, Registry, serve
 use penstock_controller::carry_out::Crew;
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::hosts::Hosts;
-use penstock_controller::leader::Settings as LeaderSettings;
+use penstock_controller::leader::{Settings as LeaderSettings, begin_observing};
 use penstock_controller::service::{Controller, Operator, Setup};
 use penstock_controller::store::{Embedded, Store};
-use penstock_controller::wire::v1::RaiseEpochRequest;
 use penstock_controller::wire::v1::operator_service_server::OperatorService as _;
+use penstock_controller::wire::v1::{RaiseEpochRequest, SetModeRequest};
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::tenant_placement::Policy;
 use penstock_fabric::topology::{Regular, Tier, Topology};
@@ -107,6 +107,15 @@ impl Leader {
         Ok(serde_json::from_str(&raised.await?.into_inner().text).unwrap())
     }
 
+    async fn set_mode(&self, mode: &str) {
+        let read = Arc::new(|_: &str, _: &Topology, _: &[String]| Ok(Vec::new()));
+        let operator = Operator::new(Arc::clone(&self.controller), read);
+        operator
+            .set_mode(tonic::Request::new(SetModeRequest { mode: mode.to_owned() }))
+            .await
+            .unwrap();
+    }
+
     async fn end(mut self) {
         self.stop.send_replace(true);
         let ended = async { while self.tasks.join_next().await.is_some() {} };
@@ -149,7 +158,13 @@ async fn recovers(
     epoch: u64,
     store: impl AsyncFn() -> Arc<dyn Store>,
 ) {
-    let leader = Leader::start(store().await).await;
+    let restored = store().await;
+    begin_observing(&*restored).await.unwrap();
+    let leader = Leader::start(restored).await;
+    let status = leader.status("any", |_| true).await;
+    assert_eq!(status["mode"], "observe", "{status}");
+    assert_eq!(status["stamp"]["generation"], 0, "nothing was decided: {status}");
+    leader.set_mode("active").await;
     assert!(leader.epoch().await < epoch, "the copy is older");
     let mut host = agent(dir, &leader, side).await;
     // Refused, and both sides say what to do. What the host was told stays in force.

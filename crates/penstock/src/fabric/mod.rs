@@ -23,7 +23,7 @@ use penstock_control::config::fabric::{ControllerFile, StoreFile, TlsFiles, load
 use penstock_controller::agents::{
     self, AgentServer, Identity, Limits, PemFiles, Registry, ServerTls,
 };
-use penstock_controller::leader::Settings;
+use penstock_controller::leader::{Settings, begin_observing};
 use penstock_controller::listen;
 use penstock_controller::service::{Controller, Operator, Setup};
 use penstock_controller::store::{Embedded, Etcd, EtcdConfig, EtcdTls, Store};
@@ -69,7 +69,7 @@ pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("runtime cannot start")?;
-    let served = runtime.block_on(serve(file, operators, agents, page));
+    let served = runtime.block_on(serve(file, args.observe, operators, agents, page));
     runtime.shutdown_timeout(Duration::from_millis(500));
     drop(guard);
     served.map(|()| ExitCode::SUCCESS)
@@ -115,6 +115,7 @@ fn tls(files: &TlsFiles) -> Result<ServerTls> {
 
 async fn serve(
     file: ControllerFile,
+    observes: bool,
     operators: std::os::unix::net::UnixListener,
     agents: Option<TcpListener>,
     page: Option<TcpListener>,
@@ -123,6 +124,9 @@ async fn serve(
     let mut term = signal(SignalKind::terminate()).context("signals cannot be handled")?;
     let mut int = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
     let store = open_store(&file.store).await?;
+    if observes {
+        begin_observing(&*store).await.context("--observe")?;
+    }
     let hosts = Arc::new(Registry::new(Box::new(file.fabric.topology.clone())));
     let (report_ms, tls_files) = (file.report_ms, file.tls.clone());
     let per_certificate = file.connections_per_certificate;

@@ -481,6 +481,42 @@ impl Batch {
         &self.segments[f.seg_first as usize..f.seg_first as usize + f.seg_count as usize]
     }
 
+    /// [`Self::take_in`], if that is wanted.
+    #[inline(always)]
+    pub(crate) fn take_in_if(&mut self, wanted: bool) {
+        if wanted {
+            self.take_in();
+        }
+    }
+
+    /// Copies all that lies in others' memory into the arena, as far as that has room: it has, for
+    /// frames of a port that does not use it.
+    #[cold]
+    fn take_in(&mut self) {
+        for i in 0..self.len {
+            let (first, count) = (self.frames[i].seg_first as usize, self.frames[i].seg_count);
+            let end = first + count as usize;
+            let len: usize = self.segments[first..end].iter().map(|s| s.len as usize).sum();
+            let Some(room) = self.arena.get_mut(self.arena_used..self.arena_used + len) else {
+                return;
+            };
+            let mut at = 0;
+            for s in &self.segments[first..end] {
+                // SAFETY: as in `copy_to`; the room has the bytes of all segments. WHY: as there.
+                #[allow(unsafe_code, reason = "reads a segment that may lie in guest memory")]
+                unsafe {
+                    crate::mem::copy(room[at..].as_mut_ptr(), s.data, s.len as usize);
+                }
+                at += s.len as usize;
+            }
+            if count > 0 {
+                self.segments[first] = segment(room.as_ptr(), len);
+                self.frames[i].seg_count = 1;
+                self.arena_used += len.next_multiple_of(64);
+            }
+        }
+    }
+
     /// Copies frame `i` in its present form to the end of `out`.
     pub fn copy_out(&self, i: usize, out: &mut Vec<u8>) {
         let from = out.len();

@@ -3,7 +3,7 @@
 //! **Problem.** Workers read guests' rings, sessions read messages of guests' processes. Whoever
 //! takes one of these threads over would have the daemon's capabilities and every system call.
 //! **Approach.** When such a thread has what it needs, it gives its capabilities up and puts a
-//! seccomp filter on itself ([`confine`]). The filters are made from one table, [`allowed`]. The
+//! seccomp filter on itself ([`confine`]). The filters are made from one table, `allowed`. The
 //! threads start no threads, so nobody inherits a filter that does not fit. **A call that is not in
 //! the table** ends the process with a message that names the thread and the call ([`Mode::On`]):
 //! a defect of the table must not look like a hang, and a thread that was taken over must not go
@@ -70,13 +70,25 @@ enum Only {
     ThirdWithout(u64),
     /// Argument 0 is this process.
     Ourselves,
+    /// A unix stream socket: the helper has one of another kind.
+    UnixStream,
 }
-use Only::{Any, First, Ourselves, Second, ThirdWithout};
+use Only::{Any, First, Ourselves, Second, ThirdWithout, UnixStream};
 
 type Table = &'static [(libc::c_long, Only)];
 
 /// Bits of `mmap` and `mprotect` that no thread needs.
 const EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
+
+/// What is asked of descriptors.
+const FCNTLS: &[u64] = &[
+    libc::F_GETFD.unsigned_abs() as u64,
+    libc::F_SETFD.unsigned_abs() as u64,
+    libc::F_DUPFD_CLOEXEC.unsigned_abs() as u64,
+    libc::F_GETFL.unsigned_abs() as u64,
+    libc::F_SETFL.unsigned_abs() as u64,
+    libc::F_GET_SEALS.unsigned_abs() as u64,
+];
 
 /// Memory, locks, time, signals, logging and the thread's end: every thread.
 const COMMON: Table = &[
@@ -121,8 +133,9 @@ const COMMON: Table = &[
     (libc::SYS_sendto, Any),
     (libc::SYS_sendmsg, Any),
     (libc::SYS_close, Any),
-    // The standard library looks, in a debug build, whether what it closes is open.
-    (libc::SYS_fcntl, Any),
+    // Not all of it: F_SETOWN and F_SETSIG would have the kernel send any process any signal. The
+    // standard library looks, in a debug build, whether what it closes is open.
+    (libc::SYS_fcntl, Second(FCNTLS)),
     (libc::SYS_exit, Any),
     (libc::SYS_exit_group, Any),
 ];
@@ -160,14 +173,24 @@ const SESSION: Table = &[
 ];
 
 /// And where we connect.
-const CLIENT: Table =
-    &[(libc::SYS_socket, First(&[libc::AF_UNIX.unsigned_abs() as u64])), (libc::SYS_connect, Any)];
+const CLIENT: Table = &[(libc::SYS_socket, UnixStream), (libc::SYS_connect, Any)];
 
 const LINK: Table =
     &[(libc::SYS_ioctl, Second(&[libc::SIOCGIFINDEX, libc::SIOCGIFMTU, libc::SIOCGIFFLAGS]))];
 
-/// Calls that fail with `EACCES` and have no other consequence.
-const REFUSED: [libc::c_long; 2] = [libc::SYS_open, libc::SYS_openat];
+/// Calls that fail with `EACCES` and have no other consequence, where a role may not make them: the
+/// allocator and the words about a panic try them.
+const REFUSED: [libc::c_long; 9] = [
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_getcwd,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+];
 
 /// The table that the filters are made from; `docs/privileges.md` shows it.
 fn allowed(role: Role) -> Vec<Table> {
@@ -219,7 +242,8 @@ fn programs(role: Role, is_logged: bool) -> Result<Vec<BpfProgram>, seccompiler:
     for &(call, only) in allowed(role).into_iter().flatten() {
         rules.insert(call, conditions(only)?);
     }
-    let refused: BTreeMap<_, _> = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
+    let mut refused: BTreeMap<_, _> = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
+    refused.retain(|call, _| !rules.contains_key(call));
     rules.extend(refused.clone());
     let compile = |rules, otherwise, action| {
         SeccompFilter::new(rules, otherwise, action, arch).and_then(BpfProgram::try_from)
@@ -249,6 +273,16 @@ fn conditions(only: Only) -> Result<Vec<SeccompRule>, seccompiler::BackendError>
         Second(values) => among(1, values),
         ThirdWithout(bits) => Ok(vec![rule(2, SeccompCmpOp::MaskedEq(bits), 0)?]),
         Ourselves => among(0, &[u64::from(std::process::id())]),
+        UnixStream => {
+            let dword = SeccompCmpArgLen::Dword;
+            let family = libc::AF_UNIX.unsigned_abs().into();
+            // The lowest four bits; the others are flags.
+            let stream = (SeccompCmpOp::MaskedEq(0xf), libc::SOCK_STREAM.unsigned_abs().into());
+            Ok(vec![SeccompRule::new(vec![
+                SeccompCondition::new(0, dword.clone(), SeccompCmpOp::Eq, family)?,
+                SeccompCondition::new(1, dword, stream.0, stream.1)?,
+            ])?])
+        }
     }
 }
 
@@ -399,6 +433,40 @@ mod tests {
             drop(done);
             assert_eq!(thread.join().unwrap(), Some(libc::EACCES), "{role:?}");
         }
+    }
+
+    #[test]
+    fn a_panic_says_its_own_words() {
+        if child().is_some() {
+            on_a_thread(|| {
+                confine(Role::Worker).unwrap();
+                std::panic::catch_unwind(|| panic!("what went wrong")).unwrap_err()
+            });
+            return;
+        }
+        let name = "confine::tests::a_panic_says_its_own_words";
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", name, "--nocapture"]).env(CHILD, "").env("RUST_BACKTRACE", "1");
+        let ended = command.output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{said}");
+        assert!(said.contains("what went wrong") && !said.contains("made system call"), "{said}");
+    }
+
+    #[test]
+    fn nobody_is_sent_a_signal_by_a_descriptor() {
+        if child().is_some() {
+            on_a_thread(|| {
+                let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+                confine(Role::Session).unwrap();
+                let fd = std::os::fd::AsRawFd::as_raw_fd(&ours);
+                // SAFETY: changes who is told of the socket. WHY: the call is what is tested.
+                unsafe { libc::fcntl(fd, libc::F_SETOWN, 1) };
+            });
+            return;
+        }
+        let ended = run_child("nobody_is_sent_a_signal_by_a_descriptor", "");
+        assert_eq!(ended.status.signal(), Some(libc::SIGABRT));
     }
 
     #[test]

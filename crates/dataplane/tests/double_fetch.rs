@@ -36,6 +36,8 @@ const DEVICE: u64 = 0x2000;
 const AVAILABLE: u64 = DRIVER + 2;
 const TABLES: u64 = 0x4000;
 const BUFFERS: u64 = 0x1_0000;
+/// Bytes of virtio's header before each frame.
+const HEADER: u64 = 12;
 const SIZE: u16 = 64;
 const ROUNDS: u64 = 120;
 
@@ -72,7 +74,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
     }
     let writes = registers[libc::REG_ERR as usize] >> 1 & 1;
     let n = SEEN_LEN.fetch_add(1, Ordering::Relaxed);
-    SEEN[n % SEEN.len()].store((offset << 1) as u64 | writes as u64, Ordering::Relaxed);
+    SEEN[n % SEEN.len()].store((offset << 1) as u64 | writes.unsigned_abs(), Ordering::Relaxed);
     registers[libc::REG_EFL as usize] |= TRAP_FLAG;
 }
 
@@ -159,8 +161,9 @@ impl Shared {
         let most = |at: &u64| match *at {
             // What a driver makes available grows: who needs more looks again, and checks again.
             AVAILABLE if what == "give" => usize::MAX,
-            // Frames are copied, by moves that may overlap; nothing is decided by what is copied.
-            BUFFERS.. => usize::MAX,
+            // Frames are copied, by moves that may overlap; nothing is decided by what is copied
+            // behind virtio's header.
+            BUFFERS.. if (at - BUFFERS) % 2048 >= HEADER => usize::MAX,
             _ if heads.contains(&(at / 16)) => 2,
             _ => 1,
         };
@@ -193,7 +196,7 @@ fn spec(base: u32) -> RingSpec {
         event_idx: true,
         in_order: false,
         mergeable: true,
-        header: 12,
+        header: usize::try_from(HEADER).unwrap(),
         call: None,
     }
 }

@@ -275,9 +275,10 @@ fn hides(w: &[u8; HEAD_COPY], len: usize) -> bool {
     }
 }
 
-/// Whether a frame that hides a header hides it behind just one tag more.
+/// Whether a frame that hides a header hides it behind just one tag more, of a VLAN: stations take
+/// what has a tag without a VLAN for untagged.
 pub(super) fn hides_behind_one_tag(w: &[u8; HEAD_COPY], len: usize) -> bool {
-    is_tag(be16(w, L3 - 2)) && len >= L3 + 4 && {
+    is_tag(be16(w, L3 - 2)) && len >= L3 + 4 && be16(w, L3) & 0xfff != 0 && {
         let inner = be16(w, L3 + 2);
         inner >= 0x0600 && !is_tag(inner)
     }

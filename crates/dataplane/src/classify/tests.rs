@@ -560,7 +560,9 @@ fn a_port_with_qinq_may_send_one_tag_more_and_no_other() {
     let another = udp4(B, BROADCAST, YOU, ME, 1, 2);
     let spoofed = b.send(0, &hidden_behind(&[0x88, 0xa8, 0, 7], &another));
     assert_eq!(spoofed, Verdict::Drop(DropReason::SpoofedMac));
-    let hides: [&[u8]; 3] = [
+    let hides: [&[u8]; 5] = [
+        &[0x81, 0, 0, 0, 0x81, 0, 0xe0, 0],
+        &[0x88, 0xa8, 0, 0],
         &[0x81, 0, 0, 10, 0x81, 0, 0, 7, 0x81, 0, 0, 8],
         &[0x88, 0xa8, 0, 7, 0, 46, 0xaa, 0xaa, 3, 0, 0, 0],
         &[0, 46, 0xaa, 0xaa, 3, 0, 0, 0],

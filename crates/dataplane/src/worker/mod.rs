@@ -172,6 +172,8 @@ pub struct Worker<C> {
     resting: Resting,
     aside: Aside,
     outputs: Outputs,
+    /// Ports whose frames are taken into memory of ours, see [`Self::stop_sleeper`].
+    apart: Box<[bool]>,
     classifier: Classifier,
     snapshot: Arc<Snapshot>,
     batch: Box<Batch>,
@@ -271,6 +273,7 @@ impl<C: CycleCounter> Worker<C> {
             bound: BatchBound::new(config.max_ports, config.tsc),
             delays: Delays::new(config.max_ports),
             meter: Meter::new(config.max_ports, config.tsc, config.capacity, config.refill),
+            apart: vec![false; config.max_ports].into_boxed_slice(),
             pace: Pace::new(config.tsc, config.capacity),
             resting: Resting::new(config.max_ports, config.tsc),
             classifier: Classifier::new(&ClassifierConfig {
@@ -560,6 +563,7 @@ impl<C: CycleCounter> Worker<C> {
         self.batch.limit(most.min(self.outputs.gates.limit(unit.port)));
         let queue = &mut self.ports[id].queues[unit.queue.index()];
         queue.rx_burst(&mut self.batch);
+        self.batch.take_in_if(self.apart[id]);
         let (frames, more) = (self.batch.len(), !self.batch.has_room());
         if frames == 0 && self.batch.errors == 0 {
             counters.rx_empty.add(1);
@@ -618,7 +622,7 @@ impl<C: CycleCounter> Worker<C> {
     }
 
     fn finish_turn(&mut self, sweep_ends: bool) {
-        if self.stolen.has_slept() {
+        if stall::is_due() {
             self.stop_sleeper();
         }
         self.counters.turns.add(1);
@@ -638,30 +642,13 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
-    /// A batch took far too long and had its core all the while: the port over which it slept is
-    /// stopped, here at once and everywhere by its own control side.
-    #[cold]
-    #[inline(never)]
-    fn stop_sleeper(&mut self) {
-        let slept = self.stolen.take_slept();
-        let Some((port, cause)) = stall::culprit(slept) else { return };
-        let Some(slot) = self.ports.get_mut(port.index()) else { return };
-        let stopped =
-            slot.queues.iter_mut().filter_map(|queue| queue.stop(cause, slept).then_some(()));
-        if stopped.count() > 0
-            && let Some(counters) = &self.port_counters[port.index()]
-        {
-            counters.stopped.add(1);
-        }
-    }
-
     fn idle_turn(&mut self) {
         self.age();
         self.end_idle_turn();
     }
 
     fn end_idle_turn(&mut self) {
-        if self.stolen.has_slept() {
+        if stall::is_due() {
             self.stop_sleeper();
         }
         self.notify();

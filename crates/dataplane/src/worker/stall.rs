@@ -18,7 +18,10 @@ use nix::sys::time::TimeValLike;
 use nix::time::{ClockId, clock_gettime};
 use penstock_units::{Nanos, PortId};
 
+use super::Worker;
 use super::interrupter::PERIOD_MS;
+use crate::port::PortQueue;
+use crate::tsc::CycleCounter;
 
 /// The longest that a batch may sleep in a peer's memory: such a port is stopped.
 pub const SLEEP_MAX: Nanos = Nanos::from_millis(20);
@@ -36,6 +39,19 @@ pub enum Cause {
     Memory,
     /// Its call descriptor.
     Call,
+    /// It did not sleep: the file behind its memory has become shorter.
+    Gone,
+}
+
+/// What is known of a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) port: PortId,
+    pub(super) cause: Cause,
+    /// For how long.
+    pub(super) slept: Nanos,
+    /// It may as well have been the memory of this port, from which a copy was under way.
+    pub(super) or: Option<PortId>,
 }
 
 /// A thread that sleeps over a port. The signal's handler runs on the same thread, between any two
@@ -45,23 +61,32 @@ struct Watch {
     at: Cell<u32>,
     /// Whose memory the frames of the batch lie in, while they are written to another port.
     source: Cell<u32>,
+    /// Within [`write_to`]: more was read than the port's own private copies.
+    copies: Cell<bool>,
     armed: Cell<bool>,
     /// When the last signal came, and how often the thread had given up its core by then.
     signal: Cell<u64>,
     switches: Cell<i64>,
-    /// Who was noted last, what for, and when.
-    noted: Cell<(u32, Cause, u64)>,
+    /// Who was noted last, what for, when, and who else it may have been.
+    noted: Cell<(u32, Cause, u64, u32)>,
+    /// For how long something slept that is to be looked at, in nanoseconds; 0: nothing did.
+    due: Cell<u64>,
 }
+
+/// Nothing was noted.
+const NOTHING: (u32, Cause, u64, u32) = (NOBODY, Cause::Memory, 0, NOBODY);
 
 thread_local! {
     static WATCH: Watch = const {
         Watch {
             at: Cell::new(NOBODY),
             source: Cell::new(NOBODY),
+            copies: Cell::new(false),
             armed: Cell::new(false),
             signal: Cell::new(0),
             switches: Cell::new(0),
-            noted: Cell::new((NOBODY, Cause::Memory, 0)),
+            noted: Cell::new(NOTHING),
+            due: Cell::new(0),
         }
     };
 }
@@ -93,6 +118,7 @@ pub(crate) fn write_to<T>(port: PortId, what: impl FnOnce() -> T) -> T {
         let done = what();
         compiler_fence(Ordering::SeqCst);
         watch.at.set(source);
+        watch.copies.set(false);
         done
     })
 }
@@ -101,6 +127,7 @@ pub(crate) fn write_to<T>(port: PortId, what: impl FnOnce() -> T) -> T {
 #[inline(always)]
 pub(crate) fn read_from(what: impl FnOnce()) {
     WATCH.with(|watch| {
+        watch.copies.set(true);
         let target = watch.at.replace(watch.source.get());
         compiler_fence(Ordering::SeqCst);
         what();
@@ -120,7 +147,10 @@ pub(super) fn leave() {
 /// The thread slept because it wanted to.
 pub(super) fn rested() {
     leave();
-    WATCH.with(|watch| watch.switches.set(switches()));
+    WATCH.with(|watch| {
+        watch.switches.set(switches());
+        watch.noted.set(NOTHING);
+    });
 }
 
 /// The thread is signalled from now on.
@@ -142,35 +172,86 @@ pub(super) fn signal() {
         let gap = now.saturating_sub(watch.signal.replace(now));
         let slept = switches > watch.switches.replace(switches);
         if gap > GAP && slept && watch.at.get() != NOBODY {
-            watch.noted.set((watch.at.get(), Cause::Memory, now));
+            let or = if watch.copies.get() { watch.source.get() } else { NOBODY };
+            watch.noted.set((watch.at.get(), Cause::Memory, now, or));
         }
     });
 }
 
 /// A write to the call descriptor of whose memory is used had to be broken off.
 pub(crate) fn note_call() {
-    WATCH.with(|watch| watch.noted.set((watch.at.get(), Cause::Call, now())));
+    note(Cause::Call);
 }
 
-/// Whether [`note_call`] was called and nobody asked [`culprit`] since.
-pub(super) fn waited_for_call() -> bool {
-    WATCH.with(|watch| matches!(watch.noted.get(), (at, Cause::Call, _) if at != NOBODY))
+/// Memory that is used is gone, and zeroes of ours are in its place: what is written to them stays.
+/// From a signal handler.
+pub(crate) fn note_gone() {
+    note(Cause::Gone);
 }
 
-/// Who made the thread sleep within the last `within`, and by what. Asked once.
-pub(super) fn culprit(within: Nanos) -> Option<(PortId, Cause)> {
-    let (at, cause, when) = WATCH.with(|watch| watch.noted.replace((NOBODY, Cause::Memory, 0)));
+fn note(cause: Cause) {
+    WATCH.with(|watch| {
+        if watch.armed.get() && watch.at.get() != NOBODY {
+            watch.noted.set((watch.at.get(), cause, now(), NOBODY));
+            watch.due.set(watch.due.get().max(1));
+        }
+    });
+}
+
+/// Something took so long although it had its core.
+pub(super) fn took(slept: Nanos) {
+    WATCH.with(|watch| watch.due.set(slept.0.max(1)));
+}
+
+/// Whether there is something to ask [`culprit`] about.
+#[inline(always)]
+pub(super) fn is_due() -> bool {
+    WATCH.with(|watch| watch.due.get() != 0)
+}
+
+/// Who made the thread sleep, by what and for how long; or whose memory is gone. Asked once.
+pub(super) fn culprit() -> Option<Found> {
+    let (slept, noted) = WATCH.with(|watch| (watch.due.take(), watch.noted.replace(NOTHING)));
+    let (at, cause, when, or) = noted;
     let since = now().saturating_sub(when);
-    let recent = since <= within.0.saturating_add(GAP);
+    let recent = since <= slept.saturating_add(GAP);
     let port = u16::try_from(at).ok().filter(|_| recent)?;
-    Some((PortId(port), cause))
+    let or = u16::try_from(or).ok().map(PortId);
+    Some(Found { port: PortId(port), cause, slept: Nanos(slept), or })
+}
+
+impl<C: CycleCounter> Worker<C> {
+    /// A batch took far too long and had its core all the while: the port over which it slept is
+    /// stopped, here at once and everywhere by its own control side. Where a copy slept and it may
+    /// have been either side's memory, neither is; what that sender sends is first taken into
+    /// memory of ours from then on, so that the next time there is no doubt.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn stop_sleeper(&mut self) {
+        let Some(found) = culprit() else { return };
+        if let Some(apart) = found.or.and_then(|port| self.apart.get_mut(port.index()))
+            && !*apart
+        {
+            *apart = true;
+            return;
+        }
+        let Some(slot) = self.ports.get_mut(found.port.index()) else { return };
+        let stop = |queue: &mut Box<dyn PortQueue>| queue.stop(found.cause, found.slept);
+        let stopped = slot.queues.iter_mut().map(stop).filter(|stopped| *stopped).count();
+        if stopped > 0
+            && let Some(counters) = &self.port_counters[found.port.index()]
+        {
+            counters.stopped.add(1);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A gap of twice the period between two signals, with a switch or without.
+    /// A gap of twice the period between two signals, with a switch or without, in a batch that
+    /// took longer than any may.
     fn gap(switched: bool) {
         WATCH.with(|watch| {
             watch.armed.set(true);
@@ -178,35 +259,48 @@ mod tests {
             watch.switches.set(switches() - i64::from(switched));
         });
         signal();
+        took(SLEEP_MAX);
+    }
+
+    fn who() -> Option<(u16, Cause, Option<u16>)> {
+        culprit().map(|found| (found.port.0, found.cause, found.or.map(|port| port.0)))
     }
 
     #[test]
     fn whoever_is_at_work_when_the_thread_sleeps_is_noted_once() {
         enter(PortId(3));
         gap(true);
-        assert_eq!(culprit(SLEEP_MAX), Some((PortId(3), Cause::Memory)));
-        assert_eq!(culprit(SLEEP_MAX), None);
+        assert!(is_due());
+        assert_eq!(who(), Some((3, Cause::Memory, None)));
+        assert_eq!((who(), is_due()), (None, false));
         // A core that was taken away is nobody's fault, nor is a sleep of one's own.
         gap(false);
-        assert_eq!(culprit(SLEEP_MAX), None);
+        assert_eq!(who(), None);
         leave();
         gap(true);
-        assert_eq!(culprit(SLEEP_MAX), None);
+        assert_eq!(who(), None);
+        enter(PortId(3));
+        gap(true);
+        rested();
+        assert_eq!(who(), None);
     }
 
     #[test]
     fn who_is_written_to_is_not_blamed_for_who_is_read_from() {
         enter(PortId(1));
         let noted = write_to(PortId(2), || {
-            read_from(|| gap(true));
-            let read = culprit(SLEEP_MAX);
             gap(true);
-            (read, culprit(SLEEP_MAX))
+            let written = who();
+            read_from(|| gap(true));
+            let read = who();
+            gap(true);
+            (written, read, who())
         });
-        let by = |port| Some((PortId(port), Cause::Memory));
-        assert_eq!(noted, (by(1), by(2)));
+        let by = |port, or| Some((port, Cause::Memory, or));
+        // Once something is copied, a sleep of the copy may be either's.
+        assert_eq!(noted, (by(2, None), by(1, Some(1)), by(2, Some(1))));
         gap(true);
-        assert_eq!(culprit(SLEEP_MAX), by(1), "what is left of it");
+        assert_eq!(who(), by(1, None), "what is left of it");
     }
 
     #[test]
@@ -214,14 +308,15 @@ mod tests {
         enter(PortId(5));
         gap(true);
         WATCH.with(|watch| {
-            let (at, cause, when) = watch.noted.get();
-            watch.noted.set((at, cause, when.saturating_sub(1_000_000_000)));
+            let (at, cause, when, or) = watch.noted.get();
+            watch.noted.set((at, cause, when.saturating_sub(1_000_000_000), or));
         });
-        assert_eq!(culprit(SLEEP_MAX), None);
-        assert!(!waited_for_call());
-        note_call();
-        assert!(waited_for_call());
-        assert_eq!(culprit(SLEEP_MAX), Some((PortId(5), Cause::Call)));
-        assert!(!waited_for_call());
+        assert_eq!(who(), None);
+        for (note, cause) in [(note_call as fn(), Cause::Call), (note_gone, Cause::Gone)] {
+            assert!(!is_due());
+            note();
+            assert!(is_due());
+            assert_eq!(who(), Some((5, cause, None)));
+        }
     }
 }

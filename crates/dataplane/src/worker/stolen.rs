@@ -51,21 +51,12 @@ pub(super) struct StolenTime {
     suspicious: Cycles,
     usual: Cycles,
     rate: TscRate,
-    /// What a batch took that kept its core and was far too long; zero: none did.
-    slept: Cycles,
 }
 
 impl StolenTime {
     pub(super) fn new(rate: TscRate, wait: Option<RunQueueWait>) -> Self {
         let waited = wait.as_ref().map_or(Nanos::ZERO, RunQueueWait::read);
-        Self {
-            wait,
-            waited,
-            suspicious: rate.to_cycles(SUSPICIOUS),
-            usual: Cycles::ZERO,
-            rate,
-            slept: Cycles::ZERO,
-        }
+        Self { wait, waited, suspicious: rate.to_cycles(SUSPICIOUS), usual: Cycles::ZERO, rate }
     }
 
     /// What of a batch's `cost` is to be charged; the rest goes to `stolen`. `model` says what it
@@ -114,21 +105,12 @@ impl StolenTime {
         // To find the caches cold again is part of what was taken.
         let stolen = if grown.0 > excess.0 / 2 { excess } else { grown };
         let kept = cost.saturating_sub(stolen);
-        if kept > self.rate.to_cycles(stall::SLEEP_MAX) || stall::waited_for_call() {
-            self.slept = kept;
+        if kept <= self.rate.to_cycles(stall::SLEEP_MAX) {
+            return stolen;
         }
-        stolen
-    }
-
-    /// Whether something took far too long although it had its core.
-    #[inline(always)]
-    pub(super) const fn has_slept(&self) -> bool {
-        self.slept.0 != 0
-    }
-
-    /// For how long; asked once.
-    pub(super) fn take_slept(&mut self) -> Nanos {
-        self.rate.to_nanos(core::mem::replace(&mut self.slept, Cycles::ZERO))
+        // It slept, or the machine below had the core: whose batch it was is not to pay for that.
+        stall::took(self.rate.to_nanos(kept));
+        excess
     }
 }
 

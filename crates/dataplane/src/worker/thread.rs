@@ -121,7 +121,6 @@ impl Runner {
     #[cold]
     fn serve_all(&mut self) -> bool {
         self.mailbox.posted.load(Ordering::Acquire);
-        stall::leave();
         for _ in 0..MAILBOX {
             let Ok(envelope) = self.mailbox.requests.try_recv() else { break };
             self.served = self.served.wrapping_add(1);
@@ -129,7 +128,9 @@ impl Runner {
             if let Request::Hold(held) = envelope.request {
                 self.held = held;
             }
+            stall::leave();
             let reply = self.worker.serve(envelope.request);
+            stall::leave();
             // Whoever asked may have given up; then the reply is dropped here.
             let _: Result<(), crossbeam_channel::SendError<Reply>> = envelope.reply.send(reply);
             if stop {
@@ -157,6 +158,8 @@ impl Runner {
                 return;
             }
             self.worker.count_sleep();
+            // Who was polled last has nothing to do with it.
+            stall::leave();
             let request = TimeSpec::from_duration(core::time::Duration::from_nanos(nap.0));
             let _ =
                 clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::empty(), &request);

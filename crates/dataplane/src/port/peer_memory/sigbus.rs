@@ -10,11 +10,13 @@
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, OnceLock};
 
 use nix::sys::eventfd::EventFd;
+
+use crate::worker::stall;
 
 /// Regions that can be listed: 1,024 ports of 32 regions. A region that finds no place is
 /// refused by the caller, so that none is mapped unguarded.
@@ -140,6 +142,11 @@ fn replace_from(at: usize) -> bool {
     for place in &REGIONS[..used] {
         let start = place.start.load(Ordering::Acquire);
         let (len, page) = (place.len.load(Ordering::Relaxed), place.page.load(Ordering::Relaxed));
+        // The place may have become another region's between two loads.
+        fence(Ordering::Acquire);
+        if place.start.load(Ordering::Relaxed) != start {
+            continue;
+        }
         if start > 1 && at >= start && at - start < len && page.is_power_of_two() {
             // Counted from the region's start: the kernel need not have put it at a multiple.
             let offset = (at - start) & !(page - 1);
@@ -159,6 +166,7 @@ fn replace_from(at: usize) -> bool {
             unsafe { libc::madvise(from, bytes, libc::MADV_DONTDUMP) };
             REPLACED.fetch_add(bytes.div_ceil(page), Ordering::Relaxed);
             ring(place.alarm.load(Ordering::Acquire));
+            stall::note_gone();
             return true;
         }
     }

@@ -179,7 +179,7 @@ impl PortQueue for VhostQueue {
     }
 
     fn stop(&mut self, cause: SleepCause, slept: Nanos) -> bool {
-        if self.rx.is_none() && self.tx.is_none() {
+        if self.stopped.iter().any(Option::is_some) {
             return false;
         }
         for (ring, stopped) in [&mut self.rx, &mut self.tx].into_iter().zip(&mut self.stopped) {
@@ -187,7 +187,11 @@ impl PortQueue for VhostQueue {
                 *stopped = ring.take();
             }
         }
-        self.halt.stop(Halted { cause, slept });
+        // Of memory that is gone the session hears by its own alarm. Of a sleep it does also if it
+        // has taken the rings meanwhile.
+        if cause != SleepCause::Gone {
+            self.halt.stop(Halted { cause, slept });
+        }
         true
     }
 

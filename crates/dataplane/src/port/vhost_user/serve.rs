@@ -172,15 +172,20 @@ impl Server {
             shared.waits = None;
         }
         let began = now();
-        // Of the session before.
-        let _ = (self.halt.alarm.read(), self.halt.take());
+        // Of the session before: its driver may have hung up while the worker slept.
+        let _ = self.halt.alarm.read();
+        if self.halt.take().is_some() {
+            lock(&self.shared).connected = false;
+            lock(&self.shared).connection = None;
+            return true;
+        }
         let (shared, halt) = (Arc::clone(&self.shared), Arc::clone(&self.halt));
         let session =
             Session::new(&self.config, Box::new((self.id, self.workers.clone())), shared, halt);
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let mut is_told = false;
-        let end = loop {
+        let mut end = loop {
             if let Ok(session) = backend.lock() {
                 is_told = is_told || self.greet(&session, memory);
                 super::kicks::serve_until_message(&early, &session);
@@ -195,6 +200,10 @@ impl Server {
         let mut was_halted = false;
         if let Ok(mut session) = backend.lock() {
             session.end();
+            // Rung while its driver hung up.
+            if let Err(late) = session.check_alarm() {
+                end = late;
+            }
             self.ended(&session, &end, at_once, memory);
             was_halted = session.was_halted();
         }

@@ -60,7 +60,7 @@ pub(super) enum SessionError {
         "the driver made the worker wait for {} ms {}; its port is stopped for a while",
         .0.slept.0 / 1_000_000,
         match .0.cause {
-            SleepCause::Memory =>
+            SleepCause::Memory | SleepCause::Gone =>
                 "by its memory: it punched holes into it, or the host swaps it out",
             SleepCause::Call => "by a call descriptor that is full and blocks",
         }

@@ -113,6 +113,8 @@ const COMMON: Table = &[
     (libc::SYS_restart_syscall, Any),
     (libc::SYS_getrandom, Any),
     (libc::SYS_getpid, Any),
+    // How much memory the host has: limits of mappings go by it, and glibc's sort.
+    (libc::SYS_sysinfo, Any),
     (libc::SYS_gettid, Any),
     (libc::SYS_tgkill, Ourselves),
     (libc::SYS_rt_sigaction, Any),

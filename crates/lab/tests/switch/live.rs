@@ -94,7 +94,7 @@ fn a_copy_made_by_the_log_is_the_guests_memory() {
         // The rings stop; what was written last is in the log.
         a.close();
         b.close();
-        rig.until("both ports have let go", |rig| rig.queues_up(0) + rig.queues_up(1) == 0);
+        rig.wait_gone_of(&[0, 1]);
         copy_b.follow(&b, &log_b);
         copy_a.follow(&a, &log_a);
         copy_a.assert_same(&a);
@@ -234,7 +234,7 @@ fn a_wrong_change_of_memory_is_refused_and_the_driver_may_come_again() {
     ];
     for (what, change) in refused {
         assert!(change(&mut a), "{what} was not refused");
-        rig.until("the session ends", |rig| rig.queues_up(0) == 0);
+        rig.wait_gone_of(&[0]);
         assert_eq!(rig.state(1), AttachState::Up, "{what} hurt another port");
         a.reconnect().unwrap();
         rig.wait_up(2);

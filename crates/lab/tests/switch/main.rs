@@ -158,7 +158,7 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
             send(&mut a, &VnetHdr::default(), &f);
             assert_eq!(receive(&mut b, 1)[0].1, f);
             a.close();
-            rig.until("the port has let go", |rig| rig.queues_up(0) == 0);
+            rig.wait_gone_of(&[0]);
             // The other guest does not notice.
             assert_eq!(rig.state(1), AttachState::Up);
             rig::attach(&mut a);

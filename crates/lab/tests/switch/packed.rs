@@ -126,7 +126,7 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
             send(&mut a, &VnetHdr::default(), &f);
             assert_eq!(receive(&mut b, 1)[0].1, f);
             a.close();
-            rig.until("the port has let go", |rig| rig.queues_up(0) == 0);
+            rig.wait_gone_of(&[0]);
             // The other guest does not notice.
             assert_eq!(rig.state(1), AttachState::Up);
             // Frames sent while nobody looks are sent again, in order, when somebody does.
@@ -164,7 +164,7 @@ fn rings_said_to_be_at_their_start_are_taken_up_where_they_stand() {
             assert_eq!(got, early, "{features:?}, round {round}");
             a.close();
             b.close();
-            rig.until("both have let go", |rig| rig.queues_up(0) + rig.queues_up(1) == 0);
+            rig.wait_gone_of(&[0, 1]);
             let late: Vec<_> = (0..3).map(|n| frame(mac(0), mac(1), 200, n)).collect();
             late.iter().for_each(|f| send(&mut a, &VnetHdr::default(), f));
             rig::attach(&mut b);
@@ -203,7 +203,7 @@ fn a_packed_ring_whose_position_is_unknown_is_never_up() {
     send(&mut a, &VnetHdr::default(), &f);
     receive(&mut b, 1);
     a.close();
-    rig.until("the port has let go", |rig| rig.queues_up(0) == 0);
+    rig.wait_gone_of(&[0]);
     // A switch that leaves no trace ran the ring before.
     let mut raw = a.raw(1);
     raw.used_window().u16_at(0).store(0, std::sync::atomic::Ordering::Relaxed);

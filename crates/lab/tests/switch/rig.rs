@@ -182,6 +182,13 @@ impl Rig {
         wait(what, || done(self));
     }
 
+    /// Until the session of each is over and both directions have left the worker. `queues_up` is
+    /// zero as soon as one of them has.
+    pub fn wait_gone_of(&self, ports: &[usize]) {
+        let gone = |i: &usize| matches!(self.state(*i), AttachState::Waiting | AttachState::Error);
+        wait("the ports have let go", || ports.iter().all(gone));
+    }
+
     /// The identities of the counters, at a batch boundary.
     pub fn check(&self) {
         let readings = self.worker.checkpoint().unwrap();
@@ -195,8 +202,21 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// What a failed test needs to be understood: where each port's frames went.
+    fn tell(&self) {
+        for (i, port) in self.ports.iter().enumerate() {
+            let Some(port) = port else { continue };
+            eprintln!("port {i}: {:?}\n  {:?}", port.vhost.status(), port.counters.read());
+        }
+    }
+}
+
 impl Drop for Rig {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.tell();
+        }
         for port in self.ports.iter_mut().flatten() {
             port.vhost.stop();
         }

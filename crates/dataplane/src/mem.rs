@@ -99,7 +99,12 @@ unsafe fn copy_lines(to: *mut u8, from: *const u8, len: usize) {
     unsafe {
         store64(to, load64(from));
         let mut at = 64 - (to.addr() & 63);
-        while at + 64 <= len {
+        while at + 128 <= len {
+            store64(to.add(at), load64(from.add(at)));
+            store64(to.add(at + 64), load64(from.add(at + 64)));
+            at += 128;
+        }
+        if at + 64 <= len {
             store64(to.add(at), load64(from.add(at)));
             at += 64;
         }

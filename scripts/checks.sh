@@ -40,8 +40,15 @@ miri_tests="a_tag_comes_off mem:: offload:: classify::key classify::parse classi
 # Coverage-guided, beyond what \`unit\` runs of the same targets.
 lane_fuzz() { "$REPO/scripts/fuzz.sh"; }
 lane_units() { "$REPO/scripts/test-units.sh"; }
-# As root they have the switch run as another user, with the capabilities of its unit; with
-# PENSTOCK_RUN_AS= (empty) as root.
+# As root they have the switch run under its unit, in a container; where none can be made, or with
+# PENSTOCK_RUN_AS, only as that user with the capabilities of its unit; with PENSTOCK_RUN_AS= (empty)
+# as root.
+under_unit() {
+    local status=77
+    [ -n "${PENSTOCK_RUN_AS+set}" ] || { "$REPO/scripts/under-unit.sh" "$1" && return; status=$?; }
+    [ "$status" = 77 ] || return "$status"
+    as_own_user "$REPO/scripts/$1"
+}
 as_own_user() {
     if [ "$(id -u)" = 0 ]; then
         PENSTOCK_RUN_AS=${PENSTOCK_RUN_AS-nobody} "$@"
@@ -49,8 +56,8 @@ as_own_user() {
         "$@"
     fi
 }
-lane_guests() { as_own_user "$REPO/scripts/test-guests.sh"; }
-lane_migration() { as_own_user "$REPO/scripts/test-migration.sh"; }
+lane_guests() { under_unit test-guests.sh; }
+lane_migration() { under_unit test-migration.sh; }
 # Each of 32 combinations runs twice this long: a second in every test run, ten by hand.
 lane_testpmd() { as_own_user "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}"; }
 lane_scx() {

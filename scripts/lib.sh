@@ -126,6 +126,10 @@ tidy_up() {
         [ ! -e "/run/netns/$i" ] || ip netns del "$i" 2>/dev/null || warn "namespace $i stays behind"
     done
     OWN_PIDS=() OWN_NETNS=()
+    if [ -n "${PENSTOCK_UNDER_UNIT:-}" ]; then
+        systemctl stop penstock
+        unit_log >"${WORK:-/out}/penstock.log"
+    fi
 }
 
 # A switch of our own: $BIN, $WORK (its directory) and $SOCKET are set by `own_switch_dir`.
@@ -140,9 +144,15 @@ ctl() { "$BIN" --socket "$SOCKET" "$@"; }
 # The capabilities of packaging/penstock.service with penstock-sockets.conf: what the tests connect
 # to is root's.
 UNIT_CAPABILITIES=+net_admin,+net_raw,+bpf,+chown,+fowner,+dac_override
-# start_switch CONFIG: its process is in $SWITCH. With PENSTOCK_RUN_AS it is that user's.
+# start_switch CONFIG: its process is in $SWITCH. With PENSTOCK_RUN_AS it is that user's. With
+# PENSTOCK_UNDER_UNIT, which under-unit.sh sets, systemd starts it under its unit.
 start_switch() {
     local as=() bin=$BIN
+    if [ -n "${PENSTOCK_UNDER_UNIT:-}" ]; then
+        start_unit "$1" && ctl host show && return
+        unit_log 20 >&2
+        return 1
+    fi
     if [ -n "${PENSTOCK_RUN_AS:-}" ]; then
         as=(setpriv --reuid="$PENSTOCK_RUN_AS" --regid="$(id -g "$PENSTOCK_RUN_AS")" --clear-groups
             --inh-caps="-all,$UNIT_CAPABILITIES" --ambient-caps="-all,$UNIT_CAPABILITIES"
@@ -160,8 +170,33 @@ start_switch() {
     tail -20 "$WORK/host.log" >&2
     return 1
 }
+# The unit is as it is shipped. Its drop-ins are those that packaging/README.md asks for: sockets are
+# outside /run/penstock, and those that the switch connects to are root's.
+start_unit() {
+    local conf=/etc/systemd/system/penstock.service.d
+    # Once: a switch that starts again finds the file that it has written.
+    if [ ! -e $conf ]; then
+        mkdir $conf
+        printf '[Service]\nReadWritePaths=%s\nEnvironment=PENSTOCK_SOCKET=%s\n' "$WORK" "$SOCKET" \
+            >$conf/lane.conf
+        ! grep -q '^mode = "client"' "$1" || cp "$REPO/packaging/penstock-sockets.conf" $conf/
+        install -D -o penstock -g penstock -m 600 "$1" /etc/penstock/host.toml
+        chown penstock:penstock /etc/penstock
+        systemctl daemon-reload
+    fi
+    # Also waits for a start after a crash, which systemd does by itself.
+    systemctl start penstock || return
+    SWITCH=$(systemctl show -p MainPID --value penstock)
+    say "     under its unit as user $(ps -o user= -p "$SWITCH"), $(grep CapEff "/proc/$SWITCH/status")"
+    [ "$(ps -o user= -p "$SWITCH")" = penstock ]
+}
+unit_log() { journalctl -u 'penstock*' --no-pager -o cat | tail -n "${1:-200}"; }
 # Ends it: by default as a service manager would.
 stop_switch() {
+    if [ "${PENSTOCK_UNDER_UNIT:-} ${1:-TERM}" = "1 TERM" ]; then
+        systemctl stop penstock
+        return
+    fi
     kill "-${1:-TERM}" "$SWITCH"
     wait_until 10 gone "$SWITCH"
     wait "$SWITCH" 2>/dev/null

@@ -62,86 +62,13 @@ misspelling_is_seen() {
     ! verified "$units/misspelt.service" >/dev/null
 }
 
-# A root for the container: an /etc with the machine's users, and the units with another program.
-make_container() {
-    local file
-    mkdir -p "$BOOT"/{etc/systemd/system,etc/sysusers.d,var/lib,run,tmp,dev,proc,sys,usr,root,repo,out} \
-        "$BOOT/etc/systemd/system/multi-user.target.wants" "$BOOT/opt" "$OUT"
-    for file in bin sbin lib lib32 lib64; do [ ! -L /$file ] || ln -s usr/$file "$BOOT/$file"; done
-    cp -a /etc/{nsswitch.conf,ld.so.cache,alternatives} "$BOOT/etc/" 2>/dev/null
-    cp -L /etc/os-release "$BOOT/etc/"
-    grep -E '^(root|daemon|nobody|messagebus|systemd-[a-z]+):' /etc/passwd >"$BOOT/etc/passwd"
-    cp -a /etc/group "$BOOT/etc/"
-    grep -q ^kvm: "$BOOT/etc/group" || echo kvm:x:64055: >>"$BOOT/etc/group"
-    : >"$BOOT/etc/machine-id"
-    : >"$BOOT/etc/penstock-acts"
-    systemd-sysusers --root="$BOOT" "$REPO/packaging/penstock.sysusers" >/dev/null 2>&1
-    for file in "$REPO"/packaging/*.service; do
-        sed "s|/usr/bin/penstock|/opt/penstock|; /^Documentation=/d" "$file" \
-            >"$BOOT/etc/systemd/system/$(basename "$file")"
-    done
-    cp "$REPO"/packaging/*.socket "$BOOT/etc/systemd/system/"
-    ln -s /usr/lib/systemd/system/multi-user.target "$BOOT/etc/systemd/system/default.target"
-    # Nothing of this machine's own services.
-    for file in getty@tty1 console-getty systemd-logind systemd-networkd systemd-resolved; do
-        ln -s /dev/null "$BOOT/etc/systemd/system/$file.service"
-    done
-    cat >"$BOOT/etc/systemd/system/acts.service" <<'UNIT'
-[Unit]
-Description=What test-units.sh has run here
-SuccessAction=poweroff
-FailureAction=poweroff
-
-[Service]
-Type=oneshot
-ExecStart=/repo/scripts/unit-acts.sh
-StandardOutput=append:/out/acts.log
-StandardError=inherit
-UNIT
-    ln -s ../acts.service "$BOOT/etc/systemd/system/multi-user.target.wants/acts.service"
-}
-
-# nspawn SECONDS ARGUMENT...: until what runs in the container has ended by itself.
-nspawn() {
-    local seconds=$1
-    shift
-    timeout -k 20 "$seconds" systemd-nspawn --quiet --register=no --keep-unit --directory="$BOOT" \
-        --machine="penstock-$$" --private-network --capability=CAP_BPF,CAP_NET_RAW,CAP_IPC_LOCK \
-        --system-call-filter=bpf --bind-ro=/usr --bind-ro="$REPO:/repo" --bind="$OUT:/out" \
-        --bind-ro="$BIN:/opt/penstock" "$@" </dev/null >"$OUT/boot.log" 2>&1
-}
-boot() { nspawn "$1" --boot; }
-
-# Its lines are counted as this script's own.
+# The lines of the script in the container are counted as this script's own.
 run_container() {
-    BOOT=$WORK/boot OUT=$WORK/out BIN=$(penstock_bin)
-    if [ "$(id -u)" != 0 ] || ! have systemd-nspawn; then
-        skip "the switch under its unit: wants root and systemd-nspawn (package systemd-container)"
-        return
-    elif ! [ -x "$BIN" ]; then
-        fail "the switch under its unit: no program $BIN (\`make build\`)"
-        return
-    fi
-    make_container
-    # Where this machine lets nobody make a container at all, nothing is shown of the switch.
-    if ! nspawn 60 --as-pid2 /usr/bin/true; then
-        tail -n 5 "$OUT/boot.log"
-        skip "the switch under its unit: systemd-nspawn makes no container here"
-        return
-    fi
-    boot 180
-    if ! grep -q '^the switch under its unit: ' "$OUT/acts.log" 2>/dev/null; then
-        tail -n 20 "$OUT"/*.log
-        fail "the container came to its end"
-        return
-    fi
-    cat "$OUT/acts.log"
-    PASSED=$((PASSED + $(grep -c '^PASS ' "$OUT/acts.log")))
-    SKIPPED=$((SKIPPED + $(grep -c '^SKIP ' "$OUT/acts.log")))
-    local failed
-    failed=$(grep -c '^FAIL ' "$OUT/acts.log")
-    FAILED=$((FAILED + failed))
-    [ "$failed" = 0 ] || tail -n 40 "$OUT/penstock.log" "$OUT/endpoint.log"
+    local log=$WORK/acts.log
+    "$REPO/scripts/under-unit.sh" unit-acts.sh 2>&1 | tee "$log"
+    PASSED=$((PASSED + $(grep -c '^PASS ' "$log")))
+    SKIPPED=$((SKIPPED + $(grep -c '^SKIP ' "$log")))
+    FAILED=$((FAILED + $(grep -c '^FAIL ' "$log")))
 }
 
 if ! have systemd-analyze; then

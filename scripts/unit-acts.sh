@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What test-units.sh has run in its container: the switch under its unit, as its own user. Prints
-# PASS, FAIL and SKIP lines. Run anywhere else it would install units: it looks for its marker.
+# What test-units.sh has under-unit.sh run in a container: the switch under its unit, as its own user.
+# Prints PASS, FAIL and SKIP lines. Run anywhere else it would install units: it looks for its marker.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
-[ -e /etc/penstock-acts ] || die "runs only in test-units.sh's container"
+[ -e /etc/penstock-container ] || die "runs only in under-unit.sh's container"
 
 BIN=/opt/penstock
 SOCKET=/run/penstock/host.sock
@@ -186,6 +186,5 @@ check "it stops" systemctl stop penstock
 check "  and ended well" bash -c '[ "$(systemctl show -p Result --value penstock)" = success ]'
 check "  its sockets are gone" bash -c '! ls /run/penstock/*.sock 2>/dev/null'
 systemctl show penstock -p NRestarts
-journalctl -u "penstock*" --no-pager -o cat | tail -n 60 >/out/penstock.log
 tidy_up
 verdict "the switch under its unit"

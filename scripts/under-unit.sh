@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# Runs a script of this folder as root in a container whose PID 1 is systemd, so that the switch of
+# that script can run under packaging/penstock.service, as its own user: see `start_switch` in lib.sh.
+# The container has the machine's /usr, this tree and the cache, all read-only, a network of its
+# own, and nothing else. Whatever ends this script ends the container, and nothing of it remains.
+# Needs root and systemd-nspawn; the machine itself may run without systemd.
+#
+#   under-unit.sh SCRIPT     its output, its status; 77 where no container can be made
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+# Longer than the longest lane on a slow machine without KVM.
+SECONDS_MAX=1200
+# What may be set for a lane.
+SETTINGS="SECONDS_EACH KEEP PENSTOCK_QEMU PENSTOCK_ACCEL"
+
+# A root for the container: an /etc with the machine's users, and the units with another program.
+make_container() {
+    local file
+    mkdir -p "$BOOT"/{etc/systemd/system,etc/sysusers.d,var/lib,run,tmp,dev,proc,sys,usr,root,repo,out} \
+        "$BOOT"/{opt,cache,boot} "$BOOT/etc/systemd/system/multi-user.target.wants" "$OUT"
+    for file in bin sbin lib lib32 lib64; do [ ! -L /$file ] || ln -s usr/$file "$BOOT/$file"; done
+    cp -a /etc/{nsswitch.conf,ld.so.cache,alternatives} "$BOOT/etc/" 2>/dev/null
+    cp -L /etc/os-release "$BOOT/etc/"
+    grep -E '^(root|daemon|nobody|messagebus|systemd-[a-z]+):' /etc/passwd >"$BOOT/etc/passwd"
+    cp -a /etc/group "$BOOT/etc/"
+    grep -q ^kvm: "$BOOT/etc/group" || echo kvm:x:64055: >>"$BOOT/etc/group"
+    : >"$BOOT/etc/machine-id"
+    : >"$BOOT/etc/penstock-container"
+    systemd-sysusers --root="$BOOT" "$REPO/packaging/penstock.sysusers" >/dev/null 2>&1
+    for file in "$REPO"/packaging/*.service; do
+        sed "s|/usr/bin/penstock|/opt/penstock|; /^Documentation=/d" "$file" \
+            >"$BOOT/etc/systemd/system/$(basename "$file")"
+    done
+    cp "$REPO"/packaging/*.socket "$BOOT/etc/systemd/system/"
+    ln -s /usr/lib/systemd/system/multi-user.target "$BOOT/etc/systemd/system/default.target"
+    # Nothing of this machine's own services.
+    for file in getty@tty1 console-getty systemd-logind systemd-networkd systemd-resolved; do
+        ln -s /dev/null "$BOOT/etc/systemd/system/$file.service"
+    done
+    cat >"$BOOT/etc/systemd/system/script.service" <<UNIT
+[Unit]
+Description=$1
+SuccessAction=exit
+FailureAction=exit
+
+[Service]
+Type=oneshot
+ExecStart=/repo/scripts/$1
+StandardOutput=append:/out/script.log
+StandardError=inherit
+Environment=TMPDIR=/out PENSTOCK_CACHE=/cache
+Environment=PENSTOCK_BIN=/opt/penstock PENSTOCK_UNDER_UNIT=1 PENSTOCK_RUN_AS=penstock
+$(for file in $SETTINGS; do [ -z "${!file:-}" ] || echo "Environment=$file=${!file}"; done)
+UNIT
+    ln -s ../script.service "$BOOT/etc/systemd/system/multi-user.target.wants/script.service"
+}
+
+# systemd-nspawn makes its cgroups below the one that it is in, always by the same names. In one of
+# its own it meets no other container, and all that ever ran in it can be found.
+make_cgroups() {
+    local id kind path top
+    while IFS=: read -r id kind path; do
+        case $id:$kind in
+        0:) top=$(findmnt -rnt cgroup2 -o TARGET | head -1) ;;
+        *:name=systemd) top=$(findmnt -rnt cgroup -O name=systemd -o TARGET | head -1) ;;
+        *) continue ;;
+        esac
+        [ -n "$top" ] || continue
+        mkdir "$top${path%/}/penstock-$$" && CGROUPS+=("$top${path%/}/penstock-$$")
+    done </proc/self/cgroup
+    [ "${#CGROUPS[@]}" != 0 ]
+}
+in_cgroups() {
+    local dir
+    for dir in "${CGROUPS[@]}"; do find "$dir" -name cgroup.procs -exec cat {} +; done 2>/dev/null |
+        grep -x '[1-9][0-9]*'
+}
+end_container() {
+    local left
+    # shellcheck disable=SC2046 # one number a word
+    wait_until 30 eval '! kill -KILL $(in_cgroups)'
+    for left in "${CGROUPS[@]}"; do find "$left" -depth -type d -exec rmdir {} +; done
+    rm -rf "/run/systemd/nspawn/propagate/penstock-$$"
+    if [ -n "${KEEP:-}" ]; then say "logs: $OUT"; else rm -rf "$WORK"; fi
+}
+
+# nspawn ARGUMENT...: until what runs in the container has ended by itself.
+nspawn() {
+    local dir binds=()
+    [ ! -e /dev/kvm ] || binds+=(--bind=/dev/kvm)
+    [ ! -d /boot ] || binds+=(--bind-ro=/boot)
+    for dir in "${CGROUPS[@]}"; do
+        mkdir "$dir/$BASHPID" && echo "$BASHPID" >"$dir/$BASHPID/cgroup.procs" || return
+    done
+    exec timeout -k 20 "$SECONDS_MAX" systemd-nspawn --quiet --register=no --keep-unit \
+        --directory="$BOOT" --machine="penstock-$$" --private-network \
+        --capability=CAP_BPF,CAP_NET_RAW,CAP_IPC_LOCK --system-call-filter=bpf --bind-ro=/usr \
+        --bind-ro="$REPO:/repo" --bind="$OUT:/out" --bind-ro="$BIN:/opt/penstock" \
+        --bind-ro="$CACHE:/cache" "${binds[@]}" "$@" >"$OUT/boot.log" 2>&1
+}
+
+cannot() {
+    skip "$1 under the unit: $2"
+    exit 77
+}
+
+BIN=$(penstock_bin)
+[ $# = 1 ] && [ -x "$REPO/scripts/$1" ] || die "usage: under-unit.sh SCRIPT, one of scripts/"
+[ -x "$BIN" ] || { fail "$1: no program $BIN (\`make build\`)" && exit 1; }
+[ "$(id -u)" = 0 ] || cannot "$1" "wants root"
+have systemd-nspawn || cannot "$1" "wants systemd-nspawn (package systemd-container)"
+mkdir -p "$CACHE"
+WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-unit.XXXXXX")
+chmod 755 "$WORK"
+BOOT=$WORK/boot OUT=$WORK/out CGROUPS=()
+# What a guest needs is made and found outside, as the cache is read-only inside.
+if [[ $1 == test-* ]] && have qemu-system-x86_64 && "$REPO/scripts/guest-image.sh" >/dev/null; then
+    PENSTOCK_ACCEL=$(PENSTOCK_GUESTS=$WORK/guests "$REPO/scripts/guest.sh" accel)
+fi
+make_container "$1"
+make_cgroups || { rm -rf "$WORK" && cannot "$1" "no cgroup of its own here"; }
+
+# It sees the end of this script, of whichever kind, as the end of its input.
+exec {ALIVE}> >(trap '' INT TERM HUP; cat; end_container)
+JANITOR=$!
+trap 'exec {ALIVE}>&-; wait "$JANITOR"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# Where this machine lets nobody make a container at all, nothing can be shown in one.
+nspawn --as-pid2 /usr/bin/true </dev/null {ALIVE}>&- &
+if ! wait $!; then
+    tail -n 5 "$OUT/boot.log"
+    cannot "$1" "systemd-nspawn makes no container here"
+fi
+: >"$OUT/script.log"
+nspawn --boot </dev/null {ALIVE}>&- &
+CONTAINER=$!
+tail -n +1 -f --pid="$CONTAINER" "$OUT/script.log" {ALIVE}>&- &
+SHOWN=$!
+wait "$CONTAINER"
+status=$?
+wait "$SHOWN"
+if [ "$status" != 0 ]; then
+    tail -n 40 "$OUT"/*.log | grep -v '^\(PASS\|SKIP\|FAIL\) '
+    grep -q ' passed, [1-9].* failed' "$OUT/script.log" || fail "$1 in a container: status $status"
+fi
+exit "$status"

@@ -45,9 +45,11 @@ lane_units() { "$REPO/scripts/test-units.sh"; }
 # as root.
 under_unit() {
     local status=77
-    [ -n "${PENSTOCK_RUN_AS+set}" ] || { "$REPO/scripts/under-unit.sh" "$1" && return; status=$?; }
-    [ "$status" = 77 ] || return "$status"
-    as_own_user "$REPO/scripts/$1"
+    if [ "$(id -u)" = 0 ] && [ -z "${PENSTOCK_RUN_AS+set}" ]; then
+        "$REPO/scripts/under-unit.sh" "$1"
+        status=$?
+    fi
+    if [ "$status" = 77 ]; then as_own_user "$REPO/scripts/$1"; else return "$status"; fi
 }
 as_own_user() {
     if [ "$(id -u)" = 0 ]; then

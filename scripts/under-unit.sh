@@ -18,6 +18,7 @@ SETTINGS="SECONDS_EACH KEEP PENSTOCK_QEMU PENSTOCK_ACCEL"
 # A root for the container: an /etc with the machine's users, and the units with another program.
 make_container() {
     local file
+    umask 022
     mkdir -p "$BOOT"/{etc/systemd/system,etc/sysusers.d,var/lib,run,tmp,dev,proc,sys,usr,root,repo,out} \
         "$BOOT"/{opt,cache,boot} "$BOOT/etc/systemd/system/multi-user.target.wants" "$OUT"
     for file in bin sbin lib lib32 lib64; do [ ! -L /$file ] || ln -s usr/$file "$BOOT/$file"; done
@@ -70,18 +71,23 @@ make_cgroups() {
         [ -n "$top" ] || continue
         mkdir "$top${path%/}/penstock-$$" && CGROUPS+=("$top${path%/}/penstock-$$")
     done </proc/self/cgroup
-    [ "${#CGROUPS[@]}" != 0 ]
 }
-in_cgroups() {
-    local dir
-    for dir in "${CGROUPS[@]}"; do find "$dir" -name cgroup.procs -exec cat {} +; done 2>/dev/null |
-        grep -x '[1-9][0-9]*'
+# shellcheck disable=SC2317 # wait_until calls it
+# Fails when nothing is left to kill.
+kill_all() {
+    local all dir
+    # 0 is what it does not see, and would be this group.
+    all=$(for dir in "${CGROUPS[@]}"; do find "$dir" -name cgroup.procs -exec cat {} +; done |
+        grep -vx 0)
+    # shellcheck disable=SC2086 # one number a word
+    kill -KILL $all
 }
+# shellcheck disable=SC2317
+none_left() { ! kill_all; }
 end_container() {
-    local left
-    # shellcheck disable=SC2046 # one number a word
-    wait_until 30 eval '! kill -KILL $(in_cgroups)'
-    for left in "${CGROUPS[@]}"; do find "$left" -depth -type d -exec rmdir {} +; done
+    local dir
+    wait_until 30 none_left
+    for dir in "${CGROUPS[@]}"; do find "$dir" -depth -type d -exec rmdir {} +; done
     rm -rf "/run/systemd/nspawn/propagate/penstock-$$"
     if [ -n "${KEEP:-}" ]; then say "logs: $OUT"; else rm -rf "$WORK"; fi
 }
@@ -107,27 +113,28 @@ cannot() {
 }
 
 BIN=$(penstock_bin)
-[ $# = 1 ] && [ -x "$REPO/scripts/$1" ] || die "usage: under-unit.sh SCRIPT, one of scripts/"
+[ -x "$REPO/scripts/${1:-?}" ] || die "usage: under-unit.sh SCRIPT, one of scripts/"
 [ -x "$BIN" ] || { fail "$1: no program $BIN (\`make build\`)" && exit 1; }
 [ "$(id -u)" = 0 ] || cannot "$1" "wants root"
 have systemd-nspawn || cannot "$1" "wants systemd-nspawn (package systemd-container)"
 mkdir -p "$CACHE"
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-unit.XXXXXX")
-chmod 755 "$WORK"
 BOOT=$WORK/boot OUT=$WORK/out CGROUPS=()
-# What a guest needs is made and found outside, as the cache is read-only inside.
-if [[ $1 == test-* ]] && have qemu-system-x86_64 && "$REPO/scripts/guest-image.sh" >/dev/null; then
-    PENSTOCK_ACCEL=$(PENSTOCK_GUESTS=$WORK/guests "$REPO/scripts/guest.sh" accel)
-fi
-make_container "$1"
-make_cgroups || { rm -rf "$WORK" && cannot "$1" "no cgroup of its own here"; }
-
+make_cgroups
 # It sees the end of this script, of whichever kind, as the end of its input.
 exec {ALIVE}> >(trap '' INT TERM HUP; cat; end_container)
 JANITOR=$!
 trap 'exec {ALIVE}>&-; wait "$JANITOR"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
+
+[ "${#CGROUPS[@]}" != 0 ] || cannot "$1" "no cgroup of its own here"
+# What a guest needs is made and found outside, as the cache is read-only inside.
+if [[ $1 == test-* ]] && have qemu-system-x86_64 && "$REPO/scripts/guest-image.sh" >/dev/null; then
+    # shellcheck disable=SC2034 # one of SETTINGS
+    PENSTOCK_ACCEL=$(PENSTOCK_GUESTS=$WORK/guests "$REPO/scripts/guest.sh" accel)
+fi
+make_container "$1"
 
 # Where this machine lets nobody make a container at all, nothing can be shown in one.
 nspawn --as-pid2 /usr/bin/true </dev/null {ALIVE}>&- &
@@ -143,8 +150,9 @@ SHOWN=$!
 wait "$CONTAINER"
 status=$?
 wait "$SHOWN"
-if [ "$status" != 0 ]; then
-    tail -n 40 "$OUT"/*.log | grep -v '^\(PASS\|SKIP\|FAIL\) '
-    grep -q ' passed, [1-9].* failed' "$OUT/script.log" || fail "$1 in a container: status $status"
-fi
-exit "$status"
+verdict=$(grep -E ': [0-9]+ passed, [0-9]+ failed' "$OUT/script.log" | tail -1)
+[ "$status" = 0 ] && [ -n "$verdict" ] && exit
+tail -n 40 "$OUT"/{boot,endpoint,penstock}.log 2>/dev/null
+# It came to no end of its own, whatever the container's status says.
+[[ $verdict == *" passed, "[1-9]* ]] || fail "$1 in a container: status $status"
+exit 1

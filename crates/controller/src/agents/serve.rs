@@ -10,7 +10,8 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::transport::Server;
 
-use super::{AgentServer, Identity, Registry};
+use super::registry::Registry;
+use super::service::{AgentServer, Identity};
 use crate::listen::{Door, Limits, ServeError, ServerTls, incoming};
 use crate::wire::v1::agent_service_server::AgentServiceServer;
 use crate::wire::{AGENT_BYTES_MAX, describe};

@@ -10,10 +10,9 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+use super::registry::{QUEUE, Registry, Violation};
 use super::turn::Turn;
-use super::{Registry, Violation};
 use crate::Stamp;
 use crate::listen::Peer;
 use crate::wire::v1::agent_message::Message as FromAgent;
@@ -40,23 +39,6 @@ pub enum Identity {
     Certificate,
     /// Nobody asks: for tests and for one machine.
     Trusted,
-}
-
-/// The names in a certificate (DER): its DNS names, and its common name.
-#[must_use]
-pub fn host_of_certificate(der: &[u8]) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return names };
-    let common = certificate.subject().iter_common_name();
-    names.extend(common.filter_map(|name| name.as_str().ok()).map(str::to_owned));
-    if let Ok(Some(others)) = certificate.subject_alternative_name() {
-        for name in &others.value.general_names {
-            if let GeneralName::DNSName(name) = name {
-                names.insert((*name).to_owned());
-            }
-        }
-    }
-    names
 }
 
 /// See the module's text.
@@ -153,7 +135,7 @@ impl AgentServer {
         }
         let (number, messages) = self.registry.begin(&host, has).map_err(|v| self.refuse(&v))?;
         tracing::info!(host, version = hello.version, %has, "agent connected");
-        let (out, to_agent) = mpsc::channel(super::QUEUE);
+        let (out, to_agent) = mpsc::channel(QUEUE);
         let server = self.clone();
         tokio::spawn(async move { server.session(&host, number, from, messages, out).await });
         let welcome = v1::Welcome { epoch: ours.epoch, report_millis: self.report_millis };

@@ -13,17 +13,6 @@ use super::{
     Write, intent,
 };
 use crate::stamp::EPOCH_MAX;
-use crate::store::{Store, StoreError, Transaction};
-
-/// Has whoever leads next by this store observe, before anybody does: nothing is told to switches
-/// or hosts until an operator says otherwise. For a store that was restored.
-///
-/// # Errors
-/// The store did not take it.
-pub async fn begin_observing(store: &dyn Store) -> Result<(), StoreError> {
-    let writes = vec![put(MODE.to_owned(), &Mode::Observe)];
-    store.commit(Transaction { writes, ..Transaction::default() }).await.map(|_| ())
-}
 
 fn put<T: serde::Serialize>(key: String, record: &T) -> Write {
     Write::Put { key, value: intent::to_bytes(record), lease: None }

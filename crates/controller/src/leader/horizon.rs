@@ -7,9 +7,10 @@
 //! and with it all that a transaction compares: who leads is a key that is there. A watch that was
 //! cut off for longer than that is told so, and its reader lists again.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
-use super::Duration;
 use crate::store::Revision;
 
 /// What the store's revisions were.

@@ -32,13 +32,16 @@ use crate::store::{Leadership, Store, StoreError, Transaction, Write};
 mod bindings;
 mod change;
 mod horizon;
+mod kept;
+mod observe;
 mod record;
+mod report;
 
-use bindings::Kept;
-pub use bindings::{BindingHead, SHARDS};
-pub use change::begin_observing;
 use horizon::Horizon;
-pub use record::{IntervalReport, Totals};
+use kept::Kept;
+pub use kept::{BindingHead, SHARDS};
+pub use observe::begin_observing;
+pub use report::{IntervalReport, Totals};
 
 /// Bindings that are kept to go back to.
 pub const HISTORY_MAX: usize = 16;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-use super::Peer;
+use super::peer::Peer;
 
 /// What carries bytes.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}

@@ -7,31 +7,31 @@
 //! others each has a bounded number of streams, of bytes in a message and of time to show that it
 //! lives; whoever breaks a bound loses its connection and nobody else's.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
 
 mod connection;
+mod error;
 mod gate;
+mod peer;
 mod places;
 pub(crate) mod tls;
 
 pub use connection::Connection;
+pub use error::ServeError;
 pub use gate::{Gate, Place, open_many};
+pub use peer::Peer;
+use peer::host_of_certificate;
 use places::{Admission, Places};
 pub use tls::{PemFiles, ServerTls};
-
-use crate::agents::host_of_certificate;
 
 /// Connections that have been accepted and wait to be served.
 const BACKLOG: usize = 64;
@@ -74,42 +74,6 @@ impl Default for Limits {
     }
 }
 
-/// Why a port is not served.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ServeError {
-    /// Of the certificates or the key.
-    #[error("{what}: {problem}; give it as a PEM file")]
-    Certificate {
-        /// Which.
-        what: &'static str,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Of a file of revocation lists.
-    #[error("revocation lists {}: {problem}; give lists of the authority as PEM", path.display())]
-    Lists {
-        /// Which.
-        path: std::path::PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A file.
-    #[error("file {}: {problem}; make it readable", path.display())]
-    Unreadable {
-        /// Which.
-        path: std::path::PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Nobody could be let in.
-    #[error("agents must show certificates, and there are none to check them by; name the files")]
-    NoCertificates,
-    /// The port.
-    #[error("agents cannot be served: {0}")]
-    Transport(String),
-}
-
 /// Who counts those that are not let in.
 pub trait Door: Send + Sync + fmt::Debug + 'static {
     /// Who has shown nothing, or what is not believed.
@@ -117,31 +81,6 @@ pub trait Door: Send + Sync + fmt::Debug + 'static {
 
     /// Who has too many connections already.
     fn crowded(&self);
-}
-
-/// Who is at the other end of a connection: in the extensions of each of its requests.
-#[derive(Clone, Debug, Default)]
-pub struct Peer {
-    /// The names in its certificate, if it has shown one.
-    pub names: Option<Arc<BTreeSet<String>>>,
-    /// It is one too many: of so many that there may be.
-    pub crowded: Option<usize>,
-}
-
-impl Peer {
-    /// What whoever is one too many is told.
-    ///
-    /// # Errors
-    /// It is one too many.
-    pub fn admitted(&self) -> Result<(), Status> {
-        let Some(limit) = self.crowded else { return Ok(()) };
-        let names = self.names.as_deref().into_iter().flatten();
-        let names = names.map(String::as_str).collect::<Vec<_>>().join(", ");
-        Err(Status::resource_exhausted(format!(
-            "certificate of {names}: it may have {limit} connections at a time, and has them; end \
-             others, give each program its own, or raise `connections_per_certificate`"
-        )))
-    }
 }
 
 /// Connections that are let in, as they come.

@@ -26,7 +26,7 @@ use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{CertificateError, Error as TlsError, RootCertStore, ServerConfig};
 use x509_parser::prelude::{CertificateRevocationList, FromDer as _};
 
-use super::ServeError;
+use super::error::ServeError;
 use super::places::Key;
 use crate::wire::describe;
 

@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Capabilities, ONE_STEP, PortState, SwitchState};
+use super::driver::{Capabilities, ONE_STEP, PortState, SwitchState};
 
 /// What is `wanted` of a switch with classes, as it can do it: a code point that is in one queue
 /// wherever a port names it is in that queue on all ports. No tenant with that code point sends by

@@ -1,6 +1,6 @@
 //! From what a switch does to what it should do.
 
-use super::{Change, PortState, SwitchState};
+use super::driver::{Change, PortState, SwitchState};
 
 /// What makes `is` into `wanted`: what is not wanted is unmapped before anything is mapped, weights
 /// come last. Ports that `wanted` does not name or the switch leaves out are left alone.

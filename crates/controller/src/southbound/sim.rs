@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::step::agree;
-use super::{
+use super::driver::{
     Capabilities, Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver,
-    SwitchState, step,
+    SwitchState,
 };
+use super::step::{agree, step};
 use crate::Stamp;
 
 /// What goes wrong with a [`SimSwitch`], from when it is set until it is set otherwise.

@@ -1,6 +1,7 @@
 //! One change, done to a state: what every driver agrees on, and what it refuses.
 
-use super::{Capabilities, Change, DriverError, PortState, SwitchState, classes};
+use super::classes;
+use super::driver::{Capabilities, Change, DriverError, PortState, SwitchState};
 
 /// The largest code point (RFC 2474 §3: six bits).
 const DSCP_MAX: u8 = 63;

@@ -1,8 +1,11 @@
 //! What is asked of a switch before it is told anything.
 
+use std::collections::BTreeMap;
+
 use penstock_units::BitsPerSecond;
 
 use super::*;
+use crate::Stamp;
 
 fn can(queues: u8, classes: u8) -> Capabilities {
     let (weights, fixed_map) = ((1, 100), BTreeMap::new());

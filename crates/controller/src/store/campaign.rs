@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{
+use super::contract::{
     Change, Compare, Entry, Leadership, LeaseId, Revision, Store, StoreError, Transaction, Write,
 };
 

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use super::{Compare, StoreError, Transaction, Write};
+use super::contract::{Compare, StoreError, Transaction, Write};
 
 /// Longest key, bytes.
 pub const KEY_BYTES_MAX: usize = 1_024;

@@ -12,7 +12,7 @@ use redb::{
     TableDefinition, TableError, TransactionError, WriteTransaction,
 };
 
-use super::super::{Entry, LeaseId, Revision, StoreError};
+use super::super::contract::{Entry, LeaseId, Revision, StoreError};
 use super::state::{Batch, Held};
 
 /// Key to: created by, modified by, lease (0 for none), value.

@@ -30,10 +30,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::file::{File, Opener, open_database};
 use self::state::{Batch, State};
-use super::{
+use super::contract::{
     Change, Entry, Leadership, LeaseId, Listing, Revision, Store, StoreError, Transaction,
-    campaign, limits,
 };
+use super::{campaign, limits};
 
 /// After a lease could not be ended because the disk refused: how long until the next attempt.
 const RETRY: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{
+use super::super::contract::{
     Change, Compare, Entry, LeaseId, Listing, Revision, StoreError, Transaction, Write,
 };
 use super::file::Content;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::super::StoreError;
+use super::super::contract::StoreError;
 
 /// How often a connection in use is asked whether it lives: etcd takes no more than one in 5 s by
 /// default (`--grpc-keepalive-min-time`) and closes the connection on who asks more.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 use tonic::{Code, ConnectError, Request, Status};
 
-use super::super::StoreError;
+use super::super::contract::StoreError;
 
 /// Between rounds in which no member could be asked.
 const PAUSE: Duration = Duration::from_millis(100);

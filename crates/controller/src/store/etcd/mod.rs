@@ -29,10 +29,11 @@ use self::link::{Failed, Link, Repeat, request};
 use self::wire::pb;
 use self::wire::pb::kv_client::KvClient;
 use self::wire::pb::lease_client::LeaseClient;
-use super::{
+use super::contract::{
     Change, Compare, Entry, Leadership, LeaseId, Listing, Revision, Store, StoreError, Transaction,
-    Write, campaign, limits,
+    Write,
 };
+use super::{campaign, limits};
 
 pub use config::{EtcdConfig, EtcdTls};
 

@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::super::{Change, Revision, StoreError};
+use super::super::contract::{Change, Revision, StoreError};
 use super::MESSAGE_BYTES_MAX;
 use super::link::{Link, request};
 use super::wire::pb::watch_client::WatchClient;

@@ -9,7 +9,7 @@ pub(super) mod pb {
 
 use self::pb::compare::{CompareTarget, TargetUnion};
 use self::pb::request_op::Request;
-use super::super::{Change, Compare, Entry, LeaseId, Revision, Write};
+use super::super::contract::{Change, Compare, Entry, LeaseId, Revision, Write};
 
 /// The end of the range of keys that begin with `prefix`.
 pub(super) fn range_end(prefix: &str) -> Vec<u8> {

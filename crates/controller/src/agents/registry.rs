@@ -1,0 +1,503 @@
+//! The sessions of all agents, and the counts of what they did.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use penstock_units::BitsPerSecond;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::Stamp;
+use crate::fabric_state::Used;
+use crate::hosts::{HostError, HostPlan, Hosts};
+use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
+
+/// Messages that may wait for an agent.
+pub const QUEUE: usize = 16;
+
+/// What an agent did wrong. Its session ends.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The topology has no such server.
+    #[error("host {0} is not a server of the topology; correct the agent's name or the topology")]
+    UnknownHost(String),
+    /// The certificate is another host's.
+    #[error("host {host}: the certificate is for {names}; use the host's own")]
+    WrongCertificate {
+        /// What it says it is.
+        host: String,
+        /// What its certificate says.
+        names: String,
+    },
+    /// It was told by a later leader.
+    #[error(
+        "host {host}: has decision {has}, later than this controller's {ours}; if no other \
+         controller leads, the store is an older copy: `penstock controller epoch --at-least {}`",
+        .has.next_epoch()
+    )]
+    Later {
+        /// Which.
+        host: String,
+        /// What it has.
+        has: Stamp,
+        /// What this controller is at.
+        ours: Stamp,
+    },
+    /// A message out of turn.
+    #[error("host {host}: {problem}")]
+    Protocol {
+        /// Which.
+        host: String,
+        /// What.
+        problem: String,
+    },
+}
+
+#[derive(Debug)]
+struct Session {
+    number: u64,
+    out: mpsc::Sender<v1::ControllerMessage>,
+    has: Stamp,
+    reports: u64,
+    millis: u64,
+    used: BTreeMap<String, (u64, u64)>,
+    waiting: Vec<(Stamp, oneshot::Sender<Result<(), HostError>>)>,
+}
+
+/// Counts of what agents did, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AgentCounts {
+    /// Sessions that began.
+    pub sessions: u64,
+    /// Sessions that ended.
+    pub ended: u64,
+    /// Sessions or messages that were refused.
+    pub refused: u64,
+    /// Connections that were refused because their certificate had too many already.
+    pub crowded: u64,
+    /// Reports taken in.
+    pub reports: u64,
+    /// Plans that hosts said they did.
+    pub applied: u64,
+    /// Plans that hosts could not do or refused.
+    pub failed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    sessions: HashMap<String, Session>,
+    next: u64,
+    came: Vec<String>,
+    /// Hosts that have decisions later than this controller's, until their next session.
+    later: BTreeMap<String, Stamp>,
+}
+
+/// All sessions.
+#[derive(Debug)]
+pub struct Registry {
+    known: Box<dyn Known>,
+    inner: Mutex<Inner>,
+    counts: watch::Sender<AgentCounts>,
+    /// Somebody came.
+    arrived: tokio::sync::Notify,
+}
+
+/// Which hosts there are.
+pub trait Known: Send + Sync + std::fmt::Debug {
+    /// Whether there is such a host.
+    fn is_host(&self, name: &str) -> bool;
+}
+
+impl Known for penstock_fabric::topology::Topology {
+    fn is_host(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|node| self.is_server(node))
+    }
+}
+
+impl Registry {
+    /// Nobody is here yet.
+    #[must_use]
+    pub fn new(known: Box<dyn Known>) -> Self {
+        let (inner, counts) = (Mutex::default(), watch::Sender::default());
+        Self { known, inner, counts, arrived: tokio::sync::Notify::new() }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // What it holds is whole between any two statements that could panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, one: impl FnOnce(&mut AgentCounts)) {
+        self.counts.send_modify(one);
+    }
+
+    /// A session begins. The number names it; messages for the agent come out of the channel.
+    ///
+    /// # Errors
+    /// The host is not known.
+    pub fn begin(
+        &self,
+        host: &str,
+        has: Stamp,
+    ) -> Result<(u64, mpsc::Receiver<v1::ControllerMessage>), Violation> {
+        let mut inner = self.inner();
+        if !self.known.is_host(host) {
+            self.refused();
+            let host = host.chars().take(NAME_BYTES_MAX).collect();
+            return Err(Violation::UnknownHost(host));
+        }
+        inner.next += 1;
+        self.count(|counts| counts.sessions += 1);
+        let number = inner.next;
+        let (out, messages) = mpsc::channel(QUEUE);
+        let used = BTreeMap::new();
+        inner.later.remove(host);
+        let session =
+            Session { number, out, has, reports: 0, millis: 0, used, waiting: Vec::new() };
+        // An earlier session ends: its channel is dropped.
+        inner.sessions.insert(host.to_owned(), session);
+        inner.came.push(host.to_owned());
+        drop(inner);
+        self.arrived.notify_one();
+        Ok((number, messages))
+    }
+
+    /// A session is over.
+    pub fn end(&self, host: &str, number: u64) {
+        let mut inner = self.inner();
+        if inner.sessions.get(host).is_some_and(|session| session.number == number) {
+            inner.sessions.remove(host);
+        }
+        drop(inner);
+        self.count(|counts| counts.ended += 1);
+    }
+
+    /// Ends all sessions: this controller does not lead any more.
+    pub fn end_all(&self) {
+        self.inner().sessions.clear();
+    }
+
+    /// A host was not let in: it has a later decision than this controller's.
+    pub(super) fn is_later(&self, host: &str, has: Stamp) {
+        self.refused();
+        if self.known.is_host(host) {
+            self.inner().later.insert(host.to_owned(), has);
+        }
+    }
+
+    /// Hosts that have decisions later than this controller's, and how late.
+    #[must_use]
+    pub fn later(&self) -> BTreeMap<String, Stamp> {
+        self.inner().later.clone()
+    }
+
+    /// Counts what was refused before a session began.
+    pub fn refused(&self) {
+        self.count(|counts| counts.refused += 1);
+    }
+
+    /// Counts a connection too many of one certificate.
+    pub fn crowded(&self) {
+        self.count(|counts| counts.crowded += 1);
+    }
+
+    /// A report of a session.
+    ///
+    /// # Errors
+    /// It breaks a rule: the session must end.
+    pub fn report(&self, host: &str, number: u64, report: v1::Report) -> Result<(), Violation> {
+        let result = self.inner().report(host, number, report);
+        self.count(|counts| match result {
+            Ok(taken) => counts.reports += u64::from(taken),
+            Err(_) => counts.refused += 1,
+        });
+        result.map(|_| ())
+    }
+
+    /// A host says what it did with a plan.
+    ///
+    /// # Errors
+    /// It breaks a rule: the session must end.
+    pub fn applied(&self, host: &str, number: u64, done: v1::Applied) -> Result<(), Violation> {
+        let mut inner = self.inner();
+        let Some(session) = inner.sessions.get_mut(host).filter(|s| s.number == number) else {
+            return Ok(());
+        };
+        let stamp: Stamp = done.stamp.unwrap_or_default().into();
+        let has = done.has.map(Stamp::from);
+        let answer = || match (has, done.problem.as_str()) {
+            (Some(has), _) => Err(HostError::Fenced { host: host.to_owned(), has, told: stamp }),
+            (None, "") => Ok(()),
+            (None, problem) => {
+                let problem = problem.chars().take(500).collect();
+                Err(HostError::Failed { host: host.to_owned(), problem })
+            }
+        };
+        if answer().is_ok() {
+            session.has = session.has.max(stamp);
+        }
+        let later = has.filter(|has| *has > stamp);
+        // Plans are whole: who did a later one did the earlier ones.
+        let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
+            .into_iter()
+            .partition(|(waits_for, _)| *waits_for <= stamp);
+        session.waiting = waiting;
+        for (_, waiter) in done {
+            let _ = waiter.send(answer());
+        }
+        if let Some(has) = later {
+            inner.later.insert(host.to_owned(), has);
+        }
+        drop(inner);
+        self.count(|counts| match answer() {
+            Ok(()) => counts.applied += 1,
+            Err(_) => counts.failed += 1,
+        });
+        Ok(())
+    }
+
+    /// Who came since the last time.
+    #[must_use]
+    pub fn take_arrivals(&self) -> Vec<String> {
+        std::mem::take(&mut self.inner().came)
+    }
+
+    /// Waits until somebody came.
+    pub async fn somebody_came(&self) {
+        self.arrived.notified().await;
+    }
+
+    /// What was measured since the last time, by host: of those that reported.
+    #[must_use]
+    pub fn take_usage(&self) -> BTreeMap<String, Vec<Used>> {
+        let mut inner = self.inner();
+        let mut usage = BTreeMap::new();
+        for (host, session) in &mut inner.sessions {
+            let millis = std::mem::take(&mut session.millis);
+            if millis == 0 {
+                continue;
+            }
+            let rate = |bytes: u64| {
+                let bits = u128::from(bytes) * 8_000 / u128::from(millis);
+                BitsPerSecond(u64::try_from(bits).unwrap_or(u64::MAX))
+            };
+            let used = std::mem::take(&mut session.used).into_iter();
+            let used = used.map(|(tenant, (sent, received))| Used {
+                tenant,
+                sent: rate(sent),
+                received: rate(received),
+            });
+            usage.insert(host.clone(), used.collect());
+        }
+        usage
+    }
+
+    /// What a host said it did last; `None`: its agent is not here.
+    #[must_use]
+    pub fn has(&self, host: &str) -> Option<Stamp> {
+        self.inner().sessions.get(host).map(|session| session.has)
+    }
+
+    /// How many are here.
+    #[must_use]
+    pub fn connected_count(&self) -> usize {
+        self.inner().sessions.len()
+    }
+
+    /// What agents did so far.
+    #[must_use]
+    pub fn counts(&self) -> AgentCounts {
+        *self.counts.borrow()
+    }
+
+    /// The same as it changes.
+    #[must_use]
+    pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
+        self.counts.subscribe()
+    }
+}
+
+impl Inner {
+    /// Whether it was taken in: not of a session that was replaced.
+    fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<bool, Violation> {
+        let Some(session) = self.sessions.get_mut(host).filter(|s| s.number == number) else {
+            return Ok(false);
+        };
+        let wrong = |problem: String| Violation::Protocol { host: host.to_owned(), problem };
+        if report.number != session.reports + 1 {
+            let expected = session.reports + 1;
+            let problem = format!("report {} where {expected} was expected", report.number);
+            return Err(wrong(problem));
+        }
+        let (millis, count) = (report.millis, report.tenants.len());
+        if millis == 0 || millis > MILLIS_MAX {
+            return Err(wrong(format!("a report over {millis} ms, the limit is {MILLIS_MAX}")));
+        }
+        if count > TENANTS_MAX {
+            return Err(wrong(format!("a report of {count} tenants, the limit is {TENANTS_MAX}")));
+        }
+        if report.tenants.iter().any(|t| t.name.is_empty() || t.name.len() > NAME_BYTES_MAX) {
+            return Err(wrong(format!("a tenant's name without 1 to {NAME_BYTES_MAX} bytes")));
+        }
+        session.reports = report.number;
+        session.millis = session.millis.saturating_add(millis);
+        for tenant in report.tenants {
+            if session.used.len() >= TENANTS_MAX && !session.used.contains_key(&tenant.name) {
+                continue;
+            }
+            let used = session.used.entry(tenant.name).or_default();
+            used.0 = used.0.saturating_add(tenant.sent_bytes);
+            used.1 = used.1.saturating_add(tenant.received_bytes);
+        }
+        Ok(true)
+    }
+}
+
+#[async_trait]
+impl Hosts for Registry {
+    async fn tell(&self, host: &str, plan: HostPlan) -> Result<(), HostError> {
+        let (done, answer) = oneshot::channel();
+        {
+            let mut inner = self.inner();
+            let session = inner.sessions.get_mut(host);
+            let session = session.ok_or_else(|| HostError::Away(host.to_owned()))?;
+            let message = v1::controller_message::Message::Plan((&plan).into());
+            let message = v1::ControllerMessage { message: Some(message) };
+            if session.out.try_send(message).is_err() {
+                // It takes nothing any more; when it comes back it is told anew.
+                inner.sessions.remove(host);
+                return Err(HostError::Away(host.to_owned()));
+            }
+            session.waiting.push((plan.stamp, done));
+        }
+        // The session ended before it answered.
+        answer.await.unwrap_or_else(|_| Err(HostError::Away(host.to_owned())))
+    }
+
+    fn connected(&self, host: &str) -> bool {
+        self.inner().sessions.contains_key(host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Two;
+
+    impl Known for Two {
+        fn is_host(&self, name: &str) -> bool {
+            ["a", "b"].contains(&name)
+        }
+    }
+
+    fn report(number: u64, millis: u64, sent: u64) -> v1::Report {
+        let tenant =
+            v1::TenantUsage { name: "t".into(), sent_bytes: sent, received_bytes: 2 * sent };
+        v1::Report { number, millis, tenants: vec![tenant] }
+    }
+
+    fn stamp(generation: u64) -> Stamp {
+        Stamp { epoch: 1, generation }
+    }
+
+    fn plan(generation: u64) -> HostPlan {
+        HostPlan { stamp: stamp(generation), ..HostPlan::default() }
+    }
+
+    fn applied(generation: u64) -> v1::Applied {
+        v1::Applied { stamp: Some(stamp(generation).into()), problem: String::new(), has: None }
+    }
+
+    #[test]
+    fn reports_add_up_and_are_taken_once() {
+        let registry = Registry::new(Box::new(Two));
+        let (number, _messages) = registry.begin("a", stamp(0)).unwrap();
+        registry.report("a", number, report(1, 500, 1_000)).unwrap();
+        registry.report("a", number, report(2, 1_500, 3_000)).unwrap();
+        let usage = registry.take_usage();
+        let used = &usage["a"][0];
+        assert_eq!((used.sent.0, used.received.0), (16_000, 32_000), "4,000 bytes in 2 s");
+        assert!(registry.take_usage().is_empty(), "nothing was reported since");
+    }
+
+    #[test]
+    fn who_breaks_a_rule_is_told_which() {
+        let registry = Registry::new(Box::new(Two));
+        let unknown = registry.begin("c", stamp(0)).unwrap_err().to_string();
+        assert!(unknown.contains("host c is not a server"), "{unknown}");
+        let (number, _messages) = registry.begin("a", stamp(0)).unwrap();
+        registry.report("a", number, report(1, 10, 0)).unwrap();
+        let tell = |report| registry.report("a", number, report).unwrap_err().to_string();
+        assert_eq!(tell(report(1, 10, 0)), "host a: report 1 where 2 was expected", "a replay");
+        assert!(tell(report(2, 0, 0)).contains("0 ms"));
+        let many = vec![v1::TenantUsage { name: "t".into(), ..Default::default() }; 4_097];
+        let many = v1::Report { number: 2, millis: 10, tenants: many };
+        assert!(tell(many).contains("4097 tenants, the limit is 4096"));
+        let long = v1::TenantUsage { name: "x".repeat(64), ..Default::default() };
+        let long = v1::Report { number: 2, millis: 10, tenants: vec![long] };
+        assert!(tell(long).contains("63 bytes"));
+        assert_eq!(registry.counts().refused, 5);
+    }
+
+    #[tokio::test]
+    async fn telling_waits_for_the_answer_and_ends_with_the_session() {
+        let registry = std::sync::Arc::new(Registry::new(Box::new(Two)));
+        assert_eq!(registry.tell("a", plan(1)).await, Err(HostError::Away("a".into())));
+        let (number, mut messages) = registry.begin("a", stamp(0)).unwrap();
+        let telling = {
+            let registry = std::sync::Arc::clone(&registry);
+            tokio::spawn(async move { registry.tell("a", plan(2)).await })
+        };
+        assert!(messages.recv().await.is_some());
+        registry.applied("a", number, applied(1)).unwrap();
+        assert!(!telling.is_finished(), "an earlier plan's answer is not this one's");
+        registry.applied("a", number, applied(2)).unwrap();
+        assert_eq!(telling.await.unwrap(), Ok(()));
+        assert_eq!(registry.has("a"), Some(stamp(2)));
+        let telling = {
+            let registry = std::sync::Arc::clone(&registry);
+            tokio::spawn(async move { registry.tell("a", plan(3)).await })
+        };
+        assert!(messages.recv().await.is_some());
+        registry.end("a", number);
+        assert_eq!(telling.await.unwrap(), Err(HostError::Away("a".into())));
+    }
+
+    #[tokio::test]
+    async fn a_later_session_replaces_an_earlier_one_and_is_not_ended_by_it() {
+        let registry = Registry::new(Box::new(Two));
+        let (first, mut messages) = registry.begin("a", stamp(0)).unwrap();
+        let (_second, _kept) = registry.begin("a", stamp(0)).unwrap();
+        assert_eq!(messages.recv().await, None, "the first one's channel is closed");
+        registry.end("a", first);
+        assert!(registry.connected("a"));
+        assert_eq!(registry.take_arrivals(), ["a", "a"]);
+    }
+
+    #[tokio::test]
+    async fn who_takes_nothing_is_away() {
+        let registry = Registry::new(Box::new(Two));
+        let (_number, messages) = registry.begin("a", stamp(0)).unwrap();
+        for generation in 0..QUEUE as u64 {
+            let told = registry.tell("a", plan(generation));
+            assert!(futures_now(told).is_none());
+        }
+        assert_eq!(registry.tell("a", plan(99)).await, Err(HostError::Away("a".into())));
+        assert!(!registry.connected("a"));
+        drop(messages);
+    }
+
+    /// Polls once.
+    fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut future = std::pin::pin!(future);
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(value) => Some(value),
+            std::task::Poll::Pending => None,
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What is left to tell a switch.
+
+use super::driver::{Capabilities, Change, DriverError, PortState, SwitchDriver, SwitchState};
+use super::step::{agree, step};
+use super::{classes, diff::diff};
+
+/// What there is to change until a switch does what is `wanted`. Ports that it leaves out are none
+/// of that.
+///
+/// # Errors
+/// The switch does not answer, or cannot do what is wanted: then [`DriverError::Beyond`], and it is
+/// not told anything.
+pub async fn missing(
+    driver: &dyn SwitchDriver,
+    wanted: &SwitchState,
+) -> Result<Vec<Change>, DriverError> {
+    let wanted = possible(driver.name(), &driver.capabilities().await?, wanted)?;
+    Ok(diff(&driver.read_back().await?, &wanted))
+}
+
+/// `wanted`, as a switch that can do this much does it.
+fn possible(
+    switch: &str,
+    can: &Capabilities,
+    wanted: &SwitchState,
+) -> Result<SwitchState, DriverError> {
+    let mut wanted = wanted.clone();
+    classes::complete(can, &mut wanted);
+    let fresh = PortState { weights: Vec::new(), map: can.fixed_map.clone() };
+    let ports = wanted.ports.keys().map(|port| (port.clone(), fresh.clone()));
+    let mut state = SwitchState { ports: ports.collect(), ..SwitchState::default() };
+    let changes = diff(&state, &wanted);
+    changes.iter().try_for_each(|change| step(switch, can, &mut state, change))?;
+    agree(switch, can, &state)?;
+    Ok(wanted)
+}

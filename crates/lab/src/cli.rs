@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use crate::bench::Guard;
-use crate::endpoint::{EndpointArgs, EndpointReport};
 use crate::figures::plot::PlotArgs;
 use crate::figures::report::ReportArgs;
 use crate::figures::{self, Mode, RunArgs};
-use crate::load::{IntervalReport, LoadArgs};
 use crate::microguest::MicroguestArgs;
+use penstock_guest::endpoint::{EndpointArgs, EndpointReport};
+use penstock_guest::load::{IntervalReport, LoadArgs};
 
 /// A subcommand of `penstock lab`.
 #[derive(Debug, Clone, clap::Subcommand)]

@@ -6,10 +6,10 @@ mod common;
 use std::net::Ipv4Addr;
 
 use common::{Testpmd, frame, receive, until};
-use penstock_lab::driver::{
+use penstock_guest::driver::{
     Descriptor, DriverConfig, Features, SocketMode, VNET_HDR_LEN, VirtioNet, VnetHdr,
 };
-use penstock_lab::load::{LoadSpec, Rate, SizeMix, VmSpec};
+use penstock_guest::load::{LoadSpec, Rate, SizeMix, VmSpec};
 
 /// How a frame is laid out in descriptors.
 #[derive(Debug, Clone, Copy)]

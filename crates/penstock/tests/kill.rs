@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_lab::driver::{DriverConfig, Features, FrameId, RxCounters, TxCounters};
-use penstock_lab::driver::{VirtioNet, VnetHdr};
+use penstock_guest::driver::{DriverConfig, Features, FrameId, RxCounters, TxCounters};
+use penstock_guest::driver::{VirtioNet, VnetHdr};
 
 /// Longest that anything awaited may take: on a loaded machine the worker waits for its core.
 const PATIENCE: Duration = Duration::from_secs(60);

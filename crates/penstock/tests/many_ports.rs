@@ -15,9 +15,9 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use penstock_lab::driver::{DriverConfig, VirtioNet};
-use penstock_lab::load::{LoadReport, LoadSpec, VmSpec};
-use penstock_lab::mac::Mac;
+use penstock_guest::driver::{DriverConfig, VirtioNet};
+use penstock_guest::load::{LoadReport, LoadSpec, VmSpec};
+use penstock_guest::mac::Mac;
 use support::{Daemon, await_true};
 
 /// Ports that send and receive; they are the first.

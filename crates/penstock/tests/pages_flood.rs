@@ -14,7 +14,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, connect, recv, send, socket,
 };
-use penstock_lab::driver::{DriverConfig, VirtioNet};
+use penstock_guest::driver::{DriverConfig, VirtioNet};
 
 #[allow(dead_code, reason = "shared with other tests")]
 mod support;

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_lab::driver::{DriverConfig, Features, VirtioNet};
+use penstock_guest::driver::{DriverConfig, Features, VirtioNet};
 
 #[allow(dead_code, reason = "shared with other tests")]
 mod support;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::bed::BedArgs;
 use super::subject::Case;
 use super::through::Through;
-use crate::load::SizeMix;
+use penstock_guest::load::SizeMix;
 
 /// A subcommand of `penstock bench`.
 #[derive(Debug, Clone, clap::Subcommand)]

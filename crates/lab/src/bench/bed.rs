@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::guard::{Guard, HUGEPAGES, Ward, weigh_session};
 use super::process::ask;
-use crate::mac::Mac;
+use penstock_guest::mac::Mac;
 
 /// The nice value of everything that is measured, and the weight of its session.
 const NICE: i32 = -20;

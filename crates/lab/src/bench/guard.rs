@@ -20,7 +20,7 @@ use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::clock;
+use penstock_guest::clock;
 
 /// The running program, also when its file has been replaced meanwhile.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";

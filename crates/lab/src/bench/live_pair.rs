@@ -8,7 +8,7 @@ use super::guard::Guard;
 use super::ours::{Offloads, Penstock};
 use super::pair::{Pair, Window};
 use super::stats::Spread;
-use crate::load::{Rate, SizeMix};
+use penstock_guest::load::{Rate, SizeMix};
 
 /// Seconds of load before the counting starts.
 const WARM_UP_SECS: f64 = 0.2;

@@ -26,7 +26,7 @@ use super::pair::{Paced, Pair};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::Spread;
 use super::subject::Case;
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// Length of an interval of the soak.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -229,7 +229,7 @@ fn one_switch(
 /// How long half a ring lasts at `rate`.
 fn limit_ns(ring: u16, rate: f64) -> u64 {
     let secs = f64::from(ring) / 2.0 / rate.max(1.0);
-    crate::clock::nanos(Duration::try_from_secs_f64(secs).unwrap_or(INTERVAL))
+    penstock_guest::clock::nanos(Duration::try_from_secs_f64(secs).unwrap_or(INTERVAL))
 }
 
 /// A trial, made again while what it lost may be the machine's fault.
@@ -273,7 +273,7 @@ fn soak(
     let (subject, name) = (&*subject, subject.name());
     let marker = bed.on_generator_core(|| {
         let mut marker = Marker::new(limit_ns, subject.worker_waited_ns());
-        let began = crate::clock::now();
+        let began = penstock_guest::clock::now();
         let mut next_word = 0.0;
         let last = Pair::paced(pair, rate, secs, INTERVAL, |now| {
             let at = began.elapsed().as_secs_f64();

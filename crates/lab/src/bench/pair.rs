@@ -10,8 +10,10 @@ use penstock_dataplane::worker::RunQueueWait;
 
 use super::attached::{Timed, to_f64};
 use super::bed::{VM_A, VM_B};
-use crate::clock;
-use crate::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns};
+use penstock_guest::clock;
+use penstock_guest::load::{
+    LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns,
+};
 
 /// How long a ring may be silent before nothing is taken to be under way.
 const SILENCE: Duration = Duration::from_millis(20);
@@ -143,10 +145,10 @@ impl Pair {
         ];
         vms[0].to = Some("b".to_owned());
         for vm in &mut vms {
-            vm.mode = crate::driver::SocketMode::Server;
+            vm.mode = penstock_guest::driver::SocketMode::Server;
             vm.ring_size = settings.ring_size;
             if settings.packed {
-                vm.wanted = vm.wanted | crate::driver::Features::RING_PACKED;
+                vm.wanted = vm.wanted | penstock_guest::driver::Features::RING_PACKED;
             }
             vm.sizes = SizeMix::fixed(settings.largest);
         }

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::guard::{Guard, Ward};
-use crate::clock;
+use penstock_guest::clock;
 
 /// Between two looks at something that is awaited.
 const LOOK: Duration = Duration::from_millis(20);

@@ -16,7 +16,7 @@ use super::pair::{Latencies, Pair};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::{Spread, paired_ratio};
 use super::subject::Case;
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// Seconds before the counting starts.
 const WARM_UP_SECS: f64 = 0.1;

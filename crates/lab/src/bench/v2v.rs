@@ -16,7 +16,7 @@ use super::pair::{Pair, Window};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::{Spread, paired_ratio};
 use super::subject::Case;
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// Seconds of load before the counting starts, so that caches and tables are warm.
 const WARM_UP_SECS: f64 = 0.2;

@@ -36,7 +36,7 @@ use super::paper_testbed as testbed;
 use super::picture::{Axis, Panel, Picture, points};
 use super::stats::fit;
 use crate::bench::live_pair::{LivePair, Stages as LiveStages};
-use crate::load::{Rate, SizeMix};
+use penstock_guest::load::{Rate, SizeMix};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -35,7 +35,7 @@ use super::paper_platform::{self as paper, Flows, Placement};
 use super::picture::{Axis, Panel, Picture};
 use super::stats::{self, percentile};
 use crate::bench::live_pair::LivePair;
-use crate::load::{Rate, SizeMix};
+use penstock_guest::load::{Rate, SizeMix};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

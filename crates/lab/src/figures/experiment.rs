@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::outcome::{Outcome, Record};
 use super::picture::Picture;
 use crate::bench::{BedArgs, Guard, Peer};
-use crate::clock;
+use penstock_guest::clock;
 
 /// Where an experiment happens.
 #[derive(

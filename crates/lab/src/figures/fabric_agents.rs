@@ -41,7 +41,7 @@ use super::outcome::{Outcome, Record};
 use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_scale::memory_gib;
 use super::stats::{count, percentile};
-use crate::clock;
+use penstock_guest::clock;
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -34,7 +34,7 @@ use penstock_fabric::topology::Topology;
 use penstock_sim::Rng;
 
 use super::qshare_datacenter::tree;
-use crate::clock;
+use penstock_guest::clock;
 
 /// Most VMs of a tenant on a server.
 const CAP: u32 = 17;

@@ -25,7 +25,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::fabric_bed::{Bed, Guaranteed};
 use super::stats::count;
-use crate::clock;
+use penstock_guest::clock;
 
 /// Until all are there, and until all have ended.
 const PATIENCE: Duration = Duration::from_secs(60);

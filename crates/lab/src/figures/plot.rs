@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 use super::files::Results;
 use super::picture::{Axis, Panel, Picture, points};
 use super::stats::count;
-use crate::load::IntervalReport;
+use penstock_guest::load::IntervalReport;
 
 /// Draws runs of `lab load --json` over time, side by side.
 #[derive(Debug, Clone, clap::Args)]
@@ -240,7 +240,7 @@ fn sparkline(curve: &Curve, highest: f64, columns: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::VmReport;
+    use penstock_guest::load::VmReport;
 
     fn lines(after: f64) -> String {
         let report = |n: u32| IntervalReport {

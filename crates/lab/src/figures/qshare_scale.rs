@@ -32,7 +32,7 @@ use super::outcome::{Outcome, Record};
 use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_datacenter::{SETTINGS, fully_reserved, tree};
 use super::stats::{count, fit, percentile};
-use crate::clock;
+use penstock_guest::clock;
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

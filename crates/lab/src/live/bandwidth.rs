@@ -325,7 +325,7 @@ impl Turns for Phases<'_> {
             }
         }
         let waited = self.stage.waited_ns();
-        let since = crate::clock::now();
+        let since = penstock_guest::clock::now();
         send(self.bed, self.stage, "vm2", true)?;
         send(self.bed, self.stage, "vm4", true)?;
         let second = self.watch()?;

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::fleet::{Offer, Window, middle};
 use crate::figures::Claim;
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// When a window is judged.
 #[derive(Debug, Clone, Copy)]

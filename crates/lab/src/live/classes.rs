@@ -33,7 +33,7 @@ use super::rig::{Capacity, Rig, Span, platform};
 use crate::bench::bed::Bed;
 use crate::bench::ovs;
 use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// Classes, and senders in each.
 const CLASSES: u8 = 4;

@@ -19,9 +19,9 @@ use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
 
 use super::plan::Plan;
 use super::switch::Switch;
-use crate::clock;
-use crate::driver::SocketMode;
-use crate::load::{
+use penstock_guest::clock;
+use penstock_guest::driver::SocketMode;
+use penstock_guest::load::{
     Arrived, LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns,
 };
 

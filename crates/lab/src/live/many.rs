@@ -16,7 +16,7 @@ use super::plan::{Bound, Plan, Vm};
 use super::rig::{Rig, platform};
 use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome};
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 const VMS: [usize; 4] = [2, 4, 8, 16];
 const MOST: usize = 16;

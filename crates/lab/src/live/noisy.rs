@@ -36,7 +36,7 @@ use super::rig::{Rig, Span, platform};
 use crate::bench::bed::Bed;
 use crate::bench::ovs;
 use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// The declared frame size.
 const SIZE: u16 = 512;

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use crate::mac::Mac;
+use penstock_guest::mac::Mac;
 
 /// What bounds what a VM sends, in the words of the configuration.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -29,7 +29,7 @@ use super::shaped::{NET, NET_PLACE, VM, VM_PLACE, plan, shape, unshape};
 use super::stage::Stage;
 use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Kind, Outcome};
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// Mbit/s.
 const RATES: [f64; 6] = [4.0, 8.0, 16.0, 32.0, 200.0, 2_000.0];

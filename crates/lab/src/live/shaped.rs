@@ -5,8 +5,8 @@ use penstock_units::BitsPerSecond;
 use super::fleet::to_f64;
 use super::plan::{Bound, Plan, Vm};
 use super::stage::Stage;
-use crate::clock;
 use crate::figures::Kind;
+use penstock_guest::clock;
 
 /// The VM, which sends.
 pub(super) const VM: &str = "vm1";

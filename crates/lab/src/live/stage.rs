@@ -20,7 +20,7 @@ use super::switch::{Ours, Switch, count};
 use crate::bench::bed::Bed;
 use crate::bench::guard::{THIS_PROGRAM, Ward, end_inside};
 use crate::bench::process::{Daemon, ask, await_ok, await_some};
-use crate::clock;
+use penstock_guest::clock;
 
 /// How long until namespaces are there and packets pass.
 const START_LIMIT: Duration = Duration::from_secs(20);

@@ -24,7 +24,7 @@ use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Rig, Span, platform};
 use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome};
-use crate::load::Rate;
+use penstock_guest::load::Rate;
 
 /// Sold of the core.
 const SOLD: f64 = 0.9;

@@ -35,7 +35,7 @@ use nix::unistd::Pid;
 pub use board::{Board, Stream};
 use machine::Machine;
 
-use crate::clock;
+use penstock_guest::clock;
 
 /// Name of the thread that is the virtual processor, as QEMU has it.
 pub const VCPU_THREAD: &str = "CPU 0/KVM";

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_lab::driver::{DriverConfig, RxFrame, VirtioNet};
+use penstock_guest::driver::{DriverConfig, RxFrame, VirtioNet};
 
 /// One testpmd at a time: each polls a core.
 static ONE: Mutex<()> = Mutex::new(());

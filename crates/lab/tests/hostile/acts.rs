@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use penstock_lab::driver::{Descriptor, DriverConfig, Features, VirtioNet, VnetHdr};
+use penstock_guest::driver::{Descriptor, DriverConfig, Features, VirtioNet, VnetHdr};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 use crate::faults;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use penstock_lab::driver::{Descriptor, FaultyMemory, VirtioNet};
+use penstock_guest::driver::{Descriptor, FaultyMemory, VirtioNet};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 

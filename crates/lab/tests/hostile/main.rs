@@ -24,7 +24,7 @@ use acts::{ACCOMPLICE, ACTS, Act, EVIL, Stage};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::peer_memory::{guarded_mappings, mapped_bytes};
-use penstock_lab::driver::{VirtioNet, VnetHdr};
+use penstock_guest::driver::{VirtioNet, VnetHdr};
 use rig::{Port, Rig, frame, mac, receive, send};
 
 /// Two neighbours, the hostile guest and an accomplice that takes no offloads.

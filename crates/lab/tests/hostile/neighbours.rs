@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use penstock_lab::driver::VirtioNet;
+use penstock_guest::driver::VirtioNet;
 
 use crate::acts::{ACTS, Act, Stage};
 use crate::rig::{Rig, announce, frame, mac};

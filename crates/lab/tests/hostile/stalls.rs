@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 use penstock_dataplane::port::AttachState;
-use penstock_lab::driver::{Descriptor, GuestMemory, VirtioNet, VnetHdr, Window};
+use penstock_guest::driver::{Descriptor, GuestMemory, VirtioNet, VnetHdr, Window};
 
 use crate::rig::{Rig, announce, frame, mac, send};
 use crate::{ACCOMPLICE, EVIL, exchange, ports};

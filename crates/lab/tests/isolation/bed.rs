@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use penstock_control::config;
 use penstock_control::host::{FdbFilter, Host};
-use penstock_lab::driver::{DriverConfig, VirtioNet, VnetHdr};
+use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
 use penstock_units::MacAddr;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_dataplane::port::AttachState;
-use penstock_lab::driver::{
+use penstock_guest::driver::{
     Descriptor, DirtyPages, DriverConfig, Features, GuestMemory, VirtioNet, VnetHdr,
 };
 
@@ -124,7 +124,7 @@ fn logging_goes_on_and_off_under_traffic_without_a_lost_frame() {
 }
 
 /// Sends one frame out of `memory` by the second queue pair.
-fn send_from(vm: &mut VirtioNet, window: &mut penstock_lab::driver::Window, f: &[u8]) {
+fn send_from(vm: &mut VirtioNet, window: &mut penstock_guest::driver::Window, f: &[u8]) {
     window.bytes_mut(0, 12).fill(0);
     window.bytes_mut(12, f.len()).copy_from_slice(f);
     let (addr, len) = (window.guest(0), u32::try_from(12 + f.len()).unwrap());

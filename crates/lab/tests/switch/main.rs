@@ -12,7 +12,7 @@ use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::AttachState;
 use penstock_dataplane::port::vhost_user::SocketMode;
-use penstock_lab::driver::{DriverConfig, Features, VirtioNet, VnetHdr};
+use penstock_guest::driver::{DriverConfig, Features, VirtioNet, VnetHdr};
 use rig::{Port, Rig, frame, mac, receive, send, tcp_segment};
 
 fn pair(config: impl Fn(DriverConfig) -> DriverConfig) -> (Rig, VirtioNet, VirtioNet) {
@@ -242,7 +242,7 @@ fn a_hostile_driver_hurts_only_itself() {
     };
     exchange(0);
     let descriptor =
-        |addr, len, flags, next| penstock_lab::driver::Descriptor { addr, len, flags, next };
+        |addr, len, flags, next| penstock_guest::driver::Descriptor { addr, len, flags, next };
     let mut raw = evil.raw(1);
     for (n, d) in [
         descriptor(u64::MAX - 4, 100, 0, 0),

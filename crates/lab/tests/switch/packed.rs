@@ -2,7 +2,7 @@
 
 use penstock_dataplane::port::AttachState;
 use penstock_dataplane::port::vhost_user::SocketMode;
-use penstock_lab::driver::{Features, VirtioNet, VnetHdr};
+use penstock_guest::driver::{Features, VirtioNet, VnetHdr};
 
 use crate::pair;
 use crate::rig::{self, Port, Rig, frame, mac, receive, send, tcp_segment};

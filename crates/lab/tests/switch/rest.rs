@@ -1,7 +1,7 @@
 //! Ports that are silent are not polled, and are there again when they speak.
 
 use penstock_dataplane::worker::AWAKE_MIN;
-use penstock_lab::driver::{Features, VirtioNet, VnetHdr};
+use penstock_guest::driver::{Features, VirtioNet, VnetHdr};
 
 use crate::rig::{Port, Rig, announce, frame, mac, receive, send, wait};
 

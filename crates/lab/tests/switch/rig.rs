@@ -13,7 +13,7 @@ use penstock_dataplane::port::vhost_user::{SocketMode, VhostUser, VhostUserConfi
 use penstock_dataplane::port::{AttachState, AttachStatus};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, WorkerHandle, spawn};
-use penstock_lab::driver::{self, DriverConfig, VirtioNet, VnetHdr};
+use penstock_guest::driver::{self, DriverConfig, VirtioNet, VnetHdr};
 use penstock_units::{MacAddr, Nanos, PortId, Vid, WorkerId};
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -11,7 +11,7 @@ use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::vhost_user::{SocketMode, VhostUser, VhostUserConfig};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, Workers};
-use penstock_lab::driver::{DriverConfig, VirtioNet, VnetHdr};
+use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
 use penstock_units::{Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
 use crate::rig::{announce, drain, flow_frame, frame, mac, receive, send, wait};

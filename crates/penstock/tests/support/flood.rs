@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use penstock_lab::driver::{DriverConfig, VirtioNet, VnetHdr};
+use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
 
 use crate::support::{self, Daemon, Scratch, await_some, await_true};
 

@@ -28,9 +28,9 @@ use penstock_units::TscRate;
 
 use super::bed::{Bed, BedArgs};
 use super::guard::Guard;
-use crate::clock;
-use crate::load::{Rate, SizeMix};
 use offload::Kind;
+use penstock_guest::clock;
+use penstock_guest::load::{Rate, SizeMix};
 use rig::{Load, Reading, Rig, Setting, Times};
 
 /// Flows that the cache cannot hold.

@@ -4,9 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::rig::Setting;
-use crate::clock;
-use crate::driver::{DriverConfig, Features, SocketMode, VNET_HDR_LEN, VirtioNet, VnetHdr};
-use crate::load::run_queue_wait_ns;
+use penstock_guest::clock;
+use penstock_guest::driver::{
+    DriverConfig, Features, SocketMode, VNET_HDR_LEN, VirtioNet, VnetHdr,
+};
+use penstock_guest::load::run_queue_wait_ns;
 use penstock_qos::cost_model::RingKind;
 
 const ETH: usize = 14;

@@ -15,10 +15,10 @@ use super::super::attached::to_f64;
 use super::super::bed::Bed;
 use super::super::guard::THIS_PROGRAM;
 use super::super::process::{Daemon, ThreadClock, ask, await_ok};
-use crate::clock;
-use crate::driver::{Features, SocketMode};
-use crate::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns};
-use crate::mac::Mac;
+use penstock_guest::clock;
+use penstock_guest::driver::{Features, SocketMode};
+use penstock_guest::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns};
+use penstock_guest::mac::Mac;
 
 /// How long the daemon may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(20);

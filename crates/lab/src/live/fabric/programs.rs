@@ -29,7 +29,7 @@ use nix::sys::socket::{
 use penstock_sim::Rng;
 use penstock_sim::fabric::SizeTable;
 
-use crate::clock;
+use penstock_guest::clock;
 
 /// Where servers listen, and where datagrams go.
 const PORT: u16 = 5_001;
@@ -203,7 +203,7 @@ impl All {
         ended: Arc<Mutex<Vec<Ended>>>,
     ) -> anyhow::Result<Self> {
         let open = |place: &Place| {
-            let path = crate::endpoint::netns_path(&place.netns);
+            let path = penstock_guest::endpoint::netns_path(&place.netns);
             File::open(&path).with_context(|| format!("opening {}", path.display()))
         };
         let namespaces = places.iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;

@@ -25,9 +25,9 @@ use super::programs::Place;
 use crate::bench::bed::Bed;
 use crate::bench::guard::{THIS_PROGRAM, Ward};
 use crate::bench::process::{Daemon, ask, await_ok, await_some};
-use crate::clock;
 use crate::live::fleet::to_f64;
 use crate::live::switch::count;
+use penstock_guest::clock;
 
 /// Racks, and hosts of each.
 pub(super) const RACKS: usize = 2;
@@ -372,7 +372,7 @@ fn free_ports() -> anyhow::Result<[u16; 2]> {
 
 /// What a namespace's interfaces count, to be read again and again.
 fn counters_of(netns: &str) -> anyhow::Result<File> {
-    let path = crate::endpoint::netns_path(netns);
+    let path = penstock_guest::endpoint::netns_path(netns);
     let open = move || -> anyhow::Result<File> {
         let space = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
         setns(&space, CloneFlags::CLONE_NEWNET).context("entering a rack's namespace")?;

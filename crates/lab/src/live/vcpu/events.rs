@@ -88,7 +88,7 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
     if cell.ours {
         scheduler.insert(stage.schedule(&terms)?).await_seated(vms)?;
     }
-    sleep_until(now() + Nanos(crate::clock::nanos(SETTLE)));
+    sleep_until(now() + Nanos(penstock_guest::clock::nanos(SETTLE)));
     let own = || scheduler.as_ref().map_or(Ok(Duration::ZERO), Scheduler::own);
     let core = stage.bed.worker_core();
     let (told_before, stolen) = (Told::of(scheduler.as_ref())?, steal::of(core)?);
@@ -171,7 +171,7 @@ fn tell(
     let (least, most) = cell.gap;
     let mut gap = || least + Nanos(rng.below((most.0 - least.0).max(1)));
     let begin = now();
-    let end = begin + Nanos(crate::clock::nanos(Duration::from_secs_f64(cell.secs)));
+    let end = begin + Nanos(penstock_guest::clock::nanos(Duration::from_secs_f64(cell.secs)));
     let mut sources: Vec<Source<'_>> = guests
         .iter()
         .zip(&cell.tested)
@@ -236,7 +236,7 @@ impl Source<'_> {
 /// The monotonic clock.
 pub(super) fn now() -> Nanos {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
-    Nanos(now.map_or(0, |now| crate::clock::nanos(now.into())))
+    Nanos(now.map_or(0, |now| penstock_guest::clock::nanos(now.into())))
 }
 
 /// Sleeps to a point of it, to some microseconds.

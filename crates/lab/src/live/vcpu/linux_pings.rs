@@ -116,7 +116,7 @@ fn pings(
     secs: f64,
     rng: &mut Rng,
 ) -> anyhow::Result<(Vec<f64>, u32)> {
-    let end = now() + Nanos(crate::clock::nanos(Duration::from_secs_f64(secs)));
+    let end = now() + Nanos(penstock_guest::clock::nanos(Duration::from_secs_f64(secs)));
     let (mut answers, mut lost, mut number) = (Vec::new(), 0, 0_u16);
     let mut due = now();
     while due < end {

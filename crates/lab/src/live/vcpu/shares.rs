@@ -95,7 +95,7 @@ fn one(
         Some(stage.schedule(&terms)?)
     };
     let mut guests: [Option<Guest>; VMS] = std::array::from_fn(|_| None);
-    let length = Nanos(crate::clock::nanos(Duration::from_secs_f64(phase)));
+    let length = Nanos(penstock_guest::clock::nanos(Duration::from_secs_f64(phase)));
     let begin = now();
     for (at, present) in (0_u32..).zip(PHASES) {
         context.progress(f64::from(5 * nth + at) / 15.0, name);

@@ -105,7 +105,7 @@ fn play(
     (seed, secs, speed): (u64, f64, u64),
     work: Work,
 ) -> anyhow::Result<Sent> {
-    let span = Nanos(crate::clock::nanos(Duration::from_secs_f64(secs)));
+    let span = Nanos(penstock_guest::clock::nanos(Duration::from_secs_f64(secs)));
     let times: Vec<Nanos> =
         stream(seed).into_iter().map(|(due, _)| due).take_while(|due| *due < span).collect();
     let begin = Tsc.now().0 + stage.hz.to_cycles(LEAD).0;

@@ -8,7 +8,8 @@ use anyhow::{Context as _, bail};
 use super::spec::NicSpec;
 
 /// Where `ip netns` keeps a namespace.
-pub(crate) fn path(name: &str) -> PathBuf {
+#[must_use]
+pub fn path(name: &str) -> PathBuf {
     PathBuf::from("/run/netns").join(name)
 }
 

@@ -26,7 +26,7 @@ mod run;
 mod spec;
 mod tap;
 
-pub(crate) use netns::path as netns_path;
+pub use netns::path as netns_path;
 
 pub use args::EndpointArgs;
 pub use counters::{EndpointReport, NicReport};

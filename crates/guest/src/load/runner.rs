@@ -278,7 +278,8 @@ fn ns_secs(ns: u64) -> f64 {
 }
 
 /// Time this thread was runnable and did not run, since its start; 0 where the kernel has no count.
-pub(crate) fn run_queue_wait_ns() -> u64 {
+#[must_use]
+pub fn run_queue_wait_ns() -> u64 {
     std::fs::read_to_string("/proc/thread-self/schedstat")
         .ok()
         .and_then(|text| text.split_whitespace().nth(1)?.parse().ok())

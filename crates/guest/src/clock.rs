@@ -1,4 +1,4 @@
-//! The lab's one clock read: experiments and generators run on the machine's monotonic clock.
+//! The one clock read of guests, generators and experiments, which run on the machine's monotonic clock.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -7,22 +7,21 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use penstock_units::Nanos;
 
 /// Reads the monotonic clock.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the lab is an outermost layer: it drives real ports"
-)]
-pub(crate) fn now() -> Instant {
+#[expect(clippy::disallowed_methods, reason = "an outermost layer: it drives real ports")]
+#[must_use]
+pub fn now() -> Instant {
     Instant::now()
 }
 
 /// Nanoseconds of `d`, saturating at `u64::MAX` (584 years).
-pub(crate) fn nanos(d: Duration) -> u64 {
+#[must_use]
+pub fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Waits until `fd` is readable (or hung up) or `limit` has passed; true when there is something.
 /// With no descriptor it only waits: the pause between two attempts to reach a peer's socket.
-pub(crate) fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
+pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     match fd {
         Some(fd) => {
@@ -38,14 +37,16 @@ pub(crate) fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool
 }
 
 /// Time since 1970, as the kernel stamps frames with it.
-pub(crate) fn since_1970() -> Nanos {
+#[must_use]
+pub fn since_1970() -> Nanos {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
     let now = now.map_or(Duration::ZERO, Duration::from);
     Nanos(nanos(now))
 }
 
 /// Date and time, UTC, to the second: `2026-11-21T14:00:00Z`.
-pub(crate) fn utc() -> String {
+#[must_use]
+pub fn utc() -> String {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
     date_text(now.map_or(0, |now| now.tv_sec()))
 }

@@ -14,8 +14,10 @@ struct Track {
 
 /// What came from one sender.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Arrived {
+pub struct Arrived {
+    /// Frames.
     pub frames: u64,
+    /// Their bytes, without FCS.
     pub bytes: u64,
 }
 
@@ -71,12 +73,18 @@ impl Track {
 
 /// What one VM has received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SinkCounters {
+pub struct SinkCounters {
+    /// Frames of known senders.
     pub frames: u64,
+    /// Their bytes, without FCS.
     pub bytes: u64,
+    /// Frames that are not what was sent.
     pub bad: u64,
+    /// Frames of others.
     pub other: u64,
+    /// Numbers that did not come.
     pub lost: u64,
+    /// Frames that came after a later one.
     pub reordered: u64,
 }
 

@@ -19,11 +19,16 @@ const HEADERS: usize = 46;
 
 /// Counters at one moment; reports are differences.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct VmCounters {
+pub struct VmCounters {
+    /// Frames put into the ring.
     pub tx_frames: u64,
+    /// Their bytes, without FCS.
     pub tx_bytes: u64,
+    /// Turns that found the ring full.
     pub tx_ring_full: u64,
+    /// What was received.
     pub sink: SinkCounters,
+    /// How often the switch came back.
     pub reconnects: u64,
 }
 
@@ -38,7 +43,7 @@ struct Sender {
 
 /// One VM.
 #[derive(Debug)]
-pub(crate) struct LoadVm {
+pub struct LoadVm {
     spec: VmSpec,
     device: VirtioNet,
     sender: Option<Sender>,
@@ -233,14 +238,17 @@ impl LoadVm {
         }
     }
 
+    /// The VM's name.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
+    /// What was agreed with the switch.
     pub fn features(&self) -> String {
         self.device.features().to_string()
     }
 
+    /// All counters as they are now.
     pub fn counters(&mut self) -> VmCounters {
         let mut sink = self.sink.counters();
         let rx = self.device.rx().counters();

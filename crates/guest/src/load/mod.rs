@@ -29,8 +29,7 @@ mod vm;
 
 pub use args::{LoadArgs, SpecError};
 pub use report::{IntervalReport, LoadReport, VmReport};
-pub use runner::LoadError;
-pub(crate) use runner::run_queue_wait_ns;
-pub(crate) use sink::Arrived;
+pub use runner::{LoadError, run_queue_wait_ns};
+pub use sink::{Arrived, SinkCounters};
 pub use spec::{LoadSpec, Phase, Rate, SizeMix, VmSpec};
-pub(crate) use vm::{LoadVm, VmCounters};
+pub use vm::{LoadVm, VmCounters};

@@ -1,4 +1,4 @@
-//! The driver side of a vhost-user virtio-net device: the lab plays the VM.
+//! The driver side of a vhost-user virtio-net device: we play the VM.
 //!
 //! **Problem.** Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can
 //! choose every feature bit and ring size, and that can also be hostile on purpose.

@@ -1,4 +1,4 @@
-//! `key=value,key=value,flag` lists of the lab's command lines.
+//! `key=value,key=value,flag` lists of command lines.
 
 use std::fmt::Display;
 use std::str::FromStr;

@@ -51,6 +51,5 @@ fn a_driver_that_takes_its_memory_away_leaves_nothing_behind() {
     assert_eq!((mapped_bytes(), guarded_mappings()), (0, 0), "mappings of drivers");
     // The allocator's own come and go.
     assert!(mapped_after < mapped + 50, "{mapped} mappings became {mapped_after}");
-    eprintln!("DBG pages {}", pages_replaced());
     assert!(pages_replaced() > 1_000, "the faults were not felt");
 }

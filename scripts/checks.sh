@@ -12,7 +12,8 @@ cd "$REPO" || exit 1
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-summary=() tests=0 ignored=0
+summary=() tests=0 skipped=0 ignored=0
+ALLOWED=${SKIPS_ALLOWED:-scripts/skips-allowed.txt}
 
 lane_fmt() { cargo fmt --all --check; }
 lane_clippy() { cargo clippy --locked --workspace --all-targets -- -D warnings; }
@@ -87,20 +88,39 @@ lane_deny() {
     fi
 }
 
-# lane NAME WHAT: runs lane_NAME, keeps its output for the counts.
+# The patterns of the list of allowed skips, without their reasons.
+allowed_skips() { sed -n 's/^\([^#].*[^ ]\)  *=> .*/\1/p' "$ALLOWED"; }
+# skips_of LANE: what it left out, each once. Its Rust tests append to a file, since libtest hides
+# what a passing test prints; its scripts print lines.
+skips_of() {
+    { cat "$work/$1.skips" 2>/dev/null && grep '^SKIP ' "$work/$1.log"; } | sort | uniq
+}
+# forbidden_skips LANE: those that the list does not allow; true if there are any.
+forbidden_skips() { allowed_skips | grep -vEf - <(skips_of "$1"); }
+
+# lane NAME WHAT: runs lane_NAME, keeps its output for the counts. In CI a skip that is not allowed
+# fails the lane.
 lane() {
-    local start=$SECONDS status took count skips
+    local start=$SECONDS status took count skips left
     step "$1: $2"
-    "lane_$1" </dev/null 2>&1 | tee "$work/$1.log"
+    : >"$work/$1.skips"
+    PENSTOCK_SKIPS=$work/$1.skips "lane_$1" </dev/null 2>&1 | tee "$work/$1.log"
     status=${PIPESTATUS[0]}
+    cat "$work/$1.skips"
+    if [ "${CI:-}" = true ] && forbidden_skips "$1" >"$work/forbidden"; then
+        status=1
+        say "error: skips that $ALLOWED does not allow:"
+        cat "$work/forbidden"
+    fi
     took=$((SECONDS - start))
     count=$(awk '/^test result:/ { n += $4 + $6 } /^(PASS|FAIL) / { n++ } END { print n + 0 }' \
         "$work/$1.log")
-    skips=$(awk '/^test result:/ { n += $8 } /^SKIP / { n++ } END { print n + 0 }' "$work/$1.log")
-    tests=$((tests + count)) ignored=$((ignored + skips))
+    skips=$(skips_of "$1" | wc -l)
+    left=$(awk '/^test result:/ { n += $8 } END { print n + 0 }' "$work/$1.log")
+    tests=$((tests + count)) skipped=$((skipped + skips)) ignored=$((ignored + left))
     if [ "$status" = 0 ]; then pass=ok; else pass=FAILED && FAILED=$((FAILED + 1)); fi
     summary+=("$(printf '%-8s %-6s %4d s  %s' "$1" "$pass" "$took" \
-        "$([ "$count" = 0 ] || echo "$count tests")$([ "$skips" = 0 ] || echo ", $skips skipped")")")
+        "$([ "$count" = 0 ] || echo "$count tests")$([ "$skips" = 0 ] || echo ", $skips skipped")$([ "$left" = 0 ] || echo ", $left ignored")")")
 }
 
 check_lanes() {
@@ -118,7 +138,7 @@ test)
     check_lanes
     if [ "$(id -u)" != 0 ]; then
         say "SKIP what needs root: namespaces, TAP (run as root for all)" | tee "$work/root.log"
-        ignored=1
+        skipped=1
     fi
     lane unit "unit, property, simulation and integration tests"
     lane figures "simulated figures, shortened: their claims, and the same bytes for a seed"
@@ -135,6 +155,6 @@ esac
 
 step summary
 printf '%s\n' "${summary[@]}"
-grep -h '^SKIP ' "$work"/*.log 2>/dev/null
-say "total: $tests tests, $FAILED lanes failed, $ignored skipped, $SECONDS s"
+sort -u "$work"/*.log "$work"/*.skips | grep '^SKIP '
+say "total: $tests tests, $FAILED lanes failed, $skipped skipped, $ignored ignored, $SECONDS s"
 [ "$FAILED" = 0 ]

@@ -91,7 +91,7 @@ fn a_host_runs_changes_and_ends() {
 fn ports_are_dealt_to_two_workers_and_move_when_they_are_told_to() {
     let usable = penstock_control::config::Machine::here().cores.unwrap_or_default();
     let [first, second] = usable.into_iter().take(2).collect::<Vec<_>>()[..] else {
-        eprintln!("SKIPPED: two workers want two CPUs");
+        penstock_testing::skip("needs two processors");
         return;
     };
     let directory = TempDir::new("two");
@@ -132,7 +132,7 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
     let cores = config::Machine::here().cores.unwrap_or_default();
     let (Some(first), Some(last)) = (cores.first(), cores.last().filter(|_| cores.len() > 1))
     else {
-        eprintln!("SKIPPED: needs two processors");
+        penstock_testing::skip("needs two processors");
         return;
     };
     let (directory, run_dir) = (

@@ -69,7 +69,7 @@ fn shrinks(len: u64, huge: bool) {
     let regions = vec![region(0, &first), region(SECOND, &second)];
     let Ok(memory) = GuestMemory::map(&MemoryAccount::default(), regions) else {
         assert!(huge, "ordinary memory can be mapped");
-        eprintln!("skipped: no huge pages are free");
+        penstock_testing::skip("no huge pages are free");
         return;
     };
     let memory = Arc::new(memory);
@@ -149,7 +149,7 @@ fn what_is_replaced_never_leaves_its_mapping() {
     let mounted = nix::mount::mount(Some("tmpfs"), &dir, Some("tmpfs"), flags, Some("huge=always"));
     if mounted.is_err() {
         std::fs::remove_dir(&dir).unwrap();
-        eprintln!("skipped: no tmpfs with huge pages may be mounted here");
+        penstock_testing::skip("no tmpfs with huge pages may be mounted here");
         return;
     }
     let file =

@@ -29,7 +29,9 @@ impl Lab {
         let lab = Self(format!("xdp{}-{n}", std::process::id()));
         let made = Command::new("ip").args(["netns", "add", &lab.0]).output();
         if !made.as_ref().is_ok_and(|o| o.status.success()) {
-            eprintln!("skipped: `ip netns add` needs root and iproute2: {made:?}");
+            penstock_testing::skip(format_args!(
+                "`ip netns add` needs root and iproute2: {made:?}"
+            ));
             return None;
         }
         lab.ip(&format!("link add up0 {link} type veth peer name up1 {link}"));

@@ -1,7 +1,7 @@
 //! The daemon in a network namespace, driven only by the command line.
 //!
 //! Needs the right to make a network namespace and a TAP interface (root, or user namespaces);
-//! without it each test says `SKIPPED` and passes.
+//! without it each test is skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 mod support;

@@ -1,6 +1,6 @@
 //! Two controllers and three members of etcd, as processes: what was sold outlives them, one that
 //! is killed, frozen or cut off from its store is followed by the other within 15 s, and what a
-//! frozen one would still write is refused. Without etcd the tests say `SKIPPED` and pass.
+//! frozen one would still write is refused. Without etcd the tests are skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[allow(dead_code, reason = "shared with other tests")]
@@ -74,10 +74,7 @@ fn what_was_sold_outlives_the_controller() {
 #[test]
 fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let Some(mut cluster) = runtime.block_on(Cluster::start()) else {
-        eprintln!("SKIPPED: etcd is not installed; scripts/setup.sh test");
-        return;
-    };
+    let Some(mut cluster) = runtime.block_on(Cluster::start()) else { return };
     let folder = Dir::new();
     let store = format!("endpoints = {:?}", cluster.endpoints());
     let one = Controller::start(folder.path(), "one", &store);
@@ -129,10 +126,7 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
 #[test]
 fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let Some(cluster) = runtime.block_on(Cluster::start()) else {
-        eprintln!("SKIPPED: etcd is not installed; scripts/setup.sh test");
-        return;
-    };
+    let Some(cluster) = runtime.block_on(Cluster::start()) else { return };
     let folder = Dir::new();
     let members = cluster.endpoints();
     let relay = |member: &String| Relay::to(member.trim_start_matches("http://").parse().unwrap());

@@ -1,6 +1,6 @@
 //! A controller and two hosts as processes, with certificates: hosts report what a tenant sends,
 //! the tenant gets a queue, and marks and weights are in force on both; without a controller all
-//! stays so, also over a restart and a reload. Needs root; without it the test says `SKIPPED`.
+//! stays so, also over a restart and a reload. Needs root; without it the test is skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[path = "../../controller/tests/common/dir.rs"]
@@ -73,7 +73,7 @@ impl Bed {
     /// `None`: this machine does not let us.
     fn new() -> Option<Self> {
         if namespace_options()? != ["--net"] {
-            eprintln!("SKIPPED: run as root");
+            penstock_testing::skip("run as root");
             return None;
         }
         let dir = Dir::new();

@@ -1,6 +1,6 @@
 //! What happens to a fabric's elements while its controller runs, as a process: a switch starts
 //! anew and has forgotten everything, the disk with the store is full. Needs root; without it the
-//! tests say `SKIPPED` and pass.
+//! tests are skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[allow(dead_code, reason = "shared with other tests")]
@@ -36,7 +36,7 @@ const MENDED: Duration = Duration::from_secs(20);
 fn root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
-        eprintln!("SKIPPED: run as root");
+        penstock_testing::skip("run as root");
     }
     root
 }

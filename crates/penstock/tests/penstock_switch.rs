@@ -2,7 +2,7 @@
 //! packets of two tenants with the code points that it gave divide a link by the weights that it
 //! gave, and others come and go without a frame of theirs in another queue. The switch is killed
 //! and goes on as it was; with an empty disk it is set up anew. Needs root; without it the test
-//! says `SKIPPED` and passes.
+//! is skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[path = "../../controller/tests/common/authority.rs"]
@@ -256,7 +256,7 @@ fn divides(daemon: &Daemon, [one, other]: [usize; 2]) {
 #[test]
 fn a_controller_divides_a_switch_of_ours_among_tenants() {
     if namespace_options() != Some(&["--net"]) {
-        eprintln!("SKIPPED: two namespaces and a switch between them need root");
+        penstock_testing::skip("two namespaces and a switch between them need root");
         return;
     }
     let (scratch, authority) = (Scratch::new(), Authority::new());

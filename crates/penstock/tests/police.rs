@@ -1,6 +1,6 @@
 //! Ports held to rates, and a link that is full: the daemon driven by the command line.
 //!
-//! Needs what `tests/cli.rs` needs; without it each test says `SKIPPED` and passes.
+//! Needs what `tests/cli.rs` needs; without it each test is skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 // This binary uses a part of it.

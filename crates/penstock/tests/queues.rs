@@ -1,6 +1,5 @@
 //! Outputs that let frames wait, set on running ports: the daemon driven by the command line while
-//! guests of ours flood. Needs what `tests/cli.rs` needs; without it each test says `SKIPPED` and
-//! passes.
+//! guests of ours flood. Needs what `tests/cli.rs` needs; without it each test is skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[allow(dead_code, reason = "shared with other tests")]

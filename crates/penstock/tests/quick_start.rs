@@ -57,7 +57,7 @@ impl Drop for Running {
 #[test]
 fn the_quick_start_of_the_controller_works_as_printed() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("SKIPPED: run as root");
+        penstock_testing::skip("run as root");
         return;
     }
     let text = fs::read_to_string(sources().join("docs/controller.md")).unwrap();

@@ -1,5 +1,5 @@
 //! `penstock vcpu` over processes that compute, which stand for VMs of one vCPU. Without the right
-//! to real-time policies all but the refusals say `SKIPPED` and pass.
+//! to real-time policies all but the refusals are skipped.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "the daemon's part is for other tests")]
@@ -32,7 +32,7 @@ fn may_be_real_time() -> bool {
     let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
     let may = may.join().unwrap();
     if !may {
-        eprintln!("SKIPPED: real-time policies are not permitted here; run as root");
+        penstock_testing::skip("real-time policies are not permitted here; run as root");
     }
     may
 }
@@ -278,10 +278,10 @@ fn without_the_right_it_says_which_one_is_missing() {
     command.args(["prlimit", "--rtprio=0", "--"]).arg(run.get_program()).args(run.get_args());
     let told: Told = match command.output() {
         Ok(output) => output.into(),
-        Err(error) => return eprintln!("SKIPPED: setpriv: {error}"),
+        Err(error) => return penstock_testing::skip(format_args!("setpriv: {error}")),
     };
     if told.err.contains("setpriv:") {
-        return eprintln!("SKIPPED: {}", told.err);
+        return penstock_testing::skip(&told.err);
     }
     let said = told.fails();
     assert!(said.contains("CAP_SYS_NICE") && said.contains("nothing is lent"), "{said}");

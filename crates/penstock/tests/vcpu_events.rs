@@ -1,6 +1,6 @@
 //! The switch and the scheduler of vCPUs from one file: frames for a VM that computes are events,
 //! and cost no system call each. Processes that compute stand for VMs of one vCPU. Without the
-//! right to real-time policies and namespaces, or with one processor, it says `SKIPPED` and passes.
+//! right to real-time policies and namespaces, or with one processor, it is skipped.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "shared with other tests")]
@@ -47,7 +47,7 @@ fn processors() -> Option<(usize, usize)> {
     let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap());
     let both = cpus.next().zip(cpus.next_back());
     if !may.join().unwrap() || both.is_none() {
-        eprintln!("SKIPPED: needs two processors and the right to real-time policies");
+        penstock_testing::skip("needs two processors and the right to real-time policies");
         return None;
     }
     both

@@ -1,6 +1,6 @@
 //! A switch of two ports between two network namespaces: real packets with two code points through
 //! one output of 100 Mbit/s, its queues changed while they flow. Needs root; without it the test
-//! says `SKIPPED` and passes.
+//! is skipped.
 #![expect(clippy::unwrap_used, reason = "in a test a failure to run a command is its failure")]
 
 #[path = "support/flows.rs"]
@@ -88,7 +88,7 @@ fn adds_up(daemon: &Daemon) {
 #[test]
 fn a_switch_divides_a_port_by_code_point_and_is_changed_while_it_does() {
     if namespace_options() != Some(&["--net"]) {
-        eprintln!("SKIPPED: two namespaces and a switch between them need root");
+        penstock_testing::skip("two namespaces and a switch between them need root");
         return;
     }
     let Some(daemon) = Daemon::start(SWITCH) else { return };

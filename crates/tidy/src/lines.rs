@@ -1,5 +1,5 @@
 //! What is judged line by line: width, unfinished work, `unsafe` without a reason, clocks and the
-//! outside world in crates that hold state machines only.
+//! outside world in crates that hold state machines only, skips of tests that nobody would count.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,6 +21,9 @@ const OUTSIDE: [&str; 7] =
 const MAY_LIFT: [&str; 4] = ["dataplane", "vcpu-host", "guest", "lab"];
 /// Marks of unfinished work. Split, so that this file does not name them.
 const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+/// How a skipped test began to speak, in lower case: nobody counts what it prints.
+const SKIPS: [&str; 3] =
+    [concat!("(\"sk", "ip"), concat!("(\"left ", "out"), concat!("(\"needs ", "root")];
 const CALLS: [&str; 3] = [concat!("to", "do!"), concat!("unimple", "mented!"), concat!("db", "g!")];
 
 /// Findings of one Rust file.
@@ -30,6 +33,13 @@ pub fn check(source: &Source) -> Vec<Finding> {
     for (n, raw) in source.text.lines().enumerate() {
         if raw.chars().count() > WIDTH {
             found.push(Finding::new(&source.path, n + 1, format!("longer than {WIDTH} columns")));
+        }
+    }
+    for (n, line) in lines.iter().enumerate().filter(|(_, line)| line.code.contains("println!(")) {
+        let raw: String = source.text.lines().skip(n).take(2).map(str::trim).collect();
+        if !line.is_comment() && SKIPS.iter().any(|word| raw.to_lowercase().contains(word)) {
+            let what = "a skip that nobody counts: call penstock_testing::skip";
+            found.push(Finding::new(&source.path, n + 1, what));
         }
     }
     let pure = PURE.iter().any(|c| source.path.starts_with(&format!("crates/{c}/src/")));
@@ -133,6 +143,15 @@ mod tests {
         assert_eq!(findings("a.rs", &format!("    {}(\"x\")\n", CALLS[0])).len(), 1);
         assert!(findings("a.rs", &format!("let x = \"{}\";\n", MARKS[2])).is_empty());
         assert!(findings("a.rs", "// XXXXXX in a template\n").is_empty());
+    }
+
+    #[test]
+    fn a_skip_is_recorded_not_printed() {
+        let word = "SKIPPED: run as root";
+        assert_eq!(findings("a.rs", &format!("eprintln!(\"{word}\");\n")).len(), 1);
+        assert_eq!(findings("a.rs", &format!("println!(\n    \"{word}\"\n);\n")).len(), 1);
+        assert!(findings("a.rs", &format!("penstock_testing::skip(\"{word}\");\n")).is_empty());
+        assert!(findings("a.rs", &format!("// println!(\"{word}\");\n")).is_empty());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! | Module | Checks |
 //! |---|---|
 //! | [`edges`] | which crate may depend on which |
-//! | [`lines`] | width, unfinished work, unsafe blocks without a reason, clocks in pure crates |
+//! | [`lines`] | width, unfinished work, `unsafe` without a reason, clocks in pure crates, skips |
 //! | [`sizes`] | length of files and functions, against a list that may only shrink |
 //! | [`links`] | relative links in Markdown files |
 #![forbid(unsafe_code)]

@@ -272,7 +272,7 @@ mod tests {
             assert_eq!(now, [lent, saved, lent]);
             assert_eq!(take_back(&table, Reach::All).unwrap(), 2);
         } else {
-            eprintln!("skipped: real-time policies are not permitted here");
+            penstock_testing::skip("real-time policies are not permitted here");
         }
         for guest in &mut guests {
             guest.kill().unwrap();

@@ -24,7 +24,7 @@ impl Group {
         let made = std::fs::create_dir(&path).is_ok().then(|| Self(path));
         let group = made.filter(|group| Cgroup::at(&group.0).is_ok());
         if group.is_none() {
-            eprintln!("skipped: no cgroup with the cpu controller can be made here");
+            penstock_testing::skip("no cgroup with the cpu controller can be made here");
         }
         group
     }
@@ -63,7 +63,7 @@ fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
     let Some(group) = Group::make("budget") else { return };
     let budget = group.0.join("cpu.rt_runtime_us");
     if !budget.exists() {
-        eprintln!("skipped: the kernel has no budgets of groups (RT_GROUP_SCHED, cgroup v1)");
+        penstock_testing::skip("the kernel has no budgets of groups (RT_GROUP_SCHED, cgroup v1)");
         return;
     }
     let guest = Guest::start();
@@ -92,7 +92,7 @@ fn who_has_no_budget_is_told_how_much_it_needs_and_is_tried_again() {
     let Some((_guard, dir)) = prepare("again") else { return };
     let Some(scope) = Group::make("again") else { return };
     if !scope.0.join("cpu.rt_runtime_us").exists() {
-        eprintln!("skipped: the kernel has no budgets of groups (RT_GROUP_SCHED, cgroup v1)");
+        penstock_testing::skip("the kernel has no budgets of groups (RT_GROUP_SCHED, cgroup v1)");
         return;
     }
     let leaf = |name: &str| {

@@ -25,7 +25,7 @@ fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     let prepared = support::prepare(name)?;
     let may = std::thread::spawn(|| policy::set(0, deadline(100)).is_ok()).join().unwrap();
     if !may {
-        eprintln!("skipped: SCHED_DEADLINE is not permitted here");
+        penstock_testing::skip("SCHED_DEADLINE is not permitted here");
     }
     may.then_some(prepared)
 }
@@ -150,7 +150,7 @@ fn watchdog_of(run: &Path) -> u32 {
 fn a_pinned_thread_is_told_what_to_do_and_runs_by_weight() {
     let Some((_guard, dir)) = prepare("pinned") else { return };
     if (0..nix::sched::CpuSet::count()).filter(|c| affinity(0).is_set(*c).unwrap()).count() < 2 {
-        eprintln!("skipped: with one processor nobody is pinned to fewer");
+        penstock_testing::skip("with one processor nobody is pinned to fewer");
         return;
     }
     let (guest, other) = (Guest::start(), Guest::start());

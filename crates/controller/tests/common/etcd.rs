@@ -58,7 +58,9 @@ impl Cluster {
     /// The same with encryption for clients.
     pub async fn start_with(certificates: Option<Certificates>) -> Option<Self> {
         if program("etcd").is_none() {
-            eprintln!("SKIP etcd: not installed (Debian's etcd-server; scripts/setup.sh test)");
+            penstock_testing::skip(
+                "etcd is not installed (Debian's etcd-server; scripts/setup.sh test)",
+            );
             return None;
         }
         for _ in 0..STARTS_MAX {

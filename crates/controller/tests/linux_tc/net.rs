@@ -33,7 +33,7 @@ pub struct Net {
 pub fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
-        eprintln!("skipped: network namespaces need root");
+        penstock_testing::skip("network namespaces need root");
     }
     root
 }

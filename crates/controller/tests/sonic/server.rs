@@ -34,7 +34,7 @@ impl Redis {
             .stdout(Stdio::piped())
             .spawn();
         let Ok(mut server) = server else {
-            eprintln!("skipped: no redis-server; scripts/setup.sh test installs it");
+            penstock_testing::skip("redis-server is not installed (scripts/setup.sh test)");
             let _ = std::fs::remove_dir_all(directory);
             return None;
         };

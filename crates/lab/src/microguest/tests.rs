@@ -18,7 +18,7 @@ impl Guest {
     fn start() -> Option<Self> {
         if let Err(error) = is_available() {
             assert!(error.to_string().contains("/dev/kvm"), "{error:#}");
-            eprintln!("skipped: {error:#}");
+            penstock_testing::skip(format_args!("{error:#}"));
             return None;
         }
         let board = Arc::new(Board::new().unwrap());

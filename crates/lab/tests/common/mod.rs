@@ -23,7 +23,7 @@ impl Testpmd {
     pub fn start(tag: &str, extra: &str) -> Option<Self> {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if !Path::new("/usr/bin/dpdk-testpmd").exists() {
-            eprintln!("skipped: dpdk-testpmd is not installed");
+            penstock_testing::skip("dpdk-testpmd is not installed (scripts/setup.sh test)");
             return None;
         }
         let dir = std::env::temp_dir().join(format!("penstock-lab-{}-{tag}", std::process::id()));

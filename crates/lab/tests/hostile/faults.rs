@@ -106,7 +106,9 @@ fn huge_tmpfs() -> Option<File> {
 pub fn odd_blocks(stage: &Stage) {
     let file = huge_tmpfs();
     if file.is_none() {
-        println!("SKIP a tmpfs with huge=always: none can be mounted here; a memfd instead");
+        penstock_testing::skip(
+            "no tmpfs with huge=always can be mounted here; a memfd is tested instead",
+        );
     }
     let make = || match &file {
         Some(file) => FaultyMemory::of(file.try_clone().unwrap(), LEN + 0x3000).unwrap(),

@@ -32,7 +32,9 @@ impl Lab {
         for namespace in namespaces {
             let made = Command::new("ip").args(["netns", "add", &lab.netns(namespace)]).output();
             if !made.as_ref().is_ok_and(|o| o.status.success()) {
-                eprintln!("skipped: `ip netns add` needs root and iproute2: {made:?}");
+                penstock_testing::skip(format_args!(
+                    "`ip netns add` needs root and iproute2: {made:?}"
+                ));
                 return None;
             }
         }

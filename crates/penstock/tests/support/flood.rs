@@ -188,7 +188,10 @@ impl Bed {
             }
             asked += 1;
             (asked > 100 && machine_is_busy()).then(|| {
-                eprintln!("SKIPPED: other programs have the processors: {}", answer["why"]);
+                penstock_testing::skip(format_args!(
+                    "other programs have the processors: {}",
+                    answer["why"]
+                ));
                 None
             })
         })

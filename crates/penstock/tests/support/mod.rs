@@ -115,8 +115,8 @@ pub fn namespace_options() -> Option<&'static [&'static str]> {
         .into_iter()
         .find(|options| works(options));
     if found.is_none() {
-        eprintln!(
-            "SKIPPED: no rights to make a network namespace with a TAP interface; run as root"
+        penstock_testing::skip(
+            "no rights to make a network namespace with a TAP interface; run as root",
         );
     }
     found

@@ -147,7 +147,7 @@ pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     let guard = PROCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
     let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
     if !may.join().unwrap() {
-        eprintln!("skipped: real-time policies are not permitted here");
+        penstock_testing::skip("real-time policies are not permitted here");
         return None;
     }
     let dir = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };

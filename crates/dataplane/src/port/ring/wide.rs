@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn every_length_at_every_place_in_a_line_is_written_as_by_ordinary_moves() {
         if !usable() {
-            println!("SKIP: this CPU has no AVX-512");
+            penstock_testing::skip("this CPU has no AVX-512");
             return;
         }
         for len in (14..400).chain(1000..1010).chain(1500..1530).chain(2030..2060) {

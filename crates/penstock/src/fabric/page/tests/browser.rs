@@ -18,7 +18,7 @@ fn chromium() -> Option<PathBuf> {
         .flat_map(|folder| names.map(|name| folder.join(name)))
         .find(|program| program.exists());
     if found.is_none() {
-        eprintln!("left out: no chromium here; `scripts/setup.sh test` installs it");
+        penstock_testing::skip("chromium is not installed (scripts/setup.sh test)");
     }
     found
 }

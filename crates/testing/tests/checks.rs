@@ -1,0 +1,68 @@
+//! `scripts/checks.sh` with a cargo of ours: what is skipped is printed and counted, and in CI it
+//! fails unless the list allows it.
+#![allow(clippy::unwrap_used, reason = "a test, helpers included, ends where it fails")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Says that it can do everything, records a skip as a test does, and prints another as a script.
+const CARGO: &str = "#!/bin/sh
+case $* in *--version*) exit 0 ;; esac
+echo 'SKIP qos a::test: no such machine' >>\"$PENSTOCK_SKIPS\"
+echo 'SKIP a script: not here'
+echo 'test result: ok. 3 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out'
+";
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("penstock-checks-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let cargo = path.join("cargo");
+        std::fs::write(&cargo, CARGO).unwrap();
+        std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o755)).unwrap();
+        Self(path)
+    }
+
+    /// One lane with this list; whether it was content, and what it printed.
+    fn lane(&self, ci: bool, allowed: &str) -> (bool, String) {
+        let list = self.0.join("allowed");
+        std::fs::write(&list, allowed).unwrap();
+        let checks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/checks.sh");
+        let path = format!("{}:/usr/bin:/bin", self.0.display());
+        let mut command = Command::new(checks);
+        command.arg("miri").env("PATH", path).env("SKIPS_ALLOWED", list).env_remove("CI");
+        if ci {
+            command.env("CI", "true");
+        }
+        let out = command.output().unwrap();
+        (out.status.success(), String::from_utf8(out.stdout).unwrap())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_skip_is_counted_and_in_ci_must_be_allowed() {
+    let folder = Folder::new();
+    let total = "total: 3 tests, 0 lanes failed, 2 skipped, 2 ignored";
+    let (good, text) = folder.lane(false, "");
+    assert!(good && text.contains(total), "{text}");
+    assert!(text.contains("\nSKIP qos a::test: no such machine\n"), "{text}");
+
+    let one = "# a list\n^SKIP qos .*: no such machine$  => not every machine is such\n";
+    let (good, text) = folder.lane(true, one);
+    assert!(!good && text.contains("total: 3 tests, 1 lanes failed"), "{text}");
+    let (_, told) = text.split_once("does not allow:\n").unwrap();
+    assert!(told.starts_with("SKIP a script: not here\n\n"), "{told}");
+
+    let both = format!("{one}^SKIP a script:  => as well\n");
+    let (good, text) = folder.lane(true, &both);
+    assert!(good && text.contains(total), "{text}");
+}

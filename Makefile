@@ -4,7 +4,7 @@ PROFILE ?= dev
 export PROFILE
 BENCH ?= v2v $(if $(filter 0,$(shell id -u)),--peer ovs-dpdk)
 
-.PHONY: help setup build demo fabric-demo demo-guests test check bench clean
+.PHONY: help setup build demo fabric-demo demo-guests test nightly check bench clean
 
 help: ## Shows this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -31,6 +31,10 @@ demo-guests: ## Real traffic through a switch in a minute: namespaces, guests, p
 test: ## Everything CI runs; as root all of it, else what can be run
 	@scripts/setup.sh test
 	@scripts/checks.sh test
+
+nightly: ## What CI leaves out: release program, full lengths, other seeds, fuzzing; hours, goes on where it stopped
+	@scripts/setup.sh test
+	@scripts/nightly.sh
 
 check: ## Format, lints, documentation, licences, house rules; no root needed
 	@scripts/checks.sh check

@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# What `make test` leaves out: the release program, full lengths, other seeds, what takes long or
+# asks the network. Takes hours. Each part that ended is kept by commit, so that a second call goes
+# on where the first stopped. Prints one page and writes it to docs/nightly.md.
+#
+#   nightly.sh             all parts that have not ended for this commit
+#   nightly.sh PART...     only these, again
+#   nightly.sh --list      the parts
+#   nightly.sh --page      the page of what has ended, no run
+#
+#   NIGHTLY_SEEDS=1-20     seeds of the figures
+#   FUZZ_SECONDS=600       for each fuzz target
+#   PENSTOCK_NIGHTLY=DIR   where results and logs are kept (target/nightly)
+set -uo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+cd "$REPO" || exit 1
+
+SEEDS=${NIGHTLY_SEEDS:-1-20}
+PAGE=${NIGHTLY_PAGE:-docs/nightly.md}
+export PENSTOCK_BIN=${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/release/penstock}
+export CARGO_TERM_COLOR=never
+commit=$(git rev-parse --short=12 HEAD)
+# The page itself is no change of the program.
+[ -z "$(git status --porcelain -- . ":!docs/nightly.md")" ] || commit+=-changed
+KEPT=${PENSTOCK_NIGHTLY:-${CARGO_TARGET_DIR:-$REPO/target}/nightly}/$commit
+
+# Name, and what it is. Each has a function part_NAME; figures are one part each.
+PARTS="build|the release program
+smoke|start, two endpoints, iperf3, reload, stop
+process|the tests of the program as processes, on the release build
+guests|Linux guests and endpoints on the release program
+migration|a guest moves between two ports of the release program
+testpmd|all 32 combinations of DPDK's virtio driver, 10 s each
+properties|all tests, properties with a random seed
+ignored|tests that are marked as too long or as measurements
+miri|undefined behaviour in what needs no files
+fuzz|libFuzzer, all targets
+advisories|licences, sources and known vulnerabilities"
+
+lab() { "$PENSTOCK_BIN" lab "$@"; }
+simulated() { lab list 2>/dev/null | awk '$2 ~ /^sim/ && $1 != "c2qos-overhead" { print $1 }'; }
+all_parts() {
+    say "$PARTS"
+    simulated | sed "s/.*/figure-&|full length, seeds $SEEDS/"
+}
+
+part_build() {
+    [ "$PENSTOCK_BIN" != "${CARGO_TARGET_DIR:-$REPO/target}/release/penstock" ] ||
+        cargo build --locked --release -p penstock
+}
+part_smoke() { scripts/smoke.sh; }
+part_process() { cargo test --locked --release -p penstock --tests --no-fail-fast; }
+part_guests() { scripts/test-guests.sh; }
+part_migration() { scripts/test-migration.sh; }
+part_testpmd() { scripts/test-testpmd.sh 10; }
+part_properties() {
+    local seed=${PROPTEST_RNG_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
+    say "PROPTEST_RNG_SEED=$seed"
+    PROPTEST_RNG_SEED=$seed cargo test --locked --workspace --lib --bins --tests --no-fail-fast
+}
+# Those that other tests call in a process of their own are no tests.
+part_ignored() {
+    cargo test --locked --workspace --lib --bins --tests --no-fail-fast -- --ignored \
+        --skip role_of_ --skip a_fault_outside_of_guests_memory
+}
+part_miri() { scripts/checks.sh miri; }
+part_fuzz() { FUZZ_SECONDS=${FUZZ_SECONDS:-600} scripts/fuzz.sh; }
+part_advisories() { ADVISORIES=1 scripts/checks.sh deny; }
+part_figure() { lab run "$1" --seeds "$SEEDS" --missed docs/figures.md; }
+
+# run_part NAME: its log, and one line that says how it ended.
+run_part() {
+    local name=$1 start=$SECONDS status=0 result=ok numbers
+    step "$name"
+    rm -f "$KEPT/$name.result" "$KEPT/$name.skips"
+    case $name in
+    figure-*) set -- part_figure "${name#figure-}" ;;
+    *) set -- "part_$name" ;;
+    esac
+    PENSTOCK_SKIPS=$KEPT/$name.skips "$@" </dev/null 2>&1 | tee "$KEPT/$name.log"
+    status=${PIPESTATUS[0]}
+    numbers=$(numbers "$name")
+    [[ $numbers != *skipped* || $numbers == *tests,* ]] || result=skipped
+    [ "$status" = 0 ] || result=FAILED
+    # Complete or not there: a call that is interrupted leaves no result.
+    printf '%s|%s|%s|%s\n' "$result" "$((SECONDS - start))" "$(date -u +%F)" "$numbers" >"$KEPT/$name.part"
+    mv "$KEPT/$name.part" "$KEPT/$name.result"
+    say "$name: $result, $((SECONDS - start)) s"
+}
+# What its log counts: tests, skips, claims, and the seed.
+numbers() {
+    local log=$KEPT/$1.log skips
+    skips=$(cat "$log" "$KEPT/$1.skips" 2>/dev/null | grep '^SKIP ' | sort -u)
+    {
+        awk '/^test result:/ { n += $4 + $6; f += $6 } /^PASS / { n++ } /^FAIL / { n++; f++ }
+            END { if (n) print n " tests, " f + 0 " failed" }' "$log"
+        [ -z "$skips" ] || say "$(wc -l <<<"$skips") skipped"
+        grep -hoE '^PROPTEST_RNG_SEED=[0-9]+' "$log"
+        grep -hE '^[a-z_]+: [0-9]+ s, [0-9]+ executions' "$log" |
+            awk '{ n += $4 } END { if (n) print n " executions of " NR " targets" }'
+    } | paste -sd, | sed 's/,/, /g; s/,  /, /g'
+}
+
+print_page() {
+    local name what result took date numbers
+    cat <<END
+# The last nightly run
+
+Written by \`make nightly\`. Commit \`$commit\`, $(date -u +%F), $(nproc) processors, Linux $(uname -r).
+\`make test\` covers the rest. A skip says in its log why.
+
+| Part | What | Result | Seconds | Numbers | Date |
+|---|---|---|---|---|---|
+END
+    while IFS='|' read -r name what; do
+        result="not run" took="" date="" numbers=""
+        [ ! -e "$KEPT/$name.result" ] ||
+            IFS='|' read -r result took date numbers <"$KEPT/$name.result"
+        printf '| `%s` | %s | %s | %s | %s | %s |\n' "$name" "$what" "$result" "$took" "$numbers" \
+            "$date"
+    done <<<"$(all_parts)"
+    if grep -qh '^FAILED' "$KEPT"/*.result 2>/dev/null; then
+        printf '\nWhat failed:\n\n'
+        grep -l '^FAILED' "$KEPT"/*.result | while read -r name; do
+            name=$(basename "$name" .result)
+            printf -- '- `%s`: `%s`\n' "$name" "$(grep -hE '^(FAIL |test .* FAILED|error)' \
+                "$KEPT/$name.log" | head -1 | tr -d '`')"
+        done
+    fi
+}
+
+mkdir -p "$KEPT"
+case ${1:-} in
+--list) all_parts | tr '|' '\t' | expand -t 24 && exit ;;
+--page) print_page && exit ;;
+"")
+    # First, since it names the figures.
+    [ -e "$KEPT/build.result" ] || run_part build
+    for name in $(all_parts | cut -d'|' -f1); do
+        [ -e "$KEPT/$name.result" ] || run_part "$name"
+    done
+    ;;
+*)
+    for name in "$@"; do
+        grep -qx "$name" <<<"$(all_parts | cut -d'|' -f1)" || die "no part $name: nightly.sh --list names them"
+    done
+    for name in "$@"; do run_part "$name"; done
+    ;;
+esac
+print_page | tee "$PAGE"
+! grep -qh '^FAILED' "$KEPT"/*.result

@@ -33,14 +33,20 @@ verdict() {
     [ "$FAILED" = 0 ]
 }
 
-# The switch polls on the last processor, all else runs on the others, so that neither is measured
-# by how long it waited for the other. With one processor everything shares it.
-cpus_all() { nproc; }
-worker_core() { [ "$(cpus_all)" -ge 2 ] && echo $(($(cpus_all) - 1)) || echo 0; }
+# The switch polls on the last processor that we may use, all else runs on the others, so that
+# neither is measured by how long it waited for the other. With one processor everything shares it.
+cores_allowed() {
+    local part
+    for part in $(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status | tr , ' '); do
+        seq "${part%-*}" "${part#*-}"
+    done
+}
+cpus_all() { cores_allowed | wc -l; }
+worker_core() { cores_allowed | tail -n 1; }
 others_cores() {
-    local n
-    n=$(cpus_all)
-    if [ "$n" -ge 2 ]; then echo "0-$((n - 2))"; else echo 0; fi
+    local others
+    others=$(cores_allowed | head -n -1 | paste -sd, -)
+    echo "${others:-$(worker_core)}"
 }
 on_others() { taskset -c "$(others_cores)" "$@"; }
 
@@ -225,3 +231,70 @@ ping_from() { in_netns "$1" busybox ping -c "${3:-3}" -W 1 "$2" 2>&1; }
 ping_mean() { sed -n 's|.*= [0-9.]*/\([0-9.]*\)/.*|\1 ms|p' <<<"$1"; }
 # The receiver's rate of iperf3's text output, as "1.23 Gbits/sec".
 iperf_rate() { awk '/receiver/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /bits\/sec/) r = $i " " $(i + 1) } END { print r }' <<<"$1"; }
+
+# --- demos ---
+
+# A demo that cannot be run ends with 2: 1 says that the switch failed.
+cannot() {
+    printf 'error: %s\n' "$*" >&2
+    exit 2
+}
+
+# What a demo writes must have room, and sockets must have names of at most 107 characters.
+find_room() {
+    local tmp=${TMPDIR:-/tmp}
+    if [ ${#tmp} -gt 60 ]; then
+        warn "TMPDIR: $tmp is too long for the names of sockets (60 characters at most): using /tmp"
+        tmp=/tmp
+    fi
+    export TMPDIR=$tmp
+    has_room "$tmp" || cannot "$tmp: no room for 1 MB of files; free some or set TMPDIR to another place"
+}
+has_room() {
+    local probe
+    probe=$(mktemp "$1/penstock-room.XXXXXX" 2>/dev/null) || return 1
+    local status=0
+    head -c 1000000 /dev/zero 2>/dev/null >"$probe" || status=1
+    rm -f "$probe"
+    return $status
+}
+
+# results_in NAME: makes $OUT the directory of a demo's results. The usual one is left alone if it is
+# another user's, or if another demo writes there now.
+results_in() {
+    find_room
+    if [ -n "${OUT:-}" ]; then
+        mkdir -p "$OUT" || cannot "$OUT: cannot be made; name another directory: OUT=DIR"
+    else
+        OUT=$TMPDIR/$1
+        mkdir -p "$OUT" 2>/dev/null || true
+        { [ -d "$OUT" ] && [ -O "$OUT" ] && [ ! -L "$OUT" ]; } || OUT=$(mktemp -d "$TMPDIR/$1.XXXXXX")
+    fi
+    has_room "$OUT" || cannot "$OUT: no room for 1 MB of results; name another directory: OUT=DIR"
+    have flock || return 0
+    exec 7>"$OUT/.lock"
+    flock -n 7 && return
+    warn "another demo runs now: each of the two disturbs the other"
+    OUT=$(mktemp -d "$TMPDIR/$1.XXXXXX")
+}
+
+# run_demo NAME: runs it, with its claims in a file and its status in $STATUS: 0 or 1 if there is a
+# story to tell. Whatever an earlier run left is gone first.
+run_demo() {
+    rm -f "$OUT/$1"-live.* "$OUT/$1-claims.txt"
+    STATUS=0
+    "$BIN" lab run "$1" --mode live --out "$OUT" >"$OUT/$1-claims.txt" 7>&- || STATUS=$?
+    # A signal: the guard of the run has taken everything down.
+    [ "$STATUS" -lt 128 ] || exit "$STATUS"
+    [ -s "$OUT/$1-live.txt" ] || cannot "the demo could not be run; the lines above say why"
+}
+# end_demo NAME NEXT: what was seen, where the picture is, and what to do next. Exits.
+end_demo() {
+    say
+    cat "$OUT/$1-live.txt"
+    say
+    say "picture: $OUT/$1-live.svg"
+    say "numbers: $OUT/$1-live.json, $OUT/$1-live.csv, $OUT/$1-claims.txt"
+    say "next:    $2"
+    exit "$STATUS"
+}

@@ -56,8 +56,8 @@ impl Results {
     }
 }
 
-/// Writes the runs of one experiment and mode into `dir`: NAME-MODE.json, the first run's picture
-/// and its series as CSV. Returns the files.
+/// Writes the runs of one experiment and mode into `dir`: NAME-MODE.json, the first run's picture,
+/// its series as CSV and, if it tells one, its story as text. Returns the files.
 ///
 /// # Errors
 /// When the directory or a file cannot be written.
@@ -70,8 +70,9 @@ pub fn write(dir: &Path, experiment: &Experiment, runs: &[Record]) -> anyhow::Re
         ("svg", (experiment.picture)(first).svg()),
         ("csv", csv(first)),
     ];
+    let story = Some(("txt", first.story())).filter(|(_, story)| !story.is_empty());
     let mut files = Vec::new();
-    for (ending, text) in texts {
+    for (ending, text) in texts.into_iter().chain(story) {
         let file = dir.join(format!("{name}.{ending}"));
         std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
         files.push(file);

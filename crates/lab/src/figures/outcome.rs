@@ -41,6 +41,10 @@ pub struct Outcome {
 pub const OVS_DPDK: &str = "ovs-dpdk";
 /// The platform's entry for values of peers.
 const BESIDE: &str = "beside";
+/// The platform's entry for what happened in each run that its series show.
+const EVENTS: &str = "events";
+/// The platform's entry for sentences about what was seen.
+const STORY: &str = "story";
 
 impl Outcome {
     /// Nothing found yet.
@@ -63,6 +67,21 @@ impl Outcome {
     /// Notes something about the platform.
     pub fn note(&mut self, name: &str, value: impl Into<Value>) {
         self.platform.insert(name.to_owned(), value.into());
+    }
+
+    /// Notes that `what` happened at `at` in the run called `run`, as its series are over time.
+    pub fn event(&mut self, run: &str, at: f64, what: &str) {
+        let runs = self.platform.entry(EVENTS).or_insert_with(|| Value::Object(Map::new()));
+        if let Value::Object(runs) = runs
+            && let Value::Array(events) = runs.entry(run).or_insert_with(|| Value::Array(vec![]))
+        {
+            events.push(serde_json::json!({ "at": at, "what": what }));
+        }
+    }
+
+    /// Notes what was seen, in sentences of a line each: they are shown at the end.
+    pub fn tell(&mut self, story: &[String]) {
+        self.note(STORY, story.to_vec());
     }
 
     /// Notes what `peer` ([`OVS_DPDK`]) had where we claim `claim`, measured in the same run.
@@ -138,6 +157,21 @@ impl Record {
         self.claims.iter().find(|claim| claim.id == id)
     }
 
+    /// What happened in the run called `run`, and when.
+    #[must_use]
+    pub fn events(&self, run: &str) -> Vec<(f64, String)> {
+        let all = self.platform.get(EVENTS).and_then(|runs| runs.get(run)?.as_array());
+        let one = |event: &Value| Some((event["at"].as_f64()?, event["what"].as_str()?.to_owned()));
+        all.into_iter().flatten().filter_map(one).collect()
+    }
+
+    /// Sentences about what was seen, a line each; empty if it tells no story.
+    #[must_use]
+    pub fn story(&self) -> String {
+        let lines = self.platform.get(STORY).and_then(Value::as_array).into_iter().flatten();
+        lines.filter_map(Value::as_str).map(|line| format!("{line}\n")).collect()
+    }
+
     /// What `peer` had where we claim `claim`.
     #[must_use]
     pub fn beside(&self, peer: &str, claim: &str) -> Option<f64> {
@@ -156,6 +190,9 @@ mod tests {
         outcome.claim(Claim::new("a", "A.", "%").within(0.0, 2.0).measured(1.0));
         outcome.note("cpu", "x");
         outcome.beside(OVS_DPDK, "a", -8.5);
+        outcome.event("run", 3.0, "rain");
+        outcome.event("run", f64::NAN, "no moment");
+        outcome.tell(&["It rained.".to_owned(), "It stopped.".to_owned()]);
         Record {
             experiment: "c2qos-fig0".to_owned(),
             source: "C2QoS".to_owned(),
@@ -187,6 +224,9 @@ mod tests {
         assert_eq!(back.claims, record.claims);
         assert!(back.series[0].y[1].is_nan());
         assert_eq!(back.beside(OVS_DPDK, "a"), Some(-8.5));
+        assert_eq!(back.events("run"), [(3.0, "rain".to_owned())]);
+        assert!(back.events("other").is_empty());
+        assert_eq!(back.story(), "It rained.\nIt stopped.\n");
         assert_eq!(back.series_of("vm").map(|s| s.0).collect::<Vec<_>>(), ["1", "2"]);
     }
 

@@ -83,6 +83,7 @@ type Curve = Vec<(f64, f64)>;
 struct Run {
     title: String,
     curves: Vec<(String, Curve)>,
+    events: Vec<Event>,
 }
 
 /// Draws, and returns the table.
@@ -104,25 +105,32 @@ pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
             "{}: no VM received anything; was it `lab load --json --interval`?",
             file.display()
         );
-        runs.push(Run { title: name.clone(), curves });
+        runs.push(Run { title: name.clone(), curves, events: Vec::new() });
+    }
+    for run in runs.iter_mut().filter(|run| run.events.is_empty()) {
+        run.events.clone_from(&args.events);
     }
     if let Some(out) = &args.out {
         let picture = picture(args, &runs).svg();
         std::fs::write(out, picture).with_context(|| format!("writing {}", out.display()))?;
     }
-    Ok(table(args, &runs))
+    Ok(table(&runs))
 }
 
-/// The runs of an experiment's results: series called "run: VM".
+/// The runs of an experiment's results: series called "run: VM", and what happened in the run.
 fn of_results(results: Results) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for series in results.into_records().into_iter().flat_map(|record| record.series) {
-        let Some((title, vm)) = series.name.split_once(": ") else { continue };
-        let curve: Curve = points(&series).collect();
-        if let Some(run) = runs.iter_mut().find(|run| run.title == title) {
-            run.curves.push((vm.to_owned(), curve));
-        } else {
-            runs.push(Run { title: title.to_owned(), curves: vec![(vm.to_owned(), curve)] });
+    for record in results.into_records() {
+        for series in &record.series {
+            let Some((title, vm)) = series.name.split_once(": ") else { continue };
+            let curve = (vm.to_owned(), points(series).collect());
+            if let Some(run) = runs.iter_mut().find(|run| run.title == title) {
+                run.curves.push(curve);
+                continue;
+            }
+            let events = record.events(title).into_iter();
+            let events = events.map(|(at, what)| Event { at, what }).collect();
+            runs.push(Run { title: title.to_owned(), curves: vec![curve], events });
         }
     }
     runs
@@ -164,7 +172,7 @@ fn picture(args: &PlotArgs, runs: &[Run]) -> Picture {
         for Named { name, value } in &args.bought {
             panel = panel.published(format!("{name} bought"), *value);
         }
-        for event in &args.events {
+        for event in &run.events {
             panel = panel.event(event.what.clone(), event.at);
         }
         picture = picture.panel(panel);
@@ -173,8 +181,8 @@ fn picture(args: &PlotArgs, runs: &[Run]) -> Picture {
 }
 
 /// Phases as (from, to); the interval in which something changes belongs to none.
-fn phases(args: &PlotArgs) -> Vec<(f64, f64)> {
-    let mut cuts: Vec<f64> = args.events.iter().map(|e| e.at).collect();
+fn phases(events: &[Event]) -> Vec<(f64, f64)> {
+    let mut cuts: Vec<f64> = events.iter().map(|e| e.at).collect();
     cuts.sort_by(f64::total_cmp);
     let starts = std::iter::once(0.0).chain(cuts.iter().copied());
     let ends = cuts.iter().copied().chain(std::iter::once(f64::INFINITY));
@@ -186,12 +194,12 @@ fn mean(curve: &Curve, (from, to): (f64, f64)) -> Option<f64> {
     let step = curve.get(1).map_or(0.0, |second| second.0 - curve[0].0);
     // A report tells of the time before it; the first after a change may be mixed.
     let within = |at: f64| at > from + step * 1.5 && at <= to + step * 0.1;
-    let values: Vec<f64> = curve.iter().filter(|p| within(p.0)).map(|p| p.1).collect();
+    let of_phase = curve.iter().filter(|p| within(p.0) && p.1.is_finite());
+    let values: Vec<f64> = of_phase.map(|p| p.1).collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / count(values.len()))
 }
 
-fn table(args: &PlotArgs, runs: &[Run]) -> String {
-    let phases = phases(args);
+fn table(runs: &[Run]) -> String {
     let wide = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0);
     let title = wide(&mut runs.iter().map(|r| r.title.chars().count()));
     let vm = wide(&mut runs.iter().flat_map(|r| r.curves.iter().map(|c| c.0.chars().count())));
@@ -199,6 +207,7 @@ fn table(args: &PlotArgs, runs: &[Run]) -> String {
     let highest = highest.map(|p| p.1).fold(0.0, f64::max);
     let mut text = String::new();
     for run in runs {
+        let phases = phases(&run.events);
         for (name, curve) in &run.curves {
             let means: Vec<Option<f64>> = phases.iter().map(|phase| mean(curve, *phase)).collect();
             let shown = |mean: &Option<f64>| match mean {
@@ -239,6 +248,7 @@ fn sparkline(curve: &Curve, highest: f64, columns: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{EXPERIMENTS, Mode, Outcome, Record};
     use super::*;
     use penstock_guest::load::VmReport;
 
@@ -294,9 +304,31 @@ mod tests {
     fn a_phase_of_which_nothing_was_reported_has_no_mean() {
         let before: Curve = (1..=10).map(|n| (f64::from(n) * 0.5, 8.0)).collect();
         let curves = vec![("victim".to_owned(), before), ("noisy".to_owned(), Curve::new())];
-        let text = table(&args(&[], None), &[Run { title: "bps".to_owned(), curves }]);
+        let events = vec!["5=flood".parse().unwrap()];
+        let text = table(&[Run { title: "bps".to_owned(), curves, events }]);
         assert!(text.contains("  8.00 ->      - Gbit/s\n"), "{text}");
         assert!(text.contains("     - ->      - Gbit/s\n") && !text.contains("NaN"), "{text}");
+    }
+
+    #[test]
+    fn results_bring_their_own_events_and_what_is_no_number_is_left_out() {
+        let mut outcome = Outcome::new();
+        let at = |n: u32| f64::from(n) * 0.5;
+        let value = |n: u32| match n {
+            3 => f64::NAN,
+            n if n <= 10 => 8.0,
+            _ => 4.0,
+        };
+        outcome.series("calm: vm", "Gbit/s", (1..=20).map(|n| (at(n), value(n))));
+        outcome.series("calm: nothing", "Gbit/s", [(0.5, f64::NAN), (9.0, f64::INFINITY)]);
+        outcome.event("calm", 5.0, "flood");
+        let record = Record::new(&EXPERIMENTS[0], Mode::Live, 1, outcome);
+        let file = std::env::temp_dir().join(format!("penstock-plot-own-{}", std::process::id()));
+        std::fs::write(&file, Results::of(&[vec![record]]).json().unwrap()).unwrap();
+        let text = run(&args(&[("x", file.clone())], None)).unwrap();
+        std::fs::remove_file(file).unwrap();
+        assert!(text.contains("8.00 ->   4.00 Gbit/s   -50.0 %"), "{text}");
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub struct RunArgs {
     /// Write the results here; `-`: to standard output, and no table
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write NAME-MODE.json, .svg and .csv into this directory
+    /// Write NAME-MODE.json, .svg, .csv and, for a demo, .txt into this directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Settings of live runs.
@@ -169,6 +169,7 @@ pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
             && let Some(summary) = Summary::of(&records)
         {
             print!("{}", table(experiment, &summary, args.vary));
+            records.iter().for_each(|record| print!("{}", record.story()));
         }
         if let Some(dir) = &args.out {
             files::write(dir, experiment, &records)?;

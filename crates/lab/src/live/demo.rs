@@ -6,20 +6,23 @@
 //! **What is compared.** The same under `bps` policing with round-robin, and under cycle buckets
 //! with batch scheduling: the victim is to keep what it bought.
 //!
-//! **Rule.** As there: each second stands between two short calibrations, by which it is judged,
+//! **Rule.** As there: each window stands between two short calibrations, by which it is judged,
 //! and is taken again if the machine changed meanwhile. The picture shows the judged ones in a row,
 //! and what the victim had bought at each moment: C2QoS sold it cycles, which are more or fewer
 //! bits as the machine is quick or slow.
 //!
-//! **A disturbed machine.** Windows that cannot be had are tried once more with twice the length,
-//! in which a short disturbance weighs less. If some are still missing, a sentence says what
-//! disturbed them. The victim's part is claimed only if it was measured: that nothing could be
-//! measured is no fault of the switch. **Cost.** Under a minute on a machine that is quiet, three
-//! minutes at most.
+//! **A disturbed machine.** Windows that cannot be had are tried again with twice the length, in
+//! which a short disturbance weighs less. If there are still too few, the life is lived again, its
+//! worker capped to half as much, so that it can spend it although it loses its core now and then,
+//! and long windows count as they come: their numbers are *rough*. [`super::demo_story`] makes
+//! sentences of what there is. **Cost.** Under a minute on a machine that is quiet, four minutes at
+//! most.
 
 use serde_json::json;
 
-use super::bracket::{Rule, Tally};
+use super::bracket::Rule;
+use super::demo_story::{Conditions, ENOUGH, Seen, story};
+use super::machine::Reading;
 use super::noisy::{self, Case, Event};
 use super::rig::platform;
 use crate::bench::bed::Bed;
@@ -28,14 +31,35 @@ use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 /// Seconds of a window, and windows before and after the flood begins.
 const SECS: f64 = 0.5;
 const WINDOWS: u32 = 6;
-/// How much longer windows are that are tried once more.
-const LONGER: f64 = 2.0;
-/// Of each of the two tries.
-const RULE: Rule = Rule { agree: 0.04, tries: 3 };
+/// Windows that are taken in a row before it is seen whether there is any use.
+const ROW: u32 = 2;
+/// How a life is lived, first so, and again otherwise if that yields too few windows.
+const WAYS: [Way; 2] = [
+    Way { core_part: noisy::CORE_PART, lengths: &[1.0, 2.0], rule: RULE },
+    Way { core_part: noisy::CORE_PART / 2.0, lengths: &[4.0], rule: ROUGH },
+];
+const RULE: Rule = Rule { agree: 0.04, tries: 3, rough: false };
+/// Calibrations may be apart as far as a machine changes that others use as well.
+const ROUGH: Rule = Rule { agree: 1.0, tries: 2, rough: true };
 /// Our switch's two lives: name of the subject, and in the picture.
 const LIVES: [(&str, &str); 2] = [("bps", "bps policing"), ("c2qos", "C2QoS")];
 const VMS: [(&str, &str); 2] = [("victim", "victim"), ("noisy1", "neighbour")];
-const BOUGHT: &str = "what the victim bought";
+const BOUGHT: &str = "bought by the victim";
+/// In the legend; both ways of limiting sell it parts of what the core is found to carry.
+const BOUGHT_LABEL: &str = "bought by the victim (moves with the core's speed)";
+const TIME: &str = "seconds measured, without pauses and disturbed ones";
+/// What happens in each life.
+const FLOODS: &str = "the neighbour floods";
+
+/// How a life is lived.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    /// Part of its core that the worker may spend.
+    core_part: f64,
+    /// Lengths of windows, in units of the wanted one.
+    lengths: &'static [f64],
+    rule: Rule,
+}
 
 /// Runs it.
 ///
@@ -43,129 +67,216 @@ const BOUGHT: &str = "what the victim bought";
 /// When a switch cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
-    let (secs, wanted) = (context.live.secs.unwrap_or(SECS), context.live.runs.unwrap_or(WINDOWS));
+    let windows = (context.live.secs.unwrap_or(SECS), context.live.runs.unwrap_or(WINDOWS));
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
-    outcome.note("worker_capacity_of_core", noisy::CORE_PART);
-    outcome.note("flood_begins_s", f64::from(wanted) * secs);
-    let mut all = Tally::default();
-    for (nth, (name, title)) in (0_u32..).zip(LIVES) {
-        eprintln!("{title}: both behave; then the neighbour floods 64 B frames of 100,000 flows");
-        let mut subject = noisy::ours(&bed, name, 1)?;
-        let mut life = Life { secs, ..Life::default() };
-        let flood = Case { crowd: 1, event: Event::Both, flood: true };
-        let mut kept = Vec::new();
-        for (at, case) in (0_u32..).zip([None, Some(flood)]) {
-            context.progress(f64::from(2 * nth + at) / 4.0, title);
-            let judged = adapted((secs, wanted), |(secs, wanted), again| {
-                if again {
-                    eprintln!("{title}: {wanted} windows were disturbed; trying longer ones");
-                    subject.tally.try_again(wanted);
-                }
-                subject.windows(&bed, case, (secs, wanted), RULE)
-            })?;
-            kept = judged.iter().map(|j| subject.kept(j)).collect::<anyhow::Result<_>>()?;
-            life.add(&subject, at * wanted, &judged)?;
-        }
-        life.draw(&mut outcome, title);
-        // A daemon ends when it runs.
-        subject.rig.switch.resume()?;
-        outcome.note(&format!("windows_{name}"), subject.tally.told("frames/s"));
-        outcome.note(&format!("{name}_kept_pct_of_each_window"), json!(kept));
-        all.add(&subject.tally);
-        conclude(&mut outcome, (name, title), &kept, &subject.tally);
+    let cores = [bed.worker_core(), bed.generator_core()];
+    let one_core = cores[0] == cores[1];
+    let mut conditions = Conditions { one_core, ..Conditions::default() };
+    let mut lives = Vec::new();
+    let began = Reading::take(&cores);
+    for (nth, names) in LIVES.into_iter().enumerate() {
+        let about = if nth == 0 { 0.0 } else { 0.5 };
+        let before = Reading::take(&cores);
+        let mut life = live((context, &bed), names, (windows, about), &mut conditions)?;
+        life.seen.stolen_pct = before.until(&Reading::take(&cores)).stolen_pct;
+        conclude(&mut outcome, names.0, &life);
+        lives.push(life.draw(&mut outcome, names.1));
     }
-    for claim in all.claims() {
+    conditions.machine = began.until(&Reading::take(&cores));
+    for claim in conditions.tally.claims() {
         outcome.claim(claim);
+    }
+    if let [bps, c2qos] = &lives[..] {
+        outcome.tell(&story(bps, c2qos, &conditions));
     }
     Ok(outcome)
 }
 
-/// Takes windows; those that could not be had once more, longer. `take` gets seconds and number,
-/// and whether it is the second try.
-fn adapted<T>(
+/// One life of our switch, lived until there is enough to tell.
+fn live(
+    (context, bed): (&Context<'_>, &Bed),
+    (name, title): (&'static str, &str),
+    (windows, done): ((f64, u32), f64),
+    conditions: &mut Conditions,
+) -> anyhow::Result<Life> {
+    eprintln!("{title}: both behave; then the neighbour floods 64 B frames of 100,000 flows");
+    let enough = ENOUGH.min(usize::try_from(windows.1)?);
+    // Where load and switch share a core, no window is undisturbed.
+    let ways = if conditions.one_core { &WAYS[1..] } else { &WAYS[..] };
+    let mut life = Life::default();
+    for (nth, way) in ways.iter().enumerate() {
+        if nth > 0 {
+            eprintln!("{title}: disturbed; once more with half of the load and longer windows");
+        }
+        let mut subject = noisy::ours(bed, name, (1, way.core_part))?;
+        let told = (context, title, done);
+        let lived = once((told, bed), &mut subject, way, windows)?;
+        // A daemon ends when it runs.
+        subject.rig.switch.resume()?;
+        conditions.tally.add(&subject.tally);
+        conditions.waits.append(&mut subject.waits);
+        if lived.seen.is_enough(1) || !life.seen.is_enough(1) {
+            life = lived;
+        }
+        if life.seen.is_enough(enough) {
+            break;
+        }
+    }
+    Ok(life)
+}
+
+/// One life, both behaving and then the flood; the second only if the first yields something.
+fn once(
+    ((context, title, done), bed): ((&Context<'_>, &str, f64), &Bed),
+    subject: &mut noisy::Subject,
+    way: &Way,
     (secs, wanted): (f64, u32),
-    mut take: impl FnMut((f64, u32), bool) -> anyhow::Result<Vec<T>>,
+) -> anyhow::Result<Life> {
+    let wanted = if way.rule.rough { wanted.div_ceil(2) } else { wanted };
+    let flood = Case { crowd: 1, event: Event::Both, flood: true };
+    let mut life = Life::new(way);
+    for (at, case) in [(0.0, None), (0.25, Some(flood))] {
+        context.progress(done + at, title);
+        let judged = adapted(way.lengths, wanted, |length, row| {
+            let judged = subject.windows(bed, case, (secs * length, row), way.rule)?;
+            // Whether they are given up is known when all lengths were tried.
+            subject.tally.try_again(row);
+            Ok(judged.into_iter().map(|window| (secs * length, window)).collect())
+        })?;
+        subject.tally.give_up(wanted.saturating_sub(u32::try_from(judged.len())?));
+        life.add(subject, case.is_some(), &judged)?;
+        if judged.is_empty() {
+            break;
+        }
+    }
+    Ok(life)
+}
+
+/// Takes `wanted` windows in rows, of the next length as soon as a row yields none. `take` gets a
+/// length and a number, and returns those that are judged.
+fn adapted<T>(
+    lengths: &[f64],
+    wanted: u32,
+    mut take: impl FnMut(f64, u32) -> anyhow::Result<Vec<T>>,
 ) -> anyhow::Result<Vec<T>> {
-    let mut judged = take((secs, wanted), false)?;
-    let missing = wanted.saturating_sub(u32::try_from(judged.len())?);
-    if missing > 0 {
-        judged.extend(take((LONGER * secs, missing), true)?);
+    let mut judged = Vec::new();
+    for &length in lengths {
+        loop {
+            let missing = wanted.saturating_sub(u32::try_from(judged.len())?);
+            if missing == 0 {
+                return Ok(judged);
+            }
+            let mut row = take(length, missing.min(ROW))?;
+            if row.is_empty() {
+                break;
+            }
+            judged.append(&mut row);
+        }
     }
     Ok(judged)
 }
 
-/// The curves of one life.
+/// What one life showed, and its curves.
 #[derive(Debug, Default)]
 struct Life {
-    secs: f64,
+    seen: Seen,
+    core_part: f64,
+    /// Seconds drawn so far, and at which of them the flood begins.
+    drawn: f64,
+    flood_begins: Option<f64>,
     vms: [Vec<(f64, f64)>; 2],
     bought: Vec<(f64, f64)>,
 }
 
 impl Life {
-    /// Adds windows; the first is the life's `first`th.
+    fn new(way: &Way) -> Self {
+        let seen = Seen { rough: way.rule.rough, ..Seen::default() };
+        Self { seen, core_part: way.core_part, ..Self::default() }
+    }
+
+    /// Adds windows with their lengths, all of them in the flood or all before it.
     fn add(
         &mut self,
         subject: &noisy::Subject,
-        first: u32,
-        judged: &[noisy::Window],
+        flood: bool,
+        judged: &[(f64, noisy::Window)],
     ) -> anyhow::Result<()> {
-        for (window, judged) in (first..).zip(judged) {
-            let from = f64::from(window) * self.secs;
+        if flood {
+            self.flood_begins = Some(self.drawn);
+        }
+        for (secs, judged) in judged {
+            let from = self.drawn;
             for ((vm, _), curve) in VMS.iter().zip(&mut self.vms) {
                 let parts = &judged.found.window.sender(vm)?.parts;
-                let step = self.secs / f64::from(u32::try_from(parts.len().max(1))?);
+                let step = secs / f64::from(u32::try_from(parts.len().max(1))?);
                 let at = (1_u32..).map(|i| from + f64::from(i) * step);
                 curve.extend(at.zip(parts.iter().map(|bits| bits / 1e9)));
             }
             let bought = subject.bought_gbps(judged);
-            self.bought.extend([(from, bought), (from + self.secs, bought)]);
+            self.drawn = from + secs;
+            self.bought.extend([(from, bought), (self.drawn, bought)]);
+            let gbps = subject.victim_gbps(judged)?;
+            if flood {
+                let found = [gbps, subject.kept(judged)?, subject.unsure(judged)];
+                self.seen.flood.push(found);
+            } else {
+                self.seen.before.push(gbps);
+            }
         }
         Ok(())
     }
 
-    fn draw(self, outcome: &mut Outcome, title: &str) {
+    /// Adds the curves, and returns what the life showed.
+    fn draw(self, outcome: &mut Outcome, title: &str) -> Seen {
+        let finite = |points: Vec<(f64, f64)>| points.into_iter().filter(|p| p.1.is_finite());
         for ((_, vm), curve) in VMS.iter().zip(self.vms) {
-            outcome.series(&format!("{title}: {vm}"), "Gbit/s", curve);
+            outcome.series(&format!("{title}: {vm}"), "Gbit/s", finite(curve));
         }
-        outcome.series(&format!("{title}: {BOUGHT}"), "Gbit/s", self.bought);
+        outcome.series(&format!("{title}: {BOUGHT}"), "Gbit/s", finite(self.bought));
+        if let Some(at) = self.flood_begins {
+            outcome.event(title, at, FLOODS);
+        }
+        self.seen
     }
 }
 
-/// `kept`: percent of what it bought that the victim kept, in each judged window of the flood.
-fn conclude(outcome: &mut Outcome, (name, title): (&str, &str), kept: &[f64], tally: &Tally) {
-    if let Some(disturbance) = tally.disturbance() {
-        let none =
-            if kept.is_empty() { "; what the victim keeps in the flood is not known" } else { "" };
-        let sentence = format!("{title}: {disturbance}{none}");
-        eprintln!("{sentence}");
-        outcome.note(&format!("disturbed_{name}"), sentence);
-    }
-    if kept.is_empty() {
-        return;
-    }
+/// What the victim kept in one life, as a claim.
+fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
+    let seen = &life.seen;
+    outcome.note(&format!("worker_capacity_of_core_{name}"), life.core_part);
+    let kept: Vec<f64> = seen.flood.iter().map(|window| window[1]).collect();
+    outcome.note(&format!("{name}_kept_pct_of_each_window"), json!(kept));
+    outcome.note(&format!("{name}_rough"), seen.rough);
+    let Some(kept) = seen.kept() else { return };
     let what = "of what it bought, the victim keeps while its neighbour floods";
-    let claim = Claim::new(&format!("{name}_victim_kept_pct"), what, "%");
-    let claim = claim.measured(super::fleet::middle(kept));
+    let claim = Claim::new(&format!("{name}_victim_kept_pct"), what, "%").measured(kept);
     // What policing in bits does to the victim is shown, and promised by nobody.
-    outcome.claim(if name == "c2qos" { claim.at_least(99.0) } else { claim });
+    let promised = if name == "c2qos" { seen.least_kept() } else { None };
+    outcome.claim(match promised {
+        Some(least) => claim.at_least(least),
+        None => claim,
+    });
 }
 
 /// Both lives side by side.
 pub(crate) fn picture(record: &Record) -> Picture {
-    let flood = record.platform.get("flood_begins_s").and_then(serde_json::Value::as_f64);
     let highest = record.series.iter().flat_map(|s| s.y.iter().copied()).fold(0.0, f64::max);
     let mut picture = Picture::new("A victim and a noisy neighbour on one switch core");
-    for (_, title) in LIVES {
+    for (name, title) in LIVES {
         let y = Axis::linear("bandwidth, Gbit/s").to(1.15 * highest.max(0.1));
-        let mut panel = Panel::new(title, Axis::linear("time of judged windows, s"), y);
-        for name in VMS.iter().map(|(_, vm)| *vm).chain([BOUGHT]) {
-            if let Some(series) = record.series(&format!("{title}: {name}")) {
-                panel = panel.series(name, series);
+        let rough = record.platform.get(&format!("{name}_rough"));
+        let rough = rough.and_then(serde_json::Value::as_bool).unwrap_or(false);
+        let by = if name == "bps" { "VMs limited in bits" } else { "VMs limited in cycles" };
+        let head = format!("{title}: {by}{}", if rough { " (rough: disturbed)" } else { "" });
+        let mut panel = Panel::new(head, Axis::linear(TIME), y);
+        let labels = VMS.iter().map(|(_, vm)| (*vm, *vm)).chain([(BOUGHT, BOUGHT_LABEL)]);
+        for (series, label) in labels {
+            if let Some(series) = record.series(&format!("{title}: {series}")) {
+                panel = panel.series(label, series);
             }
         }
-        if let Some(flood) = flood {
-            panel = panel.event("the neighbour floods", flood);
+        for (at, what) in record.events(title) {
+            panel = panel.event(what, at);
         }
         picture = picture.panel(panel);
     }
@@ -175,87 +286,97 @@ pub(crate) fn picture(record: &Record) -> Picture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::bracket::{Doubt, Turns, judge};
+    use crate::figures::{EXPERIMENTS, Mode};
 
-    /// A machine that disturbs so many windows, and then none.
-    struct Machine {
-        disturbed: u32,
-    }
-
-    impl Turns for Machine {
-        type Speed = f64;
-        type Found = bool;
-
-        fn calibrate(&mut self) -> anyhow::Result<f64> {
-            Ok(1.0)
-        }
-
-        fn measure(&mut self, _: &f64) -> anyhow::Result<bool> {
-            let disturbs = self.disturbed > 0;
-            self.disturbed = self.disturbed.saturating_sub(1);
-            Ok(disturbs)
-        }
-
-        fn speed(of: &f64) -> f64 {
-            *of
-        }
-
-        fn doubt(disturbed: &bool) -> Option<Doubt> {
-            disturbed.then_some(Doubt::WaitedForCore)
-        }
-    }
-
-    /// What was asked for, and the outcome, of six windows with a victim that kept so much.
-    fn told(disturbed: u32, kept: f64) -> (Vec<(f64, u32)>, Outcome) {
-        let (mut machine, mut tally) = (Machine { disturbed }, Tally::default());
-        let mut asked = Vec::new();
-        let judged = adapted((0.5, 6), |windows, again| {
-            asked.push(windows);
-            if again {
-                tally.try_again(windows.1);
-            }
-            let mut pass = Tally::default();
-            let judged = judge(&mut machine, (windows.1, RULE), &mut pass);
-            tally.add(&pass);
-            judged
+    /// What was asked for of windows of which so many, from the first on, are disturbed; and how
+    /// many were judged. A row is tried three times.
+    fn asked(disturbed: u32, lengths: &[f64], wanted: u32) -> (Vec<(f64, u32)>, usize) {
+        let (mut left, mut asked) = (disturbed, Vec::new());
+        let judged = adapted(lengths, wanted, |length, row| {
+            asked.push((length, row));
+            let bad = left.min(3 * row);
+            left -= bad;
+            Ok(vec![(); usize::try_from((3 * row - bad).min(row)).unwrap()])
         });
+        (asked, judged.unwrap().len())
+    }
+
+    #[test]
+    fn on_a_quiet_machine_short_windows_are_enough() {
+        assert_eq!(asked(0, &[1.0, 2.0], 5), (vec![(1.0, 2), (1.0, 2), (1.0, 1)], 5));
+    }
+
+    #[test]
+    fn a_row_without_a_window_makes_the_next_ones_longer() {
+        let (asked_for, judged) = asked(8, &[1.0, 2.0], 3);
+        assert_eq!((asked_for, judged), (vec![(1.0, 2), (2.0, 2), (2.0, 1)], 3));
+        // Disturbed at first, and not so much that a row had nothing: no reason for longer ones.
+        assert_eq!(asked(5, &[1.0, 2.0], 2), (vec![(1.0, 2), (1.0, 1)], 2));
+    }
+
+    #[test]
+    fn a_machine_that_never_rests_is_given_up_after_each_length() {
+        assert_eq!(asked(u32::MAX, &[1.0, 2.0], 6), (vec![(1.0, 2), (2.0, 2)], 0));
+        assert!(asked(0, &[], 6).0.is_empty() && asked(0, &[1.0], 0).0.is_empty());
+    }
+
+    /// The record of a run in which the victim kept so much in `windows` windows of the flood.
+    fn record(windows: usize, kept: f64, rough: bool) -> Record {
         let mut outcome = Outcome::default();
-        conclude(&mut outcome, LIVES[1], &vec![kept; judged.unwrap().len()], &tally);
-        (asked, outcome)
-    }
-
-    fn holds(outcome: &Outcome) -> Vec<bool> {
-        outcome.claims.iter().filter_map(|claim| claim.holds).collect()
-    }
-
-    #[test]
-    fn on_a_quiet_machine_the_victims_part_decides() {
-        let (asked, outcome) = told(0, 99.5);
-        assert_eq!((asked, holds(&outcome)), (vec![(0.5, 6)], vec![true]));
-        assert!(!outcome.platform.contains_key("disturbed_c2qos"));
-        assert_eq!(holds(&told(0, 70.0).1), [false], "the switch did not keep its promise");
-    }
-
-    #[test]
-    fn windows_that_were_disturbed_are_tried_once_more_and_longer() {
-        // 18 tries, 4 of them clean: two are still wanted.
-        let (asked, outcome) = told(14, 99.5);
-        assert_eq!((asked, holds(&outcome)), (vec![(0.5, 6), (1.0, 2)], vec![true]));
-        assert!(!outcome.platform.contains_key("disturbed_c2qos"), "all were had in the end");
-        // Nothing was had at first, all of it at the second try.
-        let (asked, outcome) = told(19, 99.5);
-        assert_eq!((asked, holds(&outcome)), (vec![(0.5, 6), (1.0, 6)], vec![true]));
+        for names in LIVES {
+            let flood = vec![[f64::NAN, kept, f64::NAN]; windows];
+            let seen = Seen { before: vec![1.0; 6], flood, rough, stolen_pct: 0.0 };
+            let curve = vec![(0.5, 1.0), (1.0, f64::NAN), (1.5, f64::INFINITY)];
+            let vms = [curve.clone(), curve.clone()];
+            let drawn = 1.5;
+            let flood_begins = (windows > 0).then_some(0.5);
+            let life = Life { seen, core_part: 0.5, drawn, flood_begins, vms, bought: curve };
+            conclude(&mut outcome, names.0, &life);
+            life.draw(&mut outcome, names.1);
+        }
+        Record::new(&EXPERIMENTS[0], Mode::Live, 1, outcome)
     }
 
     #[test]
-    fn a_machine_that_is_never_quiet_is_named_and_no_fault_of_the_switch() {
-        let (asked, outcome) = told(u32::MAX, 0.0);
-        assert_eq!((asked, holds(&outcome)), (vec![(0.5, 6), (1.0, 6)], vec![]));
-        let sentence = outcome.platform["disturbed_c2qos"].as_str().unwrap();
-        assert_eq!(
-            sentence,
-            "C2QoS: 6 of 6 windows were too disturbed to judge: other programs had the core of \
-             the switch or of the load (36 times); what the victim keeps in the flood is not known"
-        );
+    fn whatever_was_measured_no_picture_and_no_claim_has_a_number_that_is_none() {
+        for kept in [104.0, 0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for (windows, rough) in [(0, false), (1, true), (6, false), (6, true)] {
+                let record = record(windows, kept, rough);
+                let text = picture(&record).svg() + &crate::figures::files::csv(&record);
+                assert!(!text.contains("NaN") && !text.contains("inf"), "{kept} {windows}");
+                let holds = record.claims.iter().filter_map(|claim| claim.holds);
+                assert_eq!(
+                    holds.collect::<Vec<_>>(),
+                    if windows == 6 && !rough && (0.0..1e5).contains(&kept) {
+                        vec![kept >= 0.0]
+                    } else {
+                        vec![]
+                    },
+                    "{kept} {windows} {rough}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_promise_is_judged_by_undisturbed_windows_alone() {
+        let life = |kept, rough| Life {
+            seen: Seen {
+                before: vec![1.0; 6],
+                flood: vec![[1.0, kept, 1.0]; 6],
+                rough,
+                stolen_pct: 0.0,
+            },
+            ..Life::default()
+        };
+        let holds = |nth: usize, life: &Life| {
+            let mut outcome = Outcome::default();
+            conclude(&mut outcome, LIVES[nth].0, life);
+            outcome.claims[0].holds
+        };
+        assert_eq!(holds(1, &life(99.5, false)), Some(true));
+        assert_eq!(holds(1, &life(70.0, false)), Some(false), "the switch failed");
+        assert_eq!(holds(1, &life(70.0, true)), None, "rough numbers fail nobody");
+        assert_eq!(holds(0, &life(70.0, false)), None, "bits promise the victim nothing");
     }
 }

@@ -17,7 +17,8 @@
 //! | `stage` | namespaces with real programs behind our switch |
 //! | `many` | Fig. 6: more VMs |
 //! | `noisy` | Fig. 1: a victim and aggressors |
-//! | `demo` | the story that `make demo` tells |
+//! | `demo`, `demo_story` | the story that `make demo` tells, and its sentences |
+//! | `machine` | what else the machine did meanwhile |
 //! | `classes` | Fig. 3 and Fig. 11: latency on a full core |
 //! | `bandwidth` | Fig. 10: iperf3 and qperf |
 //! | `applications` | Fig. 12: FTP servers and web servers |
@@ -38,8 +39,10 @@ mod bracket;
 mod capture;
 mod classes;
 mod demo;
+mod demo_story;
 mod fabric;
 mod fleet;
+mod machine;
 mod many;
 mod noisy;
 mod picture;

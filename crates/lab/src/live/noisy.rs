@@ -110,6 +110,11 @@ fn bytes(size: u16) -> f64 {
     f64::from(size) - 4.0
 }
 
+/// So many frames of the declared size, in Gbit/s.
+fn gbps(pps: f64) -> f64 {
+    pps * bytes(SIZE) * 8.0 / 1e9
+}
+
 /// Subjects in the order of their turns.
 const SUBJECTS: [&str; 3] = ["c2qos", "bps", OVS_DPDK];
 
@@ -166,6 +171,9 @@ pub(super) struct Subject {
     pub rig: Rig,
     crowd: usize,
     pub tally: Tally,
+    /// Of each window, judged or not, the shares of its time that the worker and the generator
+    /// waited for a core.
+    pub waits: Vec<[f64; 2]>,
 }
 
 impl Subject {
@@ -204,9 +212,22 @@ impl Subject {
         Ok(100.0 * judged.found.window.sender("victim")?.pps / due)
     }
 
-    /// What the victim bought in Gbit/s.
+    /// Percent by which the calibrations around a window and waits for a core may have moved what
+    /// it found.
+    pub fn unsure(&self, judged: &Window) -> f64 {
+        let speeds = [judged.before.pps, judged.after.pps];
+        let (low, high) = (speeds[0].min(speeds[1]), speeds[0].max(speeds[1]));
+        100.0 * (high / low - 1.0 + judged.found.window.wait())
+    }
+
+    /// What the victim bought in Gbit/s, counted as what it got through.
     pub fn bought_gbps(&self, judged: &Window) -> f64 {
-        self.bought_pps(judged) * bytes(SIZE) * 8.0 / 1e9
+        gbps(self.bought_pps(judged))
+    }
+
+    /// What the victim got through in Gbit/s.
+    pub fn victim_gbps(&self, judged: &Window) -> anyhow::Result<f64> {
+        Ok(gbps(judged.found.window.sender("victim")?.pps))
     }
 
     /// Windows of `secs` until `wanted` are judged or the rule gives up; `case` of none: all
@@ -277,11 +298,13 @@ impl Turns for Bout<'_> {
         offers.extend((0..crowd).map(|i| (noisy(i), offer.clone())));
         let span = Span { warm: WARM_SECS[1], secs: self.secs, parts: 5 };
         let window = self.subject.rig.once(self.bed, &offers, span)?;
+        self.subject.waits.push([window.worker_wait, window.generator_wait]);
         Ok(Seen { window, offers })
     }
 
     fn speed(of: &Speed) -> f64 {
-        of.pps
+        // A victim that got nothing through alone has nothing that it could keep.
+        if of.solo_pps > 0.0 { of.pps } else { 0.0 }
     }
 
     fn doubt_speed(of: &Speed) -> Option<Doubt> {
@@ -293,9 +316,14 @@ impl Turns for Bout<'_> {
     }
 }
 
-/// Ours, for so many aggressors; `name`: `c2qos` or `bps`.
-pub(super) fn ours(bed: &Bed, name: &'static str, crowd: usize) -> anyhow::Result<Subject> {
-    let capacity = (CORE_PART * bed.tsc_hz()).round();
+/// Ours, for so many aggressors, its worker capped to `core_part` of its core; `name`: `c2qos` or
+/// `bps`.
+pub(super) fn ours(
+    bed: &Bed,
+    name: &'static str,
+    (crowd, core_part): (usize, f64),
+) -> anyhow::Result<Subject> {
+    let capacity = (core_part * bed.tsc_hz()).round();
     let mut plan = if name == SUBJECTS[0] {
         plan("hbs", crowd, |share, weight| Bound {
             policy: Policy::Minmax,
@@ -308,13 +336,14 @@ pub(super) fn ours(bed: &Bed, name: &'static str, crowd: usize) -> anyhow::Resul
     };
     plan.worker = format!("capacity = {capacity:.0}\n");
     let rig = Rig::ours(bed, name, &plan)?;
-    Ok(Subject { name, rig, crowd, tally: Tally::default() })
+    Ok(Subject { name, rig, crowd, tally: Tally::default(), waits: Vec::new() })
 }
 
 /// The peer.
 fn peer(bed: &Bed) -> anyhow::Result<Subject> {
     let rig = Rig::peer(bed, "ovs", &plan("", 1, |_, _| Bound::default()))?;
-    Ok(Subject { name: OVS_DPDK, rig, crowd: 1, tally: Tally::default() })
+    let (tally, waits) = (Tally::default(), Vec::new());
+    Ok(Subject { name: OVS_DPDK, rig, crowd: 1, tally, waits })
 }
 
 /// What was found of one case on one subject in one window.
@@ -350,7 +379,10 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut found = Vec::new();
     let mut tallies = vec![Tally::default(); SUBJECTS.len()];
     for (nth, crowd) in CROWDS.into_iter().enumerate() {
-        let mut subjects = vec![ours(&bed, "c2qos", crowd)?, ours(&bed, "bps", crowd)?];
+        let mut subjects = ["c2qos", "bps"]
+            .map(|name| ours(&bed, name, (crowd, CORE_PART)))
+            .into_iter()
+            .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(mut peer) = other.take() {
             peer.crowd = crowd;
             subjects.push(peer);

@@ -46,6 +46,15 @@ pub(super) fn watch(
     programs: &mut Programs,
     secs: f64,
 ) -> anyhow::Result<Vec<Sample>> {
+    watch_and((world, programs), secs, || ())
+}
+
+/// The same; `look` is called before the first sample and after each.
+pub(super) fn watch_and(
+    (world, programs): (&mut World, &mut Programs),
+    secs: f64,
+    mut look: impl FnMut(),
+) -> anyhow::Result<Vec<Sample>> {
     while let Some(rest) = WARM_UP.checked_sub(programs.elapsed()) {
         clock::wait_readable(None, rest.min(SAMPLE));
         programs.check()?;
@@ -54,6 +63,7 @@ pub(super) fn watch(
     let link = to_f64(world.link());
     let tenants = 1 + world.vms.iter().map(|vm| vm.tenant).max().unwrap_or(0);
     let (mut from, mut before) = (programs.elapsed(), world.read()?);
+    look();
     let mut samples = Vec::new();
     while programs.elapsed().saturating_sub(WARM_UP).as_secs_f64() < secs {
         clock::wait_readable(None, (from + SAMPLE).saturating_sub(programs.elapsed()));
@@ -62,6 +72,7 @@ pub(super) fn watch(
         let (until, now) = (programs.elapsed(), world.read()?);
         let rates = Rates::between(&before, &now, tenants);
         samples.push(Sample { from, until, rates, link });
+        look();
         (from, before) = (until, now);
     }
     Ok(samples)

@@ -1,0 +1,357 @@
+//! What `make demo` says at its end: from windows to three sentences, without a clock.
+//!
+//! **Problem.** A stranger runs the demo on a machine that we do not know. He is to read what he
+//! saw, in numbers, and what disturbed it; and exit status 1 is to mean that the switch failed, and
+//! nothing else. **Rule.** Whatever was measured makes a story of three lines: one for each way of
+//! limiting, one for the machine. A number that is none is never printed.
+//!
+//! **When the switch failed.** C2QoS promises the victim what it bought. It broke that promise if
+//! the victim kept less than [`PROMISE_PCT`] less what disturbances explain: how far apart the
+//! calibrations around a window were, how long a core was waited for, and what the hypervisor took.
+//! That is judged by windows that were not disturbed, and if there are [`ENOUGH`] of them; others
+//! are told as rough and fail nobody.
+
+use super::bracket::Tally;
+use super::fleet::middle;
+use super::machine::Machine;
+
+/// Windows of which the one in the middle says something.
+pub(super) const ENOUGH: usize = 3;
+/// Percent of what it bought that the victim is to keep under C2QoS.
+pub(super) const PROMISE_PCT: f64 = 99.0;
+/// More per cent than anybody keeps: what is beyond is not told as a number.
+const MOST_PCT: f64 = 200.0;
+/// No rate in Gbit/s and no percentage is more.
+const MOST_OF_ALL: f64 = 1e5;
+/// A core that was waited for longer than this many per cent of the time is worth a word.
+const WAITED_PCT: f64 = 1.0;
+
+/// What was seen of the victim under one way of limiting.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seen {
+    /// Its bandwidth in each window in which all behaved, Gbit/s.
+    pub before: Vec<f64>,
+    /// In each window of the flood: its bandwidth, percent kept of what it bought, and the percent
+    /// by which that may be off.
+    pub flood: Vec<[f64; 3]>,
+    /// Whether windows count although they were disturbed.
+    pub rough: bool,
+    /// Percent of the time that the hypervisor took.
+    pub stolen_pct: f64,
+}
+
+/// The number in the middle of those that are numbers, and that a measurement can have.
+fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let possible = |value: &f64| (0.0..=MOST_OF_ALL).contains(value);
+    let numbers: Vec<f64> = values.into_iter().filter(possible).collect();
+    (!numbers.is_empty()).then(|| middle(&numbers))
+}
+
+impl Seen {
+    /// Whether there is something to tell.
+    pub fn is_enough(&self, enough: usize) -> bool {
+        let before = self.before.iter().filter(|gbps| gbps.is_finite());
+        let flood = self.flood.iter().filter(|window| window[1].is_finite());
+        before.count().min(flood.count()) >= enough
+    }
+
+    /// Percent of what it bought that the victim kept in the flood.
+    pub fn kept(&self) -> Option<f64> {
+        median(self.flood.iter().map(|window| window[1]))
+    }
+
+    /// Percent by which that may be off.
+    pub fn unsure(&self) -> f64 {
+        let own = median(self.flood.iter().map(|window| window[2])).unwrap_or(MOST_PCT);
+        let stolen = if self.stolen_pct.is_finite() { self.stolen_pct } else { 0.0 };
+        (own.max(0.0) + stolen.max(0.0)).min(PROMISE_PCT)
+    }
+
+    /// The least percentage that keeps C2QoS's promise; `None`: these windows cannot tell.
+    pub fn least_kept(&self) -> Option<f64> {
+        let judged = !self.rough && self.is_enough(ENOUGH);
+        judged.then(|| ((PROMISE_PCT - self.unsure()) * 10.0).floor() / 10.0)
+    }
+
+    /// Whether the switch broke its promise.
+    pub fn failed(&self) -> bool {
+        matches!((self.least_kept(), self.kept()), (Some(least), Some(kept)) if kept < least)
+    }
+
+    /// The sentence; `promised`: this way of limiting promises the victim what it bought.
+    fn sentence(&self, limits: &str, promised: bool) -> String {
+        let Some(kept) = self.kept() else {
+            return format!("Under {limits} the victim could not be measured.");
+        };
+        let about = if self.rough { "about " } else { "" };
+        let part = if kept > MOST_PCT {
+            format!("kept more than {MOST_PCT:.0} % of what it bought")
+        } else if kept < 99.5 {
+            format!("lost {about}{:.0} % of what it bought", (100.0 - kept).max(1.0))
+        } else {
+            format!("kept {about}{kept:.0} % of what it bought")
+        };
+        let flood = median(self.flood.iter().map(|window| window[0]));
+        let rates = match (median(self.before.iter().copied()), flood) {
+            (Some(before), Some(flood)) => {
+                format!(" ({} -> {} Gbit/s)", gbps(before), gbps(flood))
+            }
+            _ => String::new(),
+        };
+        let failed = if promised && self.failed() {
+            format!(
+                ": the switch failed, for the machine's disturbances explain {:.0} % at most",
+                self.unsure().ceil()
+            )
+        } else {
+            String::new()
+        };
+        format!("Under {limits} the victim {part} when its neighbour flooded{rates}{failed}.")
+    }
+}
+
+/// Gbit/s with as many digits as say something.
+fn gbps(value: f64) -> String {
+    if value < 0.1 { format!("{value:.3}") } else { format!("{value:.2}") }
+}
+
+/// What the machine was like during the whole run.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Conditions {
+    /// Windows judged and repeated, and why.
+    pub tally: Tally,
+    /// Of each window, the shares of its time that switch and load waited for a core.
+    pub waits: Vec<[f64; 2]>,
+    /// What others did.
+    pub machine: Machine,
+    /// Whether switch and load share one core.
+    pub one_core: bool,
+}
+
+impl Conditions {
+    /// The sentence; `rough`: some windows count although they were disturbed.
+    fn sentence(&self, rough: bool) -> String {
+        let repeated = self.tally.repeated();
+        if !rough && repeated == 0 && !self.one_core {
+            return format!(
+                "The machine was quiet: none of the {} windows had to be measured again.",
+                self.tally.judged()
+            );
+        }
+        let mut clauses = Vec::new();
+        if self.one_core {
+            clauses.push("switch and load share one core".to_owned());
+        }
+        for (who, nth) in [("switch", 0), ("load", 1)] {
+            let shares = self.waits.iter().map(|wait| wait[nth]).filter(|w| w.is_finite());
+            let shares = shares.map(|share| share.clamp(0.0, 1.0));
+            let (sum, windows) = shares.fold((0.0, 0.0), |(sum, n), wait| (sum + wait, n + 1.0));
+            let pct = 100.0 * sum / f64::max(windows, 1.0);
+            if pct >= WAITED_PCT {
+                clauses.push(format!("the {who} waited for its core {pct:.0} % of the time"));
+            }
+        }
+        clauses.extend(self.machine.clauses());
+        if clauses.is_empty() {
+            clauses = self.tally.clauses();
+        }
+        let again = match repeated {
+            0 => String::new(),
+            1 => "1 window was measured again".to_owned(),
+            n => format!("{n} windows were measured again"),
+        };
+        let said = match (rough, again.is_empty()) {
+            (true, _) => "The machine was disturbed, so the numbers are rough",
+            (false, true) => "The machine was not the best",
+            (false, false) => "The machine was disturbed",
+        };
+        let again = if again.is_empty() { again } else { format!(", and {again}") };
+        let why = match clauses.is_empty() {
+            true => String::new(),
+            false => format!(": {}", clauses.join("; ")),
+        };
+        format!("{said}{again}{why}.")
+    }
+}
+
+/// The three lines.
+pub(super) fn story(bps: &Seen, c2qos: &Seen, conditions: &Conditions) -> [String; 3] {
+    let measured = |seen: &Seen| seen.kept().is_some();
+    let rough = [bps, c2qos].into_iter().any(|seen| seen.rough || !measured(seen));
+    [
+        bps.sentence("bit-rate limits", false),
+        c2qos.sentence("C2QoS", true),
+        conditions.sentence(rough),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::bracket::{Doubt, Rule, Turns, judge};
+    use penstock_sim::Rng;
+
+    fn seen(before: f64, flood: f64, kept: f64) -> Seen {
+        Seen { before: vec![before; 6], flood: vec![[flood, kept, 1.0]; 6], ..Seen::default() }
+    }
+
+    /// Windows of a machine, each with its doubt.
+    struct Windows(Vec<Option<Doubt>>);
+
+    impl Turns for Windows {
+        type Speed = f64;
+        type Found = Option<Doubt>;
+
+        fn calibrate(&mut self) -> anyhow::Result<f64> {
+            Ok(1.0)
+        }
+
+        fn measure(&mut self, _: &f64) -> anyhow::Result<Option<Doubt>> {
+            Ok(self.0.pop().flatten())
+        }
+
+        fn speed(of: &f64) -> f64 {
+            *of
+        }
+
+        fn doubt(found: &Option<Doubt>) -> Option<Doubt> {
+            *found
+        }
+    }
+
+    fn tally(doubts: Vec<Option<Doubt>>) -> Tally {
+        let (wanted, mut tally) = (u32::try_from(doubts.len()).unwrap(), Tally::default());
+        let rule = Rule { agree: 0.04, tries: 1, rough: false };
+        judge(&mut Windows(doubts), (wanted, rule), &mut tally).unwrap();
+        tally
+    }
+
+    #[test]
+    fn on_a_quiet_machine_the_numbers_are_the_story() {
+        let quiet = Conditions { tally: tally(vec![None; 24]), ..Conditions::default() };
+        let (bps, c2qos) = (seen(1.2, 0.79, 66.0), seen(1.2, 1.21, 104.2));
+        assert_eq!(
+            story(&bps, &c2qos, &quiet),
+            [
+                "Under bit-rate limits the victim lost 34 % of what it bought when its neighbour \
+                 flooded (1.20 -> 0.79 Gbit/s).",
+                "Under C2QoS the victim kept 104 % of what it bought when its neighbour flooded \
+                 (1.20 -> 1.21 Gbit/s).",
+                "The machine was quiet: none of the 24 windows had to be measured again.",
+            ]
+        );
+        assert!(!c2qos.failed());
+    }
+
+    #[test]
+    fn a_switch_that_broke_its_promise_on_a_quiet_machine_failed() {
+        let broken = seen(1.2, 0.8, 70.0);
+        assert!(broken.failed());
+        let [_, line, _] = story(&seen(1.2, 0.8, 70.0), &broken, &Conditions::default());
+        assert!(line.contains("lost 30 %") && line.contains("the switch failed"), "{line}");
+        let [line, ..] = story(&broken, &broken, &Conditions::default());
+        assert!(!line.contains("failed"), "bit-rate limits promise the victim nothing: {line}");
+    }
+
+    #[test]
+    fn what_disturbances_explain_is_no_failure() {
+        let flood = vec![[1.0, 93.0, 6.5]; 6];
+        let near = Seen { flood, ..seen(1.2, 1.0, 93.0) };
+        assert!(!near.failed(), "calibrations 6.5 % apart explain 6 %");
+        assert!(Seen { stolen_pct: 5.0, ..seen(1.2, 1.1, 94.0) }.least_kept().unwrap() <= 93.0);
+        assert!(!Seen { rough: true, ..seen(1.2, 0.1, 10.0) }.failed(), "rough fails nobody");
+        let few = Seen { flood: vec![[0.5, 40.0, 1.0]; ENOUGH - 1], ..seen(1.2, 0.5, 40.0) };
+        assert!(!few.failed() && few.least_kept().is_none(), "two windows are not enough");
+    }
+
+    #[test]
+    fn the_disturber_is_named_with_how_much() {
+        let doubts = vec![Some(Doubt::WaitedForCore), Some(Doubt::WaitedForCore), None];
+        let conditions = Conditions {
+            tally: tally(doubts),
+            waits: vec![[0.3, 0.0], [0.1, 0.02], [0.2, f64::NAN]],
+            machine: Machine {
+                others_pct: 33.2,
+                busiest: Some(("rustc".to_owned(), 34.0)),
+                ..Machine::default()
+            },
+            one_core: false,
+        };
+        let rough = Seen { rough: true, ..seen(1.0, 0.7, 68.0) };
+        let [bps, _, machine] = story(&rough, &seen(1.0, 1.0, 100.0), &conditions);
+        assert!(bps.contains("lost about 32 %"), "{bps}");
+        assert_eq!(
+            machine,
+            "The machine was disturbed, so the numbers are rough, and 2 windows were measured \
+             again: the switch waited for its core 20 % of the time; the load waited for its core \
+             1 % of the time; other programs used 33 % of the cores of switch and load (most of \
+             all rustc, 34 % of a core)."
+        );
+    }
+
+    #[test]
+    fn nothing_measured_is_a_story_as_well() {
+        let doubts = vec![Some(Doubt::SpeedChanged), Some(Doubt::GeneratorShort)];
+        let conditions = Conditions { tally: tally(doubts), ..Conditions::default() };
+        let lines = story(&Seen::default(), &Seen::default(), &conditions);
+        assert_eq!(lines[1], "Under C2QoS the victim could not be measured.");
+        assert!(lines[2].contains("rough") && lines[2].contains("speed changed (once)"));
+        assert!(!Seen::default().failed());
+    }
+
+    /// A number that may be anything a division can make.
+    fn anything(rng: &mut Rng) -> f64 {
+        let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -1.0, 1e300, 1e-300, f64::MIN];
+        match rng.below(3) {
+            0 => odd[usize::try_from(rng.below(8)).unwrap()],
+            1 => 200.0 * rng.unit(),
+            _ => rng.unit(),
+        }
+    }
+
+    #[test]
+    fn any_mix_of_disturbed_windows_makes_three_lines_without_a_number_that_is_none() {
+        for seed in 0..3_000 {
+            let mut rng = Rng::new(seed);
+            let some = |rng: &mut Rng| {
+                let count = rng.below(8);
+                (0..count).map(|_| anything(rng)).collect::<Vec<_>>()
+            };
+            let life = |rng: &mut Rng| Seen {
+                before: some(rng),
+                flood: some(rng).into_iter().map(|v| [v, anything(rng), anything(rng)]).collect(),
+                rough: rng.below(2) == 0,
+                stolen_pct: anything(rng),
+            };
+            let (bps, c2qos) = (life(&mut rng), life(&mut rng));
+            let kinds = [None, Some(Doubt::SpeedChanged), Some(Doubt::WaitedForCore)];
+            let doubts = (0..rng.below(9)).map(|_| kinds[usize::try_from(rng.below(3)).unwrap()]);
+            let conditions = Conditions {
+                tally: tally(doubts.collect()),
+                waits: (0..rng.below(4))
+                    .map(|_| [anything(&mut rng), anything(&mut rng)])
+                    .collect(),
+                machine: Machine {
+                    others_pct: anything(&mut rng),
+                    programs_pct: anything(&mut rng),
+                    busiest: Some(("x".to_owned(), anything(&mut rng))),
+                    stolen_pct: anything(&mut rng),
+                    throttled_pct: anything(&mut rng),
+                },
+                one_core: rng.below(2) == 0,
+            };
+            for line in story(&bps, &c2qos, &conditions) {
+                let words = line.to_lowercase();
+                assert!(!words.contains("nan") && !words.contains("inf "), "seed {seed}: {line}");
+                assert!(line.ends_with('.') && line.len() < 600, "seed {seed}: {line}");
+            }
+            assert!((0.0..=PROMISE_PCT).contains(&c2qos.unsure()), "seed {seed}");
+            if let Some(kept) = c2qos.kept() {
+                assert!(kept.is_finite());
+            }
+            if c2qos.rough {
+                assert!(!c2qos.failed(), "seed {seed}");
+            }
+        }
+    }
+}

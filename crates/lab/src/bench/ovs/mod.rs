@@ -195,13 +195,7 @@ impl OvsDpdk {
     fn pmd(&self) -> anyhow::Result<PmdReading> {
         let core = self.core.to_string();
         let perf = self.appctl(&["dpif-netdev/pmd-perf-show", "-nh", "-pmd", &core])?;
-        // OVS 4.0 has no such command: the first answer must do.
-        let stats = match self.appctl(&["dpif-netdev/pmd-stats-show", "-pmd", &core]) {
-            Ok(stats) => Some(stats),
-            Err(error) if perf::is_unknown_command(&error.to_string()) => None,
-            Err(error) => return Err(error),
-        };
-        perf::parse(&perf, stats.as_deref())
+        perf::parse(&perf)
     }
 }
 

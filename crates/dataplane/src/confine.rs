@@ -48,11 +48,11 @@ pub fn set_mode(mode: Mode) {
 pub enum Role {
     /// Moves frames: rings in guests' memory, TAP, packet and AF_XDP sockets.
     Worker,
-    /// Talks to the process of a VM that connects to us.
+    /// Talks to the process of a VM.
     Session,
-    /// The same where we connect. It keeps `CAP_DAC_OVERRIDE` if it has it: the VM's socket may be
-    /// another user's.
-    ClientSession,
+    /// Connects to VMs that listen, for a session, and hears nothing of them. It keeps
+    /// `CAP_DAC_OVERRIDE` if it has it: the VM's socket may be another user's.
+    Dialler,
     /// Follows the state of an AF_XDP port's interface.
     Link,
 }
@@ -148,6 +148,8 @@ const WORKER: Table = &[
     (libc::SYS_getrusage, First(&[libc::RUSAGE_THREAD.unsigned_abs() as u64])),
     (libc::SYS_timer_settime, Any),
     (libc::SYS_timer_delete, Any),
+    // A port that is stopped: its session may wait for its peer.
+    (libc::SYS_shutdown, Any),
     (libc::SYS_setsockopt, Any),
     (libc::SYS_getsockopt, Any),
 ];
@@ -174,8 +176,12 @@ const SESSION: Table = &[
     (libc::SYS_fallocate, Any),
 ];
 
-/// And where we connect.
-const CLIENT: Table = &[(libc::SYS_socket, UnixStream), (libc::SYS_connect, Any)];
+/// A dialler connects.
+const DIALLER: Table = &[
+    (libc::SYS_socket, UnixStream),
+    (libc::SYS_connect, Any),
+    (libc::SYS_ioctl, Second(&[libc::FIONBIO])),
+];
 
 const LINK: Table =
     &[(libc::SYS_ioctl, Second(&[libc::SIOCGIFINDEX, libc::SIOCGIFMTU, libc::SIOCGIFFLAGS]))];
@@ -199,7 +205,7 @@ fn allowed(role: Role) -> Vec<Table> {
     match role {
         Role::Worker => vec![COMMON, WORKER],
         Role::Session => vec![COMMON, SESSION],
-        Role::ClientSession => vec![COMMON, SESSION, CLIENT],
+        Role::Dialler => vec![COMMON, DIALLER],
         Role::Link => vec![COMMON, LINK],
     }
 }
@@ -228,9 +234,8 @@ pub fn confine(role: Role) -> io::Result<()> {
 fn drop_capabilities(role: Role) -> Result<(), caps::errors::CapsError> {
     let held = caps::read(None, CapSet::Permitted)?;
     let kept = held.into_iter();
-    let kept = kept
-        .filter(|&it| role == Role::ClientSession && it == Capability::CAP_DAC_OVERRIDE)
-        .collect();
+    let kept =
+        kept.filter(|&it| role == Role::Dialler && it == Capability::CAP_DAC_OVERRIDE).collect();
     caps::clear(None, CapSet::Ambient)?;
     caps::clear(None, CapSet::Inheritable)?;
     caps::set(None, CapSet::Effective, &kept)?;
@@ -392,7 +397,7 @@ mod tests {
     fn without_a_filter_or_with_a_log_the_call_is_made() {
         if let Some(mode) = child() {
             set_mode(if mode == "log" { Mode::Log } else { Mode::Off });
-            assert!(call_something_forbidden(Role::ClientSession) >= 0);
+            assert!(call_something_forbidden(Role::Dialler) >= 0);
             return;
         }
         for mode in ["log", "off"] {
@@ -410,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_confined_thread_has_no_capability_and_opens_no_file() {
-        for role in [Role::Worker, Role::Session, Role::ClientSession, Role::Link] {
+        for role in [Role::Worker, Role::Session, Role::Dialler, Role::Link] {
             let (told, thread_id) = std::sync::mpsc::channel();
             let (done, wait) = std::sync::mpsc::channel::<()>();
             let thread = std::thread::spawn(move || {
@@ -423,11 +428,8 @@ mod tests {
                 std::fs::File::open("/proc/self/status").unwrap_err().raw_os_error()
             });
             let thread_id = thread_id.recv().unwrap();
-            let kept = if role == Role::ClientSession {
-                Capability::CAP_DAC_OVERRIDE.bitmask()
-            } else {
-                0
-            };
+            let kept =
+                if role == Role::Dialler { Capability::CAP_DAC_OVERRIDE.bitmask() } else { 0 };
             for set in ["CapPrm:", "CapEff:", "CapInh:", "CapAmb:"] {
                 assert_eq!(status(thread_id, set) & !kept, 0, "{role:?} {set}");
             }

@@ -3,13 +3,17 @@
 //! **Problem.** The process behind a port can make the worker sleep, by its call descriptor or by
 //! taking pages away under a fault, and every other port sleeps too (datapath rule 20).
 //! **Rule.** The worker takes both rings of the queue pair out of use at once and rings the
-//! session's alarm. The session ends with the reason, and the port is admitted again after a pause:
+//! session's alarm. It also shuts the connection down, for a session that waits for the rest of a
+//! message, or for room to answer, hears no alarm. The session ends with the reason, takes the
+//! rings from all other workers, and the port is admitted again after a pause:
 //! a minute, and twice as long each time, to an hour at most. A port that behaved for an hour
 //! begins anew. So a peer costs the others one such sleep a minute at most, whatever number of
 //! rings it has. **Cost.** None for who behaves.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use nix::sys::eventfd::EventFd;
 use penstock_units::Nanos;
@@ -36,18 +40,49 @@ pub(super) struct Halt {
     pub(super) alarm: Arc<EventFd>,
     /// Nanoseconds, with the lowest bit set for the call descriptor; 0: not stopped.
     why: AtomicU64,
+    /// What the session reads from and writes to.
+    connection: Mutex<Option<UnixStream>>,
 }
 
 impl Halt {
     pub(super) const fn new(alarm: Arc<EventFd>) -> Self {
-        Self { alarm, why: AtomicU64::new(0) }
+        Self { alarm, why: AtomicU64::new(0), connection: Mutex::new(None) }
     }
 
-    /// From the worker. The alarm is ours alone, and does not wait.
+    /// From the worker, which waits neither for the alarm, which is ours alone, nor for a lock.
     pub(super) fn stop(&self, halted: Halted) {
         let by_call = u64::from(halted.cause == SleepCause::Call);
         self.why.store((halted.slept.0 << 1 | by_call).max(2), Ordering::Release);
         let _ = self.alarm.write(1);
+        self.hang_up_at_once();
+    }
+
+    /// From the worker: a call of the session's that waits for its peer ends.
+    pub(super) fn hang_up_at_once(&self) {
+        // After the alarm: a session that has the lock looks at the alarm when it has let go.
+        fence(Ordering::SeqCst);
+        let connection = match self.connection.try_lock() {
+            Ok(connection) => connection,
+            Err(TryLockError::Poisoned(connection)) => connection.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        shut_down(connection.as_ref());
+    }
+
+    /// From the control side: the same.
+    pub(super) fn hang_up(&self) {
+        shut_down(self.connection().as_ref());
+    }
+
+    /// From the session: what it talks over from now on.
+    pub(super) fn set_connection(&self, connection: Option<UnixStream>) {
+        let before = std::mem::replace(&mut *self.connection(), connection);
+        fence(Ordering::SeqCst);
+        drop(before);
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the port was stopped since this was last asked.
@@ -55,6 +90,12 @@ impl Halt {
         let why = self.why.swap(0, Ordering::AcqRel);
         let cause = if why & 1 == 0 { SleepCause::Memory } else { SleepCause::Call };
         (why != 0).then_some(Halted { cause, slept: Nanos(why >> 1) })
+    }
+}
+
+fn shut_down(connection: Option<&UnixStream>) {
+    if let Some(connection) = connection {
+        let _ = connection.shutdown(Shutdown::Both);
     }
 }
 

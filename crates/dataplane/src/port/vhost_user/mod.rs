@@ -4,9 +4,11 @@
 //! the worker owns the rings (`queue`). They meet only through the worker's mailbox: the session
 //! swaps a ring in or out between two batches, and no guest pointer outlives the swap (datapath
 //! rule 10). **Modes.** *Server*: we listen, the VM connects (again after a restart of
-//! either). *Client*: the VM listens, we connect and try again.
+//! either). *Client*: the VM listens, we connect and try again; a thread of its own (`dialler`)
+//! makes the connection, as the session's may not.
 
 mod attempts;
+mod dialler;
 mod early_enable;
 mod halt;
 mod kicks;
@@ -15,10 +17,11 @@ mod serve;
 mod session;
 mod socket;
 pub mod stepped;
+#[cfg(test)]
+mod tests;
 mod throttle;
 mod virtqueue;
 
-use std::os::unix::net::UnixStream;
 use std::os::unix::thread::JoinHandleExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +35,10 @@ use penstock_units::PortId;
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::offload::OffloadCaps;
 use crate::worker::{INTERRUPT_SIGNAL, QUEUES_MAX, Workers, install_interrupt};
+use dialler::Dialler;
 use halt::Halt;
 use queue::VhostQueue;
+use serve::Source;
 use socket::Listener;
 
 /// Who listens on the socket.
@@ -76,7 +81,6 @@ struct Shared {
     waits: Option<String>,
     features: u64,
     rings: Vec<(u32, bool)>,
-    connection: Option<UnixStream>,
 }
 
 type SharedState = Arc<Mutex<Shared>>;
@@ -146,12 +150,16 @@ impl VhostUser {
         let object = self.config.path.display().to_string();
         install_interrupt()
             .map_err(|e| PortError::system(&object, "set a signal handler", RAISE_NOFILE, e))?;
-        let listener = match self.config.mode {
-            SocketMode::Server => Some(Arc::new(socket::bind(&self.config)?)),
-            SocketMode::Client => None,
+        let failed = |e| PortError::system(&object, "start its thread", RAISE_NOFILE, e);
+        let source = match self.config.mode {
+            SocketMode::Server => {
+                let listener = Arc::new(socket::bind(&self.config)?);
+                // Removed by `stop`: the session's thread opens no directory.
+                self.listener = Some(Arc::clone(&listener));
+                Source::Listener(listener)
+            }
+            SocketMode::Client => Source::Dialler(Dialler::start(&self.config).map_err(failed)?),
         };
-        // Removed by `stop`: the session's thread opens no directory.
-        self.listener.clone_from(&listener);
         let server = serve::Server {
             config: self.config.clone(),
             id: self.id,
@@ -163,8 +171,8 @@ impl VhostUser {
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", self.config.name))
             .stack_size(256 * 1024)
-            .spawn(move || server.run(listener.as_deref()))
-            .map_err(|e| PortError::system(object, "start its thread", RAISE_NOFILE, e))?;
+            .spawn(move || server.run(&source))
+            .map_err(failed)?;
         self.thread = Some(thread);
         Ok(())
     }
@@ -207,13 +215,9 @@ impl VhostUser {
 
     /// Ends the session and waits until the worker has let go of the guest's memory.
     pub fn stop(&mut self) {
-        {
-            let mut shared = lock(&self.shared);
-            shared.stopping = true;
-            if let Some(connection) = &shared.connection {
-                let _ = connection.shutdown(std::net::Shutdown::Both);
-            }
-        }
+        // The session sets its connection before it looks whether it is to stop.
+        lock(&self.shared).stopping = true;
+        self.halt.hang_up();
         let _ = self.wake.write(1);
         if let Some(thread) = self.thread.take() {
             self.join(thread);

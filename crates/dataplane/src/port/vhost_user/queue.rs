@@ -189,7 +189,9 @@ impl PortQueue for VhostQueue {
         }
         // Of memory that is gone the session hears by its own alarm. Of a sleep it does also if it
         // has taken the rings meanwhile.
-        if cause != SleepCause::Gone {
+        if cause == SleepCause::Gone {
+            self.halt.hang_up_at_once();
+        } else {
             self.halt.stop(Halted { cause, slept });
         }
         true

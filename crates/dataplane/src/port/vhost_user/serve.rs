@@ -11,9 +11,10 @@ use penstock_units::{Nanos, PortId};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::attempts::Attempts;
+use super::dialler::Dialler;
 use super::halt::{Halt, Pauses};
-use super::session::Session;
-use super::socket::{self, Listener};
+use super::session::{Session, SessionError};
+use super::socket::Listener;
 use super::throttle::{self, Throttle};
 use super::{SharedState, VhostUserConfig, early_enable, lock};
 use crate::confine::{Role, confine};
@@ -40,6 +41,14 @@ struct Memory {
     knocks: Attempts,
 }
 
+/// Where connections come from.
+pub(super) enum Source {
+    /// The VM connects.
+    Listener(Arc<Listener>),
+    /// The VM listens.
+    Dialler(Dialler),
+}
+
 /// What the session thread works with.
 pub(super) struct Server {
     pub(super) config: VhostUserConfig,
@@ -51,9 +60,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn run(self, listener: Option<&Listener>) {
-        let role = if listener.is_some() { Role::Session } else { Role::ClientSession };
-        if let Err(e) = confine(role) {
+    pub(super) fn run(self, source: &Source) {
+        if let Err(e) = confine(Role::Session) {
             lock(&self.shared).error = Some(format!("give up its privileges: {e}"));
             return;
         }
@@ -67,9 +75,9 @@ impl Server {
             knocks: Attempts::default(),
         };
         while !lock(&self.shared).stopping {
-            let stream = match listener {
-                Some(listener) => self.accept(&listener.socket),
-                None => self.connect(&mut memory.knocks),
+            let stream = match source {
+                Source::Listener(listener) => self.accept(&listener.socket),
+                Source::Dialler(dialler) => self.connect(dialler, &mut memory.knocks),
             };
             if let Some(stream) = stream {
                 self.pay(&mut memory.throttle, throttle::CONNECTION);
@@ -77,7 +85,7 @@ impl Server {
                 if self.session(stream, &mut memory) {
                     self.stay_out(&mut memory.pauses);
                 }
-                if listener.is_none() {
+                if matches!(source, Source::Dialler(_)) {
                     // A peer that accepts and hangs up at once must not keep a core busy.
                     self.wait(None, PollTimeout::from(RETRY_MS));
                 }
@@ -111,8 +119,8 @@ impl Server {
         }
     }
 
-    fn connect(&self, knocks: &mut Attempts) -> Option<UnixStream> {
-        let error = match socket::connect(&self.config.path) {
+    fn connect(&self, dialler: &Dialler, knocks: &mut Attempts) -> Option<UnixStream> {
+        let error = match dialler.connect() {
             Ok(stream) => return Some(stream),
             Err(error) => error,
         };
@@ -162,21 +170,24 @@ impl Server {
                 return false;
             }
         };
+        self.halt.set_connection(Some(connection));
         {
             let mut shared = lock(&self.shared);
             if shared.stopping {
+                self.halt.set_connection(None);
                 return false;
             }
-            shared.connection = Some(connection);
             shared.connected = true;
             shared.waits = None;
         }
         let began = now();
         // Of the session before: its driver may have hung up while the worker slept.
         let _ = self.halt.alarm.read();
-        if self.halt.take().is_some() {
-            lock(&self.shared).connected = false;
-            lock(&self.shared).connection = None;
+        if let Some(halted) = self.halt.take() {
+            self.halt.set_connection(None);
+            let mut shared = lock(&self.shared);
+            shared.connected = false;
+            shared.error = Some(format!("last session: {}", SessionError::Halted(halted)));
             return true;
         }
         let (shared, halt) = (Arc::clone(&self.shared), Arc::clone(&self.halt));
@@ -239,8 +250,8 @@ impl Server {
     /// Says why a session ended, unless that was said a short while ago.
     fn ended(&self, session: &Session, end: &Error, at_once: bool, memory: &mut Memory) {
         let name = &self.config.name;
+        self.halt.set_connection(None);
         let mut shared = lock(&self.shared);
-        shared.connection = None;
         shared.connected = false;
         shared.rings.clear();
         shared.features = 0;

@@ -33,7 +33,7 @@ use crate::port::inflight::InflightRegion;
 use crate::port::peer_memory::MemoryAccount;
 use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
 use crate::worker::{WorkerError, Workers};
-use ending::SessionError;
+pub(super) use ending::SessionError;
 
 const F_CSUM: u64 = 1 << 0;
 const F_GUEST_CSUM: u64 = 1 << 1;

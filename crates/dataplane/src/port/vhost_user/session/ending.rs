@@ -22,7 +22,7 @@ const OFFLOADS: u64 =
 
 /// A request of the driver's that is refused.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SessionError {
+pub(in super::super) enum SessionError {
     #[error(
         "the driver names ring {index}, the port has {} ({}); give the port more `queues` or the \
          guest fewer",

@@ -1,0 +1,68 @@
+//! Connects to a VM that listens.
+//!
+//! **Problem.** A thread that talks to a VM's process could connect to every socket of the host if
+//! it may connect at all, and in directories of other users it needs `CAP_DAC_OVERRIDE` for that.
+//! **Rule.** A thread of its own makes the connection, hands it over and hears nothing of what is
+//! said. The path is the configuration's: what asks for a connection cannot name another one.
+//! **Cost.** One sleeping thread for a port with `mode = "client"`.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use super::{VhostUserConfig, socket};
+use crate::confine::{Role, confine};
+
+/// The session's end.
+#[derive(Debug)]
+pub(super) struct Dialler {
+    /// `None`: it is to end.
+    asks: Option<Sender<()>>,
+    answers: Receiver<io::Result<UnixStream>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Dialler {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// No thread is to be had.
+    pub(super) fn start(config: &VhostUserConfig) -> io::Result<Self> {
+        let (asks, asked) = channel::<()>();
+        let (answer, answers) = channel();
+        let path = config.path.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("dials-{}", config.name))
+            .stack_size(128 * 1024)
+            .spawn(move || {
+                let is_confined = confine(Role::Dialler);
+                for () in asked {
+                    let made = match &is_confined {
+                        Ok(()) => socket::connect(&path),
+                        Err(e) => Err(io::Error::other(format!("give up its privileges: {e}"))),
+                    };
+                    if answer.send(made).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Self { asks: Some(asks), answers, thread: Some(thread) })
+    }
+
+    /// As [`socket::connect`].
+    pub(super) fn connect(&self) -> io::Result<UnixStream> {
+        let gone = || io::Error::other("the thread that connects has ended");
+        self.asks.as_ref().and_then(|asks| asks.send(()).ok()).ok_or_else(gone)?;
+        self.answers.recv().unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl Drop for Dialler {
+    fn drop(&mut self) {
+        self.asks = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A port without rings and its session's thread: how it is stopped, and what it may do.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use penstock_units::Nanos;
+
+use super::*;
+use crate::worker::{SleepCause, WorkerConfig, spawn};
+
+/// `GET_FEATURES`, which is answered with 20 bytes.
+const QUESTION: [u32; 3] = [1, 1, 0];
+/// Longer than anything here takes, so that a test which hangs fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Rig {
+    port: VhostUser,
+    queues: Vec<Box<dyn PortQueue>>,
+}
+
+impl Rig {
+    fn new(name: &str, mode: SocketMode) -> Self {
+        let file = format!("penstock-{name}-{}", std::process::id());
+        let config = VhostUserConfig {
+            name: name.to_owned(),
+            path: std::env::temp_dir().join(file),
+            mode,
+            queue_pairs: 1,
+            offloads: OffloadCaps::ALL,
+            socket_mode: 0o600,
+            socket_owner: None,
+            socket_group: None,
+        };
+        let worker =
+            spawn(WorkerConfig { idle_backoff: Nanos::from_millis(1), ..Default::default() });
+        let (port, queues) = VhostUser::start(config, PortId(0), worker.unwrap()).unwrap();
+        Self { port, queues }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.port.config.path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// As the worker does, when the thread slept over the port.
+    fn stop_by_worker(&mut self) {
+        assert!(self.queues[0].stop(SleepCause::Memory, Nanos::from_millis(919)));
+    }
+
+    /// Waits until the port is as `is_right` wants it.
+    fn until(&self, is_right: impl Fn(&AttachStatus) -> bool) -> AttachStatus {
+        let tries = (0..PATIENCE.as_millis()).map(|_| {
+            let _ = poll(&mut [], PollTimeout::from(1_u8));
+            self.port.status()
+        });
+        tries.into_iter().find(|status| is_right(status)).unwrap()
+    }
+
+    /// Whether the session's thread waits in one of these system calls.
+    fn is_in(&self, calls: &[libc::c_long]) -> bool {
+        let text = told_of(&format!("vhost-{}", self.port.config.name), "syscall");
+        let call = text.unwrap_or_default().split(' ').next().and_then(|call| call.parse().ok());
+        call.is_some_and(|call| calls.contains(&call))
+    }
+
+    fn is_told_why(&self) {
+        self.until(|status| {
+            let why = status.error.as_deref().unwrap_or_default();
+            why.contains("made the worker wait for 919 ms")
+        });
+    }
+}
+
+/// What the kernel says of the thread named so.
+fn told_of(thread: &str, file: &str) -> Option<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let is_right = |task: &PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == thread)
+    };
+    std::fs::read_to_string(tasks.into_iter().find(is_right)?.join(file)).ok()
+}
+
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// Reads until the port hangs up.
+fn read_to_end(stream: &mut UnixStream) {
+    let end = std::io::copy(stream, &mut std::io::sink()).map_err(|error| error.kind());
+    // Reset: it had not read all.
+    let is_over = matches!(end, Ok(_) | Err(ErrorKind::ConnectionReset));
+    assert!(is_over, "the port does not hang up: {end:?}");
+}
+
+#[test]
+fn a_session_in_half_a_message_ends_when_the_worker_stops_the_port() {
+    // In the header, and in what follows; before features are acknowledged and after.
+    let acknowledge = bytes(&[2, 1, 8, 1 << 30, 1]);
+    let question = bytes(&QUESTION);
+    let (header, body) = (&question[..6], &acknowledge[..16]);
+    for half in [header, body, &[&acknowledge[..], header].concat()] {
+        let mut rig = Rig::new("half", SocketMode::Server);
+        rig.port.serve().unwrap();
+        let mut driver = rig.connect();
+        driver.write_all(&question).unwrap();
+        driver.read_exact(&mut [0; 20]).unwrap();
+        driver.write_all(half).unwrap();
+        rig.until(|_| rig.is_in(&[libc::SYS_recvfrom, libc::SYS_recvmsg]));
+        rig.stop_by_worker();
+        read_to_end(&mut driver);
+        rig.is_told_why();
+    }
+}
+
+#[test]
+fn a_session_that_cannot_answer_ends_when_the_worker_stops_the_port() {
+    let mut rig = Rig::new("full", SocketMode::Server);
+    rig.port.serve().unwrap();
+    let driver = rig.connect();
+    driver.set_nonblocking(true).unwrap();
+    let question = bytes(&QUESTION);
+    // Asked until the session waits for room: the driver takes no answer.
+    rig.until(|_| {
+        while (&driver).write(&question).is_ok() {}
+        rig.is_in(&[libc::SYS_sendmsg, libc::SYS_sendto, libc::SYS_write])
+    });
+    rig.stop_by_worker();
+    let mut driver = driver;
+    driver.set_nonblocking(false).unwrap();
+    read_to_end(&mut driver);
+    rig.is_told_why();
+}
+
+#[test]
+fn a_driver_that_hangs_up_while_the_worker_sleeps_stays_out_all_the_same() {
+    let mut rig = Rig::new("gone", SocketMode::Server);
+    rig.port.serve().unwrap();
+    let mut driver = rig.connect();
+    driver.write_all(&bytes(&QUESTION)).unwrap();
+    driver.read_exact(&mut [0; 20]).unwrap();
+    drop(driver);
+    rig.until(|status| status.state == AttachState::Waiting);
+    rig.stop_by_worker();
+    let mut driver = rig.connect();
+    read_to_end(&mut driver);
+    rig.is_told_why();
+    let mut early = rig.connect();
+    early.set_nonblocking(true).unwrap();
+    early.write_all(&bytes(&QUESTION)).unwrap();
+    rig.port.stop();
+    early.set_nonblocking(false).unwrap();
+    let answered = early.read(&mut [0; 20]);
+    assert!(!matches!(answered, Ok(1..)), "nobody is served within the pause: {answered:?}");
+}
+
+#[test]
+fn a_session_that_connects_has_no_capability_and_gets_its_connection() {
+    let mut rig = Rig::new("client", SocketMode::Client);
+    let path = rig.port.config.path.clone();
+    let listener = UnixListener::bind(&path).unwrap();
+    rig.port.serve().unwrap();
+    let (mut driver, _) = listener.accept().unwrap();
+    driver.set_read_timeout(Some(PATIENCE)).unwrap();
+    driver.write_all(&bytes(&QUESTION)).unwrap();
+    driver.read_exact(&mut [0; 20]).unwrap();
+    let status = told_of("vhost-client", "status").unwrap();
+    for set in ["CapPrm:", "CapEff:"] {
+        let line = status.lines().find_map(|line| line.strip_prefix(set)).unwrap();
+        assert_eq!(u64::from_str_radix(line.trim(), 16), Ok(0), "{set}");
+    }
+    drop(driver);
+    let (mut again, _) = listener.accept().unwrap();
+    again.set_read_timeout(Some(PATIENCE)).unwrap();
+    again.write_all(&bytes(&QUESTION)).unwrap();
+    again.read_exact(&mut [0; 20]).unwrap();
+    rig.port.stop();
+    for thread in ["vhost-client", "dials-client"] {
+        assert_eq!(told_of(thread, "comm"), None, "it has ended");
+    }
+    std::fs::remove_file(&path).unwrap();
+}

@@ -38,8 +38,9 @@ impl Interrupter {
         let thread_id = gettid().as_raw();
         let notify = SigevNotify::SigevThreadId { signal: SIGNAL, thread_id, si_value: 0 };
         let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(notify))?;
-        timer.set(Expiration::Interval(PERIOD.into()), TimerSetTimeFlags::empty())?;
-        super::stall::arm();
+        let first = Duration::from_nanos(super::stall::arm().0);
+        let signals = Expiration::IntervalDelayed(first.into(), PERIOD.into());
+        timer.set(signals, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
         Ok(Self(timer))
     }
 }

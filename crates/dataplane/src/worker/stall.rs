@@ -8,6 +8,10 @@
 //! which the thread gave up its core by itself is noted with the port whose memory it was at: a
 //! core that was taken away, by the kernel or by a hypervisor, shows no such switch. The worker
 //! asks after a batch that took too long ([`SLEEP_MAX`]) and did not wait for its core meanwhile.
+//! **Shorter waits** are added up by sampling: a signal that was due while the thread slept comes
+//! late, so what share of signals comes late over a port is the share of time that it makes the
+//! worker wait ([`Late`]). A port over which [`LATE_MAX`] of a second's hundred signals came late
+//! is stopped like one that made the worker sleep once for long.
 //! **Cost.** One store where a port's memory is entered or left; one system call a signal.
 
 use core::cell::Cell;
@@ -28,6 +32,18 @@ pub const SLEEP_MAX: Nanos = Nanos::from_millis(20);
 
 /// A gap between two signals that is none of theirs.
 const GAP: u64 = 3 * Nanos::from_millis(PERIOD_MS).0 / 2;
+
+/// Nanoseconds between two signals.
+const PERIOD: u64 = Nanos::from_millis(PERIOD_MS).0;
+
+/// A signal that comes later than this, in nanoseconds, was due while the thread slept.
+const LATE: u64 = 500_000;
+
+/// How many signals may come late over one port within [`WINDOW`]: a tenth of a worker's time.
+const LATE_MAX: u64 = 10;
+
+/// Nanoseconds within which late signals are added up.
+const WINDOW: u64 = 1_000_000_000;
 
 /// No port's memory.
 const NOBODY: u32 = u32::MAX;
@@ -54,6 +70,52 @@ pub(super) struct Found {
     pub(super) or: Option<PortId>,
 }
 
+/// Signals that came late: whose memory was used, when the signal came, how many were due by then.
+/// The handler of one thread uses it. A window has no more signals than there are places.
+struct Late {
+    signals: [Cell<(u32, u64, u64)>; (WINDOW / PERIOD) as usize],
+    next: Cell<usize>,
+}
+
+impl Late {
+    const fn new() -> Self {
+        let signals = [const { Cell::new((NOBODY, 0, 0)) }; (WINDOW / PERIOD) as usize];
+        Self { signals, next: Cell::new(0) }
+    }
+
+    /// Notes `due` late signals. Returns for how long the port made the thread wait within the
+    /// window, in nanoseconds, if that is too much; then its account begins anew.
+    fn add(&self, port: u32, now: u64, due: u64) -> Option<u64> {
+        let next = self.next.get();
+        self.signals[next].set((port, now, due));
+        self.next.set((next + 1) % self.signals.len());
+        let of_port = || {
+            let is_recent = |when| now.saturating_sub(when) < WINDOW;
+            self.signals.iter().filter(move |signal| {
+                let (whose, when, _) = signal.get();
+                whose == port && is_recent(when)
+            })
+        };
+        let late: u64 = of_port().map(|signal| signal.get().2).sum();
+        if late < LATE_MAX {
+            return None;
+        }
+        of_port().for_each(|signal| signal.set((NOBODY, 0, 0)));
+        Some(late * PERIOD)
+    }
+}
+
+/// How many signals were due after `last` and until `now` while the thread slept, if it did: those
+/// that were not handled in time. They are due each [`PERIOD`] from `first` on.
+fn late(first: u64, last: u64, now: u64) -> u64 {
+    let number = |at: u64| at.saturating_sub(first) / PERIOD;
+    let in_time = now.saturating_sub(first) % PERIOD < LATE;
+    match number(now) - number(last.min(now)) {
+        ..=1 if in_time => 0,
+        due => due,
+    }
+}
+
 /// A thread that sleeps over a port. The signal's handler runs on the same thread, between any two
 /// instructions of it, and cells are enough.
 struct Watch {
@@ -64,6 +126,9 @@ struct Watch {
     /// Within [`write_to`]: more was read than the port's own private copies.
     copies: Cell<bool>,
     armed: Cell<bool>,
+    /// When the first signal was due.
+    first: Cell<u64>,
+    late: Late,
     /// When the last signal came, and how often the thread had given up its core by then.
     signal: Cell<u64>,
     switches: Cell<i64>,
@@ -83,6 +148,8 @@ thread_local! {
             source: Cell::new(NOBODY),
             copies: Cell::new(false),
             armed: Cell::new(false),
+            first: Cell::new(0),
+            late: Late::new(),
             signal: Cell::new(0),
             switches: Cell::new(0),
             noted: Cell::new(NOTHING),
@@ -153,13 +220,16 @@ pub(super) fn rested() {
     });
 }
 
-/// The thread is signalled from now on.
-pub(super) fn arm() {
+/// The thread is signalled from now on. Returns when for the first time.
+pub(super) fn arm() -> Nanos {
     WATCH.with(|watch| {
-        watch.signal.set(now());
+        let now = now();
+        watch.signal.set(now);
+        watch.first.set(now + PERIOD);
         watch.switches.set(switches());
         watch.armed.set(true);
-    });
+        Nanos(now + PERIOD)
+    })
 }
 
 /// The signal came; called by its handler, so: two system calls that may be made there, and cells.
@@ -169,9 +239,17 @@ pub(super) fn signal() {
             return;
         }
         let (now, switches) = (now(), switches());
-        let gap = now.saturating_sub(watch.signal.replace(now));
+        let last = watch.signal.replace(now);
         let slept = switches > watch.switches.replace(switches);
-        if gap > GAP && slept && watch.at.get() != NOBODY {
+        if !slept || watch.at.get() == NOBODY {
+            return;
+        }
+        let due = late(watch.first.get(), last, now);
+        let waited = (due > 0).then(|| watch.late.add(watch.at.get(), now, due)).flatten();
+        if let Some(waited) = waited {
+            watch.due.set(watch.due.get().max(waited));
+        }
+        if now.saturating_sub(last) > GAP || waited.is_some() {
             let or = if watch.copies.get() { watch.source.get() } else { NOBODY };
             watch.noted.set((watch.at.get(), Cause::Memory, now, or));
         }
@@ -301,6 +379,92 @@ mod tests {
         assert_eq!(noted, (by(2, None), by(1, Some(1)), by(2, Some(1))));
         gap(true);
         assert_eq!(who(), by(1, None), "what is left of it");
+    }
+
+    #[test]
+    fn who_naps_beside_a_thief_blames_nobody() {
+        enter(PortId(4));
+        // The nap, of its own, and then a core that is taken away until two signals are due.
+        WATCH.with(|watch| {
+            watch.armed.set(true);
+            watch.signal.set(now().saturating_sub(2 * GAP));
+            watch.switches.set(switches() - 1);
+        });
+        rested();
+        enter(PortId(4));
+        signal();
+        took(SLEEP_MAX);
+        assert_eq!(who(), None);
+    }
+
+    #[test]
+    fn a_signal_is_late_if_it_was_due_in_a_sleep() {
+        const FIRST: u64 = 7_000;
+        let at = |periods: u64, more: u64| FIRST + periods * PERIOD + more;
+        for (last, now, due) in [
+            (at(3, 0), at(4, 20_000), 0),
+            (at(3, 20_000), at(4, LATE), 1),
+            (at(3, 0), at(4, PERIOD - 1), 1),
+            // One that was due stands for all.
+            (at(3, 0), at(5, 10), 2),
+            (at(3, PERIOD - 1), at(9, PERIOD - 1), 6),
+            // None was: it was sent for another reason.
+            (at(3, 0), at(3, PERIOD / 2), 0),
+            (0, at(0, 0), 0),
+        ] {
+            assert_eq!(late(FIRST, last, now), due, "{last} {now}");
+        }
+    }
+
+    #[test]
+    fn waits_of_a_window_are_added_up_by_port() {
+        let late = Late::new();
+        // A tenth of the time, in turns with another port and with one that waited long ago.
+        let mut now = 5 * WINDOW;
+        assert_eq!(late.add(1, now - WINDOW, LATE_MAX - 1), None);
+        for _ in 1..LATE_MAX {
+            now += PERIOD;
+            assert_eq!((late.add(1, now, 1), late.add(2, now, 1)), (None, None));
+        }
+        assert_eq!(late.add(1, now, 1), Some(LATE_MAX * PERIOD));
+        assert_eq!(late.add(1, now, 1), None, "it begins anew");
+        assert_eq!(late.add(2, now, 1), Some(LATE_MAX * PERIOD));
+        // Less than a tenth goes on for ever.
+        for _ in 0..100 {
+            now += WINDOW / (LATE_MAX - 1);
+            assert_eq!(late.add(3, now, 1), None);
+        }
+    }
+
+    /// A wait that no signal ends, as of a page fault.
+    fn waits(ms: i64) {
+        use nix::sys::signal::{SigSet, SigmaskHow};
+        let mut signals = SigSet::empty();
+        signals.add(crate::worker::INTERRUPT_SIGNAL);
+        let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK).unwrap();
+        let wait = nix::sys::time::TimeSpec::milliseconds(ms);
+        let flags = nix::time::ClockNanosleepFlags::empty();
+        nix::time::clock_nanosleep(ClockId::CLOCK_MONOTONIC, flags, &wait).unwrap();
+        before.thread_set_mask().unwrap();
+    }
+
+    #[test]
+    fn a_port_with_short_waits_without_end_is_found() {
+        let _timer = crate::worker::Interrupter::arm().unwrap();
+        for ms in [3, 15] {
+            enter(PortId(6));
+            let waits = (0..2_000).take_while(|_| {
+                waits(ms);
+                !is_due()
+            });
+            let waits = waits.count();
+            assert!(waits < 2_000, "never found");
+            assert_eq!(who(), Some((6, Cause::Memory, None)), "after {waits} waits of {ms} ms");
+        }
+        // Of its own it may wait as long as it wants.
+        leave();
+        (0..20).for_each(|_| waits(15));
+        assert!(!is_due());
     }
 
     #[test]

@@ -15,6 +15,8 @@ use penstock_vcpu::bells::{
     BELLS, BELLS_FILE, Bell, Heard, LINE, MAGIC, NAMES_AT, Place, THREADS_MAX, line_of, place,
 };
 
+use crate::run_dir;
+
 /// The file of bells.
 #[derive(Debug)]
 pub struct Bells {
@@ -33,7 +35,7 @@ impl Bells {
     /// It cannot be opened, or is something else; `NotFound`: no switch has made it yet.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let path = dir.join(BELLS_FILE);
-        let file = File::options().read(true).write(true).open(&path)?;
+        let file = run_dir::open(File::options().read(true).write(true), &path)?;
         let mut magic = [0; 8];
         file.read_exact_at(&mut magic, 0)?;
         if u64::from_ne_bytes(magic) != MAGIC {
@@ -47,7 +49,7 @@ impl Bells {
     #[must_use]
     pub fn is_current(&self) -> bool {
         let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));
-        id(self.file.metadata()) == id(std::fs::metadata(&self.path))
+        id(self.file.metadata()) == id(std::fs::symlink_metadata(&self.path))
     }
 
     /// The bell of the VM `name`; `None` if the switch has given it none.

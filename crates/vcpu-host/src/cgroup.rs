@@ -4,7 +4,9 @@
 //! the `cpu` controller has a v1 hierarchy, that one counts; else the unified one. Weights are told
 //! in parts of the kernel's default, so that both kinds take the same numbers.
 
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Which interface a cgroup has.
@@ -113,7 +115,10 @@ impl Cgroup {
     /// # Errors
     /// It vanished, or there is no right to.
     pub fn set_weight(&self, weight: u64) -> io::Result<()> {
-        std::fs::write(self.weight_file(), weight.to_string())
+        // The path may come from a file, and no cgroup has a link there.
+        let mut options = OpenOptions::new();
+        let file = options.write(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
+        file.open(self.weight_file())?.write_all(weight.to_string().as_bytes())
     }
 
     /// What `parts` millionths of the kernel's default weight are in its own unit.

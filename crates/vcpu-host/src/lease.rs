@@ -20,6 +20,7 @@ use nix::fcntl::posix_fallocate;
 use penstock_units::Nanos;
 
 use crate::policy::Policy;
+use crate::run_dir;
 
 /// Priority of a thread that was lent a slice: above all that is fair, below QEMU's and the
 /// kernel's real-time threads.
@@ -98,9 +99,8 @@ impl LeaseTable {
     /// # Errors
     /// There is none, or the file is something else.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // A link would have whoever may write there say whose policies are changed.
-        let flags = libc::O_NOFOLLOW;
-        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+        // Who may write there says whose policies are changed.
+        let file = run_dir::open(OpenOptions::new().read(true).write(true), path)?;
         let is_whole = file.metadata()?.len() == u64::try_from(FILE_LEN).unwrap_or(u64::MAX);
         let table = Self { file };
         if is_whole && table.read::<1>(0)? == [MAGIC] {

@@ -1,6 +1,7 @@
 //! Putting threads and cgroups back as they were found, by whoever is left to do it.
 
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -10,7 +11,7 @@ use penstock_units::Nanos;
 use crate::cgroup::Cgroup;
 use crate::lease::{Entry, HELD, Identity, LeaseTable};
 use crate::policy::{self, Policy};
-use crate::run_dir::RunDir;
+use crate::run_dir::{self, RunDir};
 use crate::state::STATE;
 use crate::threads;
 
@@ -42,16 +43,19 @@ impl Before {
             let cpus: Vec<String> = cpus.iter().map(u32::to_string).collect();
             text.push_str(&format!("cpus {pid} {tid} {started} {}\n", cpus.join(",")));
         }
-        let fresh = dir.join(".before");
-        std::fs::write(&fresh, text)?;
-        std::fs::rename(fresh, dir.join(BEFORE))
+        run_dir::replace(dir, BEFORE, text.as_bytes())
     }
 
-    /// The list in a scheduler's directory; empty without one. A line that is none is left out.
+    /// The list in a scheduler's directory; empty without one, or if it is not the user's own. A
+    /// line that is none is left out.
     #[must_use]
     pub fn load(dir: &Path) -> Self {
-        let mut before = Self::default();
-        for line in std::fs::read_to_string(dir.join(BEFORE)).unwrap_or_default().lines() {
+        let (mut before, mut text) = (Self::default(), String::new());
+        let file = run_dir::open(OpenOptions::new().read(true), &dir.join(BEFORE));
+        if !file.is_ok_and(|mut file| file.read_to_string(&mut text).is_ok()) {
+            return before;
+        }
+        for line in text.lines() {
             before.weights.extend(weight_line(line));
             before.affinities.extend(cpus_line(line));
         }

@@ -2,12 +2,15 @@
 //!
 //! **Problem.** What stands in it decides whose policies are changed by a process with the right to
 //! change any; two schedulers in one would lend to the same threads, each believing that what the
-//! other lent is how they were found. **Rule.** Nobody else may write there. A lock (`flock`) is
+//! other lent is how they were found. **Rule.** Nobody else may write there. The switch may, which
+//! has the same user and fewer rights: so no link is followed, files are read only if they are
+//! regular and the user's or root's ([`open`]), and are written as new ones ([`replace`]): a
+//! process with rights to others' files must not use them on a name that the switch chose. A lock (`flock`) is
 //! held for as long as a scheduler or its watchdog lives: the watchdog inherits it, so a new
 //! scheduler does not begin before the old one's threads are put back.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -66,6 +69,41 @@ impl RunDir {
     pub(crate) fn lock(&self) -> io::Result<Stdio> {
         Ok(self.lock.try_clone()?.into())
     }
+}
+
+/// Opens a file in a scheduler's directory.
+///
+/// # Errors
+/// It is a link or no regular file, or is another user's.
+pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    // Not to wait for a pipe's other end.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = options.custom_flags(flags).open(path)?;
+    let meta = file.metadata()?;
+    if meta.is_file() && [0, geteuid().as_raw()].contains(&meta.uid()) {
+        return Ok(file);
+    }
+    let (at, owner) = (path.display(), meta.uid());
+    let why = format!(
+        "{at}: user {owner} made it, or it is no regular file; the scheduler uses files of its own          user and of root: remove it"
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// Writes the file `name` in a scheduler's directory, whole or not at all.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn replace(dir: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
+    let fresh = dir.join(format!(".{name}"));
+    // Whatever stands there is not written to.
+    match std::fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&fresh)?;
+    file.write_all(contents)?;
+    std::fs::rename(fresh, dir.join(name))
 }
 
 /// Whether nobody else decides what is in it.
@@ -146,6 +184,50 @@ mod tests {
         watchdog.kill().unwrap();
         watchdog.wait().unwrap();
         assert_eq!(taken.recv().unwrap().unwrap(), dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn links_and_files_of_others_in_it_are_neither_written_nor_read() {
+        use crate::bells::Bells;
+        use crate::restore::{BEFORE, Before};
+        use crate::state::{STATE, State};
+        use std::os::unix::fs::symlink;
+        let dir = dir("links");
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let precious = dir.join("precious");
+        std::fs::write(&precious, "weight 7 /a\n").unwrap();
+        let named = || std::fs::read_to_string(&precious).unwrap();
+        for fresh in [".before", ".state", ".state.json"] {
+            symlink(&precious, dir.join(fresh)).unwrap();
+        }
+        let saved = Before { weights: vec![(PathBuf::from("/b"), 8)], ..Before::default() };
+        saved.save(&dir).unwrap();
+        State::default().save(&dir).unwrap();
+        assert_eq!(named(), "weight 7 /a\n");
+        assert_eq!(Before::load(&dir), saved);
+        assert!(dir.join(STATE).symlink_metadata().unwrap().is_file());
+
+        // What is read is not another file, nor another user's.
+        std::fs::remove_file(dir.join(BEFORE)).unwrap();
+        symlink(&precious, dir.join(BEFORE)).unwrap();
+        assert_eq!(Before::load(&dir), Before::default());
+        let bells = dir.join(penstock_vcpu::bells::BELLS_FILE);
+        std::fs::write(&precious, penstock_vcpu::bells::MAGIC.to_ne_bytes()).unwrap();
+        symlink(&precious, &bells).unwrap();
+        assert!(Bells::open(&dir).is_err(), "a link");
+        std::fs::remove_file(&bells).unwrap();
+        std::fs::copy(&precious, &bells).unwrap();
+        Bells::open(&dir).unwrap();
+        nix::unistd::mkfifo(&dir.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::fs::rename(dir.join("pipe"), dir.join(BEFORE)).unwrap();
+        assert_eq!(Before::load(&dir), Before::default());
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&bells, Some(12_345), None).unwrap();
+            let said = Bells::open(&dir).unwrap_err().to_string();
+            assert!(said.contains("user 12345"), "{said}");
+        }
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::run_dir;
+
 /// A scheduler writes twice a second; one that did not for so long is not there.
 pub const STALE: Duration = Duration::from_secs(5);
 
@@ -103,9 +105,7 @@ impl State {
     /// # Errors
     /// It cannot be written.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
-        let fresh = dir.join(".state");
-        std::fs::write(&fresh, serde_json::to_vec(self)?)?;
-        std::fs::rename(fresh, dir.join(STATE))
+        run_dir::replace(dir, STATE, &serde_json::to_vec(self)?)
     }
 
     /// Reads it, if a scheduler still writes it.

@@ -8,7 +8,8 @@
 //! one request of one message, and one answer: an error number, 0 if there is none, and with it the
 //! descriptor that was asked for. **What is refused** (`EINVAL`): any kind of descriptor but the
 //! three below; a namespace that is not a plain name, looked up in `/run/netns`; a change of owner
-//! of what is no socket, or is not the asking user's own, or to root.
+//! of what is no socket in a file system, or is not the asking user's own, or to root; descriptors
+//! that the request does not want, which are closed. Out of descriptors it waits and goes on.
 #![allow(unsafe_code, reason = "descriptors that came with a message or from a service manager")]
 
 use std::fs::File;
@@ -17,11 +18,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-use nix::fcntl::AtFlags;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, FcntlArg, fcntl};
+use nix::poll::{PollTimeout, poll};
 use nix::sys::socket::{
     self, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
     UnixAddr, sockopt,
 };
+use nix::sys::statfs::fstatfs;
 use nix::sys::time::TimeVal;
 use nix::unistd::{Gid, Uid, fchownat};
 
@@ -37,6 +41,13 @@ const MESSAGE_MAX: usize = 256;
 const PATIENCE: i64 = 2;
 /// Kind of the request that changes a socket's owner.
 const GIVE: u8 = 4;
+/// Descriptors that the kernel passes with one message at most, `SCM_MAX_FD`. With room for all of
+/// them none is left that nobody closes.
+const PASSED_MAX: usize = 253;
+/// File system of sockets that no path leads to.
+const SOCKFS: i64 = 0x534f_434b;
+/// Milliseconds until another connection is taken when there is no descriptor left.
+const PAUSE_MS: u16 = 100;
 /// Of an owner or group that stays; what `fchownat` takes for it too.
 const STAYS: u32 = u32::MAX;
 
@@ -177,7 +188,7 @@ fn send(to: &OwnedFd, bytes: &[u8], passed: Option<BorrowedFd<'_>>) -> io::Resul
 }
 
 fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = nix::cmsg_space!([libc::c_int; 1]);
+    let mut space = nix::cmsg_space!([libc::c_int; PASSED_MAX]);
     let mut bytes = [IoSliceMut::new(bytes)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let got = socket::recvmsg::<()>(from.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
@@ -189,7 +200,11 @@ fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedF
             passed.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
-    Ok((got.bytes, passed.pop()))
+    let (bytes, first) = (got.bytes, passed.pop());
+    match passed.is_empty() {
+        true => Ok((bytes, first)),
+        false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
 }
 
 /// Serves requests on the listening socket that the service manager made (`LISTEN_FDS`), for ever.
@@ -215,7 +230,12 @@ fn serve(listener: &OwnedFd) -> io::Result<()> {
     loop {
         let fd = match socket::accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             Ok(fd) => fd,
-            Err(nix::Error::EINTR | nix::Error::ECONNABORTED) => continue,
+            Err(Errno::EINTR | Errno::ECONNABORTED) => continue,
+            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
+                // The connection stays in the queue.
+                let _ = poll(&mut [], PollTimeout::from(PAUSE_MS));
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         // SAFETY: the kernel has just made it for us, and nothing else has it.
@@ -244,7 +264,7 @@ fn answer(asking: &OwnedFd) -> io::Result<Option<OwnedFd>> {
         give_away(&inode, text, user)?;
         return Ok(None);
     }
-    let kind = Kind::from_byte(kind).ok_or_else(invalid)?;
+    let kind = Kind::from_byte(kind).filter(|_| passed.is_none()).ok_or_else(invalid)?;
     let name = core::str::from_utf8(text).ok().filter(|name| is_plain(name)).ok_or_else(invalid)?;
     let (call, remedy) = kind.words();
     let make = || kind.make().map_err(|e| PortError::system(name, call, remedy, e));
@@ -265,8 +285,13 @@ fn give_away(inode: &File, text: &[u8], user: u32) -> io::Result<()> {
     let (numbers, &[]) = text.as_chunks::<4>() else { return Err(invalid()) };
     let &[owner, group] = numbers else { return Err(invalid()) };
     let (owner, group) = (u32::from_le_bytes(owner), u32::from_le_bytes(group));
+    // What the daemon hands over names the socket's inode and does not open it. The inode of a
+    // socket that is open, bound or not, is no file that others connect to.
+    let names = fcntl(inode, FcntlArg::F_GETFL)? & libc::O_PATH != 0;
+    let in_files = fstatfs(inode)?.filesystem_type().0 != SOCKFS;
     let found = inode.metadata()?;
-    if !found.file_type().is_socket() || found.uid() != user || owner == 0 || group == 0 {
+    let is_right = names && in_files && found.file_type().is_socket() && found.uid() == user;
+    if !is_right || owner == 0 || group == 0 {
         return Err(invalid());
     }
     change_owner(inode, owner, group)
@@ -317,6 +342,101 @@ mod tests {
             assert_eq!(errno(answer), Some(libc::EINVAL), "no socket, or no two numbers");
         }
         assert_eq!(errno(request(&path, GIVE, &[1; 8], None)), Some(libc::EINVAL));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Inodes of all that this process has open.
+    fn open_files() -> Vec<u64> {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        let inode = |entry: io::Result<std::fs::DirEntry>| {
+            std::fs::metadata(entry.unwrap().path()).ok().map(|found| found.ino())
+        };
+        all.filter_map(inode).collect()
+    }
+
+    #[test]
+    fn descriptors_that_nobody_asked_for_are_refused_and_closed() {
+        let path = helper("passed");
+        let file = std::env::temp_dir().join(format!("penstock-passed-{}", std::process::id()));
+        let passed = File::create(&file).unwrap();
+        let inode = passed.metadata().unwrap().ino();
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let ask = |kind: u8, count: usize| {
+            let asking =
+                socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+            be_patient(&asking).unwrap();
+            socket::connect(asking.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+            let fds = vec![passed.as_raw_fd(); count];
+            let text = [&[kind], &[1; 8][..]].concat();
+            let (rights, bytes) = ([ControlMessage::ScmRights(&fds)], [IoSlice::new(&text)]);
+            let none = MsgFlags::empty();
+            socket::sendmsg::<()>(asking.as_raw_fd(), &bytes, &rights, none, None).unwrap();
+            let mut answer = [0; MESSAGE_MAX];
+            let (len, got) = receive(&asking, &mut answer).unwrap();
+            assert!(got.is_none());
+            i32::from_le_bytes(answer[..len].try_into().unwrap())
+        };
+        for (kind, count) in [(GIVE, 2), (GIVE, 3), (GIVE, PASSED_MAX), (Kind::Inet as u8, 1)] {
+            assert_eq!(ask(kind, count), libc::EINVAL, "{kind} {count}");
+        }
+        let left = open_files().into_iter().filter(|&open| open == inode).count();
+        assert_eq!(left, 1, "the test's own");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_is_open_does_not_change_hands() {
+        let path = helper("open");
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let opened = OwnedFd::from(ours.try_clone().unwrap());
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let mut options = File::options();
+        let named = options.read(true).custom_flags(libc::O_PATH);
+        let named = named.open(format!("/proc/self/fd/{}", ours.as_raw_fd()));
+        let stays = [STAYS.to_le_bytes(); 2];
+        for inode in [Some(opened), named.ok().map(OwnedFd::from)].into_iter().flatten() {
+            let answer = request(&path, GIVE, stays.as_flattened(), Some(inode.as_fd()));
+            assert_eq!(errno(answer), Some(libc::EINVAL));
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn without_descriptors_it_waits_and_goes_on() {
+        const CHILD: &str = "PENSTOCK_HELPER_TEST";
+        let name = "without_descriptors_it_waits_and_goes_on";
+        if std::env::var(CHILD).is_err() {
+            let full = format!("port::helper::tests::{name}");
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            let done = command.args(["--exact", &full]).env(CHILD, "1").output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+            return;
+        }
+        let path = std::env::temp_dir().join(format!("penstock-full-{}", std::process::id()));
+        let kind = || {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap()
+        };
+        let (listener, asking) = (kind(), kind());
+        let at = UnixAddr::new(&path).unwrap();
+        socket::bind(listener.as_raw_fd(), &at).unwrap();
+        socket::listen(&listener, socket::Backlog::new(8).unwrap()).unwrap();
+        socket::connect(asking.as_raw_fd(), &at).unwrap();
+        send(&asking, &[0], None).unwrap();
+        let nofile = nix::sys::resource::Resource::RLIMIT_NOFILE;
+        nix::sys::resource::setrlimit(nofile, 64, 64).unwrap();
+        let all: Vec<_> = core::iter::from_fn(|| listener.try_clone().ok()).collect();
+        let serves = std::thread::spawn(move || serve(&listener));
+        for _ in 0..300 {
+            let _ = poll(&mut [], PollTimeout::from(1_u8));
+            assert!(!serves.is_finished(), "the helper has ended");
+        }
+        drop(all);
+        be_patient(&asking).unwrap();
+        let mut answer = [0; MESSAGE_MAX];
+        let (len, _) = receive(&asking, &mut answer).unwrap();
+        assert_eq!(answer[..len], libc::EINVAL.to_le_bytes());
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -156,8 +156,12 @@ impl<T: Stamped> Saved<T> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
         let new = PathBuf::from(name);
-        let mut options = OpenOptions::new();
-        let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+        // Whatever stands there is not written to: a link would lead to somebody else's file.
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
         file.write_all(&text)?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
@@ -169,7 +173,7 @@ impl<T: Stamped> Saved<T> {
         let text = self.text(None, Some(stamp))?;
         let mut options = OpenOptions::new();
         options.create(true).write(true).truncate(false).mode(0o600);
-        let mut file = options.open(&self.path)?;
+        let mut file = options.custom_flags(nix::libc::O_NOFOLLOW).open(&self.path)?;
         file.write_all(&text)?;
         file.set_len(u64::try_from(text.len()).unwrap_or(u64::MAX))?;
         file.sync_all()?;
@@ -313,6 +317,25 @@ mod tests {
         assert_eq!(kept.recv().await, Some(plan(2).stamp));
         assert_eq!((keeper.load().await, keeper.owed()), (Ok(Found::Whole(plan(2))), None));
         again.abort();
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_link_in_the_way_has_nothing_written_to_what_it_names() {
+        let folder = folder("links");
+        let (path, precious) = (folder.join("plan"), folder.join("precious"));
+        fs::write(&precious, "precious").unwrap();
+        let saved = Saved::<HostPlan>::new("server-1", &path);
+        let named = || fs::read_to_string(&precious).unwrap();
+        std::os::unix::fs::symlink(&precious, folder.join("plan.new")).unwrap();
+        assert_eq!(saved.keep(plan(1)).await, Ok(None));
+        assert_eq!((saved.load().await, named().as_str()), (Ok(Found::Whole(plan(1))), "precious"));
+        // Nor where there is no room for a new file, and the old one is written over.
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&precious, &path).unwrap();
+        fs::create_dir(folder.join("plan.new")).unwrap();
+        assert!(saved.keep(plan(2)).await.unwrap().is_some());
+        assert_eq!((saved.load().await, named().as_str()), (Ok(Found::Nothing), "precious"));
         fs::remove_dir_all(folder).unwrap();
     }
 

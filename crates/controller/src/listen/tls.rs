@@ -101,11 +101,14 @@ impl ServerTls {
 
     /// Ends when one of these certificates, the peer's first, is revoked.
     pub(super) async fn revoked(self, chain: Vec<CertificateDer<'static>>) {
+        self.revoked_since(&chain, UnixTime::now()).await;
+    }
+
+    /// By the time at which the peer was let in: of a certificate that has expired since, rustls
+    /// says that, and does not look for it on a list.
+    async fn revoked_since(self, chain: &[CertificateDer<'static>], let_in: UnixTime) {
         let mut in_force = self.in_force.subscribe();
         let Some((own, between)) = chain.split_first() else { return };
-        // As it was let in: one that has expired since is told so before anybody looks for it on a
-        // list.
-        let let_in = UnixTime::now();
         loop {
             let verifier = Arc::clone(&in_force.borrow_and_update().verifier);
             let found = verifier.verify_client_cert(own, between, let_in);
@@ -278,4 +281,37 @@ pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> Key {
         key.iter_mut().zip(hash.as_ref()).for_each(|(to, from)| *to = *from);
     }
     key
+}
+
+#[cfg(test)]
+#[path = "../../tests/common/authority.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod authority;
+
+#[cfg(test)]
+mod tests {
+    use super::authority::Authority;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_that_expired_in_its_session_can_be_revoked() {
+        let authority = Authority::new();
+        let own = authority.sign("controller");
+        let peer = chain(authority.sign_until("server-0", 10, 2021).as_bytes()).unwrap();
+        let contents = |lists: &str| {
+            let files = [authority.pem(), own.0.clone(), own.1.clone()].map(String::into_bytes);
+            (files, Some(lists.as_bytes().to_vec()))
+        };
+        let make = |lists: String| Arc::new(make(&contents(&lists), None).unwrap());
+        let in_force = Arc::new(watch::Sender::new(make(authority.revokes(&[9], 2100))));
+        let tls = ServerTls { in_force: Arc::clone(&in_force), files: None, tried: Arc::default() };
+        // In 2020, when it was true.
+        let let_in = UnixTime::since_unix_epoch(Duration::from_secs(1_590_000_000));
+        let session = tls.revoked_since(&peer, let_in);
+        tokio::pin!(session);
+        let limit = Duration::from_secs(60);
+        assert!(tokio::time::timeout(limit, &mut session).await.is_err(), "it is on no list");
+        in_force.send_replace(make(authority.revokes(&[10], 2100)));
+        assert!(tokio::time::timeout(limit, session).await.is_ok(), "its session goes on");
+    }
 }

@@ -31,6 +31,16 @@ impl Authority {
         self.sign_as(name, Some(SerialNumber::from(serial)))
     }
 
+    /// One with this serial number that is true until the begin of this year.
+    #[allow(dead_code, reason = "not every test has one that expired")]
+    pub fn sign_until(&self, name: &str, serial: u64, until: i32) -> String {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.serial_number = Some(SerialNumber::from(serial));
+        params.not_after = date_time_ymd(until, 1, 1);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.signed_by(&KeyPair::generate().unwrap(), &self.0).unwrap().pem()
+    }
+
     /// A revocation list with these serial numbers, true until the begin of this year.
     #[allow(dead_code, reason = "not every test revokes")]
     pub fn revokes(&self, serials: &[u64], until: i32) -> String {

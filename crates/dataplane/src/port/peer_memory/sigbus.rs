@@ -29,17 +29,51 @@ struct Place {
     page: AtomicUsize,
     /// An event descriptor; negative: none.
     alarm: AtomicI32,
+    /// How often the place was taken: who reads it while it changes hands reads neither region.
+    taken: AtomicUsize,
 }
 
-static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
-static REGIONS: [Place; PLACES] = [const {
-    Place {
+impl Place {
+    const FREE: Self = Self {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         page: AtomicUsize::new(0),
         alarm: AtomicI32::new(-1),
+        taken: AtomicUsize::new(0),
+    };
+
+    /// Puts a region there, if the place is free.
+    fn take(&self, start: usize, len: usize, page: usize) -> bool {
+        if self.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.len.store(len, Ordering::Relaxed);
+        self.page.store(page, Ordering::Relaxed);
+        self.start.store(start, Ordering::Release);
+        true
     }
-}; PLACES];
+
+    fn free(&self) {
+        self.start.store(0, Ordering::Release);
+    }
+
+    /// Start, length and page size of one region; `None`: there is none, or it is changing.
+    fn read(&self) -> Option<(usize, usize, usize)> {
+        let taken = self.taken.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Acquire);
+        let (len, page) = (self.len.load(Ordering::Relaxed), self.page.load(Ordering::Relaxed));
+        // Another region may have begun at the same address meanwhile.
+        fence(Ordering::Acquire);
+        let same = self.start.load(Ordering::Relaxed) == start
+            && self.taken.load(Ordering::Relaxed) == taken;
+        (same && start > 1).then_some((start, len, page))
+    }
+}
+
+static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
+static REGIONS: [Place; PLACES] = [Place::FREE; PLACES];
 /// Pages replaced since start.
 static REPLACED: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -60,14 +94,8 @@ impl Guard {
             // Whoever came second found our own handler in place: only the first is kept.
             let _ = BEFORE.set(before);
         }
-        let taken = REGIONS.iter().position(|place| {
-            let free = place.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
-            free.is_ok()
-        })?;
-        let place = &REGIONS[taken];
-        place.len.store(len, Ordering::Relaxed);
-        place.page.store(page.max(4096), Ordering::Relaxed);
-        place.start.store(start as usize, Ordering::Release);
+        let (start, page) = (start as usize, page.max(4096));
+        let taken = REGIONS.iter().position(|place| place.take(start, len, page))?;
         PLACES_USED.fetch_max(taken + 1, Ordering::Release);
         Some(Self { place: taken, alarm: OnceLock::new() })
     }
@@ -84,7 +112,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         // The alarm first: the place may be another region's as soon as it is free.
         REGIONS[self.place].alarm.store(-1, Ordering::Release);
-        REGIONS[self.place].start.store(0, Ordering::Release);
+        REGIONS[self.place].free();
     }
 }
 
@@ -140,14 +168,8 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
 fn replace_from(at: usize) -> bool {
     let used = PLACES_USED.load(Ordering::Acquire).min(PLACES);
     for place in &REGIONS[..used] {
-        let start = place.start.load(Ordering::Acquire);
-        let (len, page) = (place.len.load(Ordering::Relaxed), place.page.load(Ordering::Relaxed));
-        // The place may have become another region's between two loads.
-        fence(Ordering::Acquire);
-        if place.start.load(Ordering::Relaxed) != start {
-            continue;
-        }
-        if start > 1 && at >= start && at - start < len && page.is_power_of_two() {
+        let Some((start, len, page)) = place.read() else { continue };
+        if at >= start && at - start < len && page.is_power_of_two() {
             // Counted from the region's start: the kernel need not have put it at a multiple.
             let offset = (at - start) & !(page - 1);
             let (from, bytes) = ((start + offset) as *mut c_void, len - offset);
@@ -180,5 +202,35 @@ fn ring(alarm: i32) {
         // SAFETY: an event descriptor that the listed region keeps open, and eight bytes of ours.
         // It does not wait, and a signal handler may call it. WHY: there is no safe form.
         unsafe { libc::write(alarm, (&raw const one).cast(), size_of::<u64>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_place_that_changes_hands_is_read_whole_or_not_at_all() {
+        static PLACE: Place = Place::FREE;
+        static DONE: AtomicBool = AtomicBool::new(false);
+        let owner = std::thread::spawn(|| {
+            // Regions that begin at the same address and are not of the same length.
+            for n in 1..2_000_000 {
+                assert!(PLACE.take(4096, n, 3 * n));
+                PLACE.free();
+            }
+            assert!(PLACE.take(4096, 1, 3));
+            DONE.store(true, Ordering::Release);
+        });
+        let mut read = 0_u64;
+        while !DONE.load(Ordering::Acquire) {
+            if let Some((start, len, page)) = PLACE.read() {
+                assert_eq!((start, page), (4096, 3 * len), "parts of two regions");
+                read += 1;
+            }
+        }
+        owner.join().unwrap();
+        assert_eq!(PLACE.read(), Some((4096, 1, 3)), "after {read} regions");
     }
 }

@@ -152,7 +152,10 @@ status=$?
 wait "$SHOWN"
 verdict=$(grep -E ': [0-9]+ passed, [0-9]+ failed' "$OUT/script.log" | tail -1)
 [ "$status" = 0 ] && [ -n "$verdict" ] && exit
-tail -n 40 "$OUT"/{boot,endpoint,penstock}.log 2>/dev/null
-# It came to no end of its own, whatever the container's status says.
-[[ $verdict == *" passed, "[1-9]* ]] || fail "$1 in a container: status $status"
+tail -n 40 "$OUT"/{endpoint,penstock}.log 2>/dev/null
+if [[ $verdict != *" passed, "[1-9]* ]]; then
+    # It came to no end of its own, whatever the container's status says.
+    tail -n 20 "$OUT/boot.log"
+    fail "$1 in a container: status $status"
+fi
 exit 1

@@ -11,7 +11,7 @@ use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
 
 use crate::input::Input;
 
-#[path = "../../crates/dataplane/tests/oracle/headers.rs"]
+#[path = "../../crates/dataplane/tests/all/oracle/headers.rs"]
 mod oracle;
 
 /// Frames are padded to this length class so that large segments need no large inputs.

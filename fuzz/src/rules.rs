@@ -10,7 +10,7 @@ use penstock_units::{MacAddr, Vid};
 
 use crate::input::Input;
 
-#[path = "../../crates/dataplane/tests/oracle/rules.rs"]
+#[path = "../../crates/dataplane/tests/all/oracle/rules.rs"]
 mod oracle;
 
 const RULES_MAX: usize = 512;

@@ -11,7 +11,7 @@
 //! at most 1; the score is payment * usage. With equal rates B drops out of it below the bound, so
 //! the score is `min(payment, max of max(U^i, U^o) * N / min(m, N - m))`, which is how it is
 //! computed, for all tenants. So for the same traffic a smaller guarantee never scores more, and
-//! one beyond the use never either: properties in `tests/prop_score.rs`.
+//! one beyond the use never either: properties in `tests/all/prop_score.rs`.
 //!
 //! **Worked example** (a test). Ten VMs of 100 Mbit/s, two on each of five hosts. One host sends
 //! 100 of its 200 Mbit/s: the usage is 0.5, the payment 1,000, the score 500. Had the tenant

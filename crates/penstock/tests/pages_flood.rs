@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
@@ -17,6 +17,7 @@ use nix::sys::socket::{
 use penstock_guest::driver::{DriverConfig, VirtioNet};
 
 #[allow(dead_code, reason = "shared with other tests")]
+#[path = "all/support/mod.rs"]
 mod support;
 
 use support::{Daemon, PAGES, Scratch, await_some, await_true};
@@ -48,7 +49,7 @@ fn daemon() -> Option<Daemon> {
 
 fn vm(daemon: &Daemon, name: &str) -> VirtioNet {
     let mut config = DriverConfig::new(daemon.scratch.0.join(format!("{name}.sock")));
-    config.wait = Duration::from_secs(20);
+    config.wait = penstock_testing::patience();
     VirtioNet::connect(config).unwrap()
 }
 

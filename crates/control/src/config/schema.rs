@@ -4,7 +4,7 @@
 //! **Rule.** The types give keys, types and ranges. [`rules`] adds what a schema can say besides:
 //! forms of names and addresses, and which keys need or exclude each other. It has the shape of the
 //! schema and is merged into it. What needs the whole file (that a name exists, that nothing is
-//! there twice) stays with `host check`. `tests/schema.rs` compares both.
+//! there twice) stays with `host check`. `tests/all/schema.rs` compares both.
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use serde_json::{Map, Value, json};

@@ -13,7 +13,7 @@
 mod acts;
 mod faults;
 mod neighbours;
-#[path = "../switch/rig.rs"]
+#[path = "../all/switch/rig.rs"]
 mod rig;
 mod stalls;
 

@@ -1,7 +1,7 @@
 //! The driver against a double: a target with a tree in memory, over TLS.
 
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "../../../tests/common/gnmi_target.rs"]
+#[path = "../../../tests/all/common/gnmi_target.rs"]
 mod target;
 
 use super::*;

@@ -1,0 +1,667 @@
+//! Objects that contradict each other: one clear error each, with its place and a remedy.
+
+use crate::wrong::{Case, appended};
+
+const SOCKETS_AND_INTERFACES: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "run/vm3.sock"
+tenant = "blue"
+"#,
+        &[r#"4:10: port "vm3": socket path "run/vm3.sock" is relative; begin it with /"#],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm1.sock"
+tenant = "blue"
+"#,
+        &["4:10: port \"vm3\": socket /run/vm1.sock is already that of port \"vm1\"; give \
+                 each its own socket"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/penstock/host.sock"
+tenant = "blue"
+"#,
+        &["4:10: port \"vm3\": socket /run/penstock/host.sock is already that of [host]; \
+                 give each its own socket"],
+    ),
+    (
+        r#"[[port]]
+name = "t"
+type = "tap"
+interface = "tap1"
+tenant = "blue"
+"#,
+        &["4:13: port \"t\": interface tap1 is already that of port \"tap1\"; give each \
+                 its own interface"],
+    ),
+    (
+        r#"[[port]]
+name = "t"
+type = "tap"
+interface = "sixteen-bytes-xx"
+tenant = "blue"
+"#,
+        &["4:13: port \"t\": interface name \"sixteen-bytes-xx\" has 16 bytes, 1 to 15 are \
+                 possible; choose another name"],
+    ),
+    (
+        r#"[[port]]
+name = "t"
+type = "tap"
+interface = "a b"
+tenant = "blue"
+"#,
+        &[r#"4:13: port "t": "a b" cannot be an interface's name; leave out / : and spaces"#],
+    ),
+    (
+        r#"[[port]]
+name = "t"
+type = "tap"
+interface = "t"
+tenant = "blue"
+netns = "a/b"
+"#,
+        &["6:9: port \"t\": this is no network namespace; write a name under /run/netns or \
+                 a path that begins with /"],
+    ),
+];
+
+#[test]
+fn sockets_and_interfaces() {
+    appended(SOCKETS_AND_INTERFACES);
+}
+
+const VLANS: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 300
+"#,
+        &["6:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it to \
+                 [[tenant]] red `vlans` or change the port"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+"#,
+        &["5:10: port \"vm3\": it is not said which of tenant \"red\"'s VLANs (100-110) it \
+                 is in; add `vlan` or `trunk`"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+trunk = [101]
+"#,
+        &["7:9: port \"vm3\": `vlan` and `trunk` exclude each other; keep `vlan` for an \
+                 access port or `trunk` for tagged frames"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+trunk = []
+"#,
+        &[r#"6:9: port "vm3": the trunk carries no VLAN; list VLANs, as in [100, "200-210"]"#],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+trunk = [100]
+native = 101
+"#,
+        &["7:10: port \"vm3\": native VLAN 101 is not one of the trunk's (100); add 101 to \
+                 `trunk`"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+native = 100
+"#,
+        &["7:10: port \"vm3\": `native` belongs to a trunk port; use `vlan` for an access \
+                 port, or add `trunk`"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+trunk = [100, "105-111"]
+"#,
+        &["6:9: port \"vm3\": VLAN 111 is not one of tenant \"red\"'s (100-110); add it to \
+                 [[tenant]] red `vlans` or change the port"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "green"
+"#,
+        &["5:10: port \"vm3\": there is no tenant \"green\"; add a [[tenant]] of that name \
+                 or correct it"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "blue"
+vlan = 5
+"#,
+        &["6:8: port \"vm3\": tenant \"blue\" has no VLANs but one untagged network; \
+                 remove the key, or give [[tenant]] blue `vlans`"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+trunk = [300]
+"#,
+        &["5:9: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
+                 [[tenant]] what the port carries"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+vlan = 300
+"#,
+        &["5:8: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
+                 [[tenant]] what the port carries"],
+    ),
+    (
+        r#"[[tenant]]
+name = "green"
+[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+"#,
+        &["3:1: port \"vm3\": the untagged network belongs to tenants \"blue\" and \
+                 \"green\", a shared port cannot tell them apart; give the port a `tenant`, or \
+                 the tenants VLANs of their own"],
+    ),
+    (
+        r#"[[tenant]]
+name = "green"
+vlans = [105]
+[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+trunk = ["104-106"]
+"#,
+        &["8:9: port \"vm3\": VLAN 105 belongs to tenants \"red\" and \"green\", a shared \
+                 port cannot tell them apart; give the port a `tenant`, or the tenants VLANs of \
+                 their own"],
+    ),
+];
+
+#[test]
+fn vlans() {
+    appended(VLANS);
+}
+
+const BINDINGS: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+mac = ["52:54:00:00:00:01"]
+"#,
+        &["7:8: port \"vm3\": MAC 52:54:00:00:00:01 is already bound to port \"vm1\" in \
+                 the same network; bind it to one of them"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 101
+mac = ["52:54:00:00:00:09", "52:54:00:00:00:09"]
+"#,
+        &["7:29: port \"vm3\": MAC 52:54:00:00:00:09 is already bound to port \"vm3\" in \
+                 the same network; bind it to one of them"],
+    ),
+];
+
+#[test]
+fn bindings() {
+    appended(BINDINGS);
+}
+
+const RULES: &[Case] = &[
+    (
+        r#"[[rule]]
+name = "r"
+actions = []
+"#,
+        &["3:11: rule \"r\": the actions do not say where frames go; end with drop, normal \
+                 or output:PORT"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+"#,
+        &[r#"1:1: rule "r": `actions` is missing; add `actions = ...`"#],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+port = "vm9"
+actions = ["output:vm8"]
+"#,
+        &[
+            "3:8: rule \"r\": there is no port \"vm9\"; add a [[port]] of that name or \
+                 correct it",
+            "4:12: rule \"r\": there is no port \"vm8\"; add a [[port]] of that name or \
+                 correct it",
+        ],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+tenant = "green"
+actions = ["drop"]
+"#,
+        &["3:10: rule \"r\": there is no tenant \"green\"; add a [[tenant]] of that name \
+                 or correct it"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+port = "vm1"
+tenant = "red"
+actions = ["drop"]
+"#,
+        &["4:10: rule \"r\": `port` and `tenant` exclude each other; keep one; neither \
+                 means all ports"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["fly", "set-vlan:9999"]
+"#,
+        &[
+            "3:12: rule \"r\": `actions`: action \"fly\" is unknown; write drop, normal, \
+                 output:PORT, set-vlan:VLAN or set-dscp:NUMBER",
+            "3:19: rule \"r\": `actions`: VLAN 9999 is out of range; a VLAN is a number from \
+                 1 to 4094",
+        ],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop", "normal"]
+"#,
+        &["3:11: rule \"r\": the actions drop, normal contradict each other; write \
+                 rewrites first, then drop, normal or outputs only"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["set-dscp:46"]
+"#,
+        &["3:11: rule \"r\": the actions do not say where frames go; end with drop, normal \
+                 or output:PORT"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["set-dscp:46", "drop"]
+"#,
+        &[r#"3:11: rule "r": a frame is rewritten and then dropped; write actions = ["drop"]"#],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["output:vm1", "output:vm1"]
+"#,
+        &[r#"3:26: rule "r": output:vm1 comes twice; remove one"#],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["normal", "set-dscp:1"]
+"#,
+        &["3:11: rule \"r\": the actions normal, set-dscp:1 contradict each other; write \
+                 rewrites first, then drop, normal or outputs only"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+port = "vm1"
+actions = ["set-vlan:300", "normal"]
+"#,
+        &["4:12: rule \"r\": VLAN 300 is not one of tenant \"red\"'s; a rule moves frames \
+                 between VLANs of one tenant only"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { dst_port = 80 }
+"#,
+        &[r#"4:22: rule "r": `dst_port` without `proto`; add proto = "tcp", "udp" or "sctp""#],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { proto = "icmp", src_port = 1 }
+"#,
+        &["4:38: rule \"r\": `src_port` with `proto` icmp, which has no ports; add proto = \
+                 \"tcp\", \"udp\" or \"sctp\""],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { src = "10.0.0.0/8", ethertype = "ipv6" }
+"#,
+        &["4:17: rule \"r\": `src` 10.0.0.0/8 with `ethertype` ipv6: no frame can match; \
+                 remove `ethertype`, an address implies it"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { src = "10.0.0.0/8", dst = "fe80::/10" }
+"#,
+        &["4:37: rule \"r\": `src` 10.0.0.0/8 is ipv4 and `dst` fe80::/10 is ipv6; use one \
+                 family in a rule"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { dst = "fe80::/10", proto = "icmp" }
+"#,
+        &[r#"4:38: rule "r": `proto` icmp does not occur in ipv6 packets; write "icmpv6""#],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { ethertype = "arp", proto = "tcp" }
+"#,
+        &["4:38: rule \"r\": `proto` with `ethertype` arp: only IP packets have one; \
+                 remove one of the two"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+[rule.match]
+src = "10.0.0.1/8"
+dst_port = "9-3"
+dscp = 64
+"#,
+        &[
+            "5:7: rule \"r\": `match.src`: 10.0.0.1/8 has bits set behind its first 8; write \
+                 10.0.0.0/8",
+            "6:12: rule \"r\": `match.dst_port`: port range 9-3 ends before it begins; write \
+                 3-9",
+            "7:8: rule \"r\": `match.dscp`: DSCP 64 is out of range; write a number from 0 \
+                 to 63",
+        ],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { proto = "tcp", src_port = "1-65534", dst_port = "1-65534" }
+"#,
+        &["4:37: rule \"r\": its port ranges become 900 pairs of value and mask, the limit \
+                 is 64; begin and end ranges at multiples of a power of two, or match fewer ports"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+port = "vm1"
+actions = ["drop"]
+match = { vlan = 101 }
+"#,
+        &["5:18: rule \"r\": port \"vm1\" does not carry VLAN 101: no frame can match; \
+                 correct the VLAN or remove it"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+tenant = "blue"
+actions = ["drop"]
+match = { vlan = 101 }
+"#,
+        &["5:18: rule \"r\": tenant \"blue\" does not have VLAN 101: no frame can match; \
+                 correct the VLAN or remove it"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+priority = 70000
+actions = ["drop"]
+"#,
+        &["3:12: rule \"r\": `priority`: invalid value: integer `70000`; write a whole \
+                 number from 0 to 65535"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["drop"]
+match = { ethertype = 0x8100, src_mac = "52:54:00:00:00:01/ff:ff:ff:00:00:00" }
+"#,
+        &[
+            "4:23: rule \"r\": `match.ethertype`: ethertype 0x8100 is the VLAN tag; match on \
+                 `vlan`",
+            "4:41: rule \"r\": `match.src_mac`: 52:54:00:00:00:01/ff:ff:ff:00:00:00 sets \
+                 bits outside its mask; set the bits that the mask leaves out to 0",
+        ],
+    ),
+];
+
+#[test]
+fn rules() {
+    appended(RULES);
+}
+
+const STATIC_ADDRESSES: &[Case] = &[
+    (
+        r#"[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "vm9"
+"#,
+        &["3:8: fdb 52:54:00:00:00:05: there is no port \"vm9\"; add a [[port]] of that \
+                 name or correct it"],
+    ),
+    (
+        r#"[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "vm1"
+vlan = 101
+"#,
+        &["4:8: fdb 52:54:00:00:00:05: port \"vm1\" does not carry VLAN 101 of that \
+                 tenant; say which with `tenant` and `vlan`, or correct them"],
+    ),
+    (
+        r#"[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "vm1"
+[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "vm1"
+"#,
+        &["5:7: fdb 52:54:00:00:00:05: 52:54:00:00:00:05 is already in this network; keep \
+                 one of the two"],
+    ),
+    (
+        r#"[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "vm1"
+tenant = "green"
+"#,
+        &["4:10: fdb 52:54:00:00:00:05: there is no tenant \"green\"; add a [[tenant]] of \
+                 that name or correct it"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+type = "vhost-user"
+socket = "/run/up.sock"
+trunk = ["100-110"]
+[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "up"
+"#,
+        &["6:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; say which with \
+                 `tenant` and `vlan`, or correct them"],
+    ),
+];
+
+#[test]
+fn static_addresses() {
+    appended(STATIC_ADDRESSES);
+}
+
+const QUEUES: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+wfq = { weights = [1, 2, 3], map = { 8 = 1 } }
+"#,
+        &["7:7: port \"vm3\": `wfq` has no effect with egress = \"fifo\"; say egress = \"wfq\", \
+                 or remove it"],
+    ),
+    (
+        r#"[[tenant]]
+name = "blue2"
+dscp = 64
+[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+queue = { excess = "hold" }
+wfq = { queues = 65, weights = [1, 2], map = { 8 = 1 } }
+"#,
+        &[
+            "3:8: tenant \"blue2\": `dscp` 64 is out of range; write a number from 0 to 63",
+            "11:20: port \"vm3\": only a `fair-share` output can hold frames in their senders' \
+                 rings; say excess = \"drop\", or egress = \"fair-share\" on a shared port",
+            "12:18: port \"vm3\": `queues` 65 is out of range; write a number from 2 to 64",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+wfq = { queues = 2, weights = [1, 2, 3], map = { 8 = 2 } }
+"#,
+        &[
+            "8:31: port \"vm3\": 3 weights are too many, there are 2 queues; remove some, or raise \
+                 `wfq.queues`",
+            "8:54: port \"vm3\": code point 8 is mapped to queue 2, which is not there; write a \
+                 queue from 0 to 1",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+wfq = { weights = [0], map = { 64 = 1 } }
+"#,
+        &[
+            "8:19: port \"vm3\": `wfq.weights`: 0 is out of range; write 1 to 10000",
+            "8:32: port \"vm3\": `wfq.map`: 64 is no code point; write a number 0 to 63",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
+"#,
+        &[
+            "8:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; police \
+                 some of them: `send` of [[tenant]]",
+            "8:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to \
+                 400000000000",
+            "8:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this file",
+        ],
+    ),
+];
+
+#[test]
+fn queues_by_code_point() {
+    appended(QUEUES);
+}
+
+#[test]
+fn a_socket_path_has_107_bytes_at_most() {
+    let port = |bytes: usize| {
+        let socket = "x".repeat(bytes - 1);
+        format!(
+            "[[port]]\nname = \"vm3\"\ntype = \"vhost-user\"\ntenant = \"blue\"\n\
+             socket = \"/{socket}\"\n"
+        )
+    };
+    appended(&[
+        (&port(107), &[]),
+        (
+            &port(108),
+            &["5:10: port \"vm3\": socket path has 108 bytes, the limit of a unix socket is 107; \
+               choose a shorter directory or name"],
+        ),
+    ]);
+}

@@ -1,0 +1,783 @@
+//! Each mistake of an object itself has its one clear error, with its place and a remedy.
+
+use crate::wrong::{BASE, Case, appended, errors};
+
+#[test]
+fn the_base_is_right() {
+    assert_eq!(errors(BASE), Vec::<String>::new());
+}
+
+#[test]
+fn an_empty_file_lacks_its_host() {
+    let error = "host.toml: file: the section [host] is missing; add [host] with `name = \"...\"`";
+    assert_eq!(errors(""), [error]);
+}
+
+#[test]
+fn a_list_must_be_tables() {
+    let text = "port = 5\n[host]\nname = \"h\"\n";
+    let error = "host.toml:1:8: [[port]]: `port` is not a list of tables but integer; write \
+                 [[port]] above each port";
+    assert_eq!(errors(text), [error]);
+}
+
+/// A rate alone is no `police`: it could be of bits or of frames.
+#[test]
+fn a_value_that_must_be_a_table_is_told_its_form() {
+    for (pair, example) in [
+        ("police = \"2G\"", "{ cir = \"2G\" } or { pps = \"600k\" }"),
+        ("contract = \"2G\"", "{ rate = \"2G\", size = 1024 }"),
+        ("slow_path = 5", "{ per_second = 2000 }"),
+    ] {
+        let text = format!(
+            "{BASE}[[port]]\nname = \"t\"\ntype = \"tap\"\ninterface = \"t\"\n\
+             tenant = \"blue\"\n{pair}\n"
+        );
+        let got = errors(&text);
+        let remedy = format!("; write a table such as {example}");
+        assert!(got.len() == 1 && got[0].ends_with(&remedy), "{got:?}");
+    }
+    let got = errors(&format!("{BASE}[[rule]]\nname = \"r\"\nactions = [\"drop\"]\nmatch = 80\n"));
+    assert!(got[0].ends_with("; write a table such as { dst_port = 80 }"), "{got:?}");
+}
+
+#[test]
+fn the_api_on_a_public_address_must_be_wanted() {
+    let metrics = "metrics = \"0.0.0.0:9753\"\nlog = \"loud\"\nstate_dir = \"var\"\n";
+    let text = BASE.replacen("name = \"h1\"\n", &format!("name = \"h1\"\n{metrics}"), 1);
+    assert_eq!(
+        errors(&text),
+        [
+            "host.toml:3:11: [host]: metrics address 0.0.0.0:9753 can be reached from other \
+             machines; use 127.0.0.1 or [::1], or say metrics_any = true",
+            "host.toml:4:7: [host]: log directive \"loud\" is not understood; write error, warn, \
+             info, debug or trace, or module=level, with commas between",
+            "host.toml:5:13: [host]: directory \"var\" is relative; begin it with /",
+        ]
+    );
+    let wanted = text.replace("log = \"loud\"", "metrics_any = true").replace("\"var\"", "\"/v\"");
+    assert_eq!(errors(&wanted), Vec::<String>::new());
+}
+
+#[test]
+fn limits_hold() {
+    let tenants =
+        |n: usize| (0..n).map(|i| format!("[[tenant]]\nname = \"t{i}\"\n")).collect::<String>();
+    let got = errors(&format!("{BASE}{}", tenants(1_023)));
+    let limit = "tenant \"t1022\": 1025 tenants are too many, the limit is 1024; remove 1";
+    assert!(got.len() == 1 && got[0].ends_with(limit), "{got:?}");
+    let got = errors(&format!("{BASE}[[tenant]]\nname = \"t\"\nvlans = [\"1-4094\"]\n"));
+    let limit = "all tenants' VLANs together are 4106, the limit is 4096; list only the VLANs that \
+                 are used";
+    assert!(got.len() == 1 && got[0].ends_with(limit), "{got:?}");
+    let rules: String = (0..300)
+        .map(|i| {
+            let prefix = format!("{}.{}.0.0/16", i / 250 + 1, i % 250);
+            let port = i * 7 + 1;
+            format!(
+                "[[rule]]\nname = \"r{i}\"\nactions = [\"drop\"]\nmatch = {{ src = \"{prefix}\", \
+                 proto = \"tcp\", src_mac = \"00:00:00:00:00:00/00:00:00:00:{:02x}:{:02x}\", \
+                 dst_port = {port} }}\n",
+                i / 256,
+                i % 256
+            )
+        })
+        .collect();
+    let got = errors(&format!("{BASE}{rules}"));
+    assert!(got.len() == 1 && got[0].contains("rules are outside the 32 subtables"), "{got:?}");
+    let long = format!("{BASE}# {}\n", "x".repeat(16 << 20));
+    assert!(errors(&long)[0].contains("bytes are too many, the limit is 16777216"));
+}
+
+const SYNTAX_AND_STRUCTURE: &[Case] = &[
+    (
+        r#"x = 
+"#,
+        &["1:5: syntax: string values must be quoted, expected literal string; correct the \
+                 TOML syntax; nothing else was checked"],
+    ),
+    (
+        r#"[host]
+name = "h2"
+"#,
+        &["1:2: syntax: duplicate key; correct the TOML syntax; nothing else was checked"],
+    ),
+    (
+        r#"[hosts]
+"#,
+        &["1:2: file: unknown key `hosts`; did you mean `host`?"],
+    ),
+    (
+        r#"port = 5
+"#,
+        &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
+                 mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
+                 worker, zero_copy, offloads, mtu, vlan, trunk, native, qinq, mac, ip, slow_path, \
+                 ingress_policy, cycles, depth, weight, priority, contract, police, receive, link, \
+                 egress, wfq, queue, shape, share, rtp, vm"],
+    ),
+    (
+        r#"[[port]]
+name = "x"
+name = "y"
+"#,
+        &["3:1: syntax: duplicate key; correct the TOML syntax; nothing else was checked"],
+    ),
+];
+
+#[test]
+fn syntax_and_structure() {
+    appended(SYNTAX_AND_STRUCTURE);
+}
+
+const VALUES_OF_ONE_OBJECT: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 5000
+mac = ["52:54:00:00:00:02", "x"]
+queuez = 3
+queues = "a"
+"#,
+        &[
+            "6:8: port \"vm3\": `vlan`: VLAN 5000 is out of range; a VLAN is a number from 1 \
+                 to 4094",
+            "7:29: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
+                 bytes, as in 52:54:00:00:00:01",
+            r#"8:1: port "vm3": unknown key `queuez`; did you mean `queues`?"#,
+            "9:10: port \"vm3\": `queues`: invalid type: string \"a\"; write a whole number \
+                 from 0 to 65535",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+slow_path = { per_second = 0, bust = 3 }
+"#,
+        &[r#"7:31: port "vm3": unknown key `bust`; did you mean `burst`?"#],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+[port.slow_path]
+per_second = 0
+"#,
+        &["8:14: port \"vm3\": `per_second` 0 is out of range; write a number from 1 to \
+                 10000000"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+ip = ["10.0.0.1"]
+qinq = true
+"#,
+        &["8:8: port \"vm3\": `qinq` lets frames pass whose addresses nobody reads, so `ip` \
+                 holds none; remove `qinq`, or `ip`; `mac` holds with it"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+offloads = 3
+"#,
+        &["7:12: port \"vm3\": `offloads`: no switch; write \
+                 true, false or { csum = true, tso = false }"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+offloads = { csum = false, tso = true }
+"#,
+        &["7:12: port \"vm3\": `tso` without `csum` is impossible: segments are \
+                 checksummed when cut; say csum = true or tso = false"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "drr"
+"#,
+        &["7:10: port \"vm3\": `egress`: \"drr\" is unknown in release 0.1.0; write one of fifo, \
+                 fair-share, wfq"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "fair-share"
+queue = { bytes = 100, frames = 90000, wait_us = 1 }
+shape = { period_ms = 5 }
+"#,
+        &[
+            "8:19: port \"vm3\": `queue.bytes` 100 is out of range; write 2048 to 8388608",
+            "8:33: port \"vm3\": `queue.frames` 90000 is out of range; write 32 to 65536",
+            "8:50: port \"vm3\": `queue.wait_us` 1 is out of range; write 100 to 10000000",
+            "9:9: port \"vm3\": `shape` names no rate; add `send` or `receive`, as in shape = { \
+                 send = \"4M\" }",
+            "9:23: port \"vm3\": `period_ms` belongs to the shaper `token-bucket`; remove it",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+receive = { rate = "1k", burst = 100, frames = 5, sharing = "strict" }
+rtp = [{ port = 5004 }, { port = 5004, clock_hz = 0 }]
+
+[[port]]
+name = "up2"
+type = "tap"
+interface = "up2"
+receive = { pps = "0" }
+rtp = [{ port = 5004 }]
+"#,
+        &[
+            "7:20: port \"vm3\": `receive.rate` 1k is out of range; write 8k to 400G",
+            "7:34: port \"vm3\": `receive.burst` 100 is out of range; write 1514 to 536870912",
+            "7:48: port \"vm3\": `receive.frames` goes with `pps`; add `pps`, or remove it",
+            "7:61: port \"vm3\": `sharing` is the tenant's to say; write it into `receive` of the \
+                 [[tenant]]",
+            "8:25: port \"vm3\": UDP port 5004 is 0 or marked twice; write each of 1 to 65535 once",
+            "8:25: port \"vm3\": `clock_hz` 0 is out of range; write 1 to 1000000000; 90000 for \
+                 video",
+            "14:11: port \"up2\": `receive` belongs to a tenant's port; remove it; give the port a \
+                 `tenant`, or limit what the tenants' ports receive",
+            "14:19: port \"up2\": `receive.pps` 0 is out of range; write 1 to 1G",
+            "15:7: port \"up2\": `rtp` belongs to a tenant's port; mark it at the VM's port that \
+                 receives the stream",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+queues = 2
+offloads = { tso = false }
+queue = { excess = "hold" }
+shape = { send = "100k", receive = "20G" }
+
+[[port]]
+name = "vm4"
+type = "vhost-user"
+socket = "/run/vm4.sock"
+tenant = "red"
+vlan = 100
+shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
+"#,
+        &[
+            "9:20: port \"vm3\": only a `fair-share` output can hold frames in their senders' \
+                 rings; say excess = \"drop\", or egress = \"fair-share\" on a shared port",
+            "10:9: port \"vm3\": `shape.send` keeps one order of frames; this port has several \
+                 queue pairs; say queues = 1, or shape what others receive",
+            "10:18: port \"vm3\": `shape.send` 100k is out of range; write 256k to 10G",
+            "10:36: port \"vm3\": `shape.receive` 20G is out of range; write 256k to 10G",
+            "18:18: port \"vm4\": a large TCP segment would leave all at once, however its rate \
+                 is shaped; say offloads = { tso = false }, so that the VM cuts its segments \
+                 itself",
+            "18:61: port \"vm4\": `shape.period_ms` 0 is out of range; write 1 to 1000",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+ingress_policy = "bps"
+police = { pps = "600k" }
+link = "10G"
+"#,
+        &[
+            "8:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or say \
+                 ingress_policy = \"pps\"",
+            "9:8: port \"vm3\": `link` belongs to a shared port; remove it, or add `queue`; a \
+                 VM's rate is `contract`, `police` or `shape`",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+ingress_policy = "pps"
+"#,
+        &["7:18: port \"vm3\": policy `pps` has no rate to go by; add police = \
+                 { pps = \"600k\" } or such a contract"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+ingress_policy = "fast"
+"#,
+        &["7:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown in release \
+                 0.1.0; write one of none, cycles-strict, cycles-minmax, bps, pps"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+socket_mode = "0888"
+ip = ["10.0.0.256"]
+"#,
+        &[
+            "7:15: port \"vm3\": `socket_mode`: \"0888\" is not a file mode; write octal \
+                 digits in quotes, as in \"0660\"",
+            "8:7: port \"vm3\": `ip`: invalid IP address syntax; write an address, as in \
+                 \"10.0.0.1\"",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+ip = ["224.0.0.1"]
+"#,
+        &["7:7: port \"vm3\": 224.0.0.1 is not the address of one station; write a unicast \
+                 address"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+mac = ["01:00:5e:00:00:01"]
+"#,
+        &["7:8: port \"vm3\": `mac`: 01:00:5e:00:00:01 is not the address of one station; \
+                 the first byte must be even and the address not all zero"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+mode = "serve"
+queues = 9
+"#,
+        &[r#"7:8: port "vm3": `mode`: "serve" is unknown; write server, client"#],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+queues = 9
+"#,
+        &[r#"7:10: port "vm3": `queues` 9 is out of range; write a number from 1 to 8"#],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+trunk = ["110-100"]
+"#,
+        &["6:10: port \"vm3\": `trunk`: VLAN range 110-100 ends before it begins; write \
+                 100-110"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+trunk = [4095]
+"#,
+        &["6:10: port \"vm3\": `trunk`: VLAN 4095 is out of range; a VLAN is a number from \
+                 1 to 4094"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = 5
+"#,
+        &[r#"5:10: port "vm3": `tenant`: invalid type: integer `5`; write a string"#],
+    ),
+    (
+        r#"[[port]]
+name = "t"
+type = "tap"
+interface = "t"
+tenant = "blue"
+mtu = 20
+"#,
+        &[r#"6:7: port "t": `mtu` 20 is out of range; write a number from 68 to 65521"#],
+    ),
+    (
+        r#"[[port]]
+name = "x"
+"#,
+        &[r#"1:1: port "x": `type` is missing; add `type = ...`"#],
+    ),
+    (
+        r#"[[port]]
+type = "dpdk"
+name = "x y"
+"#,
+        &[
+            r#"2:8: port "x y": `type`: "dpdk" is unknown; write vhost-user, tap, packet, xdp"#,
+            "3:8: port \"x y\": the name contains ' '; write 1 to 32 characters of a-z A-Z \
+                 0-9 . _ -",
+        ],
+    ),
+    (
+        r#"[[tenant]]
+vlans = [1]
+"#,
+        &["1:1: [[tenant]] number 3: `name` is missing; add `name = ...`"],
+    ),
+    (
+        r#"[[tenant]]
+name = "t"
+fdb_limit = 0
+"#,
+        &["3:13: tenant \"t\": `fdb_limit` 0 is out of range; write a number from 1 to \
+                 131072"],
+    ),
+];
+
+#[test]
+fn values_of_one_object() {
+    appended(VALUES_OF_ONE_OBJECT);
+}
+
+const SEVERAL_IN_ONE_OBJECT: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+mac = ["x", "52:54:00:00:00:02", "y"]
+slow_path = { per_second = "a", bust = 3 }
+"#,
+        &[
+            "7:8: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
+                 bytes, as in 52:54:00:00:00:01",
+            "7:34: port \"vm3\": `mac`: \"y\" is not a MAC address; write six hexadecimal \
+                 bytes, as in 52:54:00:00:00:01",
+            "8:28: port \"vm3\": `slow_path.per_second`: invalid type: string \"a\"; write a \
+                 whole number, 0 or above",
+            r#"8:33: port "vm3": unknown key `bust`; did you mean `burst`?"#,
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 300
+[[rule]]
+name = "r"
+port = "vm3"
+actions = ["output:vm3", "output:nobody"]
+[[tenant]]
+name = "?"
+"#,
+        &[
+            "6:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it to \
+                 [[tenant]] red `vlans` or change the port",
+            "10:26: rule \"r\": there is no port \"nobody\"; add a [[port]] of that name or \
+                 correct it",
+            "12:8: tenant \"?\": the name contains '?'; write 1 to 32 characters of a-z A-Z \
+                 0-9 . _ -",
+        ],
+    ),
+    (
+        r#"[[tenant]]
+name = "green"
+vlans = [9999]
+[[port]]
+name = "g"
+type = "tap"
+interface = "g"
+tenant = "green"
+vlan = 5
+"#,
+        &["3:10: tenant \"green\": `vlans`: VLAN 9999 is out of range; a VLAN is a number \
+                 from 1 to 4094"],
+    ),
+];
+
+#[test]
+fn several_in_one_object() {
+    appended(SEVERAL_IN_ONE_OBJECT);
+}
+
+const NAMES: &[Case] = &[
+    (
+        r#"[[tenant]]
+name = "red"
+"#,
+        &["2:8: tenant \"red\": the name \"red\" is taken by another above; give each its \
+                 own name"],
+    ),
+    (
+        r#"[[port]]
+name = "vm1"
+type = "vhost-user"
+socket = "/run/vm1.sock"
+tenant="blue"
+"#,
+        &[
+            "2:8: port \"vm1\": the name \"vm1\" is taken by another above; give each its \
+                 own name",
+            "4:10: port \"vm1\": socket /run/vm1.sock is already that of port \"vm1\"; give \
+                 each its own socket",
+        ],
+    ),
+    (
+        r#"[[tenant]]
+name = ""
+"#,
+        &["2:8: tenant \"\": the name is empty; write 1 to 32 characters of a-z A-Z 0-9 . \
+                 _ -"],
+    ),
+    (
+        r#"[[tenant]]
+name = "a/b"
+"#,
+        &["2:8: tenant \"a/b\": the name contains '/'; write 1 to 32 characters of a-z A-Z \
+                 0-9 . _ -"],
+    ),
+    (
+        r#"[[tenant]]
+name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+"#,
+        &["2:8: tenant \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\": the name has 33 characters, \
+                 the limit is 32; write 1 to 32 characters of a-z A-Z 0-9 . _ -"],
+    ),
+];
+
+#[test]
+fn names() {
+    appended(NAMES);
+}
+
+const KEYS_OF_ANOTHER_PORT_TYPE: &[Case] = &[
+    (
+        r#"[[port]]
+name = "t"
+type = "tap"
+interface = "t"
+tenant = "blue"
+socket = "/x"
+mode = "client"
+"#,
+        &[
+            "6:10: port \"t\": `socket` is no key of a tap port; remove it; it belongs to \
+                 vhost-user",
+            "7:8: port \"t\": `mode` is no key of a tap port; remove it; it belongs to \
+                 vhost-user",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "packet"
+interface = "eth1"
+tenant = "blue"
+queues = 2
+mtu = 1500
+"#,
+        &[
+            "6:10: port \"p\": `queues` is no key of a packet port; remove it; it belongs to \
+                 vhost-user, tap, xdp",
+            r#"7:7: port "p": `mtu` is no key of a packet port; remove it; it belongs to tap"#,
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "xdp"
+tenant = "blue"
+queues = 9
+mtu = 1500
+offloads = false
+"#,
+        &[
+            "3:8: port \"p\": `interface` is missing, an xdp port needs it; add it, as in \
+                 interface = \"eth1\"",
+            r#"5:10: port "p": `queues` 9 is out of range; write a number from 1 to 8"#,
+            r#"6:7: port "p": `mtu` is no key of an xdp port; remove it; it belongs to tap"#,
+            "7:12: port \"p\": `offloads` is no key of an xdp port; remove it; it belongs to \
+                 vhost-user, tap, packet",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "xdp"
+tenant = "blue"
+interface = "eth1"
+zero_copy = "always"
+"#,
+        &[r#"6:13: port "p": `zero_copy`: "always" is unknown; write auto, never"#],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "tap"
+tenant = "blue"
+zero_copy = "never"
+interface = "t"
+"#,
+        &[r#"5:13: port "p": `zero_copy` is no key of a tap port; remove it; it belongs to xdp"#],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "tap"
+tenant = "blue"
+"#,
+        &["3:8: port \"p\": `interface` is missing, a tap port needs it; add it, as in \
+                 interface = \"tap1\""],
+    ),
+    (
+        r#"[[port]]
+name = "p"
+type = "vhost-user"
+tenant = "blue"
+"#,
+        &["3:8: port \"p\": `socket` is missing, a vhost-user port needs it; add it, as in \
+                 socket = \"/run/penstock/vm1.sock\""],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+type = "vhost-user"
+socket = "/run/vm3.sock"
+tenant = "blue"
+mode = "client"
+socket_mode = "0660"
+"#,
+        &["7:15: port \"vm3\": `socket_mode` has no effect, the other side makes the \
+                 socket; remove it, or say mode = \"server\""],
+    ),
+];
+
+#[test]
+fn keys_of_another_port_type() {
+    appended(KEYS_OF_ANOTHER_PORT_TYPE);
+}
+
+const SECTIONS: &[Case] = &[
+    (
+        r#"[worker]
+cores = [0, 1, 0]
+"#,
+        &["2:16: [worker]: core 0 is named twice, two workers would wait for it; name each core \
+                 once"],
+    ),
+    (
+        r#"[worker]
+cores = [7]
+control_cores = [0, 9]
+"#,
+        &[
+            "2:10: [worker]: core 7 is not online or not allowed to this process; choose one \
+                 of 0, 1",
+            "3:21: [worker]: core 9 is not online or not allowed to this process; choose one \
+                 of 0, 1",
+        ],
+    ),
+    (
+        r#"[worker]
+idle_backoff_us = 5000
+schedule = "lottery"
+"#,
+        &["3:12: [worker]: `schedule`: \"lottery\" is unknown in release 0.1.0; write one of \
+                 round-robin, hbs"],
+    ),
+    (
+        r#"[worker]
+idle_backoff_us = 5000
+"#,
+        &["2:19: [worker]: `idle_backoff_us` 5000 is out of range; write a number from 0 \
+                 to 1000"],
+    ),
+    (
+        r#"[forwarding]
+fdb_ageing_s = 1
+fdb_entries = 1
+subtables_per_port = 0
+"#,
+        &[
+            "2:16: [forwarding]: `fdb_ageing_s` 1 is out of range; write a number from 10 to \
+                 1000000",
+            "3:15: [forwarding]: `fdb_entries` 1 is out of range; write a number from 64 to \
+                 131072",
+            "4:22: [forwarding]: `subtables_per_port` 0 is out of range; write a number from \
+                 1 to 128",
+        ],
+    ),
+    (
+        r#"[forwarding]
+fdb_ageing_s = -1
+"#,
+        &["2:16: [forwarding]: `fdb_ageing_s`: invalid value: integer `-1`; write a whole \
+                 number, 0 or above"],
+    ),
+];
+
+#[test]
+fn sections() {
+    appended(SECTIONS);
+}

@@ -1,0 +1,55 @@
+//! `[fabric]`: what it needs, and what it does not share with others.
+
+use crate::wrong::{BASE, errors};
+
+const FABRIC: &str = r#"
+[[port]]
+name = "up"
+type = "packet"
+interface = "eth1"
+trunk = ["100-110"]
+egress = "wfq"
+link = "10G"
+"#;
+
+#[test]
+fn what_the_fabric_gives_nobody_else_gives() {
+    let of = |fabric: &str| errors(&format!("{BASE}{FABRIC}[fabric]\n{fabric}"));
+    let told = |fabric: &str| -> Vec<String> {
+        of(fabric).iter().map(|e| e.split_once(": ").unwrap().1.to_owned()).collect()
+    };
+    let right = "controllers = [\"c:7000\"]\nuplink = \"up\"\n";
+    assert_eq!(of(right), Vec::<String>::new());
+    assert_eq!(
+        told(
+            "controllers = [\"c\", \"https://c:1\", \"ftp://c:1\"]\nuplink = \"no\"\nname = \"\"\n"
+        ),
+        [
+            "[fabric]: \"c\" has no host or no port; write it as in \"10.0.0.1:7000\"",
+            "[fabric]: \"https://c:1\" is encrypted, but there is no `tls`; add `tls`",
+            "[fabric]: \"ftp://c:1\" is neither http:// nor https://; write host:port",
+            "[fabric]: port \"no\" does not exist; name a [[port]] of this file",
+            "[fabric]: \"\" is no name of a server; write the topology's, 1 to 63 characters \
+             without blanks",
+        ]
+    );
+    assert_eq!(
+        told("controllers = []\nuplink = \"vm1\"\nplan = \"plan\"\n"),
+        [
+            "[fabric]: 0 controllers; there can be 1 to 16; name those that this host may ask",
+            "[fabric]: port \"vm1\" has no queues by code point for all tenants; say egress = \
+             \"wfq\" and `link` there, and no `tenant`",
+            "[fabric]: path \"plan\" is relative; begin it with /",
+        ]
+    );
+    let tls = "controllers = [\"http://c:1\"]\nuplink = \"up\"\n\
+               tls = { ca = \"a\", cert = \"b\", key = \"c\" }\n";
+    let plain = "[fabric]: \"http://c:1\" is not encrypted, but there is `tls`; say https://";
+    assert_eq!(told(tls), [plain]);
+    let both = format!("{BASE}{FABRIC}wfq = {{ weights = [1, 2], map = {{ 8 = 1 }} }}\n")
+        .replace("name = \"blue\"\n[", "name = \"blue\"\ndscp = 8\n[");
+    let got = errors(&format!("{both}[fabric]\n{right}"));
+    let wanted = ["gives code points", "gives `weights` of its", "gives `map` of its"];
+    assert_eq!(got.len(), 3, "{got:?}");
+    assert!(got.iter().zip(wanted).all(|(error, part)| error.contains(part)), "{got:?}");
+}

@@ -1,0 +1,93 @@
+//! `[vcpu]` and `[[vm]]`: what they need, and that all deadlines are admitted together.
+
+use penstock_control::config::{Machine, parse_on};
+
+use crate::wrong::BASE;
+
+/// Mistakes on a machine of twelve processors, without their places.
+fn told(text: &str) -> Vec<String> {
+    let machine = Machine { cores: Some((0..12).collect()) };
+    match parse_on(&format!("{BASE}{text}"), "host.toml", &machine) {
+        Ok(_) => Vec::new(),
+        Err(errors) => {
+            let all = errors.0.iter().map(ToString::to_string);
+            let after = |text: String| text.split_once(": ").map(|(_, text)| text.to_owned());
+            all.filter_map(after).collect()
+        }
+    }
+}
+
+const PORT: &str =
+    "[[port]]\nname = \"web0\"\ntype = \"tap\"\ninterface = \"web0\"\nvm = \"web\"\n";
+
+#[test]
+fn a_vm_needs_processors_and_a_port_a_vm() {
+    let web = "[[vm]]\nname = \"web\"\npid = 1\n";
+    assert_eq!(told(&format!("{PORT}{web}[vcpu]\ncpus = [7]\n")), Vec::<String>::new());
+    assert_eq!(
+        told(&format!("{PORT}{web}")),
+        ["vm \"web\": there is no [vcpu]; add [vcpu] with the processors of all VMs, such as \
+          `cpus = [2, 3]`"]
+    );
+    assert_eq!(
+        told(PORT),
+        ["port \"web0\": VM \"web\" does not exist; add a [[vm]] of this name, or remove `vm`"]
+    );
+    assert_eq!(
+        told(&format!("{PORT}[vcpu]\ncpus = [7]\n[[vm]]\nname = \"db\"\npid = 1\n")),
+        ["port \"web0\": VM \"web\" does not exist; add a [[vm]] of this name, or use db"]
+    );
+}
+
+#[test]
+fn each_mistake_has_its_place_and_a_remedy() {
+    let got = told(
+        "[worker]\ncores = [3]\n[vcpu]\ncpus = [3, 3]\nrun_dir = \"run\"\ndeadlines_max = 0\n\
+         [[vm]]\nname = \"a\"\npid = 1\nprocess = \"x\"\nvcpus = 65\nvcpu_weight = 0\n\
+         [[vm]]\nname = \"b\"\npid = 1\nvcpu_mode = \"aperiodic\"\nio_reserve = 51\n\
+         [[vm]]\nname = \"c\"\npid = 1\nvcpu_mode = \"reserved\"\ndeadline = \"3 ms\"\n\
+         runtime = \"4 ms\"\n[[vm]]\nname = \"d\"\npid = 1\nvcpu_mode = \"driver\"\n\
+         [[vm]]\nname = \"d\"\npid = 1\ndeadline = \"3 ms\"\nruntime = \"1 ms\"\n",
+    );
+    for part in [
+        "[vcpu]: `cpus`: 3 is named twice; name each once",
+        "[vcpu]: a worker of the switch polls on processor 3; leave it out",
+        "[vcpu]: `run_dir` is relative; begin it with /",
+        "[vcpu]: `deadlines_max`: 0 percent; write 1 to 100",
+        "vm \"a\": its threads are not told, or twice; write one of",
+        "vm \"a\": `vcpus`: 65; write 1 to 64",
+        "vm \"a\": `vcpu_weight`: 0; write 1 to 10000",
+        "vm \"b\": `deadline` is missing; write one, such as",
+        "vm \"b\": `io_reserve`: 51 percent; write 0 to 50",
+        "vm \"c\": `runtime` \"4 ms\" is none in a period of 3000 us; write 2 us up to",
+        "vm \"d\": `vcpu_mode` driver: on a host nobody",
+        "vm \"d\": the name \"d\" is taken by another above",
+        "vm \"d\": `deadline` without a mode that has one; set `vcpu_mode`",
+        "vm \"d\": `runtime` without `vcpu_mode` reserved; remove it",
+    ] {
+        assert!(got.iter().any(|error| error.starts_with(part)), "{part} in\n{}", got.join("\n"));
+    }
+}
+
+#[test]
+fn deadlines_are_admitted_together() {
+    let vm = |name: &str, terms: &str| format!("[[vm]]\nname = \"{name}\"\npid = 1\n{terms}");
+    let voice = "vcpu_mode = \"periodic\"\ndeadline = \"3 ms\"\n";
+    let of = |cpus: &str, others: usize, voices: usize| {
+        let others = (0..others).map(|at| vm(&format!("other{at}"), ""));
+        let voices = (0..voices).map(|at| vm(&format!("voice{at}"), voice));
+        let vms: String = others.chain(voices).collect();
+        told(&format!("[vcpu]\ncpus = [{cpus}]\n{vms}"))
+    };
+    assert_eq!(of("7", 5, 1), Vec::<String>::new());
+    let refused = of("7", 7, 1);
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].starts_with("vm \"voice0\": no deadline is kept: on processor 7, "));
+    assert!(refused[0].contains("a deadline of 3.5 ms"), "{refused:?}");
+    assert_eq!(of("7, 8", 7, 1), Vec::<String>::new(), "there is room on another");
+    // One alone would fit beside these, and so would each of the five.
+    assert!(!of("7", 1, 5).is_empty());
+    // Its vCPUs are as many as it is planned with.
+    let wide = vm("wide", &format!("vcpus = 9\n{voice}"));
+    assert!(!told(&format!("[vcpu]\ncpus = [7]\n{wide}")).is_empty());
+}

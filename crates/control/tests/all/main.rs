@@ -1,0 +1,14 @@
+//! Configuration and control of a switch, tested from outside the crate.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod config_conflicts;
+mod config_errors;
+mod config_fabric;
+mod config_vcpus;
+mod controller_file;
+mod fabric_files;
+mod json_schema;
+mod live_host;
+mod prop_compile;
+mod schema;
+mod wrong;

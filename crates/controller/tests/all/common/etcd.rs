@@ -1,0 +1,262 @@
+//! A cluster of three etcds on this machine, for as long as a test lasts.
+//!
+//! Other crates take this file with `#[path = ".../controller/tests/all/common/etcd.rs"]` and the one
+//! beside it, `dir.rs`.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use penstock_controller::store::{Etcd, EtcdConfig, Store};
+use penstock_testing::{patience, scaled};
+use tokio::time::{Instant, sleep};
+
+use super::dir::Dir;
+
+/// Three, so that one may be missing.
+pub const MEMBERS: usize = 3;
+/// How often ports are chosen anew when another program was quicker.
+const STARTS_MAX: usize = 3;
+/// Between two looks at something that is waited for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What the members present and ask for, if they speak TLS: PEM files.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    pub ca: PathBuf,
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+/// The cluster; dropped, its processes are killed and its files removed.
+#[derive(Debug)]
+pub struct Cluster {
+    members: Vec<Member>,
+    certificates: Option<Certificates>,
+    dir: Dir,
+}
+
+#[derive(Debug)]
+struct Member {
+    client: SocketAddr,
+    peer: SocketAddr,
+    child: Option<Child>,
+}
+
+impl Cluster {
+    /// Starts one and waits until it answers; `None`, and says so, where etcd is not installed.
+    pub async fn start() -> Option<Self> {
+        Self::start_with(None).await
+    }
+
+    /// The same with encryption for clients.
+    pub async fn start_with(certificates: Option<Certificates>) -> Option<Self> {
+        if program("etcd").is_none() {
+            penstock_testing::skip(
+                "etcd is not installed (Debian's etcd-server; scripts/setup.sh test)",
+            );
+            return None;
+        }
+        for _ in 0..STARTS_MAX {
+            let mut cluster = Self::choose(certificates.clone());
+            (0..MEMBERS).for_each(|member| cluster.launch(member));
+            if cluster.leads().await.is_some() {
+                return Some(cluster);
+            }
+        }
+        panic!("no cluster after {STARTS_MAX} starts");
+    }
+
+    fn choose(certificates: Option<Certificates>) -> Self {
+        // All held at once, so that no two are the same.
+        let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let held: Vec<_> = (0..MEMBERS).map(|_| (free(), free())).collect();
+        let member = |(client, peer): &(TcpListener, TcpListener)| Member {
+            client: client.local_addr().unwrap(),
+            peer: peer.local_addr().unwrap(),
+            child: None,
+        };
+        let members = held.iter().map(member).collect();
+        Self { members, certificates, dir: Dir::new() }
+    }
+
+    fn launch(&mut self, number: usize) {
+        let scheme = if self.certificates.is_some() { "https" } else { "http" };
+        let peer = |n: usize| format!("m{n}=http://{}", self.members[n].peer);
+        let all = (0..MEMBERS).map(peer).collect::<Vec<_>>().join(",");
+        let member = &self.members[number];
+        let client = format!("{scheme}://{}", member.client);
+        let own = format!("http://{}", member.peer);
+        let home = self.dir.path().join(format!("m{number}"));
+        let log = self.dir.path().join(format!("m{number}.log"));
+        let log = File::options().create(true).append(true).open(log).unwrap();
+        // It must not outlive a test that is killed.
+        let mut command = match program("setpriv") {
+            Some(setpriv) => {
+                let mut command = Command::new(setpriv);
+                command.args(["--pdeathsig", "KILL", "etcd"]);
+                command
+            }
+            None => Command::new("etcd"),
+        };
+        command
+            .args(["--name", &format!("m{number}"), "--data-dir"])
+            .arg(home)
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &own, "--initial-advertise-peer-urls", &own])
+            .args(["--initial-cluster", &all, "--initial-cluster-state", "new"])
+            // Without encryption whatever clients use.
+            .args(["--listen-metrics-urls", &format!("http://{}", metrics(member))])
+            .args(["--heartbeat-interval", "50", "--election-timeout"])
+            .arg(scaled(Duration::from_millis(500)).as_millis().to_string())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        if let Some(Certificates { ca, certificate, key }) = &self.certificates {
+            command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+            command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);
+        }
+        self.members[number].child = Some(command.spawn().unwrap());
+    }
+
+    /// All members, as [`EtcdConfig`] takes them.
+    pub fn endpoints(&self) -> Vec<String> {
+        let scheme = if self.certificates.is_some() { "https" } else { "http" };
+        self.members.iter().map(|member| format!("{scheme}://{}", member.client)).collect()
+    }
+
+    /// A store in it, every call within `limit`.
+    pub fn store(&self, limit: Duration) -> Etcd {
+        Etcd::new(&EtcdConfig { limit, ..EtcdConfig::new(self.endpoints()) }).unwrap()
+    }
+
+    /// Which member leads; waits until one does. `None` when a member has ended by itself or all
+    /// take too long.
+    pub async fn leads(&mut self) -> Option<usize> {
+        let end = Instant::now() + patience();
+        while Instant::now() < end {
+            for number in 0..MEMBERS {
+                let member = &mut self.members[number];
+                let child = member.child.as_mut();
+                if child.is_some_and(|child| child.try_wait().unwrap().is_some()) {
+                    return None;
+                }
+                let address = metrics(member);
+                let page = http(address, "GET", "/metrics", "").unwrap_or_default();
+                if page.lines().any(|line| line == "etcd_server_is_leader 1") {
+                    return Some(number);
+                }
+            }
+            sleep(LOOK).await;
+        }
+        None
+    }
+
+    /// Kills a member at once, as a machine ends that loses its power.
+    pub fn kill(&mut self, number: usize) {
+        if let Some(mut child) = self.members[number].child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Starts a member that was killed, with the data it had.
+    pub fn restart(&mut self, number: usize) {
+        assert!(self.members[number].child.is_none(), "member {number} is running");
+        self.launch(number);
+    }
+
+    /// Copies all members' data to `copy`; they end for it and start again.
+    pub async fn save(&mut self, copy: &str) {
+        let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
+        let pairs = names.iter().map(|name| (name.clone(), format!("{name}.{copy}")));
+        self.replace(pairs.collect()).await;
+    }
+
+    /// Goes back to the data in `copy`.
+    pub async fn restore(&mut self, copy: &str) {
+        let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
+        let pairs = names.iter().map(|name| (format!("{name}.{copy}"), name.clone()));
+        self.replace(pairs.collect()).await;
+    }
+
+    async fn replace(&mut self, pairs: Vec<(String, String)>) {
+        (0..MEMBERS).for_each(|number| self.kill(number));
+        for (from, to) in pairs {
+            let (from, to) = (self.dir.path().join(from), self.dir.path().join(to));
+            let _ = std::fs::remove_dir_all(&to);
+            let done = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
+            assert!(done.success());
+        }
+        (0..MEMBERS).for_each(|number| self.launch(number));
+        assert!(self.leads().await.is_some(), "the members start again");
+    }
+
+    /// Cuts a member off: it neither hears nor speaks, and its connections stay open.
+    pub fn stop(&self, number: usize) {
+        self.signal(number, Signal::SIGSTOP);
+    }
+
+    /// Ends that.
+    pub fn resume(&self, number: usize) {
+        self.signal(number, Signal::SIGCONT);
+    }
+
+    fn signal(&self, number: usize, signal: Signal) {
+        let child = self.members[number].child.as_ref().unwrap();
+        kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+    }
+
+    /// Forgets the changes before a revision.
+    pub fn compact(&self, revision: u64) {
+        let asked = format!(r#"{{"revision":"{revision}","physical":true}}"#);
+        let answer = http(self.members[0].client, "POST", "/v3/kv/compaction", &asked).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        (0..MEMBERS).for_each(|number| self.kill(number));
+    }
+}
+
+/// Waits until a store answers.
+pub async fn answers(store: &dyn Store) {
+    let end = Instant::now() + patience();
+    while let Err(error) = store.get("is it there").await {
+        assert!(Instant::now() < end, "{error}");
+        sleep(LOOK).await;
+    }
+}
+
+/// Where a member tells how it is. That needs no port of its own: all of 127/8 is this machine.
+fn metrics(member: &Member) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), member.client.port()))
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let mut found = std::env::split_paths(&path).map(|dir: PathBuf| dir.join(name));
+    found.find(|file: &PathBuf| Path::is_file(file))
+}
+
+/// One request without encryption, and all of the answer.
+fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let length = body.len();
+    let close = "Host: etcd\r\nConnection: close";
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\n{close}\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}

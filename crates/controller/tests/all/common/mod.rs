@@ -1,0 +1,5 @@
+//! What several tests use.
+
+pub mod authority;
+pub mod dir;
+pub mod etcd;

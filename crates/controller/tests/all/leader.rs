@@ -1,0 +1,405 @@
+//! A leader with simulated switches and hosts: what it decides is carried out in an order that
+//! keeps every packet mapped, whatever fails; what it stored, its successor goes on with.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_controller::intent::Mode as ControlMode;
+use penstock_controller::leader::{Leader, LeaderError};
+use penstock_controller::southbound::Faults;
+use penstock_controller::store::{LeaseId, Store};
+use penstock_fabric::ledger::Service;
+use penstock_fabric::queue_binding::Mode;
+use proptest::prelude::*;
+
+use crate::world::{Folder, World, store, tenant, usage};
+
+async fn five(world: &World, store: &Arc<dyn Store>) -> (Leader, LeaseId) {
+    let (mut leader, lease) = world.leader(Arc::clone(store), "one").await;
+    for name in ["a", "b", "c", "d", "e"] {
+        leader.add(tenant(name, 10, 10)).await.unwrap();
+    }
+    (leader, lease)
+}
+
+async fn interval(leader: &mut Leader, rates: &[(&str, u64)]) {
+    let used = usage(leader.fabric(), rates);
+    leader.interval(&used).await.unwrap();
+}
+
+fn has_queue(world: &World) -> Vec<String> {
+    let marked = |(name, marks): (String, BTreeSet<u8>)| {
+        assert_eq!(marks.len(), 1, "{name}: all of its hosts mark alike");
+        (!marks.contains(&0)).then_some(name)
+    };
+    world.marks().into_iter().filter_map(marked).collect()
+}
+
+const BUSY: [(&str, u64); 5] = [("a", 9), ("b", 8), ("c", 7), ("d", 2), ("e", 1)];
+
+#[tokio::test]
+async fn queues_follow_use_and_every_packet_stays_mapped() {
+    for mode in [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap] {
+        let folder = Folder::new("leader-follow");
+        let world = World::new(mode);
+        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+        interval(&mut leader, &BUSY).await;
+        assert_eq!(has_queue(&world), ["a", "b", "c"]);
+        // Scores follow by halves.
+        for _ in 0..6 {
+            interval(&mut leader, &[("a", 9), ("b", 0), ("c", 0), ("d", 9), ("e", 8)]).await;
+        }
+        assert_eq!(has_queue(&world), ["a", "d", "e"]);
+        leader.remove("d").await.unwrap();
+        interval(&mut leader, &[("a", 9), ("b", 0), ("c", 5), ("e", 8)]).await;
+        assert_eq!(has_queue(&world), ["a", "c", "e"]);
+        assert!(*world.auditor.audits.lock().unwrap() > 50);
+    }
+}
+
+#[tokio::test]
+async fn intervals_are_added_up_and_the_last_of_them_are_kept() {
+    let folder = Folder::new("leader-samples");
+    let world = World::new(Mode::PerPortMap);
+    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    interval(&mut leader, &BUSY).await;
+    world.fault("rack-1", Faults { refuses_after: Some(0), ..Faults::default() });
+    interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    world.fault("rack-1", Faults::default());
+    interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    let totals = leader.totals();
+    assert_eq!((totals.intervals, totals.taken_back), (3, 1), "{totals:?}");
+    assert!(totals.promoted >= 3 && totals.failed >= 1 && totals.took >= totals.decided_in);
+    leader.remove("b").await.unwrap();
+    let all = leader.samples().view("", 1_000).unwrap();
+    assert_eq!(all["times"].as_array().unwrap().len(), 3);
+    let a = &all["tenants"]["a"];
+    // Ten servers with 9 Mbit/s each, then nothing; its queue stays while the plan is taken back.
+    assert_eq!(a["sent"], serde_json::json!([90_000_000, 0, 0]));
+    assert!(a["dscp"][0] != 0 && a["dscp"][1] == a["dscp"][0], "{a}");
+    interval(&mut leader, &BUSY).await;
+    assert_eq!(leader.samples().view("b", 1_000), None);
+}
+
+#[tokio::test]
+async fn a_switch_that_fails_in_the_middle_changes_nothing_for_anybody() {
+    let folder = Folder::new("leader-fails");
+    for fault in [
+        Faults { refuses_after: Some(0), ..Faults::default() },
+        Faults { unreachable: true, ..Faults::default() },
+        Faults { ignores: true, ..Faults::default() },
+    ] {
+        let _ = std::fs::remove_file(folder.0.join("controller.redb"));
+        let world = World::new(Mode::PerPortMap);
+        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+        interval(&mut leader, &BUSY).await;
+        let before = has_queue(&world);
+        world.fault("rack-1", fault.clone());
+        for _ in 0..4 {
+            interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+            assert_eq!(has_queue(&world), before, "{fault:?}");
+        }
+        let told = leader.events().iter().filter(|event| event.subject == "rack-1").count();
+        assert!(told > 0, "{fault:?} is told of");
+        world.fault("rack-1", Faults::default());
+        for _ in 0..4 {
+            interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+        }
+        let now = has_queue(&world);
+        assert!(now.contains(&"d".to_owned()) && now.contains(&"e".to_owned()), "{now:?}");
+        drop(leader);
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_is_away_keeps_its_tenants_queues_and_is_told_when_it_comes_back() {
+    let folder = Folder::new("leader-away");
+    let world = World::new(Mode::StaticMap);
+    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    // Another tenant, whose hosts are not those of all others.
+    interval(&mut leader, &BUSY).await;
+    let before = has_queue(&world);
+    world.hosts.away.lock().unwrap().insert("server-3".into());
+    for _ in 0..3 {
+        interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    }
+    assert_eq!(has_queue(&world), before, "all of them have a VM there");
+    leader.remove("c").await.unwrap();
+    assert_eq!(world.mark("server-3", "c"), Some(3), "nobody could tell it");
+    world.hosts.away.lock().unwrap().clear();
+    leader.host_came("server-3");
+    leader.catch_up().await;
+    assert_eq!(world.mark("server-3", "c"), None);
+    interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    assert!(has_queue(&world).contains(&"d".to_owned()));
+}
+
+#[tokio::test]
+async fn a_host_that_fails_or_lies_holds_up_nobody_else() {
+    let folder = Folder::new("leader-bad-host");
+    let world = World::new(Mode::PerPortMap);
+    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let within = |name: &str, rack: &str| {
+        let within = vec![rack.to_owned()];
+        penstock_controller::intent::TenantSpec { within, ..tenant(name, 5, 10) }
+    };
+    for name in ["a", "b", "c", "d"] {
+        leader.add(within(name, "rack-0")).await.unwrap();
+    }
+    leader.add(within("bad", "rack-1")).await.unwrap();
+    interval(&mut leader, &[("a", 9), ("b", 8), ("c", 7), ("d", 1)]).await;
+    leader.remove("bad").await.unwrap();
+    interval(&mut leader, &[("a", 9), ("b", 8), ("c", 7), ("d", 1)]).await;
+    leader.add(within("bad", "rack-1")).await.unwrap();
+    world.hosts.fails.lock().unwrap().insert("server-7".into());
+    for _ in 0..6 {
+        interval(&mut leader, &[("a", 9), ("b", 8), ("d", 9), ("bad", 9)]).await;
+    }
+    assert!(has_queue(&world).contains(&"d".to_owned()), "{:?}", has_queue(&world));
+    // It says that another leads; the store says no.
+    world.hosts.fails.lock().unwrap().clear();
+    let later = penstock_controller::Stamp { epoch: u64::MAX, generation: 1 };
+    world.hosts.plans.lock().unwrap().get_mut("server-7").unwrap().stamp = later;
+    for _ in 0..6 {
+        interval(&mut leader, &[("a", 9), ("b", 8), ("c", 9), ("bad", 9)]).await;
+    }
+    assert!(has_queue(&world).contains(&"c".to_owned()), "{:?}", has_queue(&world));
+}
+
+#[tokio::test]
+async fn a_switch_that_lost_everything_is_mended() {
+    let folder = Folder::new("leader-mend");
+    let world = World::new(Mode::PerEgressMap);
+    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    interval(&mut leader, &BUSY).await;
+    let was = world.switches["core-0"].truth().ports;
+    world.switches["core-0"].restart();
+    assert_ne!(world.switches["core-0"].truth().ports, was);
+    interval(&mut leader, &BUSY).await;
+    assert_eq!(world.switches["core-0"].truth().ports, was);
+    assert!(leader.events().iter().any(|event| event.kind == "drift"));
+}
+
+#[tokio::test]
+async fn a_successor_goes_on_and_a_deposed_leader_can_do_nothing() {
+    let folder = Folder::new("leader-next");
+    let world = World::new(Mode::PerPortMap);
+    let store = store(&folder.0).await;
+    let (mut old, lease) = five(&world, &store).await;
+    interval(&mut old, &BUSY).await;
+    let (before, marks) = (old.stamp(), has_queue(&world));
+    let switches: Vec<_> = world.switches.values().map(|switch| switch.truth().ports).collect();
+    store.revoke(lease).await.unwrap();
+    let (mut new, _) = world.leader(Arc::clone(&store), "two").await;
+    assert!(new.stamp().epoch > before.epoch);
+    assert_eq!(has_queue(&world), marks);
+    interval(&mut new, &BUSY).await;
+    let same: Vec<_> = world.switches.values().map(|switch| switch.truth().ports).collect();
+    assert_eq!(same, switches, "a change of leaders changes nothing else");
+    // The old one believes that it leads still.
+    let used = usage(old.fabric(), &[("d", 9), ("e", 9)]);
+    assert_eq!(old.interval(&used).await, Err(LeaderError::Deposed));
+    assert_eq!(old.add(tenant("f", 2, 1)).await, Err(LeaderError::Deposed));
+    assert_eq!(old.remove("a").await, Err(LeaderError::Deposed));
+    assert!(store.get("penstock/tenants/a").await.unwrap().is_some());
+    assert!(store.get("penstock/tenants/f").await.unwrap().is_none());
+    assert_eq!(has_queue(&world), marks);
+}
+
+#[tokio::test]
+async fn a_restart_finds_tenants_places_and_queues() {
+    let folder = Folder::new("leader-restart");
+    let world = World::new(Mode::PerPortMap);
+    let (mut leader, lease) = {
+        let store = store(&folder.0).await;
+        five(&world, &store).await
+    };
+    interval(&mut leader, &BUSY).await;
+    leader.set_service("server-9", Service::Drained).await.unwrap();
+    let _ = lease;
+    let tenants: Vec<_> =
+        leader.fabric().tenants().map(|(_, slot, _)| leader.fabric().record(slot)).collect();
+    let marks = has_queue(&world);
+    drop(leader);
+    let (leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let again: Vec<_> =
+        leader.fabric().tenants().map(|(_, slot, _)| leader.fabric().record(slot)).collect();
+    let places = |all: &[penstock_controller::intent::TenantRecord]| {
+        all.iter().map(|r| (r.spec.name.clone(), r.placement.shares.clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(places(&again), places(&tenants));
+    assert_eq!(has_queue(&world), marks);
+    let drained = leader.fabric().topology().find("server-9").unwrap();
+    let service = leader.fabric().datacenter().ledger().service(drained);
+    assert_eq!(service, Service::Drained);
+}
+
+#[tokio::test]
+async fn observing_changes_nothing_and_reverting_brings_back() {
+    let folder = Folder::new("leader-revert");
+    let world = World::new(Mode::PerPortMap);
+    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    assert_eq!(leader.revert().await.unwrap_err(), LeaderError::NoHistory);
+    interval(&mut leader, &BUSY).await;
+    leader.set_mode(ControlMode::Observe).await.unwrap();
+    let changed = |world: &World| world.switches.values().map(|s| s.applied()).sum::<u64>();
+    let before = changed(&world);
+    for _ in 0..3 {
+        interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    }
+    assert_eq!((changed(&world), has_queue(&world).join("")), (before, "abc".to_owned()));
+    assert!(leader.events().iter().any(|event| event.kind == "would-promote"));
+    leader.set_mode(ControlMode::Active).await.unwrap();
+    for _ in 0..3 {
+        interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    }
+    let after = has_queue(&world);
+    assert!(after.contains(&"d".to_owned()), "{after:?}");
+    leader.revert().await.unwrap();
+    assert_eq!(has_queue(&world).join(""), "abc");
+    assert_eq!(leader.mode(), ControlMode::Hold);
+    for _ in 0..3 {
+        interval(&mut leader, &[("d", 9), ("e", 9)]).await;
+    }
+    assert_eq!(has_queue(&world).join(""), "abc", "held");
+}
+
+#[tokio::test]
+async fn what_has_no_place_is_refused_with_what_would_fit() {
+    let folder = Folder::new("leader-refuse");
+    let world = World::new(Mode::StaticMap);
+    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let refused = leader.add(tenant("big", 10, 300)).await.unwrap_err().to_string();
+    assert!(refused.contains("tenant big") && refused.contains("it fits with"), "{refused}");
+    leader.add(tenant("a", 10, 10)).await.unwrap();
+    let twice = leader.add(tenant("a", 10, 10)).await.unwrap_err().to_string();
+    assert!(twice.contains("tenant a is there already"), "{twice}");
+    let name = leader.add(tenant("a/b", 10, 10)).await.unwrap_err().to_string();
+    assert!(name.contains("letters"), "{name}");
+    let nobody = leader.remove("x").await.unwrap_err().to_string();
+    assert!(nobody.contains("no tenant x"), "{nobody}");
+    let (_, record) = leader.grow("a", 0, 5, true).await.unwrap_err_or_ok();
+    assert_eq!(record, None, "eleven VMs, one a server, ten servers");
+}
+
+trait ErrOrOk {
+    fn unwrap_err_or_ok(self) -> (Option<String>, Option<u32>);
+}
+
+impl<A> ErrOrOk for Result<(A, penstock_controller::intent::TenantRecord), LeaderError> {
+    fn unwrap_err_or_ok(self) -> (Option<String>, Option<u32>) {
+        match self {
+            Ok((_, record)) => (None, Some(record.spec.classes[0].vms)),
+            Err(error) => (Some(error.to_string()), None),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Interval(Vec<u64>),
+    Add(u8),
+    Remove(u8),
+    Away(u8, bool),
+    Fail(u8, bool),
+    Fault(u8, Faults),
+    NewLeader,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let faults = prop_oneof![
+        3 => Just(Faults::default()),
+        1 => Just(Faults { unreachable: true, ..Faults::default() }),
+        1 => (0_usize..3).prop_map(|n| Faults { refuses_after: Some(n), ..Faults::default() }),
+        1 => Just(Faults { ignores: true, ..Faults::default() }),
+    ];
+    prop_oneof![
+        6 => prop::collection::vec(0_u64..10, 6).prop_map(Act::Interval),
+        2 => (0_u8..6).prop_map(Act::Add),
+        1 => (0_u8..6).prop_map(Act::Remove),
+        1 => (0_u8..10, any::<bool>()).prop_map(|(host, away)| Act::Away(host, away)),
+        1 => (0_u8..10, any::<bool>()).prop_map(|(host, fails)| Act::Fail(host, fails)),
+        2 => (0_u8..3, faults).prop_map(|(switch, faults)| Act::Fault(switch, faults)),
+        1 => Just(Act::NewLeader),
+    ]
+}
+
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+const SWITCHES: [&str; 3] = ["core-0", "rack-0", "rack-1"];
+
+async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
+    let _ = std::fs::remove_file(folder.0.join("controller.redb"));
+    let world = World::new(mode);
+    let store = store(&folder.0).await;
+    let (mut leader, mut lease) = world.leader(Arc::clone(&store), "one").await;
+    for act in acts {
+        match act {
+            Act::Interval(rates) => {
+                let rates: Vec<_> = NAMES.into_iter().zip(rates).collect();
+                interval(&mut leader, &rates).await;
+            }
+            Act::Add(at) => drop(leader.add(tenant(NAMES[usize::from(at)], 10, 10)).await),
+            Act::Remove(at) => drop(leader.remove(NAMES[usize::from(at)]).await),
+            Act::Away(host, away) => {
+                let name = format!("server-{host}");
+                let mut list = world.hosts.away.lock().unwrap();
+                if away {
+                    list.insert(name.clone())
+                } else {
+                    list.remove(&name)
+                };
+                drop(list);
+                leader.host_came(&name);
+            }
+            Act::Fail(host, fails) => {
+                let name = format!("server-{host}");
+                let mut list = world.hosts.fails.lock().unwrap();
+                if fails {
+                    list.insert(name)
+                } else {
+                    list.remove(&name)
+                };
+            }
+            Act::Fault(switch, faults) => world.fault(SWITCHES[usize::from(switch)], faults),
+            Act::NewLeader => {
+                store.revoke(lease).await.unwrap();
+                (leader, lease) = world.leader(Arc::clone(&store), "next").await;
+            }
+        }
+    }
+    // All is well again: within a few intervals everybody does what the binding says.
+    world.hosts.away.lock().unwrap().clear();
+    world.hosts.fails.lock().unwrap().clear();
+    SWITCHES.iter().for_each(|switch| world.fault(switch, Faults::default()));
+    (0..10).for_each(|host| leader.host_came(&format!("server-{host}")));
+    // The longest pause of one that refused.
+    for _ in 0..32 {
+        interval(&mut leader, &BUSY).await;
+    }
+    for (name, marks) in world.marks() {
+        let slot = leader.fabric().slot(&name).expect("who is marked is there");
+        assert_eq!(marks, BTreeSet::from([leader.fabric().dscp(slot)]), "{name}");
+    }
+    assert!(leader.crew().out_of_date().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// The auditor looks at every single change of a host or a switch.
+    #[test]
+    fn whatever_fails_no_packet_meets_an_unmapped_code_point(
+        mode in prop_oneof![
+            Just(Mode::StaticMap), Just(Mode::PerPortMap), Just(Mode::PerEgressMap)
+        ],
+        acts in prop::collection::vec(act(), 1..30),
+    ) {
+        let folder = Folder::new("leader-prop");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let played = async {
+            tokio::time::timeout(penstock_testing::scaled(Duration::from_secs(60)), play(mode, acts, &folder)).await
+        };
+        runtime.block_on(played).unwrap();
+    }
+}

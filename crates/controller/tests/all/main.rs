@@ -1,0 +1,17 @@
+//! The controller with stores, switches and hosts, tested from outside the crate.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod agent;
+mod common;
+mod leader;
+mod leader_changes;
+mod leader_etcd;
+mod leader_store;
+mod linux_tc;
+mod penstock_switch;
+mod sonic;
+mod store_contract;
+mod store_etcd;
+mod store_model;
+mod store_tls;
+mod world;

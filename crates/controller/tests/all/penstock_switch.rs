@@ -1,0 +1,307 @@
+//! The driver `penstock` and the switch's end of it, over a unix socket and over mutual TLS; the
+//! data path is in memory.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use penstock_controller::Stamp;
+use penstock_controller::agent::SideError;
+use penstock_controller::agents::{PemFiles, ServerTls};
+use penstock_controller::southbound::penstock::{Address, PenstockSwitch, Tls};
+use penstock_controller::southbound::{
+    Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver as _, diff,
+};
+use penstock_controller::switch::wire::v1::switch_service_server::SwitchServiceServer;
+use penstock_controller::switch::{
+    FabricSwitch, PortReading, SwitchServer, SwitchSide, Who, serve,
+};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::common::authority::Authority;
+use crate::common::dir::Dir;
+
+/// A data path of two ports with eight queues.
+#[derive(Debug, Default)]
+struct FakeSide {
+    ports: Mutex<BTreeMap<String, PortState>>,
+    applied: Mutex<u32>,
+    fails: Mutex<bool>,
+}
+
+#[async_trait]
+impl SwitchSide for FakeSide {
+    async fn read(&self) -> Result<BTreeMap<String, PortReading>, SideError> {
+        let ports = self.ports.lock().unwrap();
+        let one = |name: &str| {
+            let told = ports.get(name).cloned().unwrap_or_default();
+            // As the data path has it: every queue weighs something.
+            let weight = |queue| told.weights.get(queue).copied().unwrap_or(0).max(1);
+            let state = PortState { weights: (0..8).map(weight).collect(), map: told.map };
+            let counter = |queue| QueueCounters {
+                port: name.to_owned(),
+                queue,
+                packets: 3 + u64::from(queue),
+                bytes: 300,
+                dropped: 1,
+            };
+            let reading = PortReading { queues: 8, state, counters: (0..8).map(counter).collect() };
+            (name.to_owned(), reading)
+        };
+        Ok(["e0", "e1"].map(one).into())
+    }
+
+    async fn apply(&self, ports: &BTreeMap<String, PortState>) -> Result<(), SideError> {
+        if *self.fails.lock().unwrap() {
+            return Err(SideError("the worker has ended".to_owned()));
+        }
+        *self.ports.lock().unwrap() = ports.clone();
+        *self.applied.lock().unwrap() += 1;
+        Ok(())
+    }
+}
+
+/// A switch that is served; it ends with this.
+struct Bed {
+    dir: Dir,
+    side: Arc<FakeSide>,
+    switch: Arc<FabricSwitch>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn ports() -> [PortInfo; 2] {
+    let rate = penstock_units::BitsPerSecond(1_000_000_000);
+    ["e0", "e1"].map(|name| PortInfo { name: name.to_owned(), rate })
+}
+
+fn stamp(epoch: u64, generation: u64) -> Stamp {
+    Stamp { epoch, generation }
+}
+
+fn changes() -> Vec<Change> {
+    let map = |port: &str| Change::Map { port: port.into(), dscp: 8, queue: 1 };
+    let weights = vec![0, 30];
+    vec![map("e0"), map("e1"), Change::Weigh { port: "e1".into(), weights }]
+}
+
+impl Bed {
+    async fn start(dir: Dir) -> Self {
+        let side = Arc::new(FakeSide::default());
+        let plan = dir.path().join("plan");
+        let switch = FabricSwitch::new("leaf1", &plan, Arc::clone(&side) as Arc<dyn SwitchSide>);
+        switch.take_up().await.unwrap();
+        let switch = Arc::new(switch);
+        let _ = std::fs::remove_file(dir.path().join("socket"));
+        let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+        let server = SwitchServer::new(Arc::clone(&switch), Who::Connected);
+        let server = Server::builder().add_service(SwitchServiceServer::new(server));
+        let serving = server.serve_with_incoming(UnixListenerStream::new(listener));
+        let task = tokio::spawn(async { serving.await.unwrap() });
+        Self { dir, side, switch, task }
+    }
+
+    /// The process ends; another one has the same files.
+    async fn restart(mut self) -> Self {
+        self.task.abort();
+        let dir = std::mem::replace(&mut self.dir, Dir::new());
+        Self::start(dir).await
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    fn driver(&self) -> PenstockSwitch {
+        PenstockSwitch::new("leaf1", &ports(), 8, Address::Socket(self.socket())).unwrap()
+    }
+
+    fn applied(&self) -> u32 {
+        *self.side.applied.lock().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_was_told_is_read_back_twice_is_once_and_late_is_refused() {
+    let bed = Bed::start(Dir::new()).await;
+    let can = bed.driver().capabilities().await.unwrap();
+    assert_eq!(
+        (can.queues, can.weights, can.remap, can.map_per_port),
+        (8, (1, 10_000), true, true)
+    );
+    let fresh = bed.driver().read_back().await.unwrap();
+    assert_eq!((fresh.stamp, &fresh.ports["e0"]), (Stamp::default(), &PortState::default()));
+    let words = bed.driver().words(&changes()).await.unwrap();
+    assert_eq!(words[1], "port e1: wfq = { weights = [1, 30], map = { 8 = 1 } }");
+    assert_eq!((words.len(), bed.applied()), (2, 0), "nothing was done");
+
+    bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
+    let is = bed.driver().read_back().await.unwrap();
+    let state = |weights: &[u32]| PortState { weights: weights.into(), map: [(8, 1)].into() };
+    assert_eq!(
+        (is.stamp, &is.ports["e0"], &is.ports["e1"]),
+        (stamp(3, 1), &state(&[]), &state(&[0, 30]))
+    );
+    bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
+    assert_eq!(bed.applied(), 1, "all of it at once, and only once");
+
+    let late = bed.driver().apply(stamp(2, 99), &[]).await;
+    let (has, told) = (stamp(3, 1), stamp(2, 99));
+    assert_eq!(late, Err(DriverError::Fenced { switch: "leaf1".into(), has, told }));
+    assert_eq!(bed.switch.status().borrow().late, 1);
+
+    let mut wanted = is.clone();
+    wanted.ports.insert("e0".into(), PortState { weights: vec![5, 5], map: [(9, 7)].into() });
+    bed.driver().apply(stamp(3, 2), &diff(&is, &wanted)).await.unwrap();
+    assert_eq!(bed.driver().read_back().await.unwrap().ports, wanted.ports);
+    let counters = bed.driver().counters().await.unwrap();
+    assert_eq!((counters.len(), counters[9].queue, counters[9].packets), (16, 1, 4));
+}
+
+#[tokio::test]
+async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
+    let bed = Bed::start(Dir::new()).await;
+    bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
+    let told = bed.driver().read_back().await.unwrap();
+    let bed = bed.restart().await;
+    assert_eq!(bed.driver().read_back().await.unwrap(), told);
+    let late = bed.driver().apply(stamp(2, 1), &[]).await;
+    assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");
+    // What it forgot is found by comparing with the data path, and mended.
+    bed.side.ports.lock().unwrap().clear();
+    let is = bed.driver().read_back().await.unwrap();
+    assert_eq!(is.ports["e1"], PortState { weights: vec![0, 1], map: [].into() });
+    bed.driver().apply(stamp(3, 1), &diff(&is, &told)).await.unwrap();
+    assert_eq!(bed.driver().read_back().await.unwrap(), told);
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_is_in_force_and_its_stamp_outlives_a_restart() {
+    let bed = Bed::start(Dir::new()).await;
+    bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
+    std::fs::create_dir(bed.dir.path().join("plan.new")).unwrap();
+    let unmap = [Change::Unmap { port: "e0".into(), dscp: 8 }];
+    bed.driver().apply(stamp(4, 1), &unmap).await.unwrap();
+    assert!(bed.switch.status().borrow().unkept);
+    assert!(bed.driver().read_back().await.unwrap().ports["e0"].map.is_empty());
+    let bed = bed.restart().await;
+    let is = bed.driver().read_back().await.unwrap();
+    assert_eq!((is.stamp, &is.ports["e1"]), (stamp(4, 1), &PortState::default()));
+    let late = bed.driver().apply(stamp(3, 9), &[]).await;
+    assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");
+}
+
+#[tokio::test]
+async fn what_is_beyond_it_or_fails_changes_nothing_and_is_told() {
+    let bed = Bed::start(Dir::new()).await;
+    bed.driver().apply(stamp(1, 1), &changes()).await.unwrap();
+    let before = bed.driver().read_back().await.unwrap();
+    let map = |port: &str, dscp, queue| Change::Map { port: port.into(), dscp, queue };
+    for (change, why) in [
+        (map("e9", 8, 1), "port e9"),
+        (map("e0", 8, 8), "queues 0 to 7"),
+        (map("e0", 0, 1), "code points 1 to 63"),
+        (Change::Weigh { port: "e0".into(), weights: vec![1, 10_001] }, "weights from 1 to 10000"),
+    ] {
+        let told = [map("e0", 30, 3), change];
+        let error = bed.driver().apply(stamp(1, 2), &told).await.unwrap_err();
+        assert!(matches!(error, DriverError::Refused { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        assert_eq!(bed.driver().read_back().await.unwrap(), before);
+    }
+    *bed.side.fails.lock().unwrap() = true;
+    let error = bed.driver().apply(stamp(1, 3), &[map("e0", 30, 3)]).await.unwrap_err();
+    assert!(error.to_string().contains("the worker has ended"), "{error}");
+    assert_eq!(bed.driver().read_back().await.unwrap(), before);
+
+    let other = PenstockSwitch::new("leaf2", &ports(), 8, Address::Socket(bed.socket())).unwrap();
+    let error = other.read_back().await.unwrap_err().to_string();
+    assert!(error.contains("this is switch leaf1, not leaf2"), "{error}");
+    let rate = penstock_units::BitsPerSecond(1);
+    let more = [PortInfo { name: "e7".into(), rate }];
+    let more = PenstockSwitch::new("leaf1", &more, 8, Address::Socket(bed.socket())).unwrap();
+    let error = more.read_back().await.unwrap_err().to_string();
+    assert!(error.contains("port e7 is beyond it"), "{error}");
+    let nobody = Address::Socket(bed.dir.path().join("nobody"));
+    let error = PenstockSwitch::new("leaf1", &ports(), 8, nobody).unwrap().read_back().await;
+    assert!(matches!(error, Err(DriverError::Unreachable { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn of_two_controllers_at_once_the_later_prevails() {
+    let bed = Bed::start(Dir::new()).await;
+    let weigh = |weight| [Change::Weigh { port: "e0".into(), weights: vec![1, weight] }];
+    let tell = |generation, weight| {
+        let driver = bed.driver();
+        async move { driver.apply(stamp(7, generation), &weigh(weight)).await }
+    };
+    for round in 0..20 {
+        let (old, new) = (2 * round + 1, 2 * round + 2);
+        let (first, second) = tokio::join!(tell(old, 3), tell(new, 4));
+        assert_eq!(second, Ok(()));
+        assert!(matches!(first, Ok(()) | Err(DriverError::Fenced { .. })), "{first:?}");
+        let is = bed.driver().read_back().await.unwrap();
+        assert_eq!((is.stamp, &is.ports["e0"].weights[..]), (stamp(7, new), &[1, 4][..]));
+    }
+}
+
+#[tokio::test]
+async fn over_the_network_only_who_is_named_is_heard() {
+    let bed = Bed::start(Dir::new()).await;
+    let authority = Authority::new();
+    let file = |name: &str, text: &str| {
+        let path = bed.dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let (certificate, key) = authority.sign("leaf1.test");
+    let ca = file("ca.pem", &authority.pem());
+    let files = PemFiles {
+        ca: ca.clone(),
+        certificate: file("leaf.pem", &certificate),
+        key: file("leaf.key", &key),
+        crl: None,
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let who = Who::Named(["controller".to_owned()].into());
+    let server = SwitchServer::new(Arc::clone(&bed.switch), who);
+    let tls = ServerTls::open(files).unwrap();
+    let serving = tokio::spawn(serve(listener, server, tls, std::future::pending()));
+    let driver = |by: &Authority, named: &str, server_name: &str| {
+        let (certificate, key) = by.sign(named);
+        let tls = Tls {
+            ca: ca.clone(),
+            certificate: file("me.pem", &certificate),
+            key: file("me.key", &key),
+            server_name: server_name.to_owned(),
+        };
+        let address = Address::Tcp(format!("localhost:{port}"), tls);
+        PenstockSwitch::new("leaf1", &ports(), 8, address).unwrap()
+    };
+    let controller = driver(&authority, "controller", "leaf1.test");
+    controller.apply(stamp(1, 1), &changes()).await.unwrap();
+    assert_eq!(controller.read_back().await.unwrap().stamp, stamp(1, 1));
+    let host = driver(&authority, "server-0", "leaf1.test");
+    let error = host.apply(stamp(9, 9), &[]).await.unwrap_err();
+    assert!(matches!(error, DriverError::Refused { .. }), "{error}");
+    let why = "server-0; controllers of this switch are controller";
+    assert!(error.to_string().contains(why), "{error}");
+    let impostor = driver(&Authority::new(), "controller", "leaf1.test");
+    let error = impostor.read_back().await.unwrap_err();
+    assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
+    let elsewhere = driver(&authority, "controller", "leaf2.test");
+    let error = elsewhere.read_back().await.unwrap_err();
+    assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
+    assert_eq!(bed.driver().read_back().await.unwrap().stamp, stamp(1, 1));
+    serving.abort();
+}

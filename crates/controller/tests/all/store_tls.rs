@@ -1,0 +1,74 @@
+//! An etcd that speaks TLS and lets in only whom its authority signed.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use penstock_controller::store::{Etcd, EtcdConfig, EtcdTls, Store, StoreError};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+};
+
+use crate::common::dir::Dir;
+use crate::common::etcd::{Certificates, Cluster, answers};
+
+/// Who signs certificates.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn pem(&self) -> Vec<u8> {
+        self.0.pem().into_bytes()
+    }
+
+    /// A certificate for 127.0.0.1 and its key, PEM; members use theirs as clients as well.
+    fn sign(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        (certificate.pem().into_bytes(), key.serialize_pem().into_bytes())
+    }
+}
+
+#[tokio::test]
+async fn both_sides_show_certificates_and_strangers_stay_out() {
+    let (dir, authority, stranger) = (Dir::new(), Authority::new(), Authority::new());
+    let file = |name: &str, content: &[u8]| -> PathBuf {
+        let path = dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    };
+    let (certificate, key) = authority.sign();
+    let certificates = Certificates {
+        ca: file("ca.pem", &authority.pem()),
+        certificate: file("member.pem", &certificate),
+        key: file("member.key", &key),
+    };
+    let Some(cluster) = Cluster::start_with(Some(certificates)).await else { return };
+    let store = |tls: EtcdTls| {
+        let limit = Duration::from_secs(2);
+        let config = EtcdConfig { endpoints: cluster.endpoints(), tls: Some(tls), limit };
+        Etcd::new(&config).unwrap()
+    };
+
+    let known = store(EtcdTls { ca: authority.pem(), identity: Some(authority.sign()) });
+    answers(&known).await;
+    assert_eq!(known.get("nothing").await, Ok(None));
+
+    let trusts_another = EtcdTls { ca: stranger.pem(), identity: Some(authority.sign()) };
+    let error = store(trusts_another).get("nothing").await.unwrap_err().to_string();
+    assert!(error.contains("invalid peer certificate"), "{error}");
+
+    for identity in [None, Some(stranger.sign())] {
+        let unknown = store(EtcdTls { ca: authority.pem(), identity });
+        let refused = unknown.get("nothing").await;
+        assert!(matches!(refused, Err(StoreError::Unavailable { .. })), "{refused:?}");
+    }
+}

@@ -1,0 +1,72 @@
+//! A turn ends although its frames ask to be cut into thousands (datapath rule 20).
+
+use std::sync::Arc;
+
+use penstock_dataplane::batch::{BATCH_FRAMES, Batch, Verdict};
+use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::egress::finish::CUTS_PER_TURN_MAX;
+use penstock_dataplane::egress::{Egress, Touched};
+use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload, OffloadCaps};
+use penstock_dataplane::port::memory_queue::memory_queue;
+use penstock_dataplane::worker::PortSlot;
+use penstock_units::{PortId, Vid};
+
+/// A TCP/IPv4 frame of 54 bytes of headers and so much payload.
+fn frame(payload: usize) -> Vec<u8> {
+    let mut bytes = vec![2; 12];
+    bytes.extend([8, 0, 0x45, 0]);
+    bytes.extend(u16::try_from(40 + payload).unwrap().to_be_bytes());
+    bytes.extend([0, 1, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes.extend([0, 80, 0, 81, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 1, 1, 0, 0, 0, 0]);
+    bytes.resize(54 + payload, 7);
+    bytes
+}
+
+/// Sends `frames` of this payload and segment size to a port without offloads, in one turn;
+/// returns what it got and how many frames were refused.
+fn cut(frames: usize, payload: usize, mss: u16) -> (usize, u64) {
+    let offload = Offload {
+        flags: F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: mss,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+    let mut batch = Batch::new();
+    for i in 0..frames {
+        batch.push(&frame(payload), offload).unwrap();
+        batch.frame_mut(i).verdict = Verdict::Output(1);
+    }
+    let (queues, drivers): (Vec<_>, Vec<_>) =
+        (0..2).map(|_| memory_queue(8192, OffloadCaps::NONE)).unzip();
+    let slot = |queue| PortSlot { queues: vec![Box::new(queue)], ..PortSlot::default() };
+    let mut slots: Vec<_> = queues.into_iter().map(slot).collect();
+    let counters: Vec<_> = (0..2).map(|_| Some(Arc::new(PortCounters::default()))).collect();
+    let policy = |id| Some(Arc::new(PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0).finish()));
+    let domain = Domain { tenant: Some(1), vid: 0, members: [0, 1].into(), fdb_limit: 16 };
+    let snapshot = Snapshot::new(1, vec![policy(0), policy(1)], vec![domain], Vec::new(), 300);
+    let (mut egress, mut touched) = (Egress::new(2), Touched::with_capacity(4));
+    egress.deliver(&mut batch, PortId(0), &mut slots, &counters, &snapshot, &mut touched);
+    let mut reading = counters[0].as_ref().unwrap().read();
+    reading.rx_frames = frames as u64;
+    assert_eq!(reading.unaccounted(), 0);
+    let got = core::iter::from_fn(|| drivers[1].receive()).count();
+    (got, reading.drops[DropReason::TooBig as usize])
+}
+
+#[test]
+fn a_turn_cuts_no_more_than_a_few_hundred_segments() {
+    let (got, refused) = cut(BATCH_FRAMES, 120, 1);
+    assert_eq!((got, refused), (240, 30), "two frames of 120 segments fit");
+    assert!(got <= CUTS_PER_TURN_MAX);
+}
+
+#[test]
+fn honest_segments_are_all_cut() {
+    assert_eq!(cut(2, 60_000, 1448), (84, 0));
+    assert_eq!(cut(2, 64_000, 536), (240, 0));
+    assert_eq!(cut(BATCH_FRAMES, 1900, 536), (128, 0));
+}

@@ -1,0 +1,306 @@
+//! What nobody bought or nobody uses: a core does not stand still while somebody has frames, who
+//! bought nothing has a turn all the same, and a pause is charged to nobody.
+
+use std::sync::Arc;
+
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::counters::{PortCounters, WorkerReading};
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::memory_queue::{
+    MemoryDriver, MemoryFrame, MemoryQueue, memory_queue,
+};
+use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
+use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
+use penstock_dataplane::tsc::CycleCounter;
+use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority, TscRate, Vid};
+
+use crate::common;
+
+const HZ: u64 = 1_000_000_000;
+const MS: u64 = HZ / 1_000;
+const INTERVAL: u64 = HZ / 20_000;
+
+/// 100 cycles a frame and stage: 9,600 for a full batch.
+type Core = common::Core<100>;
+
+/// A queue pair of which only a poll can tell whether frames wait, as a TAP's.
+struct Polled(MemoryQueue);
+
+impl PortQueue for Polled {
+    fn pending(&mut self, _now: Cycles) -> Pending {
+        Pending::Unknown
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        self.0.rx_burst(batch);
+    }
+
+    fn rx_done(&mut self) {
+        self.0.rx_done();
+    }
+
+    fn tx_ready(&self) -> bool {
+        self.0.tx_ready()
+    }
+
+    fn caps(&self) -> OffloadCaps {
+        self.0.caps()
+    }
+
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        self.0.tx_burst(batch, frames)
+    }
+
+    fn publish(&mut self) {
+        self.0.publish();
+    }
+
+    fn notify(&mut self) -> u32 {
+        self.0.notify()
+    }
+
+    fn notify_taken(&mut self) -> u32 {
+        self.0.notify_taken()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sender {
+    qos: PortQos,
+    polled: bool,
+    /// Queue pairs beside the first one, from which nothing ever comes.
+    silent: usize,
+}
+
+fn sender(ingress: IngressPolicy, percent: u64, class: u64) -> Sender {
+    let qos = PortQos {
+        ingress,
+        entitlement: CyclesPerSecond(HZ / 100 * percent),
+        priority: Priority::new(class).unwrap(),
+        ..PortQos::default()
+    };
+    Sender { qos, polled: false, silent: 0 }
+}
+
+/// A worker, senders, and a receiver behind the last port.
+struct Bed {
+    worker: Worker<Core>,
+    core: Core,
+    drivers: Vec<MemoryDriver>,
+    counters: Vec<Arc<PortCounters>>,
+}
+
+impl Bed {
+    fn new(schedule: ScheduleKind, senders: &[Sender]) -> Self {
+        let core = Core::default();
+        let ports = senders.len() + 1;
+        let config = WorkerConfig {
+            schedule,
+            tsc: TscRate::from_hz(HZ),
+            max_ports: ports,
+            ..WorkerConfig::default()
+        };
+        let mut worker = Worker::new(&config, core.clone(), None);
+        let (mut drivers, mut counters) = (Vec::new(), Vec::new());
+        let mut policies = Vec::new();
+        for port in 0..u16::try_from(ports).unwrap() {
+            let (pair, driver) = memory_queue(256, OffloadCaps::ALL);
+            let polled = senders.get(usize::from(port)).is_some_and(|sender| sender.polled);
+            let pair: Box<dyn PortQueue> =
+                if polled { Box::new(Polled(pair)) } else { Box::new(pair) };
+            let set = Arc::new(PortCounters::default());
+            let silent = senders.get(usize::from(port)).map_or(0, |sender| sender.silent);
+            let mut pairs = vec![pair];
+            pairs.extend((0..silent).map(|_| -> Box<dyn PortQueue> {
+                Box::new(memory_queue(256, OffloadCaps::ALL).0)
+            }));
+            assert!(worker.attach(PortId(port), pairs, Arc::clone(&set)).is_ok());
+            drivers.push(driver);
+            counters.push(set);
+            let mut policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0);
+            policy.qos = senders.get(usize::from(port)).map(|s| s.qos).unwrap_or_default();
+            policies.push(Some(Arc::new(policy.finish())));
+        }
+        let members = (0..u16::try_from(ports).unwrap()).collect();
+        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
+        worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], vec![], 300)));
+        let mut bed = Self { worker, core, drivers, counters };
+        // Where the receiver is, is known from here on.
+        let last = bed.drivers.len() - 1;
+        assert!(bed.drivers[last].send(MemoryFrame::plain(frame(last, 0xff))));
+        bed.run(MS, &[]);
+        bed
+    }
+
+    fn now(&self) -> u64 {
+        self.core.now().0
+    }
+
+    fn fill(&self, port: usize) {
+        let to = self.drivers.len() - 1;
+        while self.drivers[port].send(MemoryFrame::plain(frame(port, to))) {}
+    }
+
+    /// Lets so many cycles pass while those in `busy` always have frames. Returns the worker's
+    /// counters' growth.
+    fn run(&mut self, cycles: u64, busy: &[usize]) -> WorkerReading {
+        let before = self.worker.counters().read();
+        let end = self.now() + cycles;
+        while self.now() < end {
+            busy.iter().for_each(|port| self.fill(*port));
+            if self.worker.turn() == Turn::Idle {
+                // Nothing happens outside meanwhile.
+                let next = self.worker.next_due().map_or(self.now() + 1_000, |due| due.0);
+                self.core.0.advance_to(Cycles(next.min(end)));
+                self.worker.rested();
+            }
+            self.drivers.iter().for_each(|driver| while driver.receive().is_some() {});
+        }
+        self.worker.counters().read().since(&before)
+    }
+
+    /// What each sender spent, in percent of the core, while those in `busy` have frames.
+    fn shares(&mut self, ms: u64, busy: &[usize]) -> Vec<f64> {
+        let spent = |bed: &Self| bed.counters.iter().map(|c| c.cycles.get()).collect::<Vec<_>>();
+        let (before, from) = (spent(self), self.now());
+        self.run(ms * MS, busy);
+        let passed = (self.now() - from) as f64;
+        let share = |(now, then): (u64, u64)| 100.0 * (now - then) as f64 / passed;
+        spent(self).into_iter().zip(before).map(share).collect()
+    }
+}
+
+fn frame(from: usize, to: usize) -> Vec<u8> {
+    let byte = |n: usize| u8::try_from(n).unwrap();
+    let mut bytes = vec![0x52, 0, 0, 0, 0, byte(to), 0x52, 0, 0, 0, 0, byte(from), 0x88, 0xb5];
+    if to == 0xff {
+        bytes[..6].fill(0xff);
+    }
+    bytes.resize(60, 7);
+    bytes
+}
+
+use IngressPolicy::{CyclesMinmax, CyclesStrict};
+
+const BOTH: [ScheduleKind; 2] = [ScheduleKind::Hbs, ScheduleKind::RoundRobin];
+
+/// Sixteen have emptied their buckets and fall silent, all but one. While fifteen buckets fill
+/// up, which takes milliseconds, the core is that one's.
+#[test]
+fn a_core_never_stands_still_while_a_minmax_port_has_frames() {
+    for schedule in BOTH {
+        let senders = vec![sender(CyclesMinmax, 5, 3); 16];
+        let mut bed = Bed::new(schedule, &senders);
+        let all: Vec<usize> = (0..16).collect();
+        let idle = |grown: &WorkerReading| grown.cycles_idle;
+        assert!(idle(&bed.run(30 * MS, &all)) <= INTERVAL, "all sixteen");
+        // What is still in their rings is theirs.
+        bed.run(2 * MS, &[0]);
+        for alone in [0, 7] {
+            let grown = bed.run(20 * MS, &[alone]);
+            assert!(idle(&grown) <= INTERVAL, "{schedule:?}: idle for {} cycles", idle(&grown));
+            assert!(grown.cycles_busy >= 20 * MS - INTERVAL, "{grown:?}");
+            bed.run(20 * MS, &all);
+        }
+        let shares = bed.shares(200, &all);
+        let near = |share: &f64| (share - 6.25).abs() < 0.1;
+        assert!(shares[..16].iter().all(near), "lent time changed nothing: {shares:?}");
+    }
+}
+
+#[test]
+fn nobody_lends_to_a_strict_port() {
+    for schedule in BOTH {
+        let mut bed =
+            Bed::new(schedule, &[sender(CyclesStrict, 30, 1), sender(CyclesMinmax, 9, 1)]);
+        bed.run(20 * MS, &[0]);
+        let shares = bed.shares(200, &[0]);
+        assert!((shares[0] - 30.0).abs() < 0.5, "{shares:?}");
+        let grown = bed.run(20 * MS, &[0]);
+        assert_eq!((grown.lent_batches, grown.cycles_lent), (0, 0));
+    }
+}
+
+/// One floods in the first class and lives on all that is left over; the other bought nothing, is
+/// in the last, and nobody can see whether it has frames.
+#[test]
+fn a_port_that_can_only_be_polled_gets_its_floor_beside_a_flood() {
+    // The floor is the receiver's too. The flood's bucket, full to begin with, is used up by what
+    // others have for sure: where nearly all is sold, that takes a while.
+    for (sold, settled, floor) in [(50, 100, 1.0), (90, 100, 1.0), (99, 400, 0.5)] {
+        let polled = Sender { polled: true, ..sender(IngressPolicy::None, 0, 8) };
+        let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, sold, 1), polled]);
+        bed.run(settled * MS, &[0, 1]);
+        let shares = bed.shares(500, &[0, 1]);
+        assert!(shares[1] >= 0.95 * floor, "{shares:?} with {sold} % sold");
+        assert!(shares[0] >= sold as f64 - 0.2, "and that is all: {shares:?}");
+        assert!(shares.iter().sum::<f64>() > 99.0, "{shares:?}");
+        // It falls silent: nothing is kept for it.
+        bed.run(20 * MS, &[0]);
+        let shares = bed.shares(100, &[0]);
+        assert!(shares[0] > 97.0, "{shares:?}");
+    }
+}
+
+/// A port of the last class with two queue pairs, of which one never has a frame: a look at that
+/// one takes nothing from what is kept for the other's frames.
+#[test]
+fn a_silent_queue_pair_takes_nothing_from_its_port() {
+    for silent in [0, 1, 3] {
+        let late = Sender { silent, ..sender(CyclesMinmax, 20, 8) };
+        let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, 60, 1), late]);
+        bed.run(100 * MS, &[0, 1]);
+        let shares = bed.shares(200, &[0, 1]);
+        assert!((shares[1] - 30.0).abs() < 0.5, "{silent} silent: {shares:?}");
+    }
+}
+
+/// The same port with an entitlement: what it bought is kept for it too.
+#[test]
+fn a_port_that_can_only_be_polled_gets_what_it_bought() {
+    let polled = Sender { polled: true, ..sender(CyclesMinmax, 20, 8) };
+    let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, 60, 1), polled]);
+    bed.run(100 * MS, &[0, 1]);
+    let shares = bed.shares(200, &[0, 1]);
+    assert!((shares[0] - 70.0).abs() < 0.5 && (shares[1] - 30.0).abs() < 0.5, "{shares:?}");
+}
+
+/// Who bought nothing is held by no gate, and has no bucket where nobody bought anything.
+#[test]
+fn who_bought_nothing_is_never_held() {
+    let free = sender(IngressPolicy::None, 0, 1);
+    let mut bed = Bed::new(ScheduleKind::Hbs, &[free, sender(CyclesStrict, 10, 8)]);
+    let shares = bed.shares(50, &[0]);
+    assert!(shares[0] > 98.0, "{shares:?}");
+    let reading = bed.counters[0].read();
+    assert_eq!(reading.throttled, 0);
+    assert!(reading.cycles_entitled > 0);
+    let mut bed = Bed::new(ScheduleKind::Hbs, &[free, free]);
+    bed.run(5 * MS, &[0]);
+    assert_eq!(bed.worker.counters().read().refills, 0);
+}
+
+/// A nap, a control request: the next batch costs what it costs.
+#[test]
+fn a_pause_is_charged_to_nobody() {
+    let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, 30, 1)]);
+    let batch = |bed: &mut Bed| {
+        bed.fill(0);
+        let before = bed.counters[0].cycles.get();
+        assert_eq!(bed.worker.turn(), Turn::Busy(32));
+        bed.counters[0].cycles.get() - before
+    };
+    let usual = batch(&mut bed);
+    assert_eq!(usual, 9_600);
+    let before = bed.worker.counters().read();
+    bed.core.0.advance(Cycles(3 * MS));
+    bed.worker.rested();
+    assert_eq!(batch(&mut bed), usual);
+    bed.core.0.advance(Cycles(70_000));
+    let snapshot = Arc::new(Snapshot::default());
+    let _empty = bed.worker.serve(penstock_dataplane::worker::Request::Swap(snapshot));
+    let grown = bed.worker.counters().read().since(&before);
+    assert_eq!((grown.cycles_idle, grown.cycles_control), (3 * MS, 70_000));
+}

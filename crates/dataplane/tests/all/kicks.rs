@@ -1,0 +1,181 @@
+//! What a notification costs is paid by those whose frames made it necessary, and not by whoever
+//! has the next turn.
+
+use std::sync::Arc;
+
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::counters::PortCounterSets;
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::memory_queue::{
+    MemoryDriver, MemoryFrame, MemoryQueue, memory_queue,
+};
+use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
+use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
+use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_units::{Cycles, PortId, TscRate, Vid, WorkerId};
+
+/// What a batch of any kind costs on this core, and what a notification does.
+const BATCH: u64 = 1_000;
+const KICK: u64 = 70_000;
+
+/// A core on which only a batch's last stage takes time.
+#[derive(Clone, Debug, Default)]
+struct Core(VirtualCounter);
+
+impl CycleCounter for Core {
+    fn now(&self) -> Cycles {
+        self.0.now()
+    }
+
+    fn spent(&self, stage: Stage, _work: &Work) {
+        if stage == Stage::Egress {
+            self.0.advance(Cycles(BATCH));
+        }
+    }
+}
+
+/// A queue pair whose driver wants to be woken for what it gets, for what was taken, or neither.
+struct Sleeper {
+    queue: MemoryQueue,
+    clock: VirtualCounter,
+    wants: [bool; 2],
+    owed: [bool; 2],
+}
+
+impl Sleeper {
+    fn wake(&mut self, taken: usize) -> u32 {
+        let kick = core::mem::take(&mut self.owed[taken]) && self.wants[taken];
+        self.clock.advance(Cycles(if kick { KICK } else { 0 }));
+        u32::from(kick)
+    }
+}
+
+impl PortQueue for Sleeper {
+    fn pending(&mut self, now: Cycles) -> Pending {
+        self.queue.pending(now)
+    }
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        self.queue.rx_burst(batch);
+        self.owed[1] = !batch.is_empty();
+    }
+    fn rx_done(&mut self) {
+        self.queue.rx_done();
+    }
+    fn tx_ready(&self) -> bool {
+        self.queue.tx_ready()
+    }
+    fn caps(&self) -> OffloadCaps {
+        self.queue.caps()
+    }
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        self.owed[0] = true;
+        self.queue.tx_burst(batch, frames)
+    }
+    fn publish(&mut self) {
+        self.queue.publish();
+    }
+    fn notify(&mut self) -> u32 {
+        self.wake(0)
+    }
+    fn notify_taken(&mut self) -> u32 {
+        self.wake(1)
+    }
+}
+
+struct Bed {
+    worker: Worker<Core>,
+    drivers: Vec<MemoryDriver>,
+    counters: Vec<PortCounterSets>,
+}
+
+impl Bed {
+    /// Three ports; `wants` says which of their drivers sleep: for what they get, for what they
+    /// sent.
+    fn new(wants: [[bool; 2]; 3]) -> Self {
+        let core = Core::default();
+        let tsc = TscRate::from_hz(2_000_000_000);
+        let config = WorkerConfig { tsc, max_ports: 4, ..WorkerConfig::default() };
+        let mut worker = Worker::new(&config, core.clone(), None);
+        let (mut drivers, mut counters, mut policies) = (Vec::new(), Vec::new(), Vec::new());
+        for (port, wants) in (0_u16..).zip(wants) {
+            let (queue, driver) = memory_queue(256, OffloadCaps::ALL);
+            let queue = Sleeper { queue, clock: core.0.clone(), wants, owed: [false; 2] };
+            let set = PortCounterSets::new(1);
+            let own = Arc::clone(set.of(WorkerId(0)));
+            assert!(worker.attach(PortId(port), vec![Box::new(queue)], own).is_ok());
+            let policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0).finish();
+            policies.push(Some(Arc::new(policy)));
+            drivers.push(driver);
+            counters.push(set);
+        }
+        let members = Box::new([0, 1, 2]);
+        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
+        worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300)));
+        let mut bed = Self { worker, drivers, counters };
+        // The switch learns where all are.
+        for port in 0..3 {
+            assert!(bed.send(port, 9, 1));
+        }
+        bed.run();
+        bed
+    }
+
+    fn send(&self, from: u8, to: u8, frames: usize) -> bool {
+        let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
+        bytes.resize(60, 7);
+        let driver = &self.drivers[usize::from(from)];
+        (0..frames).all(|_| driver.send(MemoryFrame::plain(bytes.clone())))
+    }
+
+    fn run(&mut self) {
+        while self.worker.turn() != Turn::Idle {}
+        for driver in &self.drivers {
+            while driver.receive().is_some() {}
+        }
+    }
+
+    /// Cycles that each port has been charged.
+    fn charged(&self) -> [u64; 3] {
+        [0, 1, 2].map(|port: usize| self.counters[port].read().cycles)
+    }
+
+    /// What each port is charged for these frames: from, to, how many.
+    fn cost(&mut self, frames: &[(u8, u8, usize)]) -> [u64; 3] {
+        let before = self.charged();
+        for &(from, to, count) in frames {
+            assert!(self.send(from, to, count));
+        }
+        self.run();
+        let after = self.charged();
+        [0, 1, 2].map(|port: usize| after[port] - before[port])
+    }
+}
+
+const POLLS: [bool; 2] = [false, false];
+
+#[test]
+fn who_sends_to_a_sleeping_driver_pays_for_the_kick() {
+    let mut bed = Bed::new([POLLS, POLLS, [true, false]]);
+    assert_eq!(bed.cost(&[(0, 1, 8)]), [BATCH, 0, 0], "nobody sleeps there");
+    assert_eq!(bed.cost(&[(0, 2, 8)]), [BATCH + KICK, 0, 0]);
+    // The kick comes after the other's batch, and is not the other's.
+    assert_eq!(bed.cost(&[(0, 2, 8), (1, 0, 8)]), [BATCH + KICK, BATCH, 0]);
+    assert_eq!(bed.cost(&[(1, 0, 8), (0, 2, 8)]), [BATCH + KICK, BATCH, 0]);
+    assert_eq!(bed.counters[2].read().tx_kicks, 4, "with the frame by which it was learned");
+}
+
+#[test]
+fn several_senders_share_a_kick_by_their_frames() {
+    let mut bed = Bed::new([POLLS, POLLS, [true, false]]);
+    let cost = bed.cost(&[(0, 2, 24), (1, 2, 8)]);
+    assert_eq!(cost, [BATCH + KICK * 3 / 4, BATCH + KICK / 4, 0]);
+}
+
+#[test]
+fn who_wants_to_hear_of_its_own_frames_pays_for_that() {
+    let mut bed = Bed::new([[false, true], POLLS, POLLS]);
+    assert_eq!(bed.cost(&[(0, 1, 8)]), [BATCH + KICK, 0, 0]);
+    // What another sends it at the same time makes no part of that the other's.
+    assert_eq!(bed.cost(&[(0, 1, 8), (1, 0, 8)]), [BATCH + KICK, BATCH, 0]);
+}

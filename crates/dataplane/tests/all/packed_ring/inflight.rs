@@ -1,0 +1,137 @@
+//! A packed ring killed anywhere is taken up where the driver saw it stand: each buffer comes back
+//! once, in its order.
+
+use std::sync::Arc;
+
+use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
+use penstock_dataplane::port::packed_ring::PackedRing;
+use penstock_dataplane::port::peer_memory::MemoryAccount;
+
+use crate::packed_ring::guest::{Guest, SIZE, pattern, take, write};
+
+fn region() -> Arc<InflightRegion> {
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Packed, 1, SIZE).unwrap();
+    Arc::new(
+        InflightRegion::map(
+            &MemoryAccount::default(),
+            RingLayout::Packed,
+            &file,
+            0,
+            len,
+            (1, SIZE),
+        )
+        .unwrap(),
+    )
+}
+
+/// A ring that knows nothing but the region: the frontend says a fresh ring's base.
+fn successor(guest: &Guest, region: &Arc<InflightRegion>) -> PackedRing {
+    let mut ring = guest.ring();
+    let queue = region.packed(0, SIZE).unwrap();
+    let stood = queue.positions();
+    ring.track(queue, stood);
+    ring
+}
+
+#[test]
+fn a_burst_was_shown_or_it_never_was() {
+    for in_order in [false, true] {
+        let mut guest = Guest::new();
+        guest.in_order = in_order;
+        let region = region();
+        let mut ring = successor(&guest, &region);
+        // Enough rounds for the ring's end to fall anywhere in a burst.
+        for round in 0..60 {
+            let frames: Vec<_> = (0..9).map(|i| pattern(60 + round + i)).collect();
+            for (i, frame) in frames.iter().enumerate() {
+                if i % 3 == 1 { guest.send_chain(frame, 2) } else { guest.send_plain(frame) }
+            }
+            let old = ring.base() as u16;
+            assert_eq!(take(&mut ring), frames, "round {round}");
+            // Killed with the burst taken.
+            ring = successor(&guest, &region);
+            assert_eq!(take(&mut ring), frames, "round {round}");
+            // Killed with all of it overwritten but the first.
+            ring.complete_taken();
+            ring = successor(&guest, &region);
+            assert_eq!(guest.take_used(), []);
+            assert_eq!(take(&mut ring), frames, "round {round}");
+            ring.complete_taken();
+            let new = ring.base() as u16;
+            // Killed when the region said where the burst will lead, and it was not shown.
+            region.packed(0, SIZE).unwrap().begin(old, new);
+            ring = successor(&guest, &region);
+            assert_eq!(guest.take_used(), []);
+            assert_eq!(take(&mut ring), frames, "round {round}");
+            ring.complete_taken();
+            ring.publish();
+            // Killed when it was shown, and the region did not say so yet; the driver goes on.
+            region.packed(0, SIZE).unwrap().begin(old, new);
+            if round % 2 == 0 {
+                assert_eq!(guest.take_used().len(), 9);
+                (0..40).for_each(|_| guest.send_plain(&pattern(100)));
+            }
+            ring = successor(&guest, &region);
+            assert_eq!(ring.base() as u16, new);
+            while round % 2 == 0 && !take(&mut ring).is_empty() {
+                ring.complete_taken();
+                ring.publish();
+            }
+            guest.take_used();
+            assert!(guest.out.is_empty());
+        }
+    }
+}
+
+#[test]
+fn receive_buffers_come_back_once_wherever_the_switch_is_killed() {
+    let mut guest = Guest::new();
+    let region = region();
+    let mut ring = successor(&guest, &region);
+    for round in 0..60 {
+        // Two of three frames are spread over buffers.
+        guest.post(&[80; 12]);
+        let frames = [pattern(60), pattern(200), pattern(150)];
+        assert_eq!(write(&mut ring, &frames).frames, 3);
+        if round % 3 > 0 {
+            ring = successor(&guest, &region);
+            assert_eq!(guest.take_used(), []);
+            assert_eq!(write(&mut ring, &frames).frames, 3);
+        }
+        ring.publish();
+        if round % 3 > 1 {
+            ring = successor(&guest, &region);
+        }
+        let used: Vec<u32> = guest.take_used().into_iter().map(|(_, len, _)| len).collect();
+        assert_eq!(used, [72, 80, 80, 52, 80, 80, 2]);
+        // The rest of what was posted, so that the next round begins anew.
+        assert_eq!(write(&mut ring, &vec![pattern(60); 5]).frames, 5);
+        ring.publish();
+        assert_eq!(guest.take_used().len(), 5);
+    }
+}
+
+#[test]
+fn a_region_that_knows_nothing_leaves_the_base_as_it_is() {
+    let mut guest = Guest::new();
+    let region = region();
+    let before = {
+        let mut ring = guest.ring();
+        guest.send_plain(&pattern(60));
+        assert_eq!(take(&mut ring).len(), 1);
+        ring.complete_taken();
+        ring.publish();
+        ring.base()
+    };
+    let at = |base, recover| {
+        let mut ring = guest.ring_with(|spec| spec.base = base).unwrap();
+        let queue = region.packed(0, SIZE).unwrap();
+        let stood = queue.positions().filter(|_| recover);
+        ring.track(queue, stood);
+        ring.base()
+    };
+    assert_eq!(at(before, true), before, "nobody has recorded yet");
+    assert_eq!(at(0x8005_8005, false), 0x8005_8005, "a later start is the frontend's to say");
+    assert_eq!(at(before, true), 0x8005_8005, "the region knows better than the frontend");
+}

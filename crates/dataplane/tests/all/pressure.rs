@@ -1,0 +1,152 @@
+//! A port that sends to two outputs with a queue is held back while one of them has too much of it,
+//! whatever the other one does: no frame is lost.
+
+use std::sync::Arc;
+
+use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::counters::{PortCounterSets, PortReading};
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_dataplane::tsc::CycleCounter;
+use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig};
+use penstock_qos::fair_share::Bound;
+use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, TscRate, Vid, WorkerId};
+
+use crate::common;
+
+const HZ: u64 = 1_000_000_000;
+const SLOW: u8 = 0;
+const FAST: u8 = 1;
+const BOTH: u8 = 2;
+const OTHER: u8 = 3;
+
+/// 50 cycles a frame and stage.
+type Core = common::Core<50>;
+
+struct Bed {
+    workers: Vec<Worker<Core>>,
+    cores: Vec<Core>,
+    drivers: Vec<MemoryDriver>,
+    counters: Vec<PortCounterSets>,
+}
+
+impl Bed {
+    /// Four ports, dealt to the workers by `home`; the first two have queues for links of 10 Mbit/s
+    /// and 1 Gbit/s.
+    fn new(workers: u16, home: fn(u8) -> usize) -> Self {
+        let mesh = Mesh::new(workers, 4);
+        let cores: Vec<_> = (0..workers).map(|_| Core::default()).collect();
+        let worker = |((id, peers), core): ((u16, _), &Core)| {
+            let tsc = TscRate::from_hz(HZ);
+            let config =
+                WorkerConfig { id: WorkerId(id), tsc, max_ports: 4, ..WorkerConfig::default() };
+            Worker::new(&config, core.clone(), None).with_peers(peers)
+        };
+        let workers = (0..).zip(mesh.peers).zip(&cores).map(worker).collect::<Vec<_>>();
+        let mut bed = Self { workers, cores, drivers: Vec::new(), counters: Vec::new() };
+        let mut policies = Vec::new();
+        for port in [SLOW, FAST, BOTH, OTHER] {
+            let id = PortId(port.into());
+            let set = PortCounterSets::new(bed.workers.len());
+            for (worker, at) in bed.workers.iter_mut().zip(0..) {
+                let counters = Arc::clone(set.of(WorkerId(at)));
+                assert!(worker.join(id, Vec::with_capacity(QUEUES_MAX), counters).is_ok());
+            }
+            let (pair, driver) = memory_queue(256, OffloadCaps::ALL);
+            let arrival = Arrival { port: id, queue: QueueId(0), of: 1, pair: Box::new(pair) };
+            assert!(bed.workers[home(port)].adopt(arrival).is_ok());
+            bed.drivers.push(driver);
+            bed.counters.push(set);
+            let mut policy = PortPolicy::access(port.into(), Some(1), Vid::UNTAGGED, 0);
+            if port == SLOW || port == FAST {
+                let link = if port == SLOW { 10_000_000 } else { 1_000_000_000 };
+                policy.queue = Some(QueueHome::new(terms(link), 4, 4));
+            }
+            policies.push(Some(Arc::new(policy.finish())));
+        }
+        let members = Box::new([0, 1, 2, 3]);
+        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
+        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
+        for worker in &mut bed.workers {
+            worker.swap_snapshot(Arc::clone(&snapshot));
+        }
+        for port in [SLOW, FAST] {
+            assert!(bed.drivers[usize::from(port)].send(frame(port, 0xff)));
+        }
+        bed.run(5_000_000, |_| {});
+        bed
+    }
+
+    fn run(&mut self, cycles: u64, offer: impl Fn(&Self)) {
+        let now = |bed: &Self| bed.cores.iter().map(|core| core.now().0).min().unwrap();
+        let end = now(self) + cycles;
+        while now(self) < end {
+            offer(self);
+            let at = (0..self.cores.len()).min_by_key(|&at| self.cores[at].now().0).unwrap();
+            if self.workers[at].turn() == Turn::Idle {
+                let next = self.workers[at].next_due().map_or(u64::MAX, |due| due.0);
+                self.cores[at].0.advance_to(Cycles(next.min(now(self) + 2_000)));
+            }
+            for driver in &self.drivers {
+                while driver.receive().is_some() {}
+            }
+        }
+    }
+
+    fn port(&self, port: u8) -> PortReading {
+        self.counters[usize::from(port)].read()
+    }
+}
+
+fn terms(link: u64) -> QueueTerms {
+    QueueTerms {
+        order: Order::FairShare,
+        pacing: Pacing::Link(BitsPerSecond(link)),
+        bound: Bound::default(),
+        frames: 4_096,
+    }
+}
+
+fn frame(from: u8, to: u8) -> MemoryFrame {
+    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
+    if to == 0xff {
+        bytes[..6].fill(0xff);
+    }
+    bytes.resize(1_000, 7);
+    MemoryFrame::plain(bytes)
+}
+
+/// One port floods both outputs by turns, another keeps the fast one busy.
+fn flood(bed: &Bed) {
+    let driver = &bed.drivers[usize::from(BOTH)];
+    while driver.unsent() < 250 {
+        assert!(driver.send(frame(BOTH, SLOW)) && driver.send(frame(BOTH, FAST)));
+    }
+    while bed.drivers[usize::from(OTHER)].send(frame(OTHER, FAST)) {}
+}
+
+fn nothing_is_lost(workers: u16, home: fn(u8) -> usize) {
+    let mut bed = Bed::new(workers, home);
+    let before = bed.port(FAST).tx_frames;
+    bed.run(HZ / 2, flood);
+    let port = bed.port(BOTH);
+    assert_eq!(port.drops[DropReason::QueueFull as usize], 0, "{port:?}");
+    assert_eq!((port.dropped(), port.unaccounted()), (0, 0), "{port:?}");
+    assert!(port.held_back > 10 && port.forwarded > 500, "{port:?}");
+    // The fast link is full all the while: half a second of a gigabit.
+    let sent = bed.port(FAST).tx_frames - before;
+    assert!(sent > 1_000_000_000 / 2 / 8 / 1_024 * 98 / 100, "{sent}");
+}
+
+#[test]
+fn who_presses_one_of_two_outputs_waits_until_that_one_has_room() {
+    nothing_is_lost(1, |_| 0);
+}
+
+#[test]
+fn the_same_where_the_outputs_are_two_workers() {
+    nothing_is_lost(2, |port| usize::from(port == SLOW));
+    nothing_is_lost(3, |port| if port == SLOW || port == FAST { port.into() } else { 2 });
+}

@@ -1,0 +1,340 @@
+//! A guest that rewrites its rings, descriptors, headers and frames while the switch reads them
+//! (datapath rules 3-8): no crash, no byte from or to anywhere but its own regions, and what is
+//! sent is what was looked at.
+#![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::classify::parse::parse;
+use penstock_dataplane::offload::Offload;
+use penstock_dataplane::port::TxOutcome;
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::packed_ring::PackedRing;
+use penstock_dataplane::port::peer_memory::MemoryAccount;
+use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+
+const MEMORY: u64 = 1 << 16;
+/// Bytes of the file before and behind the guest's region, which are not its own.
+const FENCE: u64 = 1 << 12;
+const FENCE_BYTE: u8 = 0xc5;
+/// What fills the guest's memory where it writes nothing else: a header that asks for nothing.
+const OWN: u64 = 0;
+const USER: u64 = 0x7000_0000_0000;
+const SIZE: u16 = 64;
+const AVAILABLE: u64 = 0x400;
+const USED: u64 = 0x600;
+/// Bursts that must go well, of those in which the guest had something ready.
+const BURSTS: usize = 6_000;
+/// Bursts after which a race that does not happen is given up.
+const TRIES: usize = 20_000_000;
+
+/// A file with the guest's region in its middle, and the guest's view of all of it.
+struct Shared {
+    base: *mut u8,
+    len: usize,
+    memory: Arc<GuestMemory>,
+}
+
+// SAFETY: a mapping belongs to no thread, and is accessed by atomics only.
+// WHY: the guest's thread writes while the switch's reads.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new() -> Self {
+        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+        let len = MEMORY + 2 * FENCE;
+        file.set_len(len).unwrap();
+        let spec = RegionSpec {
+            guest: 0,
+            user: USER,
+            len: MEMORY,
+            offset: FENCE,
+            file: file.try_clone().unwrap(),
+        };
+        let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap());
+        let bytes = NonZeroUsize::new(usize::try_from(len).unwrap()).unwrap();
+        let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a fresh mapping of the test's own file. WHY: the guest's view of its memory.
+        let base = unsafe { mmap(None, bytes, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
+        let shared = Self { base: base.as_ptr().cast(), len: bytes.get(), memory };
+        for at in (0..len).step_by(8) {
+            let inside = (FENCE..FENCE + MEMORY).contains(&at);
+            let fence = u64::from_ne_bytes([FENCE_BYTE; 8]);
+            shared.file_word(at).store(if inside { OWN } else { fence }, Ordering::Relaxed);
+        }
+        shared
+    }
+
+    fn file_word(&self, at: u64) -> &AtomicU64 {
+        assert!(at + 8 <= self.len as u64 && at.is_multiple_of(8));
+        // SAFETY: inside the mapping and aligned. WHY: shared with the switch's thread.
+        unsafe { AtomicU64::from_ptr(self.base.add(usize::try_from(at).unwrap()).cast()) }
+    }
+
+    /// The word at a guest address, brought into the region.
+    fn word(&self, guest: u64) -> &AtomicU64 {
+        self.file_word(FENCE + (guest % MEMORY) / 8 * 8)
+    }
+
+    fn half(&self, guest: u64) -> &AtomicU16 {
+        let at = FENCE + guest;
+        assert!(guest + 2 <= MEMORY && guest.is_multiple_of(2));
+        // SAFETY: inside the region and aligned. WHY: as in `file_word`.
+        unsafe { AtomicU16::from_ptr(self.base.add(usize::try_from(at).unwrap()).cast()) }
+    }
+
+    fn fence_is_whole(&self) -> bool {
+        let fence = u64::from_ne_bytes([FENCE_BYTE; 8]);
+        let outside = (0..FENCE).chain(FENCE + MEMORY..MEMORY + 2 * FENCE).step_by(8);
+        outside.into_iter().all(|at| self.file_word(at).load(Ordering::Relaxed) == fence)
+    }
+
+    /// A split ring's index goes on as an honest driver's; what it covers does not.
+    fn offer(&self, packed: bool, chains: u16) {
+        if !packed {
+            let index = self.half(AVAILABLE + 2);
+            index.store(index.load(Ordering::Relaxed).wrapping_add(chains), Ordering::Relaxed);
+        }
+    }
+
+    fn spec(&self) -> RingSpec {
+        RingSpec {
+            size: SIZE.into(),
+            descriptors: USER,
+            available: USER + AVAILABLE,
+            used: USER + USED,
+            base: 0,
+            event_idx: false,
+            in_order: false,
+            mergeable: true,
+            header: 12,
+            call: None,
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let base = std::ptr::NonNull::new(self.base.cast()).unwrap();
+        // SAFETY: what mmap returned. WHY: munmap has no safe form.
+        unsafe { munmap(base, self.len) }.unwrap();
+    }
+}
+
+fn next(n: &mut u64) -> u64 {
+    *n ^= *n << 13;
+    *n ^= *n >> 7;
+    *n ^= *n << 17;
+    *n
+}
+
+/// Rewrites descriptors, heads, headers and frames until told to stop; most of what it writes is
+/// nearly lawful, so that the switch gets far.
+fn rewrite(shared: &Shared, packed: bool, stop: &AtomicBool, seed: u64) {
+    let mut n = seed;
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..16 {
+            let (slot, what) = (next(&mut n) % u64::from(SIZE), next(&mut n));
+            let address = match what & 15 {
+                0 => what,
+                1 => MEMORY - 64,
+                _ => 0x2000 + (what >> 8) % 0xa000,
+            };
+            let len = match what >> 4 & 15 {
+                0 => what >> 32,
+                1 => 16 * (what >> 40 & 7),
+                2 => 0,
+                _ => 26 + (what >> 32) % 3000,
+            };
+            let flags = [0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4, 5, 6];
+            let flags = flags[usize::try_from(what >> 12 & 15).unwrap()];
+            let chained = (what >> 20) % u64::from(SIZE);
+            shared.word(16 * slot).store(address, Ordering::Relaxed);
+            // A packed descriptor has its id where a split one has its flags, and says by two
+            // more flags whose it is.
+            let owner = [0x80, 0x80, 0x8000, 0x8080][usize::try_from(what >> 54 & 3).unwrap()];
+            let (low, high) = if packed { (chained, flags | owner) } else { (flags, chained) };
+            let rest = (len & 0xffff_ffff) | low << 32 | high << 48;
+            shared.word(16 * slot + 8).store(rest, Ordering::Relaxed);
+            let head = AVAILABLE + 4 + 2 * slot;
+            shared.half(head).store(u16::try_from(what >> 26 & 63).unwrap(), Ordering::Relaxed);
+            // Headers and frames, in the middle of buffers.
+            let word = if what & 1 == 0 { OWN } else { what };
+            shared.word(0x2000 + (what >> 3) % 0xa000).store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The two kinds of rings behind the calls of a worker.
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
+enum Ring {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
+impl Ring {
+    fn new(shared: &Shared, packed: bool) -> Self {
+        let (spec, memory) = (shared.spec(), Arc::clone(&shared.memory));
+        if packed {
+            let spec = RingSpec { base: 0x8000_8000, ..spec };
+            Self::Packed(PackedRing::new(spec, memory).unwrap())
+        } else {
+            Self::Split(SplitRing::new(spec, memory).unwrap())
+        }
+    }
+
+    fn take(&mut self, batch: &mut Batch) {
+        match self {
+            Self::Split(ring) => ring.take(batch),
+            Self::Packed(ring) => ring.take(batch),
+        }
+    }
+
+    fn done(&mut self) {
+        match self {
+            Self::Split(ring) => {
+                ring.complete_taken();
+                ring.publish();
+                ring.notify();
+            }
+            Self::Packed(ring) => {
+                ring.complete_taken();
+                ring.publish();
+                ring.notify();
+            }
+        }
+    }
+
+    fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
+        match self {
+            Self::Split(ring) => ring.give(batch, frames, out),
+            Self::Packed(ring) => ring.give(batch, frames, out),
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.is_stopped(),
+            Self::Packed(ring) => ring.is_stopped(),
+        }
+    }
+}
+
+/// What the classifier saw of a frame is what leaves, whatever the guest does meanwhile.
+fn looked_at_is_sent(batch: &mut Batch) -> usize {
+    let mut good = 0;
+    for i in 0..batch.len() {
+        let Ok(headers) = parse(batch, i, 0) else { continue };
+        good += 1;
+        let (head, offload, len) =
+            (batch.head(i).to_vec(), batch.frame(i).offload, batch.frame(i).len);
+        let mut sent = Vec::new();
+        batch.copy_out(i, &mut sent);
+        assert_eq!((sent[..head.len()] == head[..], sent.len()), (true, len as usize));
+        // Read again from what is sent, it says the same.
+        let mut again = Batch::new();
+        let tag = batch.frame(i).tci != 0;
+        again.push(&sent, offload).unwrap();
+        if !tag {
+            let second = parse(&mut again, 0, 0).unwrap();
+            assert_eq!(second.key, headers.key);
+        }
+    }
+    good
+}
+
+fn race(packed: bool, seed: u64) {
+    let shared = Shared::new();
+    let stop = AtomicBool::new(false);
+    let (mut frames, mut errors, mut delivered, mut parsed, mut stopped) = (0, 0, 0, 0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rewrite(&shared, packed, &stop, seed));
+        let mut ring = Ring::new(&shared, packed);
+        let (mut batch, mut out) = (Batch::new(), Batch::new());
+        let (mut good, mut burst) = (0, 0);
+        while good < BURSTS {
+            burst += 1;
+            assert!(burst < TRIES, "{good} bursts in {TRIES}: the guest writes nothing");
+            shared.offer(packed, 16);
+            batch.clear();
+            batch.errors = 0;
+            ring.take(&mut batch);
+            frames += batch.len();
+            errors += batch.errors;
+            parsed += looked_at_is_sent(&mut batch);
+            ring.done();
+            out.clear();
+            for _ in 0..8 {
+                out.push(&[0x47; 900], Offload::NONE).unwrap();
+            }
+            shared.offer(packed, 12);
+            let mut outcome = TxOutcome::default();
+            ring.give(&out, &[0, 1, 2, 3, 4, 5, 6, 7], &mut outcome);
+            ring.done();
+            delivered += outcome.frames;
+            if !batch.is_empty() || batch.errors > 0 || outcome.frames > 0 {
+                good += 1;
+            } else {
+                std::thread::yield_now();
+            }
+            if ring.is_stopped() || burst % 512 == 511 {
+                stopped += u32::from(ring.is_stopped());
+                // As its session would, after a reset of the guest.
+                shared.half(AVAILABLE + 2).store(0, Ordering::Relaxed);
+                shared.half(USED + 2).store(0, Ordering::Relaxed);
+                ring = Ring::new(&shared, packed);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(shared.fence_is_whole(), "a byte outside of the guest's region was written");
+    // The race was one: frames got through, and bad ones were told.
+    assert!(frames > 1000 && errors > 0 && delivered > 100, "{frames} {errors} {delivered}");
+    eprintln!("{frames} frames, {parsed} parsed, {errors} bad, {delivered} given, {stopped} stops");
+}
+
+/// The class of the double fetch of `csum_start` that DPDK repaired in commit 285e6b8b18.
+#[test]
+fn what_is_rewritten_after_it_was_read_changes_nothing() {
+    const HEADER: u64 = 0x2000;
+    let shared = Shared::new();
+    // Flags: needs a checksum; csum_start 34, csum_offset 6.
+    shared.word(HEADER).store(1 | 34 << 48, Ordering::Relaxed);
+    shared.word(HEADER + 8).store(6 | 0x1111_1111 << 32, Ordering::Relaxed);
+    shared.word(0).store(HEADER, Ordering::Relaxed);
+    shared.word(8).store(12 + 400, Ordering::Relaxed);
+    shared.half(AVAILABLE + 2).store(1, Ordering::Relaxed);
+    let mut ring = Ring::new(&shared, false);
+    let mut batch = Batch::new();
+    ring.take(&mut batch);
+    let (offload, head) = (batch.frame(0).offload, batch.head(0).to_vec());
+    assert_eq!((offload.csum_start, offload.csum_offset, &head[..4]), (34, 6, &[0x11; 4][..]));
+    for at in (0..64).step_by(8) {
+        shared.word(HEADER + at).store(u64::MAX, Ordering::Relaxed);
+        shared.word(at).store(u64::MAX, Ordering::Relaxed);
+    }
+    assert_eq!((batch.frame(0).offload, batch.head(0)), (offload, &head[..]));
+    let mut sent = Vec::new();
+    batch.copy_out(0, &mut sent);
+    assert_eq!((sent.len(), &sent[..head.len()]), (400, &head[..]));
+    // What goes back is the head that was taken, whatever the ring says now.
+    ring.done();
+    assert_eq!(shared.half(USED + 2).load(Ordering::Relaxed), 1);
+    assert_eq!(shared.half(USED + 4).load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_split_ring_rewritten_while_it_is_read_hurts_nobody() {
+    race(false, 0x2545_f491_4f6c_dd1d);
+}
+
+#[test]
+fn a_packed_ring_rewritten_while_it_is_read_hurts_nobody() {
+    race(true, 0x9e37_79b9_7f4a_7c15);
+}

@@ -1,0 +1,371 @@
+//! What a split ring records for others: chains in flight for its successor, pages it wrote for a
+//! migration; and its way from one memory map to the next.
+#![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::offload::Offload;
+use penstock_dataplane::port::TxOutcome;
+use penstock_dataplane::port::dirty_log::{DirtyLog, LOG_PAGE, RingLog};
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const SIZE: u16 = 64;
+const MEMORY: u64 = 1 << 20;
+const USER: u64 = 0x7000_0000_0000;
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const BUFFERS: u64 = 0x1_0000;
+const BUFFER: u64 = 0x1000;
+
+/// A guest with one ring, written through its memory's file.
+struct Guest {
+    file: File,
+    memory: Arc<GuestMemory>,
+    next: u16,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(MEMORY).unwrap();
+        let memory = map(&file, MEMORY);
+        Self { file, memory, next: 0 }
+    }
+
+    fn ring(&self, mergeable: bool) -> SplitRing {
+        let spec = RingSpec {
+            size: u32::from(SIZE),
+            descriptors: USER,
+            available: USER + AVAILABLE,
+            used: USER + USED,
+            base: 0,
+            event_idx: false,
+            mergeable,
+            in_order: false,
+            header: 12,
+            call: None,
+        };
+        SplitRing::new(spec, Arc::clone(&self.memory)).unwrap()
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at).unwrap();
+    }
+
+    fn u16(&self, at: u64) -> u16 {
+        let mut word = [0; 2];
+        self.file.read_exact_at(&mut word, at).unwrap();
+        u16::from_le_bytes(word)
+    }
+
+    fn descriptor(&self, i: u16, guest: u64, len: u32, flags: u16, next: u16) {
+        let at = 16 * u64::from(i);
+        self.write(at, &guest.to_le_bytes());
+        self.write(at + 8, &len.to_le_bytes());
+        self.write(at + 12, &flags.to_le_bytes());
+        self.write(at + 14, &next.to_le_bytes());
+    }
+
+    fn offer(&mut self, head: u16) {
+        self.write(AVAILABLE + 4 + 2 * u64::from(self.next % SIZE), &head.to_le_bytes());
+        self.next = self.next.wrapping_add(1);
+        self.write(AVAILABLE + 2, &self.next.to_le_bytes());
+    }
+
+    /// Buffer `i` of a page: descriptor `i`, to be sent or to be received into.
+    fn post(&mut self, i: u16, len: u32, flags: u16) {
+        self.descriptor(i, BUFFERS + BUFFER * u64::from(i), len, flags, 0);
+        self.offer(i);
+    }
+
+    /// A frame of 60 bytes, all of them `i`, in buffer `i`.
+    fn send(&mut self, i: u16) {
+        let byte = u8::try_from(i).unwrap();
+        self.write(BUFFERS + BUFFER * u64::from(i) + 12, &[byte; 60]);
+        self.post(i, 72, 0);
+    }
+
+    fn used_index(&self) -> u16 {
+        self.u16(USED + 2)
+    }
+
+    fn used_heads(&self) -> Vec<u16> {
+        (0..self.used_index()).map(|i| self.u16(USED + 4 + 8 * u64::from(i % SIZE))).collect()
+    }
+}
+
+fn map(file: &File, len: u64) -> Arc<GuestMemory> {
+    let file = file.try_clone().unwrap();
+    Arc::new(
+        GuestMemory::map(
+            &MemoryAccount::default(),
+            vec![RegionSpec { guest: 0, user: USER, len, offset: 0, file }],
+        )
+        .unwrap(),
+    )
+}
+
+fn region() -> (File, Arc<InflightRegion>) {
+    let (file, len) =
+        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 1, SIZE).unwrap();
+    let region =
+        InflightRegion::map(&MemoryAccount::default(), RingLayout::Split, &file, 0, len, (1, SIZE))
+            .unwrap();
+    (file, Arc::new(region))
+}
+
+fn mark(region: &File, head: u16, counter: u64) {
+    let at = 16 + 16 * u64::from(head);
+    region.write_all_at(&[1], at).unwrap();
+    region.write_all_at(&counter.to_le_bytes(), at + 8).unwrap();
+}
+
+fn marks(region: &File) -> usize {
+    let marked = |head: &u16| {
+        let mut byte = [0];
+        region.read_exact_at(&mut byte, 16 + 16 * u64::from(*head)).unwrap();
+        byte == [1]
+    };
+    (0..SIZE).filter(marked).count()
+}
+
+/// Takes a batch; the first byte of each frame.
+fn take(ring: &mut SplitRing) -> Vec<u8> {
+    let mut batch = Batch::new();
+    ring.take(&mut batch);
+    (0..batch.len()).map(|i| batch.head(i)[0]).collect()
+}
+
+fn give(ring: &mut SplitRing, frame: &[u8]) -> TxOutcome {
+    let mut batch = Batch::new();
+    batch.push(frame, Offload::NONE).unwrap();
+    let mut outcome = TxOutcome::default();
+    ring.give(&batch, &[0], &mut outcome);
+    outcome
+}
+
+#[test]
+fn a_ring_killed_before_or_after_it_returned_a_batch_is_taken_up_where_it_stood() {
+    let mut guest = Guest::new();
+    let (file, region) = region();
+    let successor = |guest: &Guest| {
+        let mut ring = guest.ring(true);
+        ring.track(region.split(0, SIZE).unwrap());
+        ring
+    };
+    let mut ring = successor(&guest);
+    (0..10).for_each(|i| guest.send(i));
+    let all: Vec<u8> = (0..10).collect();
+    assert_eq!(take(&mut ring), all);
+    // Killed with the batch taken, then with its used entries written: taken again, in order.
+    ring = successor(&guest);
+    assert_eq!(take(&mut ring), all);
+    ring.complete_taken();
+    ring = successor(&guest);
+    assert_eq!(guest.used_index(), 0);
+    assert_eq!(take(&mut ring), all);
+    ring.complete_taken();
+    ring.publish();
+    // Killed with the batch returned: nothing is taken again.
+    ring = successor(&guest);
+    assert_eq!(guest.used_heads(), (0..10).collect::<Vec<_>>());
+    assert_eq!(take(&mut ring), [0_u8; 0]);
+    guest.send(3);
+    assert_eq!(take(&mut ring), [3]);
+    assert_eq!(marks(&file), 0);
+}
+
+#[test]
+fn what_another_program_left_in_flight_is_resubmitted_first_and_in_its_order() {
+    let mut guest = Guest::new();
+    (0..8).for_each(|i| guest.send(i));
+    // It had taken six, returned 1, 4 and 5 out of order, and died.
+    for (entry, head) in [1_u16, 4, 5].into_iter().enumerate() {
+        guest.write(USED + 4 + 8 * entry as u64, &head.to_le_bytes());
+    }
+    guest.write(USED + 2, &[3]);
+    let (file, region) = region();
+    file.write_all_at(&[3], 14).unwrap();
+    for (head, counter) in [(0, 0), (2, 2), (3, 3)] {
+        mark(&file, head, counter);
+    }
+    let mut ring = guest.ring(true);
+    ring.track(region.split(0, SIZE).unwrap());
+    assert!(ring.has_waiting());
+    assert_eq!(take(&mut ring), [0, 2, 3, 6, 7]);
+    // Killed before it returned them, and again after.
+    let mut ring = guest.ring(true);
+    ring.track(region.split(0, SIZE).unwrap());
+    assert_eq!(take(&mut ring), [0, 2, 3, 6, 7]);
+    ring.complete_taken();
+    ring.publish();
+    assert_eq!(guest.used_heads(), [1, 4, 5, 0, 2, 3, 6, 7]);
+    assert_eq!(marks(&file), 0);
+    // From here on the ring is like any other, past the wrap of its indices.
+    for round in 0..40 {
+        (0..8).for_each(|i| guest.send(i));
+        if round == 20 {
+            ring = guest.ring(true);
+            ring.track(region.split(0, SIZE).unwrap());
+        }
+        assert_eq!(take(&mut ring), (0..8).collect::<Vec<_>>());
+        ring.complete_taken();
+        ring.publish();
+    }
+    assert_eq!(guest.used_index(), 8 * 41);
+}
+
+#[test]
+fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
+    let mut guest = Guest::new();
+    // Two buffers of 100 bytes were in flight, the first behind the second.
+    (0..8).for_each(|i| guest.post(i, 100, WRITE));
+    let (file, region) = region();
+    mark(&file, 1, 0);
+    mark(&file, 0, 1);
+    let mut ring = guest.ring(true);
+    ring.track(region.split(0, SIZE).unwrap());
+    let frame: Vec<u8> = (0..=255).cycle().take(500).collect();
+    assert_eq!(give(&mut ring, &frame).frames, 1);
+    // Part of a resubmission is returned in one burst with what follows it.
+    assert_eq!(marks(&file), 2);
+    ring.publish();
+    assert_eq!(guest.used_heads(), [1, 0, 2, 3, 4, 5]);
+    assert_eq!(marks(&file), 0);
+    assert_eq!(give(&mut ring, &frame[..80]).frames, 1);
+    ring.publish();
+    assert_eq!(guest.used_heads()[6..], [6]);
+}
+
+/// A log of all pages, and the ring's page of it.
+fn log(used: bool) -> (File, RingLog) {
+    let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(4096).unwrap();
+    let log = Arc::new(
+        DirtyLog::map(&MemoryAccount::default(), &file, 0, MEMORY / LOG_PAGE / 8).unwrap(),
+    );
+    (file, RingLog { log, used: used.then_some(USED) })
+}
+
+/// The pages marked since the last call, which takes the marks as a front end does.
+fn taken_pages(file: &File) -> Vec<u64> {
+    let mut bytes = [0; 4096];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    file.write_all_at(&[0; 4096], 0).unwrap();
+    (0..8 * 4096).filter(|n| bytes[(n / 8) as usize] & 1 << (n % 8) != 0).collect()
+}
+
+#[test]
+fn exactly_the_pages_written_are_logged() {
+    let mut guest = Guest::new();
+    let mut ring = guest.ring(true);
+    let (file, log) = log(true);
+    assert!(ring.set_log(Some(log)).is_none());
+    assert_eq!(taken_pages(&file), [2], "the used ring as it stands");
+    let page = |i: u64| BUFFERS / LOG_PAGE + i;
+    // One buffer, within its page.
+    guest.post(0, 2048, WRITE);
+    assert_eq!(give(&mut ring, &[7; 100]).frames, 1);
+    assert_eq!(taken_pages(&file), [0_u64; 0], "marked when it is returned, after it was written");
+    ring.publish();
+    assert_eq!(taken_pages(&file), [2, page(0)]);
+    // A chain over three pages, of which the frame needs two and touches the third's first byte.
+    guest.descriptor(1, BUFFERS + BUFFER, 4096, WRITE | NEXT, 2);
+    guest.descriptor(2, BUFFERS + 5 * BUFFER, 4096, WRITE | NEXT, 3);
+    guest.descriptor(3, BUFFERS + 7 * BUFFER, 4096, WRITE | NEXT, 4);
+    guest.descriptor(4, BUFFERS + 9 * BUFFER, 4096, WRITE, 0);
+    guest.offer(1);
+    assert_eq!(give(&mut ring, &vec![1; 8192 - 12 + 1]).frames, 1);
+    ring.publish();
+    assert_eq!(taken_pages(&file), [2, page(1), page(5), page(7)]);
+    // Merged buffers, each marked.
+    for i in [10, 12, 14] {
+        guest.post(i, 1000, WRITE);
+    }
+    assert_eq!(give(&mut ring, &[3; 1500]).frames, 1);
+    ring.publish();
+    assert_eq!(taken_pages(&file), [2, page(10), page(12)]);
+    // A buffer that is handed back empty was not written.
+    guest.write(14 * 16 + 12, &[0, 0]);
+    assert_eq!(give(&mut ring, &[3; 1500]).error, 1);
+    ring.publish();
+    assert_eq!(taken_pages(&file), [2]);
+    // Off again: nothing is marked, what was in place comes back.
+    assert!(ring.set_log(None).is_some());
+    guest.post(20, 2048, WRITE);
+    assert_eq!(give(&mut ring, &[7; 100]).frames, 1);
+    ring.publish();
+    assert_eq!(taken_pages(&file), [0_u64; 0]);
+}
+
+#[test]
+fn frames_taken_dirty_the_used_ring_alone_and_only_where_that_was_asked_for() {
+    for asked in [true, false] {
+        let mut guest = Guest::new();
+        let mut ring = guest.ring(true);
+        let (file, log) = log(asked);
+        ring.set_log(Some(log));
+        taken_pages(&file);
+        guest.send(1);
+        assert_eq!(take(&mut ring), [1]);
+        ring.complete_taken();
+        ring.publish();
+        assert_eq!(taken_pages(&file), if asked { vec![2] } else { vec![] });
+    }
+}
+
+#[test]
+fn a_guest_that_rewrites_returned_chains_cannot_send_the_log_astray() {
+    let mut guest = Guest::new();
+    let mut ring = guest.ring(true);
+    let (file, log) = log(true);
+    ring.set_log(Some(log));
+    taken_pages(&file);
+    guest.post(0, 2048, WRITE);
+    assert_eq!(give(&mut ring, &[7; 100]).frames, 1);
+    // Between the write and the return: another buffer, a loop, a used entry of its own.
+    guest.descriptor(0, u64::MAX - 5, u32::MAX, WRITE | NEXT, 0);
+    guest.write(USED + 4, &[0, 0, 0, 0, 255, 255, 255, 255]);
+    ring.publish();
+    assert_eq!(taken_pages(&file), [2]);
+    assert_eq!(guest.used_index(), 1);
+}
+
+#[test]
+fn a_ring_moves_to_another_map_between_two_batches() {
+    let mut guest = Guest::new();
+    let mut ring = guest.ring(true);
+    let at = RingAddresses { descriptors: USER, available: USER + AVAILABLE, used: USER + USED };
+    guest.send(0);
+    assert_eq!(take(&mut ring), [0]);
+    ring.complete_taken();
+    ring.publish();
+    let new = map(&guest.file, MEMORY);
+    let old = ring.move_to(Arc::clone(&new), at).unwrap();
+    assert!(Arc::ptr_eq(&old, &guest.memory));
+    drop(old);
+    guest.memory = new;
+    assert_eq!(Arc::strong_count(&guest.memory), 2, "the ring keeps nothing of the old map");
+    guest.send(1);
+    assert_eq!(take(&mut ring), [1]);
+    ring.complete_taken();
+    ring.publish();
+    assert_eq!(guest.used_heads(), [0, 1]);
+    // A map without the ring is refused, and the ring goes on in the one it has.
+    let error = ring.move_to(map(&guest.file, 0x2000), at).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the used ring at 0x700000002000 is outside the driver's memory or misaligned"
+    );
+    guest.send(2);
+    assert_eq!(take(&mut ring), [2]);
+}

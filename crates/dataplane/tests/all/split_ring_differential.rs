@@ -1,0 +1,214 @@
+//! The device side of split rings against an independent one (`virtio-queue`): the same driver's
+//! writes lead to the same frames, the same used ring and the same interrupts.
+//!
+//! Lawful chains of every shape; of unlawful ones the two think differently on purpose (ours gives
+//! the head back and counts, theirs ends the chain where it breaks), so those have tests and a
+//! model of their own.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::peer_memory::MemoryAccount;
+use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use proptest::prelude::*;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+const SIZE: u16 = 32;
+const MEMORY: u64 = 1 << 16;
+const USER: u64 = 0x7000_0000_0000;
+const AVAILABLE: u64 = 0x400;
+const USED: u64 = 0x800;
+const TABLES: u64 = 0x1000;
+const BUFFERS: u64 = 0x4000;
+const HEADER: usize = 12;
+
+/// What a driver does, or the device on its behalf.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Makes a chain of buffers of these lengths available, in a table of their own or not.
+    Offer(Vec<u16>, bool),
+    /// The device takes and returns a burst; the driver wants an interrupt this far ahead.
+    Poll(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let lens = prop::collection::vec(prop_oneof![0_u16..40, 0_u16..400], 1..5);
+    prop_oneof![
+        3 => (lens, any::<bool>()).prop_map(|(lens, indirect)| Step::Offer(lens, indirect)),
+        1 => prop_oneof![0_u16..40, any::<u16>()].prop_map(Step::Poll),
+    ]
+}
+
+/// One driver's memory, twice.
+struct Twice {
+    file: File,
+    theirs: GuestMemoryMmap,
+    /// Next descriptor, next available entry, next byte of buffers.
+    next: (u16, u16, u64),
+}
+
+impl Twice {
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at).unwrap();
+        self.theirs.write_slice(bytes, GuestAddress(at)).unwrap();
+    }
+
+    fn descriptor(&self, at: u64, guest: u64, len: u32, flags: u16, next: u16) {
+        let mut bytes = guest.to_le_bytes().to_vec();
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(flags.to_le_bytes());
+        bytes.extend(next.to_le_bytes());
+        self.write(at, &bytes);
+    }
+
+    /// False if there is no room before the next poll.
+    fn offer(&mut self, lens: &[u16], indirect: bool, seed: u8) -> bool {
+        let parts = u16::try_from(lens.len()).unwrap();
+        let wanted = if indirect { 1 } else { parts };
+        if self.next.0 + wanted > SIZE {
+            return false;
+        }
+        let head = self.next.0;
+        self.next.0 += wanted;
+        let table = if indirect { TABLES + 0x80 * u64::from(head) } else { 16 * u64::from(head) };
+        for (i, &len) in (0_u16..).zip(lens) {
+            let (last, at) = (i + 1 == parts, self.next.2);
+            let next = if indirect { i + 1 } else { head + i + 1 };
+            let fill: Vec<u8> = (seed..=u8::MAX).cycle().take(len.into()).collect();
+            self.write(at, &fill);
+            let (flags, next) = if last { (0, 0) } else { (1, next) };
+            self.descriptor(table + 16 * u64::from(i), at, len.into(), flags, next);
+            self.next.2 += u64::from(len);
+        }
+        if indirect {
+            self.descriptor(16 * u64::from(head), table, 16 * u32::from(parts), 4, 0);
+        }
+        self.write(AVAILABLE + 4 + 2 * u64::from(self.next.1 % SIZE), &head.to_le_bytes());
+        self.next.1 = self.next.1.wrapping_add(1);
+        self.write(AVAILABLE + 2, &self.next.1.to_le_bytes());
+        true
+    }
+
+    /// The used ring's index and entries in both memories.
+    fn used(&self) -> [Vec<u8>; 2] {
+        let mut both = [vec![0; 2 + 8 * usize::from(SIZE)], vec![0; 2 + 8 * usize::from(SIZE)]];
+        self.file.read_exact_at(&mut both[0], USED + 2).unwrap();
+        self.theirs.read_slice(&mut both[1], GuestAddress(USED + 2)).unwrap();
+        both
+    }
+}
+
+/// The frames of their next chains, all of which go back, and whether to interrupt.
+fn poll_theirs(queue: &mut Queue, memory: &GuestMemoryMmap) -> (Vec<Vec<u8>>, bool) {
+    let (mut frames, mut heads) = (Vec::new(), Vec::new());
+    while let Some(chain) = queue.pop_descriptor_chain(memory) {
+        heads.push(chain.head_index());
+        let mut bytes = Vec::new();
+        for d in chain {
+            let mut part = vec![0; d.len().try_into().unwrap()];
+            memory.read_slice(&mut part, d.addr()).unwrap();
+            bytes.extend(part);
+        }
+        if bytes.len() >= HEADER + 14 {
+            frames.push(bytes.split_off(HEADER));
+        }
+    }
+    let any = !heads.is_empty();
+    heads.into_iter().for_each(|head| queue.add_used(memory, head, 0).unwrap());
+    (frames, any && queue.needs_notification(memory).unwrap())
+}
+
+fn poll_ours(ring: &mut SplitRing) -> (Vec<Vec<u8>>, bool) {
+    let mut batch = Batch::new();
+    ring.take(&mut batch);
+    let frames = (0..batch.len()).map(|i| {
+        let mut out = Vec::new();
+        batch.copy_out(i, &mut out);
+        out
+    });
+    let frames = frames.collect();
+    ring.complete_taken();
+    ring.publish();
+    (frames, ring.notify() == 1)
+}
+
+fn compare(steps: &[Step], start: u16) {
+    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(MEMORY).unwrap();
+    let spec = RegionSpec {
+        guest: 0,
+        user: USER,
+        len: MEMORY,
+        offset: 0,
+        file: file.try_clone().unwrap(),
+    };
+    let ours = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap());
+    let theirs =
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY.try_into().unwrap())]).unwrap();
+    let mut twice = Twice { file, theirs, next: (0, start, BUFFERS) };
+    twice.write(AVAILABLE + 2, &start.to_le_bytes());
+    twice.write(USED + 2, &start.to_le_bytes());
+    let call = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+    let spec = RingSpec {
+        size: SIZE.into(),
+        descriptors: USER,
+        available: USER + AVAILABLE,
+        used: USER + USED,
+        base: start.into(),
+        event_idx: true,
+        in_order: false,
+        mergeable: true,
+        header: HEADER,
+        call: Some(File::from(OwnedFd::from(call))),
+    };
+    let mut ring = SplitRing::new(spec, ours).unwrap();
+    let mut queue = Queue::new(SIZE).unwrap();
+    queue.set_size(SIZE);
+    queue.set_avail_ring_address(Some(u32::try_from(AVAILABLE).unwrap()), Some(0));
+    queue.set_used_ring_address(Some(u32::try_from(USED).unwrap()), Some(0));
+    queue.set_event_idx(true);
+    queue.set_next_avail(start);
+    queue.set_next_used(start);
+    queue.set_ready(true);
+    assert!(queue.is_valid(&twice.theirs));
+    let mut poll = |twice: &mut Twice, ahead: u16| {
+        // The driver's threshold: so many entries from where it stands.
+        let event = twice.next.1.wrapping_sub(twice.next.0).wrapping_add(ahead);
+        twice.write(AVAILABLE + 4 + 2 * u64::from(SIZE), &event.to_le_bytes());
+        let wanted = poll_theirs(&mut queue, &twice.theirs);
+        assert_eq!(poll_ours(&mut ring), wanted);
+        let [mine, other] = twice.used();
+        assert_eq!(mine, other, "used ring");
+        (twice.next.0, twice.next.2) = (0, BUFFERS);
+    };
+    for (seed, step) in (0_u8..=255).cycle().zip(steps) {
+        match step {
+            Step::Offer(lens, indirect) => {
+                if !twice.offer(lens, *indirect, seed) {
+                    poll(&mut twice, 0);
+                }
+            }
+            Step::Poll(ahead) => poll(&mut twice, *ahead),
+        }
+    }
+    poll(&mut twice, 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_devices_do_the_same(
+        steps in prop::collection::vec(step(), 1..120),
+        start in prop::sample::select(vec![0_u16, 7, 0xfff0]),
+    ) {
+        compare(&steps, start);
+    }
+}

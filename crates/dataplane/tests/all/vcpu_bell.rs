@@ -1,0 +1,118 @@
+//! The worker tells who schedules a VM's vCPUs that frames came: for frames alone, and with one
+//! system call however many they are.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::port::vcpu_bells::VcpuBells;
+use penstock_dataplane::tsc::VirtualCounter;
+use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_units::{PortId, Vid};
+use penstock_vcpu::bells::{BELLS_FILE, Bell, SOCKET_PREFIX};
+
+/// Two ports on one worker; the second is the VM's.
+struct Bed {
+    worker: Worker<VirtualCounter>,
+    drivers: Vec<MemoryDriver>,
+    counters: Arc<PortCounters>,
+    dir: PathBuf,
+}
+
+impl Bed {
+    fn new(name: &str) -> Self {
+        let dir = format!("/dev/shm/penstock-worker-bell-{name}-{}", std::process::id());
+        let dir = PathBuf::from(dir);
+        let _ = std::fs::remove_dir_all(&dir);
+        let bell = VcpuBells::open(&dir).unwrap().claim("web").unwrap();
+        let mut worker = Worker::new(&WorkerConfig::default(), VirtualCounter::default(), None);
+        let counters: Vec<Arc<PortCounters>> = (0..2).map(|_| Arc::default()).collect();
+        let mut drivers = Vec::new();
+        for (port, counters) in (0..).map(PortId).zip(&counters) {
+            let (pair, driver) = memory_queue(4096, OffloadCaps::ALL);
+            assert!(worker.attach(port, vec![Box::new(pair)], Arc::clone(counters)).is_ok());
+            drivers.push(driver);
+        }
+        let policy = |id| {
+            let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
+            policy.bell = (id == 1).then(|| bell.clone());
+            Some(Arc::new(policy.finish()))
+        };
+        let domain = Domain { tenant: Some(1), vid: 0, members: [0, 1].into(), fdb_limit: 16 };
+        let policies = vec![policy(0), policy(1)];
+        let snapshot = Snapshot::new(1, policies, vec![domain], Vec::new(), 300);
+        worker.swap_snapshot(Arc::new(snapshot));
+        let counters = Arc::clone(&counters[1]);
+        Self { worker, drivers, counters, dir }
+    }
+
+    fn send(&mut self, from: usize, frames: usize) {
+        let (to, from_mac) = (if from == 0 { 1 } else { 0 }, from);
+        for _ in 0..frames {
+            let mut frame = vec![2, 0, 0, 0, 0, u8::try_from(to).unwrap()];
+            frame.extend([2, 0, 0, 0, 0, u8::try_from(from_mac).unwrap(), 0x88, 0xb5]);
+            frame.resize(60, 0);
+            assert!(self.drivers[from].send(MemoryFrame::plain(frame)));
+        }
+        // Idle turns too: notifications go out with them.
+        let mut idle = 0;
+        while idle < 3 {
+            idle = if self.worker.turn() == Turn::Idle { idle + 1 } else { 0 };
+        }
+    }
+
+    fn rung(&self) -> u64 {
+        let mut word = [0; 8];
+        let at = Bell::new(0).unwrap().counter_at();
+        let file = File::open(self.dir.join(BELLS_FILE)).unwrap();
+        file.read_exact_at(&mut word, u64::try_from(at).unwrap()).unwrap();
+        u64::from_ne_bytes(word)
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[test]
+fn frames_ring_the_bell_of_the_vm_they_came_for() {
+    let mut bed = Bed::new("rings");
+    bed.send(1, 40);
+    assert_eq!(bed.rung(), 0, "what it sent is no event");
+    bed.send(0, 1);
+    assert_eq!(bed.rung(), 1, "{:?}", bed.counters.read());
+    bed.send(0, 2_000);
+    let after = bed.rung();
+    assert!((2..=64).contains(&after), "a batch of frames at a time: {after}");
+    bed.send(1, 40);
+    assert_eq!(bed.rung(), after, "nothing came since");
+    assert_eq!(bed.counters.read().tx_frames, 2_001);
+    assert_eq!(bed.counters.read().vcpu_wakes, 0, "nobody sleeps");
+}
+
+#[test]
+fn however_many_frames_come_who_sleeps_is_woken_once() {
+    let mut bed = Bed::new("wakes");
+    let socket = UnixDatagram::bind(bed.dir.join(format!("{SOCKET_PREFIX}0"))).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let summons = u64::try_from(Bell::new(0).unwrap().summons_at()).unwrap();
+    let file = File::options().write(true).open(bed.dir.join(BELLS_FILE)).unwrap();
+    // Its address is learned.
+    bed.send(1, 1);
+    for times in 1..=2 {
+        file.write_all_at(&[1], summons).unwrap();
+        bed.send(0, 2_000);
+        let mut name = [0; 8];
+        assert_eq!((socket.recv(&mut name).unwrap(), &name[..3]), (3, &b"web"[..]));
+        assert!(socket.recv(&mut name).is_err(), "once");
+        assert_eq!(bed.counters.read().vcpu_wakes, times);
+    }
+}

@@ -1,0 +1,313 @@
+//! Two workers in one thread, turn by turn: frames between their ports, what they learn from each
+//! other, and ports that move.
+
+use std::sync::Arc;
+
+use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::counters::{PortCounterSets, PortReading};
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::PortQueue;
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
+use penstock_dataplane::worker::{
+    Arrival, Mesh, QUEUES_MAX, Reply, Request, Turn, Worker, WorkerConfig,
+};
+use penstock_qos::fair_share::Bound;
+use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
+
+/// Every turn takes some time.
+#[derive(Clone, Debug, Default)]
+struct Ticking(VirtualCounter);
+
+impl CycleCounter for Ticking {
+    fn now(&self) -> Cycles {
+        self.0.now()
+    }
+
+    fn spent(&self, _: Stage, _: &Work) {
+        self.0.advance(Cycles(100));
+    }
+}
+
+struct Bed {
+    workers: Vec<Worker<Ticking>>,
+    drivers: Vec<Vec<MemoryDriver>>,
+    counters: Vec<PortCounterSets>,
+}
+
+const RING: usize = 40_000;
+
+impl Bed {
+    /// One port an entry: on which worker each of its queue pairs is.
+    fn new(homes: &[&[usize]]) -> Self {
+        let mesh = Mesh::new(2, 8);
+        let worker = |(id, peers)| {
+            let config = WorkerConfig {
+                id: WorkerId(id),
+                core: None,
+                idle_backoff: Nanos::ZERO,
+                fdb_entries: 256,
+                seed: 1,
+                tsc: TscRate::from_hz(1_000_000_000),
+                max_ports: 8,
+                ..WorkerConfig::default()
+            };
+            Worker::new(&config, Ticking::default(), None).with_peers(peers)
+        };
+        let workers = (0..).zip(mesh.peers).map(worker).collect();
+        let mut bed = Self { workers, drivers: Vec::new(), counters: Vec::new() };
+        for (port, queues) in (0..).map(PortId).zip(homes) {
+            let sets = PortCounterSets::new(2);
+            for (worker, set) in bed.workers.iter_mut().zip([0, 1]) {
+                let room = Vec::with_capacity(QUEUES_MAX);
+                let set = Arc::clone(sets.of(WorkerId(set)));
+                assert!(worker.join(port, room, set).is_ok());
+            }
+            let mut drivers = Vec::new();
+            for (queue, home) in (0..).map(QueueId).zip(*queues) {
+                let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
+                drivers.push(driver);
+                bed.adopt(*home, port, queue, queues.len(), Box::new(pair));
+            }
+            bed.drivers.push(drivers);
+            bed.counters.push(sets);
+        }
+        bed.swap(|_| {});
+        bed
+    }
+
+    /// A snapshot of all ports, as `change` makes their policies.
+    fn swap(&mut self, change: impl Fn(&mut PortPolicy)) {
+        let policy = |id| {
+            let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
+            change(&mut policy);
+            policy.finish()
+        };
+        let ports: Vec<u16> = (0..u16::try_from(self.counters.len()).unwrap()).collect();
+        let policies = ports.iter().map(|&id| Some(Arc::new(policy(id)))).collect();
+        let domain =
+            Domain { tenant: Some(1), vid: 0, members: ports.into_boxed_slice(), fdb_limit: 64 };
+        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
+        for worker in &mut self.workers {
+            worker.swap_snapshot(Arc::clone(&snapshot));
+        }
+    }
+
+    fn adopt(
+        &mut self,
+        worker: usize,
+        port: PortId,
+        queue: QueueId,
+        of: usize,
+        pair: Box<dyn PortQueue>,
+    ) {
+        assert!(self.workers[worker].adopt(Arrival { port, queue, of, pair }).is_ok());
+    }
+
+    fn send(&self, port: usize, queue: usize, frame: Vec<u8>) {
+        assert!(self.drivers[port][queue].send(MemoryFrame::plain(frame)));
+    }
+
+    /// Turns of both workers until neither has anything to do.
+    fn settle(&mut self) {
+        while (0..2).any(|w| (0..3).any(|_| self.workers[w].turn() != Turn::Idle)) {}
+    }
+
+    /// Numbers of the frames that a port received on a queue pair.
+    fn received(&self, port: usize, queue: usize) -> Vec<u32> {
+        core::iter::from_fn(|| self.drivers[port][queue].receive())
+            .map(|frame| u32::from_be_bytes(frame.bytes[14..18].try_into().unwrap()))
+            .collect()
+    }
+
+    fn reading(&self, port: usize) -> PortReading {
+        self.counters[port].read()
+    }
+
+    fn check(&self) {
+        let all: Vec<PortReading> = (0..self.counters.len()).map(|p| self.reading(p)).collect();
+        for (port, reading) in all.iter().enumerate() {
+            assert_eq!(reading.unaccounted(), 0, "port {port}: {reading:?}");
+        }
+        let sum = |field: fn(&PortReading) -> u64| all.iter().map(field).sum::<u64>();
+        assert_eq!(sum(|r| r.forwarded), sum(|r| r.tx_frames));
+    }
+}
+
+fn frame(from: u8, to: u8, n: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from];
+    bytes.extend([0x88, 0xb5]);
+    bytes.extend(n.to_be_bytes());
+    bytes.resize(len, 7);
+    bytes
+}
+
+const NUMBERS: core::ops::Range<u32> = 0..200;
+
+/// Both ports known everywhere.
+fn introduce(bed: &mut Bed, ports: &[usize]) {
+    for &port in ports {
+        let mut hello = frame(u8::try_from(port).unwrap(), 0, 0, 60);
+        hello[..6].fill(0xff);
+        bed.send(port, 0, hello);
+    }
+    bed.settle();
+    for port in 0..bed.drivers.len() {
+        (0..bed.drivers[port].len()).for_each(|queue| drop(bed.received(port, queue)));
+    }
+}
+
+#[test]
+fn frames_cross_workers_in_order_and_are_charged_to_their_sender() {
+    let mut bed = Bed::new(&[&[0], &[1], &[1]]);
+    introduce(&mut bed, &[0, 1]);
+    let flooded = bed.reading(0).replicated;
+    for n in NUMBERS {
+        bed.send(0, 0, frame(0, 1, n, 60 + 13 * n as usize));
+    }
+    while bed.workers[0].turn() != Turn::Idle {}
+    assert_eq!(bed.reading(0).queued, 200, "between the workers");
+    assert_eq!(bed.reading(0).unaccounted(), 0);
+    let charged = bed.reading(0).cycles;
+    bed.settle();
+    assert_eq!(bed.received(1, 0), NUMBERS.collect::<Vec<_>>());
+    assert!(bed.reading(0).cycles > charged, "the delivery is the sender's cost too");
+    assert_eq!((bed.reading(1).cycles, bed.reading(0).queued), (charged_once(&bed), 0));
+    assert_eq!(bed.reading(0).replicated, flooded, "what one worker learned the other knows");
+    assert!(bed.received(2, 0).is_empty());
+    bed.check();
+}
+
+/// Port 1 said one word, in one batch.
+fn charged_once(bed: &Bed) -> u64 {
+    assert_eq!(bed.reading(1).rx_batches, 1);
+    bed.reading(1).cycles
+}
+
+#[test]
+fn a_flood_reaches_the_ports_of_all_workers_once() {
+    let mut bed = Bed::new(&[&[0], &[0], &[1], &[1]]);
+    let mut hello = frame(9, 0, 5, 60);
+    hello[..6].fill(0xff);
+    bed.send(0, 0, hello);
+    bed.settle();
+    for port in 1..4 {
+        assert_eq!(bed.received(port, 0), [5], "port {port}");
+    }
+    assert!(bed.received(0, 0).is_empty());
+    assert_eq!((bed.reading(0).forwarded, bed.reading(0).replicated), (3, 2));
+    bed.check();
+}
+
+#[test]
+fn a_full_ring_between_workers_drops_and_both_ends_say_so() {
+    let mut bed = Bed::new(&[&[0], &[1]]);
+    introduce(&mut bed, &[0, 1]);
+    (0..30_000).for_each(|n| bed.send(0, 0, frame(0, 1, n, 60)));
+    while bed.workers[0].turn() != Turn::Idle {}
+    let full = DropReason::HandoverFull as usize;
+    let dropped = bed.reading(0).drops[full];
+    assert!(dropped > 20_000, "1 MiB holds 8,192 frames of two cells: {dropped}");
+    assert_eq!(bed.reading(1).tx_drops[full], dropped);
+    assert_eq!(bed.reading(0).unaccounted(), 0);
+    bed.settle();
+    let got = bed.received(1, 0);
+    assert_eq!(got.len() as u64, 30_000 - dropped);
+    assert!(got.is_sorted());
+    bed.check();
+}
+
+#[test]
+fn a_port_moves_while_frames_are_on_their_way_and_none_is_lost_or_overtaken() {
+    let mut bed = Bed::new(&[&[0], &[1]]);
+    introduce(&mut bed, &[0, 1]);
+    let mut due = 0;
+    for round in 0..6 {
+        let (from, to) = (round % 2, 1 - round % 2);
+        for _ in 0..100 {
+            bed.send(0, 0, frame(0, 1, due, 60));
+            bed.send(1, 0, frame(1, 0, due, 60));
+            due += 1;
+        }
+        // Some are taken and on their way, some wait in the rings; then both are held.
+        bed.workers.iter_mut().for_each(|worker| _ = worker.turn());
+        for _ in 0..40 {
+            bed.workers.iter_mut().for_each(|worker| _ = worker.held_turn());
+        }
+        let request = Request::Release(PortId(0), QueueId(0));
+        let Reply::Queue(Some(pair)) = bed.workers[from].serve(request) else {
+            panic!("round {round}: the queue pair is not with worker {from}")
+        };
+        bed.adopt(to, PortId(0), QueueId(0), 1, pair);
+    }
+    bed.settle();
+    assert_eq!(bed.received(0, 0), (0..due).collect::<Vec<_>>());
+    assert_eq!(bed.received(1, 0), (0..due).collect::<Vec<_>>());
+    bed.check();
+}
+
+#[test]
+fn what_waits_for_an_output_goes_in_its_turn_although_its_sender_has_moved() {
+    let mut bed = Bed::new(&[&[0], &[0]]);
+    introduce(&mut bed, &[0, 1]);
+    let terms = QueueTerms {
+        order: Order::FairShare,
+        pacing: Pacing::Link(BitsPerSecond(10_000_000)),
+        bound: Bound::default(),
+        frames: 64,
+    };
+    let home = QueueHome::new(terms, 8, 8);
+    bed.swap(|policy| policy.queue = (policy.id == 1).then(|| Arc::clone(&home)));
+    (0..20).for_each(|n| bed.send(0, 0, frame(0, 1, n, 60)));
+    while bed.reading(0).queued == 0 {
+        bed.workers[0].turn();
+    }
+    assert_eq!(bed.reading(0).queued, 20, "one batch, and none has gone");
+    let pair = bed.workers[0].release(PortId(0), QueueId(0)).unwrap();
+    bed.adopt(1, PortId(0), QueueId(0), 1, pair);
+    let mut received = Vec::new();
+    for _ in 0..200_000 {
+        bed.workers.iter_mut().for_each(|worker| {
+            worker.turn();
+        });
+        received.extend(bed.received(1, 0));
+    }
+    assert_eq!(received, (0..20).collect::<Vec<_>>());
+    assert_eq!((bed.reading(0).queued, bed.reading(0).dropped()), (0, 0));
+    bed.check();
+}
+
+#[test]
+fn queue_pairs_of_one_port_may_have_two_owners_and_each_worker_uses_its_own() {
+    let mut bed = Bed::new(&[&[0], &[1], &[0, 1]]);
+    introduce(&mut bed, &[0, 1, 2]);
+    for n in NUMBERS {
+        bed.send(0, 0, frame(0, 2, n, 60));
+        bed.send(1, 0, frame(1, 2, n, 60));
+    }
+    bed.settle();
+    let all: Vec<u32> = NUMBERS.collect();
+    assert_eq!((bed.received(2, 0), bed.received(2, 1)), (all.clone(), all));
+    let handed: u64 = bed.workers.iter().map(|w| w.counters().taken_over.get()).sum();
+    let greetings = 6;
+    assert!(handed <= greetings, "none but the greetings crossed: {handed}");
+    bed.check();
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused_and_give_back_what_they_lent() {
+    let mut bed = Bed::new(&[&[0], &[1]]);
+    let pair = || -> Box<dyn PortQueue> { Box::new(memory_queue(1, OffloadCaps::ALL).0) };
+    let arrival = |port, queue, of| Arrival { port: PortId(port), queue, of, pair: pair() };
+    let worker = &mut bed.workers[0];
+    assert!(worker.adopt(arrival(0, QueueId(0), 1)).is_err(), "taken");
+    assert!(worker.adopt(arrival(1, QueueId(1), 1)).is_err(), "no such place");
+    assert!(worker.adopt(arrival(5, QueueId(0), 1)).is_err(), "unknown port");
+    assert!(worker.adopt(arrival(0, QueueId(1), 9)).is_err(), "too many");
+    assert!(worker.release(PortId(1), QueueId(0)).is_none(), "the other's");
+    assert!(worker.release(PortId(99), QueueId(0)).is_none());
+    let set = Arc::clone(bed.counters[0].of(WorkerId(0)));
+    assert!(worker.join(PortId(0), Vec::with_capacity(QUEUES_MAX), set).is_err(), "known");
+}

@@ -1,0 +1,9 @@
+//! Properties of placement and of the allocation of rates.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+mod prop_binding;
+mod prop_placement;
+mod prop_placement_oracle;
+mod prop_rate_alloc;
+mod prop_score;

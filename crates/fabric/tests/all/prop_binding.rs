@@ -1,0 +1,470 @@
+//! What binding keeps from interval to interval, and at every step between two.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_fabric::dscp::{Palette, SHARED};
+use penstock_fabric::hose::{Hose, Need};
+use penstock_fabric::queue_binding::{
+    Binding, Candidate, Mode, Pass, Plan, Port, Settings, Step, Weights,
+};
+use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot};
+use penstock_fabric::topology::{LinkId, Regular, Tier};
+use penstock_units::{BitsPerSecond, Nanos};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use crate::common;
+
+/// Hosts and switches that do what plans say, with packets still on their way.
+#[derive(Default)]
+struct Fabric {
+    epoch: u64,
+    maps: BTreeMap<(Port, u8), u8>,
+    weights: BTreeMap<Port, Weights>,
+    marks: BTreeMap<TenantSlot, u8>,
+    /// Values with which a tenant's packets may still be under way.
+    flying: BTreeMap<TenantSlot, BTreeSet<u8>>,
+}
+
+impl Fabric {
+    fn carry_out(
+        &mut self,
+        plan: &Plan,
+        ports: &BTreeMap<TenantSlot, Vec<Port>>,
+        drain: Nanos,
+        reserved: &Reserved,
+    ) {
+        assert!(plan.epoch > self.epoch, "a plan is newer than the one before");
+        self.epoch = plan.epoch;
+        // Weights come first; until they are there, whoever was placed since the last plan is not
+        // counted in.
+        let mut weighed = false;
+        for step in &plan.steps {
+            weighed |= !matches!(step, Step::Weigh { .. });
+            match step {
+                Step::Weigh { port, weights } => {
+                    self.weights.insert(*port, weights.clone());
+                }
+                Step::Mark { tenant, dscp } => {
+                    self.marks.insert(*tenant, *dscp);
+                    self.flying.entry(*tenant).or_default().insert(*dscp);
+                }
+                Step::Wait(time) => {
+                    assert!(*time >= drain);
+                    let marks = self.marks.iter();
+                    self.flying = marks.map(|(t, dscp)| (*t, BTreeSet::from([*dscp]))).collect();
+                }
+                Step::Unmap { port, dscp } => {
+                    assert!(self.maps.remove(&(*port, *dscp)).is_some(), "it was mapped");
+                }
+                Step::Map { port, dscp, queue } => {
+                    let old = self.maps.insert((*port, *dscp), *queue);
+                    assert_eq!(old, None, "a value has one meaning on a port");
+                }
+                Step::ReadBack(told) => {
+                    assert!(told.iter().all(|port| self.maps.keys().any(|(p, _)| p == port)));
+                }
+                _ => panic!("{step:?}"),
+            }
+            self.check(ports);
+            if weighed {
+                self.check_shared(reserved);
+            }
+        }
+    }
+
+    /// Who marks nothing has, together, what it has reserved on each port, in queue 0.
+    fn check_shared(&self, reserved: &Reserved) {
+        for (port, weights) in &self.weights {
+            let shares = |t: &TenantSlot| self.marks.get(t).is_none_or(|dscp| *dscp == SHARED);
+            let there = reserved.needs.get(port).into_iter().flatten();
+            let inside: u64 = there.filter(|(t, _)| shares(t)).map(|(_, need)| need).sum();
+            let all: u64 = weights.weights.iter().map(|w| u64::from(*w)).sum();
+            let given = reserved.rates[port] * u64::from(weights.weights[0]);
+            let short = reserved.rates[port] * u64::from(weights.error_ppm) * all / 1_000_000;
+            assert!(
+                inside * all <= given + short + all,
+                "{inside} in queue 0 of {port:?}: {weights:?}"
+            );
+        }
+    }
+
+    /// Every packet under way has a queue, and no two tenants are in one that is not shared.
+    fn check(&self, ports: &BTreeMap<TenantSlot, Vec<Port>>) {
+        let mut inside: BTreeMap<(Port, u8), TenantSlot> = BTreeMap::new();
+        for (tenant, values) in &self.flying {
+            for dscp in values.iter().filter(|dscp| **dscp != SHARED) {
+                for port in ports.get(tenant).into_iter().flatten() {
+                    let queue = self.maps.get(&(*port, *dscp));
+                    let queue = *queue.unwrap_or_else(|| panic!("{dscp} is unmapped on {port:?}"));
+                    let other = inside.insert((*port, queue), *tenant);
+                    assert!(other.is_none_or(|other| other == *tenant), "queue of one tenant");
+                }
+            }
+        }
+    }
+}
+
+/// What is reserved on each port, and what it carries.
+struct Reserved {
+    needs: BTreeMap<Port, Vec<(TenantSlot, u64)>>,
+    rates: BTreeMap<Port, u64>,
+}
+
+impl Reserved {
+    fn of(datacenter: &Datacenter, tenants: &[Candidate<'_>]) -> Self {
+        let (mut needs, mut rates) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::new());
+        for link in (0..datacenter.topology().links()).map(|n| LinkId(u32::try_from(n).unwrap())) {
+            for up in [false, true] {
+                rates.insert(Port { link, up }, datacenter.topology().rate(link).0);
+            }
+        }
+        for candidate in tenants {
+            for (link, need) in candidate.links {
+                for (up, rate) in [(false, need.down), (true, need.up)] {
+                    let port = Port { link: *link, up };
+                    needs.entry(port).or_default().push((candidate.tenant, rate.0));
+                }
+            }
+        }
+        Self { needs, rates }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Place(Request),
+    Remove(Index),
+    Pass(Vec<u64>),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        3 => common::uniform(8).prop_map(Act::Place),
+        1 => any::<Index>().prop_map(Act::Remove),
+        3 => prop::collection::vec(0_u64..1000, 16).prop_map(Act::Pass),
+    ]
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let mode = prop_oneof![Just(Mode::StaticMap), Just(Mode::PerPortMap), Just(Mode::PerEgressMap)];
+    (mode, 2_u8..=5, 0_u64..=2, 0_u8..=4).prop_map(|(mode, queues, hold, spare)| {
+        // Few values, so that they run out where the mode allows that.
+        let least = if mode == Mode::StaticMap { queues - 1 } else { 2 };
+        let palette = Palette::new((1..=least + spare).map(|value| 3 * value).collect()).unwrap();
+        Settings { queues, hold, palette, ..Settings::new(mode) }
+    })
+}
+
+fn candidates<'a>(datacenter: &'a Datacenter, scores: &[u64]) -> Vec<Candidate<'a>> {
+    let score = |slot: TenantSlot| scores[slot.index() % scores.len()];
+    let candidate = |(tenant, t): (TenantSlot, &'a penstock_fabric::tenant_placement::Tenant)| {
+        Candidate { tenant, score: score(tenant), links: &t.placement.entry.links, movable: true }
+    };
+    datacenter.tenants().map(candidate).collect()
+}
+
+fn ports_of(candidates: &[Candidate<'_>]) -> BTreeMap<TenantSlot, Vec<Port>> {
+    let both = |link: LinkId| [false, true].map(|up| Port { link, up });
+    let ports = |c: &Candidate<'_>| c.links.iter().flat_map(|(link, _)| both(*link)).collect();
+    candidates.iter().map(|c| (c.tenant, ports(c))).collect()
+}
+
+/// What holds between two intervals.
+fn audit(binding: &Binding, datacenter: &Datacenter, candidates: &[Candidate<'_>]) {
+    let settings = binding.settings();
+    let ports = ports_of(candidates);
+    let mut on_port: BTreeMap<Port, Vec<(u8, u8)>> = BTreeMap::new();
+    let mut on_switch = BTreeMap::new();
+    for (tenant, bound) in binding.bound() {
+        let has: Vec<Port> = bound.queues.iter().map(|(port, _)| *port).collect();
+        assert_eq!(Some(&has), ports.get(&tenant), "a queue on every port of its tree");
+        assert!(settings.palette.values().contains(&bound.dscp), "a value that may be used");
+        for (port, queue) in &bound.queues {
+            assert_eq!(binding.holder(*port, *queue), Some(tenant));
+            on_port.entry(*port).or_default().push((*queue, bound.dscp));
+            if settings.mode == Mode::StaticMap {
+                assert_eq!(settings.palette.values()[usize::from(*queue) - 1], bound.dscp);
+            }
+        }
+        if settings.mode == Mode::PerPortMap {
+            let switch = |port: &Port| {
+                let end = datacenter.topology();
+                if port.up { end.child(port.link) } else { end.parent(port.link) }
+            };
+            let classes: BTreeSet<_> = bound.queues.iter().map(|(p, q)| (switch(p), *q)).collect();
+            let switches: BTreeSet<_> = bound.queues.iter().map(|(p, _)| switch(p)).collect();
+            assert_eq!(classes.len(), switches.len(), "one class a switch");
+            for (switch, queue) in classes {
+                let known = *on_switch.entry((switch, bound.dscp)).or_insert(queue);
+                assert_eq!(known, queue, "a value is in one queue of a switch");
+            }
+        }
+    }
+    for held in on_port.values() {
+        assert!(held.len() < usize::from(settings.queues), "queues of a port");
+        let queues: BTreeSet<u8> = held.iter().map(|(queue, _)| *queue).collect();
+        let values: BTreeSet<u8> = held.iter().map(|(_, value)| *value).collect();
+        assert_eq!((queues.len(), values.len()), (held.len(), held.len()), "all differ");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_packet_is_ever_unmapped_and_every_dedicated_tenant_has_a_queue_on_all_of_its_tree(
+        tree in common::regular(),
+        settings in settings(),
+        acts in prop::collection::vec(act(), 1..40),
+    ) {
+        let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+        let mut binding = Binding::new(settings.clone(), datacenter.topology().links()).unwrap();
+        let mut fabric = Fabric::default();
+        let mut ports = BTreeMap::new();
+        for act in &acts {
+            match act {
+                Act::Place(request) => { let _ = datacenter.try_place(request); }
+                Act::Remove(index) => {
+                    let slots: Vec<_> = datacenter.tenants().map(|(slot, _)| slot).collect();
+                    if !slots.is_empty() {
+                        datacenter.remove(*index.get(&slots));
+                    }
+                }
+                Act::Pass(scores) => {
+                    let tenants = candidates(&datacenter, scores);
+                    let topology = datacenter.topology();
+                    let pass = binding.pass(topology, &tenants);
+                    // The packets of a tenant that is gone still go where they went.
+                    let now = ports_of(&tenants);
+                    let lost: BTreeSet<_> = pass.plan.steps.iter().filter_map(|step| match step {
+                        Step::Mark { tenant, dscp: SHARED } => Some(*tenant),
+                        _ => None,
+                    }).collect();
+                    let mut under_way = now.clone();
+                    under_way.extend(lost.iter().filter_map(|t| Some((*t, ports.get(t)?)))
+                        .filter(|(t, old)| now.get(t) != Some(*old))
+                        .map(|(t, _): (TenantSlot, &Vec<Port>)| (t, Vec::new())));
+                    let reserved = Reserved::of(&datacenter, &tenants);
+                    fabric.carry_out(&pass.plan, &under_way, settings.drain, &reserved);
+                    audit(&binding, &datacenter, &tenants);
+                    check_pass(&binding, &pass);
+                    ports = now;
+                    let again = binding.clone().pass(topology, &tenants);
+                    let changed = again.plan.steps.len();
+                    if again.promoted.is_empty() && again.demoted.is_empty() {
+                        prop_assert_eq!(changed, 0, "nothing to do is no plan");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The two lists and the state say the same.
+fn check_pass(binding: &Binding, pass: &Pass) {
+    assert!(pass.promoted.iter().all(|tenant| binding.of(*tenant).is_some()));
+    assert!(pass.demoted.iter().all(|tenant| binding.of(*tenant).is_none()));
+    assert!(pass.without_code_point.iter().all(|tenant| binding.of(*tenant).is_none()));
+}
+
+/// Tenants of two VMs, one on each of two servers: all meet on both links.
+fn meeting(tenants: u32) -> Datacenter {
+    let tier = Tier { fan_out: 2, uplinks: 1, rate: BitsPerSecond(1000) };
+    let tree = Regular { slots: 100, tiers: vec![tier] };
+    let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+    let request = Request::new(Hose::homogeneous(2, BitsPerSecond(50)).unwrap());
+    for _ in 0..tenants {
+        datacenter.place(&request.clone().most_per_server(1)).unwrap();
+    }
+    datacenter
+}
+
+fn bound(binding: &Binding) -> Vec<u32> {
+    binding.bound().map(|(tenant, _)| tenant.0).collect()
+}
+
+#[test]
+fn a_queue_is_taken_only_by_a_clearly_higher_score_and_after_its_hold() {
+    let datacenter = meeting(4);
+    let settings = Settings { queues: 4, ..Settings::new(Mode::StaticMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut pass = |scores: [u64; 4]| {
+        let pass = binding.pass(datacenter.topology(), &candidates(&datacenter, &scores));
+        (bound(&binding), pass.demoted.len())
+    };
+    assert_eq!(pass([100, 90, 80, 10]), (vec![0, 1, 2], 0));
+    assert_eq!(pass([100, 90, 80, 200]), (vec![0, 1, 2], 0), "held for one interval only");
+    assert_eq!(pass([100, 90, 80, 88]), (vec![0, 1, 2], 0), "not a tenth above");
+    assert_eq!(pass([100, 90, 80, 89]), (vec![0, 1, 3], 1));
+}
+
+#[test]
+fn who_would_cost_more_than_it_is_worth_takes_nothing() {
+    // Tenant 2 meets tenant 0 on one rack and tenant 1 on the other.
+    let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1000) };
+    let tree = Regular { slots: 2, tiers: vec![tier(2), tier(2)] };
+    let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+    let hose = |vms| Hose::homogeneous(vms, BitsPerSecond(10)).unwrap();
+    for _ in 0..2 {
+        datacenter.place(&Request::new(hose(2)).most_per_server(1)).unwrap();
+    }
+    datacenter.place(&Request::new(hose(4)).most_per_server(1)).unwrap();
+    let settings = Settings { queues: 2, ..Settings::new(Mode::StaticMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut pass = |scores: [u64; 3]| {
+        binding.pass(datacenter.topology(), &candidates(&datacenter, &scores));
+        bound(&binding)
+    };
+    assert_eq!(pass([60, 50, 0]), [0, 1]);
+    assert_eq!(pass([60, 50, 0]), [0, 1]);
+    assert_eq!(pass([60, 50, 110]), [0, 1], "110 is not above 60 + 50");
+    assert_eq!(pass([60, 50, 111]), [2]);
+}
+
+#[test]
+fn who_cannot_be_told_keeps_what_it_has_and_gets_nothing() {
+    let datacenter = meeting(4);
+    let settings = Settings { queues: 3, hold: 0, ..Settings::new(Mode::StaticMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut pass = |scores: [u64; 4], cut_off: &[u32]| {
+        let mut all = candidates(&datacenter, &scores);
+        all.iter_mut().for_each(|c| c.movable = !cut_off.contains(&c.tenant.0));
+        binding.pass(datacenter.topology(), &all);
+        bound(&binding)
+    };
+    assert_eq!(pass([100, 90, 80, 70], &[]), [0, 1]);
+    assert_eq!(pass([1, 1, 80, 70], &[0, 1]), [0, 1], "nobody takes from them");
+    assert_eq!(pass([1, 1, 80, 70], &[0, 2]), [0, 3], "what is free goes to who can be told");
+    assert_eq!(pass([1, 1, 80, 70], &[]), [2, 3]);
+}
+
+#[test]
+fn queues_of_before_come_back() {
+    let datacenter = meeting(5);
+    let settings = Settings { queues: 4, hold: 0, ..Settings::new(Mode::PerPortMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let topology = datacenter.topology();
+    binding.pass(topology, &candidates(&datacenter, &[9, 8, 7, 6, 5]));
+    let had: Vec<_> = binding.bound().map(|(tenant, bound)| (tenant, bound.clone())).collect();
+    binding.pass(topology, &candidates(&datacenter, &[9, 8, 7, 60, 50]));
+    assert_eq!(bound(&binding), [0, 3, 4]);
+    let all = candidates(&datacenter, &[0; 5]);
+    let pass = binding.return_to(topology, &all, &had);
+    assert_eq!(bound(&binding), [0, 1, 2]);
+    let slots = |list: &[TenantSlot]| list.iter().map(|slot| slot.0).collect::<Vec<_>>();
+    assert_eq!((slots(&pass.promoted), slots(&pass.demoted)), (vec![1, 2], vec![3, 4]));
+    for (tenant, old) in &had {
+        let now = binding.of(*tenant).unwrap();
+        assert_eq!((now.dscp, &now.queues), (old.dscp, &old.queues));
+    }
+    assert!(binding.return_to(topology, &all, &had).plan.steps.is_empty());
+}
+
+#[test]
+fn a_binding_goes_on_where_another_stopped() {
+    let datacenter = meeting(5);
+    let settings = Settings { queues: 4, ..Settings::new(Mode::StaticMap) };
+    let links = datacenter.topology().links();
+    let mut first = Binding::new(settings.clone(), links).unwrap();
+    let run = |binding: &mut Binding, scores: [u64; 5]| {
+        binding.pass(datacenter.topology(), &candidates(&datacenter, &scores))
+    };
+    run(&mut first, [9, 8, 7, 6, 5]);
+    let had: Vec<_> = first.bound().map(|(tenant, bound)| (tenant, bound.clone())).collect();
+    let mut second =
+        Binding::resume(settings.clone(), links, first.interval(), had.clone()).unwrap();
+    for scores in [[9, 8, 7, 60, 5], [9, 8, 7, 60, 50], [90, 8, 7, 60, 50]] {
+        run(&mut first, scores);
+        run(&mut second, scores);
+        assert_eq!(bound(&first), bound(&second));
+        let weights =
+            |b: &Binding| first.bound().next().map(|(_, q)| b.weights(q.queues[0].0).cloned());
+        assert_eq!(weights(&first), weights(&second));
+    }
+    let twice = had.iter().cloned().chain([(TenantSlot(9), had[0].1.clone())]);
+    let error = Binding::resume(settings, links, 1, twice).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "tenant 9 has queue 1 of a port that has none such or gave it away"
+    );
+}
+
+/// What its links say, for [`Binding::reserve`].
+fn links_of(datacenter: &Datacenter, tenant: TenantSlot) -> Vec<(LinkId, Need)> {
+    datacenter.tenant(tenant).unwrap().placement.entry.links.clone()
+}
+
+#[test]
+fn what_is_reserved_between_passes_is_what_the_next_pass_finds() {
+    let mut datacenter = meeting(3);
+    let settings = Settings { queues: 4, ..Settings::new(Mode::PerPortMap) };
+    let links = datacenter.topology().links();
+    let mut binding = Binding::new(settings.clone(), links).unwrap();
+    binding.pass(datacenter.topology(), &candidates(&datacenter, &[9, 8, 7]));
+    // A large one comes, and shares queue 0.
+    let request = Request::new(Hose::homogeneous(2, BitsPerSecond(600)).unwrap());
+    let new = datacenter.place(&request.most_per_server(1)).unwrap();
+    let now = links_of(&datacenter, new);
+    let steps = binding.reserve(datacenter.topology(), new, &[], &now);
+    assert!(!steps.is_empty() && !binding.covers(new, &now));
+    let share = |binding: &Binding| {
+        let port = Port { link: now[0].0, up: true };
+        let weights = &binding.weights(port).unwrap().weights;
+        f64::from(weights[0]) / f64::from(weights.iter().sum::<u32>())
+    };
+    assert!(share(&binding) >= 0.6, "{steps:?}");
+    assert_eq!(binding.reserve(datacenter.topology(), new, &now, &now), [], "the same again");
+    // Who goes on from what is stored has the same weights before any pass.
+    let had = binding.bound().map(|(tenant, bound)| (tenant, bound.clone()));
+    let mut next = Binding::resume(settings, links, binding.interval(), had).unwrap();
+    let all: Vec<_> = datacenter.tenants().map(|(t, _)| (t, links_of(&datacenter, t))).collect();
+    next.reserve_all(datacenter.topology(), all.iter().map(|(t, links)| (*t, links.as_slice())));
+    let pass = binding.pass(datacenter.topology(), &candidates(&datacenter, &[9, 8, 7, 0]));
+    assert_eq!(pass.plan.steps, [], "nothing is left to do");
+    for port in now.iter().flat_map(|(link, _)| [false, true].map(|up| Port { link: *link, up })) {
+        assert_eq!(next.weights(port), binding.weights(port));
+    }
+}
+
+#[test]
+fn a_slot_that_was_retired_is_given_to_nobody_before_it_is_free() {
+    let mut datacenter = meeting(3);
+    let request = Request::new(Hose::homogeneous(2, BitsPerSecond(1)).unwrap());
+    assert!(datacenter.retire(TenantSlot(1)).is_some());
+    assert!(
+        datacenter.tenant(TenantSlot(1)).is_none() && datacenter.retire(TenantSlot(1)).is_none()
+    );
+    assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(3));
+    datacenter.free(TenantSlot(1));
+    datacenter.free(TenantSlot(1));
+    datacenter.free(TenantSlot(0));
+    assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(1), "and only once");
+    assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(4));
+}
+
+/// Two racks of eight servers; tenants of two to five VMs come, go and change their scores.
+#[test]
+fn a_switch_has_each_code_point_in_one_queue_and_so_no_more_classes_than_queues() {
+    let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1_000_000) };
+    let tree = Regular { slots: 30, tiers: vec![tier(8), tier(2)] };
+    let mut datacenter = common::datacenter(&tree, 0, Policy::default());
+    let settings = Settings { queues: 4, hold: 0, ..Settings::new(Mode::PerPortMap) };
+    let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+    let mut state = 7_u64;
+    let mut below = |limit: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % limit
+    };
+    for _ in 0..200 {
+        let vms = 2 + u32::try_from(below(4)).unwrap();
+        let request = Request::new(Hose::homogeneous(vms, BitsPerSecond(10)).unwrap());
+        let _ = datacenter.place(&request.most_per_server(1));
+        let slots: Vec<_> = datacenter.tenants().map(|(slot, _)| slot).collect();
+        if slots.len() > 20 {
+            datacenter.remove(slots[usize::try_from(below(20)).unwrap()]);
+        }
+        let scores: Vec<u64> = (0..64).map(|_| 1 + below(1_000)).collect();
+        let tenants = candidates(&datacenter, &scores);
+        binding.pass(datacenter.topology(), &tenants);
+        audit(&binding, &datacenter, &tenants);
+    }
+}

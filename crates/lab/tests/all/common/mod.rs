@@ -1,0 +1,113 @@
+//! A device side that is not ours: `dpdk-testpmd` forwarding between two vhost-user ports.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use penstock_guest::driver::{DriverConfig, RxFrame, VirtioNet};
+use penstock_testing::patience;
+
+/// One testpmd at a time: each polls a core.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Two vhost-user ports, a frame in at one goes out at the other.
+pub struct Testpmd {
+    dir: PathBuf,
+    extra: String,
+    child: Option<Child>,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Testpmd {
+    /// Starts it, with `extra` device arguments; `None` (and it says so) where it is not installed.
+    pub fn start(tag: &str, extra: &str) -> Option<Self> {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Path::new("/usr/bin/dpdk-testpmd").exists() {
+            penstock_testing::skip("dpdk-testpmd is not installed (scripts/setup.sh test)");
+            return None;
+        }
+        let dir = std::env::temp_dir().join(format!("penstock-lab-{}-{tag}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut pmd = Self { dir, extra: extra.to_owned(), child: None, _one: one };
+        pmd.restart();
+        Some(pmd)
+    }
+
+    /// Kills the running one, if any, and starts another on the same sockets.
+    pub fn restart(&mut self) {
+        self.kill();
+        let vdev = |i: usize| {
+            format!("net_vhost{i},iface={},queues=1{}", self.socket(i).display(), self.extra)
+        };
+        let child = Command::new("/usr/bin/dpdk-testpmd")
+            .args(["--no-pci", "--no-huge", "-m", "256", "-l", "0,1", "--main-lcore", "0"])
+            .args(["--file-prefix", &format!("lab{}", std::process::id())])
+            .args(["--vdev", &vdev(0), "--vdev", &vdev(1), "--"])
+            .args(["--forward-mode=io", "--auto-start", "--nb-cores=1"])
+            .args(["--total-num-mbufs=8192", "--stats-period=100000"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+            for i in 0..2 {
+                let _ = std::fs::remove_file(self.socket(i));
+            }
+        }
+    }
+
+    pub fn socket(&self, port: usize) -> PathBuf {
+        self.dir.join(format!("{port}.sock"))
+    }
+
+    /// A configuration for a port, with time enough for testpmd to start.
+    pub fn config(&self, port: usize) -> DriverConfig {
+        let mut config = DriverConfig::new(self.socket(port));
+        config.wait = patience();
+        config
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Tries `step` until it is true; panics with `what` when patience ends.
+#[expect(clippy::disallowed_methods, reason = "a bound for a peer that never answers")]
+pub fn until(what: &str, mut step: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !step() {
+        assert!(start.elapsed() < patience(), "{what}: not within {:?}", patience());
+        std::thread::yield_now();
+    }
+}
+
+/// Receives one frame into a vector.
+pub fn receive(vm: &mut VirtioNet) -> Vec<u8> {
+    let mut got = Vec::new();
+    until("receiving a frame", || {
+        vm.rx().recv(1, |frame: &RxFrame<'_>| frame.append_to(&mut got)) == 1
+    });
+    got
+}
+
+/// A frame of `len` bytes that differs by `seed` in every byte after the addresses.
+pub fn frame(len: usize, seed: usize) -> Vec<u8> {
+    let mut frame: Vec<u8> =
+        (0..len).map(|i| u8::try_from((i * 7 + seed * 13) % 251).unwrap()).collect();
+    frame[..12].copy_from_slice(&[0x52, 0x54, 0, 0, 0, 2, 0x52, 0x54, 0, 0, 0, 1]);
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    frame
+}

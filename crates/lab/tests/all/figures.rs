@@ -1,0 +1,103 @@
+//! Simulated figures of C2QoS with one seed, their phases shortened: what is not on the list of
+//! missed claims holds, and the same seed gives the same bytes. `scripts/checks.sh figures` runs
+//! these; the figures themselves, over many seeds, are `penstock lab run` (docs/figures.md).
+
+use std::path::Path;
+
+use clap::Parser as _;
+use penstock_lab::figures::files::Results;
+use penstock_lab::figures::missed::Missed;
+use penstock_lab::figures::outcome::Record;
+use penstock_lab::figures::{Context, EXPERIMENTS, Mode, RunArgs, find};
+
+/// Times the machine it runs on, so it can neither be repeated nor judged beside other tests.
+const TIMED: &str = "c2qos-overhead";
+/// Of its length, for what is judged.
+const PART: f64 = 0.1;
+/// Of its length, for what is only compared: each figure is run twice.
+const COMPARED: f64 = 0.02;
+
+#[derive(clap::Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: RunArgs,
+}
+
+fn run(name: &str, seed: u64, part: f64) -> Record {
+    let args = Cli::parse_from(["run", name]).args;
+    let experiment = find(name).unwrap();
+    let context = Context::new(experiment.name, (Mode::Sim, seed), &args.live, None, None);
+    let outcome = experiment.sim.unwrap()(&context.with_part(part)).unwrap();
+    Record::new(experiment, Mode::Sim, seed, outcome)
+}
+
+fn bytes(record: &Record) -> String {
+    Results::of(&[vec![record.clone()]]).json().unwrap()
+}
+
+fn list() -> Missed {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    Missed::read(&root.join("docs/figures.md")).unwrap()
+}
+
+/// `checks.sh` knows this module's name.
+mod short_figures {
+    use super::*;
+
+    fn check(name: &str) {
+        let record = run(name, 1, PART);
+        assert!(!record.claims.is_empty(), "{name} claims nothing");
+        let [one, two] = [1, 1].map(|seed| bytes(&run(name, seed, COMPARED)));
+        assert!(one == two, "{name}: seed 1 twice, other bytes");
+        let remarks = list().judge(&[record], true);
+        let failures: Vec<_> = remarks.iter().filter(|remark| remark.is_failure()).collect();
+        assert!(failures.is_empty(), "{failures:#?}");
+    }
+
+    macro_rules! figures {
+        ($($test:ident: $name:literal;)*) => {
+            $(#[test] fn $test() { check($name); })*
+
+            #[test]
+            fn all_that_are_simulated_are_here() {
+                let here = [$($name),*];
+                let simulated = EXPERIMENTS.iter().filter(|e| e.sim.is_some());
+                let names = simulated.map(|e| e.name).filter(|name| *name != TIMED);
+                let missing: Vec<_> = names.filter(|name| !here.contains(name)).collect();
+                assert!(missing.is_empty(), "{missing:?}");
+            }
+        };
+    }
+
+    figures! {
+        fig1: "c2qos-fig1";
+        fig3: "c2qos-fig3";
+        fig5: "c2qos-fig5";
+        fig6: "c2qos-fig6";
+        fig7: "c2qos-fig7";
+        fig10: "c2qos-fig10";
+        fig11: "c2qos-fig11";
+        fig12: "c2qos-fig12";
+        fig13: "c2qos-fig13";
+        fsvde_fig4: "fsvde-fig4";
+        fsvde_table2: "fsvde-table2";
+        qshare_table1: "qshare-table1";
+        qshare_fig6: "qshare-fig6";
+        jitter_fig2: "jitter-fig2";
+        jitter_fig6: "jitter-fig6";
+        jitter_fig7: "jitter-fig7";
+        jitter_fig8: "jitter-fig8";
+        jitter_fig9: "jitter-fig9";
+        jitter_fig10: "jitter-fig10";
+        jitter_fig11: "jitter-fig11";
+        jitter_fig12: "jitter-fig12";
+        qshare_fig4: "qshare-fig4";
+        qshare_fig5: "qshare-fig5";
+    }
+
+    #[test]
+    fn another_seed_gives_other_numbers() {
+        let series = |seed| run("c2qos-fig7", seed, COMPARED).series;
+        assert!(series(1) != series(2), "nothing depends on the seed");
+    }
+}

@@ -1,0 +1,368 @@
+//! TAP, AF_PACKET and AF_XDP ports with the kernel's own stack behind them: namespaces of the test,
+//! a veth as the uplink, ping and TCP through a host with a configuration. Needs root; says so
+//! if not.
+#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use penstock_control::api::PortStatus;
+use penstock_control::config;
+use penstock_control::host::Host;
+use penstock_testing::patience;
+use penstock_units::Nanos;
+
+/// Namespaces of one test, gone with it.
+struct Lab {
+    tag: String,
+    dir: PathBuf,
+    children: Vec<Child>,
+}
+
+impl Lab {
+    /// `None`, and it says so, where namespaces cannot be made.
+    fn new(name: &str, namespaces: &[&str]) -> Option<Self> {
+        let tag = format!("pk{}{name}", std::process::id());
+        let dir = std::env::temp_dir().join(&tag);
+        std::fs::create_dir_all(&dir).unwrap();
+        let lab = Self { tag, dir, children: Vec::new() };
+        for namespace in namespaces {
+            let made = Command::new("ip").args(["netns", "add", &lab.netns(namespace)]).output();
+            if !made.as_ref().is_ok_and(|o| o.status.success()) {
+                penstock_testing::skip(format_args!(
+                    "`ip netns add` needs root and iproute2: {made:?}"
+                ));
+                return None;
+            }
+        }
+        Some(lab)
+    }
+
+    fn netns(&self, name: &str) -> String {
+        format!("{}-{name}", self.tag)
+    }
+
+    /// Runs a command in a namespace; its output if it succeeded.
+    fn try_in(&self, namespace: &str, command: &str) -> Result<String, String> {
+        let output = Command::new("ip")
+            .args(["netns", "exec", &self.netns(namespace)])
+            .args(command.split_whitespace())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(text) } else { Err(format!("{command}: {text}{errors}")) }
+    }
+
+    fn run_in(&self, namespace: &str, command: &str) -> String {
+        self.try_in(namespace, command).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn spawn_in(&mut self, namespace: &str, command: &str) {
+        let child = Command::new("ip")
+            .args(["netns", "exec", &self.netns(namespace)])
+            .args(command.split_whitespace())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.children.push(child);
+    }
+
+    fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < patience(), "waited in vain: {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn host(&self, text: &str) -> Host {
+        self.host_named("one", text)
+    }
+
+    fn host_named(&self, name: &str, text: &str) -> Host {
+        let dir = self.dir.join(name).display().to_string();
+        std::fs::create_dir_all(&dir).unwrap();
+        let text = format!(
+            "[host]\nname = \"{name}\"\nsocket = \"{dir}/api\"\nstate_dir = \"{dir}/state\"\n\
+             [worker]\ncores = [0]\n{}",
+            text.replace("NS-", &self.netns(""))
+        );
+        let path = self.dir.join(name).join("host.toml");
+        std::fs::write(&path, text).unwrap();
+        let config = config::load(&path).unwrap_or_else(|errors| panic!("{errors}"));
+        Host::start(config, Some(path)).unwrap()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let list = Command::new("ip").args(["netns", "list"]).output();
+        let list = list.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+        for line in list.unwrap_or_default().lines() {
+            let name = line.split_whitespace().next().unwrap_or_default();
+            if name.starts_with(&format!("{}-", self.tag)) {
+                let _ = Command::new("ip").args(["netns", "del", name]).status();
+            }
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn counter(host: &Host, port: &str, name: &str) -> u64 {
+    let stats = host.stats(true).unwrap();
+    assert_eq!(stats.violations, Vec::<String>::new());
+    let port = stats.ports.iter().find(|p| p.port == port).unwrap();
+    port.counters.iter().find(|c| c.0 == name).unwrap().1
+}
+
+/// A host with one VM's TAP in VLAN 100 and a trunk of this type on its end of the veth.
+fn half(lab: &Lab, name: &str, vm: &str, uplink: &str, kind: &str) -> Host {
+    let host = lab.host_named(
+        name,
+        &format!(
+            "[[tenant]]\nname = \"red\"\nvlans = [100]\n\
+             [[port]]\nname = \"vm\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+             netns = \"NS-{vm}\"\nvlan = 100\n\
+             [[port]]\nname = \"uplink\"\ntype = \"{kind}\"\ninterface = \"{uplink}\"\n\
+             netns = \"NS-wire\"\ntrunk = [100]\n"
+        ),
+    );
+    assert!(host.ports().iter().all(|p| p.state == "up"), "{:?}", host.ports());
+    host
+}
+
+#[test]
+fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
+    let Some(mut lab) = Lab::new("w", &["a", "b", "wire"]) else { return };
+    lab.run_in("wire", "ip link add up0 type veth peer name up1");
+    let (one, two) =
+        (half(&lab, "one", "a", "up0", "packet"), half(&lab, "two", "b", "up1", "packet"));
+    lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");
+    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
+    lab.spawn_in("b", "iperf3 -s");
+    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+    lab.until("iperf3 listens", listening);
+    for reverse in ["", "-R"] {
+        // The server ends one test before it takes the next: the client may be told to wait.
+        let client = format!("iperf3 -c 10.1.0.2 -t 2 {reverse}");
+        lab.until("a TCP stream", || lab.try_in("a", &client).is_ok());
+    }
+    for host in [&one, &two] {
+        assert!(counter(host, "uplink", "tx_tso") > 0);
+        assert!(counter(host, "uplink", "rx_tso") > 0);
+        assert_eq!(counter(host, "uplink", "sw_tso"), 0);
+        assert_eq!(counter(host, "uplink", "rx_errors"), 0);
+    }
+    // The frames wear the tag on the wire: with the trunk on another VLAN the far host takes none.
+    let trunk = [("trunk".to_owned(), "[200]".to_owned())];
+    two.set_tenant("red", &[("vlans".to_owned(), "[100, 200]".to_owned())], false).unwrap();
+    two.set_port("uplink", &trunk, false).unwrap();
+    assert!(lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_err());
+    let stats = two.stats(true).unwrap();
+    let uplink = stats.ports.iter().find(|p| p.port == "uplink").unwrap();
+    assert!(uplink.drops.iter().any(|(reason, n)| reason == "vlan-ingress" && *n > 0));
+    one.shutdown().unwrap();
+    two.shutdown().unwrap();
+}
+
+#[test]
+fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
+    let Some(mut lab) = Lab::new("t", &["a", "b"]) else { return };
+    let host = lab.host(
+        "[[tenant]]\nname = \"red\"\n\
+         [[port]]\nname = \"a\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+         netns = \"NS-a\"\nqueues = 2\n\
+         [[port]]\nname = \"b\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+         netns = \"NS-b\"\noffloads = false\nmtu = 1400\n",
+    );
+    lab.run_in("a", "ip addr add 10.2.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.2.0.2/24 dev eth0");
+    assert!(lab.run_in("b", "ip link show dev eth0").contains("mtu 1400"));
+    let ping = || lab.try_in("a", "busybox ping -c 1 -W 1 10.2.0.2").is_ok();
+    lab.until("a ping", ping);
+    lab.spawn_in("b", "iperf3 -s");
+    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+    lab.until("iperf3 listens", listening);
+    lab.run_in("a", "iperf3 -c 10.2.0.2 -t 2 -P 4");
+    // The sender's stack handed over large segments; b got them cut and finished.
+    assert!(counter(&host, "a", "rx_tso") > 0);
+    assert!(counter(&host, "b", "sw_tso") > 0);
+    assert_eq!(counter(&host, "b", "tx_tso"), 0);
+    // A port that goes takes its interface with it, the other stays.
+    host.del_port("a", false).unwrap();
+    assert!(lab.try_in("a", "ip link show dev eth0").is_err());
+    assert!(lab.try_in("b", "ip link show dev eth0").is_ok());
+    host.shutdown().unwrap();
+}
+
+/// Megabits a second that one TCP stream from a to b got through in four seconds.
+fn stream(lab: &Lab) -> u64 {
+    let mut told = String::new();
+    // The server ends one test before it takes the next.
+    lab.until("a TCP stream", || {
+        let run = lab.try_in("a", "iperf3 -c 10.3.0.2 -t 4 -J");
+        run.is_ok_and(|json| {
+            told = json;
+            true
+        })
+    });
+    let report: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let received = &report["end"]["sum_received"]["bytes"];
+    received.as_u64().unwrap_or_else(|| panic!("{told}")) * 8 / 4_000_000
+}
+
+/// Any machine can do 200 Mbit/s. With buckets of two large segments a stream had 5 to 50 of them.
+#[test]
+fn a_stream_of_large_segments_has_its_rate_behind_either_policer() {
+    let Some(mut lab) = Lab::new("p", &["a", "b"]) else { return };
+    let tap = |name: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ntenant = \"red\"\ntype = \"tap\"\n\
+             interface = \"eth0\"\nnetns = \"NS-{name}\"\n"
+        )
+    };
+    let host = lab.host(&format!("[[tenant]]\nname = \"red\"\n{}{}", tap("a"), tap("b")));
+    lab.run_in("a", "ip addr add 10.3.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.3.0.2/24 dev eth0");
+    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.3.0.2").is_ok());
+    lab.spawn_in("b", "iperf3 -s");
+    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+    lab.until("iperf3 listens", listening);
+    let set = |port: &str, keys: &[(&str, &str)]| {
+        let keys: Vec<_> = keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let report = host.set_port(port, &keys, false).unwrap();
+        assert_eq!(report.warnings, Vec::<String>::new());
+    };
+    set("a", &[("ingress_policy", "bps"), ("police", "{ cir = \"200M\" }")]);
+    let policed = stream(&lab);
+    assert!(counter(&host, "a", "police_red") > 0, "the stream was never held: {policed} Mbit/s");
+    set("a", &[("ingress_policy", ""), ("police", "")]);
+    set("b", &[("receive", "{ rate = \"200M\" }")]);
+    let received = stream(&lab);
+    assert!(counter(&host, "a", "rx_tso") > 0);
+    assert!(policed >= 100 && received >= 100, "police {policed}, receive {received} Mbit/s");
+    host.shutdown().unwrap();
+}
+
+/// A port's state as `penstock port show` has it.
+fn shown(host: &Host, port: &str) -> PortStatus {
+    host.ports().into_iter().find(|p| p.name == port).unwrap()
+}
+
+#[test]
+fn two_hosts_carry_a_vlan_over_af_xdp_with_finished_frames() {
+    let Some(mut lab) = Lab::new("x", &["a", "b", "wire"]) else { return };
+    lab.run_in("wire", "ip link add up0 type veth peer name up1");
+    let (one, two) = (half(&lab, "one", "a", "up0", "xdp"), half(&lab, "two", "b", "up1", "xdp"));
+    for host in [&one, &two] {
+        let port = shown(host, "uplink");
+        assert_eq!(
+            (port.features.join(" ").as_str(), port.error.as_str()),
+            ("copy native need-wakeup", "")
+        );
+    }
+    lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");
+    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
+    lab.spawn_in("b", "iperf3 -s");
+    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+    lab.until("iperf3 listens", listening);
+    for reverse in ["", "-R", "-u -b 50M -l 1400"] {
+        let client = format!("iperf3 -c 10.1.0.2 -t 1 {reverse}");
+        lab.until("a stream", || lab.try_in("a", &client).is_ok());
+    }
+    for host in [&one, &two] {
+        // The stacks hand over large segments with open checksums; the wire has neither.
+        assert!(counter(host, "uplink", "sw_tso") > 0);
+        assert_eq!(counter(host, "uplink", "tx_tso"), 0);
+        assert!(counter(host, "uplink", "rx_frames") > 0);
+        assert_eq!(counter(host, "uplink", "rx_errors"), 0);
+    }
+    one.shutdown().unwrap();
+    two.shutdown().unwrap();
+    let link = lab.run_in("wire", "ip -d link show");
+    assert!(!link.contains("prog/xdp"), "{link}");
+}
+
+#[test]
+fn an_xdp_port_falls_back_to_packet_and_comes_back_with_its_interface() {
+    let Some(lab) = Lab::new("f", &["wire"]) else { return };
+    let two = "numrxqueues 2 numtxqueues 2";
+    let veth = |mtu: u32| format!("ip link add up0 mtu {mtu} {two} type veth peer name up1 {two}");
+    lab.run_in("wire", &veth(9000));
+    let host = lab.host(
+        "[[tenant]]\nname = \"red\"\n\
+         [[port]]\nname = \"up\"\ntenant = \"red\"\ntype = \"xdp\"\ninterface = \"up0\"\n\
+         netns = \"NS-wire\"\nqueues = 3\n",
+    );
+    // 9,000 bytes fit no buffer, and the veth has two queues where three are asked for.
+    let port = shown(&host, "up");
+    assert_eq!(port.state, "error");
+    assert!(port.error.contains("number of queues (limit 2)"), "{}", port.error);
+    let set = |key: &str, value: &str| {
+        host.set_port("up", &[(key.to_owned(), value.to_owned())], false).unwrap();
+    };
+    set("queues", "2");
+    let port = shown(&host, "up");
+    assert_eq!((port.queues, port.queues_up, port.features[0].as_str()), (2, 1, "packet"));
+    assert!(port.error.contains("XDP is refused") && port.error.contains("MTU"), "{}", port.error);
+    set("worker", "0");
+    assert_eq!(shown(&host, "up").workers, [0]);
+    // What the kernel refuses is asked for again when the port is attached anew.
+    lab.run_in("wire", "ip link set up0 mtu 1500");
+    set("zero_copy", "never");
+    let port = shown(&host, "up");
+    assert_eq!((port.features.contains(&"native".to_owned()), port.error), (true, String::new()));
+    assert_eq!(port.workers, [0, 0]);
+    lab.run_in("wire", "ip link del up0");
+    let mut now = 0;
+    let mut state = || {
+        now += 1_000_000_000;
+        host.tick(Nanos(now));
+        shown(&host, "up").state
+    };
+    lab.until("the loss is seen", || state() == "error");
+    lab.run_in("wire", &veth(1500));
+    lab.run_in("wire", "ip link set up1 up");
+    lab.until("it is attached again", || state() == "up");
+    host.shutdown().unwrap();
+}
+
+#[test]
+fn a_namespace_behind_a_veth_speaks_tcp_through_an_xdp_port() {
+    let Some(mut lab) = Lab::new("v", &["a", "b", "wire"]) else { return };
+    let peer = lab.netns("b");
+    lab.run_in("wire", &format!("ip link add up0 type veth peer name eth0 netns {peer}"));
+    let host = lab.host(
+        "[[tenant]]\nname = \"red\"\n\
+         [[port]]\nname = \"a\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
+         netns = \"NS-a\"\n\
+         [[port]]\nname = \"b\"\ntenant = \"red\"\ntype = \"xdp\"\ninterface = \"up0\"\n\
+         netns = \"NS-wire\"\n",
+    );
+    lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
+    lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");
+    lab.run_in("b", "ip link set eth0 up");
+    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
+    lab.spawn_in("b", "iperf3 -s");
+    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+    lab.until("iperf3 listens", listening);
+    // The veth's own stack leaves checksums open and, but for the program, segments large.
+    for reverse in ["", "-R"] {
+        let client = format!("iperf3 -c 10.1.0.2 -t 1 {reverse}");
+        lab.until("a TCP stream", || lab.try_in("a", &client).is_ok());
+    }
+    assert_eq!(counter(&host, "b", "rx_errors"), 0);
+    assert!(counter(&host, "b", "rx_bytes") > 10_000_000);
+    host.shutdown().unwrap();
+}

@@ -1,0 +1,283 @@
+//! The daemon in a network namespace, driven only by the command line.
+//!
+//! Needs the right to make a network namespace and a TAP interface (root, or user namespaces);
+//! without it each test is skipped.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
+
+use crate::support::{Daemon, Scratch, await_true, configuration, penstock};
+
+/// Two TAP ports of one tenant.
+const TWO_TAPS: &str = r#"[[tenant]]
+name = "red"
+
+# The first machine.
+[[port]]
+name = "a"
+type = "tap"
+interface = "tapa"
+tenant = "red"
+
+[[port]]
+name = "b"
+type = "tap"
+interface = "tapb"
+tenant = "red"
+"#;
+
+/// Gives both interfaces an address and has the kernel ask for a third by ARP, from port a.
+const TRAFFIC: &str = "ip addr add 10.9.0.1/24 dev tapa 2>/dev/null; ip link set tapa up; \
+     ip link set tapb up; echo x > /dev/udp/10.9.0.77/9; true";
+
+fn counter(stats: &serde_json::Value, port: &str, name: &str) -> u64 {
+    let ports = stats["ports"].as_array().unwrap();
+    let port = ports.iter().find(|entry| entry["port"] == port).unwrap();
+    port["counters"][name].as_u64().unwrap()
+}
+
+#[test]
+fn a_daemon_starts_serves_and_ends_cleanly() {
+    let Some(mut daemon) = Daemon::start(TWO_TAPS) else { return };
+    let mode = fs::metadata(daemon.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let status = daemon.ask("host show --json").json();
+    assert_eq!(status["name"], "test");
+    assert_eq!(status["workers"].as_array().unwrap().len(), 1);
+    assert!(daemon.ask("host show").ok().contains("worker 0"));
+    let ports = daemon.ask("port list").ok();
+    assert!(ports.starts_with("NAME"), "{ports}");
+    assert!(ports.contains("tapa") && ports.contains("tapb"), "{ports}");
+    assert!(daemon.ask("host config").ok().contains("interface = \"tapa\""));
+    // A client that watches must not hold up the end.
+    let mut watcher = Command::new(env!("CARGO_BIN_EXE_penstock"))
+        .args(["stats", "--watch", "0.1", "--json"])
+        .env("PENSTOCK_SOCKET", daemon.socket())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    BufReader::new(watcher.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.starts_with("{\"time_ns\":"), "{first}");
+    daemon.signal("TERM");
+    daemon.await_notice("STOPPING=1");
+    assert_eq!(daemon.await_end().code(), Some(0), "{}", daemon.log());
+    assert!(!daemon.socket().exists(), "the socket is left behind");
+    let output = watcher.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("penstock: daemon: "), "{error}");
+    for line in daemon.log().lines() {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(event["level"] == "INFO" || event["level"] == "WARN", "{line}");
+    }
+}
+
+#[test]
+fn ports_come_change_and_go() {
+    let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
+    let told = daemon.ask("port add c type=tap interface=tapc tenant=red --no-save").ok();
+    assert!(told.contains("c"), "{told}");
+    let shown = daemon.ask("port show c --json").json();
+    assert_eq!((shown["kind"].as_str(), shown["tenant"].as_str()), (Some("tap"), Some("red")));
+    assert_eq!(shown["config"]["interface"], "tapc");
+    daemon.inside("ip link show tapc").ok();
+    let twice = daemon.ask("port add c type=tap interface=tapd --no-save").fails();
+    assert!(twice.starts_with("penstock: port \"c\""), "{twice}");
+    daemon.ask("port set c mac=52:54:00:00:00:01,52:54:00:00:00:02 --no-save").ok();
+    let shown = daemon.ask("port show c --json").json();
+    assert_eq!(shown["config"]["mac"].as_array().unwrap().len(), 2);
+    daemon.ask("port set c mac= --no-save").ok();
+    assert!(daemon.ask("port show c --json").json()["config"].get("mac").is_none());
+    let wrong = daemon.ask("port set c vlan=5000 --no-save").fails();
+    assert!(wrong.contains("port \"c\"") && wrong.contains("5000"), "{wrong}");
+    let unknown = daemon.ask("port add d type=tap interface=tapd colour=blue --no-save").fails();
+    assert!(unknown.contains("colour"), "{unknown}");
+    daemon.ask("port del c --no-save").ok();
+    await_true("interface tapc to go", || !daemon.inside("ip link show tapc").status.success());
+    let gone = daemon.ask("port show c").fails();
+    assert_eq!(gone, "penstock: port \"c\": there is no such port; see `penstock port list`\n");
+    assert!(daemon.ask("port del c --no-save").fails().contains("port \"c\""));
+    assert!(
+        !fs::read_to_string(daemon.config()).unwrap().contains("tapc"),
+        "saved in spite of --no-save"
+    );
+}
+
+#[test]
+fn a_saved_change_survives_a_restart_and_keeps_comments() {
+    let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
+    daemon.ask("port add c type=tap interface=tapc tenant=red").ok();
+    let text = fs::read_to_string(daemon.config()).unwrap();
+    assert!(text.contains("# The first machine.") && text.contains("tapc"), "{text}");
+    // Killed: its socket is stale and must be replaced.
+    let scratch = daemon.kill();
+    assert!(scratch.0.join("host.sock").exists());
+    let Some(daemon) = Daemon::start_in(scratch) else { return };
+    assert_eq!(daemon.ask("port list --json").json().as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn tenants_and_rules_come_and_go() {
+    let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
+    daemon.ask("tenant add blue vlans=100,200-210 --no-save").ok();
+    daemon.ask("tenant set blue fdb_limit=64 --no-save").ok();
+    let tenants = daemon.ask("tenant list").ok();
+    assert!(tenants.contains("100,200-210") && tenants.contains("a b"), "{tenants}");
+    let list = daemon.ask("tenant list --json").json();
+    let blue = list.as_array().unwrap().iter().find(|tenant| tenant["name"] == "blue").unwrap();
+    assert_eq!(blue["fdb_limit"], 64);
+    let used = daemon.ask("tenant del red --no-save").fails();
+    assert!(used.contains("red"), "{used}");
+    daemon.ask("tenant del blue --no-save").ok();
+
+    let add = "flow add no-telnet priority=200 tenant=red match=proto=tcp,dst_port=23 actions=drop";
+    daemon.ask(&format!("{add} --no-save")).ok();
+    let flows = daemon.ask("flow list").ok();
+    assert!(flows.contains("no-telnet") && flows.contains("proto=tcp dst_port=23"), "{flows}");
+    let wrong = daemon.ask("flow add x match=dst_port=23 actions=drop --no-save").fails();
+    assert!(wrong.contains("rule \"x\"") && wrong.contains("proto"), "{wrong}");
+    daemon.ask("flow del no-telnet --no-save").ok();
+    assert_eq!(daemon.ask("flow list --json").json().as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn frames_are_switched_counted_and_learned() {
+    let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
+    await_true("a frame from a to reach b", || {
+        daemon.inside(TRAFFIC).ok();
+        let stats = daemon.ask("stats --json").json();
+        counter(&stats, "a", "forwarded") > 0 && counter(&stats, "b", "tx_frames") > 0
+    });
+    await_true("the address behind a to be learned", || {
+        let entries = daemon.ask("fdb list --port a --json").json();
+        entries.as_array().unwrap().iter().any(|entry| entry["tenant"] == "red")
+    });
+    let told = daemon.ask("stats --check").ok();
+    assert!(told.contains("The counters add up"), "{told}");
+    daemon.ask("stats --drops").ok();
+    daemon.ask("stats a").ok();
+    assert!(daemon.ask("stats nobody").fails().contains("port nobody: not there"));
+    assert!(daemon.ask("top --count 1 --interval 0.1").ok().contains("worker 0 on core"));
+    // Quiet first: the kernel's own multicast would be learned again at once.
+    daemon.inside("ip link set tapa down; ip link set tapb down").ok();
+    daemon.ask("stats --check").ok();
+    assert!(daemon.ask("fdb flush --tenant red").ok().contains("forgotten"));
+    assert_eq!(daemon.ask("fdb list --json").json().as_array().unwrap().len(), 0);
+
+    let page = daemon.page("/metrics");
+    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
+    assert!(page.contains("penstock_port_rx_frames_total{port=\"a\"}"), "{page}");
+    assert!(page.contains("# EOF"), "{page}");
+    let health = daemon.page("/healthz");
+    assert!(health.starts_with("HTTP/1.1 200") && health.ends_with("ok\n"), "{health}");
+}
+
+#[test]
+fn a_wrong_file_is_refused_whole_and_the_former_goes_on() {
+    let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
+    let wrong = format!(
+        "{TWO_TAPS}\n[[port]]\nname = \"c\"\ntype = \"tap\"\ninterface = \"tapc\"\nvlan = 9999\n"
+    );
+    daemon.write_config(&wrong);
+    let refused = daemon.ask("host reload").fails();
+    assert!(refused.contains("host.toml:") && refused.contains("9999"), "{refused}");
+    daemon.signal("HUP");
+    await_true("the log to refuse the file", || daemon.log().contains("the former goes on"));
+    assert_eq!(daemon.ask("port list --json").json().as_array().unwrap().len(), 2);
+    daemon.write_config(&wrong.replace("vlan = 9999\n", "tenant = \"red\"\n"));
+    let told = daemon.ask("host reload").ok();
+    assert!(told.contains("c"), "{told}");
+    daemon.write_config(TWO_TAPS);
+    daemon.signal("HUP");
+    await_true("port c to go", || {
+        daemon.ask("port list --json").json().as_array().unwrap().len() == 2
+    });
+}
+
+#[test]
+fn a_second_daemon_on_the_socket_is_refused() {
+    let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
+    let config = daemon.config();
+    let told = penstock(&daemon.socket(), &["host", "run", "--config", config.to_str().unwrap()]);
+    let error = told.fails();
+    assert!(error.contains("another daemon (pid "), "{error}");
+    daemon.ask("host show").ok();
+    // And one that asks it for what a controller knows is told who it is.
+    let error = penstock(&daemon.socket(), &["controller", "status"]).fails();
+    assert!(error.contains("the daemon of a switch answers there, and no controller"), "{error}");
+}
+
+#[test]
+fn wrong_files_are_told_with_every_mistake() {
+    let scratch = Scratch::new();
+    let file = scratch.0.join("wrong.toml");
+    let config = file.to_str().unwrap();
+    let socket = scratch.0.join("host.sock");
+    let objects = "[[tenant]]\nname = \"red\"\n\n\
+         [[port]]\nname = \"a\"\ntype = \"tap\"\ntenant = \"red\"\n\n\
+         [[port]]\nname = \"b\"\ntype = \"tap\"\n\
+         interface = \"tapb\"\ntenant = \"nobody\"\n";
+    fs::write(&file, configuration(&scratch.0, objects)).unwrap();
+    let told = penstock(&socket, &["host", "check", "--config", config]).fails();
+    assert!(told.contains("port \"a\"") && told.contains("port \"b\""), "{told}");
+    assert!(told.ends_with("penstock: 2 mistakes in the configuration\n"), "{told}");
+    let told = penstock(&socket, &["host", "check", "--json", "--config", config]);
+    assert_eq!(told.status.code(), Some(1));
+    let json: serde_json::Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!((json["ok"].as_bool(), json["errors"].as_array().unwrap().len()), (Some(false), 2));
+    let told = penstock(&socket, &["host", "run", "--config", config]).fails();
+    assert!(told.contains("2 mistakes"), "{told}");
+    assert!(!socket.exists());
+    let missing = penstock(&socket, &["host", "check", "--config", "/nonexistent.toml"]).fails();
+    assert!(missing.contains("/nonexistent.toml"), "{missing}");
+    fs::write(&file, configuration(&scratch.0, TWO_TAPS)).unwrap();
+    let told = penstock(&socket, &["host", "check", "--config", config]).ok();
+    assert!(told.contains("2 ports, 1 tenants, 0 rules"), "{told}");
+    // What deserves a look is said, and refuses nothing.
+    let ignored = TWO_TAPS.replacen("type = \"tap\"", "type = \"tap\"\npriority = 1", 1);
+    fs::write(&file, configuration(&scratch.0, &ignored)).unwrap();
+    let told = penstock(&socket, &["host", "check", "--config", config]).ok();
+    assert!(told.contains("warning: port a: `priority` 1 has no effect"), "{told}");
+    let json = penstock(&socket, &["host", "check", "--json", "--config", config]).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((json["ok"].as_bool(), json["warnings"].as_array().unwrap().len()), (Some(true), 1));
+}
+
+#[test]
+fn without_a_daemon_the_error_says_how_to_start_one() {
+    let scratch = Scratch::new();
+    let socket = scratch.0.join("none.sock");
+    for command in [&["port", "list"][..], &["stats", "--check"], &["top"], &["host", "reload"]] {
+        let error = penstock(&socket, command).fails();
+        assert!(error.contains("the daemon is not running; start it with"), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn what_needs_no_daemon_works_without() {
+    let scratch = Scratch::new();
+    let socket = scratch.0.join("none.sock");
+    assert!(penstock(&socket, &["completions", "bash"]).ok().contains("_penstock"));
+    assert!(penstock(&socket, &["host", "schema"]).json().is_object());
+    assert_eq!(penstock(&socket, &["port", "frobnicate"]).status.code(), Some(2));
+    assert!(penstock(&socket, &["port", "set", "x"]).fails().contains("nothing to set"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_penstock"))
+        .args(["host", "schema"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(output.status.success());
+}

@@ -1,0 +1,80 @@
+//! `penstock controller`, on the examples and on wrong files.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn example(name: &str) -> String {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    root.join(name).display().to_string()
+}
+
+fn controller(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_penstock"));
+    command.arg("controller").args(args).output().unwrap()
+}
+
+fn on_examples(verb: &str, args: &[&str]) -> Output {
+    let (topology, tenants) = (example("fabric.toml"), example("tenants.toml"));
+    let files = [verb, "--topology", &topology, "--tenants", &tenants];
+    controller(&[&files, args].concat())
+}
+
+#[test]
+fn a_plan_places_refuses_with_a_reason_and_draws() {
+    let out = on_examples("plan", &[]);
+    let text = String::from_utf8(out.stdout).unwrap();
+    // One of the example's tenants has no place, and the exit status says so.
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("TENANT"), "{text}");
+    let refusal = text.lines().find(|line| line.starts_with("science (60 x 2G): ")).unwrap();
+    assert!(refusal.contains("reserved") && refusal.contains("it fits with"), "{refusal}");
+    let picture = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tree.svg");
+    let out = on_examples("plan", &["--json", "--picture", &picture.display().to_string()]);
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let tenants = json["tenants"].as_array().unwrap();
+    let placed = tenants.iter().filter(|t| t["placement"]["root"].is_string()).count();
+    assert_eq!((tenants.len(), placed), (5, 4));
+    let web = &tenants[0]["placement"]["servers"];
+    assert!(web.as_array().unwrap().iter().all(|share| share["vms"].as_u64().unwrap() <= 4));
+    let svg = fs::read_to_string(picture).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    assert_eq!(svg.matches("<line").count(), 64 + 8 * 2 + 4 * 2 * 2 / 2);
+}
+
+#[test]
+fn what_if_replays_the_same_for_a_seed_and_more_queues_serve_more() {
+    // Twelve tenants with a VM on each server of a rack: all meet on all of its links.
+    let tenant = |n: u32| {
+        format!("[[tenant]]\nname = \"t{n}\"\nvms = 8\nrate = \"100M\"\nmost_per_server = 1\n")
+    };
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("meeting.toml");
+    let text: String = (0..12).map(tenant).collect();
+    fs::write(&file, text.replace("most_per", "within = [\"rack-0\"]\nmost_per")).unwrap();
+    let (topology, tenants) = (example("fabric.toml"), file.display().to_string());
+    let files = ["what-if", "--topology", &topology, "--tenants", &tenants];
+    let args = ["--queues", "2,8,16", "--json", "--seed", "3", "--intervals", "4"];
+    let run = || controller(&[files.as_slice(), &args].concat());
+    let (first, second) = (run(), run());
+    assert_eq!((first.status.code(), &first.stdout), (Some(0), &second.stdout));
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&first.stdout).unwrap();
+    let shares = rows.iter().map(|row| row["tenants_with_queue_pct"].as_f64().unwrap());
+    let of_12: Vec<f64> = shares.map(|share| (share * 0.12).round()).collect();
+    assert_eq!(of_12, [1.0, 7.0, 12.0], "{rows:?}");
+}
+
+#[test]
+fn a_wrong_file_is_told_by_line_and_nothing_is_printed() {
+    let wrong = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("wrong.toml");
+    fs::write(&wrong, "[[tenant]]\nname = \"a\"\nvms = 9999\nrate = \"1M\"\n").unwrap();
+    let (topology, wrong) = (example("fabric.toml"), wrong.display().to_string());
+    let out = controller(&["plan", "--topology", &topology, "--tenants", &wrong]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0));
+    assert!(text.contains("wrong.toml:3:") && text.contains("1280 slots"), "{text}");
+    let record = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("usage.csv");
+    fs::write(&record, "interval,tenant,used_pct\n1,web,NaN\n").unwrap();
+    let out = on_examples("what-if", &["--usage", &record.display().to_string()]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(!out.status.success() && text.contains("usage.csv:2: `NaN`"), "{text}");
+}

@@ -1,0 +1,314 @@
+//! `kill -9` of the switch in the middle of bursts. Its guests notice nothing but a pause: their
+//! hypervisor reconnects and hands back the inflight region, and every descriptor is returned
+//! once, in its order.
+#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use penstock_guest::driver::{DriverConfig, Features, FrameId, RxCounters, TxCounters};
+use penstock_guest::driver::{VirtioNet, VnetHdr};
+use penstock_testing::patience;
+
+const KILLS: u64 = 50;
+/// Frames on their way at most, so that the receiver always has buffers: what is lost, the switch
+/// lost.
+const WINDOW: u64 = 100;
+const A: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xa];
+const B: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xb];
+
+/// How the guests' drivers work.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    features: Features,
+    /// Bytes of a receive buffer: a frame that does not fit is spread over several.
+    buffer: usize,
+    /// Descriptors of a transmitted frame; 0: an indirect table.
+    parts: usize,
+    /// The hypervisor keeps an inflight region. Without, each kill may cost a frame.
+    inflight: bool,
+}
+
+struct Switch {
+    dir: PathBuf,
+    child: Child,
+}
+
+impl Switch {
+    fn start(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("penstock-kill-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let at = dir.display();
+        let port = |name: &str, mac: [u8; 6]| {
+            let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+            format!(
+                "[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\ntenant = \"t\"\n\
+                 socket = \"{at}/{name}.sock\"\nmac = [\"{mac}\"]\n"
+            )
+        };
+        let config = format!(
+            "[host]\nname = \"kill\"\nsocket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\
+             [worker]\nidle_backoff_us = 0\n[[tenant]]\nname = \"t\"\n{}{}",
+            port("a", A),
+            port("b", B)
+        );
+        std::fs::write(dir.join("host.toml"), config).unwrap();
+        let child = Self::run(&dir);
+        Self { dir, child }
+    }
+
+    fn run(dir: &std::path::Path) -> Child {
+        let log = std::fs::File::options().create(true).append(true).open(dir.join("log"));
+        Command::new(env!("CARGO_BIN_EXE_penstock"))
+            .args(["host", "run", "--config"])
+            .arg(dir.join("host.toml"))
+            .env_remove("PENSTOCK_SOCKET")
+            .stdin(Stdio::null())
+            .stderr(log.unwrap())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    fn restart(&mut self) {
+        self.child.wait().unwrap();
+        self.child = Self::run(&self.dir);
+    }
+
+    fn driver(&self, port: &str, kind: Kind) -> VirtioNet {
+        let mut config = DriverConfig::new(self.dir.join(format!("{port}.sock")));
+        config.inflight = kind.inflight;
+        config.says_start = !kind.inflight;
+        config.wanted = kind.features;
+        config.required = kind.features;
+        config.ring_size = 1024;
+        config.rx_buffer_bytes = kind.buffer;
+        config.wait = patience();
+        VirtioNet::connect(config).unwrap()
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", std::fs::read_to_string(self.dir.join("log")).unwrap_or_default());
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// SplitMix64: the moments of the kills differ, from run to run they are the same.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z ^ z >> 27
+}
+
+/// One guest sends numbered frames to another.
+struct Flow {
+    from: VirtioNet,
+    to: VirtioNet,
+    kind: Kind,
+    /// Whether new frames are still sent.
+    sends: bool,
+    sent: u64,
+    returned: u64,
+    seen: Vec<bool>,
+    arrived: u64,
+    again: u64,
+    /// Frames that the kills so far may have cost.
+    may_lose: u64,
+}
+
+fn length(n: u64) -> usize {
+    60 + usize::try_from(n * 37 % 1400).unwrap()
+}
+
+fn fill(frame: &mut [u8], n: u64) {
+    frame[..6].copy_from_slice(&B);
+    frame[6..12].copy_from_slice(&A);
+    frame[12..14].copy_from_slice(&[0x88, 0xb6]);
+    frame[14..22].copy_from_slice(&n.to_be_bytes());
+    for (byte, value) in frame[22..].iter_mut().zip(n..) {
+        *byte = value.to_le_bytes()[0];
+    }
+}
+
+impl Flow {
+    /// Sends as long as the window lets, takes back what was returned, receives what came.
+    fn pump(&mut self) {
+        let (kind, tx) = (self.kind, self.from.tx());
+        let returned = &mut self.returned;
+        tx.reclaim(|FrameId(id)| {
+            assert_eq!(id, *returned, "a descriptor was returned twice or not at all");
+            *returned += 1;
+        });
+        while self.sends
+            && self.sent - self.arrived < WINDOW
+            && let Some(slot) = tx.take()
+        {
+            let len = length(self.sent);
+            fill(&mut tx.slot_mut(slot)[12..12 + len], self.sent);
+            let id = match kind.parts {
+                0 => tx.push_indirect(slot, &VnetHdr::default(), len, 3),
+                1 => tx.push(slot, &VnetHdr::default(), len),
+                parts => tx.push_chain(slot, &VnetHdr::default(), len, parts - 1),
+            };
+            assert_eq!(id.unwrap(), FrameId(self.sent));
+            self.sent += 1;
+        }
+        tx.publish();
+        let (seen, sent) = (&mut self.seen, self.sent);
+        seen.resize(usize::try_from(sent).unwrap(), false);
+        let (mut expected, mut got) = (Vec::new(), Vec::new());
+        let (mut arrived, mut again) = (0, 0);
+        self.to.rx().recv(usize::MAX, |frame| {
+            got.clear();
+            frame.append_to(&mut got);
+            let n = u64::from_be_bytes(got[14..22].try_into().unwrap());
+            assert!(n < sent, "frame {n} was never sent");
+            expected.resize(length(n), 0);
+            fill(&mut expected, n);
+            assert!(got == expected, "frame {n} has wrong bytes");
+            let seen = &mut seen[usize::try_from(n).unwrap()];
+            again += u64::from(*seen);
+            arrived += u64::from(!*seen);
+            *seen = true;
+        });
+        self.arrived += arrived;
+        self.again += again;
+    }
+
+    /// Nothing was returned that was not ours, nothing out of its turn.
+    fn check(&mut self) {
+        let TxCounters { bad_used, disorder, .. } = self.from.tx().counters();
+        assert_eq!((bad_used, disorder), (0, 0), "transmit ring");
+        let RxCounters { bad_used, disorder, bad, .. } = self.to.rx().counters();
+        assert_eq!((bad_used, disorder), (0, 0), "receive ring");
+        assert!(bad <= self.may_lose, "{bad} buffers came back empty");
+    }
+
+    /// Whether every frame that was sent is accounted for.
+    fn is_settled(&self, sent: u64) -> bool {
+        self.returned >= sent && self.arrived + self.may_lose >= sent
+    }
+
+    fn pump_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            self.pump();
+            assert!(
+                start.elapsed() < patience(),
+                "waited in vain: {what}; sent {}, returned {}, arrived {}",
+                self.sent,
+                self.returned,
+                self.arrived
+            );
+        }
+    }
+}
+
+/// One at a time: each switch polls a core.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn kill_in_bursts(name: &str, kind: Kind) {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut switch = Switch::start(name);
+    // The receiver first: what its port cannot take is dropped, rightly.
+    let to = switch.driver("b", kind);
+    let from = switch.driver("a", kind);
+    let mut flow = Flow {
+        from,
+        to,
+        kind,
+        sends: true,
+        sent: 0,
+        returned: 0,
+        seen: vec![],
+        arrived: 0,
+        again: 0,
+        may_lose: 0,
+    };
+    let (mut random, mut doubled) = (0x5eed, 0);
+    for kill in 0..KILLS {
+        let before = flow.arrived;
+        let enough = before + 500 + next(&mut random) % 5000;
+        flow.pump_until("frames before a kill", |flow| flow.arrived >= enough);
+        // A full window was just published; the kill falls anywhere in the batches it makes.
+        let published = flow.sent;
+        flow.pump_until("frames to be killed over", |flow| flow.sent > published);
+        for _ in 0..next(&mut random) % 2000 {
+            core::hint::spin_loop();
+        }
+        switch.kill();
+        // The guest works on while its switch dies.
+        for _ in 0..next(&mut random) % 200 {
+            flow.pump();
+        }
+        switch.restart();
+        let again = flow.again;
+        for device in [&mut flow.to, &mut flow.from] {
+            let moved = device.reconnect().unwrap();
+            assert_eq!(moved.tx_frames + moved.rx_buffers + moved.rx_dropped, 0);
+        }
+        flow.may_lose += u64::from(!kind.inflight);
+        let sent = flow.sent;
+        flow.pump_until("frames after a kill", |flow| flow.is_settled(sent));
+        flow.check();
+        doubled += flow.again - again;
+        assert!(flow.again - again <= 32, "kill {kill}: more than a batch was delivered twice");
+    }
+    // Every slot comes back, and every frame that went out arrived.
+    flow.sends = false;
+    flow.pump_until("the last frames", |flow| flow.returned == flow.sent);
+    println!(
+        "{name}: {KILLS} kills, {} frames sent, returned and delivered, {doubled} of them twice",
+        flow.sent
+    );
+}
+
+#[test]
+fn no_descriptor_of_a_plain_ring_is_lost_or_returned_twice() {
+    let features = Features::VERSION_1;
+    kill_in_bursts("plain", Kind { features, buffer: 2048, parts: 1, inflight: true });
+}
+
+#[test]
+fn nor_of_rings_with_chains_and_merged_buffers() {
+    let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::EVENT_IDX;
+    kill_in_bursts("chained", Kind { features, buffer: 256, parts: 4, inflight: true });
+}
+
+#[test]
+fn nor_of_rings_with_indirect_tables() {
+    let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::INDIRECT_DESC;
+    kill_in_bursts("indirect", Kind { features, buffer: 1024, parts: 0, inflight: true });
+}
+
+#[test]
+fn nor_of_packed_rings() {
+    let features = Features::VERSION_1 | Features::RING_PACKED;
+    kill_in_bursts("packed", Kind { features, buffer: 2048, parts: 1, inflight: true });
+}
+
+#[test]
+fn nor_of_packed_rings_with_chains_and_merged_buffers() {
+    let features = Features::VERSION_1 | Features::RING_PACKED | Features::MRG_RXBUF;
+    kill_in_bursts("packed-chained", Kind { features, buffer: 256, parts: 4, inflight: true });
+}
+
+#[test]
+fn packed_rings_go_on_where_their_hypervisor_keeps_no_inflight_region() {
+    let features = Features::VERSION_1 | Features::RING_PACKED;
+    kill_in_bursts("packed-start", Kind { features, buffer: 2048, parts: 1, inflight: false });
+    let features = features | Features::IN_ORDER;
+    kill_in_bursts("packed-in-order", Kind { features, buffer: 2048, parts: 3, inflight: false });
+}

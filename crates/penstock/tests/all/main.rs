@@ -1,0 +1,31 @@
+//! The program, as processes. Beside it, `pages_flood` needs the descriptors of a whole process.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+#[path = "../../../controller/tests/all/common/authority.rs"]
+mod authority;
+mod bench;
+mod c2qos;
+mod cli;
+mod controller;
+mod controllers;
+#[path = "../../../controller/tests/all/common/dir.rs"]
+mod dir;
+#[allow(dead_code, reason = "shared with the controller's tests")]
+#[path = "../../../controller/tests/all/common/etcd.rs"]
+mod etcd;
+mod fabric_agent;
+mod fabric_faults;
+mod gnmi_switch;
+#[path = "../../../controller/tests/all/common/gnmi_target.rs"]
+mod gnmi_target;
+mod kill;
+mod many_ports;
+mod penstock_switch;
+mod police;
+mod queues;
+mod quick_start;
+mod sessions;
+mod support;
+mod vcpu;
+mod vcpu_events;
+mod wfq;

@@ -1,0 +1,311 @@
+//! Our own switch in a fabric, live: a controller process sets the queues of a switch process, real
+//! packets of two tenants with the code points that it gave divide a link by the weights that it
+//! gave, and others come and go without a frame of theirs in another queue. The switch is killed
+//! and goes on as it was; with an empty disk it is set up anew. Needs root; without it the test
+//! is skipped.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+use penstock_controller::agent::{Agent, AgentSettings, Carried, HostSide, SideError};
+use penstock_controller::hosts::HostPlan;
+use penstock_controller::southbound::penstock::{Address, PenstockSwitch, Tls};
+use penstock_controller::southbound::{PortInfo, SwitchDriver as _};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+use crate::authority::Authority;
+use crate::dir::Dir;
+use crate::support;
+use crate::support::controller::{Controller, TAKE_OVER, until};
+use crate::support::flows::{Flows, Namespace};
+use crate::support::{Daemon, Scratch, namespace_options};
+
+const SOON: Duration = Duration::from_secs(30);
+/// One rack of three servers: two with the tenants whose traffic is real, one more for others.
+const TOPOLOGY: &str = "[fabric]\nname = \"one rack\"\nqueues = 8\n\n[servers]\nslots = 10\n\n\
+    [[tier]]\nfan_out = 3\nrate = \"1G\"\n";
+/// Frames go from one shared port to another and keep their code point.
+const SWITCH: &str = r#"[[tenant]]
+name = "fabric"
+
+[[port]]
+name = "left"
+type = "packet"
+interface = "left0"
+link = "100M"
+egress = "wfq"
+
+[[port]]
+name = "right"
+type = "packet"
+interface = "right0"
+link = "100M"
+egress = "wfq"
+
+[[port]]
+name = "third"
+type = "tap"
+interface = "third0"
+link = "100M"
+egress = "wfq"
+
+[switch]
+name = "rack-0"
+listen = "127.0.0.1:7100"
+tls = { ca = "ca.pem", cert = "leaf.pem", key = "leaf.key" }
+"#;
+
+/// A host that is not there: its tenants send what they may, and it does what it is told.
+#[derive(Debug, Default)]
+struct FakeHost {
+    sent: Mutex<u64>,
+    plan: Mutex<HostPlan>,
+}
+
+#[tonic::async_trait]
+impl HostSide for FakeHost {
+    async fn usage(&self) -> Result<BTreeMap<String, Carried>, SideError> {
+        let mut sent = self.sent.lock().unwrap();
+        *sent += 20_000_000;
+        let carried = Carried { sent: *sent, received: *sent };
+        let tenants = ["web", "mail", "bulk"].map(|name| (name.to_owned(), carried));
+        Ok(tenants.into())
+    }
+
+    async fn apply(&self, plan: &HostPlan) -> Result<(), SideError> {
+        *self.plan.lock().unwrap() = plan.clone();
+        Ok(())
+    }
+}
+
+impl FakeHost {
+    /// The code point that a tenant's frames have; 0: it shares queue 0.
+    fn code_point(&self, tenant: &str) -> u8 {
+        let plan = self.plan.lock().unwrap();
+        plan.tenants.iter().find(|t| t.name == tenant).map_or(0, |tenant| tenant.dscp)
+    }
+}
+
+/// A controller with three hosts, and the folder of its files.
+struct Fabric {
+    folder: Dir,
+    controller: Controller,
+    hosts: Vec<Arc<FakeHost>>,
+    _agents: Runtime,
+}
+
+impl Fabric {
+    fn start(socket: &Path) -> Self {
+        let folder = Dir::new();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let keys = format!("agents = \"127.0.0.1:{port}\"\n");
+        let store = format!(
+            "path = {:?}\n\n[binding]\nmap = \"per-egress-map\"\ndrain_ms = 50\n",
+            folder.path().join("store.redb")
+        );
+        let switch = format!(
+            "\n[[switch]]\nname = \"rack-0\"\ndriver = \"penstock\"\naddress = \"unix://{}\"\n\
+             interfaces = {{ server-0 = [\"left\"], server-1 = [\"right\"], \
+             server-2 = [\"third\"] }}\n",
+            socket.display()
+        );
+        let controller = Controller::with(folder.path(), "one", &keys, &store, TOPOLOGY, &switch);
+        let (agents, mut hosts) = (Runtime::new().unwrap(), Vec::new());
+        for n in 0..3 {
+            let host = Arc::new(FakeHost::default());
+            let (name, plan) = (format!("server-{n}"), folder.path().join(format!("plan-{n}")));
+            let to = vec![format!("127.0.0.1:{port}")];
+            let settings = AgentSettings::new(&name, to, None, &plan);
+            let side = Arc::clone(&host) as Arc<dyn HostSide>;
+            agents.spawn(Agent::new(settings, side).unwrap().run(std::future::pending()));
+            hosts.push(host);
+        }
+        until(TAKE_OVER, "it leads", || controller.leads());
+        Self { folder, controller, hosts, _agents: agents }
+    }
+
+    /// A tenant with a VM on each of two servers; waits until it has a code point there.
+    fn add(&self, name: &str, rate: &str) {
+        let file = self.folder.path().join(format!("{name}.toml"));
+        let text = format!(
+            "[[tenant]]\nname = \"{name}\"\nvms = 3\nrate = \"{rate}\"\nmost_per_server = 1\n"
+        );
+        fs::write(&file, text).unwrap();
+        let (fine, answer) =
+            self.controller.ask(&["tenant", "add", file.to_str().unwrap()]).unwrap();
+        assert!(fine, "{answer}");
+        until(SOON, "a code point", || self.hosts.iter().all(|host| host.code_point(name) != 0));
+    }
+
+    fn code_point(&self, tenant: &str) -> u8 {
+        self.hosts[0].code_point(tenant)
+    }
+
+    fn up_to_date(&self) -> bool {
+        self.controller
+            .ask(&["status"])
+            .is_some_and(|(_, status)| status["out_of_date"].as_array().is_some_and(Vec::is_empty))
+    }
+}
+
+/// The namespaces at two ports of a switch that has just started.
+fn plug(daemon: &Daemon) -> (Namespace, Namespace) {
+    let (left, right) = (Namespace::new(), Namespace::new());
+    left.join(daemon, "left0", "10.9.0.1");
+    right.join(daemon, "right0", "10.9.0.2");
+    until(SOON, "its ports to be up", || {
+        let ports = daemon.ask("port list --json").json();
+        ports.as_array().unwrap().iter().take(2).all(|port| port["state"] == "up")
+    });
+    (left, right)
+}
+
+/// The queues of the right port.
+fn queues(daemon: &Daemon) -> Vec<Value> {
+    let stats = daemon.ask("stats right --json").json();
+    stats["ports"][0]["queues"].as_array().unwrap().clone()
+}
+
+/// The queue of a code point at the right port.
+fn queue_of(daemon: &Daemon, dscp: u8) -> usize {
+    let has = |queue: &Value| queue["dscps"].as_array().unwrap().iter().any(|d| *d == dscp);
+    queues(daemon).iter().position(has).unwrap()
+}
+
+/// What queues are told of: weights, and code points of those that are not shared.
+fn told(daemon: &Daemon) -> Vec<(u64, Value)> {
+    let one = |(n, queue): (usize, &Value)| {
+        let dscps = if n == 0 { Value::Null } else { queue["dscps"].clone() };
+        (queue["weight"].as_u64().unwrap(), dscps)
+    };
+    queues(daemon).iter().enumerate().map(one).collect()
+}
+
+fn count(queue: &Value, key: &str) -> u64 {
+    queue[key].as_u64().unwrap()
+}
+
+fn certificates(scratch: &Scratch, authority: &Authority) {
+    let (certificate, key) = authority.sign("leaf.test");
+    for (name, text) in [("ca.pem", authority.pem()), ("leaf.pem", certificate), ("leaf.key", key)]
+    {
+        fs::write(scratch.0.join(name), text).unwrap();
+    }
+}
+
+/// What the switch says of itself over the network, to a controller with a certificate.
+fn over_tls(daemon: &Daemon, authority: &Authority) -> String {
+    let at = |name: &str| daemon.scratch.0.join(name);
+    let (certificate, key) = authority.sign("controller");
+    fs::write(at("me.pem"), certificate).unwrap();
+    fs::write(at("me.key"), key).unwrap();
+    let (ca, certificate, key) = (at("ca.pem"), at("me.pem"), at("me.key"));
+    let tls = Tls { ca, certificate, key, server_name: "leaf.test".to_owned() };
+    let rate = penstock_units::BitsPerSecond(1);
+    let ports = ["left", "right", "third"].map(|name| PortInfo { name: name.to_owned(), rate });
+    let address = Address::Tcp("127.0.0.1:7100".to_owned(), tls);
+    let switch = PenstockSwitch::new("rack-0", &ports, 8, address).unwrap();
+    let namespace = fs::File::open(format!("/proc/{}/ns/net", daemon.pid())).unwrap();
+    let ask = move || {
+        setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(switch.read_back()).unwrap().stamp.to_string()
+    };
+    std::thread::spawn(ask).join().unwrap()
+}
+
+/// Divides the link by weight while both flows want all of it.
+#[expect(clippy::cast_precision_loss, reason = "some millions")]
+fn divides(daemon: &Daemon, [one, other]: [usize; 2]) {
+    until(SOON, "frames to wait in both queues", || {
+        let queues = queues(daemon);
+        [one, other].iter().all(|queue| count(&queues[*queue], "backlog_frames") > 50)
+    });
+    let before = queues(daemon);
+    let mut grown = [0; 2];
+    until(SOON, "bytes to leave the queues", || {
+        let after = queues(daemon);
+        grown = [one, other].map(|q| count(&after[q], "bytes") - count(&before[q], "bytes"));
+        grown.iter().sum::<u64>() >= 12_000_000
+    });
+    let weights = [one, other].map(|queue| count(&before[queue], "weight"));
+    let (got, due) = (grown[0] as f64 / grown[1] as f64, weights[0] as f64 / weights[1] as f64);
+    println!("weights {weights:?} gave {grown:?} bytes, {got:.3} where {due:.3} was due");
+    assert!((got / due - 1.0).abs() < 0.02, "{got} is not {due}");
+}
+
+#[test]
+fn a_controller_divides_a_switch_of_ours_among_tenants() {
+    if namespace_options() != Some(&["--net"]) {
+        penstock_testing::skip("two namespaces and a switch between them need root");
+        return;
+    }
+    let (scratch, authority) = (Scratch::new(), Authority::new());
+    certificates(&scratch, &authority);
+    fs::write(scratch.0.join("host.toml"), support::configuration(&scratch.0, SWITCH)).unwrap();
+    let Some(daemon) = Daemon::start_in(scratch) else { return };
+    let (left, right) = plug(&daemon);
+    let fabric = Fabric::start(&daemon.socket());
+    fabric.add("web", "300M");
+    fabric.add("mail", "100M");
+    let [web, mail] = ["web", "mail"].map(|name| fabric.code_point(name));
+    let (of_web, of_mail) = (queue_of(&daemon, web), queue_of(&daemon, mail));
+    assert!(of_web != of_mail && of_web != 0 && of_mail != 0, "{:?}", told(&daemon));
+    let flows = Flows::start(&left, &right, [(5_001, web), (5_002, mail)]);
+    divides(&daemon, [of_web, of_mail]);
+
+    // Others come and go: nobody of these is in another queue for a moment.
+    let shared = || count(&queues(&daemon)[0], "frames");
+    let (before, sent) = (shared(), count(&queues(&daemon)[of_web], "frames"));
+    fabric.add("bulk", "50M");
+    assert_ne!(queue_of(&daemon, fabric.code_point("bulk")), 0);
+    assert!(fabric.controller.ask(&["tenant", "remove", "bulk"]).unwrap().0);
+    until(SOON, "its queue to be free", || {
+        told(&daemon).iter().flat_map(|(_, dscps)| dscps.as_array().cloned()).flatten().count() == 2
+    });
+    let in_shared = shared() - before;
+    let passed = count(&queues(&daemon)[of_web], "frames") - sent;
+    println!("{passed} frames of web while another came and went, {in_shared} in queue 0");
+    assert!(passed > 500 && in_shared < 20, "{passed} and {in_shared}: ARP and the like");
+    assert_eq!([web, mail].map(|dscp| queue_of(&daemon, dscp)), [of_web, of_mail]);
+    drop(flows);
+
+    // What it says, in three ways.
+    let counters = fabric.controller.ask(&["switch-counters"]).unwrap().1;
+    let counted = counters["rack-0"].as_array().unwrap();
+    assert!(
+        counted.iter().any(|q| q["port"] == "right"
+            && q["queue"] == of_web
+            && q["bytes"].as_u64() > Some(1_000_000)),
+        "{counters}"
+    );
+    let stamp = daemon.ask("host show --json").json()["switch"]["told"].clone();
+    assert_eq!(stamp, over_tls(&daemon, &authority));
+    daemon.ask("stats --check").ok();
+
+    // Killed, it goes on as it was, before a controller is heard.
+    until(SOON, "all to be told", || fabric.up_to_date());
+    let was = told(&daemon);
+    drop((left, right));
+    let scratch = daemon.kill();
+    let daemon = Daemon::start_in(scratch).unwrap();
+    assert_eq!(told(&daemon), was);
+    let (left, right) = plug(&daemon);
+    let flows = Flows::start(&left, &right, [(5_001, web), (5_002, mail)]);
+    divides(&daemon, [of_web, of_mail]);
+    drop((flows, left, right));
+
+    // With an empty disk it is set up anew.
+    let scratch = daemon.kill();
+    fs::remove_dir_all(scratch.0.join("state")).unwrap();
+    let daemon = Daemon::start_in(scratch).unwrap();
+    let begin = until(SOON, "it to be set up anew", || told(&daemon) == was);
+    println!("an empty switch was set up anew after {begin:?}");
+}

@@ -1,0 +1,91 @@
+//! A hypervisor that does not fit its port tries again and again. The port says why it fails, and
+//! the log does not fill.
+#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
+
+use std::time::Instant;
+
+use penstock_guest::driver::{DriverConfig, Features, VirtioNet};
+use penstock_testing::patience;
+
+use crate::support;
+use crate::support::{Daemon, await_true};
+
+/// Sessions of each kind, and the lines that may be logged of one kind in a minute and a half:
+/// the first two sessions, the cause, and again after 10, 30 and 70 seconds.
+const SESSIONS: usize = 60;
+const LINES: usize = 8;
+
+/// A switch with a port for one queue pair, one without offloads, and one whose VM listens nowhere.
+fn switch() -> Option<Daemon> {
+    let scratch = support::Scratch::new();
+    let at = scratch.0.display();
+    let port = |name: &str, more: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\ntenant = \"t\"\n\
+             socket = \"{at}/{name}.sock\"\n{more}\n"
+        )
+    };
+    let objects = format!(
+        "[[tenant]]\nname = \"t\"\n{}{}{}",
+        port("narrow", ""),
+        port("plain", "offloads = false"),
+        port("absent", "mode = \"client\"")
+    );
+    let file = support::configuration(&scratch.0, &objects);
+    std::fs::write(scratch.0.join("host.toml"), file).unwrap();
+    Daemon::start_in(scratch)
+}
+
+fn driver(switch: &Daemon, port: &str, queue_pairs: u16, required: Features) -> DriverConfig {
+    let mut config = DriverConfig::new(switch.scratch.0.join(format!("{port}.sock")));
+    config.queue_pairs = queue_pairs;
+    config.required = required;
+    config.wait = patience();
+    config
+}
+
+/// State and error of a port.
+fn port(switch: &Daemon, name: &str) -> (String, String) {
+    let text = switch.ask(&format!("port show {name}")).ok();
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line[name.len().min(line.len())..].trim().to_owned()
+    };
+    (field("state"), field("error"))
+}
+
+/// Waits until the port says what it is to say.
+fn await_port(switch: &Daemon, name: &str, state: &str, parts: &[&str]) {
+    await_true(&format!("{name}: {state}, with {parts:?}"), || {
+        let (is, error) = port(switch, name);
+        is == state && parts.iter().all(|part| error.contains(part))
+    });
+}
+
+#[test]
+fn a_port_says_why_its_driver_fails_and_the_log_does_not_fill() {
+    let Some(switch) = switch() else { return };
+    let start = Instant::now();
+    // More queue pairs than the port has; QEMU hangs up when it has seen the number.
+    let wide = driver(&switch, "narrow", 2, Features::NONE);
+    // Segmentation was switched off under a running guest; QEMU hangs up when it has seen that.
+    let rich = driver(&switch, "plain", 1, Features::OFFLOADS);
+    for _ in 0..SESSIONS {
+        assert!(VirtioNet::connect(wide.clone()).is_err());
+        assert!(VirtioNet::connect(rich.clone()).is_err());
+    }
+    await_port(&switch, "narrow", "error", &["last session", "1 queue pair;", "`queues`"]);
+    let words = ["host-tso4", "guest-tso6", "(0x1983)", "`offloads`", "restart the VM"];
+    await_port(&switch, "plain", "error", &words);
+    let missing = ["absent.sock: no such socket", "start the VM"];
+    await_port(&switch, "absent", "waiting", &missing);
+    let minutes = usize::try_from(start.elapsed().as_secs() / 60).unwrap();
+    for port in ["narrow", "plain", "absent"] {
+        let lines = switch.log().lines().filter(|line| line.contains(port)).count();
+        assert!(lines <= LINES * (1 + minutes), "{lines} lines about {port}");
+    }
+    // A driver that fits is taken at once, and nothing is left of the error.
+    let _fits = VirtioNet::connect(driver(&switch, "narrow", 1, Features::NONE)).unwrap();
+    await_port(&switch, "narrow", "up", &[]);
+    assert_eq!(port(&switch, "narrow").1, "-");
+}

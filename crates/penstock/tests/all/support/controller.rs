@@ -1,0 +1,155 @@
+//! A controller as a process.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use penstock_testing::scaled;
+use serde_json::Value;
+
+/// A tree of ten servers.
+pub const FABRIC: &str = r#"[fabric]
+name = "two racks"
+queues = 4
+
+[servers]
+slots = 10
+
+[[tier]]
+fan_out = 5
+rate = "1G"
+
+[[tier]]
+fan_out = 2
+rate = "1G"
+"#;
+/// Switches that are in memory.
+pub const SWITCHES: &str = r#"
+[[switch]]
+name = "rack-0"
+driver = "sim"
+
+[[switch]]
+name = "rack-1"
+driver = "sim"
+
+[[switch]]
+name = "core-0"
+driver = "sim"
+"#;
+/// A successor leads within this (docs/controller.md).
+pub const TAKE_OVER: Duration = Duration::from_secs(15);
+
+/// A controller as a process, killed with the test.
+pub struct Controller {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Controller {
+    /// With switches in memory.
+    pub fn start(folder: &Path, name: &str, store: &str) -> Self {
+        Self::over(folder, name, store, FABRIC, SWITCHES)
+    }
+
+    /// With these.
+    pub fn over(folder: &Path, name: &str, store: &str, fabric: &str, switches: &str) -> Self {
+        Self::with(folder, name, "", store, fabric, switches)
+    }
+
+    /// With these, and more keys of its own.
+    pub fn with(
+        folder: &Path,
+        name: &str,
+        keys: &str,
+        store: &str,
+        fabric: &str,
+        switches: &str,
+    ) -> Self {
+        fs::write(folder.join("fabric.toml"), fabric).unwrap();
+        let (socket, file) = (folder.join(format!("{name}.sock")), folder.join(name));
+        let text = format!(
+            "[controller]\nname = \"{name}\"\ntopology = \"fabric.toml\"\nsocket = {socket:?}\n\
+             interval_ms = 500\nreport_ms = 250\nverify_every = 1\n{keys}\n\
+             [store]\n{store}\n{switches}"
+        );
+        fs::write(&file, text).unwrap();
+        let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_penstock"))
+            .args(["controller", "run", "--config"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child, socket }
+    }
+
+    /// What it answers, and whether it exits well; nothing if it does not answer.
+    pub fn ask(&self, words: &[&str]) -> Option<(bool, Value)> {
+        let mut command = Command::new("timeout");
+        command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        let done = command.arg("controller").args(words).arg("--json").output().unwrap();
+        let value = serde_json::from_slice(&done.stdout).ok()?;
+        Some((done.status.success(), value))
+    }
+
+    /// Why it refuses; a request that it does not answer, or does, is a failure.
+    pub fn refuses(&self, words: &[&str]) -> String {
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        let done = command.args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        // `timeout` ends with 124 where it had to end the program.
+        assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
+        said
+    }
+
+    /// What it says on standard error.
+    pub fn complains(&self, words: &[&str]) -> String {
+        let mut command = Command::new("timeout");
+        command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        let done = command.arg("controller").args(words).output().unwrap();
+        String::from_utf8_lossy(&done.stderr).into_owned()
+    }
+
+    pub fn leads(&self) -> bool {
+        self.ask(&["status"]).is_some_and(|(_, status)| status["leads"] == true)
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.ask(&["status"]).unwrap().1["stamp"]["epoch"].as_u64().unwrap()
+    }
+
+    pub fn tenants(&self) -> Vec<String> {
+        let (_, tenants) = self.ask(&["tenants"]).unwrap();
+        let name = |tenant: &Value| tenant["name"].as_str().unwrap().to_owned();
+        tenants.as_array().unwrap().iter().map(name).collect()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks until it is so, `limit` at most on a calm machine; how long that took.
+#[expect(clippy::disallowed_methods, reason = "what processes take is the result")]
+pub fn until(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let (start, limit) = (Instant::now(), scaled(limit));
+    while !holds() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        // A pause between two questions to a process, not a wait for it.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    start.elapsed()
+}

@@ -1,0 +1,252 @@
+//! Two guests that flood a third and an uplink, in the test's own process.
+//!
+//! The worker may spend little (`capacity`), so that it is what is short also on a machine that is
+//! busy with something else.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
+
+use crate::support::{self, Daemon, Scratch, await_some, await_true};
+
+/// Cycles a second that the worker may spend: some ten thousand frames.
+pub const CAPACITY: u64 = 15_000_000;
+/// So few that a ring lasts for a third of a second: it is never empty, whatever else runs here.
+pub const FEW: u64 = 4_000_000;
+/// Ports with a guest each, in the order of their addresses; the first two send.
+pub const PORTS: [&str; 4] = ["vm1", "vm2", "sink", "up"];
+pub const SINK: u8 = 2;
+pub const UP: u8 = 3;
+/// Bytes of a frame, and of the header before it.
+const FRAME: usize = 1500;
+const HEADER: usize = 12;
+/// Frames of a guest's turn.
+const BURST: usize = 32;
+/// Descriptors of a ring: a loop that was without its core for a while finds frames left.
+const RING: u16 = 1024;
+
+fn objects(scratch: &Scratch, capacity: u64) -> String {
+    // The first lines belong to `[worker]`, which the configuration's head ends with.
+    let mut text = format!(
+        "capacity = {capacity}\nschedule = \"hbs\"\n\n[[tenant]]\nname = \"red\"\nvlans = [100]\n"
+    );
+    for name in PORTS {
+        let socket = scratch.0.join(format!("{name}.sock"));
+        let whose = if name == "up" { "link = \"1M\"\n" } else { "tenant = \"red\"\n" };
+        text += &format!(
+            "\n[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\nsocket = {socket:?}\n\
+             vlan = 100\noffloads = {{ csum = true, tso = false }}\n{whose}"
+        );
+    }
+    for number in [SINK, UP] {
+        let port = PORTS[usize::from(number)];
+        text += &format!(
+            "\n[[fdb]]\ntenant = \"red\"\nvlan = 100\nmac = \"52:54:00:00:07:0{number}\"\n\
+             port = \"{port}\"\n"
+        );
+    }
+    text
+}
+
+/// What the guests do, changed while they do it.
+#[derive(Debug, Default)]
+pub struct Orders {
+    stop: AtomicBool,
+    /// The second VM sends as well.
+    pub both: AtomicBool,
+    /// They send to the uplink, and not to the sink.
+    pub up: AtomicBool,
+    /// The receivers leave what arrives in their rings.
+    pub deaf: AtomicBool,
+}
+
+/// What a port has sent so far: cycles, batches, and batches after which frames were left.
+#[derive(Debug)]
+struct Sent {
+    cycles: u64,
+    batches: u64,
+    full: u64,
+}
+
+/// One at a time: guests and workers poll.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// A switch, and guests at all its ports in a thread of their own.
+pub struct Bed {
+    pub daemon: Daemon,
+    pub orders: Arc<Orders>,
+    guests: Option<JoinHandle<()>>,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Bed {
+    pub fn start(capacity: u64, both: bool) -> Option<Self> {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let scratch = Scratch::new();
+        let text = support::configuration(&scratch.0, &objects(&scratch, capacity));
+        // A worker that naps oversleeps when something else runs here, and spends less than it may.
+        let text = text.replace("idle_backoff_us = 1000", "idle_backoff_us = 0");
+        fs::write(scratch.0.join("host.toml"), text).unwrap();
+        let daemon = Daemon::start_in(scratch)?;
+        let attach = |name: &str| {
+            let socket = daemon.scratch.0.join(format!("{name}.sock"));
+            let mut config = DriverConfig::new(socket);
+            (config.ring_size, config.hugepages) = (RING, false);
+            config.wait = penstock_testing::patience();
+            VirtioNet::connect(config).unwrap()
+        };
+        let devices: Vec<VirtioNet> = PORTS.into_iter().map(attach).collect();
+        let orders = Arc::new(Orders { both: both.into(), ..Orders::default() });
+        let theirs = Arc::clone(&orders);
+        let guests = std::thread::spawn(move || live(devices, &theirs));
+        Some(Self { daemon, orders, guests: Some(guests), _one: one })
+    }
+
+    pub fn count(&self, port: &str, name: &str) -> u64 {
+        let [count] = self.counts([port], name);
+        count
+    }
+
+    /// A counter of several ports, read at one time: between two questions a machine that is busy
+    /// lets hundreds of frames pass.
+    pub fn counts<const N: usize>(&self, of: [&str; N], name: &str) -> [u64; N] {
+        let stats = self.daemon.ask("stats --json").json();
+        let ports = stats["ports"].as_array().unwrap();
+        of.map(|port| {
+            let of = ports.iter().find(|entry| entry["port"] == port).unwrap();
+            of["counters"][name].as_u64().unwrap()
+        })
+    }
+
+    /// What a port's frames were dropped for, and how many.
+    pub fn dropped(&self, port: &str) -> BTreeMap<String, u64> {
+        let stats = self.daemon.ask("stats --json").json();
+        let ports = stats["ports"].as_array().unwrap();
+        let of = ports.iter().find(|entry| entry["port"] == port).unwrap();
+        let drops = of["drops"].as_object().unwrap().iter();
+        let counts = drops.map(|(reason, count)| (reason.clone(), count.as_u64().unwrap()));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Sets something live and leaves the file alone.
+    pub fn set(&self, what: &str) {
+        self.daemon.ask(&format!("port set {what} --no-save")).ok();
+    }
+
+    /// The part of the first VM in the cycles that both VMs spend from now on, by a while in which
+    /// neither ring was empty: who has nothing to send leaves its cycles to others, rightly.
+    pub fn part_of_vm1(&self) -> f64 {
+        let read = || self.read_both();
+        // What was in the buckets and on its way under the old terms is not the new ones'.
+        let changed = read();
+        let spent = |since: &[Sent; 2], now: &[Sent; 2]| {
+            now[0].cycles - since[0].cycles + now[1].cycles - since[1].cycles
+        };
+        await_true("the guests' frames", || spent(&changed, &read()) >= CAPACITY / 10);
+        let mut since = read();
+        await_some("a while in which both had frames waiting", || {
+            let now = read();
+            let all = spent(&since, &now);
+            if all < CAPACITY / 2 {
+                return None;
+            }
+            let had_frames = since.iter().zip(&now).all(|(since, now)| {
+                10 * (now.full - since.full) >= 9 * (now.batches - since.batches)
+            });
+            let first = now[0].cycles - since[0].cycles;
+            since = now;
+            #[expect(clippy::cast_precision_loss, reason = "some millions")]
+            had_frames.then_some(first as f64 / all as f64)
+        })
+    }
+
+    /// What both VMs have sent, read at one time.
+    fn read_both(&self) -> [Sent; 2] {
+        let stats = self.daemon.ask("stats --json").json();
+        let ports = stats["ports"].as_array().unwrap();
+        ["vm1", "vm2"].map(|port| {
+            let of = ports.iter().find(|entry| entry["port"] == port).unwrap();
+            let count = |name: &str| of["counters"][name].as_u64().unwrap();
+            Sent { cycles: count("cycles"), batches: count("rx_batches"), full: count("rx_full") }
+        })
+    }
+
+    /// Asks until the answer is `limit`: it is about the last seconds. `None` where the machine is
+    /// so busy with something else that this is what holds everybody.
+    pub fn explained(&self, port: &str, limit: &str) -> Option<serde_json::Value> {
+        let mut asked = 0;
+        await_some(&format!("{port} to be held by {limit}"), || {
+            let told = self.daemon.ask(&format!("explain {port} --over 2 --json"));
+            let answer = told.status.success().then(|| told.json())?;
+            if answer["limit"] == limit {
+                return Some(Some(answer));
+            }
+            asked += 1;
+            (asked > 100 && machine_is_busy()).then(|| {
+                penstock_testing::skip(format_args!(
+                    "other programs have the processors: {}",
+                    answer["why"]
+                ));
+                None
+            })
+        })
+    }
+}
+
+/// Whether twice as many threads want to run as there are processors.
+fn machine_is_busy() -> bool {
+    let load = fs::read_to_string("/proc/loadavg").unwrap();
+    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    load > 2.0 * f64::from(u32::try_from(cpus).unwrap())
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.orders.stop.store(true, Relaxed);
+        let ended = self.guests.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || !matches!(ended, Some(Err(_))), "a guest panicked");
+    }
+}
+
+/// The guests' loop.
+fn live(mut devices: Vec<VirtioNet>, orders: &Orders) {
+    while !orders.stop.load(Relaxed) {
+        let to = if orders.up.load(Relaxed) { UP } else { SINK };
+        let senders = if orders.both.load(Relaxed) { 2 } else { 1 };
+        let mut moved = 0;
+        for (from, device) in (0_u8..).zip(devices.iter_mut().take(senders)) {
+            moved += send(device, from, to);
+        }
+        if !orders.deaf.load(Relaxed) {
+            for device in &mut devices {
+                moved += device.rx().recv(2 * BURST, |_| ());
+            }
+        }
+        if moved == 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn send(device: &mut VirtioNet, from: u8, to: u8) -> usize {
+    let tx = device.tx();
+    tx.reclaim(|_| ());
+    let mut sent = 0;
+    while sent < BURST
+        && let Some(slot) = tx.take()
+    {
+        let frame = &mut tx.slot_mut(slot)[HEADER..HEADER + FRAME];
+        frame[..6].copy_from_slice(&[0x52, 0x54, 0, 0, 7, to]);
+        frame[6..12].copy_from_slice(&[0x52, 0x54, 0, 0, 7, from]);
+        frame[12..14].copy_from_slice(&[0x88, 0xb6]);
+        tx.push(slot, &VnetHdr::default(), FRAME).unwrap();
+        sent += 1;
+    }
+    tx.publish();
+    sent
+}

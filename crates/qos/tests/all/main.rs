@@ -1,0 +1,16 @@
+//! Properties of schedulers, limiters and of what they learn.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod prop_bottleneck;
+mod prop_c2tb;
+mod prop_fair_share;
+mod prop_hbs;
+mod prop_latency_bound;
+mod prop_learner;
+mod prop_policer;
+mod prop_policing;
+mod prop_shaper;
+mod prop_share;
+mod prop_vtrr;
+mod prop_wfq;
+mod prop_wheel;

@@ -1,0 +1,276 @@
+//! What `fair-share` promises: due bytes whatever the sizes, nothing for more flows or VMs, nothing
+//! left unused, no frame lost or turned round.
+
+use std::collections::VecDeque;
+
+use penstock_qos::fair_share::{Bound, Capacity, Departure, FairShare, Offer};
+use penstock_units::{Nanos, Weight};
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+const SEGMENT: u64 = 65_536;
+
+fn weight(weight: u64) -> Weight {
+    Weight::new(weight).unwrap()
+}
+
+/// A generator that is cheap: a run takes a million lengths.
+struct Lengths(u64);
+
+impl Lengths {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.0 >> 33
+    }
+
+    /// By the kind of client: short frames, an MTU, large segments, or all of them.
+    fn of(&mut self, kind: usize) -> u32 {
+        let octave = self.next() % 11;
+        let bytes = match kind % 4 {
+            0 => 64,
+            1 => 1_514,
+            2 => SEGMENT - self.next() % 2_000,
+            _ => ((64 << octave) / 2 + self.next() % (64 << octave)).clamp(64, SEGMENT),
+        };
+        u32::try_from(bytes).unwrap()
+    }
+}
+
+/// One VM a tenant, all of them always with two frames.
+struct Bed {
+    fair: FairShare<u32>,
+    lengths: Lengths,
+    sent: Vec<u64>,
+    awake: Vec<bool>,
+}
+
+impl Bed {
+    fn new(weights: &[u64], seed: u64) -> Self {
+        let n = weights.len();
+        let frames = u32::try_from(2 * n).unwrap();
+        let mut fair = FairShare::new(Capacity { tenants: n, vms: n, frames });
+        for (slot, of) in weights.iter().enumerate() {
+            assert!(fair.set_tenant(slot, weight(*of)));
+            let bound = Bound { bytes: u64::MAX, wait: Nanos(u64::MAX), ..Bound::default() };
+            assert!(fair.set_vm(slot, slot, Weight::ONE, bound));
+        }
+        let mut bed = Self { fair, lengths: Lengths(seed), sent: vec![0; n], awake: vec![true; n] };
+        (0..n).for_each(|vm| bed.fill(vm));
+        bed
+    }
+
+    fn fill(&mut self, vm: usize) {
+        while self.awake[vm] && self.fair.account(vm).unwrap().queued_frames < 2 {
+            let bytes = self.lengths.of(vm);
+            assert_eq!(self.fair.offer(vm, 0, bytes, Nanos(0)), Offer::Queued);
+        }
+    }
+
+    fn next(&mut self) -> Option<Departure<u32>> {
+        let departure = self.fair.next(Nanos(0), |_, _| unreachable!())?;
+        self.sent[departure.vm] += u64::from(departure.bytes);
+        self.fill(departure.vm);
+        Some(departure)
+    }
+
+    fn run(&mut self, bytes: u64) {
+        let mut left = bytes;
+        while left > 0 {
+            left = left.saturating_sub(u64::from(self.next().unwrap().bytes));
+        }
+    }
+}
+
+/// Each has its due bytes within max(0.1 %, two segments).
+fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
+    let all: u64 = sent.iter().sum();
+    let sum: u64 = weights.iter().sum();
+    for (slot, (weight, sent)) in weights.iter().zip(sent).enumerate() {
+        let due = u64::try_from(u128::from(all) * u128::from(*weight) / u128::from(sum)).unwrap();
+        let slack = (due / 1_000).max(2 * SEGMENT);
+        prop_assert!(sent.abs_diff(due) <= slack, "{slot}: {sent} of {due}, {weights:?}");
+    }
+    Ok(())
+}
+
+fn few() -> impl Strategy<Value = Vec<u64>> {
+    prop_oneof![
+        prop::collection::vec(1..=10_u64, 2..=32),
+        prop::collection::vec(1..=10_000_u64, 2..=32),
+        (2..=32_usize).prop_map(|n| [vec![n as u64 - 1], vec![1; n - 1]].concat()),
+    ]
+}
+
+fn many() -> impl Strategy<Value = Vec<u64>> {
+    prop_oneof![
+        prop::collection::vec(1..=10_u64, 33..=1_000),
+        prop::collection::vec(1..=10_000_u64, 33..=1_000),
+        (33..=1_000_usize).prop_map(|n| [vec![n as u64 - 1], vec![1; n - 1]].concat()),
+    ]
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 10, ..Config::default() })]
+
+    /// Ten seconds of 400 Mbit/s, 2 to 32 tenants.
+    #[test]
+    fn few_tenants_have_their_due_bytes_whatever_the_sizes(weights in few(), seed in any::<u64>()) {
+        let mut bed = Bed::new(&weights, seed);
+        bed.run(500_000_000);
+        prop_assert_eq!(bed.fair.discipline_name(), "vtrr");
+        due(&weights, &bed.sent)?;
+    }
+
+    /// The same, 33 to 1,000 tenants.
+    #[test]
+    fn many_tenants_have_their_due_bytes_whatever_the_sizes(
+        weights in many(), seed in any::<u64>(),
+    ) {
+        let mut bed = Bed::new(&weights, seed);
+        bed.run(500_000_000);
+        prop_assert_eq!(bed.fair.discipline_name(), "eevdf");
+        due(&weights, &bed.sent)?;
+    }
+
+    /// From when some fall silent, the others share all there is, and again when they are back.
+    #[test]
+    fn an_idle_tenants_share_is_used_by_the_others_at_once(
+        n in prop_oneof![3..=32_usize, 33..=200_usize], idle in 1..100_usize, seed in any::<u64>(),
+    ) {
+        let weights: Vec<u64> = (0..n as u64).map(|slot| 1 + slot % 5).collect();
+        let idle = idle.min(n - 2);
+        let mut bed = Bed::new(&weights, seed);
+        bed.run(100_000_000);
+        bed.awake[..idle].fill(false);
+        // What is still queued of theirs goes first.
+        while (0..idle).any(|vm| bed.fair.account(vm).unwrap().queued_frames > 0) {
+            bed.next();
+        }
+        bed.sent.fill(0);
+        // A cycle is as many turns of 4 KiB as there are shares.
+        let cycle = 4_096 * weights[idle..].iter().sum::<u64>();
+        bed.run(20 * cycle + 100_000_000);
+        prop_assert!(bed.sent[..idle].iter().all(|sent| *sent == 0));
+        due(&weights[idle..], &bed.sent[idle..])?;
+        bed.awake.fill(true);
+        (0..idle).for_each(|vm| bed.fill(vm));
+        bed.sent.fill(0);
+        bed.run(20 * cycle + 200_000_000);
+        due(&weights, &bed.sent)?;
+    }
+
+    /// A tenant that has more VMs and more frames waiting has no more; its VMs are equal.
+    #[test]
+    fn more_vms_and_flows_gain_nothing(vms in 1..40_usize, seed in any::<u64>()) {
+        let capacity = Capacity { tenants: 2, vms: 1 + vms, frames: 10_000 };
+        let mut fair = FairShare::<u32>::new(capacity);
+        let bound = Bound { bytes: u64::MAX, wait: Nanos(u64::MAX), ..Bound::default() };
+        for vm in 0..=vms {
+            fair.set_tenant(usize::from(vm > 0), Weight::ONE);
+            fair.set_vm(vm, usize::from(vm > 0), Weight::ONE, bound);
+        }
+        let (mut lengths, mut sent) = (Lengths(seed), vec![0_u64; 1 + vms]);
+        while sent.iter().sum::<u64>() < 500_000_000 {
+            for vm in 0..=vms {
+                // The first has one frame at a time, the others' flows twenty.
+                let waiting = if vm == 0 { 1 } else { 20 };
+                while fair.account(vm).unwrap().queued_frames < waiting {
+                    fair.offer(vm, 0, lengths.of(3), Nanos(0));
+                }
+            }
+            for _ in 0..20 {
+                let Some(departure) = fair.next(Nanos(0), |_, _| unreachable!()) else { break };
+                sent[departure.vm] += u64::from(departure.bytes);
+                if departure.vm == 0 {
+                    fair.offer(0, 0, lengths.of(3), Nanos(0));
+                }
+            }
+        }
+        let theirs: u64 = sent[1..].iter().sum();
+        // Who has one frame at a time gives up the rest of a turn each time it is without.
+        prop_assert!(sent[0].abs_diff(theirs) <= 2 * SEGMENT + theirs / 1_000, "{sent:?}");
+        for one in &sent[1..] {
+            let due = theirs / vms as u64;
+            prop_assert!(one.abs_diff(due) <= 2 * SEGMENT + due / 100, "{one} of {due}");
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Offer(usize, u32),
+    Next,
+    Tenant(usize, u64),
+    Vm(usize, usize, u64),
+    RemoveVm(usize),
+    RemoveTenant(usize),
+}
+
+fn event(tenants: usize) -> impl Strategy<Value = Event> {
+    prop_oneof![
+        12 => (0..tenants * 2, 64..65_536_u32).prop_map(|(vm, bytes)| Event::Offer(vm, bytes)),
+        10 => Just(Event::Next),
+        2 => (0..tenants, 1..=9_u64).prop_map(|(t, w)| Event::Tenant(t, w)),
+        4 => (0..tenants * 2, 0..tenants, 1..=9_u64).prop_map(|(v, t, w)| Event::Vm(v, t, w)),
+        1 => (0..tenants * 2).prop_map(Event::RemoveVm),
+        1 => (0..tenants).prop_map(Event::RemoveTenant),
+    ]
+}
+
+proptest! {
+    /// Whatever happens, in which order: what was queued comes out once, a VM's frames in their
+    /// order, and something comes out whenever something waits.
+    #[test]
+    fn no_frame_is_lost_or_turned_round_and_the_line_is_never_idle(
+        (tenants, events) in prop_oneof![Just(3_usize), Just(40)].prop_flat_map(|n| {
+            (Just(n), prop::collection::vec(event(n), 1..600))
+        }),
+    ) {
+        let vms = tenants * 2;
+        let mut fair = FairShare::<u32>::new(Capacity { tenants, vms, frames: 64 });
+        let mut model: Vec<VecDeque<u32>> = vec![VecDeque::new(); vms];
+        let mut item = 0;
+        // Most tenants are there from the start, so that both disciplines are seen.
+        for slot in 0..tenants {
+            fair.set_tenant(slot, Weight::ONE);
+            fair.set_vm(slot, slot, Weight::ONE, Bound::default());
+        }
+        for event in events {
+            match event {
+                Event::Offer(vm, bytes) => {
+                    item += 1;
+                    if fair.offer(vm, item, bytes, Nanos(0)) == Offer::Queued {
+                        model[vm].push_back(item);
+                    }
+                }
+                Event::Next => {
+                    let waiting = model.iter().any(|queue| !queue.is_empty());
+                    let departure = fair.next(Nanos(0), |_, _| unreachable!());
+                    prop_assert_eq!(departure.is_some(), waiting);
+                    if let Some(departure) = departure {
+                        prop_assert_eq!(model[departure.vm].pop_front(), Some(departure.item));
+                    }
+                }
+                Event::Tenant(slot, of) => _ = fair.set_tenant(slot, weight(of)),
+                Event::Vm(vm, tenant, of) => {
+                    fair.set_vm(vm, tenant, weight(of), Bound::default());
+                }
+                Event::RemoveVm(vm) => {
+                    fair.remove_vm(vm, |lost| assert_eq!(model[vm].pop_front(), Some(lost)));
+                    prop_assert!(model[vm].is_empty());
+                }
+                Event::RemoveTenant(slot) => {
+                    fair.remove_tenant(slot, |vm, lost| {
+                        assert_eq!(model[vm].pop_front(), Some(lost));
+                    });
+                }
+            }
+            let waiting: usize = model.iter().map(VecDeque::len).sum();
+            prop_assert_eq!(fair.len() as usize, waiting);
+        }
+        while let Some(departure) = fair.next(Nanos(0), |_, _| unreachable!()) {
+            prop_assert_eq!(model[departure.vm].pop_front(), Some(departure.item));
+        }
+        prop_assert!(model.iter().all(VecDeque::is_empty));
+    }
+}

@@ -1,0 +1,16 @@
+//! Workers and fabrics on a virtual clock.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod c2qos;
+mod fabric_flows;
+mod fabric_packets;
+mod fabric_peers;
+mod four_ports;
+mod network_use;
+mod prop_fabric_rates;
+mod prop_vcpu;
+mod queues;
+mod receiving;
+mod testbed;
+mod vcpu;
+mod wfq;

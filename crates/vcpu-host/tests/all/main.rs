@@ -1,0 +1,7 @@
+//! The scheduler of vCPUs on this machine.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod cgroups;
+mod reserved;
+mod service;
+mod support;

@@ -1,0 +1,201 @@
+//! Guests, schedulers and their roles, for tests of the service over real threads. Processes that
+//! compute stand for VMs of one vCPU. Scheduler and watchdog are the test's own program, called for
+//! one of the two tests at the end.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use penstock_testing::patience;
+use penstock_vcpu_host::policy::{self, Policy};
+use penstock_vcpu_host::state::{State, VmState};
+use penstock_vcpu_host::{threads, watchdog};
+
+/// Where a watchdog writes what it saw, beside the scheduler's directory.
+pub const SIGHTS: &str = "sights";
+
+/// What a role is told.
+pub const PATH: &str = "PENSTOCK_TEST_PATH";
+
+/// All use one processor, one after another.
+pub static PROCESSOR: Mutex<()> = Mutex::new(());
+
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begin.elapsed() < patience(), "{what}: not within {:?}", patience());
+        std::thread::yield_now();
+    }
+}
+
+pub fn pid(id: u32) -> Pid {
+    Pid::from_raw(i32::try_from(id).unwrap())
+}
+
+pub fn is_lent(id: u32) -> bool {
+    policy::get(id).unwrap().is_real_time()
+}
+
+pub fn affinity(id: u32) -> CpuSet {
+    sched_getaffinity(pid(id)).unwrap()
+}
+
+/// A process that computes until it is dropped.
+pub struct Guest(Child);
+
+impl Guest {
+    pub fn start() -> Self {
+        let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        Self(child)
+    }
+
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// This program as something else, which is told `path`.
+pub fn role(name: &str, path: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let test = format!("support::role_of_{name}");
+    let options = ["--exact", "--ignored", "--nocapture"];
+    command.arg(test).args(options).env(PATH, path);
+    command
+}
+
+pub struct Scheduler {
+    pub dir: PathBuf,
+    pub child: Child,
+}
+
+impl Scheduler {
+    /// Schedules VMs `vm0`, `vm1`, ... on the last processor, the first one with a deadline.
+    pub fn start(dir: &Path, guests: &[&Guest], deadline: &str) -> Self {
+        let mut text = String::new();
+        for (at, guest) in guests.iter().enumerate() {
+            let id = guest.id();
+            text += &format!("[[vm]]\nname = \"vm{at}\"\npid = {id}\nthreads = \"sh\"\n");
+            if at == 0 {
+                text += &format!("vcpu_mode = \"periodic\"\ndeadline = \"{deadline}\"\n");
+            }
+        }
+        Self::with(dir, &text)
+    }
+
+    /// The same with the tables of these VMs.
+    pub fn with(dir: &Path, vms: &str) -> Self {
+        std::fs::create_dir_all(dir).unwrap();
+        let cpu = (0..CpuSet::count()).rfind(|c| affinity(0).is_set(*c).unwrap()).unwrap();
+        let run = dir.join("run");
+        let text = format!("[vcpu]\ncpus = [{cpu}]\nrun_dir = \"{}\"\n{vms}", run.display());
+        std::fs::write(dir.join("vcpu.toml"), text).unwrap();
+        let child = role("scheduler", &dir.join("vcpu.toml")).spawn().unwrap();
+        Self { dir: dir.to_owned(), child }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(pid(self.child.id()), signal).unwrap();
+    }
+
+    /// SIGTERM to the thread that waits for it: unlike a program's own, the first thread of a test
+    /// does not have it blocked.
+    pub fn terminate(&self) {
+        let threads = threads::named(self.child.id(), "support::role_*").unwrap();
+        let (pid, tid) = (threads[0].pid, threads[0].tid);
+        // SAFETY: no pointers are passed.
+        let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, libc::SIGTERM) };
+        assert_eq!(sent, 0);
+    }
+
+    /// Waits for a state of the VM number `at` that is as it should be.
+    pub fn state(&self, at: usize, is: impl Fn(&VmState) -> bool) -> VmState {
+        until("state", || {
+            let state = State::load(&self.dir.join("run")).ok()?;
+            state.vms.into_iter().nth(at).filter(|vm| is(vm))
+        })
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // One that stands still has to go on to end.
+        let _ = kill(pid(self.child.id()), Signal::SIGCONT);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The processor and a directory, or `None` where nothing may be real-time.
+pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
+    let guard = PROCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
+    if !may.join().unwrap() {
+        penstock_testing::skip("real-time policies are not permitted here");
+        return None;
+    }
+    let dir = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+    Some((guard, dir.join(format!("penstock-vcpu-{name}-{}", std::process::id()))))
+}
+
+/// A scheduler whose watchdog, and nobody slower, is there to take back what it lends.
+pub fn watched(scheduler: &Scheduler) {
+    let id = until("a watchdog", || {
+        let state = State::load(&scheduler.dir.join("run")).ok()?;
+        (state.watchdog > 0).then_some(state.watchdog)
+    });
+    let above = Policy::Fifo { priority: watchdog::PRIORITY };
+    // Here it runs in a test's thread, and not in the first of its process.
+    let threads = threads::named(id, "support::role_*").unwrap();
+    let first = threads.iter().any(|thread| policy::get(thread.tid).is_ok_and(|p| p == above));
+    assert!(first, "it waits for no guest and no scheduler");
+}
+
+/// What watchdogs have seen; those of a test have one directory.
+pub fn seen(dir: &Path, what: &str, taken: &str) -> usize {
+    let text = std::fs::read_to_string(dir.join(SIGHTS)).unwrap_or_default();
+    text.lines().filter(|line| line.contains(what) && line.contains(taken)).count()
+}
+
+#[test]
+#[ignore = "a role: what the other tests call as scheduler"]
+fn role_of_scheduler() {
+    let Some(path) = std::env::var_os(PATH) else { return };
+    let path = std::path::Path::new(&path);
+    let load = || {
+        let config = penstock_vcpu_host::config::Config::load(path);
+        config.map_err(|wrong| wrong.to_string())
+    };
+    let watchdog = |run_dir: &std::path::Path| role("watchdog", run_dir);
+    if let Err(error) = penstock_vcpu_host::service::run(&load, &watchdog) {
+        eprintln!("{error}");
+        // No test that failed: what its caller makes of it counts.
+        std::process::exit(1);
+    }
+}
+
+#[test]
+#[ignore = "a role: what the scheduler calls as watchdog"]
+fn role_of_watchdog() {
+    use std::io::Write as _;
+    let Some(path) = std::env::var_os(PATH) else { return };
+    let path = std::path::Path::new(&path);
+    let sights = path.with_file_name(SIGHTS);
+    let mut sights = std::fs::File::options().create(true).append(true).open(sights).unwrap();
+    let tell = |sight| writeln!(sights, "{sight:?}").unwrap();
+    penstock_vcpu_host::watchdog::watch(path, tell).unwrap();
+}

@@ -19,14 +19,16 @@ lane_fmt() { cargo fmt --all --check; }
 lane_clippy() { cargo clippy --locked --workspace --all-targets -- -D warnings; }
 lane_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items; }
 lane_tidy() { cargo run --locked -q -p penstock-tidy; }
-# The same cases in every run; PROPTEST_RNG_SEED=N tries others.
+# The same cases in every run; PROPTEST_RNG_SEED=N tries others. No documentation tests: there are
+# none, and looking for them costs a pass over each crate.
 lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \
-        cargo test --locked --workspace --no-fail-fast -- --skip short_figures
+        cargo test --locked --workspace --lib --bins --tests --no-fail-fast -- --skip short_figures
 }
-# Half a minute on two idle cores: simulated figures with a tenth of their length, each twice. Of
-# the whole workspace, as `unit` is: with one package's features much would be compiled anew.
-lane_figures() { cargo test --locked --workspace --test figures; }
+# Half a minute on two idle cores: simulated figures with a tenth of their length, and twice with a
+# part of that. Of the whole workspace, as `unit` is: with one package's features much would be
+# compiled anew.
+lane_figures() { cargo test --locked --workspace --test all short_figures; }
 # The modules without files and rings, under an interpreter that knows what Rust leaves undefined.
 lane_miri() {
     if ! cargo +nightly miri --version >/dev/null 2>&1; then
@@ -41,6 +43,7 @@ miri_tests="a_tag_comes_off mem:: offload:: classify::key classify::parse classi
 # Coverage-guided, beyond what \`unit\` runs of the same targets.
 lane_fuzz() { "$REPO/scripts/fuzz.sh"; }
 lane_units() { "$REPO/scripts/test-units.sh"; }
+lane_smoke() { as_own_user "$REPO/scripts/smoke.sh"; }
 # As root they have the switch run under its unit, in a container; where none can be made, or with
 # PENSTOCK_RUN_AS, only as that user with the capabilities of its unit; with PENSTOCK_RUN_AS= (empty)
 # as root.
@@ -61,8 +64,11 @@ as_own_user() {
 }
 lane_guests() { under_unit test-guests.sh; }
 lane_migration() { under_unit test-migration.sh; }
-# Each of 32 combinations runs twice this long: a second in every test run, ten by hand.
-lane_testpmd() { as_own_user "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}"; }
+# Each combination runs twice this long: a second in every test run, ten by hand. Six of the 32
+# have every pair of settings; TESTPMD_CELLS= (empty) runs all, as `make nightly` does.
+lane_testpmd() {
+    as_own_user "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}" "${TESTPMD_CELLS-pairs}"
+}
 lane_scx() {
     if have clang && [ -e /usr/include/libelf.h ]; then
         cargo clippy --locked -p penstock-vcpu-scx --features bpf --all-targets -- -D warnings || return
@@ -98,6 +104,9 @@ skips_of() {
 # forbidden_skips LANE: those that the list does not allow; true if there are any.
 forbidden_skips() { allowed_skips | grep -vEf - <(skips_of "$1"); }
 
+# listed "N WHAT"...: those that are not none, with commas.
+listed() { printf '%s\n' "$@" | grep -v '^0 ' | paste -sd, | sed 's/,/, /g'; }
+
 # lane NAME WHAT: runs lane_NAME, keeps its output for the counts. In CI a skip that is not allowed
 # fails the lane.
 lane() {
@@ -120,7 +129,7 @@ lane() {
     tests=$((tests + count)) skipped=$((skipped + skips)) ignored=$((ignored + left))
     if [ "$status" = 0 ]; then pass=ok; else pass=FAILED && FAILED=$((FAILED + 1)); fi
     summary+=("$(printf '%-8s %-6s %4d s  %s' "$1" "$pass" "$took" \
-        "$([ "$count" = 0 ] || echo "$count tests")$([ "$skips" = 0 ] || echo ", $skips skipped")$([ "$left" = 0 ] || echo ", $left ignored")")")
+        "$(listed "$count tests" "$skips skipped" "$left ignored")")")
 }
 
 check_lanes() {
@@ -145,6 +154,7 @@ test)
     lane miri "undefined behaviour in what needs no files"
     lane instructions "instructions of the data path per frame, against those kept"
     lane units "service units: known keys, exposure, the switch under its unit as its own user"
+    lane smoke "the release program, if it is built: start, traffic, reload, stop"
     lane guests "Linux guests and endpoints on a running switch"
     lane scx "the double run queue as the scheduler of a guest's kernel"
     lane migration "a Linux guest moves between two ports while traffic runs"

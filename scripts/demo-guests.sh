@@ -142,7 +142,7 @@ in_party() {
     shift
     case $name in
     vm*) "$REPO/scripts/guest.sh" exec "$name" "$*" $((EACH + 20)) ;;
-    *) in_netns "$TAG-$name" timeout --foreground $((EACH + 20)) "$@" ;;
+    *) in_netns "$TAG-$name" timeout --foreground "$(patience $((EACH + 20)))" "$@" ;;
     esac
 }
 

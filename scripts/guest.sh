@@ -159,7 +159,8 @@ wait_ready() {
 }
 
 run_inside() {
-    local name=$1 command=$2 seconds=${3:-30} dir=$GUESTS/$1 id line status="" inside=0 end
+    local name=$1 command=$2 seconds dir=$GUESTS/$1 id line status="" inside=0 end
+    seconds=$(patience "${3:-30}")
     [[ $command != *$'\n'* ]] || die "guest $name: a command is one line"
     guest_pid "$name" >/dev/null || die "guest $name: does not run"
     exec 9>"$dir/lock"
@@ -194,7 +195,7 @@ qmp() {
     fi
     id=$$-$RANDOM
     printf '%s\n' "${command%\}}, \"id\": \"$id\"}" >&7
-    end=$((SECONDS + 10))
+    end=$((SECONDS + $(patience 10)))
     while [ "$SECONDS" -lt "$end" ]; do
         IFS= read -r -t 2 line <&6 || continue
         [[ $line == *"\"$id\""* ]] || continue
@@ -217,7 +218,7 @@ migrate() {
         {"max-bandwidth": 10000000000, "downtime-limit": 300}}' >/dev/null
     qmp "$name" "{\"execute\": \"migrate\", \"arguments\": {\"uri\": \"unix:$GUESTS/$other/incoming\"}}" \
         >/dev/null
-    end=$((SECONDS + seconds))
+    end=$((SECONDS + $(patience "$seconds")))
     while [ "$SECONDS" -lt "$end" ]; do
         answer=$(qmp "$name" '{"execute": "query-migrate"}')
         status=$(sed -n 's/.*"return": {.*"status": "\([a-z-]*\)".*/\1/p' <<<"$answer")

@@ -73,9 +73,13 @@ fetch_package() {
     [ -d "$2" ]
 }
 
-# wait_until SECONDS command...: true as soon as the command succeeds, false at the deadline.
+# patience SECONDS: a deadline of a calm machine, multiplied for the machine at hand. The tests in
+# Rust have the same factor (crates/testing).
+patience() { echo $(($1 * ${PENSTOCK_PATIENCE:-3})); }
+# wait_until SECONDS command...: true as soon as the command succeeds, false at the deadline, which
+# `patience` multiplies.
 wait_until() {
-    local end=$((SECONDS + $1))
+    local end=$((SECONDS + $(patience "$1")))
     shift
     until "$@" >/dev/null 2>&1; do
         [ "$SECONDS" -lt "$end" ] || return 1

@@ -77,7 +77,7 @@ run() {
     shift
     case $name in
     vm*) "$GUEST" exec "$name" "$*" $((EACH + 25)) ;;
-    ep*) in_netns "$TAG-$name" timeout --foreground $((EACH + 25)) "$@" ;;
+    ep*) in_netns "$TAG-$name" timeout --foreground "$(patience $((EACH + 25)))" "$@" ;;
     esac
 }
 pings() { run "$1" busybox ping -c "${3:-3}" -W 2 "$2" >>"$WORK/ping.log" 2>&1; }

@@ -12,7 +12,7 @@ set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-LIMIT=${SCX_SECONDS:-600}
+LIMIT=${SCX_SECONDS:-200}
 
 cleanup() {
     trap '' INT TERM HUP
@@ -150,9 +150,9 @@ else
     else
         pack
         say "     $(basename "$kernel") under TCG, time by instructions"
-        check "the guest ends within $LIMIT s" boot "$kernel" 1
+        check "the guest ends within $(patience "$LIMIT") s" boot "$kernel" 1
         judge
-        check "one with two processors ends within $LIMIT s" boot "$kernel" 2
+        check "one with two processors ends within $(patience "$LIMIT") s" boot "$kernel" 2
         judge_move
     fi
 fi

@@ -13,7 +13,7 @@ set -uo pipefail
 # Longer than the longest lane on a slow machine without KVM.
 SECONDS_MAX=1200
 # What may be set for a lane.
-SETTINGS="SECONDS_EACH KEEP PENSTOCK_QEMU PENSTOCK_ACCEL"
+SETTINGS="SECONDS_EACH KEEP PENSTOCK_QEMU PENSTOCK_ACCEL PENSTOCK_PATIENCE"
 
 # A root for the container: an /etc with the machine's users, and the units with another program.
 make_container() {

@@ -12,9 +12,9 @@ help: ## Shows this
 setup: ## Installs what is missing (Debian packages) and says what
 	@scripts/setup.sh test
 
-build: ## Builds the program; PROFILE=release for the fast one
+build: ## Builds the switch and the lab; PROFILE=release for the fast ones
 	@scripts/setup.sh build
-	@cargo build --locked --profile $(PROFILE) -p penstock
+	@cargo build --locked --profile $(PROFILE) -p penstock -p penstock-lab
 
 demo: ## A victim and a noisy neighbour, under bps policing and under C2QoS: a table and a picture
 	@scripts/setup.sh build
@@ -41,8 +41,8 @@ check: ## Format, lints, documentation, licences, house rules; no root needed
 
 bench: ## Cycles per frame and rates, as root beside OVS-DPDK; BENCH="v2v --sizes 64" picks another
 	@scripts/setup.sh bench
-	@cargo build --locked --release -p penstock
-	@"$${CARGO_TARGET_DIR:-target}/release/penstock" bench $(BENCH)
+	@cargo build --locked --release -p penstock -p penstock-lab
+	@"$${CARGO_TARGET_DIR:-target}/release/penstock-lab" bench $(BENCH)
 
 clean: ## Removes build output and the cached guest images
 	@cargo clean

@@ -118,7 +118,7 @@ start_endpoints() {
         nics+=(--nic "netns=$TAG-ep$n,socket=$WORK/ep$n.sock,mode=client,mac=52:54:00:00:01:0$n,ip=10.0.0.1$n/24")
     done
     spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" \
-        "$BIN" lab endpoint "${nics[@]}" --create-netns
+        "$BIN" endpoint "${nics[@]}" --create-netns
     for n in 1 2 3; do
         in_netns "$TAG-tap$n" ip addr add "10.0.0.$n/24" dev eth0
         in_netns "$TAG-tap$n" ip link set eth0 address "52:54:00:00:00:0$n" up

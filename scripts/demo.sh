@@ -14,9 +14,9 @@ set -euo pipefail
 
 if [ -z "${PENSTOCK_BIN:-}" ]; then
     step "building (profile ${PROFILE:-dev}; the first time takes minutes)"
-    (cd "$REPO" && cargo build --locked --profile "${PROFILE:-dev}" -p penstock)
+    (cd "$REPO" && cargo build --locked --profile "${PROFILE:-dev}" -p penstock -p penstock-lab)
 fi
-BIN=$(penstock_bin)
+LAB=$(lab_bin)
 trap 'exit 130' INT
 results_in penstock-demo
 
@@ -33,5 +33,5 @@ step "measuring: about a minute, up to four on a disturbed machine"
 run_demo demo
 
 step "what each VM got through, before -> during the flood"
-"$BIN" lab plot "demo=$OUT/demo-live.json"
+"$LAB" plot "demo=$OUT/demo-live.json"
 end_demo demo "make demo-guests (real guests, ping, iperf3)"

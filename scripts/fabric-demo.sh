@@ -15,9 +15,9 @@ set -euo pipefail
 [ "$(id -u)" = 0 ] || die "namespaces and queues of interfaces need root: sudo make fabric-demo"
 if [ -z "${PENSTOCK_BIN:-}" ]; then
     step "building (profile ${PROFILE:-dev}; the first time takes minutes)"
-    (cd "$REPO" && cargo build --locked --profile "${PROFILE:-dev}" -p penstock)
+    (cd "$REPO" && cargo build --locked --profile "${PROFILE:-dev}" -p penstock -p penstock-lab)
 fi
-BIN=$(penstock_bin)
+LAB=$(lab_bin)
 trap 'exit 130' INT
 results_in penstock-fabric-demo
 

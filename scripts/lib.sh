@@ -57,6 +57,9 @@ penstock_bin() {
     echo "${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/$dir/penstock}"
 }
 
+# The experiments' program, beside it.
+lab_bin() { echo "$(penstock_bin)-lab"; }
+
 # fetch_package NAME DIR: the files of a Debian package, unpacked and not installed; no root needed.
 fetch_package() {
     local work
@@ -287,7 +290,7 @@ results_in() {
 run_demo() {
     rm -f "$OUT/$1"-live.* "$OUT/$1-claims.txt"
     STATUS=0
-    "$BIN" lab run "$1" --mode live --out "$OUT" >"$OUT/$1-claims.txt" 7>&- || STATUS=$?
+    "$LAB" run "$1" --mode live --out "$OUT" >"$OUT/$1-claims.txt" 7>&- || STATUS=$?
     # A signal: the guard of the run has taken everything down.
     [ "$STATUS" -lt 128 ] || exit "$STATUS"
     [ -s "$OUT/$1-live.txt" ] || cannot "the demo could not be run; the lines above say why"

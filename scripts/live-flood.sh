@@ -7,7 +7,7 @@
 # red1 -> red2: 1,518 bytes, class 1. outside2 -> red4: 600 bytes, class 2, with a queue. outside -> red3: 64
 # bytes, as fast as the generator can, into a port with a queue whose deliveries red3's cycles pay.
 set -euo pipefail
-program=${1:-${CARGO_TARGET_DIR:-target}/release/penstock}
+program=${1:-${CARGO_TARGET_DIR:-target}/release/penstock-lab}
 # What is measured goes before all else, if we may say so.
 first=(nice -n -20)
 "${first[@]}" true 2>/dev/null || first=()
@@ -61,7 +61,7 @@ vm() { # name number more
     printf 'name=%s,socket=%s/%s.sock,mac=52:54:00:00:09:%02x,ip=10.0.9.%d%s' "$1" "$dir" "$1" "$2" "$2" "$3"
 }
 run() { # rate of the flood
-    "${first[@]}" "$program" lab load --core 0 --secs 4 --warmup 1 --interval 0 --json \
+    "${first[@]}" "$program" load --core 0 --secs 4 --warmup 1 --interval 0 --json \
         --vm "$(vm outside 1 ",to=red3,size=64,rate=$1")" \
         --vm "$(vm outside2 2 ',to=red4,size=600,rate=200k')" \
         --vm "$(vm red1 3 ',to=red2,size=1518,rate=300k')" \

@@ -55,7 +55,7 @@ write_config() {
 start_all() {
     start_switch "$WORK/host.toml" || return
     own_netns "$NS"
-    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" lab endpoint --create-netns \
+    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" endpoint --create-netns \
         --nic "netns=$NS,socket=$WORK/net.sock,mode=server,mac=52:54:00:00:01:01,ip=$SERVER/24"
     wait_until 10 test -e "/run/netns/$NS" || return
     quiet_ipv6 "$NS"

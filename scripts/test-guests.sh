@@ -41,7 +41,7 @@ write_config() {
 start_endpoints() {
     own_netns "$TAG-ep1"
     own_netns "$TAG-ep2"
-    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" lab endpoint --create-netns \
+    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" endpoint --create-netns \
         --nic "netns=$TAG-ep1,socket=$WORK/ep1.sock,mode=client,mac=52:54:00:00:01:01,ip=10.0.0.11/24" \
         --nic "netns=$TAG-ep2,socket=$WORK/ep2.sock,mode=server,mac=52:54:00:00:01:02,ip=10.0.0.12/24"
     local n

@@ -37,7 +37,7 @@ write_config() {
 
 start_endpoint() {
     own_netns "$TAG-ep"
-    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" lab endpoint --create-netns \
+    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" endpoint --create-netns \
         --nic "netns=$TAG-ep,socket=$WORK/ep.sock,mode=client,mac=52:54:00:00:01:01,ip=10.0.0.11/24"
     wait_until 10 test -e "/run/netns/$TAG-ep" || return
     quiet_ipv6 "$TAG-ep"

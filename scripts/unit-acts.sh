@@ -79,7 +79,7 @@ check "its state is where the unit says" test -d /var/lib/penstock
 step ports
 check "a socket goes to the group that VMs have" owned /run/penstock/vm1.sock penstock:kvm\ 660
 check "the API's socket is its own" owned $SOCKET penstock:penstock\ 600
-spawn /out/endpoint.log "$BIN" lab endpoint --create-netns \
+spawn /out/endpoint.log "$BIN" endpoint --create-netns \
     --nic "netns=acts1,socket=/run/penstock/vm1.sock,mac=52:54:00:00:01:01,ip=10.7.0.1/24" \
     --nic "netns=acts2,socket=/run/penstock/vm2.sock,mac=52:54:00:00:01:02,ip=10.7.0.2/24"
 for port in vm1 vm2 tap1; do

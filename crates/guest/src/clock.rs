@@ -1,4 +1,4 @@
-//! The one clock read of guests, generators and experiments, which run on the machine's monotonic clock.
+//! The one clock read of guests, generators and experiments: the machine's monotonic clock.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};

@@ -10,12 +10,14 @@
 //! | [`driver`] | guest memory, rings, vhost-user session: one virtio-net device driven |
 //! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |
 //! | [`endpoint`] | a namespace's TAP joined to a virtio driver, offloads kept |
+//! | [`bed`] | where something is measured: cores, pages, daemons, and a guard over all |
 //! | [`mac`], [`clock`] | Ethernet addresses as text; the one clock read |
 //!
 //! **Unsafe code** lives in `driver::memory` (the mapping), `driver::session` (file descriptors
 //! handed to the protocol crate), and `endpoint::tap` (ioctls); nowhere else.
 #![deny(unsafe_code)]
 
+pub mod bed;
 pub mod clock;
 pub mod driver;
 pub mod endpoint;

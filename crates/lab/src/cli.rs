@@ -1,26 +1,33 @@
-//! The `penstock lab` subcommands.
+//! The command line of `penstock-lab`.
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use clap::Parser as _;
 
-use crate::bench::Guard;
+use crate::bench::{self, Benchmark};
 use crate::figures::plot::PlotArgs;
 use crate::figures::report::ReportArgs;
 use crate::figures::{self, Mode, RunArgs};
 use crate::microguest::MicroguestArgs;
-use penstock_guest::endpoint::{EndpointArgs, EndpointReport};
+use penstock_guest::bed::guard::{self, Guard};
 use penstock_guest::load::{IntervalReport, LoadArgs};
 
-/// A subcommand of `penstock lab`.
+/// Exit status of a run that failed: 1 says that a claim or a bar does not hold.
+const FAILED: u8 = 2;
+
+/// Experiments and benchmarks of Penstock: published figures replayed, switches side by side.
+#[derive(Debug, clap::Parser)]
+#[command(name = "penstock-lab", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: LabCommand,
+}
+
+/// A subcommand.
 #[derive(Debug, Clone, clap::Subcommand)]
-#[non_exhaustive]
-pub enum LabCommand {
-    /// Give network namespaces a NIC on a vhost-user port, kernel stack included
-    Endpoint(EndpointArgs),
-    /// Drive VMs on vhost-user ports: rates, sizes, flows, verification
-    Load(LoadArgs),
-    /// List the lab's experiments
+enum LabCommand {
+    /// List the experiments
     List {
         /// Print JSON
         #[arg(long)]
@@ -34,32 +41,38 @@ pub enum LabCommand {
     Report(ReportArgs),
     /// Draw runs of `load --json` over time, and compare them
     Plot(PlotArgs),
+    /// Benchmarks of this switch, and of others beside it
+    #[command(subcommand)]
+    Bench(Benchmark),
+    /// Drive VMs on vhost-user ports: rates, sizes, flows, verification
+    Load(LoadArgs),
     /// Run a virtual processor in ring 3, for whoever measures it
     #[command(hide = true)]
     Microguest(MicroguestArgs),
+    /// Takes down what was made, when its end of the pipe closes
+    #[command(name = guard::VERB, hide = true)]
+    Guard,
 }
 
-impl LabCommand {
-    /// Whether it makes things that a [`Guard`] has to take down.
-    #[must_use]
-    pub fn needs_guard(&self) -> bool {
-        matches!(self, Self::Run(args) if args.mode == Mode::Live)
-    }
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
+    run(Cli::parse().command).unwrap_or_else(|error| {
+        eprintln!("penstock-lab: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
-/// Runs a subcommand to its end; `guard` for those that need one.
-///
-/// # Errors
-/// With a context that names the object at fault.
-pub fn run(cmd: LabCommand, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
-    match cmd {
-        LabCommand::Endpoint(args) => endpoint(&args),
-        LabCommand::Load(args) => load(&args),
+fn run(command: LabCommand) -> anyhow::Result<ExitCode> {
+    match command {
         LabCommand::List { json } => {
             print!("{}", figures::run::list(json)?);
             Ok(ExitCode::SUCCESS)
         }
-        LabCommand::Run(args) => figures::run::run(&args, guard),
+        LabCommand::Run(args) if args.mode == Mode::Live => {
+            under_guard("run", move |guard| figures::run::run(&args, Some(guard)))
+        }
+        LabCommand::Run(args) => figures::run::run(&args, None),
         LabCommand::Report(args) => {
             println!("{}", figures::report::run(&args)?.display());
             Ok(ExitCode::SUCCESS)
@@ -68,8 +81,27 @@ pub fn run(cmd: LabCommand, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
             print!("{}", figures::plot::run(&args)?);
             Ok(ExitCode::SUCCESS)
         }
+        LabCommand::Bench(benchmark) => {
+            under_guard("bench", move |guard| bench::run(&benchmark, guard))
+        }
+        LabCommand::Load(args) => load(&args),
         LabCommand::Microguest(args) => args.run().map(|()| ExitCode::SUCCESS),
+        LabCommand::Guard => {
+            guard::watch(std::io::stdin().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+/// Does `work` under a guard; its own error is printed, with exit status 2.
+fn under_guard(
+    name: &'static str,
+    work: impl FnOnce(&Guard) -> anyhow::Result<ExitCode> + Send + 'static,
+) -> anyhow::Result<ExitCode> {
+    Ok(guard::guarded(name, work)?.unwrap_or_else(|error| {
+        eprintln!("penstock-lab: {name}: {error:#}");
+        ExitCode::from(FAILED)
+    }))
 }
 
 fn load(args: &LoadArgs) -> anyhow::Result<ExitCode> {
@@ -89,12 +121,41 @@ fn load(args: &LoadArgs) -> anyhow::Result<ExitCode> {
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn endpoint(args: &EndpointArgs) -> anyhow::Result<ExitCode> {
-    let show = |report: &EndpointReport| {
-        if let Ok(line) = serde_json::to_string(report) {
-            println!("{line}");
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+        for line in [
+            "penstock-lab list --json",
+            "penstock-lab run all --seeds 1-20 --out results",
+            "penstock-lab bench v2v --peer ovs-dpdk --sizes 64,imix --flows 1,1000 --json -",
+            "penstock-lab bench tcp --peer ovs-dpdk --streams 1,4 --offloads on --secs 2",
+            "penstock-lab bench rr --sizes 64,1518 --runs 3",
+            "penstock-lab bench loss --soak 600 --at 80 --no-search",
+            "penstock-lab guard",
+        ] {
+            assert!(parse(line).is_ok(), "{line}: {}", parse(line).unwrap_err());
         }
-    };
-    args.spec().run(show)?;
-    Ok(ExitCode::SUCCESS)
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_usage_error() {
+        for line in [
+            "penstock-lab bench v2v --sizes 63",
+            "penstock-lab bench v2v --flows 0",
+            "penstock-lab bench loss --no-search",
+            "penstock-lab bench loss --at 101",
+        ] {
+            assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");
+        }
+    }
 }

@@ -7,7 +7,8 @@
 //! | [`microguest`] | virtual processors in ring 3 that note when they run |
 //! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
 //! | [`figures`] | published figures, replayed: simulated and live; their report |
-//! | [`cli`] | the `penstock lab` subcommands |
+//! | [`cli`] | the command line of `penstock-lab` |
+//! | [`mod@penstock`] | the program that is driven |
 //!
 //! **Unsafe code** lives in `microguest::machine` (KVM's memory) and `microguest::program` (its
 //! text); nowhere else.
@@ -18,3 +19,4 @@ pub mod cli;
 pub mod figures;
 mod live;
 pub mod microguest;
+pub mod penstock;

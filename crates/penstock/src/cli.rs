@@ -56,19 +56,47 @@ pub enum Command {
     /// Virtual processors of this host: deadlines and shares for their threads.
     #[command(subcommand)]
     Vcpu(VcpuCommand),
-    /// Guests, load and endpoints for experiments.
-    #[command(subcommand)]
-    Lab(penstock_lab::cli::LabCommand),
-    /// Benchmarks of this switch, and of others beside it.
-    #[command(subcommand)]
-    Bench(penstock_lab::bench::BenchCommand),
+    /// Gives network namespaces a NIC on a vhost-user port, kernel stack included.
+    Endpoint(penstock_guest::endpoint::EndpointArgs),
     /// Measures what a frame costs on this host, and writes the cost model.
-    Calibrate(penstock_lab::bench::calibrate::CalibrateArgs),
+    Calibrate(crate::calibrate::CalibrateArgs),
+    /// Was the experiments, which are `penstock-lab` now.
+    #[command(hide = true, disable_help_flag = true)]
+    Lab(Moved),
+    /// Was the benchmarks, which are `penstock-lab bench` now.
+    #[command(hide = true, disable_help_flag = true)]
+    Bench(Moved),
+    /// Takes down what `calibrate` made, when its end of the pipe closes.
+    #[command(name = penstock_guest::bed::guard::VERB, hide = true)]
+    Guard,
     /// Prints a completion script for a shell.
     Completions {
         /// The shell.
         shell: Shell,
     },
+}
+
+/// The words behind a command that is another program's by now.
+#[derive(Clone, Debug, Args)]
+#[command(disable_version_flag = true)]
+pub struct Moved {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+impl Moved {
+    /// One line that says where `penstock NAME` went.
+    pub fn text(&self, name: &str) -> String {
+        let verb = self.words.first().filter(|word| !word.starts_with('-'));
+        let verb = verb.map(|word| format!(" {}", crate::table::printable(word)));
+        let verb = verb.unwrap_or_default();
+        let now = match (name, verb.as_str()) {
+            ("lab", " endpoint") => "penstock endpoint".to_owned(),
+            ("lab", verb) => format!("penstock-lab{verb}"),
+            (name, verb) => format!("penstock-lab {name}{verb}"),
+        };
+        format!("`penstock {name}{verb}` is `{now}` now, with the same options")
+    }
 }
 
 /// Output as JSON.
@@ -669,11 +697,8 @@ mod tests {
             "penstock stats --check",
             "penstock top --interval 2",
             "penstock explain vm1 --over 5 --json",
-            "penstock bench v2v --peer ovs-dpdk --sizes 64,imix --flows 1,1000 --json -",
-            "penstock bench tcp --peer ovs-dpdk --streams 1,4 --offloads on --secs 2",
-            "penstock bench rr --sizes 64,1518 --runs 3",
-            "penstock bench loss --soak 600 --at 80 --no-search",
-            "penstock bench guard",
+            "penstock endpoint --create-netns --nic socket=/tmp/a.sock,netns=a,ip=10.0.0.1/24",
+            "penstock guard",
             "penstock calibrate --quick --out model.toml",
             "penstock calibrate --rounds 9 --out - --worker-core 1",
             "penstock completions bash",
@@ -698,17 +723,31 @@ mod tests {
             "penstock stats --watch 1 --check",
             "penstock fdb flush --vlan 4095",
             "penstock port frobnicate",
-            "penstock bench v2v --sizes 63",
-            "penstock bench v2v --flows 0",
             "penstock controller plan --topology f.toml",
             "penstock controller what-if --topology f --tenants t --inactive NaN",
             "penstock controller what-if --topology f --tenants t --oversubscription 0",
             "penstock controller what-if --topology f --tenants t --usage u --seed 2",
-            "penstock bench loss --no-search",
-            "penstock bench loss --at 101",
         ] {
             let error = parse(line).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_another_programs_by_now_names_it() {
+        for (line, now) in [
+            ("penstock lab run c2qos-fig5 --json -", "`penstock-lab run`"),
+            ("penstock lab endpoint --create-netns", "`penstock endpoint`"),
+            ("penstock lab --help", "`penstock-lab`"),
+            ("penstock lab", "`penstock-lab`"),
+            ("penstock bench v2v --version --peer ovs-dpdk", "`penstock-lab bench v2v`"),
+        ] {
+            let said = match parse(line).unwrap().command {
+                Command::Lab(moved) => moved.text("lab"),
+                Command::Bench(moved) => moved.text("bench"),
+                other => panic!("{line}: {other:?}"),
+            };
+            assert!(said.contains(&format!("is {now} now")), "{line}: {said}");
         }
     }
 

@@ -7,7 +7,6 @@
 //! | [`verbs`] | commands that ask the daemon and print its answer |
 //! | [`top`] | the live view |
 //! | [`mod@calibrate`] | `calibrate`: the cost model, measured and written |
-//! | [`mod@bench`] | `bench`: benchmarks, and taking them down |
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`fabric`] | `controller run`: sockets, agents, page around the fabric's controller |
 //! | [`exposition`] | the text formats of `/metrics` |
@@ -17,7 +16,6 @@
 //! Exit status: 0 done, 1 failed or a negative answer, 2 usage.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod calibrate;
 mod cli;
 mod client;
@@ -58,12 +56,14 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Completions { shell } => completions(shell),
         Command::Vcpu(command) => verbs::vcpu::run(&command),
-        Command::Lab(command) if command.needs_guard() => {
-            bench::guarded("lab", move |guard| penstock_lab::cli::run(command, Some(guard)))
-        }
-        Command::Lab(command) => penstock_lab::cli::run(command, None),
-        Command::Bench(command) => bench::run(command),
+        Command::Endpoint(args) => verbs::endpoint::run(&args),
         Command::Calibrate(args) => calibrate::run(args),
+        Command::Lab(moved) => Ok(usage(&moved.text("lab"))),
+        Command::Bench(moved) => Ok(usage(&moved.text("bench"))),
+        Command::Guard => {
+            penstock_guest::bed::guard::watch(std::io::stdin().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Controller(command) => verbs::controller::run(&command, socket),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
@@ -94,15 +94,22 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         Command::Top(args) => top::run(socket, args).await,
         Command::Explain(args) => verbs::explain::run(socket, args).await,
         Command::Host(_)
+        | Command::Endpoint(_)
+        | Command::Calibrate(_)
         | Command::Lab(_)
         | Command::Bench(_)
-        | Command::Calibrate(_)
+        | Command::Guard
         | Command::Controller(_)
         | Command::Vcpu(_)
         | Command::Completions { .. } => {
             unreachable!("handled without a daemon")
         }
     }
+}
+
+fn usage(wrong: &str) -> ExitCode {
+    eprintln!("penstock: {wrong}");
+    ExitCode::from(2)
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {

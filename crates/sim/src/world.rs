@@ -19,9 +19,9 @@ use penstock_units::{
 use crate::cost::{CostTable, SimCounter};
 use crate::events::EventQueue;
 use crate::frames::udp_frame;
-use crate::rng::Rng;
 use crate::sink::{SinkSpec, SinkStats};
 use crate::source::{SourceSpec, SourceStats};
+use penstock_units::Rng;
 
 /// A VM of the world, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,6 +9,7 @@ mod id;
 mod mac;
 mod quantity;
 mod rate;
+mod rng;
 mod share;
 mod vlan;
 
@@ -16,5 +17,6 @@ pub use id::{CpuId, PortId, QueueId, TenantId, VcpuId, VmId, WorkerId};
 pub use mac::{MacAddr, ParseMacError};
 pub use quantity::{Bytes, Cycles, Nanos, Packets};
 pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, ParseRateError, TscRate};
+pub use rng::Rng;
 pub use share::{Priority, ShareRangeError, Weight};
 pub use vlan::{Vid, VidRangeError};

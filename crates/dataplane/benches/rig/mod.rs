@@ -1,6 +1,6 @@
 //! A guest's two rings and a worker, all in this process: what the data path's own instructions
 //! cost when every line is at home in the first-level cache. What lines cost that come from
-//! another core is `penstock bench`'s business.
+//! another core is `penstock-lab bench`'s business.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 #![allow(dead_code, reason = "each benchmark uses its part")]
 

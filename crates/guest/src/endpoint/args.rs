@@ -1,4 +1,4 @@
-//! The command line of `penstock lab endpoint`.
+//! The command line of `penstock endpoint`.
 
 use std::str::FromStr;
 

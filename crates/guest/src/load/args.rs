@@ -1,4 +1,4 @@
-//! The command line of `penstock lab load`.
+//! The command line of `penstock-lab load`.
 
 use std::str::FromStr;
 

@@ -1,23 +1,12 @@
-//! The command line of `penstock bench`.
+//! The command line of `penstock-lab bench`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::bed::BedArgs;
 use super::subject::Case;
 use super::through::Through;
+use penstock_guest::bed::BedArgs;
 use penstock_guest::load::SizeMix;
-
-/// A subcommand of `penstock bench`.
-#[derive(Debug, Clone, clap::Subcommand)]
-pub enum BenchCommand {
-    /// A benchmark.
-    #[command(flatten)]
-    Run(Benchmark),
-    /// Takes down what a benchmark has made, when its end of the pipe closes
-    #[command(hide = true)]
-    Guard,
-}
 
 /// A benchmark.
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -81,7 +70,7 @@ impl FromStr for Sizes {
     }
 }
 
-/// `penstock bench v2v`.
+/// `penstock-lab bench v2v`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct V2vArgs {
     /// Measure this switch too, in turns with ours; exit status 1 if a bar does not hold
@@ -144,7 +133,7 @@ pub struct V2vArgs {
     pub output: OutputArgs,
 }
 
-/// `penstock bench tcp`.
+/// `penstock-lab bench tcp`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TcpArgs {
     /// Measure this switch too, without and with `userspace-tso-enable`, in turns with ours; exit
@@ -185,7 +174,7 @@ pub enum OnOff {
     Off,
 }
 
-/// `penstock bench rr`.
+/// `penstock-lab bench rr`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RrArgs {
     /// Measure this switch too, in turns with ours; exit status 1 if a bar does not hold
@@ -211,7 +200,7 @@ pub struct RrArgs {
     pub output: OutputArgs,
 }
 
-/// `penstock bench loss`.
+/// `penstock-lab bench loss`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LossArgs {
     /// Search this switch's rates too

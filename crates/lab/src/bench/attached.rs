@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::bed::Bed;
 use super::pair::{Pair, PairSettings};
 use super::subject::{Case, Subject, WorkerReading};
+use penstock_guest::bed::Bed;
 
 /// A window with more wait for a core than this share of it is taken again.
 const QUIET: f64 = 0.01;

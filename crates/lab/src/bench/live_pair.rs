@@ -3,11 +3,11 @@
 use serde_json::{Map, Value};
 
 use super::attached::{Attached, Link, Sample, to_f64};
-use super::bed::{Bed, BedArgs};
-use super::guard::Guard;
 use super::ours::{Offloads, Penstock};
 use super::pair::{Pair, Window};
 use super::stats::Spread;
+use penstock_guest::bed::guard::Guard;
+use penstock_guest::bed::{Bed, BedArgs};
 use penstock_guest::load::{Rate, SizeMix};
 
 /// Seconds of load before the counting starts.

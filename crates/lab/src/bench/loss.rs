@@ -1,4 +1,4 @@
-//! `penstock bench loss`: the highest rates without loss and with 0.5 % of it, and a soak.
+//! `penstock-lab bench loss`: the highest rates without loss and with 0.5 % of it, and a soak.
 //!
 //! **Rule.** Frames are due by the clock, from a time stamp of every turn of the generator. A frame
 //! that is due and that the ring refuses is lost, as is one that does not arrive; none is sent
@@ -17,8 +17,6 @@ use anyhow::ensure;
 
 use super::args::{LossArgs, Sizes};
 use super::attached::{Attached, Link, to_f64};
-use super::bed::Bed;
-use super::guard::Guard;
 use super::mlr::{Search, Trial, search};
 use super::ours::Penstock;
 use super::ovs::{self, OvsDpdk};
@@ -26,6 +24,8 @@ use super::pair::{Paced, Pair};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::Spread;
 use super::subject::Case;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
 /// Length of an interval of the soak.

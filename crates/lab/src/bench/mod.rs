@@ -8,29 +8,22 @@
 //!
 //! | Module | What it is |
 //! |---|---|
-//! | [`guard`] | takes everything down, whatever ends a benchmark |
-//! | `bed`, `process` | directory, cores, hugepages; daemons and commands |
 //! | `subject`, `ours`, `ovs` | a switch under test, Penstock, OVS-DPDK |
 //! | `through` | interfaces that frames leave and come back by |
 //! | `pair`, `attached` | the generator in windows; a switch with it, stopped in between |
 //! | `v2v`, `tcp`, `rr`, `loss` | the benchmarks |
 //! | `live_pair` | two VMs and the stages' cycles, for figures |
-//! | [`calibrate`] | what a frame costs, for the cost model |
 //! | `mlr` | the search for the rates of `loss` |
 //! | `stats`, `report` | medians, ratios, bars; JSON and text |
 
 mod args;
 mod attached;
-pub(crate) mod bed;
-pub mod calibrate;
-pub mod guard;
 pub(crate) mod live_pair;
 mod loss;
 mod mlr;
 pub(crate) mod ours;
 pub(crate) mod ovs;
 mod pair;
-pub(crate) mod process;
 mod report;
 mod rr;
 pub(crate) mod stats;
@@ -42,13 +35,10 @@ mod v2v;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use penstock_guest::bed::Guard;
 
 pub(crate) use args::seconds;
-pub use args::{
-    BenchCommand, Benchmark, LossArgs, OnOff, OutputArgs, Peer, RrArgs, Sizes, TcpArgs, V2vArgs,
-};
-pub use bed::BedArgs;
-pub use guard::Guard;
+pub use args::{Benchmark, LossArgs, OnOff, OutputArgs, Peer, RrArgs, Sizes, TcpArgs, V2vArgs};
 pub use report::{Ratio, Report, Row};
 pub use subject::Case;
 pub use through::Through;

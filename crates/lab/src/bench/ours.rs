@@ -1,18 +1,17 @@
 //! A Penstock of our own: this program as a daemon, in its own directory.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Map, Value};
 
-use super::bed::{Bed, VM_A, VM_B};
-use super::guard::THIS_PROGRAM;
-use super::process::{Daemon, ThreadClock, ask, await_ok};
-use super::subject::{Case, Subject, WorkerReading};
+use super::subject::{Case, Subject, VM_A, VM_B, WorkerReading};
 use super::through::{ENDS, HOPS, Outside, Through};
+use crate::penstock::penstock;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok};
 
 /// How long the daemon may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -128,7 +127,7 @@ pub(crate) const WORKER: &str = "penstock-w";
 /// Runs the daemon by the file `host.toml` in `dir`, which names `host.sock` there, and waits until
 /// it answers; with the frequency of its cycles.
 pub(crate) fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
-    let mut command = Command::new(THIS_PROGRAM);
+    let mut command = penstock()?;
     command.args(["host", "run", "--config"]).arg(dir.join("host.toml"));
     command.env_remove("PENSTOCK_SOCKET");
     let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;
@@ -145,7 +144,7 @@ pub(crate) fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64
 
 /// Asks the daemon.
 pub(crate) fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
-    ask(Command::new(THIS_PROGRAM).arg("--socket").arg(socket).args(words))
+    ask(penstock()?.arg("--socket").arg(socket).args(words))
 }
 
 fn totals(stats: &Value) -> anyhow::Result<Totals> {

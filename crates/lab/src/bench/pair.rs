@@ -9,7 +9,7 @@ use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
 use penstock_dataplane::worker::RunQueueWait;
 
 use super::attached::{Timed, to_f64};
-use super::bed::{VM_A, VM_B};
+use super::subject::{VM_A, VM_B};
 use penstock_guest::clock;
 use penstock_guest::load::{
     LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns,

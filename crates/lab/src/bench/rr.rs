@@ -1,4 +1,4 @@
-//! `penstock bench rr`: one frame at a time, and how long each takes.
+//! `penstock-lab bench rr`: one frame at a time, and how long each takes.
 //!
 //! **Rule.** The generator shows the switch one frame, takes the time-stamp counter, and polls the
 //! other VM until the frame is there: one way through the switch, both stamps of one core. The next
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use super::args::{RrArgs, Sizes};
 use super::attached::{Attached, Link, Sample, Timed};
-use super::bed::Bed;
-use super::guard::Guard;
 use super::ours::{Offloads, Penstock};
 use super::ovs::{self, OvsDpdk, Tso};
 use super::pair::{Latencies, Pair};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::{Spread, paired_ratio};
 use super::subject::Case;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
 /// Seconds before the counting starts.

@@ -1,8 +1,31 @@
 //! A switch under test, ours or a peer, seen alike.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
+use penstock_guest::mac::Mac;
 use serde_json::{Map, Value};
+
+/// A VM of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Vm(u8);
+
+/// The sender.
+pub(crate) const VM_A: Vm = Vm(1);
+/// The receiver.
+pub(crate) const VM_B: Vm = Vm(2);
+
+impl Vm {
+    /// Its address.
+    pub fn mac(self) -> Mac {
+        Mac([0x52, 0x54, 0, 0, 4, self.0])
+    }
+
+    /// Its IP address.
+    pub fn ip(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 0, 0, self.0)
+    }
+}
 
 /// What the switch is configured to do with frames from one VM to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]

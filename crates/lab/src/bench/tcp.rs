@@ -1,7 +1,7 @@
-//! `penstock bench tcp`: iperf3 between two network namespaces whose NICs are virtio devices on the
-//! switch's vhost-user ports.
+//! `penstock-lab bench tcp`: iperf3 between two network namespaces whose NICs are virtio devices on
+//! the switch's vhost-user ports.
 //!
-//! **Rule.** `penstock lab endpoint` serves both NICs; it and iperf3 have the generator's core, the
+//! **Rule.** `penstock endpoint` serves both NICs; it and iperf3 have the generator's core, the
 //! worker has its own. All switches run, all but one stopped, each with endpoints of its own; a run
 //! of one is followed by a run of the next. OVS takes part twice, as it is by default and with
 //! `userspace-tso-enable`, because without it no endpoint gets an offload.
@@ -15,14 +15,15 @@ use serde_json::Value;
 
 use super::args::{OnOff, TcpArgs};
 use super::attached::to_f64;
-use super::bed::{Bed, VM_A, VM_B, Vm};
-use super::guard::{Guard, THIS_PROGRAM, Ward};
 use super::ours::{Offloads, Penstock};
 use super::ovs::{self, OvsDpdk, Tso};
-use super::process::{Daemon, ask, await_some};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::{Spread, paired_ratio};
-use super::subject::{Case, Subject, WorkerReading};
+use super::subject::{Case, Subject, VM_A, VM_B, Vm, WorkerReading};
+use crate::penstock::penstock;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::{Guard, Ward};
+use penstock_guest::bed::process::{Daemon, ask, await_some};
 
 /// How long until TCP passes: OVS connects once a second, a NIC is found by ARP.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -81,8 +82,8 @@ impl Linked {
     fn link(&mut self, bed: &Bed, offloads: OnOff) -> anyhow::Result<()> {
         self.unlink();
         let core = bed.generator_core().to_string();
-        let mut command = Command::new(THIS_PROGRAM);
-        command.args(["lab", "endpoint", "--create-netns", "--core", &core]);
+        let mut command = penstock()?;
+        command.args(["endpoint", "--create-netns", "--core", &core]);
         let offloads = if offloads == OnOff::On { "on" } else { "off" };
         let ends = self.subject.sockets().into_iter().zip(&self.namespaces).zip([VM_A, VM_B]);
         for ((socket, netns), vm) in ends {

@@ -10,9 +10,10 @@ use std::process::Command;
 
 use serde_json::{Map, Value};
 
-use super::bed::{Bed, VM_A, VM_B, Vm};
-use super::guard::Ward;
-use super::process::ask;
+use super::subject::{VM_A, VM_B, Vm};
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::Ward;
+use penstock_guest::bed::process::ask;
 
 /// How the switch has the interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -1,4 +1,4 @@
-//! `penstock bench v2v`: frames from one VM to another through one worker, one way.
+//! `penstock-lab bench v2v`: frames from one VM to another through one worker, one way.
 //!
 //! **Rule.** A run of ours is followed by a run of the peer's, with the same load at the same kind
 //! of sockets, and again: A B A B. Cycles per frame are the cycles of the worker's turns that moved
@@ -8,14 +8,14 @@ use anyhow::ensure;
 
 use super::args::{Sizes, V2vArgs};
 use super::attached::{self, Attached, Link, to_f64};
-use super::bed::Bed;
-use super::guard::Guard;
 use super::ours::{Offloads, Penstock, Qos};
 use super::ovs::{self, OvsDpdk};
 use super::pair::{Pair, Window};
 use super::report::{Bar, Ratio, Report, Row};
 use super::stats::{Spread, paired_ratio};
 use super::subject::Case;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
 /// Seconds of load before the counting starts, so that caches and tables are warm.

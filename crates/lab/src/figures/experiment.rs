@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::outcome::{Outcome, Record};
 use super::picture::Picture;
-use crate::bench::{BedArgs, Guard, Peer};
+use crate::bench::Peer;
+use penstock_guest::bed::{BedArgs, Guard};
 use penstock_guest::clock;
 
 /// Where an experiment happens.
@@ -159,7 +160,7 @@ impl<'a> Context<'a> {
     /// # Errors
     /// When the run was started without one.
     pub fn guard(&self) -> anyhow::Result<&'a Guard> {
-        self.guard.context("a live run needs its guard: start it by `penstock lab run`")
+        self.guard.context("a live run needs its guard: start it by `penstock-lab run`")
     }
 
     /// Says on standard error how far the run is: `done` of 1, and what it is at. Short runs say

@@ -1,4 +1,4 @@
-//! `penstock lab plot`: runs of `penstock lab load --json`, drawn over time and compared.
+//! `penstock-lab plot`: runs of `penstock-lab load --json`, drawn over time and compared.
 //!
 //! **Rule.** What a VM received is what its sender got through. The results of an experiment are
 //! drawn as well, if its series are called "run: VM". A run is told apart in phases by the moments

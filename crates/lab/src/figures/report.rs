@@ -1,4 +1,4 @@
-//! `penstock lab report`: all results of a directory on one page.
+//! `penstock-lab report`: all results of a directory on one page.
 //!
 //! **Rule.** One HTML file that needs nothing else: the pictures are in it, drawn anew from the
 //! records, and there is no script, font or link to fetch. For each figure one table: what was
@@ -42,7 +42,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<PathBuf> {
     let found = read(&args.results)?;
     anyhow::ensure!(
         !found.is_empty(),
-        "{}: no results; `penstock lab run all --out {}` makes some",
+        "{}: no results; `penstock-lab run all --out {}` makes some",
         args.results.display(),
         args.results.display()
     );
@@ -63,12 +63,12 @@ fn read(dir: &Path) -> anyhow::Result<Found> {
         let text = std::fs::read_to_string(file);
         let text = text.with_context(|| format!("reading {}", file.display()))?;
         let Ok(results) = serde_json::from_str::<Results>(&text) else {
-            eprintln!("penstock lab: {}: no result of an experiment, left out", file.display());
+            eprintln!("penstock-lab: {}: no result of an experiment, left out", file.display());
             continue;
         };
         for record in results.into_records() {
             if record.platform.contains_key(SHORT) {
-                eprintln!("penstock lab: {}: a short run, left out", file.display());
+                eprintln!("penstock-lab: {}: a short run, left out", file.display());
                 continue;
             }
             found.entry((record.experiment.clone(), record.mode)).or_default().push(record);

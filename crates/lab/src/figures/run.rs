@@ -1,4 +1,4 @@
-//! `penstock lab run` and `penstock lab list`.
+//! `penstock-lab run` and `penstock-lab list`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use super::missed::Missed;
 use super::outcome::Record;
 use super::seeds::Summary;
 use super::{EXPERIMENTS, find};
-use crate::bench::Guard;
+use penstock_guest::bed::Guard;
 
 /// Exit status when an experiment could not be run; 1 says that a claim does not hold.
 const FAILED: u8 = 2;
@@ -160,7 +160,7 @@ pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
                 Ok(record) => records.push(record),
                 Err(error) => {
                     let (name, mode) = (experiment.name, args.mode);
-                    eprintln!("penstock lab: {name} ({mode}, seed {seed}): {error:#}");
+                    eprintln!("penstock-lab: {name} ({mode}, seed {seed}): {error:#}");
                     failed = true;
                 }
             }
@@ -195,7 +195,7 @@ fn as_listed(list: &Missed, groups: &[Vec<Record>], args: &RunArgs) -> bool {
     for remark in groups.iter().flat_map(|group| list.judge(group, args.is_short())) {
         right &= !remark.is_failure();
         // On standard output may stand JSON.
-        eprintln!("penstock lab: {remark}");
+        eprintln!("penstock-lab: {remark}");
     }
     right && groups.iter().flatten().all(|record| !record.claims.is_empty())
 }

@@ -24,8 +24,8 @@ use super::fleet::middle;
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::platform;
 use super::stage::{Reading, Stage, mean_bps};
-use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome};
+use penstock_guest::bed::Bed;
 
 /// The worker's part of its core.
 const CORE_PART: f64 = 1.0 / 25.0;

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use penstock_units::Nanos;
 
 use super::stage::Stage;
-use crate::bench::bed::Bed;
+use penstock_guest::bed::Bed;
 
 /// Nanoseconds, in the byte order of x86 and ARM.
 const MAGIC: u32 = 0xa1b2_3c4d;

@@ -30,9 +30,9 @@ use super::bracket::{Doubt, Judged, LOAD, Tally, Turns, doubt, judge};
 use super::fleet::{Offer, Times, Window};
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Capacity, Rig, Span, platform};
-use crate::bench::bed::Bed;
 use crate::bench::ovs;
 use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
+use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
 /// Classes, and senders in each.

@@ -25,8 +25,8 @@ use super::demo_story::{Conditions, ENOUGH, Seen, story};
 use super::machine::Reading;
 use super::noisy::{self, Case, Event};
 use super::rig::platform;
-use crate::bench::bed::Bed;
 use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
+use penstock_guest::bed::Bed;
 
 /// Seconds of a window, and windows before and after the flood begins.
 const SECS: f64 = 0.5;

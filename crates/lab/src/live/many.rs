@@ -14,8 +14,8 @@
 use super::fleet::{Offer, middle};
 use super::plan::{Bound, Plan, Vm};
 use super::rig::{Rig, platform};
-use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome};
+use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
 const VMS: [usize; 4] = [2, 4, 8, 16];

@@ -33,9 +33,9 @@ use super::bracket::{Doubt, Judged, LOAD, Rule, Tally, Turns, doubt, judge};
 use super::fleet::{self, Offer, middle};
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Rig, Span, platform};
-use crate::bench::bed::Bed;
 use crate::bench::ovs;
 use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
+use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
 /// The declared frame size.

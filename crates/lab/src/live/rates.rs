@@ -27,8 +27,8 @@ use super::plan::Plan;
 use super::rig::{Rig, Span, platform};
 use super::shaped::{NET, NET_PLACE, VM, VM_PLACE, plan, shape, unshape};
 use super::stage::Stage;
-use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Kind, Outcome};
+use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
 /// Mbit/s.

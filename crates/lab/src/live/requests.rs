@@ -22,9 +22,9 @@ use super::plan::Plan;
 use super::rig::platform;
 use super::shaped::{NET, VM, VM_PLACE, prompt_plan, shape, waited};
 use super::stage::Stage;
-use crate::bench::bed::Bed;
 use crate::figures::jitter_fig9::{RATE, REQUESTS, Waited, conclude, deviation};
 use crate::figures::{Context, Kind, Outcome};
+use penstock_guest::bed::Bed;
 
 /// The file.
 const BYTES: usize = 8_192;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::fleet::{Fleet, Offer, Window, to_f64};
 use super::plan::Plan;
 use super::switch::{Ours, Peer, Switch};
-use crate::bench::bed::Bed;
+use penstock_guest::bed::Bed;
 
 /// A window with more wait for a core than this is taken again.
 const QUIET: f64 = 0.005;

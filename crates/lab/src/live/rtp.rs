@@ -27,10 +27,10 @@ use super::plan::Plan;
 use super::rig::platform;
 use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape, waited};
 use super::stage::Stage;
-use crate::bench::bed::Bed;
-use crate::bench::process::ask;
 use crate::figures::jitter_fig8::{CLOCK, FRAME, RATE, Received, SECS, conclude, stream};
 use crate::figures::{Context, Kind, Outcome};
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::process::ask;
 
 /// What Ethernet adds to a frame, and the shaper counts.
 const FCS: u64 = 4;

@@ -20,8 +20,8 @@ use super::fleet::middle;
 use super::plan::{Plan, Vm};
 use super::rig::platform;
 use super::stage::{Stage, mean_bps};
-use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome};
+use penstock_guest::bed::Bed;
 
 /// What the output carries, with all that Ethernet adds to a frame: what the paper's switch did.
 const LINK: u64 = 582_400_000;

@@ -24,10 +24,10 @@ use super::rig::platform;
 use super::rtp;
 use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape};
 use super::stage::Stage;
-use crate::bench::bed::Bed;
 use crate::figures::jitter_fig8::RATE;
 use crate::figures::jitter_fig10::{OFF, frame_ms};
 use crate::figures::{Claim, Context, Kind, Outcome, percentile};
+use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
 const FCS: u32 = 4;

@@ -17,9 +17,10 @@ use serde_json::Value;
 use super::fleet::to_f64;
 use super::plan::Plan;
 use super::switch::{Ours, Switch, count};
-use crate::bench::bed::Bed;
-use crate::bench::guard::{THIS_PROGRAM, Ward, end_inside};
-use crate::bench::process::{Daemon, ask, await_ok, await_some};
+use crate::penstock::penstock;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::{Ward, end_inside};
+use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 use penstock_guest::clock;
 
 /// How long until namespaces are there and packets pass.
@@ -71,8 +72,8 @@ impl Stage {
             std::fs::create_dir(&dir).context("making a directory")?;
         }
         let core = bed.generator_core().to_string();
-        let mut command = Command::new(THIS_PROGRAM);
-        command.args(["lab", "endpoint", "--create-netns", "--core", &core]);
+        let mut command = penstock()?;
+        command.args(["endpoint", "--create-netns", "--core", &core]);
         let mut namespaces = Vec::new();
         for (number, vm) in plan.vms.iter().enumerate() {
             let netns = format!("pl{}-{name}-{number}", std::process::id());

@@ -8,11 +8,11 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::plan::{Plan, Policy};
-use crate::bench::bed::Bed;
 use crate::bench::ours::{WORKER, ctl, start_daemon};
 use crate::bench::ovs::{OvsDpdk, Tso};
-use crate::bench::process::{Daemon, ThreadClock, await_some};
 use crate::bench::subject::Subject as _;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::process::{Daemon, ThreadClock, await_some};
 
 /// The least limit: the configuration takes no less, and 0 is none to the peer.
 const LEAST_BITS: f64 = 8_000.0;

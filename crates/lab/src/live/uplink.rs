@@ -22,8 +22,8 @@ use super::fleet::{Offer, middle};
 use super::noisy::CORE_PART;
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Rig, Span, platform};
-use crate::bench::bed::Bed;
 use crate::figures::{Claim, Context, Outcome};
+use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
 /// Sold of the core.

@@ -12,9 +12,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::plan::Plan;
-use crate::bench::bed::Bed;
-use crate::bench::guard::{Ward, end_inside};
-use crate::bench::process::{Daemon, ask, await_ok, await_some};
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::{Ward, end_inside};
+use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 
 /// How long until packets pass.
 const START_LIMIT: Duration = Duration::from_secs(20);

@@ -14,7 +14,7 @@
 //! | `program` | what the guest computes |
 //! | `machine` | the virtual processor |
 //!
-//! A guest is a process of its own, `penstock lab microguest` ([`MicroguestArgs`]). It ends after
+//! A guest is a process of its own, `penstock-lab microguest` ([`MicroguestArgs`]). It ends after
 //! the time it is given, when its standard input ends (its starter died), or when it is told to.
 
 pub mod board;
@@ -44,7 +44,7 @@ pub const RUNNING: &str = "running";
 /// Between two looks at whether the guest has ended.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// `penstock lab microguest`.
+/// `penstock-lab microguest`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct MicroguestArgs {
     /// Its name, by which its process is found

@@ -1,6 +1,6 @@
 //! Simulated figures of C2QoS with one seed, their phases shortened: what is not on the list of
 //! missed claims holds, and the same seed gives the same bytes. `scripts/checks.sh figures` runs
-//! these; the figures themselves, over many seeds, are `penstock lab run` (docs/figures.md).
+//! these; the figures themselves, over many seeds, are `penstock-lab run` (docs/figures.md).
 
 use std::path::Path;
 

@@ -2,6 +2,7 @@
 //! descriptors and mappings of its process.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+mod bench;
 mod common;
 mod figures;
 mod isolation;

@@ -17,6 +17,7 @@ use crate::wire::v1;
 pub mod check;
 pub mod controller;
 pub mod delays;
+pub mod endpoint;
 pub mod explain;
 pub mod fdb;
 pub mod flow;

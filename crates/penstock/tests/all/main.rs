@@ -3,7 +3,6 @@
 
 #[path = "../../../controller/tests/all/common/authority.rs"]
 mod authority;
-mod bench;
 mod c2qos;
 mod cli;
 mod controller;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::Cycles;
 
-use crate::rng::Rng;
+use penstock_units::Rng;
 
 /// Ethernet's frame check sequence: cost tables count it, frames of ours do not have it.
 const FCS: usize = 4;

@@ -39,10 +39,10 @@ pub use cost::{NOT_CHARGED, TrueCosts};
 pub use nic::{Carried, Link};
 pub use traffic::{Flows, Pace, Probe, Requests, Traffic};
 
-use crate::rng::Rng;
 use cost::BatchCounter;
 use frame::Mark;
 use nic::{Nic, NicPort};
+use penstock_units::Rng;
 use vm::{SMALL, Vm, VmPort, lock};
 
 /// The uplink's port.

@@ -14,7 +14,7 @@ use super::cost::BatchCounter;
 use super::frame::{Mark, Writer, read};
 use super::traffic::Requests;
 use super::vm::{SMALL, around, lock};
-use crate::rng::Rng;
+use penstock_units::Rng;
 
 /// What Ethernet adds to a frame on the wire: FCS, preamble, start delimiter, gap.
 const OVERHEAD: u64 = 24;

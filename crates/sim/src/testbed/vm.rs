@@ -17,7 +17,7 @@ use penstock_units::{Cycles, Nanos, TscRate};
 use super::cost::BatchCounter;
 use super::frame::{Mark, Writer, read};
 use super::traffic::{Flows, Pace, Probe, Requests, Traffic};
-use crate::rng::Rng;
+use penstock_units::Rng;
 
 /// Bytes of a frame of a probe, of a sample or a request, with FCS.
 pub(super) const SMALL: usize = 64;

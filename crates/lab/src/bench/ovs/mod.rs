@@ -16,10 +16,10 @@ use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Map, Value};
 
-use super::bed::{Bed, VM_A, VM_B};
-use super::process::{Daemon, ThreadClock, ask};
-use super::subject::{Case, Subject, WorkerReading};
+use super::subject::{Case, Subject, VM_A, VM_B, WorkerReading};
 use super::through::{ENDS, HOPS, Outside, Through};
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::process::{Daemon, ThreadClock, ask};
 use perf::PmdReading;
 
 /// The Debian package that has all of it.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::programs::{Client, Programs};
 use super::world::{Rates, Vm, World};
-use crate::bench::bed::Bed;
 use crate::live::fleet::to_f64;
+use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
 /// Before what counts: two intervals of 4 s and a report.

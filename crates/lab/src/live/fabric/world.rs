@@ -22,11 +22,12 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use super::programs::Place;
-use crate::bench::bed::Bed;
-use crate::bench::guard::{THIS_PROGRAM, Ward};
-use crate::bench::process::{Daemon, ask, await_ok, await_some};
 use crate::live::fleet::to_f64;
 use crate::live::switch::count;
+use crate::penstock::penstock;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::Ward;
+use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 use penstock_guest::clock;
 
 /// Racks, and hosts of each.
@@ -139,7 +140,7 @@ impl World {
         let [agents, page] = free_ports()?;
         std::fs::write(dir.join("fabric.toml"), topology(plan))?;
         std::fs::write(dir.join("controller.toml"), controller(&dir, &tag, plan, agents, page))?;
-        let mut command = Command::new(THIS_PROGRAM);
+        let mut command = penstock()?;
         command.args(["controller", "run", "--config"]).arg(dir.join("controller.toml"));
         let log = dir.join("controller.log");
         let controller = Daemon::start(&mut command, log, bed.guard())?;
@@ -174,7 +175,7 @@ impl World {
 
     /// What the controller says.
     pub fn ask(&self, words: &[&str]) -> anyhow::Result<Value> {
-        let mut command = Command::new(THIS_PROGRAM);
+        let mut command = penstock()?;
         command.arg("--socket").arg(self.dir.join("controller.sock")).arg("controller");
         let said = ask(command.args(words).arg("--json"))?;
         serde_json::from_str(&said).context("reading what the controller said")
@@ -191,7 +192,7 @@ impl World {
             let bought = self.plan.tenants[vm.tenant].1;
             let shape = format!("shape={{ send = \"{bought}\", receive = \"{bought}\" }}");
             let shape = if on { shape.as_str() } else { "shape=" };
-            let mut command = Command::new(THIS_PROGRAM);
+            let mut command = penstock()?;
             command.arg("--socket").arg(self.dir.join(format!("host{}/host.sock", vm.host)));
             ask(command.args(["port", "set", &vm.port, shape, "--no-save"]))?;
         }
@@ -207,7 +208,7 @@ impl World {
         };
         for host in 0..self.hosts.len() {
             for tenant in 0..self.plan.tenants.len() {
-                let mut command = Command::new(THIS_PROGRAM);
+                let mut command = penstock()?;
                 command.arg("--socket").arg(self.dir.join(format!("host{host}/host.sock")));
                 command.args(["tenant", "set", &tenant_name(tenant)]).args(keys);
                 ask(command.arg("--no-save"))?;
@@ -268,7 +269,7 @@ impl World {
         }
         let file = dir.join("host.toml");
         std::fs::write(&file, self.host_file(bed, host, agents)?)?;
-        let mut command = Command::new(THIS_PROGRAM);
+        let mut command = penstock()?;
         command.args(["host", "run", "--config"]).arg(&file);
         let mut daemon = Daemon::start(&mut command, dir.join("host.log"), bed.guard())?;
         daemon.await_file(&dir.join("host.sock"), START_LIMIT)?;
@@ -330,7 +331,7 @@ impl World {
     pub fn read(&self) -> anyhow::Result<Reading> {
         let mut hosts = Vec::new();
         for host in 0..self.hosts.len() {
-            let mut command = Command::new(THIS_PROGRAM);
+            let mut command = penstock()?;
             command.arg("--socket").arg(self.dir.join(format!("host{host}/host.sock")));
             let said = ask(command.args(["stats", "--json"]))?;
             let stats: Value = serde_json::from_str(&said).context("reading counters")?;

@@ -15,11 +15,12 @@ use penstock_vcpu_host::schedstat::Schedstat;
 use penstock_vcpu_host::state::State;
 use penstock_vcpu_host::threads::{self, VcpuThread};
 
-use crate::bench::bed::Bed;
-use crate::bench::guard::{THIS_PROGRAM, Ward};
-use crate::bench::process::{Daemon, await_some};
 use crate::figures::Context;
 use crate::microguest::{self, Board, RUNNING};
+use crate::penstock::penstock;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::{THIS_PROGRAM, Ward};
+use penstock_guest::bed::process::{Daemon, await_some};
 
 /// How long guests and scheduler may take to be there.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -90,7 +91,7 @@ impl Terms {
             _ => format!("deadline = \"{} ms\"\n", self.deadline_ms),
         };
         format!(
-            "[[vm]]\nname = \"{name}\"\nprocess = \"*lab microguest --name {name} *\"\n\
+            "[[vm]]\nname = \"{name}\"\nprocess = \"*microguest --name {name} *\"\n\
              vcpu_weight = {}\n{mode}{deadline}",
             self.weight
         )
@@ -168,7 +169,7 @@ impl Guest {
     fn start(bed: &Bed, name: String, core: u32, secs: f64) -> anyhow::Result<Self> {
         let board = Arc::new(Board::new()?);
         let mut command = Command::new(THIS_PROGRAM);
-        command.args(["lab", "microguest", "--name", &name, "--memory"]).arg(board.path());
+        command.args(["microguest", "--name", &name, "--memory"]).arg(board.path());
         command.args(["--core", &core.to_string()]);
         command.args(["--secs", &format!("{:.0}", secs + SPARE_SECS)]);
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -237,7 +238,7 @@ impl Scheduler {
             format!("[vcpu]\ncpus = [{core}]\nrun_dir = \"{}\"\n{tables}", run_dir.display());
         let file = stage.bed.dir().join("vcpu.toml");
         std::fs::write(&file, text).context("writing the scheduler's configuration")?;
-        let mut command = Command::new(THIS_PROGRAM);
+        let mut command = penstock()?;
         command.args(["vcpu", "run", "--config"]).arg(&file);
         let log = stage.bed.dir().join("vcpu.log");
         let mut daemon = Daemon::start(&mut command, log, stage.bed.guard())?;

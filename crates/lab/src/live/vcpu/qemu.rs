@@ -21,7 +21,7 @@ use penstock_vcpu_host::threads;
 
 use super::bed::Stage;
 use super::wire::Station;
-use crate::bench::process::{Daemon, await_some};
+use penstock_guest::bed::process::{Daemon, await_some};
 
 /// Until it is ready under KVM; where a stock kernel does not boot it never is.
 const KVM_LIMIT: Duration = Duration::from_secs(20);

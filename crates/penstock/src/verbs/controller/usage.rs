@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, ensure};
-use penstock_sim::Rng;
+use penstock_units::Rng;
 
 /// By interval and tenant (by place): the part of the guarantee that is wanted; 1 and above is
 /// everything that can be had.

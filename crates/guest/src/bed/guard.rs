@@ -1,17 +1,17 @@
-//! What a benchmark leaves behind when it dies: nothing.
+//! What a measurement leaves behind when it dies: nothing.
 //!
-//! **Problem.** A benchmark starts daemons, reserves hugepages, makes directories and namespaces. A
-//! signal, an error or `kill -9` must not leave any of it. **Rule.** A second process, the *guard*,
-//! is told of each thing before or right after it is made, over a pipe. It waits for the pipe's
-//! end, whatever brought it about, and takes everything down in reverse order. There is one way of
-//! taking down, so it is the one that every run tests. Processes are named by id *and* start time:
-//! an id that was given to somebody else is left alone.
+//! **Problem.** A measurement starts daemons, reserves hugepages, makes directories and
+//! namespaces. A signal, an error or `kill -9` must not leave any of it. **Rule.** A second
+//! process, the *guard*, is told of each thing before or right after it is made, over a pipe. It
+//! waits for the pipe's end, whatever brought it about, and takes everything down in reverse
+//! order. There is one way of taking down, so it is the one that every run tests. Processes are
+//! named by id *and* start time: an id that was given to somebody else is left alone.
 
 use std::fmt;
 use std::io::{BufRead, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,13 +19,17 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
-use penstock_guest::clock;
+use crate::clock;
 
 /// The running program, also when its file has been replaced meanwhile.
-pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
+/// The verb by which a program that measures is its own guard, and calls [`watch`].
+pub const VERB: &str = "guard";
 /// Where the number of 2 MiB pages is set.
-pub(crate) const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
+pub(super) const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
 /// The weight of a session's processes against those of other sessions.
 const AUTOGROUP: &str = "/proc/self/autogroup";
 /// How long a process may take to end by itself.
@@ -35,9 +39,14 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// A thing to take down.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Ward {
-    /// A process by id, and by its start in clock ticks after the boot.
-    Process { pid: i32, start: u64 },
+pub enum Ward {
+    /// A process.
+    Process {
+        /// Its id.
+        pid: i32,
+        /// Its start in clock ticks after the boot.
+        start: u64,
+    },
     /// A directory with all that is in it.
     Directory(PathBuf),
     /// A namespace that `ip netns` knows.
@@ -81,7 +90,7 @@ impl FromStr for Ward {
 
 /// Ends all processes in a namespace of ours: servers leave sessions behind that are nobody's
 /// children any more.
-pub(crate) fn end_inside(netns: &str) {
+pub fn end_inside(netns: &str) {
     let Ok(told) = Command::new("ip").args(["netns", "pids", netns]).output() else { return };
     for pid in String::from_utf8_lossy(&told.stdout).lines().filter_map(|pid| pid.parse().ok()) {
         // One that ended meanwhile is what was wanted.
@@ -91,6 +100,9 @@ pub(crate) fn end_inside(netns: &str) {
 
 impl Ward {
     /// A process that runs.
+    ///
+    /// # Errors
+    /// There is none with this id.
     pub fn process(pid: u32) -> anyhow::Result<Self> {
         let pid = i32::try_from(pid)?;
         let start = start_of(pid).with_context(|| format!("process {pid} is gone already"))?;
@@ -171,13 +183,13 @@ pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
     for line in wards.lines().map_while(Result::ok) {
         match line.parse::<Ward>() {
             Ok(ward) => known.push(ward),
-            Err(error) => eprintln!("penstock bench: guard: `{line}`: {error:#}"),
+            Err(error) => eprintln!("guard: `{line}`: {error:#}"),
         }
     }
     let mut failed = 0;
     for ward in known.iter().rev() {
         if let Err(error) = ward.take_down() {
-            eprintln!("penstock bench: {ward}: not taken down: {error:#}");
+            eprintln!("guard: {ward}: not taken down: {error:#}");
             failed += 1;
         }
     }
@@ -185,19 +197,19 @@ pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The benchmark's end of the pipe.
+/// The measurement's end of the pipe.
 #[derive(Debug, Clone)]
 pub struct Guard(Arc<Mutex<Option<Child>>>);
 
 impl Guard {
-    /// Starts the guard's process: this program, as `bench guard`.
+    /// Starts the guard's process: this program, as [`VERB`].
     ///
     /// # Errors
     /// When it cannot be started.
     pub fn start() -> anyhow::Result<Self> {
         let child = Command::new(THIS_PROGRAM)
-            .args(["bench", "guard"])
-            // Ctrl-C at the terminal is for the benchmark; the guard cleans up after it.
+            .arg(VERB)
+            // Ctrl-C at the terminal is for the measurement; the guard cleans up after it.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -210,7 +222,7 @@ impl Guard {
     ///
     /// # Errors
     /// When the guard is gone; then the caller must not go on.
-    pub(crate) fn take(&self, ward: &Ward) -> anyhow::Result<()> {
+    pub fn take(&self, ward: &Ward) -> anyhow::Result<()> {
         let mut child = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let pipe = child.as_mut().and_then(|c| c.stdin.as_mut()).context("the guard is gone")?;
         writeln!(pipe, "{ward}").context("telling the guard")
@@ -228,7 +240,7 @@ impl Guard {
 
 /// Gives this session, and so all that is measured, its weight against other sessions'; the guard
 /// puts the old one back. Without the right to do so nothing changes.
-pub(crate) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
+pub(super) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
     // "/autogroup-123 nice 0"
     let Ok(text) = std::fs::read_to_string(AUTOGROUP) else { return Ok(false) };
     let Some(before) = text.split_whitespace().last().and_then(|n| n.parse::<i32>().ok()) else {
@@ -236,6 +248,46 @@ pub(crate) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
     };
     guard.take(&Ward::Autogroup(before))?;
     Ok(std::fs::write(AUTOGROUP, nice.to_string()).is_ok())
+}
+
+/// Does `work` under a guard of its own, which has taken everything down before this returns: also
+/// when a signal ends it, whose number and 128 are then the exit status.
+///
+/// # Errors
+/// The outer ones: it cannot be started. The inner ones are those of `work`.
+pub fn guarded(
+    name: &'static str,
+    work: impl FnOnce(&Guard) -> anyhow::Result<ExitCode> + Send + 'static,
+) -> anyhow::Result<anyhow::Result<ExitCode>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("runtime cannot start")?;
+    let guard = Guard::start()?;
+    let own = guard.clone();
+    let outcome = runtime.block_on(until_end(name, move || work(&own)));
+    guard.finish();
+    outcome
+}
+
+/// The work's outcome, or 128 and the signal's number.
+async fn until_end(
+    name: &'static str,
+    work: impl FnOnce() -> anyhow::Result<ExitCode> + Send + 'static,
+) -> anyhow::Result<anyhow::Result<ExitCode>> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
+    let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
+    let (done, ended) = oneshot::channel();
+    // A thread of its own, because it polls; it dies with the process if a signal comes first.
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || done.send(work()))
+        .context("starting a thread")?;
+    tokio::select! {
+        outcome = ended => Ok(outcome.context("its thread panicked")?),
+        _ = interrupt.recv() => Ok(Ok(ExitCode::from(130))),
+        _ = terminate.recv() => Ok(Ok(ExitCode::from(143))),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Programs that a benchmark runs: daemons under guard, and commands asked for an answer.
+//! Programs that a measurement runs: daemons under guard, and commands asked for an answer.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::guard::{Guard, Ward};
-use penstock_guest::clock;
+use crate::clock;
 
 /// Between two looks at something that is awaited.
 const LOOK: Duration = Duration::from_millis(20);
@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// When it cannot be run or fails; with its own words.
-pub(crate) fn ask(command: &mut Command) -> anyhow::Result<String> {
+pub fn ask(command: &mut Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("running {program}"))?;
@@ -45,7 +45,7 @@ fn said(output: &Output) -> String {
 ///
 /// # Errors
 /// When `limit` has passed, or `found` fails.
-pub(crate) fn await_some<T>(
+pub fn await_some<T>(
     what: &str,
     limit: Duration,
     mut found: impl FnMut() -> anyhow::Result<Option<T>>,
@@ -66,7 +66,7 @@ pub(crate) fn await_some<T>(
 ///
 /// # Errors
 /// When `limit` has passed, with the last reason; or `tried` fails.
-pub(crate) fn await_ok<T>(
+pub fn await_ok<T>(
     what: &str,
     limit: Duration,
     mut tried: impl FnMut() -> anyhow::Result<anyhow::Result<T>>,
@@ -87,13 +87,16 @@ pub(crate) fn await_ok<T>(
 
 /// A daemon that the guard takes down; dropping ends it as well.
 #[derive(Debug)]
-pub(crate) struct Daemon {
+pub struct Daemon {
     child: std::process::Child,
     log: PathBuf,
 }
 
 impl Daemon {
     /// Starts it with its output in `log`.
+    ///
+    /// # Errors
+    /// It cannot be started, or the guard is gone.
     pub fn start(command: &mut Command, log: PathBuf, guard: &Guard) -> anyhow::Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let out = File::create(&log).with_context(|| format!("making {}", log.display()))?;
@@ -117,11 +120,15 @@ impl Daemon {
     }
 
     /// Its process.
+    #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Fails with the end of its log if it has ended.
+    ///
+    /// # Errors
+    /// It has ended.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait().context("waiting for a child")? {
             bail!("ended by itself ({status}):\n{}", self.last_words());
@@ -130,6 +137,7 @@ impl Daemon {
     }
 
     /// The last lines of its log.
+    #[must_use]
     pub fn last_words(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -138,6 +146,9 @@ impl Daemon {
     }
 
     /// Waits for a file that it makes, such as a socket.
+    ///
+    /// # Errors
+    /// It has ended, or `limit` has passed.
     pub fn await_file(&mut self, file: &Path, limit: Duration) -> anyhow::Result<()> {
         await_some(&file.display().to_string(), limit, || {
             self.check()?;
@@ -146,12 +157,18 @@ impl Daemon {
     }
 
     /// Sends it a signal.
+    ///
+    /// # Errors
+    /// The signal cannot be sent.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?);
         kill(pid, signal).with_context(|| format!("sending {signal} to process {pid}"))
     }
 
     /// Waits for its end.
+    ///
+    /// # Errors
+    /// `limit` has passed.
     pub fn await_end(&mut self, limit: Duration) -> anyhow::Result<std::process::ExitStatus> {
         let child = &mut self.child;
         await_some("end of a process", limit, || Ok(child.try_wait()?))
@@ -172,10 +189,13 @@ impl Drop for Daemon {
 
 /// How long one thread was runnable and did not run.
 #[derive(Debug)]
-pub(crate) struct ThreadClock(File);
+pub struct ThreadClock(File);
 
 impl ThreadClock {
     /// The thread of process `pid` whose name begins with `prefix`; awaited for a moment.
+    ///
+    /// # Errors
+    /// There is none after ten seconds.
     pub fn find(pid: u32, prefix: &str) -> anyhow::Result<Self> {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let what = format!("thread {prefix} of process {pid}");
@@ -193,6 +213,7 @@ impl ThreadClock {
     }
 
     /// Nanoseconds on the run queue since the thread's start; 0 where the kernel does not count.
+    #[must_use]
     pub fn waited_ns(&self) -> u64 {
         let mut text = [0; 96];
         let len = self.0.read_at(&mut text, 0).unwrap_or(0);

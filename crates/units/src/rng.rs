@@ -1,4 +1,4 @@
-//! The simulator's randomness: SplitMix64 (Steele, Lea, Flood 2014), from one seed.
+//! Randomness that can be had again: SplitMix64 (Steele, Lea, Flood 2014), from one seed.
 
 /// A seeded generator; not for secrets.
 #[derive(Clone, Debug)]

@@ -1,16 +1,19 @@
-//! `penstock bench` from the outside: what it prints, and that nothing of it stays.
-
+<//! `penstock-lab bench` from the outside: what it prints, and that nothing of it stays.
+>
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use crate::support::await_true;
-
+<use penstock_guest::bed::process::await_some;
+>
+/// How long what was made may take to go.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// What keeps a benchmark short and to itself.
 const SHORT: [&str; 3] = ["--no-nice", "--json", "-"];
 
 fn bench(name: &str, more: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_penstock"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_penstock-lab"));
     command
         .args(["bench", name])
         .args(SHORT)
@@ -94,7 +97,10 @@ fn nothing_stays_when_it_is_killed_or_told_to_end() {
             // It waited for its guard, so all is gone the moment it is.
             assert!(!directory.exists() && processes_of(&directory) == 0, "{signal}");
         }
-        await_true("the guard's work", || !directory.exists() && processes_of(&directory) == 0);
+        await_some("the guard's work", PATIENCE, || {
+            Ok((!directory.exists() && processes_of(&directory) == 0).then_some(()))
+        })
+        .unwrap();
     }
 }
 

@@ -1,6 +1,13 @@
-//! Where a benchmark happens: its directory, its cores, its pages, its two VMs.
+//! Where something is measured: its directory, its cores, its pages; and nothing of it stays.
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | [`guard`] | takes everything down, whatever ends a measurement |
+//! | [`process`] | daemons under guard, and commands asked for an answer |
 
-use std::net::Ipv4Addr;
+pub mod guard;
+pub mod process;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,9 +16,9 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Map, Value};
 
-use super::guard::{Guard, HUGEPAGES, Ward, weigh_session};
-use super::process::ask;
-use penstock_guest::mac::Mac;
+pub use guard::{Guard, Ward};
+use guard::{HUGEPAGES, weigh_session};
+use process::ask;
 
 /// The nice value of everything that is measured, and the weight of its session.
 const NICE: i32 = -20;
@@ -21,28 +28,7 @@ const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// How often hugepages are asked for.
 const HUGEPAGE_TRIES: u32 = 4;
 
-/// A VM of the benchmark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Vm(u8);
-
-/// The sender.
-pub(crate) const VM_A: Vm = Vm(1);
-/// The receiver.
-pub(crate) const VM_B: Vm = Vm(2);
-
-impl Vm {
-    /// Its address.
-    pub fn mac(self) -> Mac {
-        Mac([0x52, 0x54, 0, 0, 4, self.0])
-    }
-
-    /// Its IP address.
-    pub fn ip(self) -> Ipv4Addr {
-        Ipv4Addr::new(10, 0, 0, self.0)
-    }
-}
-
-/// Settings that all benchmarks have.
+/// Settings that all measurements have.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BedArgs {
     /// Core of the switch's worker; default: the last one allowed
@@ -61,7 +47,7 @@ pub struct BedArgs {
 
 /// The place.
 #[derive(Debug)]
-pub(crate) struct Bed {
+pub struct Bed {
     guard: Guard,
     dir: PathBuf,
     worker_core: u32,
@@ -89,8 +75,8 @@ impl Bed {
         }
         if worker_core == generator_core {
             eprintln!(
-                "penstock bench: switch and generator share core {worker_core}: the numbers say \
-                 how the kernel divides it, not how fast the switch is"
+                "switch and generator share core {worker_core}: the numbers say how the kernel \
+                 divides it, not how fast the switch is"
             );
         }
         let dir = std::env::temp_dir().join(format!("penstock-bench-{}", std::process::id()));
@@ -102,31 +88,44 @@ impl Bed {
         Ok(Self { guard, dir, worker_core, generator_core, idle_backoff_us, weighed, tsc_hz })
     }
 
+    /// What takes down what is made here.
+    #[must_use]
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
+    /// The directory; it goes at the end.
+    #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
+    /// The core of the switch's worker.
+    #[must_use]
     pub fn worker_core(&self) -> u32 {
         self.worker_core
     }
 
+    /// The core of the generator.
+    #[must_use]
     pub fn generator_core(&self) -> u32 {
         self.generator_core
     }
 
+    /// The longest sleep of an idle worker, in microseconds.
+    #[must_use]
     pub fn idle_backoff_us(&self) -> u32 {
         self.idle_backoff_us
     }
 
     /// Whether what is measured goes before all else.
+    #[must_use]
     pub fn raises_priority(&self) -> bool {
         self.weighed
     }
 
+    /// Cycles a second of the time-stamp counter.
+    #[must_use]
     pub fn tsc_hz(&self) -> f64 {
         self.tsc_hz
     }
@@ -163,6 +162,7 @@ impl Bed {
     }
 
     /// The machine and the settings, for the report.
+    #[must_use]
     pub fn describe(&self) -> Map<String, Value> {
         let mut map = Map::new();
         let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();

@@ -11,10 +11,10 @@ use nix::sys::signal::Signal;
 use penstock_qos::cost_model::{RingKind, Stages};
 use serde_json::Value;
 
-use super::super::attached::to_f64;
-use super::super::bed::Bed;
-use super::super::guard::THIS_PROGRAM;
-use super::super::process::{Daemon, ThreadClock, ask, await_ok};
+use crate::table::to_f64;
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::guard::THIS_PROGRAM;
+use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok};
 use penstock_guest::clock;
 use penstock_guest::driver::{Features, SocketMode};
 use penstock_guest::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns};

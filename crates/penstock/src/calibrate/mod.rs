@@ -1,24 +1,37 @@
 //! `penstock calibrate`: measures the cost model of this host and writes its file.
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | [`measure`] | the cells, batches, actions and numbers of VMs, in rounds |
+//! | `rig` | one switch in one setting, with its VMs |
+//! | `offload` | frames whose checksum or segmentation is left to the switch |
+
+mod measure;
+mod offload;
+mod rig;
 
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use penstock_control::config::model_text;
-use penstock_lab::bench::calibrate::{self, CalibrateArgs};
+use penstock_guest::bed::guard;
 
-use crate::bench::guarded;
 use crate::verbs::{print, printable_lines};
+pub use measure::CalibrateArgs;
+
+/// Exit status of a calibration that failed.
+const FAILED: u8 = 2;
 
 /// Measures, writes the model, and says what it found.
 ///
 /// # Errors
 /// It cannot be started. Its own errors are printed, with exit status 2.
 pub fn run(args: CalibrateArgs) -> Result<ExitCode> {
-    guarded("calibrate", move |guard| {
+    let outcome = guard::guarded("calibrate", move |guard| {
         let began = tokio::time::Instant::now();
-        let calibration = calibrate::run(&args, guard)?;
+        let calibration = measure::run(&args, guard)?;
         let text = model_text(&calibration.model);
-        let summary = printable_lines(&calibrate::summary(&calibration, began.elapsed()));
+        let summary = printable_lines(&measure::summary(&calibration, began.elapsed()));
         if args.out.as_os_str() == "-" {
             eprint!("{summary}");
             print(&text)?;
@@ -28,5 +41,9 @@ pub fn run(args: CalibrateArgs) -> Result<ExitCode> {
             print(&summary)?;
         }
         Ok(ExitCode::SUCCESS)
-    })
+    })?;
+    Ok(outcome.unwrap_or_else(|error| {
+        eprint!("penstock: calibrate: {}", printable_lines(&format!("{error:#}")));
+        ExitCode::from(FAILED)
+    }))
 }

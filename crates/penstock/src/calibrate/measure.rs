@@ -1,4 +1,4 @@
-//! `penstock calibrate`: what a frame costs on this host, by the real switch under real load.
+//! What a frame costs on this host, by the real switch under real load.
 //!
 //! **Problem.** The cost model needs some eighty figures, and the machine's mood moves each of
 //! them by more than many differ. **Source.** C2QoS §III. **Rule.** Every setting (ring, rules) is
@@ -10,9 +10,6 @@
 //!
 //! **Many flows**: 100,000, told apart by rules that look at addresses and ports and match none.
 //! Of 1,000 and 10,000 rules there are eight forms (masks), a search each.
-
-mod offload;
-mod rig;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,12 +23,11 @@ use penstock_qos::cost_model::{
 };
 use penstock_units::TscRate;
 
-use super::bed::{Bed, BedArgs};
-use super::guard::Guard;
-use offload::Kind;
+use super::offload::{self, Kind};
+use super::rig::{Load, Reading, Rig, Setting, Times};
+use penstock_guest::bed::{Bed, BedArgs, Guard};
 use penstock_guest::clock;
 use penstock_guest::load::{Rate, SizeMix};
-use rig::{Load, Reading, Rig, Setting, Times};
 
 /// Flows that the cache cannot hold.
 const MANY_FLOWS: u32 = 100_000;

@@ -217,7 +217,7 @@ story() {
     say
     if [ ${#FAILURES[@]} = 0 ]; then
         say "All ${#WORKED[@]} pairs reached each other: $(joined ', ' "${WORKED[@]}")."
-        say "Tenants stayed apart, and the counters balance: no frame is unaccounted for."
+        say "$([ $NAMESPACES = 0 ] || printf 'Tenants stayed apart. ')The counters balance: no frame is unaccounted for."
     else
         say "The switch failed: $(joined '; ' "${FAILURES[@]}")."
         say "It worked for ${#WORKED[@]} pairs: $(joined ', ' "${WORKED[@]}")."

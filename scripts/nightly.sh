@@ -38,7 +38,7 @@ miri|undefined behaviour in what needs no files
 fuzz|libFuzzer, all targets
 advisories|licences, sources and known vulnerabilities"
 
-lab() { "$PENSTOCK_BIN" lab "$@"; }
+lab() { "$PENSTOCK_BIN-lab" "$@"; }
 simulated() { lab list 2>/dev/null | awk '$2 ~ /^sim/ && $1 != "c2qos-overhead" { print $1 }'; }
 all_parts() {
     say "$PARTS"
@@ -47,7 +47,7 @@ all_parts() {
 
 part_build() {
     [ "$PENSTOCK_BIN" != "${CARGO_TARGET_DIR:-$REPO/target}/release/penstock" ] ||
-        cargo build --locked --release -p penstock
+        cargo build --locked --release -p penstock -p penstock-lab
 }
 part_smoke() { scripts/smoke.sh; }
 part_process() { cargo test --locked --release -p penstock --tests --no-fail-fast; }

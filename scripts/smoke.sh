@@ -31,7 +31,7 @@ write_config() {
 start_endpoints() {
     local n
     for n in 1 2; do own_netns "$TAG-ep$n"; done
-    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" lab endpoint --create-netns \
+    spawn "$WORK/endpoint.log" taskset -c "$(others_cores)" "$BIN" endpoint --create-netns \
         --nic "netns=$TAG-ep1,socket=$WORK/ep1.sock,ip=10.0.0.11/24" \
         --nic "netns=$TAG-ep2,socket=$WORK/ep2.sock,ip=10.0.0.12/24"
     for n in 1 2; do

@@ -457,14 +457,15 @@ fn a_read_within_another_is_a_second_one() {
         for &(bytes, at) in all {
             let at = start + at;
             // SAFETY: inside the mapping, aligned. WHY: each is to be one instruction.
-            unsafe {
+            let read = unsafe {
                 match bytes {
-                    8 => drop((at as *const u64).read_volatile()),
-                    4 => drop((at as *const u32).read_volatile()),
-                    2 => drop((at as *const u16).read_volatile()),
-                    _ => drop((at as *const u8).read_volatile()),
+                    8 => (at as *const u64).read_volatile(),
+                    4 => (at as *const u32).read_volatile().into(),
+                    2 => (at as *const u16).read_volatile().into(),
+                    _ => (at as *const u8).read_volatile().into(),
                 }
-            }
+            };
+            core::hint::black_box(read);
         }
     };
     let fails = |all: &[Read]| {

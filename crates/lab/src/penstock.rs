@@ -67,7 +67,8 @@ mod tests {
         let root = env::temp_dir().join(format!("penstock-find-{}", std::process::id()));
         let [named, beside, last] = ["named", "target", "bin"].map(|dir| root.join(dir));
         let path = env::join_paths([&root.join("absent"), &last]).unwrap();
-        let find = |named: Option<&Path>, own| find(named.map(Path::as_os_str), own, &path);
+        let find =
+            |named: Option<&Path>, own: &Path| super::find(named.map(Path::as_os_str), own, &path);
         let make = |dir: &Path| {
             fs::create_dir_all(dir).unwrap();
             let file = dir.join("penstock");

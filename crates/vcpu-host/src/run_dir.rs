@@ -3,11 +3,11 @@
 //! **Problem.** What stands in it decides whose policies are changed by a process with the right to
 //! change any; two schedulers in one would lend to the same threads, each believing that what the
 //! other lent is how they were found. **Rule.** Nobody else may write there. The switch may, which
-//! has the same user and fewer rights: so no link is followed, files are read only if they are
-//! regular and the user's or root's ([`open`]), and are written as new ones ([`replace`]): a
-//! process with rights to others' files must not use them on a name that the switch chose. A lock (`flock`) is
-//! held for as long as a scheduler or its watchdog lives: the watchdog inherits it, so a new
-//! scheduler does not begin before the old one's threads are put back.
+//! has the same user and fewer rights. So no link is followed, files are read only if they are
+//! regular and the user's or root's (`open`), and are written as new ones (`replace`): rights to
+//! others' files must not be used on a name that the switch chose. A lock (`flock`) is held for as
+//! long as a scheduler or its watchdog lives: the watchdog inherits it, so a new scheduler does not
+//! begin before the old one's threads are put back.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -85,7 +85,8 @@ pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     }
     let (at, owner) = (path.display(), meta.uid());
     let why = format!(
-        "{at}: user {owner} made it, or it is no regular file; the scheduler uses files of its own          user and of root: remove it"
+        "{at}: user {owner} made it, or it is no regular file; the scheduler uses files of its own \
+         user and of root: remove it"
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }

@@ -345,11 +345,11 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Inodes of all that this process has open.
-    fn open_files() -> Vec<u64> {
+    /// Devices and inodes of all that this process has open.
+    fn open_files() -> Vec<(u64, u64)> {
         let all = std::fs::read_dir("/proc/self/fd").unwrap();
         let inode = |entry: io::Result<std::fs::DirEntry>| {
-            std::fs::metadata(entry.unwrap().path()).ok().map(|found| found.ino())
+            std::fs::metadata(entry.unwrap().path()).ok().map(|found| (found.dev(), found.ino()))
         };
         all.filter_map(inode).collect()
     }
@@ -359,7 +359,8 @@ mod tests {
         let path = helper("passed");
         let file = std::env::temp_dir().join(format!("penstock-passed-{}", std::process::id()));
         let passed = File::create(&file).unwrap();
-        let inode = passed.metadata().unwrap().ino();
+        let found = passed.metadata().unwrap();
+        let inode = (found.dev(), found.ino());
         let flags = SockFlag::SOCK_CLOEXEC;
         let ask = |kind: u8, count: usize| {
             let asking =
@@ -367,7 +368,7 @@ mod tests {
             be_patient(&asking).unwrap();
             socket::connect(asking.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
             let fds = vec![passed.as_raw_fd(); count];
-            let text = [&[kind], &[1; 8][..]].concat();
+            let text = [&[kind], &[1_u8; 8][..]].concat();
             let (rights, bytes) = ([ControlMessage::ScmRights(&fds)], [IoSlice::new(&text)]);
             let none = MsgFlags::empty();
             socket::sendmsg::<()>(asking.as_raw_fd(), &bytes, &rights, none, None).unwrap();

@@ -42,8 +42,9 @@ const LATE: u64 = 500_000;
 /// How many signals may come late over one port within [`WINDOW`]: a tenth of a worker's time.
 const LATE_MAX: u64 = 10;
 
-/// Nanoseconds within which late signals are added up.
-const WINDOW: u64 = 1_000_000_000;
+/// Late signals are added up within a second: so many signals.
+const SIGNALS: usize = 100;
+const WINDOW: u64 = SIGNALS as u64 * PERIOD;
 
 /// No port's memory.
 const NOBODY: u32 = u32::MAX;
@@ -73,13 +74,13 @@ pub(super) struct Found {
 /// Signals that came late: whose memory was used, when the signal came, how many were due by then.
 /// The handler of one thread uses it. A window has no more signals than there are places.
 struct Late {
-    signals: [Cell<(u32, u64, u64)>; (WINDOW / PERIOD) as usize],
+    signals: [Cell<(u32, u64, u64)>; SIGNALS],
     next: Cell<usize>,
 }
 
 impl Late {
     const fn new() -> Self {
-        let signals = [const { Cell::new((NOBODY, 0, 0)) }; (WINDOW / PERIOD) as usize];
+        let signals = [const { Cell::new((NOBODY, 0, 0)) }; SIGNALS];
         Self { signals, next: Cell::new(0) }
     }
 

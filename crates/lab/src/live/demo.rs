@@ -47,7 +47,7 @@ const VMS: [(&str, &str); 2] = [("victim", "victim"), ("noisy1", "neighbour")];
 const BOUGHT: &str = "bought by the victim";
 /// In the legend; both ways of limiting sell it parts of what the core is found to carry.
 const BOUGHT_LABEL: &str = "bought by the victim (moves with the core's speed)";
-const TIME: &str = "seconds measured, without pauses and disturbed ones";
+const TIME: &str = "seconds of measurement (what lies between is cut out)";
 /// What happens in each life.
 const FLOODS: &str = "the neighbour floods";
 
@@ -106,6 +106,7 @@ fn live(
     let mut life = Life::default();
     for (nth, way) in ways.iter().enumerate() {
         if nth > 0 {
+            conditions.tally.try_again(u32::MAX);
             eprintln!("{title}: disturbed; once more with half of the load and longer windows");
         }
         let mut subject = noisy::ours(bed, name, (1, way.core_part))?;
@@ -140,7 +141,7 @@ fn once(
         let judged = adapted(way.lengths, wanted, |length, row| {
             let judged = subject.windows(bed, case, (secs * length, row), way.rule)?;
             // Whether they are given up is known when all lengths were tried.
-            subject.tally.try_again(row);
+            subject.tally.try_again(row - u32::try_from(judged.len())?.min(row));
             Ok(judged.into_iter().map(|window| (secs * length, window)).collect())
         })?;
         subject.tally.give_up(wanted.saturating_sub(u32::try_from(judged.len())?));

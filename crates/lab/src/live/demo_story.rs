@@ -26,6 +26,9 @@ const MOST_OF_ALL: f64 = 1e5;
 /// A core that was waited for longer than this many per cent of the time is worth a word.
 const WAITED_PCT: f64 = 1.0;
 
+/// Nor do the numbers mean much where it was waited for longer than this.
+const HOPELESS_PCT: f64 = 30.0;
+
 /// What was seen of the victim under one way of limiting.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
@@ -91,11 +94,10 @@ impl Seen {
         } else {
             format!("kept {about}{kept:.0} % of what it bought")
         };
-        let flood = median(self.flood.iter().map(|window| window[0]));
-        let rates = match (median(self.before.iter().copied()), flood) {
-            (Some(before), Some(flood)) => {
-                format!(" ({} -> {} Gbit/s)", gbps(before), gbps(flood))
-            }
+        // In every window what it got through by what it kept, so that both numbers fit.
+        let due = median(self.flood.iter().map(|[got, kept, _]| 100.0 * got / kept));
+        let rates = match (median(self.flood.iter().map(|window| window[0])), due) {
+            (Some(got), Some(due)) => format!(" ({} of {} Gbit/s)", gbps(got), gbps(due)),
             _ => String::new(),
         };
         let failed = if promised && self.failed() {
@@ -142,11 +144,13 @@ impl Conditions {
         if self.one_core {
             clauses.push("switch and load share one core".to_owned());
         }
+        let mut worst = 0.0;
         for (who, nth) in [("switch", 0), ("load", 1)] {
             let shares = self.waits.iter().map(|wait| wait[nth]).filter(|w| w.is_finite());
             let shares = shares.map(|share| share.clamp(0.0, 1.0));
             let (sum, windows) = shares.fold((0.0, 0.0), |(sum, n), wait| (sum + wait, n + 1.0));
             let pct = 100.0 * sum / f64::max(windows, 1.0);
+            worst = f64::max(worst, pct);
             if pct >= WAITED_PCT {
                 clauses.push(format!("the {who} waited for its core {pct:.0} % of the time"));
             }
@@ -161,6 +165,9 @@ impl Conditions {
             n => format!("{n} windows were measured again"),
         };
         let said = match (rough, again.is_empty()) {
+            (true, _) if worst >= HOPELESS_PCT => {
+                "The machine was too busy to tell the two ways of limiting apart"
+            }
             (true, _) => "The machine was disturbed, so the numbers are rough",
             (false, true) => "The machine was not the best",
             (false, false) => "The machine was disturbed",
@@ -234,9 +241,9 @@ mod tests {
             story(&bps, &c2qos, &quiet),
             [
                 "Under bit-rate limits the victim lost 34 % of what it bought when its neighbour \
-                 flooded (1.20 -> 0.79 Gbit/s).",
+                 flooded (0.79 of 1.20 Gbit/s).",
                 "Under C2QoS the victim kept 104 % of what it bought when its neighbour flooded \
-                 (1.20 -> 1.21 Gbit/s).",
+                 (1.21 of 1.16 Gbit/s).",
                 "The machine was quiet: none of the 24 windows had to be measured again.",
             ]
         );
@@ -287,6 +294,18 @@ mod tests {
              1 % of the time; other programs used 33 % of the cores of switch and load (most of \
              all rustc, 34 % of a core)."
         );
+    }
+
+    #[test]
+    fn numbers_of_a_hopeless_machine_are_told_as_that() {
+        let conditions =
+            Conditions { waits: vec![[0.5, 0.5]; 6], one_core: true, ..Conditions::default() };
+        let rough = Seen { rough: true, ..seen(0.13, 0.12, 97.0) };
+        let [.., machine] = story(&rough, &rough, &conditions);
+        assert!(machine.starts_with(
+            "The machine was too busy to tell the two ways of limiting apart: switch and load \
+             share one core; the switch waited for its core 50 % of the time"
+        ));
     }
 
     #[test]

@@ -118,6 +118,10 @@ impl Reading {
                 busiest = Some((program.name.clone(), grown));
             }
         }
+        // What a child of ours had computed before is not of this time.
+        let ended =
+            self.programs.iter().filter(|(who, of)| of.ours && !now.programs.contains_key(*who));
+        ours -= ended.map(|(_, program)| program.secs).sum::<f64>();
         let pct = |part: f64, of: f64| (100.0 * part / of.max(1e-9)).clamp(0.0, 100.0);
         let all = secs * now.cores;
         Machine {
@@ -156,7 +160,10 @@ fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     let fields: Vec<&str> = tail.split_whitespace().collect();
     let number = |nth: usize| fields.get(nth).and_then(|word| word.parse::<u64>().ok());
     let parent = fields.get(1).and_then(|word| word.parse::<i32>().ok());
-    let ticks = u32::try_from(number(11)?.saturating_add(number(12)?)).ok()?;
+    let own = number(11)?.saturating_add(number(12)?);
+    // Children of ours that have ended and were waited for are in our own count.
+    let ended = if pid == me { number(13)?.saturating_add(number(14)?) } else { 0 };
+    let ticks = u32::try_from(own.saturating_add(ended)).ok()?;
     // Only letters that a terminal and a picture can show.
     let name = name.chars().filter(|c| c.is_ascii_graphic() && *c != '"' && *c != '\\').collect();
     let ours = pid == me || parent == Some(me);
@@ -225,10 +232,10 @@ mod tests {
         Reading::of(Texts { uptime, stat, cpu_stat, programs: &programs }, &[1, 0, 1], ME)
     }
 
-    /// `/proc/PID/stat` of a program that computed so many ticks.
-    fn line(pid: i32, name: &str, parent: i32, ticks: u64) -> String {
+    /// `/proc/PID/stat` of a program that computed so many ticks, children that ended as many.
+    fn line(pid: i32, name: &str, parent: i32, [ticks, ended]: [u64; 2]) -> String {
         format!(
-            "{pid} ({name}) R {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 {} 0",
+            "{pid} ({name}) R {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 {ended} 0 20 0 1 0 {} 0",
             pid + 100
         )
     }
@@ -241,11 +248,16 @@ mod tests {
                  cpu1 {spent} 0 0 9 9 0 0 {steal} 0 0\ncpu2 77777 0 0 0 0 0 0 5000 0 0\n"
             )
         };
-        let before = [line(ME, "penstock", 1, 50), line(8, "rustc) R", 1, 10)];
+        // The second daemon replaces the first, which computed 100 ticks more before it ended.
+        let before = [
+            line(ME, "penstock", 1, [50, 0]),
+            line(8, "rustc) R", 1, [10, 900]),
+            line(10, "penstock-w", ME, [500, 0]),
+        ];
         let after = [
-            line(ME, "penstock", 1, 450),
-            line(8, "rustc) R", 1, 310),
-            line(9, "penstock-w", ME, 300),
+            line(ME, "penstock", 1, [350, 600]),
+            line(8, "rustc) R", 1, [310, 5_000]),
+            line(9, "penstock-w", ME, [300, 0]),
         ];
         let refs = |all: &'static str| all;
         let then = at(

@@ -58,6 +58,8 @@ const MOST: usize = 3;
 const WARM_SECS: [f64; 2] = [0.03, 0.08];
 /// Seconds of a calibration: both as fast as they can, the victim alone.
 const CALIBRATION_SECS: [f64; 2] = [0.15, 0.08];
+/// How much longer one takes whose windows count although they are disturbed.
+const ROUGH_LONGER: f64 = 4.0;
 
 /// What the aggressors turn to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,9 +242,10 @@ impl Subject {
         rule: Rule,
     ) -> anyhow::Result<Vec<Window>> {
         let mut tally = Tally::default();
+        let longer = if rule.rough { ROUGH_LONGER } else { 1.0 };
         self.rig.switch.resume()?;
         let judged =
-            judge(&mut Bout { bed, subject: self, case, secs }, (wanted, rule), &mut tally);
+            judge(&mut Bout { bed, subject: self, case, secs, longer }, (wanted, rule), &mut tally);
         self.rig.switch.pause()?;
         self.tally.add(&tally);
         judged
@@ -266,6 +269,8 @@ struct Bout<'a> {
     subject: &'a mut Subject,
     case: Option<Case>,
     secs: f64,
+    /// How much longer than usual its calibrations take.
+    longer: f64,
 }
 
 impl Turns for Bout<'_> {
@@ -280,10 +285,10 @@ impl Turns for Bout<'_> {
             let span = Span { warm: WARM_SECS[0], secs, parts: 3 };
             self.subject.rig.once(self.bed, offers, span)
         };
-        let all = window(&both, CALIBRATION_SECS[0])?;
+        let all = window(&both, self.longer * CALIBRATION_SECS[0])?;
         let mut speed = Speed { pps: all.pps(), solo_pps: 0.0, doubt: doubt(&all, &both) };
         let alone = vec![("victim".to_owned(), well_behaved(speed.victim_pps()))];
-        let solo = window(&alone, CALIBRATION_SECS[1])?;
+        let solo = window(&alone, self.longer * CALIBRATION_SECS[1])?;
         speed.solo_pps = solo.pps();
         speed.doubt = speed.doubt.or_else(|| doubt(&solo, &alone));
         Ok(speed)

@@ -34,13 +34,15 @@ struct Place {
 }
 
 impl Place {
-    const FREE: Self = Self {
-        start: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        page: AtomicUsize::new(0),
-        alarm: AtomicI32::new(-1),
-        taken: AtomicUsize::new(0),
-    };
+    const fn new() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
+            alarm: AtomicI32::new(-1),
+            taken: AtomicUsize::new(0),
+        }
+    }
 
     /// Puts a region there, if the place is free.
     fn take(&self, start: usize, len: usize, page: usize) -> bool {
@@ -73,7 +75,7 @@ impl Place {
 }
 
 static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
-static REGIONS: [Place; PLACES] = [Place::FREE; PLACES];
+static REGIONS: [Place; PLACES] = [const { Place::new() }; PLACES];
 /// Pages replaced since start.
 static REPLACED: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -212,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_place_that_changes_hands_is_read_whole_or_not_at_all() {
-        static PLACE: Place = Place::FREE;
+        static PLACE: Place = Place::new();
         static DONE: AtomicBool = AtomicBool::new(false);
         let owner = std::thread::spawn(|| {
             // Regions that begin at the same address and are not of the same length.

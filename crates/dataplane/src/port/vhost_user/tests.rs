@@ -51,11 +51,11 @@ impl Rig {
 
     /// Waits until the port is as `is_right` wants it.
     fn until(&self, is_right: impl Fn(&AttachStatus) -> bool) -> AttachStatus {
-        let tries = (0..PATIENCE.as_millis()).map(|_| {
+        let mut tries = (0..PATIENCE.as_millis()).map(|_| {
             let _ = poll(&mut [], PollTimeout::from(1_u8));
             self.port.status()
         });
-        tries.into_iter().find(|status| is_right(status)).unwrap()
+        tries.find(|status| is_right(status)).unwrap()
     }
 
     /// Whether the session's thread waits in one of these system calls.
@@ -75,11 +75,11 @@ impl Rig {
 
 /// What the kernel says of the thread named so.
 fn told_of(thread: &str, file: &str) -> Option<String> {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let is_right = |task: &PathBuf| {
         std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == thread)
     };
-    std::fs::read_to_string(tasks.into_iter().find(is_right)?.join(file)).ok()
+    std::fs::read_to_string(tasks.find(is_right)?.join(file)).ok()
 }
 
 fn bytes(words: &[u32]) -> Vec<u8> {

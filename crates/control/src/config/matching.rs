@@ -206,7 +206,7 @@ impl FromStr for EtherType {
 text_value!(EtherType, "EtherType", "ipv4, ipv6, arp or a number", {
     "oneOf": [
         {"enum": ["ipv4", "ipv6", "arp"]},
-        {"type": "string", "pattern": "^0x[0-9a-fA-F]{4}$"},
+        {"type": "string", "pattern": "^(0x[0-9a-fA-F]{3,4}|[0-9]{4,5})$"},
         {"type": "integer", "minimum": 1536, "maximum": 65535}
     ]
 });
@@ -259,6 +259,10 @@ impl FromStr for IpProto {
 text_value!(IpProto, "IpProto", "tcp, udp, sctp, icmp, icmpv6, gre, esp or a number", {
     "oneOf": [
         {"enum": ["tcp", "udp", "sctp", "icmp", "icmpv6", "gre", "esp"]},
+        {
+            "type": "string",
+            "pattern": "^(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9]|0x[0-9a-fA-F]{1,2})$"
+        },
         {"type": "integer", "minimum": 0, "maximum": 255}
     ]
 });
@@ -391,7 +395,10 @@ impl FromStr for Dscp {
 }
 
 text_value!(Dscp, "Dscp", "a number from 0 to 63", {
-    "type": "integer", "minimum": 0, "maximum": 63
+    "type": ["integer", "string"],
+    "minimum": 0,
+    "maximum": 63,
+    "pattern": "^([0-5]?[0-9]|6[0-3]|0x[0-3]?[0-9a-fA-F])$"
 });
 
 #[cfg(test)]

@@ -1,15 +1,29 @@
-//! The JSON schema of the configuration file, for editors.
+//! The JSON schemas of the configuration files, for editors.
 //!
-//! **Problem.** An editor should mark what `host check` refuses. Types alone say little of it.
+//! **Problem.** An editor should mark what `host check` and its like refuse. Types alone say little
+//! of it.
 //! **Rule.** The types give keys, types and ranges. [`rules`] adds what a schema can say besides:
 //! forms of names and addresses, and which keys need or exclude each other. It has the shape of the
 //! schema and is merged into it. What needs the whole file (that a name exists, that nothing is
-//! there twice) stays with `host check`. `tests/all/schema.rs` compares both.
+//! there twice) stays with `host check`. `tests/all/schema.rs` compares both. The files of a fabric
+//! have their schemas beside the code that reads them (`fabric`).
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
+use penstock_vcpu::terms::{VcpuSection, VmTable};
+use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::{BINDINGS_MAX, FDB_MAX, HostConfig, PORTS_MAX, RULES_MAX, TENANTS_MAX};
+use super::{BINDINGS_MAX, FDB_MAX, HostConfig, PORTS_MAX, RULES_MAX, TENANTS_MAX, fabric};
+
+/// Each kind of file by name, and what makes its schema. The committed copy is
+/// `docs/NAME.schema.json`.
+pub const SCHEMAS: [(&str, fn() -> String); 5] = [
+    ("host", schema),
+    ("controller", fabric::controller_schema),
+    ("fabric", fabric::topology_schema),
+    ("tenants", fabric::tenants_schema),
+    ("vcpu", vcpu),
+];
 
 /// Names of hosts, tenants, ports and rules.
 const NAME: &str = "^[A-Za-z0-9._-]{1,32}$";
@@ -23,20 +37,70 @@ const SOCKET: &str = "^/.{0,106}$";
 const IP: &str = "^((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])$\
                   |^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$";
 
+/// An address and a port.
+pub(super) const ADDRESS: &str = "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$";
+
 /// The schema of [`HostConfig`] (JSON Schema 2020-12), pretty-printed, with a final newline. The
 /// committed copy is `docs/host.schema.json`.
 #[must_use]
 pub fn schema() -> String {
-    let mut schema = Value::from(schemars::schema_for!(HostConfig));
+    written(Value::from(schemars::schema_for!(HostConfig)), rules())
+}
+
+/// The schema of the file of `penstock vcpu run`, if it is not the host's.
+fn vcpu() -> String {
+    let mut tables = Tables::default();
+    let properties = json!({ "vcpu": tables.one::<VcpuSection>(), "vm": tables.list::<VmTable>() });
+    tables.file("Processors for virtual machines.", properties, &["vcpu"], of_vcpus())
+}
+
+/// The tables of a file that no type of ours is whole.
+#[derive(Default)]
+pub(super) struct Tables(SchemaGenerator);
+
+impl Tables {
+    /// `[table]`.
+    pub(super) fn one<T: JsonSchema>(&mut self) -> Value {
+        self.0.subschema_for::<T>().into()
+    }
+
+    /// `[[table]]`.
+    pub(super) fn list<T: JsonSchema>(&mut self) -> Value {
+        json!({ "type": "array", "items": self.one::<T>() })
+    }
+
+    /// The file's schema: its tables, those that it must have, and rules besides.
+    pub(super) fn file(
+        mut self,
+        description: &str,
+        tables: Value,
+        required: &[&str],
+        rules: Value,
+    ) -> String {
+        let schema = json!({
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "description": description,
+            "type": "object",
+            "properties": tables,
+            "required": required,
+            "additionalProperties": false,
+            "$defs": self.0.take_definitions(true)
+        });
+        written(schema, rules)
+    }
+}
+
+/// The text of a schema with rules besides.
+fn written(mut schema: Value, rules: Value) -> String {
     plain(&mut schema);
-    merge(&mut schema, rules());
+    merge(&mut schema, rules);
     // As a schema again, which is written in the order that people read.
     let schema = schemars::Schema::try_from(schema).unwrap_or_default();
     serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
 }
 
-/// Makes the schema plainer. Formats such as `uint32` are none of JSON Schema's: what they say
-/// becomes a range. TOML has no null: a key that may be left out has one type.
+/// Makes the schema plainer. Formats such as `uint32` and `double` are none of JSON Schema's: what
+/// they say becomes a range. TOML has no null: a key that may be left out has one type.
 fn plain(schema: &mut Value) {
     match schema {
         Value::Object(keys) => {
@@ -56,7 +120,7 @@ fn plain(schema: &mut Value) {
                 }
             }
             let format = keys.get("format").and_then(Value::as_str).map(str::to_owned);
-            if let Some(format) = format.filter(|format| format.starts_with("uint")) {
+            if let Some(format) = format.filter(|it| it.starts_with("uint") || it == "double") {
                 keys.remove("format");
                 let most = match format.as_str() {
                     "uint8" => Some(u32::from(u8::MAX)),
@@ -127,13 +191,6 @@ fn rules() -> Value {
                 "properties": { "name": { "pattern": NODE }, "plan": { "pattern": ABSOLUTE } },
                 "dependentRequired": { "listen": ["tls"], "tls": ["listen"] }
             },
-            "VcpuSection": { "properties": {
-                "cpus": { "uniqueItems": true },
-                "run_dir": { "pattern": ABSOLUTE }
-            } },
-            "VmTable": {
-                "oneOf": [has(&["pid"]), has(&["cgroup"]), has(&["process"]), has(&["domain"])]
-            },
             "Tenant": { "properties": {
                 "name": { "pattern": NAME },
                 "send": { "type": "object", "properties": { "sharing": false } }
@@ -158,7 +215,39 @@ fn rules() -> Value {
         }
     });
     merge(&mut rules["$defs"], of_tables());
+    merge(&mut rules, of_vcpus());
     rules
+}
+
+/// Of the scheduler's tables.
+fn of_vcpus() -> Value {
+    let timed = |modes: &[&str]| need(&["vcpu_mode"], json!({ "vcpu_mode": { "enum": modes } }));
+    let time = "^\\s*[0-9]+(\\.[0-9]{1,9})?\\s*(us|ms|s)\\s*$";
+    json!({ "$defs": {
+        "VcpuSection": { "properties": {
+            "cpus": { "uniqueItems": true },
+            "run_dir": { "pattern": ABSOLUTE }
+        } },
+        "VmTable": {
+            "properties": {
+                "vcpu_mode": { "not": { "const": "driver" } },
+                "deadline": { "pattern": time },
+                "runtime": { "pattern": time }
+            },
+            "oneOf": [has(&["pid"]), has(&["cgroup"]), has(&["process"]), has(&["domain"])],
+            "allOf": [
+                {
+                    "if": timed(&["periodic", "aperiodic", "reserved"]),
+                    "then": has(&["deadline"]),
+                    "else": { "properties": { "deadline": false } }
+                },
+                {
+                    "if": timed(&["reserved"]),
+                    "else": { "properties": { "runtime": false, "reclaim": false } }
+                }
+            ]
+        }
+    } })
 }
 
 /// Of the tables that are values.
@@ -191,14 +280,14 @@ fn of_tables() -> Value {
 }
 
 /// A table with all of these keys.
-fn has(keys: &[&str]) -> Value {
+pub(super) fn has(keys: &[&str]) -> Value {
     let any: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), true.into())).collect();
     need(keys, any.into())
 }
 
 /// A table with all of these keys, and those of `properties` as they say. `ajv` wants a key that is
 /// required named among the properties.
-fn need(keys: &[&str], properties: Value) -> Value {
+pub(super) fn need(keys: &[&str], properties: Value) -> Value {
     json!({ "type": "object", "properties": properties, "required": keys })
 }
 
@@ -209,7 +298,7 @@ fn host() -> Value {
             "name": { "pattern": NAME },
             "socket": { "pattern": SOCKET },
             "state_dir": { "pattern": ABSOLUTE },
-            "metrics": { "pattern": "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$" },
+            "metrics": { "pattern": ADDRESS },
             "log": { "pattern": format!("^\\s*{directive}\\s*(,\\s*{directive}\\s*)*$") }
         },
         // Other machines reach the page only if that is wanted.

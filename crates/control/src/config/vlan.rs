@@ -63,9 +63,17 @@ impl JsonSchema for Vlan {
         "Vlan".into()
     }
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({"type": "integer", "minimum": 1, "maximum": 4094})
+        schemars::json_schema!({
+            "type": ["integer", "string"],
+            "minimum": 1,
+            "maximum": 4094,
+            "pattern": format!("^{VID}$")
+        })
     }
 }
+
+/// A VLAN's number as text, for patterns.
+const VID: &str = r"\s*(409[0-4]|40[0-8][0-9]|[1-3][0-9]{3}|[1-9][0-9]{0,2})\s*";
 
 /// A VLAN or a range of them, both ends included. Written as `100` or `"100-110"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -117,7 +125,7 @@ impl JsonSchema for VlanRange {
         schemars::json_schema!({
             "oneOf": [
                 {"type": "integer", "minimum": 1, "maximum": 4094},
-                {"type": "string", "pattern": "^[0-9]{1,4}(-[0-9]{1,4})?$"}
+                {"type": "string", "pattern": format!("^{VID}(-{VID})?$")}
             ]
         })
     }

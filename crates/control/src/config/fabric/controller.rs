@@ -8,10 +8,13 @@ use penstock_fabric::dscp::Palette;
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::topology::NodeId;
 use penstock_units::Nanos;
+use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::json;
 use toml_edit::Table;
 
 use super::super::decode::{Object, Report, section};
+use super::super::schema::{ADDRESS, Tables, has, need};
 use super::{FabricFile, SwitchFile, switch};
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
@@ -69,7 +72,7 @@ pub enum StoreFile {
 }
 
 /// Certificates and a key, PEM.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
     /// Whom to believe.
@@ -93,28 +96,78 @@ impl TlsFiles {
     }
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[controller]`: the controller itself.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Controller {
+    /// Its name among controllers. Default `controller`.
     #[serde(default = "one")]
     name: String,
+    /// The datacenter's file, relative to this one.
     topology: PathBuf,
+    /// Milliseconds between two decisions, 100 to 60000. Default 4000.
     #[serde(default = "four_seconds")]
+    #[schemars(range(min = 100, max = 60_000))]
     interval_ms: u64,
+    /// Milliseconds between two reports of an agent, 50 to `interval_ms`. Default 1000.
     #[serde(default = "second")]
+    #[schemars(range(min = 50, max = 60_000))]
     report_ms: u64,
+    /// Milliseconds that a switch or host may take for one message, 10 to 60000. Default 2000.
     #[serde(default = "two_seconds")]
+    #[schemars(range(min = 10, max = 60_000))]
     answer_ms: u64,
+    /// Intervals between two comparisons of all switches with what they were told; 0: never.
+    /// Default 5.
     #[serde(default = "five")]
     verify_every: u64,
+    /// Unix socket where operators ask. Default `/run/penstock/controller.sock`.
     #[serde(default = "socket")]
     socket: PathBuf,
+    /// Address where agents connect. Default: none.
+    #[schemars(with = "Option<String>")]
     agents: Option<SocketAddr>,
+    /// Connections of agents with the same certificate at a time, 1 to 1000. Default 4.
     #[serde(default = "four")]
+    #[schemars(range(min = 1, max = 1_000))]
     connections_per_certificate: usize,
+    /// URL where controllers that do not lead send agents. Default: empty.
     #[serde(default)]
     advertise: String,
+    /// Address of the page and of `/metrics`. Default: none.
+    #[schemars(with = "Option<String>")]
     page: Option<SocketAddr>,
+}
+
+/// The schema of a controller's file.
+pub(super) fn schema() -> String {
+    let mut tables = Tables::default();
+    let properties = json!({
+        "controller": tables.one::<Controller>(),
+        "store": tables.one::<StoreTable>(),
+        "binding": tables.one::<BindingTable>(),
+        "tls": tables.one::<TlsFiles>(),
+        "switch": tables.list::<switch::Switch>()
+    });
+    let rules = json!({ "$defs": {
+        "Controller": { "properties": {
+            "agents": { "pattern": ADDRESS }, "page": { "pattern": ADDRESS }
+        } },
+        "StoreTable": {
+            "properties": { "tls": { "type": "object", "properties": { "crl": false } } },
+            "oneOf": [
+                has(&["path"]),
+                need(&["endpoints"], json!({ "endpoints": { "type": "array", "minItems": 1 } }))
+            ]
+        },
+        "BindingTable": { "properties": {
+            "reserved_code_points": { "items": { "maximum": 63 } }
+        } },
+        "Switch": switch::rules(),
+        "SwitchTls": { "dependentRequired": { "cert": ["key"], "key": ["cert"] } }
+    } });
+    let required = ["controller", "store"];
+    tables.file("A controller of a fabric.", properties, &required, rules)
 }
 
 fn one() -> String {
@@ -145,37 +198,51 @@ fn socket() -> PathBuf {
     PathBuf::from("/run/penstock/controller.sock")
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+/// `[store]`: where intent is kept.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StoreTable {
+    /// A file of this controller alone.
     path: Option<PathBuf>,
+    /// In place of `path`: URLs of etcd's members.
     #[serde(default)]
     endpoints: Vec<String>,
+    /// Certificates for etcd by `https`.
     tls: Option<TlsFiles>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 enum Map {
+    /// The code point is the queue.
     #[default]
     #[serde(rename = "static-map")]
     Static,
+    /// The same queue on all ports of one switch.
     #[serde(rename = "per-port-map")]
     PerPort,
+    /// Any queue on each port.
     #[serde(rename = "per-egress-map")]
     PerEgress,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[binding]`: how tenants get queues.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct BindingTable {
+    /// Which queue a code point means. Default `static-map`.
     #[serde(default)]
     map: Map,
+    /// Code points that are never used. Default: none.
     #[serde(default)]
     reserved_code_points: Vec<u8>,
+    /// Milliseconds that a packet may be on its way, 0 to 10000. Default 100.
     #[serde(default = "hundred")]
+    #[schemars(range(max = 10_000))]
     drain_ms: u64,
+    /// Intervals for which a queue cannot be taken away. Default 2.
     #[serde(default = "two")]
     hold: u64,
+    /// By how much a score must exceed the one whose queue it takes, in percent. Default 10.
     #[serde(default = "ten")]
     hysteresis_pct: u32,
 }
@@ -275,7 +342,10 @@ fn agents(object: &Object<'_, Controller>, controller: &Controller, report: &mut
 }
 
 fn store(root: &Table, report: &mut Report<'_>) -> Option<StoreFile> {
-    let object = section::<StoreTable>(root, "store", report)?;
+    let Some(object) = section::<StoreTable>(root, "store", report) else {
+        report.file("the section [store] is missing", "add [store] with `path` or `endpoints`");
+        return None;
+    };
     let table = object.value.as_ref()?;
     match (&table.path, table.endpoints.is_empty()) {
         (Some(path), true) => Some(StoreFile::File(path.clone())),

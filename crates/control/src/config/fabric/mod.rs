@@ -25,6 +25,21 @@ pub use topology::FabricFile;
 
 use penstock_fabric::topology::Topology;
 
+/// The schema of a controller's file.
+pub(super) fn controller_schema() -> String {
+    controller::schema()
+}
+
+/// The schema of a datacenter's file.
+pub(super) fn topology_schema() -> String {
+    topology::schema()
+}
+
+/// The schema of a file of tenants.
+pub(super) fn tenants_schema() -> String {
+    tenants::schema()
+}
+
 /// Reads the text of a datacenter; `file` is what errors call it.
 ///
 /// # Errors

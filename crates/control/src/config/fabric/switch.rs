@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use penstock_fabric::topology::{NodeId, Topology};
+use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use toml_edit::Table;
 
 use super::super::decode::{Object, Report, list};
+use super::super::schema::need;
 
 /// How a switch is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +84,7 @@ pub enum PenstockFile {
 }
 
 /// `tls = { ca = "...", cert = "...", key = "...", server_name = "..." }` of a switch: PEM files.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchTls {
     /// Who signed the switch's certificate.
@@ -103,40 +106,106 @@ pub struct LoginFile {
     pub password: PathBuf,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[[switch]]`: a switch of the topology, and how it is told.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Switch {
+pub(super) struct Switch {
+    /// As in the topology.
     name: String,
+    /// What it speaks.
     driver: Driver,
+    /// linux-tc: the network namespace that it is, a name or a path. Default: the controller's.
     netns: Option<String>,
+    /// sonic-configdb: `redis://HOST:PORT` or `unix:///PATH`; penstock: `HOST:PORT` or
+    /// `unix:///PATH`; gnmi: `HOST:PORT`.
     address: Option<String>,
+    /// penstock, gnmi: certificates of both ends.
     tls: Option<SwitchTls>,
+    /// gnmi: the user, with `password_file` and `tls`.
     user: Option<String>,
+    /// gnmi, sonic-configdb: a file with the password alone.
     password_file: Option<PathBuf>,
+    /// sonic-configdb: traffic classes of the platform, 2 to 16. Default 8.
+    #[schemars(range(min = 2, max = 16))]
     classes: Option<u8>,
+    /// sonic-configdb: how entries name others. Default `plain`.
     references: Option<References>,
+    /// sonic-configdb: whether queue 7 may be a tenant's. Default `false`.
     control_queue: Option<bool>,
+    /// Whether it is told before the others. Default `false`.
     #[serde(default)]
     canary: bool,
+    /// By neighbour in the topology the switch's own names of its ports.
     #[serde(default)]
     interfaces: BTreeMap<String, Vec<String>>,
 }
 
+/// What the schema says of a switch besides: which keys belong to which driver, and which go
+/// together.
+pub(super) fn rules() -> Value {
+    let is = |driver: Driver| need(&["driver"], json!({ "driver": { "const": driver.words().0 } }));
+    let of_driver = |driver: Driver| {
+        let own = driver.words().1;
+        let other = KEYS.iter().filter(|key| !own.contains(key));
+        let keys: Map<String, Value> = other.map(|key| ((*key).to_owned(), false.into())).collect();
+        let mut then = json!({ "properties": keys });
+        if own.contains(&"address") {
+            then["properties"]["address"] = true.into();
+            then["required"] = json!(["address"]);
+        }
+        json!({ "if": is(driver), "then": then })
+    };
+    let drivers =
+        [Driver::Sim, Driver::LinuxTc, Driver::SonicConfigdb, Driver::Penstock, Driver::Gnmi];
+    let network = json!({ "type": "string", "pattern": "^[^/]+:[0-9]{1,5}$" });
+    let socket = json!({ "type": "string", "pattern": "^unix:///" });
+    let both = need(&["cert", "key"], json!({ "cert": true, "key": true }));
+    let gnmi = json!({
+        "properties": { "address": network, "user": true, "password_file": true, "tls": true },
+        "dependentRequired": { "user": ["password_file", "tls"], "password_file": ["user"] }
+    });
+    let penstock = json!({
+        "if": need(&["address"], json!({ "address": socket })),
+        "then": { "properties": { "tls": false } },
+        "else": need(&["address", "tls"], json!({ "address": network, "tls": both }))
+    });
+    let mut all: Vec<Value> = drivers.into_iter().map(of_driver).collect();
+    all.push(json!({ "if": is(Driver::Gnmi), "then": gnmi }));
+    all.push(json!({ "if": is(Driver::Penstock), "then": penstock }));
+    json!({
+        "properties": { "interfaces": {
+            "additionalProperties": { "type": "array", "minItems": 1 }
+        } },
+        "allOf": all
+    })
+}
+
+/// Keys that belong to some drivers alone.
+const KEYS: [&str; 8] =
+    ["netns", "address", "tls", "user", "password_file", "classes", "references", "control_queue"];
+
 /// How an entry of CONFIG_DB names another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum References {
+    /// By name.
     Plain,
+    /// As `[TABLE|name]`: images before 202106.
     Bracketed,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum Driver {
+    /// None: a switch in memory.
     Sim,
+    /// `tc` and `ip` of Linux.
     LinuxTc,
+    /// SONiC's redis.
     SonicConfigdb,
+    /// A Penstock host that is a switch.
     Penstock,
+    /// OpenConfig's QoS model by gNMI.
     Gnmi,
 }
 
@@ -214,16 +283,16 @@ fn switch(
 fn foreign_keys(object: &Object<'_, Switch>, table: &Switch, report: &mut Report<'_>) {
     let (driver, own) = table.driver.words();
     let given = [
-        ("netns", table.netns.is_some()),
-        ("address", table.address.is_some()),
-        ("tls", table.tls.is_some()),
-        ("user", table.user.is_some()),
-        ("password_file", table.password_file.is_some()),
-        ("classes", table.classes.is_some()),
-        ("references", table.references.is_some()),
-        ("control_queue", table.control_queue.is_some()),
+        table.netns.is_some(),
+        table.address.is_some(),
+        table.tls.is_some(),
+        table.user.is_some(),
+        table.password_file.is_some(),
+        table.classes.is_some(),
+        table.references.is_some(),
+        table.control_queue.is_some(),
     ];
-    for (key, _) in given.iter().filter(|(key, given)| *given && !own.contains(key)) {
+    for (key, _) in KEYS.iter().zip(given).filter(|(key, given)| *given && !own.contains(key)) {
         let problem = format!("`{key}` is not a key of driver \"{driver}\"");
         report.at(object, key, problem, "remove it, or write another driver");
     }

@@ -5,16 +5,19 @@ use std::collections::HashMap;
 use penstock_fabric::hose::{Hose, HoseError, VmClass};
 use penstock_fabric::tenant_placement::{Affinity, Request, Spread};
 use penstock_fabric::topology::Topology;
+use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::{Value, json};
 use toml_edit::Table;
 
 use super::super::decode::{Object, Report, list};
+use super::super::schema::{Tables, need};
 use super::super::share::BitsPerSecond;
 
 pub(super) const SECTIONS: [&str; 1] = ["tenant"];
 
 /// A kind of fault domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layer {
     /// One server.
@@ -48,30 +51,55 @@ pub struct TenantWish {
     pub apart: Vec<(usize, usize)>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[[tenant]]`: VMs, what each is guaranteed, and where they may be.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Tenant {
+    /// Unique.
     name: String,
+    /// VMs, if all are of one kind.
+    #[schemars(range(min = 1, max = 1_048_576))]
     vms: Option<u32>,
+    /// Bits per second that each may send and receive.
     rate: Option<BitsPerSecond>,
+    /// In place of `rate`: bits per second that each may send.
     send: Option<BitsPerSecond>,
+    /// Bits per second that each may receive.
     recv: Option<BitsPerSecond>,
+    /// Several kinds of VMs, in place of `vms` and `rate`.
     #[serde(default)]
     class: Vec<Class>,
+    /// Most of its VMs on one server. Default: no limit.
+    #[schemars(range(min = 1))]
     most_per_server: Option<u32>,
+    /// Most of its VMs in one rack. Default: no limit.
+    #[schemars(range(min = 1))]
     most_per_rack: Option<u32>,
+    /// Most of its VMs in one pod. Default: no limit.
+    #[schemars(range(min = 1))]
     most_per_pod: Option<u32>,
+    /// Least servers that its VMs are spread over. Default 1.
+    #[schemars(range(min = 1))]
     least_servers: Option<u32>,
+    /// Least racks that its VMs are spread over. Default 1.
+    #[schemars(range(min = 1))]
     least_racks: Option<u32>,
+    /// Least pods that its VMs are spread over. Default 1.
+    #[schemars(range(min = 1))]
     least_pods: Option<u32>,
+    /// Only below these servers or switches. Default: anywhere.
     #[serde(default)]
     within: Vec<String>,
+    /// In the same fault domains as these earlier tenants.
     #[serde(default)]
     near: Vec<String>,
+    /// The kind of fault domain of `near`. Default `rack`.
     #[serde(default = "rack")]
     near_in: Layer,
+    /// In no fault domain of these earlier tenants.
     #[serde(default)]
     apart: Vec<String>,
+    /// The kind of fault domain of `apart`. Default `server`.
     #[serde(default)]
     apart_in: Layer,
 }
@@ -80,13 +108,44 @@ fn rack() -> Layer {
     Layer::Rack
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+/// `[[tenant.class]]`: VMs of one kind.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Class {
+    /// How many.
+    #[schemars(range(min = 1, max = 1_048_576))]
     vms: u32,
+    /// Bits per second that each may send and receive.
     rate: Option<BitsPerSecond>,
+    /// In place of `rate`: bits per second that each may send.
     send: Option<BitsPerSecond>,
+    /// Bits per second that each may receive.
     recv: Option<BitsPerSecond>,
+}
+
+/// The schema of a file of tenants.
+pub(super) fn schema() -> String {
+    let mut tables = Tables::default();
+    let properties = json!({ "tenant": tables.list::<Tenant>() });
+    let guarantee = || -> Value {
+        json!([
+            need(&["rate"], json!({ "rate": true, "send": false, "recv": false })),
+            need(&["send", "recv"], json!({ "send": true, "recv": true, "rate": false }))
+        ])
+    };
+    let rules = json!({ "$defs": {
+        "Class": { "oneOf": guarantee() },
+        "Tenant": {
+            "if": need(&["class"], json!({ "class": { "type": "array", "minItems": 1 } })),
+            "then": { "properties": { "vms": false, "rate": false } },
+            "else": {
+                "properties": { "vms": true },
+                "required": ["vms"],
+                "oneOf": guarantee()
+            }
+        }
+    } });
+    tables.file("Tenants of a fabric.", properties, &[], rules)
 }
 
 pub(super) fn read(

@@ -6,10 +6,13 @@ use penstock_fabric::topology::{
     LinkSpec, NodeId, NodeSpec, Regular, RegularError, SpecError, Tier, Topology, TopologySpec,
 };
 use penstock_units as units;
+use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::json;
 use toml_edit::Table;
 
 use super::super::decode::{Object, Report, list, section};
+use super::super::schema::{Tables, has, need};
 use super::super::share::BitsPerSecond;
 
 pub(super) const SECTIONS: [&str; 7] =
@@ -32,17 +35,28 @@ pub struct FabricFile {
     pub out: Vec<(NodeId, Service)>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[fabric]`: the datacenter.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Fabric {
+    /// Name that is shown. Default: empty.
     #[serde(default)]
     name: String,
+    /// Percent of each link's rate that is never reserved, 0 to 100. Default 0.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 100))]
     headroom_pct: f64,
+    /// Queues of a switch port, 2 to 64. Default 8.
     #[serde(default = "eight")]
+    #[schemars(range(min = 2, max = 64))]
     queues: u8,
+    /// Queues that no tenant gets for itself, the shared one included: 1 to `queues` - 1.
+    /// Default 1.
     #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 63))]
     reserved_queues: u8,
+    /// What tenants on a port weigh against bandwidth, 0 to 1. Default: by load.
+    #[schemars(range(min = 0, max = 1))]
     queue_weight: Option<f64>,
 }
 
@@ -54,19 +68,29 @@ fn one() -> u8 {
     1
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[servers]`: the servers of a regular tree.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Servers {
+    /// VMs that each can have, 1 to 1048576.
+    #[schemars(range(min = 1, max = 1_048_576))]
     slots: u32,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[[tier]]`: a layer of a regular tree, the lowest first.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct TierTable {
+    /// Groups of the tier below (servers, racks, pods) in a group of this one.
+    #[schemars(range(min = 1))]
     fan_out: u32,
+    /// Links of each node below into this tier. Default 1.
     #[serde(default = "one_link")]
+    #[schemars(range(min = 1))]
     uplinks: u32,
+    /// Bits per second of each such link, in each direction.
     rate: Option<BitsPerSecond>,
+    /// In place of `rate`: what a node below has down over what it has up.
     oversubscription: Option<f64>,
 }
 
@@ -74,39 +98,81 @@ fn one_link() -> u32 {
     1
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[[server]]`: a server of a tree that is written down.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Server {
+    /// Unique.
     name: String,
+    /// VMs that it can have, 1 to 1048576.
+    #[schemars(range(min = 1, max = 1_048_576))]
     slots: u32,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[[switch]]`: a switch of a tree that is written down.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Switch {
+    /// Unique.
     name: String,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[[link]]`: a link up from a node to one a layer above.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Link {
+    /// The lower node.
     from: String,
+    /// The upper node.
     to: String,
+    /// Bits per second in each direction; of several cables their sum.
     rate: BitsPerSecond,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// `[[out]]`: a node that takes nothing new.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Out {
+    /// A server or switch.
     node: String,
+    /// Why.
     state: State,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum State {
+    /// Somebody wants to take it away.
     Drained,
+    /// It does not work.
     Failed,
+}
+
+/// The schema of a datacenter's file.
+pub(super) fn schema() -> String {
+    let mut tables = Tables::default();
+    let properties = json!({
+        "fabric": tables.one::<Fabric>(),
+        "servers": tables.one::<Servers>(),
+        "tier": tables.list::<TierTable>(),
+        "server": tables.list::<Server>(),
+        "switch": tables.list::<Switch>(),
+        "link": tables.list::<Link>(),
+        "out": tables.list::<Out>()
+    });
+    let rules = json!({
+        "oneOf": [
+            need(&["servers", "tier"], json!({
+                "servers": true, "tier": true, "server": false, "switch": false, "link": false
+            })),
+            need(&["server"], json!({ "server": true, "servers": false, "tier": false }))
+        ],
+        "$defs": { "TierTable": {
+            "properties": { "oversubscription": { "type": "number", "exclusiveMinimum": 0 } },
+            "oneOf": [has(&["rate"]), has(&["oversubscription"])]
+        } }
+    });
+    tables.file("A datacenter of a fabric.", properties, &["fabric"], rules)
 }
 
 pub(super) fn read(root: &Table, report: &mut Report<'_>) -> Option<FabricFile> {

@@ -1,7 +1,10 @@
-//! A validator for the part of JSON Schema 2020-12 that `docs/host.schema.json` uses.
+//! A validator for the part of JSON Schema 2020-12 that the schemas in `docs/` use.
 //!
 //! **Rule.** As strict as `ajv` in its strict mode: a keyword or a format that it does not know is
-//! a panic, so nothing in the schema is without effect.
+//! a panic, so nothing in the schema is without effect. [`loose`] finds what else strict mode
+//! refuses. `scripts/formats.sh` asks `ajv` itself.
+
+use std::collections::BTreeSet;
 
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -40,10 +43,12 @@ pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
             "pattern" | "minLength" | "maxLength" => {
                 value.as_str().is_none_or(|text| at.text_fits(key, text))
             }
-            "minimum" | "maximum" => {
+            "minimum" | "maximum" | "exclusiveMinimum" => {
                 let limit = rule.as_f64().expect("a number");
-                value.as_f64().is_none_or(|it| {
-                    (key == "minimum" || it <= limit) && (key == "maximum" || it >= limit)
+                value.as_f64().is_none_or(|it| match key.as_str() {
+                    "minimum" => it >= limit,
+                    "maximum" => it <= limit,
+                    _ => it > limit,
                 })
             }
             "items" | "minItems" | "maxItems" | "uniqueItems" => {
@@ -52,6 +57,83 @@ pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
             _ => at.object_fits(key, value),
         }
     })
+}
+
+/// The type of values that a keyword is about; `None`: of all. Panics at an unknown keyword.
+fn about(keyword: &str) -> Option<&'static str> {
+    Some(match keyword {
+        "pattern" | "minLength" | "maxLength" => "string",
+        "minimum" | "maximum" | "exclusiveMinimum" => "number",
+        "items" | "minItems" | "maxItems" | "uniqueItems" => "array",
+        "properties"
+        | "patternProperties"
+        | "additionalProperties"
+        | "required"
+        | "dependentRequired" => "object",
+        "$ref" | "enum" | "const" | "type" | "not" | "allOf" | "anyOf" | "oneOf" | "if"
+        | "then" | "else" => return None,
+        note if NOTES.contains(&note) => return None,
+        other => panic!("keyword {other:?}"),
+    })
+}
+
+/// What is known of a value from the schemas around the one at hand that are about it too.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    types: Vec<String>,
+    keys: BTreeSet<String>,
+}
+
+/// What `ajv` in its strict mode refuses, each with its place: a keyword without the `type` that it
+/// is about, several types, a required key that no `properties` names, an `if` without effect.
+pub fn loose(schema: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    look(schema, "#", Known::default(), &mut found);
+    found
+}
+
+fn look(schema: &Value, at: &str, mut known: Known, found: &mut Vec<String>) {
+    let Value::Object(keys) = schema else { return };
+    match keys.get("type") {
+        Some(Value::String(name)) => known.types = vec![name.clone()],
+        Some(_) => found.push(format!("{at}: several types")),
+        None => {}
+    }
+    if let Some(Value::Object(properties)) = keys.get("properties") {
+        known.keys.extend(properties.keys().cloned());
+    }
+    for keyword in keys.keys() {
+        let Some(about) = about(keyword) else { continue };
+        let is = |it: &String| it == about || about == "number" && it == "integer";
+        if !known.types.iter().any(is) {
+            found.push(format!("{at}: {keyword} without \"type\": \"{about}\""));
+        }
+    }
+    for key in keys.get("required").and_then(Value::as_array).into_iter().flatten() {
+        if !key.as_str().is_some_and(|key| known.keys.contains(key)) {
+            found.push(format!("{at}: {key} is required and not among the properties"));
+        }
+    }
+    let has = |key: &str| keys.contains_key(key);
+    if has("if") != (has("then") || has("else")) {
+        found.push(format!("{at}: an if without then and else, or the other way"));
+    }
+    for (keyword, rule) in keys {
+        let at = format!("{at}/{keyword}");
+        match (keyword.as_str(), rule) {
+            ("not" | "if" | "then" | "else", rule) => look(rule, &at, known.clone(), found),
+            ("allOf" | "anyOf" | "oneOf", Value::Array(list)) => {
+                list.iter().for_each(|rule| look(rule, &at, known.clone(), found));
+            }
+            ("items" | "additionalProperties", rule) => look(rule, &at, Known::default(), found),
+            ("properties" | "patternProperties" | "$defs", Value::Object(rules)) => {
+                for (key, rule) in rules {
+                    look(rule, &format!("{at}/{key}"), Known::default(), found);
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 fn is_of(name: &str, value: &Value) -> bool {

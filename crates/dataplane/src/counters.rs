@@ -48,9 +48,17 @@ impl Counter {
     }
 }
 
+// After a field's meaning, `gauge` says that it is a level now, which adds up over workers; `peak`
+// that it is one of which the largest counts.
 macro_rules! counters {
+    (@name $field:ident $level:ident) => { stringify!($field) };
+    (@since $now:expr, $before:expr) => { $now.wrapping_sub($before) };
+    (@since $now:expr, $before:expr, $level:ident) => { $now };
+    (@merge $mine:expr, $theirs:expr) => { $mine.wrapping_add($theirs) };
+    (@merge $mine:expr, $theirs:expr, gauge) => { $mine.wrapping_add($theirs) };
+    (@merge $mine:expr, $theirs:expr, peak) => { $mine.max($theirs) };
     ($(#[$doc:meta])* $set:ident / $reading:ident {
-         $($field:ident: $unit:literal, $help:literal;)*
+         $($field:ident: $unit:literal, $help:literal $(, $level:ident)?;)*
      }
      arrays { $($array:ident[$len:expr]: $aunit:literal, $ahelp:literal;)* }) => {
         $(#[$doc])*
@@ -100,17 +108,22 @@ macro_rules! counters {
             pub const FIELDS: &'static [(&'static str, &'static str, &'static str)] =
                 &[$((stringify!($field), $unit, $help),)*];
 
+            /// The fields that are a level now and not a count since the beginning.
+            pub const GAUGES: &'static [&'static str] =
+                &[$($(counters!(@name $field $level),)?)*];
+
             /// The plain fields' values in the order of [`Self::FIELDS`].
             #[must_use]
             pub fn values(&self) -> Vec<u64> {
                 vec![$(self.$field),*]
             }
 
-            /// What each counter grew by since `before`; gauges are differences too.
+            /// What each counter grew by since `before`; a gauge is what it is now.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
                 let mut grown = *self;
-                $(grown.$field = self.$field.wrapping_sub(before.$field);)*
+                $(grown.$field =
+                    counters!(@since self.$field, before.$field $(, $level)?);)*
                 $(for (now, old) in grown.$array.iter_mut().zip(before.$array) {
                     *now = now.wrapping_sub(old);
                 })*
@@ -119,7 +132,8 @@ macro_rules! counters {
 
             /// Adds another worker's reading of the same thing.
             pub fn merge(&mut self, other: &Self) {
-                $(self.$field = self.$field.wrapping_add(other.$field);)*
+                $(self.$field =
+                    counters!(@merge self.$field, other.$field $(, $level)?);)*
                 $(for (mine, theirs) in self.$array.iter_mut().zip(other.$array) {
                     *mine = mine.wrapping_add(theirs);
                 })*
@@ -174,17 +188,17 @@ counters! {
         cycles_egress: "cycles", "sampled batches: cycles to deliver them and return the buffers";
         cycles_entitled: "cycles", "TSC cycles that the port's entitlement came to, used or not";
         throttled: "cycles", "TSC cycles in which frames waited and the cycle bucket was empty";
-        tokens: "cycles", "level of the cycle bucket now; 0 while it is in debt";
-        debt: "cycles", "debt of the cycle bucket now; 0 while it has tokens";
+        tokens: "cycles", "level of the cycle bucket now; 0 while it is in debt", gauge;
+        debt: "cycles", "debt of the cycle bucket now; 0 while it has tokens", gauge;
         delay: "nanoseconds", "longest that each batch can have waited for its turn, added up";
-        delay_max: "nanoseconds", "the largest of these in this second and the last";
-        queued: "frames", "frames of this port waiting inside the switch now";
+        delay_max: "nanoseconds", "the largest of these in this second and the last", peak;
+        queued: "frames", "frames of this port waiting inside the switch now", gauge;
         held_back: "times", "times the port was not polled because too much of it waited";
-        tx_queued: "frames", "frames waiting for this port in its queue now";
-        tx_queue_p50: "nanoseconds", "median wait in this port's queue, over the last second";
-        tx_queue_p99: "nanoseconds", "99th percentile of that";
-        tx_queue_max: "nanoseconds", "the longest of these";
-        tx_queue_variation: "nanoseconds", "99th percentile of how it varied (RFC 3393)";
+        tx_queued: "frames", "frames waiting for this port in its queue now", gauge;
+        tx_queue_p50: "nanoseconds", "median wait in this port's queue, over the last second", peak;
+        tx_queue_p99: "nanoseconds", "99th percentile of that", peak;
+        tx_queue_max: "nanoseconds", "the longest of these", peak;
+        tx_queue_variation: "nanoseconds", "99th percentile of how it varied (RFC 3393)", peak;
     }
     arrays {
         drops[DropReason::COUNT]: "frames", "frames from this port dropped, by reason";
@@ -209,7 +223,7 @@ counters! {
         requests: "requests", "control requests served";
         sleeps: "sleeps", "times the idle worker gave up the core";
         taken_over: "frames", "frames that other workers handed over to this one";
-        resting: "queues", "queue pairs at rest now: not polled until their driver kicks";
+        resting: "queues", "queue pairs at rest now: not polled until their driver kicks", gauge;
         wakes: "wakes", "times a queue pair at rest was polled again";
         kicks: "kicks", "kicks of drivers that reached the worker";
         refills: "refills", "refills of the cycle buckets";
@@ -217,29 +231,9 @@ counters! {
         cycles_lent: "cycles", "TSC cycles of batches that ran without, on time nobody else wanted";
         lent_batches: "batches", "batches of ports without cycles, on time nobody else wanted";
         cycles_discarded: "cycles", "TSC cycles of these that found every min-max bucket full";
-        heartbeat: "cycles", "TSC value at the last loop turn";
+        heartbeat: "cycles", "TSC value at the last loop turn", gauge;
     }
     arrays {}
-}
-
-impl PortReading {
-    /// The fields that are a level now and not a count since the port came.
-    pub const GAUGES: [&str; 9] = [
-        "queued",
-        "tokens",
-        "debt",
-        "delay_max",
-        "tx_queued",
-        "tx_queue_p50",
-        "tx_queue_p99",
-        "tx_queue_max",
-        "tx_queue_variation",
-    ];
-}
-
-impl WorkerReading {
-    /// The fields that are a level now and not a count since the worker began.
-    pub const GAUGES: [&str; 2] = ["resting", "heartbeat"];
 }
 
 /// A port's counters: one set a worker, so that each has one writer.
@@ -332,10 +326,29 @@ mod tests {
     }
 
     #[test]
-    fn gauges_are_fields() {
-        let is_field =
-            |fields: &[(&str, &str, &str)], name: &str| fields.iter().any(|(f, ..)| *f == name);
-        assert!(PortReading::GAUGES.iter().all(|name| is_field(PortReading::FIELDS, name)));
-        assert!(WorkerReading::GAUGES.iter().all(|name| is_field(WorkerReading::FIELDS, name)));
+    fn since_a_reading_counters_grew_and_gauges_are_what_they_are() {
+        let before =
+            PortReading { rx_frames: 10, tokens: 900, tx_queue_p99: 70, ..Default::default() };
+        let now =
+            PortReading { rx_frames: 14, tokens: 300, tx_queue_p99: 50, ..Default::default() };
+        let grown = now.since(&before);
+        assert_eq!((grown.rx_frames, grown.tokens, grown.tx_queue_p99), (4, 300, 50));
+        let worker = |turns, resting| WorkerReading { turns, resting, ..Default::default() };
+        assert_eq!(worker(9, 2).since(&worker(4, 3)), worker(5, 2));
+        assert_eq!(WorkerReading::GAUGES, ["resting", "heartbeat"]);
+    }
+
+    /// Each worker has its own longest wait; a port's is the longest of these, not their sum.
+    #[test]
+    fn of_two_workers_levels_add_up_and_peaks_do_not() {
+        let sets = PortCounterSets::new(2);
+        for (worker, peak, level) in [(0, 40, 3), (1, 25, 4)] {
+            let set = sets.of(WorkerId(worker));
+            set.delay_max.set(peak);
+            set.tx_queue_max.set(peak);
+            set.tokens.set(level);
+        }
+        let sum = sets.read();
+        assert_eq!((sum.delay_max, sum.tx_queue_max, sum.tokens), (40, 40, 7));
     }
 }

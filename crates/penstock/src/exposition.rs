@@ -52,7 +52,7 @@ fn weight(accept: &str, media: &str) -> u32 {
 
 /// An OpenMetrics page in format 0.0.4: a counter's family is named as its samples, and there are
 /// no units and no end.
-fn text(page: &str) -> String {
+pub fn text(page: &str) -> String {
     let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let counters: HashSet<&str> = typed.filter_map(|line| line.strip_suffix(" counter")).collect();
     let mut text = String::with_capacity(page.len());
@@ -74,6 +74,105 @@ fn family(line: &str) -> Option<(&str, &str, &str)> {
     let (what, line) = line.strip_prefix("# ")?.split_once(' ')?;
     let (name, rest) = line.split_once(' ')?;
     Some((what, name, rest))
+}
+
+/// Whether names and pages are as Prometheus' own tool wants them.
+///
+/// **Source.** `promtool check metrics`, package promlint. **Rule.** The part of it that concerns
+/// names is here, so that every test run has it. Where `PROMTOOL` names the tool, it is asked too;
+/// `scripts/formats.sh` does so.
+#[cfg(test)]
+pub mod lint {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+
+    /// Words that say a type, or a unit that is no base unit.
+    const UNWANTED: [&str; 19] = [
+        "bits",
+        "kilobytes",
+        "megabytes",
+        "gigabytes",
+        "mebibytes",
+        "gibibytes",
+        "nanoseconds",
+        "microseconds",
+        "milliseconds",
+        "minutes",
+        "hours",
+        "days",
+        "percent",
+        "gauge",
+        "counter",
+        "histogram",
+        "summary",
+        "ns",
+        "ms",
+    ];
+
+    /// A metric by its name in format 0.0.4, its type and the names of its labels.
+    pub fn mistakes(name: &str, kind: &str, labels: &str) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut say = |what: String| wrong.push(format!("{name}, a {kind}: {what}"));
+        for word in name.split('_').filter(|word| UNWANTED.contains(word)) {
+            say(format!("{word:?} in its name"));
+        }
+        if (kind == "counter") != name.ends_with("_total") {
+            say("counters, and they alone, end in _total".to_owned());
+        }
+        if ["_bucket", "_count", "_sum"].iter().any(|end| name.ends_with(end)) {
+            say("it is named as a part of a histogram".to_owned());
+        }
+        for label in labels.split(", ").filter(|label| ["le", "quantile"].contains(label)) {
+            say(format!("label {label} belongs to histograms and summaries"));
+        }
+        wrong
+    }
+
+    /// A page in format 0.0.4 with one value of a metric.
+    pub fn example(name: &str, kind: &str, labels: &str, help: &str) -> String {
+        let labels: Vec<String> = (labels.split(", ").filter(|label| !label.is_empty()))
+            .map(|label| format!("{label}=\"x\""))
+            .collect();
+        let head = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        let value = |end: &str, more: &[String]| {
+            format!("{name}{end}{{{}}} 1\n", [&labels[..], more].concat().join(","))
+        };
+        match kind {
+            "histogram" => {
+                let le = ["le=\"+Inf\"".to_owned()];
+                head + &value("_bucket", &le) + &value("_sum", &[]) + &value("_count", &[])
+            }
+            _ => head + &value("", &[]),
+        }
+    }
+
+    /// Fails if there is a `PROMTOOL` and it finds something wrong with a page in format 0.0.4.
+    pub fn ask_promtool(page: &str) {
+        let Some(promtool) = std::env::var_os("PROMTOOL") else { return };
+        let mut command = Command::new(promtool);
+        command.args(["check", "metrics"]).stdin(Stdio::piped());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+        let out = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned()
+            + &String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && said.is_empty(), "promtool: {said}");
+    }
+
+    #[test]
+    fn what_promtool_refuses_is_refused() {
+        for (name, kind, labels) in [
+            ("p_wait_nanoseconds", "gauge", ""),
+            ("p_rate_bits_per_second", "gauge", ""),
+            ("p_frames", "counter", "port"),
+            ("p_frames_total", "gauge", "port"),
+            ("p_frames_count", "gauge", "port"),
+            ("p_wait_seconds", "gauge", "port, quantile"),
+        ] {
+            assert_eq!(mistakes(name, kind, labels).len(), 1, "{name}");
+        }
+        assert_eq!(mistakes("p_wait_seconds_total", "counter", "port"), [""; 0]);
+    }
 }
 
 #[cfg(test)]

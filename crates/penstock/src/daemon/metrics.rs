@@ -4,15 +4,17 @@
 //! ([`PortReading::FIELDS`], [`WorkerReading::FIELDS`]), so a new counter has its metric and its
 //! line in `docs/metrics.md` (a test compares) without a word here. OpenMetrics wants the unit at a
 //! name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles
-//! is `penstock_port_ingress_cycles_total`. **Cost.** A scrape holds no lock of the data path.
+//! is `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: what is counted in
+//! nanoseconds is shown in seconds, and rates in bits as bytes. **Cost.** A scrape holds no lock of
+//! the data path.
 
 mod vcpus;
 
 use std::fmt;
 
 use penstock_control::api::{
-    Delays, FabricStatus, HostStatus, LinkStatus, Named, PortStatus, QueueStatus, RtpStatus, Stats,
-    SwitchStatus,
+    Delays, FabricStatus, HostStatus, LinkStatus, Named, PortStats, PortStatus, QueueStatus,
+    RtpStatus, Stats, SwitchStatus,
 };
 use penstock_control::host::PortLearning;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
@@ -56,6 +58,8 @@ enum Source {
     PortUp,
     PortQueuesUp,
     Port(&'static str),
+    /// A field in nanoseconds.
+    PortTime(&'static str),
     Drops,
     TxDrops,
     Delay(&'static str),
@@ -183,13 +187,17 @@ fn gauges() -> Vec<Metric> {
 fn catalogue() -> Vec<Metric> {
     let mut metrics = gauges();
     for (field, unit, help) in PortReading::FIELDS {
+        let (unit, source) = match *unit {
+            "nanoseconds" => ("seconds", Source::PortTime(field)),
+            unit => (unit, Source::Port(field)),
+        };
         metrics.push(Metric {
             name: name("penstock_port", field, unit),
             unit,
             is_gauge: PortReading::GAUGES.contains(field),
             labels: "port",
             help: (*help).to_owned(),
-            source: Source::Port(field),
+            source,
         });
     }
     for (name, help, source) in [
@@ -409,12 +417,12 @@ fn link_metrics() -> Vec<Metric> {
         help: help.to_owned(),
         source,
     };
-    let capacity: fn(&LinkStatus) -> f64 = |link| to_f64(link.capacity_bps);
+    let capacity: fn(&LinkStatus) -> f64 = |link| to_f64(link.capacity_bps) / 8.0;
     let sent: fn(&LinkStatus) -> f64 = |link| to_f64(link.sent_permille) / 1e3;
     let load: fn(&LinkStatus) -> f64 = |link| to_f64(link.load_permille) / 1e3;
     let limited: fn(&LinkStatus) -> f64 = |link| f64::from(u8::from(link.limited));
     let of_link = [
-        ("_capacity", "bits_per_second", "what the link of an uplink carries", capacity),
+        ("_capacity", "bytes_per_second", "what the link of an uplink carries", capacity),
         ("_sent", "ratio", "part of its capacity that the link sent in the last interval", sent),
         ("_load", "ratio", "the same with what the limits held back", load),
         (
@@ -431,13 +439,13 @@ fn link_metrics() -> Vec<Metric> {
     let part = "a VM's part of a link, held while the link is the bottleneck";
     let rest = [
         metric("_bottleneck", "times", false, "port", entered, Source::LinkEntered),
-        metric("_part", "bits_per_second", true, "port, vm", part, Source::LinkPart),
+        metric("_part", "bytes_per_second", true, "port, vm", part, Source::LinkPart),
     ];
     gauges.into_iter().chain(rest).collect()
 }
 
 impl Reading {
-    /// The values of a metric, each with its labels.
+    /// The values of a metric that is no whole number, each with its labels.
     fn values(&self, source: Source) -> Vec<(Labels, f64)> {
         let one = |value| vec![(Labels::new(), value)];
         let status = &self.status;
@@ -457,6 +465,11 @@ impl Reading {
                 .iter()
                 .map(|port| (vec![("port", port.name.clone())], f64::from(port.queues_up)))
                 .collect(),
+            Source::PortTime(field) => {
+                let seconds = |port: &PortStats| to_f64(counter(&port.counters, field)) / 1e9;
+                let ports = self.stats.ports.iter();
+                ports.map(|port| (vec![("port", port.port.clone())], seconds(port))).collect()
+            }
             Source::WorkerStalled => self.workers(|worker| f64::from(u8::from(worker.stalled))),
             Source::HeartbeatAge => self.workers(|worker| to_f64(worker.heartbeat_age_ms) / 1e3),
             Source::Link(value) => {
@@ -575,7 +588,7 @@ impl Reading {
 
 fn link_parts(link: &LinkStatus) -> Vec<(Labels, f64)> {
     let labels = |vm: &str| vec![("port", link.port.clone()), ("vm", vm.to_owned())];
-    link.parts.iter().map(|part| (labels(&part.port), to_f64(part.bps))).collect()
+    link.parts.iter().map(|part| (labels(&part.port), to_f64(part.bps) / 8.0)).collect()
 }
 
 fn port_up(port: &PortStatus) -> (Labels, f64) {
@@ -622,7 +635,12 @@ impl Collector for Reading {
             }
             for (labels, value) in self.values(metric.source) {
                 debug_assert!(documented(&labels), "{}", metric.name);
-                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+                let family = family.encode_family(&labels)?;
+                if metric.is_gauge {
+                    ConstGauge::new(value).encode(family)?;
+                } else {
+                    ConstCounter::new(value).encode(family)?;
+                }
             }
             for (labels, value) in self.counts(metric.source) {
                 debug_assert!(documented(&labels), "{}", metric.name);
@@ -651,128 +669,4 @@ pub fn page(reading: Reading) -> Result<String, fmt::Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rates::fixture::reading;
-    use std::path::Path;
-
-    fn sample() -> Reading {
-        Reading {
-            status: HostStatus {
-                name: "node7".into(),
-                version: "0.1.0".into(),
-                ..Default::default()
-            },
-            ports: vec![PortStatus {
-                name: "vm1".into(),
-                kind: "tap".into(),
-                state: "up".into(),
-                ..Default::default()
-            }],
-            stats: reading(
-                1,
-                &[
-                    ("rx_frames", 7),
-                    ("cycles_ingress", 9),
-                    ("queued", 2),
-                    ("tx_queued", 5),
-                    ("tx_queue_p99", 900),
-                ],
-                &[("rule", 3)],
-            ),
-            learning: Vec::new(),
-            vcpus: None,
-        }
-    }
-
-    #[test]
-    fn names_end_in_their_unit_and_say_it_once() {
-        assert_eq!(name("p", "rx_frames", "frames"), "p_rx");
-        assert_eq!(name("p", "cycles_ingress", "cycles"), "p_ingress");
-        assert_eq!(name("p", "cycles", "cycles"), "p");
-        assert_eq!(name("p", "forwarded", "frames"), "p_forwarded");
-        let mut full: Vec<String> =
-            catalogue().iter().map(|metric| format!("{}_{}", metric.name, metric.unit)).collect();
-        let number = full.len();
-        full.sort();
-        full.dedup();
-        assert_eq!(full.len(), number, "two metrics of one name");
-    }
-
-    #[test]
-    fn the_page_has_help_unit_and_value() {
-        let page = page(sample()).unwrap();
-        for line in [
-            "# HELP penstock_port_rx_frames frames taken from the port, \
-             those dropped afterwards included",
-            "# TYPE penstock_port_rx_frames counter",
-            "# UNIT penstock_port_rx_frames frames",
-            "penstock_port_rx_frames_total{port=\"vm1\"} 7",
-            "penstock_port_ingress_cycles_total{port=\"vm1\"} 9",
-            "penstock_port_queued_frames{port=\"vm1\"} 2.0",
-            "# TYPE penstock_port_tx_queued_frames gauge",
-            "penstock_port_tx_queued_frames{port=\"vm1\"} 5.0",
-            "penstock_port_tx_queue_p99_nanoseconds{port=\"vm1\"} 900.0",
-            "penstock_port_dropped_frames_total{port=\"vm1\",reason=\"rule\"} 3",
-            "penstock_port_up{port=\"vm1\",tenant=\"\",type=\"tap\",state=\"up\"} 1.0",
-            "penstock_worker_busy_cycles_total{worker=\"0\"} 250",
-            "penstock_host_info{host=\"node7\",version=\"0.1.0\"} 1.0",
-        ] {
-            assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");
-        }
-        assert!(page.ends_with("# EOF\n"));
-    }
-
-    #[test]
-    fn delays_are_a_histogram_with_an_end_each_octave() {
-        let mut sample = sample();
-        let mut counts = vec![0; 6];
-        (counts[0], counts[1], counts[5]) = (3, 2, 1);
-        sample.stats.ports[0].delays = vec![Delays { name: "waited".into(), counts }];
-        sample.stats.ports[0].rtp =
-            vec![RtpStatus { udp_port: 5_004, jitter_ns: 2_000_000, ..Default::default() }];
-        let page = page(sample).unwrap();
-        for line in [
-            "# TYPE penstock_port_wait_seconds histogram",
-            "penstock_port_wait_seconds_count{port=\"vm1\"} 6",
-            "penstock_port_wait_seconds_bucket{le=\"0.000001024\",port=\"vm1\"} 3",
-            "penstock_port_wait_seconds_bucket{le=\"0.000002048\",port=\"vm1\"} 5",
-            "penstock_port_wait_seconds_bucket{le=\"0.000004096\",port=\"vm1\"} 6",
-            "penstock_port_wait_seconds_bucket{le=\"+Inf\",port=\"vm1\"} 6",
-            "penstock_rtp_jitter_seconds{port=\"vm1\",udp_port=\"5004\"} 0.002",
-        ] {
-            assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");
-        }
-    }
-
-    /// `PENSTOCK_BLESS=1` writes the list anew.
-    #[test]
-    fn the_list_in_the_docs_is_fresh() {
-        let mut list =
-            String::from("| Metric | Type | Unit | Labels | Meaning |\n|---|---|---|---|---|\n");
-        for metric in catalogue() {
-            let unit =
-                if metric.unit.is_empty() { String::new() } else { format!("_{}", metric.unit) };
-            let (kind, total) = match metric.kind() {
-                MetricType::Histogram => ("histogram", ""),
-                MetricType::Counter => ("counter", "_total"),
-                _ => ("gauge", ""),
-            };
-            let Metric { name, labels, help, .. } = &metric;
-            list.push_str(&format!(
-                "| `{name}{unit}{total}` | {kind} | {} | {labels} | {help} |\n",
-                metric.unit
-            ));
-        }
-        let (begin, end) = ("<!-- begin generated list -->\n", "<!-- end generated list -->");
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
-        let text = std::fs::read_to_string(&file).unwrap();
-        let (head, rest) = text.split_once(begin).unwrap();
-        let (old, tail) = rest.split_once(end).unwrap();
-        if std::env::var_os("PENSTOCK_BLESS").is_some() {
-            std::fs::write(&file, format!("{head}{begin}{list}{end}{tail}")).unwrap();
-        } else {
-            assert_eq!(old, list, "docs/metrics.md is stale; run this test with PENSTOCK_BLESS=1");
-        }
-    }
-}
+mod tests;

@@ -90,7 +90,8 @@ impl Of {
 /// Where in the object a value is. Of two the first is up or sent, the second down or received.
 type Path = &'static [&'static str];
 
-/// A metric: name without unit and `_total`, unit, of what, scale, where, meaning.
+/// A metric: name without unit and `_total`, unit, of what, scale, where, meaning. Views have rates
+/// in bits; Prometheus' base unit is the byte.
 #[derive(Clone, Copy, Debug)]
 struct Metric {
     name: &'static str,
@@ -224,16 +225,19 @@ fn of_agents() -> Vec<Metric> {
 
 fn of_tenants() -> Vec<Metric> {
     use Of::{Tenant, TenantWay};
-    let bits = "bits_per_second";
+    let bytes = "bytes_per_second";
     vec![
-        gauge("penstock_tenant_guarantee", bits, TenantWay, &["guarantee_send", "guarantee_recv"])
+        gauge("penstock_tenant_guarantee", bytes, TenantWay, &["guarantee_send", "guarantee_recv"])
+            .per(8)
             .says("what all of its VMs together are guaranteed, sent and received"),
-        gauge("penstock_tenant_rate", bits, TenantWay, &["sent", "received"])
+        gauge("penstock_tenant_rate", bytes, TenantWay, &["sent", "received"])
+            .per(8)
             .says("what they sent and received in the last interval, over the network"),
         gauge("penstock_tenant_used", "ratio", Tenant, &["used_permille"])
             .per(1_000)
             .says("the part of its guarantee that it used, by its score"),
-        gauge("penstock_tenant_score", bits, Tenant, &["score"])
+        gauge("penstock_tenant_score", bytes, Tenant, &["score"])
+            .per(8)
             .says("its smoothed score; the highest get queues of their own"),
         gauge("penstock_tenant_queue", "", Tenant, &["queue"])
             .says("1 if it has queues of its own"),
@@ -249,7 +253,7 @@ fn of_tenants() -> Vec<Metric> {
 
 fn of_fabric() -> Vec<Metric> {
     use Of::{Link, LinkWay, Node, Port, Server};
-    let bits = "bits_per_second";
+    let bytes = "bytes_per_second";
     vec![
         gauge("penstock_fabric_node_up_to_date", "", Node, &["up_to_date"])
             .says("1 if the server or switch does what it was told, as far as is known"),
@@ -263,12 +267,15 @@ fn of_fabric() -> Vec<Metric> {
             .says("number of that decision in its term"),
         gauge("penstock_fabric_host_free", "slots", Server, &["free_slots"])
             .says("slots of the server that are free"),
-        gauge("penstock_fabric_link_rate", bits, Link, &["rate"])
+        gauge("penstock_fabric_link_rate", bytes, Link, &["rate"])
+            .per(8)
             .says("what the link carries in each direction"),
         gauge("penstock_fabric_link", "tenants", Link, &["tenants"]).says("tenants on the link"),
-        gauge("penstock_fabric_link_reserved", bits, LinkWay, &["reserved_up", "reserved_down"])
+        gauge("penstock_fabric_link_reserved", bytes, LinkWay, &["reserved_up", "reserved_down"])
+            .per(8)
             .says("what is reserved on it"),
-        gauge("penstock_fabric_link_used", bits, LinkWay, &["used_up", "used_down"])
+        gauge("penstock_fabric_link_used", bytes, LinkWay, &["used_up", "used_down"])
+            .per(8)
             .says("what hosts measured on it; servers' own links only, others are 0"),
         gauge("penstock_fabric_port_weight_error", "ratio", Port, &["weight_error_ppm"])
             .per(1_000_000)

@@ -10,7 +10,7 @@ use super::{Labels, Metric, Source};
 pub(super) enum Of {
     /// A gauge of a vCPU.
     Vcpu(fn(&VcpuState) -> f64),
-    /// Its waits, by quantile.
+    /// Its waits, by percentile.
     Waits,
     /// A counter of a vCPU.
     Count(fn(&VcpuState) -> u64),
@@ -37,7 +37,7 @@ pub(super) fn metrics() -> Vec<Metric> {
     let count =
         |name, unit, help, value| metric(name, unit, false, "vm, vcpu", help, Of::Count(value));
     let waits =
-        "how long it waited for its processor since it was found, by quantile; 1 is the longest";
+        "how long it waited for its processor since it was found, by percentile; 100: longest";
     vec![
         gauge(
             "_share",
@@ -51,7 +51,7 @@ pub(super) fn metrics() -> Vec<Metric> {
             "part that its weight stands for when all have work",
             Of::Vcpu(|vcpu| vcpu.entitled_percent / 100.0),
         ),
-        metric("_wait", "seconds", true, "vm, vcpu, quantile", waits, Of::Waits),
+        metric("_wait", "seconds", true, "vm, vcpu, percentile", waits, Of::Waits),
         count("", "waits", "waits for its processor that ended", |vcpu| vcpu.waits),
         count("_missed", "waits", "waits longer than its deadline and 1 ms", |vcpu| vcpu.missed),
         count("", "slices", "slices it was lent and used", |vcpu| vcpu.boosts),
@@ -101,20 +101,21 @@ fn each<T>(state: &State, value: impl Fn(&VcpuState) -> T) -> Vec<(Labels, T)> {
     vcpus.map(|(vm, (at, vcpu))| (labels(&vm.name, at), value(vcpu))).collect()
 }
 
-fn by_quantile(state: &State) -> Vec<(Labels, f64)> {
-    let quantiles = |vcpu: &VcpuState| {
+/// `quantile` is a label of summaries, which these are not.
+fn by_percentile(state: &State) -> Vec<(Labels, f64)> {
+    let percentiles = |vcpu: &VcpuState| {
         [
-            ("0.5", vcpu.wait_p50_us),
-            ("0.99", vcpu.wait_p99_us),
-            ("0.999", vcpu.wait_p999_us),
-            ("1", vcpu.wait_max_us),
+            ("50", vcpu.wait_p50_us),
+            ("99", vcpu.wait_p99_us),
+            ("99.9", vcpu.wait_p999_us),
+            ("100", vcpu.wait_max_us),
         ]
     };
-    let all = each(state, quantiles).into_iter();
+    let all = each(state, percentiles).into_iter();
     all.flat_map(|(labels, waits)| {
-        waits.map(|(quantile, us)| {
-            let quantile = ("quantile", quantile.to_owned());
-            (labels.iter().cloned().chain([quantile]).collect(), us / 1e6)
+        waits.map(|(percentile, us)| {
+            let percentile = ("percentile", percentile.to_owned());
+            (labels.iter().cloned().chain([percentile]).collect(), us / 1e6)
         })
     })
     .collect()
@@ -128,7 +129,7 @@ fn flag(on: bool) -> f64 {
 pub(super) fn values(state: &State, of: Of) -> Vec<(Labels, f64)> {
     match of {
         Of::Vcpu(value) => each(state, value),
-        Of::Waits => by_quantile(state),
+        Of::Waits => by_percentile(state),
         Of::Cpu(value) => {
             let cpus = state.cpus.iter();
             cpus.map(|cpu| (vec![("cpu", cpu.cpu.to_string())], value(cpu))).collect()
@@ -179,7 +180,7 @@ mod tests {
         let told = page(Reading { vcpus: Some(state), ..Reading::default() }).unwrap();
         for line in [
             "penstock_vcpu_share_ratio{vm=\"web\",vcpu=\"1\"} 0.25",
-            "penstock_vcpu_wait_seconds{vm=\"web\",vcpu=\"0\",quantile=\"0.99\"} 0.0025",
+            "penstock_vcpu_wait_seconds{vm=\"web\",vcpu=\"0\",percentile=\"99\"} 0.0025",
             "penstock_vcpu_missed_waits_total{vm=\"web\",vcpu=\"1\"} 7",
             "penstock_vcpu_unkept{vm=\"web\"} 1.0",
             "penstock_vcpu_scheduler_ratio{cpu=\"3\"} 0.015",

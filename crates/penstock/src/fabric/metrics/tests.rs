@@ -1,4 +1,5 @@
 use super::*;
+use crate::exposition::{lint, text};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
@@ -43,8 +44,8 @@ fn the_page_has_what_the_views_say_in_base_units() {
         "penstock_controller_drifted_switches_total 4.0",
         "penstock_controller_deciding_seconds_total 1.25",
         "penstock_agents_refused_times_total 2.0",
-        "penstock_tenant_guarantee_bits_per_second{tenant=\"web\",direction=\"sent\"} 5000.0",
-        "penstock_tenant_rate_bits_per_second{tenant=\"web\",direction=\"received\"} 8.0",
+        "penstock_tenant_guarantee_bytes_per_second{tenant=\"web\",direction=\"sent\"} 625.0",
+        "penstock_tenant_rate_bytes_per_second{tenant=\"web\",direction=\"received\"} 1.0",
         "penstock_tenant_used_ratio{tenant=\"web\"} 0.25",
         "penstock_tenant_queue{tenant=\"idle\"} 0.0",
         "penstock_tenant_queue_since_interval{tenant=\"web\"} 9.0",
@@ -52,8 +53,8 @@ fn the_page_has_what_the_views_say_in_base_units() {
         "penstock_fabric_node_in_service{node=\"s\",kind=\"server\"} 0.0",
         "penstock_fabric_node_up_to_date{node=\"r\",kind=\"switch\"} 0.0",
         "penstock_fabric_host_connected{host=\"s\"} 0.0",
-        "penstock_fabric_link_reserved_bits_per_second\
-         {below=\"s\",above=\"r\",direction=\"up\"} 4.0",
+        "penstock_fabric_link_reserved_bytes_per_second\
+         {below=\"s\",above=\"r\",direction=\"up\"} 0.5",
         "penstock_fabric_port_weight_error_ratio{node=\"rack \\\"1\\\"\\n\\\\\",to=\"s\"} 0.01",
     ] {
         assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");
@@ -84,6 +85,21 @@ fn root() -> PathBuf {
 fn full_name(metric: &Metric) -> String {
     let unit = if metric.unit.is_empty() { String::new() } else { format!("_{}", metric.unit) };
     format!("{}{unit}{}", metric.name, if metric.is_counter { "_total" } else { "" })
+}
+
+#[test]
+fn names_and_pages_are_as_promtool_wants_them() {
+    let kind = |metric: &Metric| if metric.is_counter { "counter" } else { "gauge" };
+    let all = catalogue();
+    let wrong = all
+        .iter()
+        .flat_map(|metric| lint::mistakes(&full_name(metric), kind(metric), metric.of.labels()));
+    assert_eq!(wrong.collect::<Vec<_>>(), [""; 0]);
+    let example = |metric: &Metric| {
+        lint::example(&full_name(metric), kind(metric), metric.of.labels(), metric.help)
+    };
+    lint::ask_promtool(&all.iter().map(example).collect::<String>());
+    lint::ask_promtool(&text(&page(sample(true)).unwrap()));
 }
 
 /// `PENSTOCK_BLESS=1` writes the list anew.

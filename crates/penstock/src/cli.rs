@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use penstock_control::config::SCHEMAS;
 
 /// Where the daemon's socket is unless configured otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
@@ -138,8 +140,13 @@ pub enum HostCommand {
     Config,
     /// Has the daemon read its configuration file again; a wrong file is refused whole.
     Reload(Json),
-    /// Prints the JSON schema of the configuration file.
-    Schema,
+    /// Prints the JSON schema of a configuration file.
+    Schema {
+        /// Kind of file: the host's, a controller's, its datacenter's or tenants', or that of
+        /// `penstock vcpu run`.
+        #[arg(value_name = "KIND", default_value = "host", value_parser = schema_kinds())]
+        kind: String,
+    },
     /// Makes descriptors in network namespaces and gives sockets to their owners, for a switch that
     /// may not do so itself. A service manager starts it with its socket (penstock-helper.socket).
     Helper {
@@ -147,6 +154,10 @@ pub enum HostCommand {
         #[arg(long, value_enum, default_value_t = LogFormat::Text)]
         log_format: LogFormat,
     },
+}
+
+fn schema_kinds() -> PossibleValuesParser {
+    SCHEMAS.map(|(kind, _)| kind).into()
 }
 
 /// `penstock host run`.
@@ -675,6 +686,7 @@ mod tests {
             "penstock host config",
             "penstock host reload --json",
             "penstock host schema",
+            "penstock host schema controller",
             "penstock port list --json",
             "penstock port show vm1",
             "penstock port add vm3 type=vhost-user socket=/run/p/vm3.sock vlan=100 --no-save",

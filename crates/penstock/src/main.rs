@@ -67,7 +67,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Controller(command) => verbs::controller::run(&command, socket),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
-        Command::Host(HostCommand::Schema) => verbs::host::schema(),
+        Command::Host(HostCommand::Schema { kind }) => verbs::host::schema(&kind),
         Command::Host(HostCommand::Helper { log_format }) => daemon::help(log_format),
         command => {
             let socket = socket.unwrap_or(Path::new(DEFAULT_SOCKET));

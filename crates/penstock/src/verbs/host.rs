@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use penstock_control::api::{FabricStatus, HostStatus, SwitchStatus};
 use penstock_control::config::{self, ConfigErrors};
 
@@ -29,9 +29,11 @@ pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
 /// `host schema`.
 ///
 /// # Errors
-/// Standard output cannot be written.
-pub fn schema() -> Result<ExitCode> {
-    print(&format!("{}\n", config::schema().trim_end()))?;
+/// There is no such kind of file, or standard output cannot be written.
+pub fn schema(kind: &str) -> Result<ExitCode> {
+    let found = config::SCHEMAS.iter().find(|(name, _)| *name == kind);
+    let (_, schema) = found.with_context(|| format!("no file of kind {kind:?} has a schema"))?;
+    print(&format!("{}\n", schema().trim_end()))?;
     Ok(ExitCode::SUCCESS)
 }
 

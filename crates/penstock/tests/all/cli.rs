@@ -263,7 +263,10 @@ fn what_needs_no_daemon_works_without() {
     let scratch = Scratch::new();
     let socket = scratch.0.join("none.sock");
     assert!(penstock(&socket, &["completions", "bash"]).ok().contains("_penstock"));
-    assert!(penstock(&socket, &["host", "schema"]).json().is_object());
+    let schema = penstock(&socket, &["host", "schema"]).json();
+    assert!(schema["properties"]["host"].is_object());
+    let schema = penstock(&socket, &["host", "schema", "controller"]).json();
+    assert!(schema["properties"]["store"].is_object());
     assert_eq!(penstock(&socket, &["port", "frobnicate"]).status.code(), Some(2));
     assert!(penstock(&socket, &["port", "set", "x"]).fails().contains("nothing to set"));
 }

@@ -76,6 +76,7 @@ lane_scx() {
     "$REPO/scripts/test-scx.sh"
 }
 lane_instructions() { "$REPO/scripts/instructions.sh"; }
+lane_formats() { "$REPO/scripts/formats.sh"; }
 lane_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
         if [ "$goal" = test ]; then
@@ -151,6 +152,7 @@ test)
     fi
     lane unit "unit, property, simulation and integration tests"
     lane figures "simulated figures, shortened: their claims, and the same bytes for a seed"
+    lane formats "schemas by ajv, metrics and alert rules by promtool"
     lane miri "undefined behaviour in what needs no files"
     lane instructions "instructions of the data path per frame, against those kept"
     lane units "service units: known keys, exposure, the switch under its unit as its own user"

@@ -116,7 +116,9 @@ impl Claim {
         self.holds == Some(false)
     }
 
-    fn covers(&self, value: f64) -> bool {
+    /// Whether `value` lies in the band.
+    #[must_use]
+    pub fn covers(&self, value: f64) -> bool {
         let above = |low| if self.open { value > low } else { value >= low };
         let below = |high| if self.open { value < high } else { value <= high };
         self.low.is_none_or(above) && self.high.is_none_or(below)

@@ -284,7 +284,7 @@ pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> Key {
 }
 
 #[cfg(test)]
-#[path = "../../tests/common/authority.rs"]
+#[path = "../../tests/all/common/authority.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod authority;
 

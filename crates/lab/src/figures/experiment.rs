@@ -69,6 +69,13 @@ impl Experiment {
         }
     }
 
+    /// The picture of a record; its title says if numbers were fitted to the outcome.
+    #[must_use]
+    pub fn drawn(&self, record: &Record) -> Picture {
+        let picture = (self.picture)(record);
+        if record.calibrated().is_empty() { picture } else { picture.noted("calibrated") }
+    }
+
     /// The modes that it has.
     #[must_use]
     pub fn modes(&self) -> Vec<Mode> {

@@ -67,7 +67,7 @@ pub fn write(dir: &Path, experiment: &Experiment, runs: &[Record]) -> anyhow::Re
     let name = format!("{}-{}", first.experiment, first.mode);
     let texts = [
         ("json", Results::of(&[runs.to_vec()]).json()?),
-        ("svg", (experiment.picture)(first).svg()),
+        ("svg", experiment.drawn(first).svg()),
         ("csv", csv(first)),
     ];
     let story = Some(("txt", first.story())).filter(|(_, story)| !story.is_empty());

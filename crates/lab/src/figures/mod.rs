@@ -46,6 +46,7 @@
 //! | [`picture`], [`stats`] | SVG; percentiles, distributions, fits |
 //! | [`run`], [`files`], [`seeds`] | the command line, what is written, many seeds |
 //! | [`missed`] | the list of claims that are known as missed |
+//! | [`calibrated`] | numbers that were fitted to the outcome |
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
 //! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
 //! | [`paper_testbed`], [`paper_counters`] | its testbed, and what the worker counts there |
@@ -54,6 +55,7 @@
 //! | `vcpu_bed` | processors, driver domain and guests of VM jitter's Figs. 2, 6, 7 and 12 |
 //! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures |
 
+pub mod calibrated;
 pub mod claim;
 pub mod experiment;
 pub mod files;

@@ -11,7 +11,7 @@ use penstock_sim::testbed::{Traffic, VmReading};
 use penstock_units::Nanos;
 
 use super::experiment::Context;
-use super::paper_platform::{Flows, Frame, Placement, Stages};
+use super::paper_platform::{self as paper, Flows, Frame, Placement, Stages};
 use super::paper_testbed::{self as testbed, Policy, Scenario, mpps};
 
 /// Before counters are read: addresses are learned, flows are in the cache.
@@ -36,13 +36,17 @@ pub struct Load {
     pub placement: Placement,
     /// Whether that is another node than the core's.
     pub remote: bool,
+    /// Cycles to classify a frame of many flows, as in [`Scenario`].
+    pub many_flows: f64,
 }
 
 impl Load {
     /// One VM alone.
     pub const fn alone(size: u16, flows: Flows, rate: f64) -> Self {
         let placement = Placement::OneNode;
-        Self { size, flows, rate, vms: 1, senders: 1, cores: 1, placement, remote: false }
+        let many_flows = paper::CLASSIFICATION_MULTIPLE;
+        let (vms, senders, cores, remote) = (1, 1, 1, false);
+        Self { size, flows, rate, vms, senders, cores, placement, remote, many_flows }
     }
 
     /// One of `vms` VMs, of which only it sends.
@@ -74,6 +78,7 @@ pub fn count(ctx: &Context<'_>, load: &Load, length: Nanos) -> anyhow::Result<Co
         cores: load.cores,
         placement: load.placement,
         remote: load.remote,
+        many_flows: load.many_flows,
         learns: false,
         ..Scenario::new(ctx.seed, &sold, Policy::None)
     };

@@ -2,10 +2,12 @@
 //!
 //! **Problem.** Its figures share one host: OVS-DPDK's core of 2.2 GHz, a 10G uplink, a second
 //! server. **Source.** C2QoS §II-B (platform), §III-D and §IV (how cycles are sold). **Rule.** The
-//! simulated core spends the costs of [`super::paper_platform`] with noise; whoever sells cycles
-//! has a [`CostModel`] of its own: the same cells, each wrong by a seeded error of up to
-//! ±[`MODEL_ERROR`], so the sold entitlements are wrong by as much. Coefficients are the published
-//! ones. What the model does not know, the daemon's [`Learner`] finds out: once every
+//! simulated core spends the costs of [`super::paper_platform`] with noise. Whoever sells cycles
+//! has a [`CostModel`] of its own, as if it had measured that core: each cell and each factor (VMs,
+//! I/O cores, memory on another node) is wrong by an error of its own of up to ±[`MODEL_ERROR`],
+//! drawn by the seed. The factor of VMs it has measured where `penstock calibrate` does
+//! ([`MEASURED_VMS`]) and draws straight lines between. The errors multiply, so what is sold may be
+//! wrong by a third. What the model does not know, the daemon's [`Learner`] finds out: once every
 //! [`LEARN_EVERY`] it sees the counters of each port, as in service. Figures begin after a warm-up
 //! of [`WARM_UP`] in which the VMs send what they send in the first phase; that is some tens of
 //! steps of learning, in which a VM's first is the largest.
@@ -21,6 +23,7 @@
 //! what TCP does to a sender is said by each figure where it matters. A rate limit (`bps`) counts
 //! frames with their FCS, as the paper's sizes do.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -47,10 +50,14 @@ use super::outcome::Outcome;
 use super::paper_platform::{self as paper, Placement};
 use super::picture::{Axis, Panel};
 
-/// The most by which a cell of the model is wrong.
+/// The most by which a cell or a factor of the model is wrong.
 pub const MODEL_ERROR: f64 = 0.1;
+/// Numbers of VMs for which the seller has measured a factor, as `penstock calibrate` does.
+const MEASURED_VMS: [u32; 5] = [1, 2, 4, 8, 16];
 /// The most by which a batch's cost is off.
 pub const BATCH_NOISE: f64 = 0.05;
+/// The factor of what costs are measured against.
+const ONE: Coefficient = Coefficient { factor: Spread::exact(1.0), source: Source::Measured };
 /// Between two steps of learning.
 pub const LEARN_EVERY: Nanos = Nanos::from_millis(100);
 /// Before a figure begins.
@@ -175,6 +182,8 @@ pub struct Scenario<'a> {
     pub learns: bool,
     /// The uplink's class; it has no bucket.
     pub uplink_class: u8,
+    /// Cycles to classify a frame of many flows: a reading of the paper.
+    pub many_flows: f64,
 }
 
 impl<'a> Scenario<'a> {
@@ -182,7 +191,8 @@ impl<'a> Scenario<'a> {
     pub const fn new(seed: u64, vms: &'a [Sold], policy: Policy) -> Self {
         let placement = Placement::OneNode;
         let (remote, learns, uplink_class) = (false, true, 1);
-        Self { seed, vms, policy, cores: 1, placement, remote, learns, uplink_class }
+        let many_flows = paper::CLASSIFICATION_MULTIPLE;
+        Self { seed, vms, policy, cores: 1, placement, remote, learns, uplink_class, many_flows }
     }
 
     /// The same on a node that is not the core's, as in §VI-A.
@@ -199,11 +209,28 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// What all costs are multiplied with.
-    fn factor(&self) -> f64 {
+    /// What all costs of the simulated core are truly multiplied with. The seller does not know.
+    fn true_factor(&self) -> f64 {
         let Deployment { vms, cores, .. } = self.deployment();
         let node = if self.remote { paper::REMOTE_NODE } else { 1.0 };
         paper::vms_factor(vms, self.placement) * paper::cores_factor(cores) * node
+    }
+
+    /// The factors of whoever sells: of VMs, of I/O cores, of memory on another node.
+    fn sellers_factors(&self) -> (BTreeMap<u32, Coefficient>, Coefficient, Coefficient) {
+        let mut rng = Rng::new(self.seed).fork(0x6661_6374_6f72);
+        let mut measured = |truth: f64| Coefficient {
+            factor: Spread::exact(truth * (1.0 + MODEL_ERROR * (2.0 * rng.unit() - 1.0))),
+            source: Source::Measured,
+        };
+        let cores = measured(paper::TWO_CORES);
+        let remote = measured(paper::REMOTE_NODE);
+        let vms = MEASURED_VMS.map(|vms| match vms {
+            // By definition.
+            1 => (1, ONE),
+            _ => (vms, measured(paper::vms_factor(vms, self.placement))),
+        });
+        (vms.into(), cores, remote)
     }
 
     /// The model of whoever sells, with its errors.
@@ -214,7 +241,7 @@ impl<'a> Scenario<'a> {
                 Flows::Single => paper::Flows::Single,
                 Flows::Multiple => paper::Flows::Multiple,
             };
-            let stages = paper::cost(size, many);
+            let stages = paper::cost_if(size, many, self.many_flows);
             let wrong = 1.0 + MODEL_ERROR * (2.0 * rng.unit() - 1.0);
             let spread = |cost: f64| Spread::exact(cost * wrong);
             let key = CellKey { ring: RingKind::Split, flows, rules: 1, size: size.try_into()? };
@@ -228,16 +255,14 @@ impl<'a> Scenario<'a> {
                 },
             ))
         };
-        let mut cells = std::collections::BTreeMap::new();
+        let mut cells = BTreeMap::new();
         for size in paper::SIZES {
             for flows in Flows::ALL {
                 let (key, cell) = cell(flows, size)?;
                 cells.insert(key, cell);
             }
         }
-        let vms =
-            (1..=10).map(|n| (n, Coefficient::published(paper::vms_factor(n, self.placement))));
-        let cores = [1, 2].map(|n| (n, Coefficient::published(paper::cores_factor(n))));
+        let (vms, two_cores, numa_remote) = self.sellers_factors();
         let parts = Parts {
             about: About {
                 host: "the paper's".to_owned(),
@@ -252,10 +277,10 @@ impl<'a> Scenario<'a> {
                 frames: 32,
                 source: Source::Published,
             },
-            actions: std::collections::BTreeMap::new(),
-            vms: vms.collect(),
-            cores: cores.into_iter().collect(),
-            numa_remote: Coefficient::published(paper::REMOTE_NODE),
+            actions: BTreeMap::new(),
+            vms,
+            cores: [(1, ONE), (2, two_cores)].into(),
+            numa_remote,
         };
         CostModel::new(parts).context("the paper's cost table as a model")
     }
@@ -270,9 +295,9 @@ impl<'a> Scenario<'a> {
                 ingress_frame: paper::INGRESS_FRAME,
                 ingress_byte: paper::INGRESS_BYTE,
                 hit: paper::CLASSIFICATION_SINGLE,
-                miss: paper::CLASSIFICATION_MULTIPLE,
+                miss: self.many_flows,
                 egress_frame: paper::EGRESS_FRAME,
-                factor: self.factor(),
+                factor: self.true_factor(),
                 noise: BATCH_NOISE,
                 idle: Cycles(200),
             },
@@ -623,6 +648,37 @@ pub fn describe(outcome: &mut Outcome) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What frames truly cost is of the scenario alone; what the seller takes for it is not that.
+    #[test]
+    fn the_sellers_factors_are_wrong_and_the_true_ones_do_not_follow_them() {
+        let vms: Vec<Sold> = (0..4).map(|_| gbps(1.0, 1024).unwrap()).collect();
+        let deployed = |seed| {
+            let scenario = Scenario::new(seed, &vms, Policy::Strict).remote();
+            Scenario { cores: 2, ..scenario }
+        };
+        let truth = deployed(1).setup().unwrap().costs;
+        let one = Deployment { vms: 1, cores: 1, numa_remote: false };
+        let factors: [(fn(Deployment) -> Deployment, f64); 3] = [
+            (|d| Deployment { vms: 4, ..d }, paper::vms_factor(4, Placement::OneNode)),
+            (|d| Deployment { cores: 2, ..d }, paper::TWO_CORES),
+            (|d| Deployment { numa_remote: true, ..d }, paper::REMOTE_NODE),
+        ];
+        let mut errors = Vec::new();
+        for seed in 1..=20 {
+            assert_eq!(deployed(seed).setup().unwrap().costs, truth, "seed {seed}");
+            let model = deployed(seed).model().unwrap();
+            assert!((model.factor(one) - 1.0).abs() < 1e-12);
+            errors.extend(factors.map(|(at, truth)| model.factor(at(one)) / truth - 1.0));
+        }
+        assert!(errors.iter().all(|error| error.abs() <= MODEL_ERROR + 1e-9), "{errors:?}");
+        let mut all = errors.clone();
+        all.sort_by(f64::total_cmp);
+        all.dedup_by(|a, b| (*a - *b).abs() < 1e-9);
+        assert_eq!(all.len(), errors.len(), "two factors of the seller have one error: {errors:?}");
+        let spread = all[all.len() - 1] - all[0];
+        assert!(spread > 1.5 * MODEL_ERROR, "the seller is hardly ever wrong: {errors:?}");
+    }
 
     #[test]
     fn a_simulated_figure_says_what_its_core_does_for_nothing() {

@@ -102,7 +102,7 @@ fn page(found: &Found) -> String {
          <p>Simulated: the production worker on virtual time at the paper's scale. Live: real \
          ports on the machine named below each figure. A claim holds when what was measured \
          lies in its band; with several seeds, for each of them. One without a band is \
-         shown. Published values are dashed lines and hollow diamonds.</p>\n\
+         shown. A figure is calibrated if a number in it was fitted to its outcome. Published values are dashed lines and hollow diamonds.</p>\n\
          <table><thead><tr><th>Figure</th><th>What it shows</th><th>Simulated</th>\
          <th>Live</th></tr></thead><tbody>\n{rows}</tbody></table>\n{sections}</body></html>\n",
         picture::style()
@@ -115,15 +115,21 @@ fn overview_row(name: &str, found: &Found) -> String {
         None => "<td class=\"none\">not run</td>".to_owned(),
         Some(records) => {
             let summary = Summary::of(records);
+            let calibrated = summary.as_ref().is_some_and(|s| !s.calibrated.is_empty());
             let claims = summary.map(|s| s.claims).unwrap_or_default();
             let judged: Vec<bool> = claims.iter().filter_map(|c| c.holds).collect();
             let held = judged.iter().filter(|holds| **holds).count();
-            let class = if held == judged.len() { "yes" } else { "no" };
-            let shown = match claims.len() - judged.len() {
-                0 => String::new(),
-                shown => format!(", {shown} shown"),
-            };
-            format!("<td class=\"{class}\">{held} of {} hold{shown}</td>", judged.len())
+            let mut parts = Vec::new();
+            if !judged.is_empty() {
+                parts.push(format!("{held} of {} hold", judged.len()));
+            }
+            if claims.len() > judged.len() {
+                parts.push(format!("{} shown", claims.len() - judged.len()));
+            }
+            if calibrated {
+                parts.push("calibrated".to_owned());
+            }
+            format!("<td class=\"{}\">{}</td>", class(&judged), parts.join(", "))
         }
     };
     format!(
@@ -148,12 +154,15 @@ fn section(name: &str, found: &Found) -> String {
         escaped(source),
         escaped(about)
     );
+    for parameter in sim.first().map(Record::calibrated).into_iter().flatten() {
+        html += &format!("<p>Simulated, {}.</p>\n", escaped(&parameter.told()));
+    }
     html += &table(sim, live);
     for (mode, records) in [(Mode::Sim, sim), (Mode::Live, live)] {
         let Some(first) = records.first() else { continue };
         if let Some(experiment) = experiment {
             let id = format!("{name}-{mode}");
-            let picture = (experiment.picture)(first).inline_svg(&id);
+            let picture = experiment.drawn(first).inline_svg(&id);
             let caption = caption(first, records.len());
             html += &format!("<figure>{picture}<figcaption>{caption}</figcaption></figure>\n");
         }
@@ -242,12 +251,16 @@ fn verdict(sim: Option<&ClaimSummary>, live: Option<&ClaimSummary>) -> String {
         })
         .collect();
     let judged: Vec<bool> = [sim, live].into_iter().flatten().filter_map(|c| c.holds).collect();
-    let class = match judged.as_slice() {
+    format!("<td class=\"{}\">{}</td>", class(&judged), parts.join(", "))
+}
+
+/// The style of a cell about claims that have bands.
+fn class(judged: &[bool]) -> &'static str {
+    match judged {
         [] => "none",
         all if all.iter().all(|holds| *holds) => "yes",
         _ => "no",
-    };
-    format!("<td class=\"{class}\">{}</td>", parts.join(", "))
+    }
 }
 
 const PAGE_STYLE: &str = "
@@ -314,6 +327,19 @@ mod tests {
             page.matches("http").count(),
             page.matches("http://www.w3.org/2000/svg").count()
         );
+    }
+
+    #[test]
+    fn a_figure_that_is_only_shown_does_not_look_as_if_it_held() {
+        let experiment = &EXPERIMENTS[0];
+        let mut outcome = Outcome::new();
+        outcome.claim(Claim::new("beside", "Shown.", "%").measured(7.0));
+        outcome.calibrated(["a size", "a loss", "another size"]);
+        let record = Record::new(experiment, Mode::Sim, 1, outcome);
+        let page = page(&Found::from([((experiment.name.to_owned(), Mode::Sim), vec![record])]));
+        assert!(page.contains("<td class=\"none\">1 shown, calibrated</td>"), "{page}");
+        assert!(!page.contains("class=\"yes\"") && !page.contains(" hold,"), "{page}");
+        assert!(page.contains("Simulated, calibrated: a size; fitted to a loss"), "{page}");
     }
 
     #[test]

@@ -48,7 +48,8 @@ pub struct RunArgs {
     )]
     pub vary: f64,
     /// Markdown file with a list of claims that are known as missed, such as docs/figures.md:
-    /// exit status 1 if another one is missed, and if a listed one holds
+    /// exit status 1 if another one is missed, or one by more than is listed, and if a listed one
+    /// holds in a simulation
     #[arg(long, value_name = "FILE")]
     pub missed: Option<PathBuf>,
     /// Write the results here; `-`: to standard output, and no table
@@ -259,10 +260,14 @@ fn table(experiment: &Experiment, summary: &Summary, part: f64) -> String {
     } else {
         String::new()
     };
+    let calibrated = if summary.calibrated.is_empty() { "" } else { ", CALIBRATED" };
     let mut text = format!(
-        "{} ({}, {seeds}{short})  {}: {}\n",
+        "{} ({}, {seeds}{short}{calibrated})  {}: {}\n",
         experiment.name, summary.mode, experiment.source, experiment.about
     );
+    for parameter in &summary.calibrated {
+        text += &format!("  {}\n", parameter.told());
+    }
     text += &columns(&rows);
     text.push('\n');
     text
@@ -347,6 +352,35 @@ mod tests {
         assert!(short.lines().next().unwrap().contains("SHORT, phases x 0.1: not the figure"));
         let full = table(&EXPERIMENTS[0], &summary, 1.0);
         assert!(!full.contains("SHORT") && full.contains("1 of 3, not 5 9"), "{full}");
+    }
+
+    #[test]
+    fn a_figure_with_a_fitted_number_is_called_calibrated_everywhere() {
+        let mut outcome = Outcome::new();
+        outcome.claim(Claim::new("a", "A.", "%").at_most(1.0).measured(0.0));
+        let record =
+            |outcome: &Outcome| Record::new(&EXPERIMENTS[0], Mode::Sim, 1, outcome.clone());
+        let told = |record: &Record| {
+            let summary = Summary::of(std::slice::from_ref(record)).unwrap();
+            let text = table(&EXPERIMENTS[0], &summary, 1.0);
+            (text, EXPERIMENTS[0].drawn(record).svg())
+        };
+        let (text, svg) = told(&record(&outcome));
+        assert!(!text.to_lowercase().contains("calibrated") && !svg.contains("(calibrated)"));
+        outcome.calibrated(["a size of 228 bytes", "a loss of 16 %", "64 bytes"]);
+        outcome.calibrated(["a factor of 2.67", "the same", "1.67"]);
+        let record = record(&outcome);
+        let (text, svg) = told(&record);
+        assert!(
+            text.lines().next().unwrap().contains("CALIBRATED") && svg.contains("(calibrated)")
+        );
+        assert!(
+            text.contains("calibrated: a size of 228 bytes; fitted to a loss of 16 %"),
+            "{text}"
+        );
+        assert!(text.contains("a factor of 2.67; fitted to the same; beside it: 1.67"), "{text}");
+        let json = serde_json::to_value(&record).unwrap();
+        assert_eq!(json["platform"]["calibrated"][1]["parameter"], "a factor of 2.67");
     }
 
     #[test]

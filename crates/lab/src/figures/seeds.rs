@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::calibrated::Parameter;
 use super::claim::{Claim, number, number_or_dash};
 use super::experiment::Mode;
 use super::outcome::Record;
@@ -50,6 +51,9 @@ pub struct Summary {
     pub mode: Mode,
     /// The seeds.
     pub seeds: Vec<u64>,
+    /// Numbers that were fitted to the outcome.
+    #[serde(default)]
+    pub calibrated: Vec<Parameter>,
     /// Its claims.
     pub claims: Vec<ClaimSummary>,
 }
@@ -69,6 +73,7 @@ impl Summary {
             experiment: first.experiment.clone(),
             mode: first.mode,
             seeds: records.iter().map(|r| r.seed).collect(),
+            calibrated: first.calibrated(),
             claims: ids.into_iter().map(|claim| ClaimSummary::of(claim, records)).collect(),
         })
     }

@@ -40,6 +40,21 @@ fn list() -> Missed {
     Missed::read(&root.join("docs/figures.md")).unwrap()
 }
 
+/// A figure with a number that was fitted to its outcome is called that where figures are listed,
+/// no other one is, and it shows what another reading of the paper gives.
+fn says_what_is_calibrated(record: &Record) {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let (name, calibrated) = (&record.experiment, record.calibrated());
+    let mut rows = docs.lines().skip_while(|line| *line != "## The figures");
+    let row = rows.find(|line| line.starts_with(&format!("| `{name}` | "))).unwrap();
+    assert_eq!(row.ends_with("; calibrated |"), !calibrated.is_empty(), "docs/figures.md: {row}");
+    let others = record.claims.iter().filter(|c| c.statement.contains("another reading"));
+    let others: Vec<_> = others.collect();
+    assert_eq!(others.is_empty(), calibrated.is_empty(), "{name}: {others:?}");
+    assert!(others.iter().all(|c| c.holds.is_none() && c.measured.is_some()), "{others:?}");
+}
+
 /// `checks.sh` knows this module's name.
 mod short_figures {
     use super::*;
@@ -49,6 +64,7 @@ mod short_figures {
         assert!(!record.claims.is_empty(), "{name} claims nothing");
         let [one, two] = [1, 1].map(|seed| bytes(&run(name, seed, COMPARED)));
         assert!(one == two, "{name}: seed 1 twice, other bytes");
+        says_what_is_calibrated(&record);
         let remarks = list().judge(&[record], true);
         let failures: Vec<_> = remarks.iter().filter(|remark| remark.is_failure()).collect();
         assert!(failures.is_empty(), "{failures:#?}");

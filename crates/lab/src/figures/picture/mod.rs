@@ -119,6 +119,13 @@ impl Picture {
         Self { title: title.into(), panels: Vec::new() }
     }
 
+    /// The same with a word behind the title.
+    #[must_use]
+    pub fn noted(mut self, word: &str) -> Self {
+        self.title = format!("{} ({word})", self.title);
+        self
+    }
+
     /// Adds a panel.
     #[must_use]
     pub fn panel(mut self, panel: Panel) -> Self {

@@ -1,0 +1,64 @@
+//! Parameters of a simulated figure that were fitted to its outcome.
+//!
+//! **Problem.** Where a paper leaves a number open, and the number is chosen so that the figure
+//! comes out as printed, that it does is no evidence. **Rule.** Each such number is a [`Parameter`]
+//! of its figure. It goes into the result's `platform` as `calibrated`, and tables, pictures, the
+//! report and `docs/figures.md` call the figure "calibrated". The figure shows the other readings
+//! beside it, without a band.
+
+use serde::{Deserialize, Serialize};
+
+use super::outcome::{Outcome, Record};
+
+/// The platform's entry.
+const ENTRY: &str = "calibrated";
+
+/// A number that was fitted to an outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameter {
+    /// What it is, and its value.
+    pub parameter: String,
+    /// The outcome that it was fitted to.
+    pub fitted_to: String,
+    /// Other readings that the figure shows.
+    pub beside: String,
+}
+
+impl Parameter {
+    /// `[parameter, fitted_to, beside]`, as the fields.
+    #[must_use]
+    pub fn new([parameter, fitted_to, beside]: [&str; 3]) -> Self {
+        let [parameter, fitted_to, beside] = [parameter, fitted_to, beside].map(str::to_owned);
+        Self { parameter, fitted_to, beside }
+    }
+
+    /// In a line.
+    #[must_use]
+    pub fn told(&self) -> String {
+        let Self { parameter, fitted_to, beside } = self;
+        format!("calibrated: {parameter}; fitted to {fitted_to}; beside it: {beside}")
+    }
+}
+
+impl Outcome {
+    /// Says that a number was fitted to this outcome.
+    pub fn calibrated(&mut self, parameter: [&str; 3]) {
+        let mut all = of(&self.platform);
+        all.push(Parameter::new(parameter));
+        // Three strings are always JSON.
+        self.note(ENTRY, serde_json::to_value(all).unwrap_or_default());
+    }
+}
+
+impl Record {
+    /// The numbers that were fitted to this outcome.
+    #[must_use]
+    pub fn calibrated(&self) -> Vec<Parameter> {
+        of(&self.platform)
+    }
+}
+
+fn of(platform: &serde_json::Map<String, serde_json::Value>) -> Vec<Parameter> {
+    let entry = platform.get(ENTRY).cloned();
+    entry.and_then(|entry| serde_json::from_value(entry).ok()).unwrap_or_default()
+}

@@ -7,8 +7,8 @@
 //! **Which core.** The figure prints 0.2 + 0.16 and 0.4 + 0.32 G, its text a core of 2.2 G with
 //! 1 G idle. Handing out 1 G by these weights gives 0.1667 and 0.3333; what is printed hands out
 //! 0.96 G. Both are right for a core of which 2.16 G can be sold: 40 M cycles/s, 1.8 %, stay with
-//! the loop itself. So the claims are made with `capacity` at 2.16 G, which calibrates them, and the
-//! core without it (0.3667, 0.7333) stands beside without a band (`_of_2_2`).
+//! the loop itself. So the claims are made with `capacity` at 2.16 G, which calibrates them, and
+//! the core without it (0.3667, 0.7333) stands beside without a band (`_of_2_2`).
 //!
 //! **What runs.** The production worker in the testbed ([`super::paper_testbed`]) with
 //! `capacity` set, its buckets and its turns: four VMs at their maximum with 512 B frames, at the

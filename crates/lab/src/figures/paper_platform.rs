@@ -41,8 +41,8 @@
 //! of look-up from VM2's 2.4 M: even if look-up were half of all cycles, VM2 would lose 8 %, where
 //! Fig. 1 (c) has 16. So the table reads 2.67 ([`CLASSIFICATION_MULTIPLE`]). This cell alone was
 //! chosen by an outcome: figures with many flows are calibrated ([`TOLD`]), and show beside it what
-//! [`CLASSIFICATION_IF_A_FACTOR`], the other reading's cell, gives. §III-B itself says that the ratio
-//! depends on the rules.
+//! [`CLASSIFICATION_IF_A_FACTOR`], the other reading's cell, gives. §III-B itself says that the
+//! ratio depends on the rules.
 //!
 //! **Checked against** what was not used: 64 B at 512 Mbit/s cost more than 1518 B at 2.4 Gbit/s
 //! (§II-A); 2 + 8 Gbit/s of 512 B fit one core (Fig. 1 (a)); 1 Gbit/s costs 0.198 G cycles/s

@@ -102,7 +102,8 @@ fn page(found: &Found) -> String {
          <p>Simulated: the production worker on virtual time at the paper's scale. Live: real \
          ports on the machine named below each figure. A claim holds when what was measured \
          lies in its band; with several seeds, for each of them. One without a band is \
-         shown. A figure is calibrated if a number in it was fitted to its outcome. Published values are dashed lines and hollow diamonds.</p>\n\
+         shown. A figure is calibrated if a number in it was fitted to its outcome. \
+         Published values are dashed lines and hollow diamonds.</p>\n\
          <table><thead><tr><th>Figure</th><th>What it shows</th><th>Simulated</th>\
          <th>Live</th></tr></thead><tbody>\n{rows}</tbody></table>\n{sections}</body></html>\n",
         picture::style()

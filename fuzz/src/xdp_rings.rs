@@ -127,6 +127,7 @@ impl Game {
         }
         let looked_at = lengths.len() + errors as usize;
         assert!(looked_at <= self.said.len(), "more than was said");
+        let (mut seen, mut is_told_again) = (vec![false; RECEIVE as usize], false);
         let good: Vec<u32> = self
             .said
             .drain(..looked_at)
@@ -134,11 +135,20 @@ impl Game {
                 let chunk = usize::try_from(address >> CHUNK_SHIFT).unwrap_or(usize::MAX);
                 let start = u32::try_from(address & u64::from(CHUNK - 1)).unwrap_or(0);
                 let had = self.kernel.get_mut(chunk).is_some_and(core::mem::take);
+                let is_new =
+                    seen.get_mut(chunk).is_some_and(|seen| !core::mem::replace(seen, true));
+                is_told_again |= is_new && !had;
                 self.taken.retain(|taken| !had || taken >> CHUNK_SHIFT != address >> CHUNK_SHIFT);
                 let fits = start.checked_add(len).is_some_and(|end| end <= CHUNK);
                 (had && fits && len >= FRAME_MIN && options & CONTINUED == 0).then_some(len)
             })
             .collect();
+        if is_told_again {
+            // A burst before this one gave the chunk back, and it lies in the fill ring: the switch
+            // cannot know that the kernel has not taken it yet.
+            self.is_honest = false;
+            return;
+        }
         assert_eq!(lengths, good, "frames received");
     }
 

@@ -3,7 +3,6 @@
 //! **Rule.** A bit is set if, and only if, its page was written and the log has the bit; no byte
 //! outside of the log changes. A log whose file is cut off takes marks all the same.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -45,53 +44,53 @@ pub fn run(data: &[u8]) {
         return;
     };
     let ring = RingLog { log: Arc::clone(&log), used: input.bool().then(|| address(&mut input)) };
-    let (mut marked, mut is_whole) = (BTreeSet::new(), true);
+    // What the log's file holds.
+    let mut marked = vec![0; usize::try_from(FILE).unwrap_or(0)];
+    let from = usize::try_from(offset).unwrap_or(0);
+    let own = from..from + usize::try_from(len).unwrap_or(0);
+    let mut is_whole = true;
     while !input.is_empty() {
         let (at, bytes) = (address(&mut input), length(&mut input));
         match input.below(16) {
             0 if is_whole => {
-                compare(&file, offset, len, &marked);
+                compare(&file, &marked);
                 is_whole = false;
                 file.set_len(u64::from(input.u16()) % FILE).expect("a size");
             }
             1..=4 => {
                 ring.mark_used(at, bytes);
                 if let Some(at) = ring.used.and_then(|used| used.checked_add(at)) {
-                    note(&mut marked, at, bytes, len);
+                    note(&mut marked[own.clone()], at, bytes);
                 }
             }
             _ => {
                 log.mark(at, bytes);
-                note(&mut marked, at, bytes, len);
+                note(&mut marked[own.clone()], at, bytes);
             }
         }
     }
     if is_whole {
-        compare(&file, offset, len, &marked);
+        compare(&file, &marked);
     }
     drop((ring, log));
     assert_eq!(account.mapped(), 0, "the log is left");
 }
 
 /// Pages of a write, page by page.
-fn note(marked: &mut BTreeSet<u64>, at: u64, bytes: u64, len: u64) {
+fn note(marked: &mut [u8], at: u64, bytes: u64) {
     let Some(last) = bytes.checked_sub(1).and_then(|more| at.checked_add(more)) else { return };
-    let mut page = at / LOG_PAGE;
-    while page <= last / LOG_PAGE && page / 8 < len {
-        marked.insert(page);
-        page += 1;
+    for page in at / LOG_PAGE..=last / LOG_PAGE {
+        let byte = usize::try_from(page / 8).ok().and_then(|byte| marked.get_mut(byte));
+        let Some(byte) = byte else { return };
+        *byte |= 1 << (page % 8);
     }
 }
 
-fn compare(file: &File, offset: u64, len: u64, marked: &BTreeSet<u64>) {
-    let mut bytes = vec![0; usize::try_from(FILE).unwrap_or(0)];
+fn compare(file: &File, marked: &[u8]) {
+    let mut bytes = vec![0; marked.len()];
     file.read_exact_at(&mut bytes, 0).expect("the file");
-    for (at, byte) in (0_u64..).zip(&bytes) {
-        let inside = (offset..offset + len).contains(&at);
-        let wanted = (0..8).filter(|bit| inside && marked.contains(&((at - offset) * 8 + bit)));
-        let wanted = wanted.fold(0_u8, |byte, bit| byte | 1 << bit);
-        assert_eq!(*byte, wanted, "byte {at:#x} of the log's file");
-    }
+    let wrong = bytes.iter().zip(marked).position(|(found, wanted)| found != wanted);
+    assert_eq!(wrong, None, "a byte of the log's file");
 }
 
 fn address(input: &mut Input<'_>) -> u64 {

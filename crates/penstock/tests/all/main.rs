@@ -15,6 +15,7 @@ mod etcd;
 mod fabric_agent;
 mod fabric_faults;
 mod gnmi_switch;
+#[allow(dead_code, reason = "shared with the controller's tests")]
 #[path = "../../../controller/tests/all/common/gnmi_target.rs"]
 mod gnmi_target;
 mod kill;

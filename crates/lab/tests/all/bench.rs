@@ -1,12 +1,12 @@
-<//! `penstock-lab bench` from the outside: what it prints, and that nothing of it stays.
->
+//! `penstock-lab bench` from the outside: what it prints, and that nothing of it stays.
+
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-<use penstock_guest::bed::process::await_some;
->
+use penstock_guest::bed::process::await_some;
+
 /// How long what was made may take to go.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// What keeps a benchmark short and to itself.

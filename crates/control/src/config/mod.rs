@@ -56,7 +56,7 @@ pub use release::{Egress, IngressPolicy, Readiness, Schedule};
 pub use rtp::RtpStream;
 pub use rule::{Action, Match, Rule};
 pub(crate) use save::save;
-pub use schema::{SCHEMAS, schema};
+pub use schema::{FileSchema, SCHEMAS, schema};
 pub use share::{
     BitsPerSecond, Contract, ContractRate, CyclesPerSecond, Flows, ModelSection, PacketsPerSecond,
     Police, Priority, Sizes, Weight,

@@ -15,9 +15,11 @@ use serde_json::{Map, Value, json};
 
 use super::{BINDINGS_MAX, FDB_MAX, HostConfig, PORTS_MAX, RULES_MAX, TENANTS_MAX, fabric};
 
-/// Each kind of file by name, and what makes its schema. The committed copy is
-/// `docs/NAME.schema.json`.
-pub const SCHEMAS: [(&str, fn() -> String); 5] = [
+/// A kind of file by name, and what makes its schema.
+pub type FileSchema = (&'static str, fn() -> String);
+
+/// All kinds of files. The committed copy of a schema is `docs/NAME.schema.json`.
+pub const SCHEMAS: [FileSchema; 5] = [
     ("host", schema),
     ("controller", fabric::controller_schema),
     ("fabric", fabric::topology_schema),

@@ -1,6 +1,6 @@
 //! Which crate may depend on which: `units` ← `qos vcpu fabric` ← `dataplane controller vcpu-host
-//! vcpu-scx` ← `control guest` ← `sim` ← `lab`; the product stands beside `sim` and links neither it
-//! nor `lab`. Tests may use any crate as long as no circle results.
+//! vcpu-scx` ← `control guest` ← `sim` ← `lab`; the product stands beside `sim` and links neither
+//! it nor `lab`. Tests may use any crate as long as no circle results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

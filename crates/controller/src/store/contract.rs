@@ -192,7 +192,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`StoreError::Conflict`] with the first key whose comparison did not hold;
     /// [`StoreError::LeaseEnded`] when a key was to have a lease that has ended;
-    /// [`StoreError::TooLarge`] and [`StoreError::Invalid`] as [`limits::check`](super::limits::check) says;
+    /// [`StoreError::TooLarge`] and [`StoreError::Invalid`] as
+    /// [`limits::check`](super::limits::check) says;
     /// [`StoreError::Unavailable`] when it is not known whether it was written.
     async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError>;
 

@@ -398,7 +398,8 @@ proptest! {
         let folder = Folder::new("leader-prop");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let played = async {
-            tokio::time::timeout(penstock_testing::scaled(Duration::from_secs(60)), play(mode, acts, &folder)).await
+            let limit = penstock_testing::scaled(Duration::from_secs(60));
+            tokio::time::timeout(limit, play(mode, acts, &folder)).await
         };
         runtime.block_on(played).unwrap();
     }

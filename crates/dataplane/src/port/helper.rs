@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn descriptors_that_nobody_asked_for_are_refused_and_closed() {
         let path = helper("passed");
-        let file = std::env::temp_dir().join(format!("penstock-passed-{}", std::process::id()));
+        let file = std::env::temp_dir().join(format!("penstock-file-{}", std::process::id()));
         let passed = File::create(&file).unwrap();
         let found = passed.metadata().unwrap();
         let inode = (found.dev(), found.ino());

@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(late.add(2, now, 1), Some(LATE_MAX * PERIOD));
         // Less than a tenth goes on for ever.
         for _ in 0..100 {
-            now += WINDOW / (LATE_MAX - 1);
+            now += WINDOW.div_ceil(LATE_MAX - 1);
             assert_eq!(late.add(3, now, 1), None);
         }
     }

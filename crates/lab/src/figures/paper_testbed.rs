@@ -659,7 +659,8 @@ mod tests {
         };
         let truth = deployed(1).setup().unwrap().costs;
         let one = Deployment { vms: 1, cores: 1, numa_remote: false };
-        let factors: [(fn(Deployment) -> Deployment, f64); 3] = [
+        type Change = fn(Deployment) -> Deployment;
+        let factors: [(Change, f64); 3] = [
             (|d| Deployment { vms: 4, ..d }, paper::vms_factor(4, Placement::OneNode)),
             (|d| Deployment { cores: 2, ..d }, paper::TWO_CORES),
             (|d| Deployment { numa_remote: true, ..d }, paper::REMOTE_NODE),

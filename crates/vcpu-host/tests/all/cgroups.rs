@@ -1,6 +1,5 @@
 //! Weights and budgets of real cgroups: told where one is missing, set, put back, and done without
 //! when the cgroup goes. Where no cgroup can be made there is nothing to test.
-#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::PathBuf;
 

@@ -3,7 +3,6 @@
 //! was. Processes that compute stand for VMs of one vCPU. Without the right to real-time policies
 //! there is nothing to test. Scheduler and watchdog are this very program, called for one of the
 //! two tests at the end of the file, which are no tests.
-#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use nix::sys::signal::{Signal, kill};
 use penstock_vcpu_host::policy;

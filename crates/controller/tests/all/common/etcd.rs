@@ -1,7 +1,7 @@
 //! A cluster of three etcds on this machine, for as long as a test lasts.
 //!
-//! Other crates take this file with `#[path = ".../controller/tests/all/common/etcd.rs"]` and the one
-//! beside it, `dir.rs`.
+//! Other crates take this file with `#[path = ".../controller/tests/all/common/etcd.rs"]` and the
+//! one beside it, `dir.rs`.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -96,11 +96,12 @@ fn read_to_end(stream: &mut UnixStream) {
 
 #[test]
 fn a_session_in_half_a_message_ends_when_the_worker_stops_the_port() {
-    // In the header, and in what follows; before features are acknowledged and after.
+    // Of its header; before features are acknowledged and after. What follows a header it does not
+    // wait for: if that is missing it ends by itself.
     let acknowledge = bytes(&[2, 1, 8, 1 << 30, 1]);
     let question = bytes(&QUESTION);
-    let (header, body) = (&question[..6], &acknowledge[..16]);
-    for half in [header, body, &[&acknowledge[..], header].concat()] {
+    let header = &question[..6];
+    for half in [header, &[&acknowledge[..], header].concat()] {
         let mut rig = Rig::new("half", SocketMode::Server);
         rig.port.serve().unwrap();
         let mut driver = rig.connect();

@@ -1,6 +1,7 @@
 //! Guests, schedulers and their roles, for tests of the service over real threads. Processes that
 //! compute stand for VMs of one vCPU. Scheduler and watchdog are the test's own program, called for
 //! one of the two tests at the end.
+#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};

@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use penstock_units::Nanos;
 use penstock_vcpu_host::cgroup::Cgroup;
 use penstock_vcpu_host::policy::{self, Policy, PolicyError};
+use penstock_vcpu_host::state::VmState;
 
 use crate::support::{Guest, Scheduler, affinity, prepare, seen, until, watched};
 
@@ -121,8 +122,9 @@ fn who_has_no_budget_is_told_how_much_it_needs_and_is_tried_again() {
     for file in files {
         std::fs::write(file, "125000").unwrap();
     }
-    let vm = scheduler.state(0, |vm| vm.vcpus.first().is_some_and(|vcpu| vcpu.boosts > 0));
-    assert_eq!(vm.problem, None);
+    // The first loan may be told of a moment before what was wrong is forgotten.
+    let lent = |vm: &VmState| vm.vcpus.first().is_some_and(|vcpu| vcpu.boosts > 0);
+    scheduler.state(0, |vm| lent(vm) && vm.problem.is_none());
     drop((scheduler, guest, other));
     emulator.remove();
     vcpu0.remove();

@@ -4,8 +4,8 @@
 //! each port; every vendor has its own words for that, its own limits, and ways to lie about it.
 //! **Rule.** A driver turns [`Change`]s into its switch's words and reads back what the switch says
 //! it does, as a [`SwitchState`]. What to change is computed here, from two states ([`diff()`]),
-//! the same for all drivers. Every change carries a [`Stamp`], which is kept on the switch; an
-//! older one is refused. A driver decides nothing.
+//! the same for all drivers. Every change carries a [`Stamp`](crate::Stamp), which is kept on the
+//! switch; an older one is refused. A driver decides nothing.
 //!
 //! Source: QShare §V-D, §VI; the facts on switches: `docs/fabric.md`.
 

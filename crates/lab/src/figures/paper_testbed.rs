@@ -6,7 +6,7 @@
 //! has a [`CostModel`] of its own, as if it had measured that core: each cell and each factor (VMs,
 //! I/O cores, memory on another node) is wrong by an error of its own of up to ±[`MODEL_ERROR`],
 //! drawn by the seed. The factor of VMs it has measured where `penstock calibrate` does
-//! ([`MEASURED_VMS`]) and draws straight lines between. The errors multiply, so what is sold may be
+//! (`MEASURED_VMS`) and draws straight lines between. The errors multiply, so what is sold may be
 //! wrong by a third. What the model does not know, the daemon's [`Learner`] finds out: once every
 //! [`LEARN_EVERY`] it sees the counters of each port, as in service. Figures begin after a warm-up
 //! of [`WARM_UP`] in which the VMs send what they send in the first phase; that is some tens of

@@ -59,9 +59,13 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Descriptors of this process, which no act may leave behind.
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// What no act may leave behind: descriptors of this process, bytes that it mapped of its peers',
+/// and mappings.
+fn left() -> (usize, u64, usize, usize) {
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let faulty = maps.matches("memfd:faulty").count();
+    (descriptors, mapped_bytes(), guarded_mappings(), faulty)
 }
 
 fn neighbours_do_not_notice(act: Act) {
@@ -69,13 +73,9 @@ fn neighbours_do_not_notice(act: Act) {
     // What the process needs once is there after a first rig.
     static WARM: Once = Once::new();
     WARM.call_once(|| drop(Rig::start(&ports())));
-    let before = descriptors();
+    let before = left();
     plays(act);
-    let name = act.0;
-    assert_eq!(descriptors(), before, "{name}: descriptors are left");
-    assert_eq!((mapped_bytes(), guarded_mappings()), (0, 0), "{name}: memory is left mapped");
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    assert!(!maps.contains("memfd:faulty"), "{name}: mappings are left");
+    assert_eq!(left(), before, "{}: descriptors, mapped bytes and mappings are left", act.0);
 }
 
 fn plays((name, play): Act) {

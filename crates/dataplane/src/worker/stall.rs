@@ -8,6 +8,8 @@
 //! which the thread gave up its core by itself is noted with the port whose memory it was at: a
 //! core that was taken away, by the kernel or by a hypervisor, shows no such switch. The worker
 //! asks after a batch that took too long ([`SLEEP_MAX`]) and did not wait for its core meanwhile.
+//! A process that is stopped (SIGSTOP, the freezer of its control group, a debugger) sleeps too,
+//! but a wait for memory ends with a page fault that the kernel counts: without one it is nobody's.
 //! **Shorter waits** are added up by sampling: a signal that was due while the thread slept comes
 //! late, so what share of signals comes late over a port is the share of time that it makes the
 //! worker wait ([`Late`]). A port over which [`LATE_MAX`] of a second's hundred signals came late
@@ -130,17 +132,50 @@ struct Watch {
     /// When the first signal was due.
     first: Cell<u64>,
     late: Late,
-    /// When the last signal came, and how often the thread had given up its core by then.
+    /// When the last signal came, and what the thread had used by then.
     signal: Cell<u64>,
-    switches: Cell<i64>,
-    /// Who was noted last, what for, when, and who else it may have been.
-    noted: Cell<(u32, Cause, u64, u32)>,
+    used: Cell<Usage>,
+    /// What was noted last.
+    noted: Cell<Note>,
     /// For how long something slept that is to be looked at, in nanoseconds; 0: nothing did.
     due: Cell<u64>,
 }
 
+/// Who was at work when something was noted.
+#[derive(Clone, Copy)]
+struct Note {
+    at: u32,
+    cause: Cause,
+    when: u64,
+    /// Who else it may have been.
+    or: u32,
+    /// Page faults before it.
+    faults: i64,
+}
+
 /// Nothing was noted.
-const NOTHING: (u32, Cause, u64, u32) = (NOBODY, Cause::Memory, 0, NOBODY);
+const NOTHING: Note = Note { at: NOBODY, cause: Cause::Memory, when: 0, or: NOBODY, faults: 0 };
+
+/// What the kernel counts of a thread.
+#[derive(Clone, Copy)]
+struct Usage {
+    /// How often it gave up its core by itself.
+    switches: i64,
+    /// Page faults that are done with.
+    faults: i64,
+}
+
+impl Usage {
+    const NONE: Self = Self { switches: 0, faults: 0 };
+
+    /// So far, of the calling thread. One system call, which a signal handler may make.
+    fn now() -> Self {
+        getrusage(UsageWho::RUSAGE_THREAD).map_or(Self::NONE, |usage| Self {
+            switches: usage.voluntary_context_switches(),
+            faults: usage.minor_page_faults() + usage.major_page_faults(),
+        })
+    }
+}
 
 thread_local! {
     static WATCH: Watch = const {
@@ -152,7 +187,7 @@ thread_local! {
             first: Cell::new(0),
             late: Late::new(),
             signal: Cell::new(0),
-            switches: Cell::new(0),
+            used: Cell::new(Usage::NONE),
             noted: Cell::new(NOTHING),
             due: Cell::new(0),
         }
@@ -162,11 +197,6 @@ thread_local! {
 fn now() -> u64 {
     let at = clock_gettime(ClockId::CLOCK_MONOTONIC);
     at.map_or(0, |at| u64::try_from(at.num_nanoseconds()).unwrap_or(0))
-}
-
-/// How often the thread gave up its core by itself.
-fn switches() -> i64 {
-    getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.voluntary_context_switches())
 }
 
 /// From here on the memory of `port` is used.
@@ -216,7 +246,7 @@ pub(super) fn leave() {
 pub(super) fn rested() {
     leave();
     WATCH.with(|watch| {
-        watch.switches.set(switches());
+        watch.used.set(Usage::now());
         watch.noted.set(NOTHING);
     });
 }
@@ -227,7 +257,7 @@ pub(super) fn arm() -> Nanos {
         let now = now();
         watch.signal.set(now);
         watch.first.set(now + PERIOD);
-        watch.switches.set(switches());
+        watch.used.set(Usage::now());
         watch.armed.set(true);
         Nanos(now + PERIOD)
     })
@@ -239,9 +269,10 @@ pub(super) fn signal() {
         if !watch.armed.get() {
             return;
         }
-        let (now, switches) = (now(), switches());
+        let (now, used) = (now(), Usage::now());
         let last = watch.signal.replace(now);
-        let slept = switches > watch.switches.replace(switches);
+        let before = watch.used.replace(used);
+        let slept = used.switches > before.switches;
         if !slept || watch.at.get() == NOBODY {
             return;
         }
@@ -252,7 +283,9 @@ pub(super) fn signal() {
         }
         if now.saturating_sub(last) > GAP || waited.is_some() {
             let or = if watch.copies.get() { watch.source.get() } else { NOBODY };
-            watch.noted.set((watch.at.get(), Cause::Memory, now, or));
+            // A fault that waited may be taken again, and counted, only behind this signal.
+            let (at, faults) = (watch.at.get(), before.faults);
+            watch.noted.set(Note { at, cause: Cause::Memory, when: now, or, faults });
         }
     });
 }
@@ -271,7 +304,8 @@ pub(crate) fn note_gone() {
 fn note(cause: Cause) {
     WATCH.with(|watch| {
         if watch.armed.get() && watch.at.get() != NOBODY {
-            watch.noted.set((watch.at.get(), cause, now(), NOBODY));
+            let (at, when) = (watch.at.get(), now());
+            watch.noted.set(Note { at, cause, when, or: NOBODY, faults: 0 });
             watch.due.set(watch.due.get().max(1));
         }
     });
@@ -291,10 +325,13 @@ pub(super) fn is_due() -> bool {
 /// Who made the thread sleep, by what and for how long; or whose memory is gone. Asked once.
 pub(super) fn culprit() -> Option<Found> {
     let (slept, noted) = WATCH.with(|watch| (watch.due.take(), watch.noted.replace(NOTHING)));
-    let (at, cause, when, or) = noted;
+    let Note { at, cause, when, or, faults } = noted;
     let since = now().saturating_sub(when);
     let recent = since <= slept.saturating_add(GAP);
     let port = u16::try_from(at).ok().filter(|_| recent)?;
+    if cause == Cause::Memory && Usage::now().faults <= faults {
+        return None;
+    }
     let or = u16::try_from(or).ok().map(PortId);
     Some(Found { port: PortId(port), cause, slept: Nanos(slept), or })
 }
@@ -329,14 +366,30 @@ impl<C: CycleCounter> Worker<C> {
 mod tests {
     use super::*;
 
-    /// A gap of twice the period between two signals, with a switch or without, in a batch that
-    /// took longer than any may.
+    /// A page fault of the calling thread's own: the allocator keeps nothing of this size.
+    fn fault() {
+        let mut fresh = std::hint::black_box(vec![0_u8; 1 << 26]);
+        fresh[0] = 1;
+        std::hint::black_box(fresh);
+    }
+
+    /// What the thread had used before one more switch, or before none.
+    fn before(switched: bool) {
+        WATCH.with(|watch| {
+            let used = Usage::now();
+            let switches = used.switches - i64::from(switched);
+            watch.used.set(Usage { switches, faults: used.faults - 1 });
+        });
+    }
+
+    /// A gap of twice the period between two signals, with a switch or without, and with a page
+    /// fault, in a batch that took longer than any may.
     fn gap(switched: bool) {
         WATCH.with(|watch| {
             watch.armed.set(true);
             watch.signal.set(now().saturating_sub(2 * GAP));
-            watch.switches.set(switches() - i64::from(switched));
         });
+        before(switched);
         signal();
         took(SLEEP_MAX);
     }
@@ -361,6 +414,21 @@ mod tests {
         enter(PortId(3));
         gap(true);
         rested();
+        assert_eq!(who(), None);
+    }
+
+    /// A stopped process looks as if it slept over the port that was being polled.
+    #[test]
+    fn a_sleep_without_a_page_fault_is_nobodys() {
+        enter(PortId(3));
+        WATCH.with(|watch| {
+            watch.armed.set(true);
+            watch.signal.set(now().saturating_sub(2 * GAP));
+            let used = Usage::now();
+            watch.used.set(Usage { switches: used.switches - 1, ..used });
+        });
+        signal();
+        took(SLEEP_MAX);
         assert_eq!(who(), None);
     }
 
@@ -389,8 +457,8 @@ mod tests {
         WATCH.with(|watch| {
             watch.armed.set(true);
             watch.signal.set(now().saturating_sub(2 * GAP));
-            watch.switches.set(switches() - 1);
         });
+        before(true);
         rested();
         enter(PortId(4));
         signal();
@@ -456,6 +524,7 @@ mod tests {
             enter(PortId(6));
             let waits = (0..2_000).take_while(|_| {
                 waits(ms);
+                fault();
                 !is_due()
             });
             let waits = waits.count();
@@ -473,8 +542,9 @@ mod tests {
         enter(PortId(5));
         gap(true);
         WATCH.with(|watch| {
-            let (at, cause, when, or) = watch.noted.get();
-            watch.noted.set((at, cause, when.saturating_sub(1_000_000_000), or));
+            let noted = watch.noted.get();
+            let when = noted.when.saturating_sub(1_000_000_000);
+            watch.noted.set(Note { when, ..noted });
         });
         assert_eq!(who(), None);
         for (note, cause) in [(note_call as fn(), Cause::Call), (note_gone, Cause::Gone)] {

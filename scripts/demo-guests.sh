@@ -91,8 +91,8 @@ port() {
     shift 4
     printf '%s\n' "$@"
 }
-tap_port() { port "$1" "$2" "$3" "$4" 'type = "tap"' 'interface = "eth0"' "netns = \"$TAG-$1\""; }
-vhost_port() { port "$1" "$2" "$3" "$4" 'type = "vhost-user"' "socket = \"$WORK/$1.sock\""; }
+tap_port() { port "$1" "$2" "$3" "$4" 'tap.interface = "eth0"' "tap.netns = \"$TAG-$1\""; }
+vhost_port() { port "$1" "$2" "$3" "$4" "vhost-user.socket = \"$WORK/$1.sock\""; }
 
 write_config() {
     switch_config demo

@@ -20,7 +20,7 @@ stop() {
 trap stop EXIT
 
 port() { # name more...
-    printf '[[port]]\nname = "%s"\ntype = "vhost-user"\nsocket = "%s/%s.sock"\n' "$1" "$dir" "$1"
+    printf '[[port]]\nname = "%s"\nvhost-user.socket = "%s/%s.sock"\n' "$1" "$dir" "$1"
     shift
     printf '%s\n' "$@"
 }

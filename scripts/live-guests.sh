@@ -36,9 +36,9 @@ cleanup() {
 
 # vhost_port NAME MODE MAC IP
 vhost_port() {
-    printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\nmode = "%s"\n' "$1" "$2"
-    printf 'socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
-    printf 'offloads = { csum = false, tso = false }\n'
+    printf '\n[[port]]\nname = "%s"\ntenant = "blue"\nvhost-user.mode = "%s"\n' "$1" "$2"
+    printf 'vhost-user.socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
+    printf 'vhost-user.offloads = { csum = false, tso = false }\n'
 }
 
 # write_config [CAPACITY]
@@ -126,9 +126,9 @@ calibrate() {
 limits() {
     case $1 in
     c2qos)
-        ctl port set victim ingress_policy=cycles-minmax police= weight=40 --no-save \
+        ctl port set victim ingress_policy=cycles-minmax police= cycle_weight=40 --no-save \
             "cycles=$(calc "0.72 * $CAPACITY")" >/dev/null &&
-            ctl port set noisy ingress_policy=cycles-minmax police= weight=10 --no-save \
+            ctl port set noisy ingress_policy=cycles-minmax police= cycle_weight=10 --no-save \
                 "cycles=$(calc "0.18 * $CAPACITY")" >/dev/null
         ;;
     bps)
@@ -136,14 +136,14 @@ limits() {
         for port in $GUESTS; do
             pps=$2
             [ "$port" = victim ] || pps=$3
-            ctl port set "$port" ingress_policy=bps cycles= weight= --no-save \
+            ctl port set "$port" ingress_policy=bps cycles= cycle_weight= --no-save \
                 "police={cir=$(calc "$pps * 508 * 8"),cbs=65536,ebs=0}" >/dev/null || return
         done
         ;;
     none)
         local port
         for port in $GUESTS; do
-            ctl port set "$port" ingress_policy= cycles= weight= police= --no-save >/dev/null ||
+            ctl port set "$port" ingress_policy= cycles= cycle_weight= police= --no-save >/dev/null ||
                 return
         done
         ;;

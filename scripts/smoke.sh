@@ -23,8 +23,8 @@ write_config() {
     switch_config smoke
     printf '\n[[tenant]]\nname = "blue"\n'
     for port in "$@"; do
-        printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\n' "$port"
-        printf 'socket = "%s"\n' "$WORK/$port.sock"
+        printf '\n[[port]]\nname = "%s"\ntenant = "blue"\n' "$port"
+        printf 'vhost-user.socket = "%s"\n' "$WORK/$port.sock"
     done
 }
 

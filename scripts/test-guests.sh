@@ -24,8 +24,8 @@ cleanup() {
 
 # vhost_port NAME MODE MAC IP QUEUES
 vhost_port() {
-    printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\nmode = "%s"\n' "$1" "$2"
-    printf 'socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
+    printf '\n[[port]]\nname = "%s"\ntenant = "blue"\nvhost-user.mode = "%s"\n' "$1" "$2"
+    printf 'vhost-user.socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
     printf 'queues = %s\n' "$5"
 }
 
@@ -147,8 +147,8 @@ kill_guest() {
 delete_and_add() {
     check "port vm2 deleted" ctl port del vm2
     check "guest 2 is out of reach" not pings ep1 10.0.0.22 1
-    check "port vm2 added" ctl port add vm2 type=vhost-user tenant=blue mode=client \
-        "socket=$WORK/vm2.sock" mac=52:54:00:00:02:02 ip=10.0.0.22 queues=2
+    check "port vm2 added" ctl port add vm2 tenant=blue vhost-user.mode=client \
+        "vhost-user.socket=$WORK/vm2.sock" mac=52:54:00:00:02:02 ip=10.0.0.22 vhost-user.queues=2
     check "guest 2 is back after port del and add" pings_within 30 ep1 10.0.0.22
 }
 not() { ! "$@"; }

@@ -30,8 +30,8 @@ write_config() {
     printf '\n[[tenant]]\nname = "blue"\n'
     local port
     for port in vm-a vm-b ep; do
-        printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\n' "$port"
-        printf 'socket = "%s"\n' "$WORK/$port.sock"
+        printf '\n[[port]]\nname = "%s"\ntenant = "blue"\n' "$port"
+        printf 'vhost-user.socket = "%s"\n' "$WORK/$port.sock"
     done
 }
 

@@ -32,8 +32,8 @@ write_config() {
     printf '\n[[tenant]]\nname = "blue"\n'
     for port in 0 1; do
         if [ $port = 0 ]; then mode=server; else mode=client; fi
-        printf '\n[[port]]\nname = "p%s"\ntype = "vhost-user"\ntenant = "blue"\nqueues = 2\n' $port
-        printf 'mode = "%s"\nsocket = "%s"\n' $mode "$WORK/p$port.sock"
+        printf '\n[[port]]\nname = "p%s"\ntenant = "blue"\nvhost-user.queues = 2\n' $port
+        printf 'vhost-user.mode = "%s"\nvhost-user.socket = "%s"\n' $mode "$WORK/p$port.sock"
         # io mode goes by learned addresses, flowgen by these.
         printf '\n[[rule]]\nname = "flows-of-p%s"\nport = "p%s"\n' $port $port
         printf 'match = { dst_mac = "%s" }\nactions = ["output:p%s"]\n' $FLOWS_TO $((1 - port))

@@ -51,12 +51,12 @@ write_config() {
         "$(worker_core)"
     printf 'idle_backoff_us = 200\n\n[[tenant]]\nname = "blue"\nvlans = [7]\n'
     for port in vm1 vm2; do
-        printf '\n[[port]]\nname = "%s"\ntype = "vhost-user"\ntenant = "blue"\nvlan = 7\n' $port
-        printf 'socket = "/run/penstock/%s.sock"\nsocket_mode = "0660"\n' $port
-        printf 'socket_group = "kvm"\n'
+        printf '\n[[port]]\nname = "%s"\ntenant = "blue"\nvlan = 7\n' $port
+        printf 'vhost-user.socket = "/run/penstock/%s.sock"\nvhost-user.socket_mode = "0660"\n' $port
+        printf 'vhost-user.socket_group = "kvm"\n'
     done
-    printf '\n[[port]]\nname = "tap1"\ntype = "tap"\ntenant = "blue"\nvlan = 7\n'
-    printf 'interface = "ptap1"\n'
+    printf '\n[[port]]\nname = "tap1"\ntenant = "blue"\nvlan = 7\n'
+    printf 'tap.interface = "ptap1"\n'
 }
 
 step "the switch under its unit"
@@ -91,7 +91,7 @@ check "and through the TAP" tap_pings 10.7.0.1
 check "a session with a peer has no capability and a filter" confined vhost-vm1
 
 step "the file, the page, the end"
-check "port add writes the file" ctl port add tap2 type=tap interface=ptap2 tenant=blue vlan=7
+check "port add writes the file" ctl port add tap2 tap.interface=ptap2 tenant=blue vlan=7
 check "  and it is there" grep -q ptap2 $CONFIG
 check "metrics answer" page_answers
 sed -i 's/^name = "blue"/name = "green"/; s/tenant = "blue"/tenant = "green"/' $CONFIG
@@ -109,9 +109,9 @@ check "  and ping" pings acts1 10.7.0.2
 step "the helper"
 # After the switch's start: namespaces come and go.
 ip netns add acts3
-tap3() { ctl port add tap3 type=tap interface=ptap3 netns="$1" tenant=green vlan=7; }
+tap3() { ctl port add tap3 tap.interface=ptap3 tap.netns="$1" tenant=green vlan=7; }
 vm3() {
-    ctl port add vm3 type=vhost-user socket=/run/penstock/vm3.sock socket_owner=nobody tenant=green vlan=7
+    ctl port add vm3 vhost-user.socket=/run/penstock/vm3.sock vhost-user.socket_owner=nobody tenant=green vlan=7
 }
 systemctl stop penstock-helper.socket penstock-helper.service
 refusal=$(tap3 acts3 2>&1)
@@ -126,11 +126,11 @@ check "a port in another namespace" tap3 acts3
 check "  its interface is there" in_netns acts3 ip link show ptap3
 ip link add pveth0 type veth peer name pveth1 && ip link set pveth1 netns acts3
 check "a packet port there" \
-    ctl port add veth type=packet interface=pveth1 netns=acts3 tenant=green vlan=7
+    ctl port add veth packet.interface=pveth1 packet.netns=acts3 tenant=green vlan=7
 check "  it is up" wait_until 5 port_is_up tap3
 ip link add pveth2 type veth peer name pveth3 && ip link set pveth3 netns acts3
 check "an AF_XDP port there is attached as packet" \
-    ctl port add xdp type=xdp interface=pveth3 netns=acts3 tenant=green vlan=7
+    ctl port add xdp xdp.interface=pveth3 xdp.netns=acts3 tenant=green vlan=7
 check "  and says why" grep -q 'attached as packet' <<<"$(ctl port show xdp)"
 helper=$(systemctl show -p MainPID --value penstock-helper)
 check "the helper has exactly its unit's capabilities" status_is "$helper" CapEff 0000000000202001

@@ -136,8 +136,12 @@ pub enum HostCommand {
     },
     /// Shows what the daemon is and does.
     Show(Json),
-    /// Prints the configuration in force.
-    Config,
+    /// Prints the configuration in force, or rewrites a file of an older release.
+    Config {
+        /// Rewrite this file with the keys of today; its comments and order stay. Needs no daemon.
+        #[arg(long, value_name = "FILE")]
+        migrate: Option<PathBuf>,
+    },
     /// Has the daemon read its configuration file again; a wrong file is refused whole.
     Reload(Json),
     /// Prints the JSON schema of a configuration file.
@@ -257,7 +261,7 @@ pub enum PortCommand {
     /// Adds a port.
     #[command(
         after_help = "The keys are those of [[port]] in the configuration file. Example:\n  \
-        penstock port add vm3 type=vhost-user socket=/run/p/vm3.sock tenant=red vlan=100 \
+        penstock port add vm3 vhost-user.socket=/run/p/vm3.sock tenant=red vlan=100 \
         mac=52:54:00:00:00:03"
     )]
     Add(ObjectArgs),
@@ -689,7 +693,7 @@ mod tests {
             "penstock host schema controller",
             "penstock port list --json",
             "penstock port show vm1",
-            "penstock port add vm3 type=vhost-user socket=/run/p/vm3.sock vlan=100 --no-save",
+            "penstock port add vm3 vhost-user.socket=/run/p/vm3.sock vlan=100 --no-save",
             "penstock port set vm3 vlan=101 mac=",
             "penstock port del vm3",
             "penstock tenant list",

@@ -84,7 +84,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
 async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
     match command {
         Command::Host(HostCommand::Show(json)) => verbs::host::show(socket, json.json).await,
-        Command::Host(HostCommand::Config) => verbs::host::config(socket).await,
+        Command::Host(HostCommand::Config { migrate: None }) => verbs::host::config(socket).await,
+        Command::Host(HostCommand::Config { migrate: Some(file) }) => verbs::host::migrate(&file),
         Command::Host(HostCommand::Reload(json)) => verbs::host::reload(socket, json.json).await,
         Command::Port(command) => verbs::port::run(socket, command).await,
         Command::Tenant(command) => verbs::tenant::run(socket, command).await,

@@ -128,6 +128,8 @@ fn change_text(wanted: &Value) -> String {
 /// The value as the key wants it.
 fn keyed_value(key: &str, text: &str) -> Result<Value> {
     let plain = value(text);
+    // A key of a table is the same key: `vhost-user.socket_mode`.
+    let key = key.rsplit('.').next().unwrap_or(key);
     if TEXT_KEYS.contains(&key) && !plain.is_str() {
         return Ok(Value::String(text.to_owned()));
     }

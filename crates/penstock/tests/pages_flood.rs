@@ -37,8 +37,8 @@ fn daemon() -> Option<Daemon> {
     let socket = |name| scratch.0.join(format!("{name}.sock"));
     let objects = format!(
         "[[tenant]]\nname = \"t\"\n\
-         [[port]]\nname = \"vm1\"\ntype = \"vhost-user\"\ntenant = \"t\"\nsocket = {:?}\n\
-         [[port]]\nname = \"vm2\"\ntype = \"vhost-user\"\ntenant = \"t\"\nsocket = {:?}\n",
+         [[port]]\nname = \"vm1\"\ntenant = \"t\"\nvhost-user.socket = {:?}\n\
+         [[port]]\nname = \"vm2\"\ntenant = \"t\"\nvhost-user.socket = {:?}\n",
         socket("vm1"),
         socket("vm2")
     );

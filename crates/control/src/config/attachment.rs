@@ -1,126 +1,310 @@
-//! What a port attaches to, by its type: the keys of [`Port`] that the type knows, with their
-//! defaults filled in.
+//! What a port attaches to: a table for each type, with the keys that the type knows.
 
+use core::fmt;
 use std::path::PathBuf;
 
-use super::model::{Offloads, Port, PortKind, SocketMode, ZeroCopy};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::model::is_default;
+use super::vlan::FileMode;
+
+/// Queue pairs of an attachment, 1 to 8; [`super::check`] holds the range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Queues(#[schemars(range(min = 1, max = 8))] pub u16);
+
+impl Default for Queues {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+/// `vhost-user`: a virtual machine's virtio-net device behind a unix socket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VhostUser {
+    /// Path of the socket, at most 107 bytes.
+    pub socket: PathBuf,
+    /// Who listens. Default `server`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mode: SocketMode,
+    /// Queue pairs, 1 to 8. Default 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub queues: Queues,
+    /// What the virtual machine may be left to finish. Default `true`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offloads: Offloads,
+    /// Server: the socket's file mode. Default `"0600"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket_mode: Option<FileMode>,
+    /// Server: the socket's owner, a user's name or number. Default: the daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket_owner: Option<String>,
+    /// Server: the socket's group, a name or number. Default: the daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket_group: Option<String>,
+}
+
+impl VhostUser {
+    /// One queue pair behind a socket at which the switch listens.
+    #[must_use]
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            mode: SocketMode::default(),
+            queues: Queues::default(),
+            offloads: Offloads::default(),
+            socket_mode: None,
+            socket_owner: None,
+            socket_group: None,
+        }
+    }
+}
+
+/// `tap`: a TAP interface that the switch creates.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tap {
+    /// The interface, at most 15 bytes.
+    pub interface: String,
+    /// The network namespace of the interface, a name under `/run/netns` or a path. Default: the
+    /// daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<String>,
+    /// Queue pairs, 1 to 8. Default 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub queues: Queues,
+    /// What the kernel may be left to finish. Default `true`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offloads: Offloads,
+    /// The interface's MTU, 68 to 65521. Default: the kernel's, 1500.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 68, max = 65521))]
+    pub mtu: Option<u32>,
+}
+
+impl Tap {
+    /// One queue pair in the daemon's namespace.
+    #[must_use]
+    pub fn new(interface: impl Into<String>) -> Self {
+        let (queues, offloads) = (Queues::default(), Offloads::default());
+        Self { interface: interface.into(), netns: None, queues, offloads, mtu: None }
+    }
+}
+
+/// `packet`: an existing interface, by a packet socket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Packet {
+    /// The interface, at most 15 bytes.
+    pub interface: String,
+    /// The network namespace of the interface, a name under `/run/netns` or a path. Default: the
+    /// daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<String>,
+    /// What the kernel may be left to finish. Default `true`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offloads: Offloads,
+}
+
+impl Packet {
+    /// An interface in the daemon's namespace.
+    #[must_use]
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self { interface: interface.into(), netns: None, offloads: Offloads::default() }
+    }
+}
+
+/// `xdp`: an existing interface, by AF_XDP; by a packet socket where that is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Xdp {
+    /// The interface, at most 15 bytes.
+    pub interface: String,
+    /// The network namespace of the interface, a name under `/run/netns` or a path. Default: the
+    /// daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<String>,
+    /// Queues of the interface, 1 to 8. Default 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub queues: Queues,
+    /// Whether frames may lie where the NIC puts them. Default `auto`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub zero_copy: ZeroCopy,
+}
+
+impl Xdp {
+    /// One queue of an interface in the daemon's namespace.
+    #[must_use]
+    pub fn new(interface: impl Into<String>) -> Self {
+        let (queues, zero_copy) = (Queues::default(), ZeroCopy::default());
+        Self { interface: interface.into(), netns: None, queues, zero_copy }
+    }
+}
+
+/// Which side of a vhost-user socket listens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SocketMode {
+    /// The switch listens, the virtual machine connects.
+    #[default]
+    Server,
+    /// The switch connects, and again whenever the connection is lost.
+    Client,
+}
+
+/// Whether the frames of an `xdp` port may lie where the NIC puts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ZeroCopy {
+    /// If the driver can, else they are copied.
+    #[default]
+    Auto,
+    /// They are copied.
+    Never,
+}
+
+/// `offloads = true`, `false`, or `{ csum = true, tso = false }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "OffloadsText", into = "OffloadsText")]
+#[schemars(with = "OffloadsText")]
+pub struct Offloads {
+    /// Checksums may be left to the far side.
+    pub csum: bool,
+    /// TCP segments up to 64 KiB may pass whole; needs `csum`.
+    pub tso: bool,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "no switch; write true, false or { csum = true, tso = false }")]
+enum OffloadsText {
+    All(bool),
+    Each(OffloadsTable),
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OffloadsTable {
+    /// Checksums may be left to the far side. Default `true`.
+    #[serde(default = "yes")]
+    csum: bool,
+    /// TCP segments up to 64 KiB may pass whole; needs `csum`. Default `true`.
+    #[serde(default = "yes")]
+    tso: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl From<OffloadsText> for Offloads {
+    fn from(text: OffloadsText) -> Self {
+        match text {
+            OffloadsText::All(all) => Self { csum: all, tso: all },
+            OffloadsText::Each(OffloadsTable { csum, tso }) => Self { csum, tso },
+        }
+    }
+}
+
+impl From<Offloads> for OffloadsText {
+    fn from(Offloads { csum, tso }: Offloads) -> Self {
+        if csum == tso { Self::All(csum) } else { Self::Each(OffloadsTable { csum, tso }) }
+    }
+}
+
+impl Default for Offloads {
+    fn default() -> Self {
+        Self { csum: true, tso: true }
+    }
+}
 
 /// An attachment: when it changes, the port is attached anew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Attachment {
     /// A virtual machine's virtio-net device.
-    VhostUser {
-        /// Path of the socket.
-        socket: PathBuf,
-        /// Who listens.
-        mode: SocketMode,
-        /// Queue pairs, 1 to 8.
-        queues: u16,
-        /// What the far side may be left to finish.
-        offloads: Offloads,
-        /// File mode of the socket.
-        socket_mode: u32,
-        /// Owner of the socket.
-        owner: Option<String>,
-        /// Group of the socket.
-        group: Option<String>,
-    },
+    VhostUser(VhostUser),
     /// A TAP interface.
-    Tap {
-        /// Its name.
-        interface: String,
-        /// Its network namespace.
-        netns: Option<String>,
-        /// Queue pairs, 1 to 8.
-        queues: u16,
-        /// What the far side may be left to finish.
-        offloads: Offloads,
-        /// Its MTU.
-        mtu: Option<u32>,
-    },
+    Tap(Tap),
     /// An existing interface.
-    Packet {
-        /// Its name.
-        interface: String,
-        /// Its network namespace.
-        netns: Option<String>,
-        /// What the far side may be left to finish.
-        offloads: Offloads,
-    },
+    Packet(Packet),
     /// An existing interface, by AF_XDP if that can be had.
-    Xdp {
-        /// Its name.
-        interface: String,
-        /// Its network namespace.
-        netns: Option<String>,
-        /// Queues of it, 1 to 8.
-        queues: u16,
-        /// Whether frames may lie where the NIC puts them.
-        zero_copy: ZeroCopy,
-    },
+    Xdp(Xdp),
 }
 
 impl Attachment {
+    /// Names of the types, which are the keys of their tables.
+    pub const TYPES: [&'static str; 4] = ["vhost-user", "tap", "packet", "xdp"];
+
+    /// The type, as in the file.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::VhostUser(_) => "vhost-user",
+            Self::Tap(_) => "tap",
+            Self::Packet(_) => "packet",
+            Self::Xdp(_) => "xdp",
+        }
+    }
+
     /// Queue pairs.
     #[must_use]
     pub const fn queues(&self) -> u16 {
         match self {
-            Self::VhostUser { queues, .. }
-            | Self::Tap { queues, .. }
-            | Self::Xdp { queues, .. } => *queues,
-            Self::Packet { .. } => 1,
+            Self::VhostUser(VhostUser { queues, .. })
+            | Self::Tap(Tap { queues, .. })
+            | Self::Xdp(Xdp { queues, .. }) => queues.0,
+            Self::Packet(_) => 1,
+        }
+    }
+
+    /// What the far side may be left to finish; an `xdp` port leaves nothing.
+    #[must_use]
+    pub const fn offloads(&self) -> Offloads {
+        match self {
+            Self::VhostUser(VhostUser { offloads, .. })
+            | Self::Tap(Tap { offloads, .. })
+            | Self::Packet(Packet { offloads, .. }) => *offloads,
+            Self::Xdp(_) => Offloads { csum: false, tso: false },
+        }
+    }
+
+    /// The interface and its namespace; `None` for `vhost-user`.
+    #[must_use]
+    pub fn interface(&self) -> Option<(&str, Option<&str>)> {
+        match self {
+            Self::VhostUser(_) => None,
+            Self::Tap(Tap { interface, netns, .. })
+            | Self::Packet(Packet { interface, netns, .. })
+            | Self::Xdp(Xdp { interface, netns, .. }) => Some((interface, netns.as_deref())),
         }
     }
 
     /// The socket's path or the interface's name, with its namespace.
     #[must_use]
     pub fn target(&self) -> String {
-        match self {
-            Self::VhostUser { socket, .. } => socket.display().to_string(),
-            Self::Tap { interface, netns, .. }
-            | Self::Packet { interface, netns, .. }
-            | Self::Xdp { interface, netns, .. } => match netns {
-                Some(netns) => format!("{interface}@{netns}"),
-                None => interface.clone(),
-            },
+        match (self, self.interface()) {
+            (Self::VhostUser(vhost), _) => vhost.socket.display().to_string(),
+            (_, Some((interface, Some(netns)))) => format!("{interface}@{netns}"),
+            (_, interface) => interface.map(|(name, _)| name.to_owned()).unwrap_or_default(),
         }
     }
 }
 
-impl Port {
-    /// What the port attaches to; `None` while the key its type needs (`socket`, `interface`) is
-    /// missing, which no checked configuration has.
-    #[must_use]
-    pub fn attachment(&self) -> Option<Attachment> {
-        let queues = self.queues.unwrap_or(1);
-        let offloads = self.offloads.unwrap_or_default();
-        let netns = self.netns.clone();
-        Some(match self.kind {
-            PortKind::VhostUser => Attachment::VhostUser {
-                socket: self.socket.clone()?,
-                mode: self.mode.unwrap_or_default(),
-                queues,
-                offloads,
-                socket_mode: self.socket_mode.map_or(0o600, |mode| mode.0),
-                owner: self.socket_owner.clone(),
-                group: self.socket_group.clone(),
-            },
-            PortKind::Tap => Attachment::Tap {
-                interface: self.interface.clone()?,
-                netns,
-                queues,
-                offloads,
-                mtu: self.mtu,
-            },
-            PortKind::Packet => {
-                Attachment::Packet { interface: self.interface.clone()?, netns, offloads }
+macro_rules! from {
+    ($($kind:ident),*) => {
+        $(impl From<$kind> for Attachment {
+            fn from(of: $kind) -> Self {
+                Self::$kind(of)
             }
-            PortKind::Xdp => Attachment::Xdp {
-                interface: self.interface.clone()?,
-                netns,
-                queues,
-                zero_copy: self.zero_copy.unwrap_or_default(),
-            },
-        })
+        })*
+    };
+}
+
+from!(VhostUser, Tap, Packet, Xdp);
+
+impl fmt::Display for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind())
     }
 }

@@ -22,6 +22,7 @@ use super::rule::Rule;
 use super::share::ModelSection;
 use super::source::{Source, span_of};
 use super::switching::SwitchSection;
+use super::upgrade::upgrade;
 use super::{FILE_BYTES_MAX, HostConfig};
 
 const SECTIONS: [&str; 12] = [
@@ -137,8 +138,10 @@ pub(super) fn parse(text: &str, file: &str, machine: &Machine) -> Result<HostCon
         let remedy = "correct the TOML syntax; nothing else was checked";
         ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
     })?;
+    let mut root = document.as_table().clone();
+    upgrade(&mut root);
     let mut report = Report::new(source);
-    let draft = read_draft(document.as_table(), &mut report);
+    let draft = read_draft(&root, &mut report);
     check::check(&draft, machine, &mut report);
     if report.errors.is_empty() {
         let Some(config) = draft.finish() else {
@@ -406,6 +409,9 @@ fn unknown_remedy(wrong: &str, known: &[&str]) -> String {
     let close = known.iter().filter(|name| distance(name, wrong) <= 2);
     match close.min_by_key(|name| distance(name, wrong)) {
         Some(name) => format!("did you mean `{name}`?"),
+        None if wrong == "type" => "write what it attaches to as a table: vhost-user, tap, packet \
+                                    or xdp, as in tap.interface = \"tap1\""
+            .to_owned(),
         None => format!("known here: {}", known.join(", ")),
     }
 }

@@ -1,11 +1,12 @@
 //! Changes to the text of a configuration: its author's comments and order stay.
 
 use serde::Serialize;
-use toml_edit::{Array, ArrayOfTables, DocumentMut, Formatted, Item, Table, Value};
+use toml_edit::{Array, ArrayOfTables, DocumentMut, Formatted, Item, Table, TableLike, Value};
 
 use super::error::ConfigError;
 use super::model::{Port, Tenant};
 use super::rule::Rule;
+use super::upgrade::{path, upgrade_table};
 
 /// The kinds of objects that clients add, set and delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub(crate) enum EditError {
     Syntax(toml_edit::TomlError),
     #[error("`{0}` is not a list of tables")]
     Shape(&'static str),
+    #[error("`{0}` is no table, so it holds no keys")]
+    NoTable(String),
     #[error("it cannot be written as TOML: {0}")]
     Write(toml_edit::ser::Error),
 }
@@ -84,8 +87,10 @@ impl Edit<'_> {
             }
             (Self::Set(_, _, changes), Some(at)) => {
                 if let Some(table) = tables.get_mut(at) {
+                    upgrade_table(kind.name(), table);
                     for (key, value) in *changes {
-                        set(table, key, value)?;
+                        let key = path(kind.name(), table, key);
+                        set(table, &key, value)?;
                     }
                 }
             }
@@ -126,17 +131,31 @@ fn form(key: &str) -> Form {
     match key {
         "mac" | "ip" | "trunk" | "vlans" | "actions" | "rtp" => Form::List,
         "vlan" | "native" | "qinq" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
-        | "fdb_limit" | "priority" | "weight" | "depth" | "contract" | "police" | "match"
-        | "queue" | "shape" | "share" | "receive" | "send" | "wfq" | "dscp" => Form::Literal,
+        | "fdb_limit" | "priority" | "cycle_weight" | "uplink_weight" | "uplink_share"
+        | "depth" | "contract" | "police" | "match" | "queue" | "shape" | "receive" | "send"
+        | "wfq" | "dscp" | "vhost-user" | "tap" | "packet" | "xdp" => Form::Literal,
         _ => Form::Text,
     }
 }
 
 /// Sets a key, or removes it if the text is empty; what was behind the old value stays behind the
-/// new one.
-fn set(table: &mut Table, key: &str, text: &str) -> Result<(), EditError> {
+/// new one. A dot in the key is a key of a table: `vhost-user.queues`.
+fn set(table: &mut dyn TableLike, key: &str, text: &str) -> Result<(), EditError> {
     if key == "name" {
         return Err(EditError::Name);
+    }
+    if let Some((outer, inner)) = key.split_once('.') {
+        if text.is_empty() && !table.contains_key(outer) {
+            return Ok(());
+        }
+        let item = table.entry(outer).or_insert_with(|| {
+            let mut fresh = Table::new();
+            fresh.set_dotted(true);
+            Item::Table(fresh)
+        });
+        let nested =
+            item.as_table_like_mut().ok_or_else(|| EditError::NoTable(outer.to_owned()))?;
+        return set(nested, inner, text);
     }
     if text.is_empty() {
         table.remove(key);
@@ -210,7 +229,7 @@ fn expanded(item: Item) -> Item {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PortKind, parse};
+    use super::super::{Tap, parse};
     use super::*;
 
     const TEXT: &str = r#"# my host
@@ -224,27 +243,24 @@ vlans = [100, "200-210"] # two
 
 [[port]] # a machine
 name = "vm1"
-type = "vhost-user"
 tenant = "red"
-socket = "/run/vm1.sock"
+vhost-user.socket = "/run/vm1.sock"
 vlan = 100 # was 101
 
 # goes with vm2
 [[port]]
 name = "vm2"
-type = "vhost-user"
 tenant = "red"
-socket = "/run/vm2.sock"
+vhost-user = { socket = "/run/vm2.sock" }
 vlan = 100
 "#;
 
     fn port() -> Port {
         Port {
             tenant: Some("red".into()),
-            interface: Some("tap1".into()),
             vlan: Some("100".parse().unwrap()),
             slow_path: Some(super::super::SlowPath { per_second: 5, burst: 6 }),
-            ..Port::new("tap1", PortKind::Tap)
+            ..Port::new("tap1", Tap::new("tap1"))
         }
     }
 
@@ -257,9 +273,15 @@ vlan = 100
         assert_eq!(parse(&added, "").unwrap().ports[2], port);
         let deleted = Edit::Delete(Kind::Port, "tap1").apply(&added).unwrap();
         assert_eq!(deleted, TEXT);
-        let changes = [("vlan".to_owned(), "205".to_owned()), ("queues".into(), "2".into())];
+        let changes = [("vlan", "205"), ("queues", "2"), ("vhost-user.socket_mode", "0660")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()));
         let set = Edit::Set(Kind::Port, "vm1", &changes).apply(TEXT).unwrap();
-        assert_eq!(set, TEXT.replace("vlan = 100 # was 101", "vlan = 205 # was 101\nqueues = 2"));
+        let socket = "vhost-user.socket = \"/run/vm1.sock\"\n";
+        let more = "vhost-user.queues = 2\nvhost-user.socket_mode = \"0660\"\n";
+        let want = TEXT.replace(socket, &format!("{socket}{more}"));
+        assert_eq!(set, want.replace("vlan = 100 # was 101", "vlan = 205 # was 101"));
+        let inline = Edit::Set(Kind::Port, "vm2", &changes[1..2]).apply(TEXT).unwrap();
+        assert!(inline.contains("{ socket = \"/run/vm2.sock\", queues = 2 }"), "{inline}");
         let gone = Edit::Delete(Kind::Port, "vm2").apply(TEXT).unwrap();
         assert!(gone.ends_with("# was 101\n") && gone.contains("# two"), "{gone}");
     }

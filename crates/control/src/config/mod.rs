@@ -32,10 +32,13 @@ mod share;
 mod source;
 mod switching;
 mod text;
+mod upgrade;
 mod vlan;
 mod wfq;
 
-pub use attachment::Attachment;
+pub use attachment::{
+    Attachment, Offloads, Packet, Queues, SocketMode, Tap, VhostUser, Xdp, ZeroCopy,
+};
 pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use error::{ConfigError, ConfigErrors};
@@ -46,8 +49,8 @@ pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };
 pub use model::{
-    FdbStatic, ForwardingSection, HostConfig, HostSection, Offloads, Port, PortKind, Seccomp,
-    SlowPath, SocketMode, Tenant, WorkerSection, ZeroCopy,
+    FdbStatic, ForwardingSection, HostConfig, HostSection, Port, Seccomp, SlowPath, Tenant,
+    WorkerSection,
 };
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queueing::{Excess, Queue, Shape, Shaper};
@@ -62,6 +65,7 @@ pub use share::{
     Police, Priority, Sizes, Weight,
 };
 pub use switching::{ListenTls, SwitchSection, Switching};
+pub use upgrade::{current_port, migrate, outdated};
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};
 pub use wfq::{CodePoint, Wfq};
 

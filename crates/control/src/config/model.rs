@@ -4,7 +4,6 @@
 //! tenant, a rule's port) is checked by [`super::parse`], so a [`HostConfig`] that came from there
 //! is right as a whole. Units stand in the key's name (`_s`, `_us`, `_per_second`).
 
-use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -13,6 +12,7 @@ use penstock_vcpu::terms::{VcpuSection, VmTable};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::attachment::{Attachment, Packet, Tap, VhostUser, Xdp};
 use super::joining::FabricSection;
 use super::matching::StationMac;
 use super::queueing::{Queue, Shape};
@@ -24,7 +24,7 @@ use super::share::{
     BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
 };
 use super::switching::SwitchSection;
-use super::vlan::{FileMode, Vlan, VlanList};
+use super::vlan::{Vlan, VlanList};
 use super::wfq::Wfq;
 
 /// A host: everything `penstock host run` needs to know.
@@ -242,13 +242,13 @@ pub struct Tenant {
     pub fdb_limit: u32,
     /// Its weight among tenants at a `fair-share` output, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub weight: Weight,
+    pub uplink_weight: Weight,
     /// The code point (DSCP) of all IP frames of its VMs that leave by a shared port, 0 to 63,
     /// whatever a VM set. Default: none, frames leave as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 63))]
     pub dscp: Option<u8>,
-    /// What its VMs may receive together, and each by its `share`. Default: as much as comes.
+    /// What its VMs may receive together, and each by its `uplink_share`. Default: as much as comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<Receive>,
     /// What its VMs may send over the network, by shared ports, together. Default: as much as they
@@ -269,120 +269,11 @@ impl Tenant {
             name: name.into(),
             vlans: VlanList::default(),
             fdb_limit: default_fdb_limit(),
-            weight: Weight::default(),
+            uplink_weight: Weight::default(),
             dscp: None,
             receive: None,
             send: None,
         }
-    }
-}
-
-/// What a port attaches to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum PortKind {
-    /// A virtual machine's virtio-net device behind a unix socket.
-    VhostUser,
-    /// A TAP interface that the switch creates.
-    Tap,
-    /// An existing interface, by a packet socket.
-    Packet,
-    /// An existing interface, by AF_XDP; by a packet socket where that is refused.
-    Xdp,
-}
-
-impl PortKind {
-    /// As in the file.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::VhostUser => "vhost-user",
-            Self::Tap => "tap",
-            Self::Packet => "packet",
-            Self::Xdp => "xdp",
-        }
-    }
-}
-
-impl fmt::Display for PortKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Which side of a vhost-user socket listens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum SocketMode {
-    /// The switch listens, the virtual machine connects.
-    #[default]
-    Server,
-    /// The switch connects, and again whenever the connection is lost.
-    Client,
-}
-
-/// Whether the frames of an `xdp` port may lie where the NIC puts them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ZeroCopy {
-    /// If the driver can, else they are copied.
-    #[default]
-    Auto,
-    /// They are copied.
-    Never,
-}
-
-/// `offloads = true`, `false`, or `{ csum = true, tso = false }`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(from = "OffloadsText", into = "OffloadsText")]
-#[schemars(with = "OffloadsText")]
-pub struct Offloads {
-    /// Checksums may be left to the far side.
-    pub csum: bool,
-    /// TCP segments up to 64 KiB may pass whole; needs `csum`.
-    pub tso: bool,
-}
-
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "no switch; write true, false or { csum = true, tso = false }")]
-enum OffloadsText {
-    All(bool),
-    Each(OffloadsTable),
-}
-
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct OffloadsTable {
-    /// Checksums may be left to the far side. Default `true`.
-    #[serde(default = "yes")]
-    csum: bool,
-    /// TCP segments up to 64 KiB may pass whole; needs `csum`. Default `true`.
-    #[serde(default = "yes")]
-    tso: bool,
-}
-
-const fn yes() -> bool {
-    true
-}
-
-impl From<OffloadsText> for Offloads {
-    fn from(text: OffloadsText) -> Self {
-        match text {
-            OffloadsText::All(all) => Self { csum: all, tso: all },
-            OffloadsText::Each(OffloadsTable { csum, tso }) => Self { csum, tso },
-        }
-    }
-}
-
-impl From<Offloads> for OffloadsText {
-    fn from(Offloads { csum, tso }: Offloads) -> Self {
-        if csum == tso { Self::All(csum) } else { Self::Each(OffloadsTable { csum, tso }) }
-    }
-}
-
-impl Default for Offloads {
-    fn default() -> Self {
-        Self { csum: true, tso: true }
     }
 }
 
@@ -404,66 +295,36 @@ impl Default for SlowPath {
     }
 }
 
-/// `[[port]]`: the attachment of one virtual machine, namespace or interface.
+/// `[[port]]`: the attachment of one virtual machine, namespace or interface, and what was sold.
 ///
-/// `socket`, `mode`, `socket_mode`, `socket_owner`, `socket_group` belong to `vhost-user`;
-/// `interface` and `netns` to `tap`, `packet` and `xdp`; `mtu` to `tap`; `queues` to all but
-/// `packet`; `zero_copy` to `xdp`; `offloads` to all but `xdp`. [`Port::attachment`] gives them as
-/// the type says.
+/// Exactly one of `vhost-user`, `tap`, `packet` and `xdp` is there; [`Port::attachment`] gives it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
     /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
-    /// What it attaches to.
-    #[serde(rename = "type")]
-    pub kind: PortKind,
     /// Its owner. Default: none, a shared port (an uplink) that carries the networks of all
     /// tenants on its VLANs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
 
-    /// vhost-user: path of the socket, at most 107 bytes.
+    /// A virtual machine's virtio-net device behind a unix socket.
+    #[serde(default, rename = "vhost-user", skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<VhostUser>,
+    /// A TAP interface that the switch creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub socket: Option<PathBuf>,
-    /// vhost-user: who listens. Default `server`.
+    pub tap: Option<Tap>,
+    /// An existing interface, by a packet socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<SocketMode>,
-    /// vhost-user server: the socket's file mode. Default `"0600"`.
+    pub packet: Option<Packet>,
+    /// An existing interface, by AF_XDP; by a packet socket where that is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub socket_mode: Option<FileMode>,
-    /// vhost-user server: the socket's owner, a user's name or number. Default: the daemon's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub socket_owner: Option<String>,
-    /// vhost-user server: the socket's group, a name or number. Default: the daemon's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub socket_group: Option<String>,
-    /// tap, packet, xdp: the interface, at most 15 bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub interface: Option<String>,
-    /// tap, packet, xdp: the network namespace of the interface, a name under `/run/netns` or a
-    /// path. Default: the daemon's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub netns: Option<String>,
-    /// vhost-user, tap, xdp: queue pairs, 1 to 8. Default 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 8))]
-    pub queues: Option<u16>,
+    pub xdp: Option<Xdp>,
     /// The worker that owns its queue pairs, 0 to 15, the place of its CPU in `cores`; may be set
     /// while frames flow. Default: queue pairs are dealt to all workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 15))]
     pub worker: Option<u16>,
-    /// xdp: whether frames may lie where the NIC puts them. Default `auto`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub zero_copy: Option<ZeroCopy>,
-    /// vhost-user, tap, packet: what the far side may be left to finish. Default `true`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub offloads: Option<Offloads>,
-    /// tap: the interface's MTU, 68 to 65521. Default: the kernel's, 1500.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 68, max = 65521))]
-    pub mtu: Option<u32>,
 
     /// Access port: untagged frames, all of this VLAN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -503,9 +364,9 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_000, max = 1_000_000_000_000_u64))]
     pub depth: Option<u64>,
-    /// Its part of what others leave, 1 to 10000. Default 1.
+    /// Its weight among the VMs that share the cycles others leave, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub weight: Weight,
+    pub cycle_weight: Weight,
     /// Its latency class, 1 first to 8. Default 8.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: Priority,
@@ -515,7 +376,7 @@ pub struct Port {
     /// The limits of the policies `bps` and `pps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub police: Option<Police>,
-    /// What it may receive. Default: its part, by `share`, of what its tenant may, else as much as
+    /// What it may receive. Default: its part, by `uplink_share`, of what its tenant may, else as much as
     /// comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<Receive>,
@@ -537,9 +398,10 @@ pub struct Port {
     /// Rates that what it sends and receives is delayed to. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Shape>,
-    /// Its weight among its tenant's ports at a `fair-share` output, 1 to 10000. Default 1.
+    /// Its weight among its tenant's ports, 1 to 10000: at a `fair-share` output, and of what the
+    /// tenant may receive together. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub share: Weight,
+    pub uplink_share: Weight,
     /// RTP streams to it whose jitter is measured, at most 8. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rtp: Vec<RtpStream>,
@@ -550,25 +412,24 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port with nothing but a name and a type.
+    /// A port with nothing but a name and what it attaches to.
     #[must_use]
-    pub fn new(name: impl Into<String>, kind: PortKind) -> Self {
+    pub fn new(name: impl Into<String>, attachment: impl Into<Attachment>) -> Self {
+        let (mut vhost_user, mut tap, mut packet, mut xdp) = (None, None, None, None);
+        match attachment.into() {
+            Attachment::VhostUser(of) => vhost_user = Some(of),
+            Attachment::Tap(of) => tap = Some(of),
+            Attachment::Packet(of) => packet = Some(of),
+            Attachment::Xdp(of) => xdp = Some(of),
+        }
         Self {
             name: name.into(),
-            kind,
+            vhost_user,
+            tap,
+            packet,
+            xdp,
             tenant: None,
-            socket: None,
-            mode: None,
-            socket_mode: None,
-            socket_owner: None,
-            socket_group: None,
-            interface: None,
-            netns: None,
-            queues: None,
             worker: None,
-            zero_copy: None,
-            offloads: None,
-            mtu: None,
             vlan: None,
             trunk: None,
             native: None,
@@ -579,7 +440,7 @@ impl Port {
             ingress_policy: IngressPolicy::None,
             cycles: None,
             depth: None,
-            weight: Weight::default(),
+            cycle_weight: Weight::default(),
             priority: Priority::default(),
             contract: None,
             police: None,
@@ -589,10 +450,28 @@ impl Port {
             wfq: None,
             queue: None,
             shape: None,
-            share: Weight::default(),
+            uplink_share: Weight::default(),
             rtp: Vec::new(),
             vm: None,
         }
+    }
+
+    /// What the port attaches to; `None` if no type or several are given, which no checked
+    /// configuration does.
+    #[must_use]
+    pub fn attachment(&self) -> Option<Attachment> {
+        let mut given = self.attachments().into_iter().flatten();
+        given.next().filter(|_| given.next().is_none())
+    }
+
+    /// What is given of each type.
+    pub(super) fn attachments(&self) -> [Option<Attachment>; 4] {
+        [
+            self.vhost_user.clone().map(Attachment::VhostUser),
+            self.tap.clone().map(Attachment::Tap),
+            self.packet.clone().map(Attachment::Packet),
+            self.xdp.clone().map(Attachment::Xdp),
+        ]
     }
 
     /// `access 100`, `trunk 1,5-9 native 1`, `untagged`.

@@ -139,13 +139,13 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::PortKind;
+    use super::super::attachment::Tap;
     use super::*;
     use penstock_qos::policer::{Colour, Policer, Size};
     use penstock_units::Nanos;
 
     fn port(toml: &str) -> Port {
-        let text = format!("name = \"vm1\"\ntype = \"tap\"\ninterface = \"t\"\n{toml}");
+        let text = format!("name = \"vm1\"\ntap.interface = \"t\"\n{toml}");
         toml_edit::de::from_str(&text).unwrap()
     }
 
@@ -219,6 +219,6 @@ mod tests {
         assert_eq!(bought("police = { cir = \"1G\" }"), Some(G));
         assert_eq!(bought("contract = { rate = \"1Mpps\", size = 1000 }"), Some(8 * G));
         assert_eq!(bought(""), None);
-        assert_eq!(Port::new("vm1", PortKind::Tap).bought(), None);
+        assert_eq!(Port::new("vm1", Tap::new("t")).bought(), None);
     }
 }

@@ -74,10 +74,10 @@ impl Tenant {
     }
 
     /// The parts of its `ports`, in their order: of each what it says itself, else its part of the
-    /// tenant's by `share`. Depths are the tenant's.
+    /// tenant's by `uplink_share`. Depths are the tenant's.
     pub(crate) fn parts(&self, ports: &[&Port]) -> Vec<Terms> {
         let whole = self.may_receive().unwrap_or_default();
-        let weights: Vec<_> = ports.iter().map(|port| port.share.0).collect();
+        let weights: Vec<_> = ports.iter().map(|port| port.uplink_share.0).collect();
         let rates = whole.bytes.map(|(rate, depth)| (split(rate.0, &weights), depth));
         let counts = whole.frames.map(|(rate, depth)| (split(rate.0, &weights), depth));
         let part = |at: usize, parts: &Option<(Vec<u64>, u32)>| {
@@ -98,13 +98,13 @@ impl Tenant {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::PortKind;
+    use super::super::attachment::Tap;
     use super::super::share::Weight;
     use super::*;
 
     fn port(name: &str, share: u64) -> Port {
         let share = Weight(penstock_units::Weight::new(share).unwrap());
-        Port { share, ..Port::new(name, PortKind::Tap) }
+        Port { uplink_share: share, ..Port::new(name, Tap::new(name)) }
     }
 
     #[test]

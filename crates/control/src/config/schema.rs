@@ -13,7 +13,9 @@ use penstock_vcpu::terms::{VcpuSection, VmTable};
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::{BINDINGS_MAX, FDB_MAX, HostConfig, PORTS_MAX, RULES_MAX, TENANTS_MAX, fabric};
+use super::{
+    Attachment, BINDINGS_MAX, FDB_MAX, HostConfig, PORTS_MAX, RULES_MAX, TENANTS_MAX, fabric,
+};
 
 /// A kind of file by name, and what makes its schema.
 pub type FileSchema = (&'static str, fn() -> String);
@@ -217,6 +219,7 @@ fn rules() -> Value {
         }
     });
     merge(&mut rules["$defs"], of_tables());
+    merge(&mut rules["$defs"], of_attachments());
     merge(&mut rules, of_vcpus());
     rules
 }
@@ -311,44 +314,41 @@ fn host() -> Value {
     })
 }
 
+/// Of what a port attaches to.
+fn of_attachments() -> Value {
+    let interface = json!({ "properties": {
+        "interface": { "pattern": "^[^/:\\s]{1,15}$" },
+        "netns": { "pattern": "^(/.*|[^/]+)$" }
+    } });
+    json!({
+        "VhostUser": {
+            "properties": { "socket": { "pattern": SOCKET } },
+            "if": need(&["mode"], json!({ "mode": { "const": "client" } })),
+            "then": { "properties": {
+                "socket_mode": false, "socket_owner": false, "socket_group": false
+            } }
+        },
+        "Tap": interface,
+        "Packet": interface,
+        "Xdp": interface
+    })
+}
+
 fn port() -> Value {
-    let of_kind = |kind: &str, needs: &str, without: &[&str]| {
-        let mut keys: Map<String, Value> =
-            without.iter().map(|key| ((*key).to_owned(), false.into())).collect();
-        keys.insert(needs.to_owned(), true.into());
-        json!({
-            "if": need(&["type"], json!({ "type": { "const": kind } })),
-            "then": need(&[needs], keys.into())
-        })
-    };
-    let socket = ["socket", "mode", "socket_mode", "socket_owner", "socket_group"];
-    let and = |more: &[&'static str]| [&socket, more].concat();
     json!({
         "properties": {
             "name": { "pattern": NAME },
             "tenant": { "pattern": NAME },
-            "socket": { "pattern": SOCKET },
-            "interface": { "pattern": "^[^/:\\s]{1,15}$" },
-            "netns": { "pattern": "^(/.*|[^/]+)$" },
             "trunk": { "type": "array", "minItems": 1 },
             "mac": { "maxItems": BINDINGS_MAX },
             "ip": { "maxItems": BINDINGS_MAX, "items": { "pattern": IP } },
             "receive": { "type": "object", "properties": { "sharing": false } },
             "rtp": { "maxItems": RTP_STREAMS_MAX }
         },
+        "oneOf": Attachment::TYPES.map(|kind| has(&[kind])),
         "dependentRequired": { "native": ["trunk"], "receive": ["tenant"], "rtp": ["tenant"] },
         "not": has(&["vlan", "trunk"]),
         "allOf": [
-            of_kind("vhost-user", "socket", &["interface", "netns", "mtu", "zero_copy"]),
-            of_kind("tap", "interface", &and(&["zero_copy"])),
-            of_kind("packet", "interface", &and(&["queues", "mtu", "zero_copy"])),
-            of_kind("xdp", "interface", &and(&["mtu", "offloads"])),
-            {
-                "if": need(&["mode"], json!({ "mode": { "const": "client" } })),
-                "then": { "properties": {
-                    "socket_mode": false, "socket_owner": false, "socket_group": false
-                } }
-            },
             {
                 "if": need(&["ingress_policy"], json!({
                     "ingress_policy": { "enum": ["bps", "pps"] }

@@ -1,4 +1,4 @@
-//! What a port bought and how it is bounded: `contract`, `cycles`, `weight`, `priority`, `police`,
+//! What a port bought and how it is bounded: `contract`, `cycles`, `cycle_weight`, `priority`, `police`,
 //! and `[model]`, by which a contract becomes cycles.
 
 use core::fmt;

@@ -158,7 +158,7 @@ fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
         "its own entitlement: it used 401.4 M of 400.0 M cycles/s and had frames waiting without \
          cycles for 63.4 % of the time"
     );
-    assert!(answer.remedy.contains("`weight`"), "{}", answer.remedy);
+    assert!(answer.remedy.contains("`cycle_weight`"), "{}", answer.remedy);
 }
 
 /// The core of `full_core`, idle for nine tenths.

@@ -18,7 +18,7 @@ use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Shared};
 use super::switch::{AttachError, Switch};
 use super::vcpus;
-use crate::config::{Attachment, HostConfig};
+use crate::config::{Attachment, HostConfig, VhostUser};
 use crate::snapshot::{Compiler, StaticAddress};
 
 /// The switch and what is known of it.
@@ -276,7 +276,7 @@ impl Core {
 /// That `new` leaves a connected driver what it has negotiated: a guest cannot give up a feature or
 /// a queue pair while it runs, so each of its connections would end as soon as it began.
 fn keeps_its_driver(name: &str, port: &LivePort, new: &Attachment) -> Result<(), ApiError> {
-    let Attachment::VhostUser { offloads, queues, .. } = new else { return Ok(()) };
+    let Attachment::VhostUser(VhostUser { offloads, queues, .. }) = new else { return Ok(()) };
     let Some(status) = port.link.as_ref().map(|link| link.status()) else { return Ok(()) };
     let is_there = matches!(status.state, AttachState::Connected | AttachState::Up);
     // Another socket is another driver's.
@@ -291,9 +291,9 @@ fn keeps_its_driver(name: &str, port: &LivePort, new: &Attachment) -> Result<(),
     let kept: Vec<&str> = status.features.iter().filter(refused).copied().collect();
     let problem = if !kept.is_empty() {
         format!("its driver is connected and uses {}, which `offloads` takes away", kept.join(", "))
-    } else if status.queues_up > *queues {
+    } else if status.queues_up > queues.0 {
         let up = status.queues_up;
-        format!("its driver is connected and uses {up} queue pairs, `queues` would be {queues}")
+        format!("its driver is connected and uses {up} queue pairs, `queues` would be {}", queues.0)
     } else {
         return Ok(());
     };

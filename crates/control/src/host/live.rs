@@ -96,7 +96,7 @@ impl Switch for LiveSwitch {
         counters: &PortCounterSets,
     ) -> Result<Arc<dyn Link>, AttachError> {
         let link: Arc<dyn Link> = match attachment {
-            Attachment::VhostUser { .. } => {
+            Attachment::VhostUser(_) => {
                 let Some(config) = vhost_config(name, attachment).transpose()? else {
                     unreachable!("the attachment is of this kind")
                 };
@@ -110,11 +110,11 @@ impl Switch for LiveSwitch {
                 }
                 Arc::new(VhostLink(Mutex::new(vhost)))
             }
-            Attachment::Tap { interface, netns, queues, offloads, mtu } => {
+            Attachment::Tap(config::Tap { interface, netns, queues, offloads, mtu }) => {
                 let (tap, queues) = Tap::open(&TapConfig {
                     interface: interface.clone(),
                     netns: netns.as_ref().map(PathBuf::from),
-                    queues: *queues,
+                    queues: queues.0,
                     offloads: caps(*offloads),
                     mtu: *mtu,
                 })
@@ -122,7 +122,7 @@ impl Switch for LiveSwitch {
                 self.join(id, queues, worker, counters)?;
                 Arc::new(tap)
             }
-            Attachment::Packet { interface, netns, offloads } => {
+            Attachment::Packet(config::Packet { interface, netns, offloads }) => {
                 let (packet, queues) = Packet::open(&PacketConfig {
                     interface: interface.clone(),
                     netns: netns.as_ref().map(PathBuf::from),
@@ -132,13 +132,13 @@ impl Switch for LiveSwitch {
                 self.join(id, queues, worker, counters)?;
                 Arc::new(packet)
             }
-            Attachment::Xdp { interface, netns, queues, zero_copy } => {
+            Attachment::Xdp(config::Xdp { interface, netns, queues, zero_copy }) => {
                 let (link, queues) = open_xdp(
                     name,
                     &XdpConfig {
                         interface: interface.clone(),
                         netns: netns.as_ref().map(PathBuf::from),
-                        queues: *queues,
+                        queues: queues.0,
                         zero_copy: match zero_copy {
                             ZeroCopy::Auto => xdp::ZeroCopy::Auto,
                             ZeroCopy::Never => xdp::ZeroCopy::Never,
@@ -303,28 +303,25 @@ fn vhost_config(
     name: &str,
     attachment: &Attachment,
 ) -> Option<Result<VhostUserConfig, AttachError>> {
-    let Attachment::VhostUser { socket, mode, queues, offloads, socket_mode, owner, group, .. } =
-        attachment
-    else {
-        return None;
-    };
+    let Attachment::VhostUser(vhost) = attachment else { return None };
     let number =
         |name: &Option<String>, file| name.as_deref().map(|name| account(name, file)).transpose();
     let config = |socket_owner, socket_group| VhostUserConfig {
         name: name.to_owned(),
-        path: socket.clone(),
-        mode: match mode {
+        path: vhost.socket.clone(),
+        mode: match vhost.mode {
             SocketMode::Server => vhost_user::SocketMode::Server,
             SocketMode::Client => vhost_user::SocketMode::Client,
         },
-        queue_pairs: *queues,
-        offloads: caps(*offloads),
-        socket_mode: *socket_mode,
+        queue_pairs: vhost.queues.0,
+        offloads: caps(vhost.offloads),
+        socket_mode: vhost.socket_mode.map_or(0o600, |mode| mode.0),
         socket_owner,
         socket_group,
     };
-    let owner = number(owner, "/etc/passwd");
-    Some(owner.and_then(|owner| Ok(config(owner, number(group, "/etc/group")?))))
+    let owner = number(&vhost.socket_owner, "/etc/passwd");
+    let group = || number(&vhost.socket_group, "/etc/group");
+    Some(owner.and_then(|owner| Ok(config(owner, group()?))))
 }
 
 /// The number of a user or group.

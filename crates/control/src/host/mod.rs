@@ -157,8 +157,9 @@ impl Host {
         let links = Handlers::default();
         let past = Past::default();
         let host = Self { core, changing: Mutex::new(changing), links, past, path };
+        let outdated = config::outdated(&text);
         let outcome = host.core.apply(config, text.into(), true)?;
-        for warning in warnings(outcome) {
+        for warning in warnings(outcome).into_iter().chain(outdated) {
             tracing::warn!("{warning}");
         }
         Ok(host)
@@ -454,6 +455,7 @@ impl Host {
         } else {
             self.core.apply(config, text.clone().into(), true).map_err(api_failed)?
         };
+        outcome.warnings.extend(config::outdated(&text));
         // One that was refused is not what this host has read.
         changing.file_text = Some(text);
         outcome.warnings.extend(restart);

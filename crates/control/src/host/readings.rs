@@ -311,7 +311,7 @@ fn port_status(port: &Port, live: &LivePort, workers: Vec<u16>) -> PortStatus {
     PortStatus {
         name: port.name.clone(),
         id: live.id.0,
-        kind: port.kind.to_string(),
+        kind: port.attachment().map_or_else(String::new, |of| of.kind().to_owned()),
         tenant: port.tenant.clone().unwrap_or_default(),
         vlan: port.vlan_text(),
         target: live.attachment.target(),

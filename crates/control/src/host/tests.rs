@@ -16,7 +16,7 @@ use penstock_units::{MacAddr, PortId, TscRate, WorkerId};
 
 use super::switch::{AttachError, Link, Switch};
 use super::*;
-use crate::config::{Action, Attachment, PortKind};
+use crate::config::{Action, Attachment, Tap};
 
 /// What the switch was asked, in order, and what it refuses.
 #[derive(Default)]
@@ -182,16 +182,14 @@ vlans = [100, 101]
 
 [[port]]
 name = "vm1"
-type = "vhost-user"
 tenant = "red"
-socket = "/run/vm1.sock"
+vhost-user.socket = "/run/vm1.sock"
 vlan = 100 # like vm2
 
 [[port]]
 name = "vm2"
-type = "vhost-user"
 tenant = "red"
-socket = "/run/vm2.sock"
+vhost-user.socket = "/run/vm2.sock"
 vlan = 100
 
 [[fdb]]
@@ -242,9 +240,8 @@ fn start_on(file: &TempFile, fake: Fake) -> (Host, Fake) {
 fn tap(name: &str) -> Port {
     Port {
         tenant: Some("red".into()),
-        interface: Some(name.into()),
         vlan: Some("101".parse().unwrap()),
-        ..Port::new(name, PortKind::Tap)
+        ..Port::new(name, Tap::new(name))
     }
 }
 
@@ -273,7 +270,7 @@ fn a_saved_change_keeps_the_comments_and_a_transient_one_leaves_the_file() {
     assert_eq!(fake.calls(), ["swap", "attach t1 2"]);
     let saved = file.text();
     // The new table stands behind the last of its kind.
-    assert!(saved.contains("vlan = 100\n\n[[port]]\nname = \"t1\"\ntype = \"tap\"\n"), "{saved}");
+    assert!(saved.contains("vlan = 100\n\n[[port]]\nname = \"t1\"\n"), "{saved}");
     let mut left = saved.lines();
     assert!(TEXT.lines().all(|line| left.any(|l| l == line)), "every line is still there: {saved}");
     host.add_port(tap("t2"), false).unwrap();
@@ -435,8 +432,8 @@ fn a_reload_touches_only_what_changed() {
     assert_eq!(host.reload().unwrap().changes, Vec::<String>::new());
     assert_eq!(fake.calls(), Vec::<String>::new());
 
-    let vm3 = "\n[[port]]\nname = \"vm3\"\ntype = \"vhost-user\"\ntenant = \"red\"\n\
-               socket = \"/run/vm3.sock\"\nvlan = 101\n";
+    let vm3 = "\n[[port]]\nname = \"vm3\"\ntenant = \"red\"\n\
+               vhost-user.socket = \"/run/vm3.sock\"\nvlan = 101\n";
     let without_vm1 = TEXT
         .replace("name = \"vm1\"", "name = \"vm9\"")
         .replace("port = \"vm1\"", "port = \"vm9\"");
@@ -551,8 +548,7 @@ file = "MODEL"
 name = "red"
 [[port]]
 name = "vm1"
-type = "tap"
-interface = "t1"
+tap.interface = "t1"
 tenant = "red"
 ingress_policy = "cycles-strict"
 contract = { rate = "1Mpps", size = 1064 }

@@ -11,7 +11,7 @@ use penstock_qos::policing::Terms;
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
 use super::Warning;
-use crate::config::{HostConfig, Port, PortKind};
+use crate::config::{HostConfig, Port};
 
 /// A warning for each depth that does not fit.
 pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
@@ -58,7 +58,7 @@ fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
 
 /// Whether what is behind the port may send segments that the policers see whole.
 fn sends_segments(port: &Port) -> bool {
-    port.kind != PortKind::Xdp && port.offloads.unwrap_or_default().tso
+    port.attachment().is_some_and(|attachment| attachment.offloads().tso)
 }
 
 fn bytes(object: &str, key: &str, (rate, depth): (BitsPerSecond, u32)) -> Option<String> {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     fn tap(keys: &str) -> String {
-        format!("[[port]]\nname = \"vm1\"\ntype = \"tap\"\ninterface = \"t\"\n{keys}\n")
+        format!("[[port]]\nname = \"vm1\"\ntap.interface = \"t\"\n{keys}\n")
     }
 
     #[test]

@@ -263,7 +263,7 @@ impl Planner<'_> {
             plan.refusals.push(text::no_model(port));
         }
         let id = PortId(self.ids.port(&port.name).unwrap_or_default());
-        let queues = (0..port.queues.unwrap_or(1)).map(QueueId);
+        let queues = (0..port.attachment().map_or(1, |of| of.queues())).map(QueueId);
         let homes = queues.map(|queue| home(id, queue, port.worker, self.workers).index());
         let entry = PortPlan {
             name: port.name.clone(),
@@ -353,6 +353,9 @@ impl Checked {
         }
         .plan();
         warn::missing_here(&config, &mut plan);
+        for text in config::outdated(&config::read_file(path)?) {
+            plan.warn([], text);
+        }
         Ok(Self { config, model, plan })
     }
 }

@@ -68,7 +68,7 @@ fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> Plan {
 
 fn port(name: &str, more: &str) -> String {
     format!(
-        "[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\nsocket = \"/run/{name}.sock\"\n\
+        "[[port]]\nname = \"{name}\"\nvhost-user.socket = \"/run/{name}.sock\"\n\
          tenant = \"red\"\n{more}\n"
     )
 }
@@ -147,7 +147,7 @@ fn cycles_that_are_too_few_or_missing_are_told() {
     assert_eq!(told("ingress_policy = \"cycles-strict\"\ncycles = \"1M\""), "");
     assert_eq!(
         told("ingress_policy = \"cycles-minmax\""),
-        "port a: policy cycles-minmax without `cycles`: it has nothing but its `weight` of what \
+        "port a: policy cycles-minmax without `cycles`: it has nothing but its `cycle_weight` of what \
          others leave; write `cycles`"
     );
     assert!(told("ingress_policy = \"cycles-strict\"").contains("it may send nothing"));
@@ -241,8 +241,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
 
 #[test]
 fn more_bandwidth_than_the_link_has_is_refused() {
-    let uplink =
-        "[[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"eth0\"\nlink = \"10G\"\n";
+    let uplink = "[[port]]\nname = \"up\"\npacket.interface = \"eth0\"\nlink = \"10G\"\n";
     let ports = port("a", "contract = { rate = \"8G\", size = 1024 }")
         + &port("b", "contract = { rate = \"4G\", size = 1024 }");
     let plan = plan_of(&(RED.to_owned() + uplink + &ports), Some(&model()), 1);
@@ -257,7 +256,7 @@ fn more_bandwidth_than_the_link_has_is_refused() {
 #[test]
 fn a_tag_for_the_uplink_and_the_rules_that_apply_are_counted() {
     let text = "[[tenant]]\nname = \"red\"\nvlans = [7]\n\
-        [[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"eth0\"\ntrunk = [7]\n\
+        [[port]]\nname = \"up\"\npacket.interface = \"eth0\"\ntrunk = [7]\n\
         [[rule]]\nname = \"r\"\ntenant = \"red\"\nactions = [\"drop\"]\n\
         [[rule]]\nname = \"s\"\nport = \"up\"\nactions = [\"normal\"]\n"
         .to_owned()

@@ -157,7 +157,7 @@ pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut Plan) {
         if entry.contract.is_none() {
             let what = match port.ingress_policy {
                 config::IngressPolicy::CyclesStrict => "it may send nothing",
-                _ => "it has nothing but its `weight` of what others leave",
+                _ => "it has nothing but its `cycle_weight` of what others leave",
             };
             let policy = port.ingress_policy;
             let text =
@@ -189,17 +189,15 @@ fn rounded(cycles: f64) -> u64 {
 /// does: attaching is refused until then.
 pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
     for port in &config.ports {
-        let Some(config::Attachment::VhostUser { socket, mode, owner, group, .. }) =
-            port.attachment()
-        else {
-            continue;
-        };
-        if mode != SocketMode::Server {
+        let Some(config::Attachment::VhostUser(vhost)) = port.attachment() else { continue };
+        if vhost.mode != SocketMode::Server {
             continue;
         }
         let name = port.name.as_str();
-        let accounts =
-            [("socket_owner", owner, "/etc/passwd"), ("socket_group", group, "/etc/group")];
+        let accounts = [
+            ("socket_owner", vhost.socket_owner, "/etc/passwd"),
+            ("socket_group", vhost.socket_group, "/etc/group"),
+        ];
         for (key, account, file) in accounts {
             let Some(wanted) = account else { continue };
             if config::account(&wanted, Path::new(file)).is_none() {
@@ -211,7 +209,7 @@ pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
             }
         }
         // The daemon makes the directory of its own socket.
-        let dir = socket.parent().filter(|dir| Some(*dir) != config.host.socket.parent());
+        let dir = vhost.socket.parent().filter(|dir| Some(*dir) != config.host.socket.parent());
         if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
             let text = format!(
                 "port {name}: directory {} of its socket is not on this machine; mkdir -p {}",

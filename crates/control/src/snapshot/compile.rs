@@ -308,7 +308,7 @@ impl World<'_> {
                 IngressPolicy::CyclesMinmax => schedule::IngressPolicy::CyclesMinmax,
             },
             entitlement: self.entitlement(port),
-            weight: port.weight.0,
+            weight: port.cycle_weight.0,
             priority: port.priority.0,
             depth: port.depth.map(Cycles),
             price: self.sold.get(&port.name).map(|sold| sold.price).unwrap_or_default(),
@@ -322,8 +322,8 @@ impl World<'_> {
         policy.shape = port.shaped();
         let owner = |tenant: &&Tenant| Some(&tenant.name) == port.tenant.as_ref();
         let owner = self.config.tenants.iter().find(owner);
-        let weight = owner.map(|tenant| tenant.weight.0).unwrap_or_default();
-        policy.share = ShareTerms { tenant: weight, vm: port.share.0 };
+        let weight = owner.map(|tenant| tenant.uplink_weight.0).unwrap_or_default();
+        policy.share = ShareTerms { tenant: weight, vm: port.uplink_share.0 };
         policy.dscp = owner.and_then(|tenant| tenant.dscp);
         policy.bell = self.bells.get(&port.name).cloned();
         policy.marks = port.tenant.is_none() && self.marks;

@@ -98,18 +98,18 @@ fn link(old: Option<&WatchedLink>, capacity: BitsPerSecond, vms: &[&Port]) -> Wa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{BitsPerSecond as Rate, IngressPolicy, Police, PortKind};
+    use crate::config::{BitsPerSecond as Rate, IngressPolicy, Packet, Police, Tap};
 
     fn config() -> HostConfig {
         let vm = |name: &str, cir: u64| Port {
             tenant: Some("red".into()),
             police: Some(Police { cir: Some(Rate(BitsPerSecond(cir))), ..Police::default() }),
-            ..Port::new(name, PortKind::Tap)
+            ..Port::new(name, Tap::new(name))
         };
         let link = Some(Rate(BitsPerSecond(1_000_000_000)));
         let mut config: HostConfig = toml_edit::de::from_str("[host]\nname = \"h\"\n").unwrap();
         config.ports = vec![
-            Port { link, ..Port::new("up", PortKind::Packet) },
+            Port { link, ..Port::new("up", Packet::new("up")) },
             vm("vm1", 200_000_000),
             Port { ingress_policy: IngressPolicy::Bps, ..vm("vm2", 600_000_000) },
         ];

@@ -83,9 +83,9 @@ mod tests {
         let text = format!(
             "[host]\nname = \"h\"\n[[tenant]]\nname = \"red\"\n{receive}\n\
              [[tenant]]\nname = \"blue\"\n\
-             [[port]]\nname = \"a\"\ntype = \"tap\"\ninterface = \"a\"\ntenant = \"red\"\n\
-             [[port]]\nname = \"b\"\ntype = \"tap\"\ninterface = \"b\"\ntenant = \"red\"\n\
-             [[port]]\nname = \"c\"\ntype = \"tap\"\ninterface = \"c\"\ntenant = \"blue\"\n\
+             [[port]]\nname = \"a\"\ntap.interface = \"a\"\ntenant = \"red\"\n\
+             [[port]]\nname = \"b\"\ntap.interface = \"b\"\ntenant = \"red\"\n\
+             [[port]]\nname = \"c\"\ntap.interface = \"c\"\ntenant = \"blue\"\n\
              receive = {{ pps = \"5k\" }}\n"
         );
         parse(&text, "test").unwrap()
@@ -98,7 +98,7 @@ mod tests {
         let (a, b) = (of(&before, "a"), of(&before, "b"));
         assert!(Arc::ptr_eq(a.tenant().unwrap(), b.tenant().unwrap()));
         assert!(of(&before, "c").tenant().is_none());
-        let same = before.next(&config("weight = 2\nreceive = { rate = \"1G\" }"));
+        let same = before.next(&config("uplink_weight = 2\nreceive = { rate = \"1G\" }"));
         assert!(["a", "b", "c"].iter().all(|p| Arc::ptr_eq(&of(&before, p), &of(&same, p))));
         let changed = same.next(&config("receive = { rate = \"2G\" }"));
         assert!(!Arc::ptr_eq(&a, &of(&changed, "a")));

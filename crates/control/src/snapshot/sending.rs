@@ -51,7 +51,7 @@ mod tests {
             parse(&text, "test").unwrap()
         };
         let before = SendTable::default().next(&config("send = { rate = \"1G\" }"));
-        let same = before.next(&config("weight = 2\nsend = { rate = \"1G\" }"));
+        let same = before.next(&config("uplink_weight = 2\nsend = { rate = \"1G\" }"));
         assert!(Arc::ptr_eq(&before.of("red").unwrap(), &same.of("red").unwrap()));
         let other = same.next(&config("send = { rate = \"2G\" }"));
         assert!(!Arc::ptr_eq(&before.of("red").unwrap(), &other.of("red").unwrap()));

@@ -6,8 +6,7 @@ const SOCKETS_AND_INTERFACES: &[Case] = &[
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "run/vm3.sock"
+vhost-user.socket = "run/vm3.sock"
 tenant = "blue"
 "#,
         &[r#"4:10: port "vm3": socket path "run/vm3.sock" is relative; begin it with /"#],
@@ -15,8 +14,7 @@ tenant = "blue"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm1.sock"
+vhost-user.socket = "/run/vm1.sock"
 tenant = "blue"
 "#,
         &["4:10: port \"vm3\": socket /run/vm1.sock is already that of port \"vm1\"; give \
@@ -25,8 +23,7 @@ tenant = "blue"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/penstock/host.sock"
+vhost-user.socket = "/run/penstock/host.sock"
 tenant = "blue"
 "#,
         &["4:10: port \"vm3\": socket /run/penstock/host.sock is already that of [host]; \
@@ -35,8 +32,7 @@ tenant = "blue"
     (
         r#"[[port]]
 name = "t"
-type = "tap"
-interface = "tap1"
+tap.interface = "tap1"
 tenant = "blue"
 "#,
         &["4:13: port \"t\": interface tap1 is already that of port \"tap1\"; give each \
@@ -45,8 +41,7 @@ tenant = "blue"
     (
         r#"[[port]]
 name = "t"
-type = "tap"
-interface = "sixteen-bytes-xx"
+tap.interface = "sixteen-bytes-xx"
 tenant = "blue"
 "#,
         &["4:13: port \"t\": interface name \"sixteen-bytes-xx\" has 16 bytes, 1 to 15 are \
@@ -55,8 +50,7 @@ tenant = "blue"
     (
         r#"[[port]]
 name = "t"
-type = "tap"
-interface = "a b"
+tap.interface = "a b"
 tenant = "blue"
 "#,
         &[r#"4:13: port "t": "a b" cannot be an interface's name; leave out / : and spaces"#],
@@ -64,10 +58,9 @@ tenant = "blue"
     (
         r#"[[port]]
 name = "t"
-type = "tap"
-interface = "t"
+tap.interface = "t"
 tenant = "blue"
-netns = "a/b"
+tap.netns = "a/b"
 "#,
         &["6:9: port \"t\": this is no network namespace; write a name under /run/netns or \
                  a path that begins with /"],
@@ -83,8 +76,7 @@ const VLANS: &[Case] = &[
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 300
 "#,
@@ -94,8 +86,7 @@ vlan = 300
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 "#,
         &["5:10: port \"vm3\": it is not said which of tenant \"red\"'s VLANs (100-110) it \
@@ -104,8 +95,7 @@ tenant = "red"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 trunk = [101]
@@ -116,8 +106,7 @@ trunk = [101]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = []
 "#,
@@ -126,8 +115,7 @@ trunk = []
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = [100]
 native = 101
@@ -138,8 +126,7 @@ native = 101
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 native = 100
@@ -150,8 +137,7 @@ native = 100
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = [100, "105-111"]
 "#,
@@ -161,8 +147,7 @@ trunk = [100, "105-111"]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "green"
 "#,
         &["5:10: port \"vm3\": there is no tenant \"green\"; add a [[tenant]] of that name \
@@ -171,8 +156,7 @@ tenant = "green"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "blue"
 vlan = 5
 "#,
@@ -182,8 +166,7 @@ vlan = 5
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 trunk = [300]
 "#,
         &["5:9: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
@@ -192,8 +175,7 @@ trunk = [300]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 vlan = 300
 "#,
         &["5:8: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
@@ -204,8 +186,7 @@ vlan = 300
 name = "green"
 [[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 "#,
         &["3:1: port \"vm3\": the untagged network belongs to tenants \"blue\" and \
                  \"green\", a shared port cannot tell them apart; give the port a `tenant`, or \
@@ -217,8 +198,7 @@ name = "green"
 vlans = [105]
 [[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 trunk = ["104-106"]
 "#,
         &["8:9: port \"vm3\": VLAN 105 belongs to tenants \"red\" and \"green\", a shared \
@@ -236,8 +216,7 @@ const BINDINGS: &[Case] = &[
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 mac = ["52:54:00:00:00:01"]
@@ -248,8 +227,7 @@ mac = ["52:54:00:00:00:01"]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 101
 mac = ["52:54:00:00:00:09", "52:54:00:00:00:09"]
@@ -539,8 +517,7 @@ tenant = "green"
     (
         r#"[[port]]
 name = "up"
-type = "vhost-user"
-socket = "/run/up.sock"
+vhost-user.socket = "/run/up.sock"
 trunk = ["100-110"]
 [[fdb]]
 mac = "52:54:00:00:00:05"
@@ -560,8 +537,7 @@ const QUEUES: &[Case] = &[
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 wfq = { weights = [1, 2, 3], map = { 8 = 1 } }
@@ -575,8 +551,7 @@ name = "blue2"
 dscp = 64
 [[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "wfq"
@@ -593,8 +568,7 @@ wfq = { queues = 65, weights = [1, 2], map = { 8 = 1 } }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "wfq"
@@ -610,8 +584,7 @@ wfq = { queues = 2, weights = [1, 2, 3], map = { 8 = 2 } }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "wfq"
@@ -625,8 +598,7 @@ wfq = { weights = [0], map = { 64 = 1 } }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "wfq"
@@ -652,8 +624,8 @@ fn a_socket_path_has_107_bytes_at_most() {
     let port = |bytes: usize| {
         let socket = "x".repeat(bytes - 1);
         format!(
-            "[[port]]\nname = \"vm3\"\ntype = \"vhost-user\"\ntenant = \"blue\"\n\
-             socket = \"/{socket}\"\n"
+            "[[port]]\nname = \"vm3\"\ntenant = \"blue\"\n\
+             vhost-user.socket = \"/{socket}\"\n"
         )
     };
     appended(&[

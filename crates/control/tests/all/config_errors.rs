@@ -30,7 +30,7 @@ fn a_value_that_must_be_a_table_is_told_its_form() {
         ("slow_path = 5", "{ per_second = 2000 }"),
     ] {
         let text = format!(
-            "{BASE}[[port]]\nname = \"t\"\ntype = \"tap\"\ninterface = \"t\"\n\
+            "{BASE}[[port]]\nname = \"t\"\ntap.interface = \"t\"\n\
              tenant = \"blue\"\n{pair}\n"
         );
         let got = errors(&text);
@@ -134,13 +134,12 @@ const VALUES_OF_ONE_OBJECT: &[Case] = &[
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 5000
 mac = ["52:54:00:00:00:02", "x"]
 queuez = 3
-queues = "a"
+vhost-user.queues = "a"
 "#,
         &[
             "6:8: port \"vm3\": `vlan`: VLAN 5000 is out of range; a VLAN is a number from 1 \
@@ -155,8 +154,7 @@ queues = "a"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 slow_path = { per_second = 0, bust = 3 }
@@ -166,8 +164,7 @@ slow_path = { per_second = 0, bust = 3 }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 [port.slow_path]
@@ -179,8 +176,7 @@ per_second = 0
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 ip = ["10.0.0.1"]
@@ -192,11 +188,10 @@ qinq = true
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
-offloads = 3
+vhost-user.offloads = 3
 "#,
         &["7:12: port \"vm3\": `offloads`: no switch; write \
                  true, false or { csum = true, tso = false }"],
@@ -204,11 +199,10 @@ offloads = 3
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
-offloads = { csum = false, tso = true }
+vhost-user.offloads = { csum = false, tso = true }
 "#,
         &["7:12: port \"vm3\": `tso` without `csum` is impossible: segments are \
                  checksummed when cut; say csum = true or tso = false"],
@@ -216,8 +210,7 @@ offloads = { csum = false, tso = true }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "drr"
@@ -228,8 +221,7 @@ egress = "drr"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 egress = "fair-share"
@@ -248,8 +240,7 @@ shape = { period_ms = 5 }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 receive = { rate = "1k", burst = 100, frames = 5, sharing = "strict" }
@@ -257,8 +248,7 @@ rtp = [{ port = 5004 }, { port = 5004, clock_hz = 0 }]
 
 [[port]]
 name = "up2"
-type = "tap"
-interface = "up2"
+tap.interface = "up2"
 receive = { pps = "0" }
 rtp = [{ port = 5004 }]
 "#,
@@ -281,19 +271,17 @@ rtp = [{ port = 5004 }]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
-queues = 2
-offloads = { tso = false }
+vhost-user.queues = 2
+vhost-user.offloads = { tso = false }
 queue = { excess = "hold" }
 shape = { send = "100k", receive = "20G" }
 
 [[port]]
 name = "vm4"
-type = "vhost-user"
-socket = "/run/vm4.sock"
+vhost-user.socket = "/run/vm4.sock"
 tenant = "red"
 vlan = 100
 shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
@@ -314,8 +302,7 @@ shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 ingress_policy = "bps"
@@ -332,8 +319,7 @@ link = "10G"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 ingress_policy = "pps"
@@ -344,8 +330,7 @@ ingress_policy = "pps"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 ingress_policy = "fast"
@@ -356,11 +341,10 @@ ingress_policy = "fast"
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
-socket_mode = "0888"
+vhost-user.socket_mode = "0888"
 ip = ["10.0.0.256"]
 "#,
         &[
@@ -373,8 +357,7 @@ ip = ["10.0.0.256"]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 ip = ["224.0.0.1"]
@@ -385,8 +368,7 @@ ip = ["224.0.0.1"]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 mac = ["01:00:5e:00:00:01"]
@@ -397,31 +379,28 @@ mac = ["01:00:5e:00:00:01"]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
-mode = "serve"
-queues = 9
+vhost-user.mode = "serve"
+vhost-user.queues = 9
 "#,
         &[r#"7:8: port "vm3": `mode`: "serve" is unknown; write server, client"#],
     ),
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
-queues = 9
+vhost-user.queues = 9
 "#,
         &[r#"7:10: port "vm3": `queues` 9 is out of range; write a number from 1 to 8"#],
     ),
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = ["110-100"]
 "#,
@@ -431,8 +410,7 @@ trunk = ["110-100"]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = [4095]
 "#,
@@ -442,8 +420,7 @@ trunk = [4095]
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = 5
 "#,
         &[r#"5:10: port "vm3": `tenant`: invalid type: integer `5`; write a string"#],
@@ -451,10 +428,9 @@ tenant = 5
     (
         r#"[[port]]
 name = "t"
-type = "tap"
-interface = "t"
+tap.interface = "t"
 tenant = "blue"
-mtu = 20
+tap.mtu = 20
 "#,
         &[r#"6:7: port "t": `mtu` 20 is out of range; write a number from 68 to 65521"#],
     ),
@@ -500,8 +476,7 @@ const SEVERAL_IN_ONE_OBJECT: &[Case] = &[
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 mac = ["x", "52:54:00:00:00:02", "y"]
@@ -520,8 +495,7 @@ slow_path = { per_second = "a", bust = 3 }
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 300
 [[rule]]
@@ -546,8 +520,7 @@ name = "green"
 vlans = [9999]
 [[port]]
 name = "g"
-type = "tap"
-interface = "g"
+tap.interface = "g"
 tenant = "green"
 vlan = 5
 "#,
@@ -572,8 +545,7 @@ name = "red"
     (
         r#"[[port]]
 name = "vm1"
-type = "vhost-user"
-socket = "/run/vm1.sock"
+vhost-user.socket = "/run/vm1.sock"
 tenant="blue"
 "#,
         &[
@@ -615,11 +587,10 @@ const KEYS_OF_ANOTHER_PORT_TYPE: &[Case] = &[
     (
         r#"[[port]]
 name = "t"
-type = "tap"
-interface = "t"
+tap.interface = "t"
 tenant = "blue"
-socket = "/x"
-mode = "client"
+tap.socket = "/x"
+tap.mode = "client"
 "#,
         &[
             "6:10: port \"t\": `socket` is no key of a tap port; remove it; it belongs to \
@@ -631,11 +602,10 @@ mode = "client"
     (
         r#"[[port]]
 name = "p"
-type = "packet"
-interface = "eth1"
+packet.interface = "eth1"
 tenant = "blue"
-queues = 2
-mtu = 1500
+packet.queues = 2
+packet.mtu = 1500
 "#,
         &[
             "6:10: port \"p\": `queues` is no key of a packet port; remove it; it belongs to \
@@ -646,15 +616,14 @@ mtu = 1500
     (
         r#"[[port]]
 name = "p"
-type = "xdp"
 tenant = "blue"
-queues = 9
-mtu = 1500
-offloads = false
+xdp.queues = 9
+xdp.mtu = 1500
+xdp.offloads = false
 "#,
         &[
             "3:8: port \"p\": `interface` is missing, an xdp port needs it; add it, as in \
-                 interface = \"eth1\"",
+                 xdp.interface = \"eth1\"",
             r#"5:10: port "p": `queues` 9 is out of range; write a number from 1 to 8"#,
             r#"6:7: port "p": `mtu` is no key of an xdp port; remove it; it belongs to tap"#,
             "7:12: port \"p\": `offloads` is no key of an xdp port; remove it; it belongs to \
@@ -664,49 +633,44 @@ offloads = false
     (
         r#"[[port]]
 name = "p"
-type = "xdp"
 tenant = "blue"
-interface = "eth1"
-zero_copy = "always"
+xdp.interface = "eth1"
+xdp.zero_copy = "always"
 "#,
         &[r#"6:13: port "p": `zero_copy`: "always" is unknown; write auto, never"#],
     ),
     (
         r#"[[port]]
 name = "p"
-type = "tap"
 tenant = "blue"
-zero_copy = "never"
-interface = "t"
+tap.zero_copy = "never"
+tap.interface = "t"
 "#,
         &[r#"5:13: port "p": `zero_copy` is no key of a tap port; remove it; it belongs to xdp"#],
     ),
     (
         r#"[[port]]
 name = "p"
-type = "tap"
 tenant = "blue"
 "#,
         &["3:8: port \"p\": `interface` is missing, a tap port needs it; add it, as in \
-                 interface = \"tap1\""],
+                 tap.interface = \"tap1\""],
     ),
     (
         r#"[[port]]
 name = "p"
-type = "vhost-user"
 tenant = "blue"
 "#,
         &["3:8: port \"p\": `socket` is missing, a vhost-user port needs it; add it, as in \
-                 socket = \"/run/penstock/vm1.sock\""],
+                 vhost-user.socket = \"/run/penstock/vm1.sock\""],
     ),
     (
         r#"[[port]]
 name = "vm3"
-type = "vhost-user"
-socket = "/run/vm3.sock"
+vhost-user.socket = "/run/vm3.sock"
 tenant = "blue"
-mode = "client"
-socket_mode = "0660"
+vhost-user.mode = "client"
+vhost-user.socket_mode = "0660"
 "#,
         &["7:15: port \"vm3\": `socket_mode` has no effect, the other side makes the \
                  socket; remove it, or say mode = \"server\""],

@@ -5,8 +5,7 @@ use crate::wrong::{BASE, errors};
 const FABRIC: &str = r#"
 [[port]]
 name = "up"
-type = "packet"
-interface = "eth1"
+packet.interface = "eth1"
 trunk = ["100-110"]
 egress = "wfq"
 link = "10G"

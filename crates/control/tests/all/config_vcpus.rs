@@ -17,8 +17,7 @@ fn told(text: &str) -> Vec<String> {
     }
 }
 
-const PORT: &str =
-    "[[port]]\nname = \"web0\"\ntype = \"tap\"\ninterface = \"web0\"\nvm = \"web\"\n";
+const PORT: &str = "[[port]]\nname = \"web0\"\ntap.interface = \"web0\"\nvm = \"web\"\n";
 
 #[test]
 fn a_vm_needs_processors_and_a_port_a_vm() {

@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use penstock_control::config::{self, Port, PortKind};
+use penstock_control::config::{self, Port, VhostUser};
 use penstock_control::host::{FdbFilter, Host};
 use penstock_units::Nanos;
 
@@ -29,8 +29,8 @@ fn write_config(directory: &Path) -> PathBuf {
     let text = format!(
         "[host]\nname = \"live\"\nsocket = \"{at}/host.sock\"\n[worker]\nidle_backoff_us = 1000\n\
          [[tenant]]\nname = \"red\"\nvlans = [100] # one\n\
-         [[port]]\nname = \"vm1\"\ntype = \"vhost-user\"\ntenant = \"red\"\n\
-         socket = \"{at}/vm1.sock\"\nsocket_mode = \"0660\"\nvlan = 100\n\
+         [[port]]\nname = \"vm1\"\ntenant = \"red\"\n\
+         vhost-user.socket = \"{at}/vm1.sock\"\nvhost-user.socket_mode = \"0660\"\nvlan = 100\n\
          [[fdb]]\nmac = \"52:54:00:00:00:01\"\nport = \"vm1\"\n"
     );
     let path = directory.join("host.toml");
@@ -55,9 +55,8 @@ fn a_host_runs_changes_and_ends() {
 
     let vm2 = Port {
         tenant: Some("red".into()),
-        socket: Some(directory.0.join("vm2.sock")),
         vlan: "100".parse().ok(),
-        ..Port::new("vm2", PortKind::VhostUser)
+        ..Port::new("vm2", VhostUser::new(directory.0.join("vm2.sock")))
     };
     host.add_port(vm2, true).expect("a new port");
     assert_eq!(host.reload().expect("what was saved is right").changes, Vec::<String>::new());
@@ -74,9 +73,8 @@ fn a_host_runs_changes_and_ends() {
     // A port whose socket cannot be made is refused and leaves nothing behind.
     let lost = Port {
         tenant: Some("red".into()),
-        socket: Some("/nowhere/at/all.sock".into()),
         vlan: "100".parse().ok(),
-        ..Port::new("lost", PortKind::VhostUser)
+        ..Port::new("lost", VhostUser::new("/nowhere/at/all.sock"))
     };
     let error = host.add_port(lost, true).expect_err("no such directory");
     assert!(error.object.contains("lost"), "{error}");

@@ -51,7 +51,7 @@ fn text(plan: &Plan) -> String {
         if (vlans.is_empty() && tenant.is_none()) || !names.insert(*name) {
             continue;
         }
-        text += &format!("[[port]]\nname = \"p{name}\"\ntype = \"tap\"\ninterface = \"p{name}\"\n");
+        text += &format!("[[port]]\nname = \"p{name}\"\ntap.interface = \"p{name}\"\n");
         if let Some(tenant) = tenant {
             text += &format!("tenant = \"t{tenant}\"\n");
         }

@@ -153,10 +153,9 @@ fn every_key_is_documented() {
     assert!(missing.is_empty(), "not in docs/configuration.md: {missing:?}");
 }
 
-const VM: &str =
-    "[[port]]\nname = \"x\"\ntype = \"vhost-user\"\nsocket = \"/x\"\ntenant = \"blue\"\n";
-const TAP: &str = "[[port]]\nname = \"x\"\ntype = \"tap\"\ninterface = \"x\"\ntenant = \"blue\"\n";
-const WIRE: &str = "[[port]]\nname = \"x\"\ntype = \"packet\"\ninterface = \"x\"\nvlan = 100\n";
+const VM: &str = "[[port]]\nname = \"x\"\nvhost-user.socket = \"/x\"\ntenant = \"blue\"\n";
+const TAP: &str = "[[port]]\nname = \"x\"\ntap.interface = \"x\"\ntenant = \"blue\"\n";
+const WIRE: &str = "[[port]]\nname = \"x\"\npacket.interface = \"x\"\nvlan = 100\n";
 const RULE: &str = "[[rule]]\nname = \"x\"\nactions = [\"drop\"]\n";
 
 /// One mistake each, and one that a schema can say: what it is appended to, and the keys. Those of
@@ -193,10 +192,10 @@ const APPENDED: &[(&str, &[&str])] = &[
             "[[tenant]]\nname = \"t\"\nsend = { rate = \"1G\", sharing = \"strict\" }",
             "[[port]]\nname = \"x\"",
             "[[port]]\nname = \"x\"\ntype = \"dpdk\"",
-            "[[port]]\nname = \"x\"\ntype = \"tap\"\ntenant = \"blue\"",
-            "[[port]]\nname = \"x\"\ntype = \"vhost-user\"\ntenant = \"blue\"",
+            "[[port]]\nname = \"x\"\ntenant = \"blue\"",
+            "[[port]]\nname = \"x\"\ntenant = \"blue\"",
             "[[vm]]\nname = \"x\"\npid = 7",
-            "[[port]]\nname = \"x\"\ntype = \"packet\"\ninterface = \"x\"\nvlan = \"4095\"",
+            "[[port]]\nname = \"x\"\npacket.interface = \"x\"\nvlan = \"4095\"",
             "[[fdb]]\nport = \"vm1\"",
             "[[fdb]]\nport = \"vm1\"\nmac = \"01:00:5e:00:00:01\"",
         ],

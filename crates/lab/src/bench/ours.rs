@@ -282,9 +282,9 @@ fn configuration(
             Some(egress) => format!("egress = \"{egress}\"\nlink = \"400G\"\nqueue = {{}}"),
         };
         text += &format!(
-            "\n[[port]]\nname = \"{port}\"\ntype = \"vhost-user\"\n{owner}\n\
-             mode = \"client\"\nsocket = \"{at}/{port}.sock\"\n\
-             offloads = {{ csum = {on}, tso = {on} }}\n{policy}"
+            "\n[[port]]\nname = \"{port}\"\n{owner}\n\
+             vhost-user.mode = \"client\"\nvhost-user.socket = \"{at}/{port}.sock\"\n\
+             vhost-user.offloads = {{ csum = {on}, tso = {on} }}\n{policy}"
         );
     }
     let hops = match outside {
@@ -311,8 +311,8 @@ fn ends(outside: &Outside) -> String {
     let (kind, netns) = (outside.way.name(), &outside.netns);
     let port = |end: &str| {
         format!(
-            "\n[[port]]\nname = \"{end}\"\ntype = \"{kind}\"\ninterface = \"{end}\"\n\
-             netns = \"{netns}\"\n"
+            "\n[[port]]\nname = \"{end}\"\n{kind}.interface = \"{end}\"\n\
+             {kind}.netns = \"{netns}\"\n"
         )
     };
     let ports: String = ENDS.into_iter().map(port).collect();

@@ -150,7 +150,7 @@ impl Plan {
         let tenants: BTreeMap<&str, u32> =
             self.vms.iter().filter_map(|vm| vm.tenant.as_ref()).map(|(n, w)| (&**n, *w)).collect();
         for (name, weight) in tenants {
-            let _ = write!(text, "\n[[tenant]]\nname = \"{name}\"\nweight = {weight}\n");
+            let _ = write!(text, "\n[[tenant]]\nname = \"{name}\"\nuplink_weight = {weight}\n");
         }
         for vm in &self.vms {
             self.port(&mut text, vm, dir);
@@ -177,9 +177,9 @@ impl Plan {
         // Writing into a String cannot fail.
         let _ = write!(
             text,
-            "\n[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\n{tenant}{vlan}\
-             mode = \"{mode}\"\nsocket = \"{}/{name}.sock\"\n\
-             offloads = {{ csum = {on}, tso = {on} }}\n{}",
+            "\n[[port]]\nname = \"{name}\"\n{tenant}{vlan}\
+             vhost-user.mode = \"{mode}\"\nvhost-user.socket = \"{}/{name}.sock\"\n\
+             vhost-user.offloads = {{ csum = {on}, tso = {on} }}\n{}",
             dir.display(),
             vm.more
         );
@@ -199,7 +199,7 @@ impl Plan {
                 format!("ingress_policy = \"cycles-strict\"\ncycles = {:.0}\n", bound.cycles)
             }
             Policy::Minmax => format!(
-                "ingress_policy = \"cycles-minmax\"\ncycles = {:.0}\nweight = {}\n",
+                "ingress_policy = \"cycles-minmax\"\ncycles = {:.0}\ncycle_weight = {}\n",
                 bound.cycles,
                 bound.weight.max(1)
             ),

@@ -73,8 +73,8 @@ impl Setting {
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "\n[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\ntenant = \"t\"\n\
-                 mode = \"client\"\nsocket = \"{at}/{name}.sock\"\n{keys}\n"
+                "\n[[port]]\nname = \"{name}\"\ntenant = \"t\"\n\
+                 vhost-user.mode = \"client\"\nvhost-user.socket = \"{at}/{name}.sock\"\n{keys}\n"
             );
             // Known from the start: on a trunk its announcement, which has no tag, goes nowhere.
             if at_port == 0 {

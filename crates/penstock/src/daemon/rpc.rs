@@ -156,7 +156,7 @@ impl HostService for Service {
 
     async fn add_port(&self, request: Request<v1::AddObjectRequest>) -> Reply<v1::ChangeReport> {
         let v1::AddObjectRequest { toml, save } = request.into_inner();
-        let port: config::Port = object("port", &toml)?;
+        let port: config::Port = object("port", &config::current_port(&toml))?;
         self.change(move |host| host.add_port(port, save)).await
     }
 

@@ -103,7 +103,7 @@ fn ports(config: &HostConfig, plan: &Plan) -> String {
             if of.floor.0 > 0 && !sold { "rest" } else { of.basis.name() }.to_owned(),
             dash(percent(of.share)),
             port.priority.0.get().to_string(),
-            port.weight.0.get().to_string(),
+            port.cycle_weight.0.get().to_string(),
             of.workers.iter().map(|w| w.to_string()).collect::<Vec<_>>().join(","),
         ]);
     }
@@ -181,7 +181,7 @@ fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
             "from": of.basis.name(),
             "core_share": of.share,
             "priority": port.priority.0.get(),
-            "weight": port.weight.0.get(),
+            "weight": port.cycle_weight.0.get(),
             "workers": of.workers.iter().collect::<Vec<_>>(),
         })
     });

@@ -53,6 +53,30 @@ pub async fn show(socket: &Path, as_json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// `host config --migrate`.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn migrate(file: &Path) -> Result<ExitCode> {
+    match config::migrate(file) {
+        Ok(old) if old.is_empty() => {
+            print(&format!("{}: nothing to rewrite, its keys are today's\n", file.display()))?;
+        }
+        Ok(old) => {
+            let mut text = format!("{}: rewritten\n", file.display());
+            for line in old {
+                let _ = writeln!(text, "  {}", printable(line.split("; ").next().unwrap_or(&line)));
+            }
+            print(&text)?;
+        }
+        Err(errors) => {
+            eprint!("{}", mistakes(&errors));
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// `host config`.
 ///
 /// # Errors

@@ -105,8 +105,7 @@ fn what_does_not_fit_is_refused_and_what_ran_goes_on() {
     let by = "worker 0: 16M cycles per second are sold and 15M are there: 1M too much";
     assert!(refused.contains(by), "{refused}");
     let socket = bed.daemon.scratch.0.join("vm3.sock");
-    let add =
-        format!("port add vm3 type=vhost-user socket={} tenant=red vlan=100", socket.display());
+    let add = format!("port add vm3 vhost-user.socket={} tenant=red vlan=100", socket.display());
     let refused = bed.daemon.ask(&format!("{add} ingress_policy=cycles-minmax cycles=6M")).fails();
     assert!(refused.contains("worker 0: 16M cycles per second are sold"), "{refused}");
 

@@ -17,14 +17,12 @@ name = "red"
 # The first machine.
 [[port]]
 name = "a"
-type = "tap"
-interface = "tapa"
+tap.interface = "tapa"
 tenant = "red"
 
 [[port]]
 name = "b"
-type = "tap"
-interface = "tapb"
+tap.interface = "tapb"
 tenant = "red"
 "#;
 
@@ -79,13 +77,13 @@ fn a_daemon_starts_serves_and_ends_cleanly() {
 #[test]
 fn ports_come_change_and_go() {
     let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
-    let told = daemon.ask("port add c type=tap interface=tapc tenant=red --no-save").ok();
+    let told = daemon.ask("port add c tap.interface=tapc tenant=red --no-save").ok();
     assert!(told.contains("c"), "{told}");
     let shown = daemon.ask("port show c --json").json();
     assert_eq!((shown["kind"].as_str(), shown["tenant"].as_str()), (Some("tap"), Some("red")));
     assert_eq!(shown["config"]["interface"], "tapc");
     daemon.inside("ip link show tapc").ok();
-    let twice = daemon.ask("port add c type=tap interface=tapd --no-save").fails();
+    let twice = daemon.ask("port add c tap.interface=tapd --no-save").fails();
     assert!(twice.starts_with("penstock: port \"c\""), "{twice}");
     daemon.ask("port set c mac=52:54:00:00:00:01,52:54:00:00:00:02 --no-save").ok();
     let shown = daemon.ask("port show c --json").json();
@@ -94,7 +92,7 @@ fn ports_come_change_and_go() {
     assert!(daemon.ask("port show c --json").json()["config"].get("mac").is_none());
     let wrong = daemon.ask("port set c vlan=5000 --no-save").fails();
     assert!(wrong.contains("port \"c\"") && wrong.contains("5000"), "{wrong}");
-    let unknown = daemon.ask("port add d type=tap interface=tapd colour=blue --no-save").fails();
+    let unknown = daemon.ask("port add d tap.interface=tapd colour=blue --no-save").fails();
     assert!(unknown.contains("colour"), "{unknown}");
     daemon.ask("port del c --no-save").ok();
     await_true("interface tapc to go", || !daemon.inside("ip link show tapc").status.success());
@@ -110,7 +108,7 @@ fn ports_come_change_and_go() {
 #[test]
 fn a_saved_change_survives_a_restart_and_keeps_comments() {
     let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
-    daemon.ask("port add c type=tap interface=tapc tenant=red").ok();
+    daemon.ask("port add c tap.interface=tapc tenant=red").ok();
     let text = fs::read_to_string(daemon.config()).unwrap();
     assert!(text.contains("# The first machine.") && text.contains("tapc"), "{text}");
     // Killed: its socket is stale and must be replaced.
@@ -179,9 +177,8 @@ fn frames_are_switched_counted_and_learned() {
 #[test]
 fn a_wrong_file_is_refused_whole_and_the_former_goes_on() {
     let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
-    let wrong = format!(
-        "{TWO_TAPS}\n[[port]]\nname = \"c\"\ntype = \"tap\"\ninterface = \"tapc\"\nvlan = 9999\n"
-    );
+    let wrong =
+        format!("{TWO_TAPS}\n[[port]]\nname = \"c\"\ntap.interface = \"tapc\"\nvlan = 9999\n");
     daemon.write_config(&wrong);
     let refused = daemon.ask("host reload").fails();
     assert!(refused.contains("host.toml:") && refused.contains("9999"), "{refused}");
@@ -218,9 +215,9 @@ fn wrong_files_are_told_with_every_mistake() {
     let config = file.to_str().unwrap();
     let socket = scratch.0.join("host.sock");
     let objects = "[[tenant]]\nname = \"red\"\n\n\
-         [[port]]\nname = \"a\"\ntype = \"tap\"\ntenant = \"red\"\n\n\
-         [[port]]\nname = \"b\"\ntype = \"tap\"\n\
-         interface = \"tapb\"\ntenant = \"nobody\"\n";
+         [[port]]\nname = \"a\"\ntenant = \"red\"\n\n\
+         [[port]]\nname = \"b\"\n\
+         tap.interface = \"tapb\"\ntenant = \"nobody\"\n";
     fs::write(&file, configuration(&scratch.0, objects)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).fails();
     assert!(told.contains("port \"a\"") && told.contains("port \"b\""), "{told}");

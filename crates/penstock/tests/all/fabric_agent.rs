@@ -156,11 +156,11 @@ impl Bed {
                  key = \"server-{n}.key\" }}\n\n\
                  [[tenant]]\nname = \"web\"\nvlans = [10]\n\n\
                  [[tenant]]\nname = \"mail\"\nvlans = [20]\n\n\
-                 [[port]]\nname = \"vm\"\ntype = \"tap\"\ninterface = \"vm{n}\"\n\
+                 [[port]]\nname = \"vm\"\ntap.interface = \"vm{n}\"\n\
                  tenant = \"web\"\nvlan = 10\n\n\
-                 [[port]]\nname = \"m\"\ntype = \"tap\"\ninterface = \"m{n}\"\n\
+                 [[port]]\nname = \"m\"\ntap.interface = \"m{n}\"\n\
                  tenant = \"mail\"\nvlan = 20\n\n\
-                 [[port]]\nname = \"up\"\ntype = \"tap\"\ninterface = \"up{n}\"\nlink = \"100M\"\n\
+                 [[port]]\nname = \"up\"\ntap.interface = \"up{n}\"\nlink = \"100M\"\n\
                  trunk = [10, 20]\negress = \"wfq\"\n",
                 9_800 + n,
                 self.port

@@ -44,12 +44,12 @@ impl Switch {
         let port = |name: &str, mac: [u8; 6]| {
             let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
             format!(
-                "[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\ntenant = \"t\"\n\
-                 socket = \"{at}/{name}.sock\"\nmac = [\"{mac}\"]\n"
+                "[[port]]\nname = \"{name}\"\ntenant = \"t\"\n\
+                 vhost-user.socket = \"{at}/{name}.sock\"\nmac = [\"{mac}\"]\n"
             )
         };
         let config = format!(
-            "[host]\nname = \"kill\"\nsocket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\
+            "[host]\nname = \"kill\"\nvhost-user.socket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\
              [worker]\nidle_backoff_us = 0\n[[tenant]]\nname = \"t\"\n{}{}",
             port("a", A),
             port("b", B)

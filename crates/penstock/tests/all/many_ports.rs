@@ -37,8 +37,8 @@ impl Bed {
         let mut objects = String::from("[[tenant]]\nname = \"red\"\nfdb_limit = 4096\n");
         for n in 0..ports {
             let socket = scratch.0.join(format!("{n}.sock"));
-            writeln!(objects, "[[port]]\nname = \"vm{n}\"\ntype = \"vhost-user\"").unwrap();
-            writeln!(objects, "tenant = \"red\"\nsocket = {socket:?}").unwrap();
+            writeln!(objects, "[[port]]\nname = \"vm{n}\"").unwrap();
+            writeln!(objects, "tenant = \"red\"\nvhost-user.socket = {socket:?}").unwrap();
         }
         let text = support::configuration(&scratch.0, &objects);
         fs::write(scratch.0.join("host.toml"), text).unwrap();

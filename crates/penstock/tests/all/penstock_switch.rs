@@ -37,22 +37,19 @@ name = "fabric"
 
 [[port]]
 name = "left"
-type = "packet"
-interface = "left0"
+packet.interface = "left0"
 link = "100M"
 egress = "wfq"
 
 [[port]]
 name = "right"
-type = "packet"
-interface = "right0"
+packet.interface = "right0"
 link = "100M"
 egress = "wfq"
 
 [[port]]
 name = "third"
-type = "tap"
-interface = "third0"
+tap.interface = "third0"
 link = "100M"
 egress = "wfq"
 

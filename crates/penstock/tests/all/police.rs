@@ -12,16 +12,14 @@ name = "red"
 
 [[port]]
 name = "vm"
-type = "tap"
-interface = "tapvm"
+tap.interface = "tapvm"
 tenant = "red"
-offloads = false
+tap.offloads = false
 
 [[port]]
 name = "up"
-type = "tap"
-interface = "tapup"
-offloads = false
+tap.interface = "tapup"
+tap.offloads = false
 link = "2M"
 
 [[fdb]]
@@ -63,7 +61,7 @@ fn a_port_that_nothing_holds_and_one_that_cannot_pass_frames_are_told_as_such() 
     let answer = explained(&daemon, "vm", "nothing");
     assert_eq!((&answer["entitled"], &answer["priority"]), (&0.into(), &8.into()));
     let socket = daemon.scratch.0.join("vm2.sock");
-    let add = format!("port add vm2 type=vhost-user socket={} tenant=red", socket.display());
+    let add = format!("port add vm2 vhost-user.socket={} tenant=red", socket.display());
     daemon.ask(&format!("{add} --no-save")).ok();
     let answer = explained(&daemon, "vm2", "attachment");
     assert_eq!(answer["why"], "the port is waiting: no frame can pass");

@@ -21,8 +21,8 @@ fn switch() -> Option<Daemon> {
     let at = scratch.0.display();
     let port = |name: &str, more: &str| {
         format!(
-            "[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\ntenant = \"t\"\n\
-             socket = \"{at}/{name}.sock\"\n{more}\n"
+            "[[port]]\nname = \"{name}\"\ntenant = \"t\"\n\
+             vhost-user.socket = \"{at}/{name}.sock\"\n{more}\n"
         )
     };
     let objects = format!(

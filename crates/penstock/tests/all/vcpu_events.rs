@@ -81,8 +81,8 @@ fn frames_for_a_vm_that_computes_are_events_and_no_system_call_each() {
     let mut text = format!(
         "cores = [{worker}]\n[vcpu]\ncpus = [{cpu}]\nrun_dir = \"{}\"\n\
          [[tenant]]\nname = \"red\"\n\
-         [[port]]\nname = \"src0\"\ntype = \"tap\"\ninterface = \"tapsrc\"\ntenant = \"red\"\n\
-         [[port]]\nname = \"web0\"\ntype = \"tap\"\ninterface = \"tapweb\"\ntenant = \"red\"\n\
+         [[port]]\nname = \"src0\"\ntap.interface = \"tapsrc\"\ntenant = \"red\"\n\
+         [[port]]\nname = \"web0\"\ntap.interface = \"tapweb\"\ntenant = \"red\"\n\
          vm = \"web\"\n\
          [[fdb]]\ntenant = \"red\"\nmac = \"52:54:00:00:00:77\"\nport = \"web0\"\n",
         dir.0.display()

@@ -13,14 +13,12 @@ name = "fabric"
 
 [[port]]
 name = "left"
-type = "packet"
-interface = "left0"
+packet.interface = "left0"
 tenant = "fabric"
 
 [[port]]
 name = "right"
-type = "packet"
-interface = "right0"
+packet.interface = "right0"
 link = "100M"
 egress = "wfq"
 wfq = { weights = [1, 3], map = { 8 = 1 } }

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use penstock_qos::policer::RATE_MAX;
 use penstock_units::BitsPerSecond;
 
+use super::super::attachment::{Attachment, SocketMode, Tap, VhostUser};
 use super::super::decode::{Draft, Object, Report};
-use super::super::model::{Port, PortKind, Tenant};
+use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
 use super::super::{BINDINGS_MAX, PORTS_MAX};
 use super::{World, check_count, check_names, check_range, check_socket};
@@ -25,7 +26,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     check_count(&draft.ports, "port", PORTS_MAX, report);
     for object in &draft.ports {
         let Some(port) = &object.value else { continue };
-        check_keys(object, port, report);
+        check_attachment(object, port, report);
         check_values(object, port, report);
         check_vlans(object, port, world, report);
         check_worker(object, port, draft, report);
@@ -71,93 +72,81 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
     }
 }
 
-/// That each key belongs to the port's type, and the type's own is there.
-fn check_keys(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
-    use PortKind::{Packet, Tap, VhostUser, Xdp};
-    let keys: [(&str, bool, &[PortKind]); 11] = [
-        ("socket", port.socket.is_some(), &[VhostUser]),
-        ("mode", port.mode.is_some(), &[VhostUser]),
-        ("socket_mode", port.socket_mode.is_some(), &[VhostUser]),
-        ("socket_owner", port.socket_owner.is_some(), &[VhostUser]),
-        ("socket_group", port.socket_group.is_some(), &[VhostUser]),
-        ("interface", port.interface.is_some(), &[Tap, Packet, Xdp]),
-        ("netns", port.netns.is_some(), &[Tap, Packet, Xdp]),
-        ("queues", port.queues.is_some(), &[VhostUser, Tap, Xdp]),
-        ("mtu", port.mtu.is_some(), &[Tap]),
-        ("zero_copy", port.zero_copy.is_some(), &[Xdp]),
-        ("offloads", port.offloads.is_some(), &[VhostUser, Tap, Packet]),
-    ];
-    for (key, _, kinds) in keys.iter().filter(|(_, set, kinds)| *set && !kinds.contains(&port.kind))
-    {
-        let of: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
-        let problem = format!("`{key}` is no key of {} port", with_article(port.kind));
-        report.at(object, key, problem, format!("remove it; it belongs to {}", of.join(", ")));
-    }
-    let (need, there, example) = match port.kind {
-        VhostUser => ("socket", port.socket.is_some(), "/run/penstock/vm1.sock"),
-        Tap => ("interface", port.interface.is_some(), "tap1"),
-        Packet | Xdp => ("interface", port.interface.is_some(), "eth1"),
-    };
-    if !there {
-        let kind = with_article(port.kind);
-        let problem = format!("`{need}` is missing, {kind} port needs it");
-        report.at(object, "type", problem, format!("add it, as in {need} = \"{example}\""));
-    }
-    if port.mode == Some(super::super::SocketMode::Client) {
-        let server_only = [
-            ("socket_mode", port.socket_mode.is_some()),
-            ("socket_owner", port.socket_owner.is_some()),
-            ("socket_group", port.socket_group.is_some()),
-        ];
-        for (key, _) in server_only.iter().filter(|(_, set)| *set) {
-            let problem = format!("`{key}` has no effect, the other side makes the socket");
-            report.at(object, key, problem, "remove it, or say mode = \"server\"");
+/// That it attaches to one thing, and that thing's keys.
+fn check_attachment(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let given: Vec<_> = port.attachments().into_iter().flatten().collect();
+    let attachment = match given.as_slice() {
+        [one] => one,
+        [] => {
+            let problem = "it does not say what it attaches to";
+            let remedy = "add one of `vhost-user`, `tap`, `packet` and `xdp`, as in \
+                          vhost-user.socket = \"/run/penstock/vm1.sock\"";
+            report.at(object, "name", problem, remedy);
+            return;
         }
+        [first, second, ..] => {
+            let problem = format!("`{first}` and `{second}` exclude each other");
+            report.at(object, second.kind(), problem, "keep what the port attaches to");
+            return;
+        }
+    };
+    match attachment {
+        Attachment::VhostUser(vhost) => check_vhost(object, vhost, report),
+        Attachment::Tap(Tap { mtu: Some(mtu), .. }) => {
+            check_range(object, "tap.mtu", *mtu, 68..=65_521, report);
+        }
+        _ => {}
+    }
+    let at = |key: &str| format!("{attachment}.{key}");
+    if let Some((name, netns)) = attachment.interface() {
+        check_interface(object, &at("interface"), name, report);
+        let wrong = |n: &str| n.is_empty() || (n.contains('/') && !n.starts_with('/'));
+        if netns.is_some_and(wrong) {
+            let remedy = "write a name under /run/netns or a path that begins with /";
+            report.at(object, &at("netns"), "this is no network namespace", remedy);
+        }
+    }
+    check_range(object, &at("queues"), attachment.queues().into(), 1..=8, report);
+    let offloads = attachment.offloads();
+    if offloads.tso && !offloads.csum {
+        let problem = "`tso` without `csum` is impossible: segments are checksummed when cut";
+        report.at(object, &at("offloads"), problem, "say csum = true or tso = false");
     }
 }
 
-/// `a tap`, `an xdp`.
-fn with_article(kind: PortKind) -> String {
-    let article = if kind == PortKind::Xdp { "an" } else { "a" };
-    format!("{article} {kind}")
+fn check_vhost(object: &Object<'_, Port>, vhost: &VhostUser, report: &mut Report<'_>) {
+    check_socket(object, "vhost-user.socket", &vhost.socket, report);
+    if vhost.mode == SocketMode::Server {
+        return;
+    }
+    let server_only = [
+        ("socket_mode", vhost.socket_mode.is_some()),
+        ("socket_owner", vhost.socket_owner.is_some()),
+        ("socket_group", vhost.socket_group.is_some()),
+    ];
+    for (key, _) in server_only.iter().filter(|(_, set)| *set) {
+        let problem = format!("`{key}` has no effect, the other side makes the socket");
+        let remedy = "remove it, or say mode = \"server\"";
+        report.at(object, &format!("vhost-user.{key}"), problem, remedy);
+    }
+}
+
+fn check_interface(object: &Object<'_, Port>, path: &str, name: &str, report: &mut Report<'_>) {
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    if name.is_empty() || name.len() > INTERFACE_BYTES_MAX {
+        let problem = format!(
+            "interface name {name:?} has {} bytes, 1 to {INTERFACE_BYTES_MAX} are possible",
+            name.len()
+        );
+        report.at(object, path, problem, "choose another name");
+    } else if name.contains(bad) || name == "." || name == ".." {
+        let problem = format!("{name:?} cannot be an interface's name");
+        report.at(object, path, problem, "leave out / : and spaces");
+    }
 }
 
 /// The ranges and forms of single values.
 fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
-    if let Some(socket) = &port.socket {
-        check_socket(object, "socket", socket, report);
-    }
-    if let Some(name) = &port.interface {
-        let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
-        if name.is_empty() || name.len() > INTERFACE_BYTES_MAX {
-            let problem = format!(
-                "interface name {name:?} has {} bytes, 1 to {INTERFACE_BYTES_MAX} are possible",
-                name.len()
-            );
-            report.at(object, "interface", problem, "choose another name");
-        } else if name.contains(bad) || name == "." || name == ".." {
-            let problem = format!("{name:?} cannot be an interface's name");
-            report.at(object, "interface", problem, "leave out / : and spaces");
-        }
-    }
-    if port
-        .netns
-        .as_deref()
-        .is_some_and(|n| n.is_empty() || (n.contains('/') && !n.starts_with('/')))
-    {
-        let remedy = "write a name under /run/netns or a path that begins with /";
-        report.at(object, "netns", "this is no network namespace", remedy);
-    }
-    if let Some(queues) = port.queues {
-        check_range(object, "queues", queues.into(), 1..=8, report);
-    }
-    if let Some(mtu) = port.mtu {
-        check_range(object, "mtu", mtu, 68..=65_521, report);
-    }
-    if port.offloads.is_some_and(|o| o.tso && !o.csum) {
-        let problem = "`tso` without `csum` is impossible: segments are checksummed when cut";
-        report.at(object, "offloads", problem, "say csum = true or tso = false");
-    }
     if let Some(depth) = port.depth.filter(|depth| !DEPTHS.contains(depth)) {
         let problem = format!("`depth` {depth} is out of range");
         let remedy = format!("write cycles from {} to {}", DEPTHS.start(), DEPTHS.end());
@@ -300,14 +289,15 @@ fn check_targets(draft: &Draft<'_>, report: &mut Report<'_>) {
     }
     for object in &draft.ports {
         let Some(attachment) = object.value.as_ref().and_then(Port::attachment) else { continue };
-        let key = match object.value.as_ref().map(|port| port.kind) {
-            Some(PortKind::VhostUser) => "socket",
+        let key = match attachment {
+            Attachment::VhostUser(_) => "socket",
             _ => "interface",
         };
         let target = format!("{key} {}", attachment.target());
         if let Some(other) = taken.get(target.as_str()) {
             let problem = format!("{target} is already that of {other}");
-            report.at(object, key, problem, format!("give each its own {key}"));
+            let path = format!("{attachment}.{key}");
+            report.at(object, &path, problem, format!("give each its own {key}"));
         } else {
             taken.insert(target, &object.label);
         }

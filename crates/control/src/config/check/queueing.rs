@@ -15,7 +15,7 @@ pub(super) fn check(object: &Object<'_, Port>, port: &Port, report: &mut Report<
     check_queue(object, port, report);
     check_shape(object, port, report);
     check_wfq(object, port, report);
-    let several = port.queues.is_some_and(|queues| queues > 1);
+    let several = port.attachment().is_some_and(|attachment| attachment.queues() > 1);
     if several && port.is_one_workers() && port.shape.is_some_and(|shape| shape.send.is_some()) {
         // One shaper for all, but each queue pair has frames of its own time.
         let problem = "`shape.send` keeps one order of frames; this port has several queue pairs";
@@ -122,7 +122,8 @@ fn check_shape(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
         let problem = format!("`{}` is paced by `link`, not by `shape.receive`", port.egress);
         report.at(object, "shape.receive", problem, "write the rate as `link`");
     }
-    if shape.send.is_some() && port.offloads.is_none_or(|offloads| offloads.tso) {
+    let segments = port.attachment().is_some_and(|attachment| attachment.offloads().tso);
+    if shape.send.is_some() && segments {
         let problem = "a large TCP segment would leave all at once, however its rate is shaped";
         let remedy = "say offloads = { tso = false }, so that the VM cuts its segments itself";
         report.at(object, "shape.send", problem, remedy);

@@ -13,8 +13,7 @@ vlans = [200]
 
 [[port]]
 name = "up"
-type = "packet"
-interface = "eth1"
+packet.interface = "eth1"
 trunk = [100, 101, 200]
 egress = "wfq"
 link = "10G"

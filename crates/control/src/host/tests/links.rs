@@ -12,18 +12,15 @@ socket = "/run/links.sock"
 name = "red"
 [[port]]
 name = "left"
-type = "packet"
-interface = "eth1"
+packet.interface = "eth1"
 link = "100M"
 [[port]]
 name = "right"
-type = "packet"
-interface = "eth2"
+packet.interface = "eth2"
 link = "100M"
 [[port]]
 name = "vm1"
-type = "tap"
-interface = "t1"
+tap.interface = "t1"
 tenant = "red"
 "#;
 

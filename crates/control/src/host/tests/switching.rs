@@ -8,8 +8,7 @@ use crate::host::switching::PortQueues;
 const SWITCH: &str = r#"
 [[port]]
 name = "left"
-type = "packet"
-interface = "eth1"
+packet.interface = "eth1"
 trunk = [100, 101]
 egress = "wfq"
 link = "10G"
@@ -17,8 +16,7 @@ wfq = { queues = 4 }
 
 [[port]]
 name = "right"
-type = "packet"
-interface = "eth2"
+packet.interface = "eth2"
 trunk = [100, 101]
 egress = "wfq"
 link = "10G"

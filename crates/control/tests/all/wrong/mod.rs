@@ -14,16 +14,14 @@ vlans = ["100-110"]
 name = "blue"
 [[port]]
 name = "vm1"
-type = "vhost-user"
 tenant = "red"
-socket = "/run/vm1.sock"
+vhost-user.socket = "/run/vm1.sock"
 vlan = 100
 mac = ["52:54:00:00:00:01"]
 [[port]]
 name = "tap1"
-type = "tap"
 tenant = "blue"
-interface = "tap1"
+tap.interface = "tap1"
 "#;
 
 /// What is appended to [`BASE`], and its errors.

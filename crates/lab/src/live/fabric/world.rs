@@ -295,8 +295,8 @@ impl World {
         let last = VLAN + self.plan.tenants.len() - 1;
         write!(
             text,
-            "[[port]]\nname = \"up\"\ntype = \"packet\"\ninterface = \"uplink\"\n\
-             netns = \"{}-h{host}\"\ntrunk = [\"{VLAN}-{last}\"]\noffloads = false\n\
+            "[[port]]\nname = \"up\"\npacket.interface = \"uplink\"\n\
+             packet.netns = \"{}-h{host}\"\ntrunk = [\"{VLAN}-{last}\"]\npacket.offloads = false\n\
              egress = \"wfq\"\nwfq = {{ queues = {QUEUES} }}\n\n",
             self.tag
         )?;
@@ -305,9 +305,9 @@ impl World {
             let (name, vlan) = (tenant_name(vm.tenant), VLAN + vm.tenant);
             write!(
                 text,
-                "[[port]]\nname = \"{port}\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
-                 netns = \"{netns}\"\ntenant = \"{name}\"\nvlan = {vlan}\n\
-                 offloads = {{ csum = true, tso = false }}\n\n"
+                "[[port]]\nname = \"{port}\"\ntap.interface = \"eth0\"\n\
+                 tap.netns = \"{netns}\"\ntenant = \"{name}\"\nvlan = {vlan}\n\
+                 tap.offloads = {{ csum = true, tso = false }}\n\n"
             )?;
         }
         Ok(text)

@@ -22,50 +22,42 @@ name = "green"
 [[port]]
 name = "red1"
 tenant = "red"
-type = "vhost-user"
-socket = "@/red1"
+vhost-user.socket = "@/red1"
 vlan = 100
 mac = ["52:54:00:00:00:01"]
 ip = ["10.0.0.1", "fd00::1"]
 [[port]]
 name = "red2"
 tenant = "red"
-type = "vhost-user"
-socket = "@/red2"
+vhost-user.socket = "@/red2"
 vlan = 100
 [[port]]
 name = "red3"
 tenant = "red"
-type = "vhost-user"
-socket = "@/red3"
+vhost-user.socket = "@/red3"
 vlan = 200
 [[port]]
 name = "blue1"
 tenant = "blue"
-type = "vhost-user"
-socket = "@/blue1"
+vhost-user.socket = "@/blue1"
 vlan = 300
 [[port]]
 name = "blue2"
 tenant = "blue"
-type = "vhost-user"
-socket = "@/blue2"
+vhost-user.socket = "@/blue2"
 vlan = 300
 [[port]]
 name = "uplink"
-type = "vhost-user"
-socket = "@/uplink"
+vhost-user.socket = "@/uplink"
 trunk = [100, 300]
 [[port]]
 name = "green1"
 tenant = "green"
-type = "vhost-user"
-socket = "@/green1"
+vhost-user.socket = "@/green1"
 [[port]]
 name = "green2"
 tenant = "green"
-type = "vhost-user"
-socket = "@/green2"
+vhost-user.socket = "@/green2"
 "#;
 
 const RED1: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);

@@ -130,8 +130,8 @@ fn half(lab: &Lab, name: &str, vm: &str, uplink: &str, kind: &str) -> Host {
         name,
         &format!(
             "[[tenant]]\nname = \"red\"\nvlans = [100]\n\
-             [[port]]\nname = \"vm\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
-             netns = \"NS-{vm}\"\nvlan = 100\n\
+             [[port]]\nname = \"vm\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
+             tap.netns = \"NS-{vm}\"\nvlan = 100\n\
              [[port]]\nname = \"uplink\"\ntype = \"{kind}\"\ninterface = \"{uplink}\"\n\
              netns = \"NS-wire\"\ntrunk = [100]\n"
         ),
@@ -180,10 +180,10 @@ fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
     let Some(mut lab) = Lab::new("t", &["a", "b"]) else { return };
     let host = lab.host(
         "[[tenant]]\nname = \"red\"\n\
-         [[port]]\nname = \"a\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
-         netns = \"NS-a\"\nqueues = 2\n\
-         [[port]]\nname = \"b\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
-         netns = \"NS-b\"\noffloads = false\nmtu = 1400\n",
+         [[port]]\nname = \"a\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
+         tap.netns = \"NS-a\"\ntap.queues = 2\n\
+         [[port]]\nname = \"b\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
+         tap.netns = \"NS-b\"\ntap.offloads = false\ntap.mtu = 1400\n",
     );
     lab.run_in("a", "ip addr add 10.2.0.1/24 dev eth0");
     lab.run_in("b", "ip addr add 10.2.0.2/24 dev eth0");
@@ -227,8 +227,8 @@ fn a_stream_of_large_segments_has_its_rate_behind_either_policer() {
     let Some(mut lab) = Lab::new("p", &["a", "b"]) else { return };
     let tap = |name: &str| {
         format!(
-            "[[port]]\nname = \"{name}\"\ntenant = \"red\"\ntype = \"tap\"\n\
-             interface = \"eth0\"\nnetns = \"NS-{name}\"\n"
+            "[[port]]\nname = \"{name}\"\ntenant = \"red\"\n\
+             tap.interface = \"eth0\"\ntap.netns = \"NS-{name}\"\n"
         )
     };
     let host = lab.host(&format!("[[tenant]]\nname = \"red\"\n{}{}", tap("a"), tap("b")));
@@ -302,8 +302,8 @@ fn an_xdp_port_falls_back_to_packet_and_comes_back_with_its_interface() {
     lab.run_in("wire", &veth(9000));
     let host = lab.host(
         "[[tenant]]\nname = \"red\"\n\
-         [[port]]\nname = \"up\"\ntenant = \"red\"\ntype = \"xdp\"\ninterface = \"up0\"\n\
-         netns = \"NS-wire\"\nqueues = 3\n",
+         [[port]]\nname = \"up\"\ntenant = \"red\"\nxdp.interface = \"up0\"\n\
+         xdp.netns = \"NS-wire\"\nxdp.queues = 3\n",
     );
     // 9,000 bytes fit no buffer, and the veth has two queues where three are asked for.
     let port = shown(&host, "up");
@@ -345,10 +345,10 @@ fn a_namespace_behind_a_veth_speaks_tcp_through_an_xdp_port() {
     lab.run_in("wire", &format!("ip link add up0 type veth peer name eth0 netns {peer}"));
     let host = lab.host(
         "[[tenant]]\nname = \"red\"\n\
-         [[port]]\nname = \"a\"\ntenant = \"red\"\ntype = \"tap\"\ninterface = \"eth0\"\n\
-         netns = \"NS-a\"\n\
-         [[port]]\nname = \"b\"\ntenant = \"red\"\ntype = \"xdp\"\ninterface = \"up0\"\n\
-         netns = \"NS-wire\"\n",
+         [[port]]\nname = \"a\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
+         tap.netns = \"NS-a\"\n\
+         [[port]]\nname = \"b\"\ntenant = \"red\"\nxdp.interface = \"up0\"\n\
+         xdp.netns = \"NS-wire\"\n",
     );
     lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
     lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");

@@ -38,8 +38,8 @@ fn objects(scratch: &Scratch, capacity: u64) -> String {
         let socket = scratch.0.join(format!("{name}.sock"));
         let whose = if name == "up" { "link = \"1M\"\n" } else { "tenant = \"red\"\n" };
         text += &format!(
-            "\n[[port]]\nname = \"{name}\"\ntype = \"vhost-user\"\nsocket = {socket:?}\n\
-             vlan = 100\noffloads = {{ csum = true, tso = false }}\n{whose}"
+            "\n[[port]]\nname = \"{name}\"\nvhost-user.socket = {socket:?}\n\
+             vlan = 100\nvhost-user.offloads = {{ csum = true, tso = false }}\n{whose}"
         );
     }
     for number in [SINK, UP] {

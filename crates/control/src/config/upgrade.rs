@@ -1,0 +1,329 @@
+//! Files of the release before: their keys become those of today, comments stay where they are.
+//!
+//! **Rule.** A file with old keys is read for one release. [`outdated`] says what is old in it,
+//! [`migrate`] rewrites it. The keys of what a port attaches to, which stood in the port's own
+//! table beside `type`, become a table of that type's name: `socket` of a `vhost-user` port becomes
+//! `vhost-user.socket`. A file that has an old key and the new one for the same thing is left as it
+//! is, and refused for the old one.
+
+use std::path::Path;
+
+use toml_edit::{DocumentMut, Item, Key, Table};
+
+use super::attachment::Attachment;
+use super::error::{ConfigError, ConfigErrors};
+use super::save::save;
+
+/// Table, key of the release before, key of today.
+const RENAMED: [(&str, &str, &str); 3] = [
+    ("tenant", "weight", "uplink_weight"),
+    ("port", "weight", "cycle_weight"),
+    ("port", "share", "uplink_share"),
+];
+
+/// Keys of a port's attachment.
+const ATTACHMENT: [&str; 11] = [
+    "socket",
+    "mode",
+    "socket_mode",
+    "socket_owner",
+    "socket_group",
+    "interface",
+    "netns",
+    "queues",
+    "zero_copy",
+    "offloads",
+    "mtu",
+];
+
+/// Old keys of one kind: how many tables have them, and the first of these.
+#[derive(Debug)]
+pub(super) struct Old {
+    table: &'static str,
+    before: String,
+    now: String,
+    count: usize,
+    first: String,
+}
+
+/// What is old in `text`, a sentence each; none if it is no TOML.
+#[must_use]
+pub fn outdated(text: &str) -> Vec<String> {
+    let Ok(mut document) = text.parse::<DocumentMut>() else { return Vec::new() };
+    let told = |old: Old| {
+        let Old { table, before, now, count, first } = old;
+        let all = if count == 1 { String::new() } else { format!(" and {} more", count - 1) };
+        format!(
+            "{table} {first}{all}: {before} is now {now}; the next release refuses the old form, \
+             `penstock host config --migrate FILE` rewrites the file"
+        )
+    };
+    upgrade(document.as_table_mut()).into_iter().map(told).collect()
+}
+
+/// `text` with today's keys, comments and order kept; as it is if it is no TOML.
+fn current(text: &str) -> String {
+    let Ok(mut document) = text.parse::<DocumentMut>() else { return text.to_owned() };
+    upgrade(document.as_table_mut());
+    document.to_string()
+}
+
+/// Rewrites a configuration file with today's keys; its comments and order stay. Returns what was
+/// old, and writes nothing if nothing was.
+///
+/// # Errors
+/// All mistakes at once; the file is left as it was. A file that cannot be read or written is one.
+pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
+    let text = super::read_file(path)?;
+    let file = path.display().to_string();
+    super::parse(&text, &file)?;
+    let old = outdated(&text);
+    if !old.is_empty() {
+        save(path, &current(&text)).map_err(|error| {
+            let (object, problem) = ("file".to_owned(), format!("it cannot be written: {error}"));
+            let remedy = "check its rights and those of its directory".to_owned();
+            ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
+        })?;
+    }
+    Ok(old)
+}
+
+/// One `[[port]]` with today's keys; a text that is no TOML stays as it is.
+#[must_use]
+pub fn current_port(text: &str) -> String {
+    let Ok(mut document) = text.parse::<DocumentMut>() else { return text.to_owned() };
+    upgrade_table("port", document.as_table_mut());
+    document.to_string()
+}
+
+/// Brings all tables of a file up to date.
+pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
+    let mut all: Vec<Old> = Vec::new();
+    for kind in ["tenant", "port"] {
+        let Some(tables) = root.get_mut(kind).and_then(Item::as_array_of_tables_mut) else {
+            continue;
+        };
+        for table in tables.iter_mut() {
+            let name = table.get("name").and_then(Item::as_str).unwrap_or_default().to_owned();
+            for (before, now) in upgrade_table(kind, table) {
+                match all.iter_mut().find(|old| (&old.before, &old.now) == (&before, &now)) {
+                    Some(old) => old.count += 1,
+                    None => all.push(Old {
+                        table: if kind == "port" { "port" } else { "tenant" },
+                        before,
+                        now,
+                        count: 1,
+                        first: format!("{name:?}"),
+                    }),
+                }
+            }
+        }
+    }
+    all
+}
+
+/// As [`upgrade`], of one table of this kind; returns what was old and what it is now.
+pub(super) fn upgrade_table(kind: &str, table: &mut Table) -> Vec<(String, String)> {
+    let mut done = Vec::new();
+    for (_, before, now) in RENAMED.into_iter().filter(|(of, ..)| *of == kind) {
+        if table.contains_key(before) && !table.contains_key(now) {
+            rebuild(table, |key, item| {
+                let key = if key.get() == before { named(&key, now) } else { key };
+                Some((key, item))
+            });
+            done.push((format!("`{before}`"), format!("`{now}`")));
+        }
+    }
+    if kind == "port" {
+        done.extend(group(table));
+    }
+    done
+}
+
+/// Moves the keys of a port's attachment into a table of their own.
+fn group(table: &mut Table) -> Option<(String, String)> {
+    let named = table.get("type").and_then(Item::as_str)?;
+    let kind = Attachment::TYPES.into_iter().find(|kind| *kind == named)?;
+    if table.contains_key(kind) {
+        return None;
+    }
+    let mut inner = Table::new();
+    inner.set_dotted(true);
+    // What stood at `type`: comments above it, and one behind it.
+    let mut comments = String::new();
+    let is_moved = |key: &Key| key.get() == "type" || ATTACHMENT.contains(&key.get());
+    let mut moved = Vec::new();
+    for (key, item) in entries(table) {
+        if key.get() == "type" {
+            comments = comments_of(&key, &item);
+        } else if is_moved(&key) {
+            moved.push((key, item));
+        }
+    }
+    let about: Vec<_> = moved.iter().map(|(key, _)| format!("`{}`", key.get())).collect();
+    let now = moved.iter().map(|(key, _)| format!("`{kind}.{}`", key.get()));
+    let told = (
+        [vec!["`type`".to_owned()], about].concat().join(", "),
+        now.collect::<Vec<_>>().join(", "),
+    );
+    for (at, (mut key, item)) in moved.into_iter().enumerate() {
+        if at == 0 && !comments.is_empty() {
+            let own = key.leaf_decor().prefix().and_then(|it| it.as_str()).unwrap_or_default();
+            let prefix = format!("{comments}{own}");
+            key.leaf_decor_mut().set_prefix(prefix);
+        }
+        inner.insert_formatted(&key, item);
+    }
+    let mut inner = Some(inner);
+    rebuild(table, |key, item| match () {
+        () if !is_moved(&key) => Some((key, item)),
+        () => inner.take().map(|inner| (Key::new(kind), Item::Table(inner))),
+    });
+    Some(told)
+}
+
+/// The comments above a key and behind its value, as lines.
+fn comments_of(key: &Key, item: &Item) -> String {
+    let above = key.leaf_decor().prefix().and_then(|it| it.as_str()).unwrap_or_default();
+    let behind = item.as_value().and_then(|value| value.decor().suffix()?.as_str());
+    match behind.map(str::trim).filter(|behind| !behind.is_empty()) {
+        Some(behind) => format!("{above}{behind}\n"),
+        None => above.to_owned(),
+    }
+}
+
+/// The same key by another name: its comments stay.
+fn named(key: &Key, name: &str) -> Key {
+    Key::new(name).with_leaf_decor(key.leaf_decor().clone())
+}
+
+fn entries(table: &Table) -> Vec<(Key, Item)> {
+    let keys = table.iter().filter_map(|(name, _)| table.get_key_value(name));
+    keys.map(|(key, item)| (key.clone(), item.clone())).collect()
+}
+
+/// Each entry in its place, as `change` makes it.
+fn rebuild(table: &mut Table, mut change: impl FnMut(Key, Item) -> Option<(Key, Item)>) {
+    let entries = entries(table);
+    table.clear();
+    for (key, item) in entries {
+        if let Some((key, item)) = change(key, item) {
+            table.insert_formatted(&key, item);
+        }
+    }
+}
+
+/// The path of a key that a client names: today's name, and for a key of the port's attachment the
+/// table in front of it.
+pub(super) fn path(kind: &str, table: &Table, key: &str) -> String {
+    if let Some((.., now)) = RENAMED.iter().find(|(of, before, _)| (*of, *before) == (kind, key)) {
+        return (*now).to_owned();
+    }
+    let attached = Attachment::TYPES.into_iter().find(|of| table.contains_key(of));
+    match attached {
+        Some(of) if kind == "port" && ATTACHMENT.contains(&key) => format!("{of}.{key}"),
+        _ => key.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+    use super::*;
+
+    const OLD: &str = r#"# my host
+[host]
+name = "h"
+
+[[tenant]]
+name = "red"
+weight = 3 # thrice
+
+# the first
+[[port]] # a machine
+name = "vm1"
+# how
+type = "vhost-user" # virtio
+tenant = "red"
+# where
+socket = "/run/vm1.sock" # here
+queues = 2
+weight = 5
+share = 7 # of red's
+
+[[port]]
+name = "t1"
+type = "tap"
+tenant = "red"
+interface = "t1"
+"#;
+
+    const NEW: &str = r#"# my host
+[host]
+name = "h"
+
+[[tenant]]
+name = "red"
+uplink_weight = 3 # thrice
+
+# the first
+[[port]] # a machine
+name = "vm1"
+# how
+# virtio
+# where
+vhost-user.socket = "/run/vm1.sock" # here
+vhost-user.queues = 2
+tenant = "red"
+cycle_weight = 5
+uplink_share = 7 # of red's
+
+[[port]]
+name = "t1"
+tap.interface = "t1"
+tenant = "red"
+"#;
+
+    #[test]
+    fn an_old_file_becomes_a_new_one_with_its_comments() {
+        assert_eq!(current(OLD), NEW);
+        assert_eq!(current(NEW), NEW);
+        assert_eq!(parse(OLD, "").unwrap(), parse(NEW, "").unwrap());
+        assert!(outdated(NEW).is_empty());
+    }
+
+    #[test]
+    fn what_is_old_is_said_once_a_kind() {
+        let said = outdated(OLD).join("\n");
+        assert!(said.contains("tenant \"red\": `weight` is now `uplink_weight`;"), "{said}");
+        assert!(said.contains("port \"vm1\": `weight` is now `cycle_weight`;"), "{said}");
+        assert!(
+            said.contains(
+                "port \"vm1\": `type`, `socket`, `queues` is now `vhost-user.socket`, \
+                 `vhost-user.queues`;"
+            ),
+            "{said}"
+        );
+        let twice = OLD.replace("\"h\"\n", "\"h\"\n\n[[tenant]]\nname = \"blue\"\nweight = 2\n");
+        let said = outdated(&twice).join("\n");
+        assert!(said.contains("tenant \"blue\" and 1 more: `weight`"), "{said}");
+    }
+
+    /// Mistakes in an old file are told at their own lines.
+    #[test]
+    fn a_mistake_in_an_old_file_has_its_place() {
+        let wrong = OLD.replace("queues = 2", "queues = 9").replace("share = 7", "share = 0");
+        let errors = parse(&wrong, "f").unwrap_err().0;
+        let at: Vec<_> = errors.iter().map(|error| (error.line, error.problem.as_str())).collect();
+        assert_eq!(at.len(), 2, "{errors:?}");
+        assert_eq!(at[0], (17, "`queues` 9 is out of range"));
+        assert_eq!(at[1].0, 19, "{errors:?}");
+    }
+
+    #[test]
+    fn old_and_new_together_are_refused() {
+        let both = NEW.replace("cycle_weight = 5", "cycle_weight = 5\nweight = 5");
+        let errors = parse(&both, "f").unwrap_err().to_string();
+        assert!(errors.contains("unknown key `weight`"), "{errors}");
+    }
+}

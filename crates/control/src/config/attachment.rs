@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::model::is_default;
+use super::text::is_default;
 use super::vlan::FileMode;
 
 /// Queue pairs of an attachment, 1 to 8; [`super::check`] holds the range.

@@ -15,7 +15,7 @@ use penstock_units::TscRate;
 use serde::Deserialize;
 use toml_edit::Document;
 
-use super::decode::{Object, Report, list, section, unknown_sections};
+use super::draft::{Object, Report, list, section, unknown_sections};
 use super::error::ConfigErrors;
 use super::source::Source as Text;
 use super::text::read as text;
@@ -160,7 +160,7 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
 /// # Errors
 /// All mistakes at once; a file that cannot be read is one.
 pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
-    parse_model(&super::read_file(path)?, &path.display().to_string())
+    parse_model(&super::file::read_file(path)?, &path.display().to_string())
 }
 
 /// What is missing, of another version, or there twice.

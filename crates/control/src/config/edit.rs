@@ -155,7 +155,11 @@ fn set(table: &mut dyn TableLike, key: &str, text: &str) -> Result<(), EditError
         });
         let nested =
             item.as_table_like_mut().ok_or_else(|| EditError::NoTable(outer.to_owned()))?;
-        return set(nested, inner, text);
+        set(nested, inner, text)?;
+        if let Some(table) = item.as_inline_table_mut() {
+            table.fmt();
+        }
+        return Ok(());
     }
     if text.is_empty() {
         table.remove(key);
@@ -201,7 +205,7 @@ fn plain(mut value: Value) -> Value {
 }
 
 /// A configuration as text, for one that has no file.
-pub(crate) fn text_of(config: &super::HostConfig) -> Result<String, ConfigError> {
+pub(crate) fn text_of(config: &super::model::HostConfig) -> Result<String, ConfigError> {
     let document = toml_edit::ser::to_document(config);
     let failed = |error: toml_edit::ser::Error| ConfigError {
         file: String::new(),

@@ -24,6 +24,7 @@ use super::share::{
     BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
 };
 use super::switching::SwitchSection;
+use super::text::is_default;
 use super::vlan::{Vlan, VlanList};
 use super::wfq::Wfq;
 
@@ -144,10 +145,6 @@ fn default_log() -> String {
     "info".to_owned()
 }
 
-pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
 /// Turns without a frame after which a worker sleeps, unless said otherwise.
 const IDLE_TURNS: u32 = 4096;
 
@@ -248,7 +245,8 @@ pub struct Tenant {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 63))]
     pub dscp: Option<u8>,
-    /// What its VMs may receive together, and each by its `uplink_share`. Default: as much as comes.
+    /// What its VMs may receive together, and each by its `uplink_share`. Default: as much as
+    /// comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<Receive>,
     /// What its VMs may send over the network, by shared ports, together. Default: as much as they
@@ -376,8 +374,8 @@ pub struct Port {
     /// The limits of the policies `bps` and `pps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub police: Option<Police>,
-    /// What it may receive. Default: its part, by `uplink_share`, of what its tenant may, else as much as
-    /// comes.
+    /// What it may receive. Default: its part, by `uplink_share`, of what its tenant may, else as
+    /// much as comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<Receive>,
     /// Uplink: bits per second that its link carries. Default: it is not watched.

@@ -3,8 +3,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::model::Port;
-
 /// `{ port = 5004, clock_hz = 90000 }`: RTP to a UDP port of the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { port = 5004, clock_hz = 90000 }")]
@@ -21,11 +19,4 @@ pub struct RtpStream {
 
 const fn video() -> u32 {
     90_000
-}
-
-impl Port {
-    /// What is measured of what goes to it: UDP ports and clocks.
-    pub(crate) fn measured(&self) -> Vec<(u16, u32)> {
-        self.rtp.iter().map(|stream| (stream.port, stream.clock_hz)).collect()
-    }
 }

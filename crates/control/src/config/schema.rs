@@ -10,12 +10,13 @@
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
-use schemars::{JsonSchema, SchemaGenerator};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{
-    Attachment, BINDINGS_MAX, FDB_MAX, HostConfig, PORTS_MAX, RULES_MAX, TENANTS_MAX, fabric,
-};
+use super::attachment::Attachment;
+use super::fabric;
+use super::limits::{BINDINGS_MAX, FDB_MAX, PORTS_MAX, RULES_MAX, TENANTS_MAX};
+use super::model::HostConfig;
+use super::schema_parts::{ADDRESS, Tables, has, merge, need, written};
 
 /// A kind of file by name, and what makes its schema.
 pub type FileSchema = (&'static str, fn() -> String);
@@ -41,9 +42,6 @@ const SOCKET: &str = "^/.{0,106}$";
 const IP: &str = "^((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])$\
                   |^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$";
 
-/// An address and a port.
-pub(super) const ADDRESS: &str = "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$";
-
 /// The schema of [`HostConfig`] (JSON Schema 2020-12), pretty-printed, with a final newline. The
 /// committed copy is `docs/host.schema.json`.
 #[must_use]
@@ -56,120 +54,6 @@ fn vcpu() -> String {
     let mut tables = Tables::default();
     let properties = json!({ "vcpu": tables.one::<VcpuSection>(), "vm": tables.list::<VmTable>() });
     tables.file("Processors for virtual machines.", properties, &["vcpu"], of_vcpus())
-}
-
-/// The tables of a file that no type of ours is whole.
-#[derive(Default)]
-pub(super) struct Tables(SchemaGenerator);
-
-impl Tables {
-    /// `[table]`.
-    pub(super) fn one<T: JsonSchema>(&mut self) -> Value {
-        self.0.subschema_for::<T>().into()
-    }
-
-    /// `[[table]]`.
-    pub(super) fn list<T: JsonSchema>(&mut self) -> Value {
-        json!({ "type": "array", "items": self.one::<T>() })
-    }
-
-    /// The file's schema: its tables, those that it must have, and rules besides.
-    pub(super) fn file(
-        mut self,
-        description: &str,
-        tables: Value,
-        required: &[&str],
-        rules: Value,
-    ) -> String {
-        let schema = json!({
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "description": description,
-            "type": "object",
-            "properties": tables,
-            "required": required,
-            "additionalProperties": false,
-            "$defs": self.0.take_definitions(true)
-        });
-        written(schema, rules)
-    }
-}
-
-/// The text of a schema with rules besides.
-fn written(mut schema: Value, rules: Value) -> String {
-    plain(&mut schema);
-    merge(&mut schema, rules);
-    // As a schema again, which is written in the order that people read.
-    let schema = schemars::Schema::try_from(schema).unwrap_or_default();
-    serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
-}
-
-/// Makes the schema plainer. Formats such as `uint32` and `double` are none of JSON Schema's: what
-/// they say becomes a range. TOML has no null: a key that may be left out has one type.
-fn plain(schema: &mut Value) {
-    match schema {
-        Value::Object(keys) => {
-            if let Some(Value::Array(types)) = keys.get_mut("type") {
-                types.retain(|name| name != "null");
-                match core::mem::take(types).as_slice() {
-                    [only] => keys["type"] = only.clone(),
-                    several => one_type_each(keys, several),
-                }
-            }
-            if let Some(Value::Array(some)) = keys.get_mut("anyOf") {
-                some.retain(|one| one["type"] != "null");
-                if let [Value::Object(only)] = some.as_slice() {
-                    let only = only.clone();
-                    keys.remove("anyOf");
-                    keys.extend(only);
-                }
-            }
-            let format = keys.get("format").and_then(Value::as_str).map(str::to_owned);
-            if let Some(format) = format.filter(|it| it.starts_with("uint") || it == "double") {
-                keys.remove("format");
-                let most = match format.as_str() {
-                    "uint8" => Some(u32::from(u8::MAX)),
-                    "uint16" => Some(u32::from(u16::MAX)),
-                    "uint32" => Some(u32::MAX),
-                    _ => None,
-                };
-                if let Some(most) = most {
-                    keys.entry("maximum").or_insert(most.into());
-                }
-            }
-            keys.values_mut().for_each(plain);
-        }
-        Value::Array(items) => items.iter_mut().for_each(plain),
-        _ => {}
-    }
-}
-
-/// A value of several types, each by itself with the keywords about it.
-fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
-    keys.remove("type");
-    let about = [("pattern", "string"), ("minimum", "integer"), ("maximum", "integer")];
-    let about = about.map(|(key, name)| (key, name, keys.remove(key)));
-    let one = |of: &Value| {
-        let mut one = json!({ "type": of });
-        for (key, name, value) in &about {
-            if let Some(value) = value.as_ref().filter(|_| of == name) {
-                one[key] = value.clone();
-            }
-        }
-        one
-    };
-    keys.insert("anyOf".to_owned(), types.iter().map(one).collect());
-}
-
-/// Adds `more` to `schema`, objects key by key.
-fn merge(schema: &mut Value, more: Value) {
-    match (schema, more) {
-        (Value::Object(keys), Value::Object(more)) => {
-            for (key, value) in more {
-                merge(keys.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (schema, more) => *schema = more,
-    }
 }
 
 /// See the module's text.
@@ -282,18 +166,6 @@ fn of_tables() -> Value {
             "then": need(&["shaper"], json!({ "shaper": { "const": "token-bucket" } }))
         }
     })
-}
-
-/// A table with all of these keys.
-pub(super) fn has(keys: &[&str]) -> Value {
-    let any: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), true.into())).collect();
-    need(keys, any.into())
-}
-
-/// A table with all of these keys, and those of `properties` as they say. `ajv` wants a key that is
-/// required named among the properties.
-pub(super) fn need(keys: &[&str], properties: Value) -> Value {
-    json!({ "type": "object", "properties": properties, "required": keys })
 }
 
 fn host() -> Value {

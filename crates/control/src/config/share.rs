@@ -1,5 +1,5 @@
-//! What a port bought and how it is bounded: `contract`, `cycles`, `cycle_weight`, `priority`, `police`,
-//! and `[model]`, by which a contract becomes cycles.
+//! What a port bought and how it is bounded: `contract`, `cycles`, `cycle_weight`, `priority`,
+//! `police`, and `[model]`, by which a contract becomes cycles.
 
 use core::fmt;
 use core::str::FromStr;

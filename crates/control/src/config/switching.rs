@@ -1,13 +1,10 @@
 //! `[switch]`: a host that is a switch of a fabric, and who may set its queues.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use super::model::{HostConfig, Port};
-use super::release::Egress;
 
 /// `[switch]`: a controller sets weights and maps of this host's ports, as of any other switch of
 /// its fabric. Read when the daemon starts.
@@ -54,42 +51,4 @@ pub struct ListenTls {
 
 fn controllers() -> Vec<String> {
     vec!["controller".to_owned()]
-}
-
-/// A host as a switch, with all defaults filled in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Switching {
-    /// The switch's name in the topology.
-    pub name: String,
-    /// Where controllers connect, and by which certificates, from the root.
-    pub listen: Option<(SocketAddr, ListenTls)>,
-    /// File of what it was told last.
-    pub plan: PathBuf,
-}
-
-impl SwitchSection {
-    /// Whether it sets this port.
-    pub(crate) fn sets(&self, port: &Port) -> bool {
-        port.egress == Egress::Wfq && (self.ports.is_empty() || self.ports.contains(&port.name))
-    }
-}
-
-impl HostConfig {
-    /// The host as a switch, if it is one; relative paths begin at `directory`.
-    #[must_use]
-    pub fn switching(&self, directory: &Path) -> Option<Switching> {
-        let switch = self.switch.as_ref()?;
-        let tls = switch.tls.as_ref().map(|tls| ListenTls {
-            ca: directory.join(&tls.ca),
-            cert: directory.join(&tls.cert),
-            key: directory.join(&tls.key),
-            crl: tls.crl.as_ref().map(|crl| directory.join(crl)),
-            controllers: tls.controllers.clone(),
-        });
-        Some(Switching {
-            name: switch.name.clone().unwrap_or_else(|| self.host.name.clone()),
-            listen: switch.listen.zip(tls),
-            plan: switch.plan.clone().unwrap_or_else(|| self.host.state_dir.join("switch.plan")),
-        })
-    }
 }

@@ -10,6 +10,11 @@ use core::str::FromStr;
 
 use serde::de::{Deserializer, Error, Visitor};
 
+/// Whether a value is left out when it is written.
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Reads anything that parses from text; whole numbers are taken as their digits.
 pub(crate) fn read<'de, D, T>(deserializer: D, expecting: &'static str) -> Result<T, D::Error>
 where

@@ -1,18 +1,14 @@
 //! Files of the release before: their keys become those of today, comments stay where they are.
 //!
 //! **Rule.** A file with old keys is read for one release. [`outdated`] says what is old in it,
-//! [`migrate`] rewrites it. The keys of what a port attaches to, which stood in the port's own
+//! [`current`] rewrites it. The keys of what a port attaches to, which stood in the port's own
 //! table beside `type`, become a table of that type's name: `socket` of a `vhost-user` port becomes
 //! `vhost-user.socket`. A file that has an old key and the new one for the same thing is left as it
 //! is, and refused for the old one.
 
-use std::path::Path;
-
 use toml_edit::{DocumentMut, Item, Key, Table};
 
 use super::attachment::Attachment;
-use super::error::{ConfigError, ConfigErrors};
-use super::save::save;
 
 /// Table, key of the release before, key of today.
 const RENAMED: [(&str, &str, &str); 3] = [
@@ -22,7 +18,7 @@ const RENAMED: [(&str, &str, &str); 3] = [
 ];
 
 /// Keys of a port's attachment.
-const ATTACHMENT: [&str; 11] = [
+pub(super) const ATTACHMENT: [&str; 11] = [
     "socket",
     "mode",
     "socket_mode",
@@ -52,40 +48,21 @@ pub fn outdated(text: &str) -> Vec<String> {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return Vec::new() };
     let told = |old: Old| {
         let Old { table, before, now, count, first } = old;
+        let verb = if before.contains(", ") { "are" } else { "is" };
         let all = if count == 1 { String::new() } else { format!(" and {} more", count - 1) };
         format!(
-            "{table} {first}{all}: {before} is now {now}; the next release refuses the old form, \
-             `penstock host config --migrate FILE` rewrites the file"
+            "{table} {first}{all}: {before} {verb} now {now}; the next release refuses the old \
+             form, `penstock host config --migrate FILE` rewrites the file"
         )
     };
     upgrade(document.as_table_mut()).into_iter().map(told).collect()
 }
 
 /// `text` with today's keys, comments and order kept; as it is if it is no TOML.
-fn current(text: &str) -> String {
+pub(super) fn current(text: &str) -> String {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return text.to_owned() };
     upgrade(document.as_table_mut());
     document.to_string()
-}
-
-/// Rewrites a configuration file with today's keys; its comments and order stay. Returns what was
-/// old, and writes nothing if nothing was.
-///
-/// # Errors
-/// All mistakes at once; the file is left as it was. A file that cannot be read or written is one.
-pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
-    let text = super::read_file(path)?;
-    let file = path.display().to_string();
-    super::parse(&text, &file)?;
-    let old = outdated(&text);
-    if !old.is_empty() {
-        save(path, &current(&text)).map_err(|error| {
-            let (object, problem) = ("file".to_owned(), format!("it cannot be written: {error}"));
-            let remedy = "check its rights and those of its directory".to_owned();
-            ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
-        })?;
-    }
-    Ok(old)
 }
 
 /// One `[[port]]` with today's keys; a text that is no TOML stays as it is.
@@ -299,7 +276,7 @@ tenant = "red"
         assert!(said.contains("port \"vm1\": `weight` is now `cycle_weight`;"), "{said}");
         assert!(
             said.contains(
-                "port \"vm1\": `type`, `socket`, `queues` is now `vhost-user.socket`, \
+                "port \"vm1\": `type`, `socket`, `queues` are now `vhost-user.socket`, \
                  `vhost-user.queues`;"
             ),
             "{said}"
@@ -312,12 +289,13 @@ tenant = "red"
     /// Mistakes in an old file are told at their own lines.
     #[test]
     fn a_mistake_in_an_old_file_has_its_place() {
-        let wrong = OLD.replace("queues = 2", "queues = 9").replace("share = 7", "share = 0");
-        let errors = parse(&wrong, "f").unwrap_err().0;
-        let at: Vec<_> = errors.iter().map(|error| (error.line, error.problem.as_str())).collect();
-        assert_eq!(at.len(), 2, "{errors:?}");
-        assert_eq!(at[0], (17, "`queues` 9 is out of range"));
-        assert_eq!(at[1].0, 19, "{errors:?}");
+        for (right, wrong, place) in
+            [("queues = 2", "queues = 9", (17, 10)), ("share = 7", "share = 0", (19, 9))]
+        {
+            let errors = parse(&OLD.replace(right, wrong), "f").unwrap_err().0;
+            let places: Vec<_> = errors.iter().map(|error| (error.line, error.column)).collect();
+            assert_eq!(places, [place], "{errors:?}");
+        }
     }
 
     #[test]

@@ -103,7 +103,8 @@ impl Question<'_> {
             );
             return (
                 why,
-                "give its tenant more `uplink_weight`, it more `uplink_share`, or the output more `link`",
+                "give its tenant more `uplink_weight`, it more `uplink_share`, or the output more \
+                 `link`",
             );
         }
         if let Some((queue, weights)) = self.full_queue(port) {
@@ -182,7 +183,8 @@ impl Question<'_> {
         let remedy = match answer.policy.as_str() {
             "cycles-strict" => "sell it more `cycles`, or let it have idle ones: cycles-minmax",
             _ => {
-                "sell it more `cycles`, or give it more `cycle_weight` among those who share the rest"
+                "sell it more `cycles`, or give it more `cycle_weight` among those who share the \
+                 rest"
             }
         };
         (why, remedy)

@@ -9,7 +9,6 @@ use penstock_dataplane::port::{AttachState, AttachStatus};
 use penstock_qos::delay_scale::PARTS;
 use penstock_units::PortId;
 
-use super::FdbFilter;
 use super::apply::{Core, lock, worker_failed};
 use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Watch};
@@ -19,6 +18,17 @@ use crate::api::{
 };
 use crate::config::{HostConfig, Port, Rule};
 use crate::snapshot::IdTable;
+
+/// Which MAC addresses are meant; a field left out means all. Fields are joined by "and".
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FdbFilter {
+    /// Only in this tenant's networks.
+    pub tenant: Option<String>,
+    /// Only in this VLAN, 0 untagged.
+    pub vlan: Option<u16>,
+    /// Only behind this port.
+    pub port: Option<String>,
+}
 
 /// Slots of the MAC table asked for at once: a pause of some microseconds.
 const FDB_CHUNK: usize = 512;

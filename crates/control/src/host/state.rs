@@ -7,8 +7,8 @@ use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::schedule::PortQos;
 use penstock_units::{Nanos, PortId};
 
-use super::fabric::Overlay;
-use super::network::Ledger;
+use super::ledger::Ledger;
+use super::overlay::Overlay;
 use super::pricing::Pricing;
 use super::switch::{AttachError, Link};
 use crate::config::{Attachment, HostConfig, HostSection, Machine};

@@ -1,6 +1,6 @@
 //! What a fabric's controller told this host as a switch, beside its configuration.
 //!
-//! **Rule.** As for a host of the fabric ([`super::fabric`]): what was told is laid over each
+//! **Rule.** As for a host of the fabric ([`super::overlay`]): what was told is laid over each
 //! configuration that is about to run, and all of it is done in one change, between the same two
 //! batches, so that no frame sees a part of it. A code point that is in the same queue before and
 //! after is in it throughout, and so are the frames that wait. What is read back is what the data
@@ -9,17 +9,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_qos::wfq::QUEUES_MAX;
-
 use super::apply::lock;
 use super::error::{ApiError, ErrorKind};
-use super::fabric::Overlay;
-use super::{Host, stopped};
+use super::overlay::{Laid, Overlay};
+use super::running::{Host, stopped};
 use crate::api::QueueStatus;
-use crate::config::{CodePoint, HostConfig, Port, Weight, Wfq};
-
-/// Highest weight of a queue.
-const WEIGHT_MAX: u32 = 10_000;
+use crate::config::HostConfig;
 
 /// What the queues of a port are told: all of it, never a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,41 +32,6 @@ pub struct SwitchPort {
     pub name: String,
     /// From queue 0 on.
     pub queues: Vec<QueueStatus>,
-}
-
-/// What was told of a port, ready to be laid over its configuration.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Laid {
-    weights: Vec<Weight>,
-    map: BTreeMap<CodePoint, u8>,
-    /// Queues that are wanted at least.
-    queues: u8,
-}
-
-impl Laid {
-    /// What is wrong with a number, otherwise.
-    pub(super) fn new(weights: &[u32], map: &BTreeMap<u8, u8>) -> Result<Self, String> {
-        let highest = map.values().copied().max().unwrap_or(0);
-        let queues = weights.len().max(usize::from(highest) + 1);
-        let queues = u8::try_from(queues).ok().filter(|n| usize::from(*n) <= QUEUES_MAX);
-        let queues = queues.ok_or_else(|| format!("more than {QUEUES_MAX} queues are wanted"))?;
-        let weight = |weight: &u32| match penstock_units::Weight::new((*weight).max(1).into()) {
-            Ok(fine) if *weight <= WEIGHT_MAX => Ok(Weight(fine)),
-            _ => Err(format!("weight {weight} is above {WEIGHT_MAX}")),
-        };
-        let weights = weights.iter().map(weight).collect::<Result<_, _>>()?;
-        let mapped =
-            |(number, queue): (&u8, &u8)| Ok((number.to_string().parse::<CodePoint>()?, *queue));
-        let map = map.iter().map(mapped).collect::<Result<_, String>>()?;
-        Ok(Self { weights, map, queues })
-    }
-
-    /// A port with these weights and this map, and at least as many queues as before.
-    pub(super) fn over(&self, port: &mut Port) {
-        let of = port.wfq.take().unwrap_or_default();
-        let (weights, map) = (self.weights.clone(), self.map.clone());
-        port.wfq = Some(Wfq { queues: of.queues.max(self.queues), weights, map, ..of });
-    }
 }
 
 impl Host {

@@ -118,7 +118,7 @@ mod tests {
             "ingress_policy = \"pps\"\npolice = { pps = \"80k\" }",
             "receive = { rate = \"1G\", pps = \"80k\" }",
             "police = { cir = \"1G\", cbs = 131072 }",
-            &format!("offloads = {{ tso = false }}\n{shallow}"),
+            &format!("tap.offloads = {{ tso = false }}\n{shallow}"),
         ] {
             assert_eq!(warned(&tap(fits)), Vec::<String>::new(), "{fits}");
         }
@@ -146,6 +146,6 @@ mod tests {
         let told = warned(&format!("{of_tenant}{}", tap("")));
         let objects: Vec<_> = told.iter().map(|text| text.split(": a").next().unwrap()).collect();
         assert_eq!(objects, ["tenant red: receive", "tenant red: send"]);
-        assert!(warned(&format!("{of_tenant}{}", tap("offloads = false"))).is_empty());
+        assert!(warned(&format!("{of_tenant}{}", tap("tap.offloads = false"))).is_empty());
     }
 }

@@ -30,7 +30,7 @@ use penstock_qos::learner::Terms;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PortId, QueueId, TscRate};
 
 use crate::config::{self, Action, ConfigError, ConfigErrors, ContractRate, HostConfig, Port};
-use crate::host::home;
+use crate::host::switch::home;
 use crate::snapshot::IdTable;
 
 /// `cycles` and `contract` may differ by this part before it is told.

@@ -147,8 +147,8 @@ fn cycles_that_are_too_few_or_missing_are_told() {
     assert_eq!(told("ingress_policy = \"cycles-strict\"\ncycles = \"1M\""), "");
     assert_eq!(
         told("ingress_policy = \"cycles-minmax\""),
-        "port a: policy cycles-minmax without `cycles`: it has nothing but its `cycle_weight` of what \
-         others leave; write `cycles`"
+        "port a: policy cycles-minmax without `cycles`: it has nothing but its `cycle_weight` of \
+         what others leave; write `cycles`"
     );
     assert!(told("ingress_policy = \"cycles-strict\"").contains("it may send nothing"));
 }
@@ -158,10 +158,13 @@ fn accounts_and_directories_that_this_machine_lacks_are_told() {
     let dir = std::env::temp_dir().join(format!("penstock-check-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let file = dir.join("host.toml");
-    let ports = port("a", "socket_owner = \"nobody-of-that-name\"\nsocket_group = \"0\"")
-        .replace("/run/a.sock", "/nonexistent/a.sock")
-        + &port("b", "socket_owner = \"root\"").replace("/run/b.sock", "/tmp/b.sock")
-        + &port("c", "mode = \"client\"").replace("/run/c.sock", "/nonexistent/c.sock");
+    let ports = port(
+        "a",
+        "vhost-user.socket_owner = \"nobody-of-that-name\"\nvhost-user.socket_group = \"0\"",
+    )
+    .replace("/run/a.sock", "/nonexistent/a.sock")
+        + &port("b", "vhost-user.socket_owner = \"root\"").replace("/run/b.sock", "/tmp/b.sock")
+        + &port("c", "vhost-user.mode = \"client\"").replace("/run/c.sock", "/nonexistent/c.sock");
     std::fs::write(&file, format!("[host]\nname = \"h\"\n{RED}{ports}")).unwrap();
     let checked = Checked::load(&file);
     std::fs::remove_dir_all(&dir).unwrap();

@@ -11,11 +11,10 @@ mod ids;
 mod limits;
 mod queues;
 mod receiving;
-mod rules;
+pub(crate) mod rules;
 mod sending;
 mod streams;
 
 pub use compile::{Compiler, Sold, StaticAddress};
 pub use ids::IdTable;
 pub use limits::WatchedLink;
-pub(crate) use rules::check_rules;

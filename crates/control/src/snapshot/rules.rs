@@ -13,7 +13,11 @@ use penstock_dataplane::classify::{
     Actions, IpMatch, Match, Rule, RuleTable, RuleTableError, Then,
 };
 
-use crate::config::{self, Action, EtherType, HostConfig, IpPrefix, PortMatch, RULE_MASKS_MAX};
+use crate::config::limits::RULE_MASKS_MAX;
+use crate::config::matching::{Dscp, EtherType, IpPrefix, PortMatch};
+use crate::config::model::HostConfig;
+use crate::config::rule::{self, Action};
+use crate::config::vlan::Vlan;
 
 /// Most rules one configured rule becomes: its masks, for IPv4 and IPv6.
 const EXPANSIONS_MAX: usize = 2 * RULE_MASKS_MAX;
@@ -27,7 +31,7 @@ pub(super) enum Scope {
 }
 
 impl Scope {
-    fn of(rule: &config::Rule) -> Self {
+    fn of(rule: &rule::Rule) -> Self {
         match (&rule.port, &rule.tenant) {
             (Some(port), _) => Self::Port(port.clone()),
             (None, Some(tenant)) => Self::Tenant(tenant.clone()),
@@ -153,7 +157,7 @@ pub(super) fn place_of(id: u32) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX) / EXPANSIONS_MAX
 }
 
-fn translate(rule: &config::Rule, place: usize, targets: &mut Targets<'_>) -> Vec<Rule> {
+fn translate(rule: &rule::Rule, place: usize, targets: &mut Targets<'_>) -> Vec<Rule> {
     let mut actions = Actions::only(targets.then(&rule.actions));
     for action in &rule.actions {
         match action {
@@ -173,10 +177,10 @@ fn translate(rule: &config::Rule, place: usize, targets: &mut Targets<'_>) -> Ve
         .collect()
 }
 
-fn matches(matching: &config::Match) -> Vec<Match> {
+fn matches(matching: &rule::Match) -> Vec<Match> {
     let base = Match {
         in_port: None,
-        vlan: matching.vlan.map(config::Vlan::vid),
+        vlan: matching.vlan.map(Vlan::vid),
         src_mac: matching.src_mac.map(|m| (m.value, m.mask)),
         dst_mac: matching.dst_mac.map(|m| (m.value, m.mask)),
         ethertype: None,
@@ -185,7 +189,7 @@ fn matches(matching: &config::Match) -> Vec<Match> {
         proto: matching.proto.map(|proto| proto.0),
         src_port: None,
         dst_port: None,
-        dscp: matching.dscp.map(config::Dscp::get),
+        dscp: matching.dscp.map(Dscp::get),
     };
     let masks = |ports: Option<PortMatch>| match ports {
         None => vec![None],
@@ -203,7 +207,7 @@ fn matches(matching: &config::Match) -> Vec<Match> {
 }
 
 /// The Ethernet types a match is for: the data path wants one beside whatever only IP has.
-fn families(matching: &config::Match) -> Vec<Option<u16>> {
+fn families(matching: &rule::Match) -> Vec<Option<u16>> {
     let (v4, v6) = (Some(EtherType::IPV4.0), Some(EtherType::IPV6.0));
     let addressed = matching.src.is_some() || matching.dst.is_some();
     match (matching.ethertype, matching.proto) {

@@ -9,7 +9,7 @@ name = "vm3"
 vhost-user.socket = "run/vm3.sock"
 tenant = "blue"
 "#,
-        &[r#"4:10: port "vm3": socket path "run/vm3.sock" is relative; begin it with /"#],
+        &[r#"3:21: port "vm3": socket path "run/vm3.sock" is relative; begin it with /"#],
     ),
     (
         r#"[[port]]
@@ -17,7 +17,7 @@ name = "vm3"
 vhost-user.socket = "/run/vm1.sock"
 tenant = "blue"
 "#,
-        &["4:10: port \"vm3\": socket /run/vm1.sock is already that of port \"vm1\"; give \
+        &["3:21: port \"vm3\": socket /run/vm1.sock is already that of port \"vm1\"; give \
                  each its own socket"],
     ),
     (
@@ -26,7 +26,7 @@ name = "vm3"
 vhost-user.socket = "/run/penstock/host.sock"
 tenant = "blue"
 "#,
-        &["4:10: port \"vm3\": socket /run/penstock/host.sock is already that of [host]; \
+        &["3:21: port \"vm3\": socket /run/penstock/host.sock is already that of [host]; \
                  give each its own socket"],
     ),
     (
@@ -35,7 +35,7 @@ name = "t"
 tap.interface = "tap1"
 tenant = "blue"
 "#,
-        &["4:13: port \"t\": interface tap1 is already that of port \"tap1\"; give each \
+        &["3:17: port \"t\": interface tap1 is already that of port \"tap1\"; give each \
                  its own interface"],
     ),
     (
@@ -44,8 +44,8 @@ name = "t"
 tap.interface = "sixteen-bytes-xx"
 tenant = "blue"
 "#,
-        &["4:13: port \"t\": interface name \"sixteen-bytes-xx\" has 16 bytes, 1 to 15 are \
-                 possible; choose another name"],
+        &["3:17: port \"t\": interface name \"sixteen-bytes-xx\" has 16 bytes, 1 to 15 \
+                 are possible; choose another name"],
     ),
     (
         r#"[[port]]
@@ -53,7 +53,8 @@ name = "t"
 tap.interface = "a b"
 tenant = "blue"
 "#,
-        &[r#"4:13: port "t": "a b" cannot be an interface's name; leave out / : and spaces"#],
+        &["3:17: port \"t\": \"a b\" cannot be an interface's name; leave out / : and \
+                 spaces"],
     ),
     (
         r#"[[port]]
@@ -62,8 +63,8 @@ tap.interface = "t"
 tenant = "blue"
 tap.netns = "a/b"
 "#,
-        &["6:9: port \"t\": this is no network namespace; write a name under /run/netns or \
-                 a path that begins with /"],
+        &["5:13: port \"t\": this is no network namespace; write a name under /run/netns \
+                 or a path that begins with /"],
     ),
 ];
 
@@ -80,8 +81,8 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 300
 "#,
-        &["6:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it to \
-                 [[tenant]] red `vlans` or change the port"],
+        &["5:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it \
+                 to [[tenant]] red `vlans` or change the port"],
     ),
     (
         r#"[[port]]
@@ -89,8 +90,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 "#,
-        &["5:10: port \"vm3\": it is not said which of tenant \"red\"'s VLANs (100-110) it \
-                 is in; add `vlan` or `trunk`"],
+        &["4:10: port \"vm3\": it is not said which of tenant \"red\"'s VLANs (100-110) \
+                 it is in; add `vlan` or `trunk`"],
     ),
     (
         r#"[[port]]
@@ -100,7 +101,7 @@ tenant = "red"
 vlan = 100
 trunk = [101]
 "#,
-        &["7:9: port \"vm3\": `vlan` and `trunk` exclude each other; keep `vlan` for an \
+        &["6:9: port \"vm3\": `vlan` and `trunk` exclude each other; keep `vlan` for an \
                  access port or `trunk` for tagged frames"],
     ),
     (
@@ -110,7 +111,8 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = []
 "#,
-        &[r#"6:9: port "vm3": the trunk carries no VLAN; list VLANs, as in [100, "200-210"]"#],
+        &["5:9: port \"vm3\": the trunk carries no VLAN; list VLANs, as in [100, \
+                 \"200-210\"]"],
     ),
     (
         r#"[[port]]
@@ -120,8 +122,8 @@ tenant = "red"
 trunk = [100]
 native = 101
 "#,
-        &["7:10: port \"vm3\": native VLAN 101 is not one of the trunk's (100); add 101 to \
-                 `trunk`"],
+        &["6:10: port \"vm3\": native VLAN 101 is not one of the trunk's (100); add 101 \
+                 to `trunk`"],
     ),
     (
         r#"[[port]]
@@ -131,7 +133,7 @@ tenant = "red"
 vlan = 100
 native = 100
 "#,
-        &["7:10: port \"vm3\": `native` belongs to a trunk port; use `vlan` for an access \
+        &["6:10: port \"vm3\": `native` belongs to a trunk port; use `vlan` for an access \
                  port, or add `trunk`"],
     ),
     (
@@ -141,8 +143,8 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = [100, "105-111"]
 "#,
-        &["6:9: port \"vm3\": VLAN 111 is not one of tenant \"red\"'s (100-110); add it to \
-                 [[tenant]] red `vlans` or change the port"],
+        &["5:9: port \"vm3\": VLAN 111 is not one of tenant \"red\"'s (100-110); add it \
+                 to [[tenant]] red `vlans` or change the port"],
     ),
     (
         r#"[[port]]
@@ -150,8 +152,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 tenant = "green"
 "#,
-        &["5:10: port \"vm3\": there is no tenant \"green\"; add a [[tenant]] of that name \
-                 or correct it"],
+        &["4:10: port \"vm3\": there is no tenant \"green\"; add a [[tenant]] of that \
+                 name or correct it"],
     ),
     (
         r#"[[port]]
@@ -160,7 +162,7 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "blue"
 vlan = 5
 "#,
-        &["6:8: port \"vm3\": tenant \"blue\" has no VLANs but one untagged network; \
+        &["5:8: port \"vm3\": tenant \"blue\" has no VLANs but one untagged network; \
                  remove the key, or give [[tenant]] blue `vlans`"],
     ),
     (
@@ -169,7 +171,7 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 trunk = [300]
 "#,
-        &["5:9: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
+        &["4:9: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
                  [[tenant]] what the port carries"],
     ),
     (
@@ -178,7 +180,7 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 vlan = 300
 "#,
-        &["5:8: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
+        &["4:8: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
                  [[tenant]] what the port carries"],
     ),
     (
@@ -201,7 +203,7 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 trunk = ["104-106"]
 "#,
-        &["8:9: port \"vm3\": VLAN 105 belongs to tenants \"red\" and \"green\", a shared \
+        &["7:9: port \"vm3\": VLAN 105 belongs to tenants \"red\" and \"green\", a shared \
                  port cannot tell them apart; give the port a `tenant`, or the tenants VLANs of \
                  their own"],
     ),
@@ -221,7 +223,7 @@ tenant = "red"
 vlan = 100
 mac = ["52:54:00:00:00:01"]
 "#,
-        &["7:8: port \"vm3\": MAC 52:54:00:00:00:01 is already bound to port \"vm1\" in \
+        &["6:8: port \"vm3\": MAC 52:54:00:00:00:01 is already bound to port \"vm1\" in \
                  the same network; bind it to one of them"],
     ),
     (
@@ -232,7 +234,7 @@ tenant = "red"
 vlan = 101
 mac = ["52:54:00:00:00:09", "52:54:00:00:00:09"]
 "#,
-        &["7:29: port \"vm3\": MAC 52:54:00:00:00:09 is already bound to port \"vm3\" in \
+        &["6:29: port \"vm3\": MAC 52:54:00:00:00:09 is already bound to port \"vm3\" in \
                  the same network; bind it to one of them"],
     ),
 ];
@@ -523,7 +525,7 @@ trunk = ["100-110"]
 mac = "52:54:00:00:00:05"
 port = "up"
 "#,
-        &["6:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; say which with \
+        &["5:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; say which with \
                  `tenant` and `vlan`, or correct them"],
     ),
 ];
@@ -542,8 +544,8 @@ tenant = "red"
 vlan = 100
 wfq = { weights = [1, 2, 3], map = { 8 = 1 } }
 "#,
-        &["7:7: port \"vm3\": `wfq` has no effect with egress = \"fifo\"; say egress = \"wfq\", \
-                 or remove it"],
+        &["6:7: port \"vm3\": `wfq` has no effect with egress = \"fifo\"; say egress = \
+                 \"wfq\", or remove it"],
     ),
     (
         r#"[[tenant]]
@@ -559,10 +561,11 @@ queue = { excess = "hold" }
 wfq = { queues = 65, weights = [1, 2], map = { 8 = 1 } }
 "#,
         &[
-            "3:8: tenant \"blue2\": `dscp` 64 is out of range; write a number from 0 to 63",
-            "11:20: port \"vm3\": only a `fair-share` output can hold frames in their senders' \
-                 rings; say excess = \"drop\", or egress = \"fair-share\" on a shared port",
-            "12:18: port \"vm3\": `queues` 65 is out of range; write a number from 2 to 64",
+            r#"3:8: tenant "blue2": `dscp` 64 is out of range; write a number from 0 to 63"#,
+            "10:20: port \"vm3\": only a `fair-share` output can hold frames in their \
+                 senders' rings; say excess = \"drop\", or egress = \"fair-share\" on a shared \
+                 port",
+            r#"11:18: port "vm3": `queues` 65 is out of range; write a number from 2 to 64"#,
         ],
     ),
     (
@@ -575,10 +578,10 @@ egress = "wfq"
 wfq = { queues = 2, weights = [1, 2, 3], map = { 8 = 2 } }
 "#,
         &[
-            "8:31: port \"vm3\": 3 weights are too many, there are 2 queues; remove some, or raise \
-                 `wfq.queues`",
-            "8:54: port \"vm3\": code point 8 is mapped to queue 2, which is not there; write a \
-                 queue from 0 to 1",
+            "7:31: port \"vm3\": 3 weights are too many, there are 2 queues; remove some, \
+                 or raise `wfq.queues`",
+            "7:54: port \"vm3\": code point 8 is mapped to queue 2, which is not there; \
+                 write a queue from 0 to 1",
         ],
     ),
     (
@@ -591,8 +594,8 @@ egress = "wfq"
 wfq = { weights = [0], map = { 64 = 1 } }
 "#,
         &[
-            "8:19: port \"vm3\": `wfq.weights`: 0 is out of range; write 1 to 10000",
-            "8:32: port \"vm3\": `wfq.map`: 64 is no code point; write a number 0 to 63",
+            r#"7:19: port "vm3": `wfq.weights`: 0 is out of range; write 1 to 10000"#,
+            r#"7:32: port "vm3": `wfq.map`: 64 is no code point; write a number 0 to 63"#,
         ],
     ),
     (
@@ -605,11 +608,12 @@ egress = "wfq"
 wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
 "#,
         &[
-            "8:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; police \
-                 some of them: `send` of [[tenant]]",
-            "8:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to \
+            "7:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; \
+                 police some of them: `send` of [[tenant]]",
+            "7:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to \
                  400000000000",
-            "8:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this file",
+            "7:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this \
+                 file",
         ],
     ),
 ];
@@ -632,7 +636,7 @@ fn a_socket_path_has_107_bytes_at_most() {
         (&port(107), &[]),
         (
             &port(108),
-            &["5:10: port \"vm3\": socket path has 108 bytes, the limit of a unix socket is 107; \
+            &["4:21: port \"vm3\": socket path has 108 bytes, the limit of a unix socket is 107; \
                choose a shorter directory or name"],
         ),
     ]);

@@ -110,11 +110,10 @@ name = "h2"
     (
         r#"port = 5
 "#,
-        &["1:1: port \"tap1\": unknown key `port`; known here: name, type, tenant, socket, \
-                 mode, socket_mode, socket_owner, socket_group, interface, netns, queues, \
-                 worker, zero_copy, offloads, mtu, vlan, trunk, native, qinq, mac, ip, slow_path, \
-                 ingress_policy, cycles, depth, weight, priority, contract, police, receive, link, \
-                 egress, wfq, queue, shape, share, rtp, vm"],
+        &["1:1: port \"tap1\": unknown key `port`; known here: name, tenant, vhost-user, \
+                 tap, packet, xdp, worker, vlan, trunk, native, qinq, mac, ip, slow_path, \
+                 ingress_policy, cycles, depth, cycle_weight, priority, contract, police, \
+                 receive, link, egress, wfq, queue, shape, uplink_share, rtp, vm"],
     ),
     (
         r#"[[port]]
@@ -142,13 +141,13 @@ queuez = 3
 vhost-user.queues = "a"
 "#,
         &[
-            "6:8: port \"vm3\": `vlan`: VLAN 5000 is out of range; a VLAN is a number from 1 \
-                 to 4094",
-            "7:29: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
+            "5:8: port \"vm3\": `vlan`: VLAN 5000 is out of range; a VLAN is a number from \
+                 1 to 4094",
+            "6:29: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
                  bytes, as in 52:54:00:00:00:01",
-            r#"8:1: port "vm3": unknown key `queuez`; did you mean `queues`?"#,
-            "9:10: port \"vm3\": `queues`: invalid type: string \"a\"; write a whole number \
-                 from 0 to 65535",
+            r#"7:1: port "vm3": unknown key `queuez`; did you mean `queue`?"#,
+            "8:21: port \"vm3\": `vhost-user.queues`: invalid type: string \"a\"; write a \
+                 whole number from 0 to 65535",
         ],
     ),
     (
@@ -159,7 +158,7 @@ tenant = "red"
 vlan = 100
 slow_path = { per_second = 0, bust = 3 }
 "#,
-        &[r#"7:31: port "vm3": unknown key `bust`; did you mean `burst`?"#],
+        &[r#"6:31: port "vm3": unknown key `bust`; did you mean `burst`?"#],
     ),
     (
         r#"[[port]]
@@ -170,7 +169,7 @@ vlan = 100
 [port.slow_path]
 per_second = 0
 "#,
-        &["8:14: port \"vm3\": `per_second` 0 is out of range; write a number from 1 to \
+        &["7:14: port \"vm3\": `per_second` 0 is out of range; write a number from 1 to \
                  10000000"],
     ),
     (
@@ -182,8 +181,8 @@ vlan = 100
 ip = ["10.0.0.1"]
 qinq = true
 "#,
-        &["8:8: port \"vm3\": `qinq` lets frames pass whose addresses nobody reads, so `ip` \
-                 holds none; remove `qinq`, or `ip`; `mac` holds with it"],
+        &["7:8: port \"vm3\": `qinq` lets frames pass whose addresses nobody reads, so \
+                 `ip` holds none; remove `qinq`, or `ip`; `mac` holds with it"],
     ),
     (
         r#"[[port]]
@@ -193,8 +192,8 @@ tenant = "red"
 vlan = 100
 vhost-user.offloads = 3
 "#,
-        &["7:12: port \"vm3\": `offloads`: no switch; write \
-                 true, false or { csum = true, tso = false }"],
+        &["6:23: port \"vm3\": `vhost-user.offloads`: no switch; write true, false or { \
+                 csum = true, tso = false }"],
     ),
     (
         r#"[[port]]
@@ -204,7 +203,7 @@ tenant = "red"
 vlan = 100
 vhost-user.offloads = { csum = false, tso = true }
 "#,
-        &["7:12: port \"vm3\": `tso` without `csum` is impossible: segments are \
+        &["6:23: port \"vm3\": `tso` without `csum` is impossible: segments are \
                  checksummed when cut; say csum = true or tso = false"],
     ),
     (
@@ -215,8 +214,8 @@ tenant = "red"
 vlan = 100
 egress = "drr"
 "#,
-        &["7:10: port \"vm3\": `egress`: \"drr\" is unknown in release 0.1.0; write one of fifo, \
-                 fair-share, wfq"],
+        &["6:10: port \"vm3\": `egress`: \"drr\" is unknown in release 0.1.0; write one \
+                 of fifo, fair-share, wfq"],
     ),
     (
         r#"[[port]]
@@ -229,12 +228,13 @@ queue = { bytes = 100, frames = 90000, wait_us = 1 }
 shape = { period_ms = 5 }
 "#,
         &[
-            "8:19: port \"vm3\": `queue.bytes` 100 is out of range; write 2048 to 8388608",
-            "8:33: port \"vm3\": `queue.frames` 90000 is out of range; write 32 to 65536",
-            "8:50: port \"vm3\": `queue.wait_us` 1 is out of range; write 100 to 10000000",
-            "9:9: port \"vm3\": `shape` names no rate; add `send` or `receive`, as in shape = { \
-                 send = \"4M\" }",
-            "9:23: port \"vm3\": `period_ms` belongs to the shaper `token-bucket`; remove it",
+            r#"7:19: port "vm3": `queue.bytes` 100 is out of range; write 2048 to 8388608"#,
+            r#"7:33: port "vm3": `queue.frames` 90000 is out of range; write 32 to 65536"#,
+            r#"7:50: port "vm3": `queue.wait_us` 1 is out of range; write 100 to 10000000"#,
+            "8:9: port \"vm3\": `shape` names no rate; add `send` or `receive`, as in shape \
+                 = { send = \"4M\" }",
+            "8:23: port \"vm3\": `period_ms` belongs to the shaper `token-bucket`; remove \
+                 it",
         ],
     ),
     (
@@ -253,19 +253,21 @@ receive = { pps = "0" }
 rtp = [{ port = 5004 }]
 "#,
         &[
-            "7:20: port \"vm3\": `receive.rate` 1k is out of range; write 8k to 400G",
-            "7:34: port \"vm3\": `receive.burst` 100 is out of range; write 1514 to 536870912",
-            "7:48: port \"vm3\": `receive.frames` goes with `pps`; add `pps`, or remove it",
-            "7:61: port \"vm3\": `sharing` is the tenant's to say; write it into `receive` of the \
-                 [[tenant]]",
-            "8:25: port \"vm3\": UDP port 5004 is 0 or marked twice; write each of 1 to 65535 once",
-            "8:25: port \"vm3\": `clock_hz` 0 is out of range; write 1 to 1000000000; 90000 for \
-                 video",
-            "14:11: port \"up2\": `receive` belongs to a tenant's port; remove it; give the port a \
-                 `tenant`, or limit what the tenants' ports receive",
-            "14:19: port \"up2\": `receive.pps` 0 is out of range; write 1 to 1G",
-            "15:7: port \"up2\": `rtp` belongs to a tenant's port; mark it at the VM's port that \
-                 receives the stream",
+            r#"6:20: port "vm3": `receive.rate` 1k is out of range; write 8k to 400G"#,
+            "6:34: port \"vm3\": `receive.burst` 100 is out of range; write 1514 to \
+                 536870912",
+            r#"6:48: port "vm3": `receive.frames` goes with `pps`; add `pps`, or remove it"#,
+            "6:61: port \"vm3\": `sharing` is the tenant's to say; write it into `receive` \
+                 of the [[tenant]]",
+            "7:25: port \"vm3\": UDP port 5004 is 0 or marked twice; write each of 1 to \
+                 65535 once",
+            "7:25: port \"vm3\": `clock_hz` 0 is out of range; write 1 to 1000000000; 90000 \
+                 for video",
+            "12:11: port \"up2\": `receive` belongs to a tenant's port; remove it; give the \
+                 port a `tenant`, or limit what the tenants' ports receive",
+            r#"12:19: port "up2": `receive.pps` 0 is out of range; write 1 to 1G"#,
+            "13:7: port \"up2\": `rtp` belongs to a tenant's port; mark it at the VM's port \
+                 that receives the stream",
         ],
     ),
     (
@@ -287,16 +289,17 @@ vlan = 100
 shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
 "#,
         &[
-            "9:20: port \"vm3\": only a `fair-share` output can hold frames in their senders' \
-                 rings; say excess = \"drop\", or egress = \"fair-share\" on a shared port",
-            "10:9: port \"vm3\": `shape.send` keeps one order of frames; this port has several \
-                 queue pairs; say queues = 1, or shape what others receive",
-            "10:18: port \"vm3\": `shape.send` 100k is out of range; write 256k to 10G",
-            "10:36: port \"vm3\": `shape.receive` 20G is out of range; write 256k to 10G",
-            "18:18: port \"vm4\": a large TCP segment would leave all at once, however its rate \
-                 is shaped; say offloads = { tso = false }, so that the VM cuts its segments \
-                 itself",
-            "18:61: port \"vm4\": `shape.period_ms` 0 is out of range; write 1 to 1000",
+            "8:20: port \"vm3\": only a `fair-share` output can hold frames in their \
+                 senders' rings; say excess = \"drop\", or egress = \"fair-share\" on a shared \
+                 port",
+            "9:9: port \"vm3\": `shape.send` keeps one order of frames; this port has \
+                 several queue pairs; say queues = 1, or shape what others receive",
+            r#"9:18: port "vm3": `shape.send` 100k is out of range; write 256k to 10G"#,
+            r#"9:36: port "vm3": `shape.receive` 20G is out of range; write 256k to 10G"#,
+            "16:18: port \"vm4\": a large TCP segment would leave all at once, however its \
+                 rate is shaped; say offloads = { tso = false }, so that the VM cuts its \
+                 segments itself",
+            r#"16:61: port "vm4": `shape.period_ms` 0 is out of range; write 1 to 1000"#,
         ],
     ),
     (
@@ -310,10 +313,10 @@ police = { pps = "600k" }
 link = "10G"
 "#,
         &[
-            "8:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or say \
+            "7:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or say \
                  ingress_policy = \"pps\"",
-            "9:8: port \"vm3\": `link` belongs to a shared port; remove it, or add `queue`; a \
-                 VM's rate is `contract`, `police` or `shape`",
+            "8:8: port \"vm3\": `link` belongs to a shared port; remove it, or add `queue`; \
+                 a VM's rate is `contract`, `police` or `shape`",
         ],
     ),
     (
@@ -324,8 +327,8 @@ tenant = "red"
 vlan = 100
 ingress_policy = "pps"
 "#,
-        &["7:18: port \"vm3\": policy `pps` has no rate to go by; add police = \
-                 { pps = \"600k\" } or such a contract"],
+        &["6:18: port \"vm3\": policy `pps` has no rate to go by; add police = { pps = \
+                 \"600k\" } or such a contract"],
     ),
     (
         r#"[[port]]
@@ -335,8 +338,8 @@ tenant = "red"
 vlan = 100
 ingress_policy = "fast"
 "#,
-        &["7:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown in release \
-                 0.1.0; write one of none, cycles-strict, cycles-minmax, bps, pps"],
+        &["6:18: port \"vm3\": `ingress_policy`: \"fast\" is unknown in release 0.1.0; \
+                 write one of none, cycles-strict, cycles-minmax, bps, pps"],
     ),
     (
         r#"[[port]]
@@ -348,9 +351,9 @@ vhost-user.socket_mode = "0888"
 ip = ["10.0.0.256"]
 "#,
         &[
-            "7:15: port \"vm3\": `socket_mode`: \"0888\" is not a file mode; write octal \
-                 digits in quotes, as in \"0660\"",
-            "8:7: port \"vm3\": `ip`: invalid IP address syntax; write an address, as in \
+            "6:26: port \"vm3\": `vhost-user.socket_mode`: \"0888\" is not a file mode; \
+                 write octal digits in quotes, as in \"0660\"",
+            "7:7: port \"vm3\": `ip`: invalid IP address syntax; write an address, as in \
                  \"10.0.0.1\"",
         ],
     ),
@@ -362,8 +365,8 @@ tenant = "red"
 vlan = 100
 ip = ["224.0.0.1"]
 "#,
-        &["7:7: port \"vm3\": 224.0.0.1 is not the address of one station; write a unicast \
-                 address"],
+        &["6:7: port \"vm3\": 224.0.0.1 is not the address of one station; write a \
+                 unicast address"],
     ),
     (
         r#"[[port]]
@@ -373,7 +376,7 @@ tenant = "red"
 vlan = 100
 mac = ["01:00:5e:00:00:01"]
 "#,
-        &["7:8: port \"vm3\": `mac`: 01:00:5e:00:00:01 is not the address of one station; \
+        &["6:8: port \"vm3\": `mac`: 01:00:5e:00:00:01 is not the address of one station; \
                  the first byte must be even and the address not all zero"],
     ),
     (
@@ -385,7 +388,8 @@ vlan = 100
 vhost-user.mode = "serve"
 vhost-user.queues = 9
 "#,
-        &[r#"7:8: port "vm3": `mode`: "serve" is unknown; write server, client"#],
+        &["6:19: port \"vm3\": `vhost-user.mode`: \"serve\" is unknown; write server, \
+                 client"],
     ),
     (
         r#"[[port]]
@@ -395,7 +399,7 @@ tenant = "red"
 vlan = 100
 vhost-user.queues = 9
 "#,
-        &[r#"7:10: port "vm3": `queues` 9 is out of range; write a number from 1 to 8"#],
+        &[r#"6:21: port "vm3": `queues` 9 is out of range; write a number from 1 to 8"#],
     ),
     (
         r#"[[port]]
@@ -404,7 +408,7 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = ["110-100"]
 "#,
-        &["6:10: port \"vm3\": `trunk`: VLAN range 110-100 ends before it begins; write \
+        &["5:10: port \"vm3\": `trunk`: VLAN range 110-100 ends before it begins; write \
                  100-110"],
     ),
     (
@@ -414,8 +418,8 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = [4095]
 "#,
-        &["6:10: port \"vm3\": `trunk`: VLAN 4095 is out of range; a VLAN is a number from \
-                 1 to 4094"],
+        &["5:10: port \"vm3\": `trunk`: VLAN 4095 is out of range; a VLAN is a number \
+                 from 1 to 4094"],
     ),
     (
         r#"[[port]]
@@ -423,7 +427,7 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 tenant = 5
 "#,
-        &[r#"5:10: port "vm3": `tenant`: invalid type: integer `5`; write a string"#],
+        &[r#"4:10: port "vm3": `tenant`: invalid type: integer `5`; write a string"#],
     ),
     (
         r#"[[port]]
@@ -432,13 +436,15 @@ tap.interface = "t"
 tenant = "blue"
 tap.mtu = 20
 "#,
-        &[r#"6:7: port "t": `mtu` 20 is out of range; write a number from 68 to 65521"#],
+        &[r#"5:11: port "t": `mtu` 20 is out of range; write a number from 68 to 65521"#],
     ),
     (
         r#"[[port]]
 name = "x"
 "#,
-        &[r#"1:1: port "x": `type` is missing; add `type = ...`"#],
+        &["2:8: port \"x\": it does not say what it attaches to; add one of `vhost-user`, \
+                 `tap`, `packet` and `xdp`, as in vhost-user.socket = \
+                 \"/run/penstock/vm1.sock\""],
     ),
     (
         r#"[[port]]
@@ -446,7 +452,8 @@ type = "dpdk"
 name = "x y"
 "#,
         &[
-            r#"2:8: port "x y": `type`: "dpdk" is unknown; write vhost-user, tap, packet, xdp"#,
+            "2:1: port \"x y\": unknown key `type`; write a table of that name: vhost-user, \
+                 tap, packet or xdp, as in tap.interface = \"tap1\"",
             "3:8: port \"x y\": the name contains ' '; write 1 to 32 characters of a-z A-Z \
                  0-9 . _ -",
         ],
@@ -483,13 +490,13 @@ mac = ["x", "52:54:00:00:00:02", "y"]
 slow_path = { per_second = "a", bust = 3 }
 "#,
         &[
-            "7:8: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
+            "6:8: port \"vm3\": `mac`: \"x\" is not a MAC address; write six hexadecimal \
                  bytes, as in 52:54:00:00:00:01",
-            "7:34: port \"vm3\": `mac`: \"y\" is not a MAC address; write six hexadecimal \
+            "6:34: port \"vm3\": `mac`: \"y\" is not a MAC address; write six hexadecimal \
                  bytes, as in 52:54:00:00:00:01",
-            "8:28: port \"vm3\": `slow_path.per_second`: invalid type: string \"a\"; write a \
-                 whole number, 0 or above",
-            r#"8:33: port "vm3": unknown key `bust`; did you mean `burst`?"#,
+            "7:28: port \"vm3\": `slow_path.per_second`: invalid type: string \"a\"; write \
+                 a whole number, 0 or above",
+            r#"7:33: port "vm3": unknown key `bust`; did you mean `burst`?"#,
         ],
     ),
     (
@@ -506,11 +513,11 @@ actions = ["output:vm3", "output:nobody"]
 name = "?"
 "#,
         &[
-            "6:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it to \
-                 [[tenant]] red `vlans` or change the port",
-            "10:26: rule \"r\": there is no port \"nobody\"; add a [[port]] of that name or \
+            "5:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it \
+                 to [[tenant]] red `vlans` or change the port",
+            "9:26: rule \"r\": there is no port \"nobody\"; add a [[port]] of that name or \
                  correct it",
-            "12:8: tenant \"?\": the name contains '?'; write 1 to 32 characters of a-z A-Z \
+            "11:8: tenant \"?\": the name contains '?'; write 1 to 32 characters of a-z A-Z \
                  0-9 . _ -",
         ],
     ),
@@ -551,7 +558,7 @@ tenant="blue"
         &[
             "2:8: port \"vm1\": the name \"vm1\" is taken by another above; give each its \
                  own name",
-            "4:10: port \"vm1\": socket /run/vm1.sock is already that of port \"vm1\"; give \
+            "3:21: port \"vm1\": socket /run/vm1.sock is already that of port \"vm1\"; give \
                  each its own socket",
         ],
     ),
@@ -593,10 +600,10 @@ tap.socket = "/x"
 tap.mode = "client"
 "#,
         &[
-            "6:10: port \"t\": `socket` is no key of a tap port; remove it; it belongs to \
-                 vhost-user",
-            "7:8: port \"t\": `mode` is no key of a tap port; remove it; it belongs to \
-                 vhost-user",
+            "5:5: port \"t\": unknown key `socket`; known here: interface, netns, queues, \
+                 offloads, mtu",
+            "6:5: port \"t\": unknown key `mode`; known here: interface, netns, queues, \
+                 offloads, mtu",
         ],
     ),
     (
@@ -608,9 +615,8 @@ packet.queues = 2
 packet.mtu = 1500
 "#,
         &[
-            "6:10: port \"p\": `queues` is no key of a packet port; remove it; it belongs to \
-                 vhost-user, tap, xdp",
-            r#"7:7: port "p": `mtu` is no key of a packet port; remove it; it belongs to tap"#,
+            r#"5:8: port "p": unknown key `queues`; known here: interface, netns, offloads"#,
+            r#"6:8: port "p": unknown key `mtu`; known here: interface, netns, offloads"#,
         ],
     ),
     (
@@ -622,12 +628,11 @@ xdp.mtu = 1500
 xdp.offloads = false
 "#,
         &[
-            "3:8: port \"p\": `interface` is missing, an xdp port needs it; add it, as in \
-                 xdp.interface = \"eth1\"",
-            r#"5:10: port "p": `queues` 9 is out of range; write a number from 1 to 8"#,
-            r#"6:7: port "p": `mtu` is no key of an xdp port; remove it; it belongs to tap"#,
-            "7:12: port \"p\": `offloads` is no key of an xdp port; remove it; it belongs to \
-                 vhost-user, tap, packet",
+            r#"4:1: port "p": `interface` is missing; add `interface = ...`"#,
+            "5:5: port \"p\": unknown key `mtu`; known here: interface, netns, queues, \
+                 zero_copy",
+            "6:5: port \"p\": unknown key `offloads`; known here: interface, netns, queues, \
+                 zero_copy",
         ],
     ),
     (
@@ -637,7 +642,7 @@ tenant = "blue"
 xdp.interface = "eth1"
 xdp.zero_copy = "always"
 "#,
-        &[r#"6:13: port "p": `zero_copy`: "always" is unknown; write auto, never"#],
+        &[r#"5:17: port "p": `xdp.zero_copy`: "always" is unknown; write auto, never"#],
     ),
     (
         r#"[[port]]
@@ -646,23 +651,26 @@ tenant = "blue"
 tap.zero_copy = "never"
 tap.interface = "t"
 "#,
-        &[r#"5:13: port "p": `zero_copy` is no key of a tap port; remove it; it belongs to xdp"#],
+        &["4:5: port \"p\": unknown key `zero_copy`; known here: interface, netns, \
+                 queues, offloads, mtu"],
     ),
     (
         r#"[[port]]
 name = "p"
 tenant = "blue"
 "#,
-        &["3:8: port \"p\": `interface` is missing, a tap port needs it; add it, as in \
-                 tap.interface = \"tap1\""],
+        &["2:8: port \"p\": it does not say what it attaches to; add one of `vhost-user`, \
+                 `tap`, `packet` and `xdp`, as in vhost-user.socket = \
+                 \"/run/penstock/vm1.sock\""],
     ),
     (
         r#"[[port]]
 name = "p"
 tenant = "blue"
 "#,
-        &["3:8: port \"p\": `socket` is missing, a vhost-user port needs it; add it, as in \
-                 vhost-user.socket = \"/run/penstock/vm1.sock\""],
+        &["2:8: port \"p\": it does not say what it attaches to; add one of `vhost-user`, \
+                 `tap`, `packet` and `xdp`, as in vhost-user.socket = \
+                 \"/run/penstock/vm1.sock\""],
     ),
     (
         r#"[[port]]
@@ -672,7 +680,7 @@ tenant = "blue"
 vhost-user.mode = "client"
 vhost-user.socket_mode = "0660"
 "#,
-        &["7:15: port \"vm3\": `socket_mode` has no effect, the other side makes the \
+        &["6:26: port \"vm3\": `socket_mode` has no effect, the other side makes the \
                  socket; remove it, or say mode = \"server\""],
     ),
 ];

@@ -96,8 +96,9 @@ fn ports_are_dealt_to_two_workers_and_move_when_they_are_told_to() {
     let path = write_config(&directory.0);
     let text = std::fs::read_to_string(&path).expect("the file");
     let cores = format!("[worker]\ncores = [{first}, {second}]\n");
-    let text =
-        text.replace("[worker]\n", &cores).replace("vlan = 100\n", "vlan = 100\nqueues = 2\n");
+    let text = text
+        .replace("[worker]\n", &cores)
+        .replace("vlan = 100\n", "vlan = 100\nvhost-user.queues = 2\n");
     std::fs::write(&path, text).expect("a file");
     let config = config::load(&path).expect("a right file");
     let host = Host::start(config, Some(path.clone())).expect("two workers");

@@ -81,7 +81,7 @@ fn ports_come_change_and_go() {
     assert!(told.contains("c"), "{told}");
     let shown = daemon.ask("port show c --json").json();
     assert_eq!((shown["kind"].as_str(), shown["tenant"].as_str()), (Some("tap"), Some("red")));
-    assert_eq!(shown["config"]["interface"], "tapc");
+    assert_eq!(shown["config"]["tap"]["interface"], "tapc");
     daemon.inside("ip link show tapc").ok();
     let twice = daemon.ask("port add c tap.interface=tapd --no-save").fails();
     assert!(twice.starts_with("penstock: port \"c\""), "{twice}");
@@ -235,13 +235,46 @@ fn wrong_files_are_told_with_every_mistake() {
     let told = penstock(&socket, &["host", "check", "--config", config]).ok();
     assert!(told.contains("2 ports, 1 tenants, 0 rules"), "{told}");
     // What deserves a look is said, and refuses nothing.
-    let ignored = TWO_TAPS.replacen("type = \"tap\"", "type = \"tap\"\npriority = 1", 1);
+    let ignored = TWO_TAPS.replacen("tenant = ", "priority = 1\ntenant = ", 1);
     fs::write(&file, configuration(&scratch.0, &ignored)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).ok();
     assert!(told.contains("warning: port a: `priority` 1 has no effect"), "{told}");
     let json = penstock(&socket, &["host", "check", "--json", "--config", config]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((json["ok"].as_bool(), json["warnings"].as_array().unwrap().len()), (Some(true), 1));
+}
+
+/// A file of the release before: read with a warning, and rewritten when that is asked for.
+#[test]
+fn an_old_file_is_read_and_rewritten() {
+    let old =
+        TWO_TAPS.replace("tap.interface", "type = \"tap\"\ninterface") + "share = 3 # of red\n";
+    let Some(daemon) = Daemon::start(&old) else { return };
+    let warning = "port \"b\": `share` is now `uplink_share`";
+    let logged = warning.replace('"', "\\\"");
+    assert!(daemon.log().contains(&logged), "{}", daemon.log());
+    let ports = daemon.ask("port list --json").json();
+    assert!(ports.as_array().unwrap().iter().all(|port| port["state"] == "up"), "{ports}");
+    let file = daemon.config();
+    let file = file.to_str().unwrap();
+    let told = penstock(&daemon.socket(), &["host", "check", "--config", file]).ok();
+    assert!(told.contains(warning), "{told}");
+    // A change of one object brings that one up to date and leaves the others alone.
+    daemon.ask("port set a mtu=1400").ok();
+    let text = fs::read_to_string(daemon.config()).unwrap();
+    assert!(text.contains("tap.interface = \"tapa\"\ntap.mtu = 1400\n"), "{text}");
+    assert!(text.contains("interface = \"tapb\"\ntenant = \"red\"\nshare = 3"), "{text}");
+    let told = penstock(&daemon.socket(), &["host", "config", "--migrate", file]).ok();
+    assert!(told.contains(warning), "{told}");
+    let new = fs::read_to_string(daemon.config()).unwrap();
+    let end = "tap.interface = \"tapb\"\ntenant = \"red\"\nuplink_share = 3 # of red\n";
+    assert!(new.ends_with(end) && new.contains("# The first machine."), "{new}");
+    let again = penstock(&daemon.socket(), &["host", "config", "--migrate", file]).ok();
+    assert!(again.contains("nothing to rewrite"), "{again}");
+    assert!(daemon.ask("host reload").ok().contains("nothing to change"));
+    fs::write(daemon.config(), "[host]\nname = 5\n").unwrap();
+    let told = penstock(&daemon.socket(), &["host", "config", "--migrate", file]).fails();
+    assert!(told.contains("penstock: 1 mistake in the configuration"), "{told}");
 }
 
 #[test]

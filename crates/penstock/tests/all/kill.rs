@@ -49,7 +49,7 @@ impl Switch {
             )
         };
         let config = format!(
-            "[host]\nname = \"kill\"\nvhost-user.socket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\
+            "[host]\nname = \"kill\"\nsocket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\
              [worker]\nidle_backoff_us = 0\n[[tenant]]\nname = \"t\"\n{}{}",
             port("a", A),
             port("b", B)

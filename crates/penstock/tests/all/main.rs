@@ -25,6 +25,7 @@ mod police;
 mod queues;
 mod quick_start;
 mod sessions;
+mod stopped;
 mod support;
 mod vcpu;
 mod vcpu_events;

@@ -28,8 +28,8 @@ fn switch() -> Option<Daemon> {
     let objects = format!(
         "[[tenant]]\nname = \"t\"\n{}{}{}",
         port("narrow", ""),
-        port("plain", "offloads = false"),
-        port("absent", "mode = \"client\"")
+        port("plain", "vhost-user.offloads = false"),
+        port("absent", "vhost-user.mode = \"client\"")
     );
     let file = support::configuration(&scratch.0, &objects);
     std::fs::write(scratch.0.join("host.toml"), file).unwrap();

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use super::super::FDB_MAX;
-use super::super::decode::{Draft, Object, Report};
+use super::super::draft::{Draft, Object, Report};
+use super::super::limits::FDB_MAX;
 use super::super::model::FdbStatic;
 use super::super::network::Network;
-use super::{World, check_count};
+use super::world::{World, check_count};
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_count(&draft.fdb, "fdb entrie", FDB_MAX, report);

@@ -2,10 +2,10 @@
 
 use penstock_dataplane::worker::WORKERS_MAX;
 
-use super::super::decode::{Draft, Object, Report};
+use super::super::draft::{Draft, Object, Report};
 use super::super::machine::Machine;
 use super::super::model::{HostSection, WorkerSection};
-use super::{check_name, check_range, check_socket};
+use super::world::{check_name, check_range, check_socket};
 
 pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_>) {
     if let Some(host) = &draft.host.value {

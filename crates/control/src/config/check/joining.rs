@@ -1,9 +1,9 @@
 //! `[fabric]`, and that nobody else gives what the fabric gives.
 
-use super::super::decode::{Draft, Object, Report};
+use super::super::draft::{Draft, Object, Report};
 use super::super::joining::FabricSection;
 use super::super::release::Egress;
-use super::World;
+use super::world::World;
 
 /// Most controllers.
 const CONTROLLERS_MAX: usize = 16;

@@ -6,11 +6,11 @@ use penstock_qos::policer::RATE_MAX;
 use penstock_units::BitsPerSecond;
 
 use super::super::attachment::{Attachment, SocketMode, Tap, VhostUser};
-use super::super::decode::{Draft, Object, Report};
+use super::super::draft::{Draft, Object, Report};
+use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
-use super::super::{BINDINGS_MAX, PORTS_MAX};
-use super::{World, check_count, check_names, check_range, check_socket};
+use super::world::{World, check_count, check_names, check_range, check_socket};
 
 /// Longest interface name: `IFNAMSIZ` has 16 bytes, the last one 0.
 const INTERFACE_BYTES_MAX: usize = 15;
@@ -181,7 +181,7 @@ fn check_vlans(object: &Object<'_, Port>, port: &Port, world: &World<'_>, report
         report.at(object, "trunk", problem, remedy);
         return;
     }
-    if port.trunk.as_ref().is_some_and(super::super::VlanList::is_empty) {
+    if port.trunk.as_ref().is_some_and(super::super::vlan::VlanList::is_empty) {
         report.at(
             object,
             "trunk",

@@ -4,12 +4,12 @@ use penstock_qos::policer::{RATE_MAX as LIMIT_MAX, RATE_MIN as LIMIT_MIN};
 use penstock_qos::shaper::{RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
 
-use super::super::decode::{Object, Report};
+use super::super::draft::{Object, Report};
 use super::super::model::Port;
 use super::super::queueing::{BYTES, Excess, FRAMES, PERIOD_MS, Shaper, WAIT_US};
 use super::super::release::Egress;
 use super::super::wfq::QUEUES;
-use super::check_range;
+use super::world::check_range;
 
 pub(super) fn check(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     check_queue(object, port, report);

@@ -1,12 +1,12 @@
 //! `[[rule]]`: where it applies, that its match can be met, and what it does.
 
-use super::super::decode::{Draft, Object, Report};
+use super::super::draft::{Draft, Object, Report};
+use super::super::limits::{RULE_MASKS_MAX, RULES_MAX};
 use super::super::matching::{EtherType, IpPrefix};
 use super::super::model::Port;
 use super::super::network::port_vlans;
 use super::super::rule::{Action, Match, Rule};
-use super::super::{RULE_MASKS_MAX, RULES_MAX};
-use super::{World, check_count, check_names};
+use super::world::{World, check_count, check_names};
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_names(&draft.rules, report);
@@ -72,7 +72,7 @@ fn check_scope(object: &Object<'_, Rule>, rule: &Rule, world: &World<'_>, report
 fn check_match(object: &Object<'_, Rule>, matching: &Match, report: &mut Report<'_>) {
     check_family(object, matching, report);
     for (key, ports) in [("src_port", matching.src_port), ("dst_port", matching.dst_port)] {
-        let has_ports = matching.proto.is_some_and(super::super::IpProto::has_ports);
+        let has_ports = matching.proto.is_some_and(super::super::matching::IpProto::has_ports);
         if ports.is_some() && !has_ports {
             let problem = match matching.proto {
                 None => format!("`{key}` without `proto`"),

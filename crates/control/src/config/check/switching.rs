@@ -1,9 +1,9 @@
 //! `[switch]`: that its ports have queues, and that nobody else sets them.
 
-use super::super::decode::{Draft, Object, Report};
+use super::super::draft::{Draft, Object, Report};
 use super::super::release::Egress;
 use super::super::switching::SwitchSection;
-use super::World;
+use super::world::World;
 
 /// Longest name in a topology.
 const NODE_BYTES_MAX: usize = 63;

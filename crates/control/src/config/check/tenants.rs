@@ -1,9 +1,9 @@
 //! `[[tenant]]`.
 
-use super::super::decode::{Draft, Report};
+use super::super::draft::{Draft, Report};
+use super::super::limits::{DOMAINS_MAX, TENANTS_MAX};
 use super::super::wfq::DSCPS;
-use super::super::{DOMAINS_MAX, TENANTS_MAX};
-use super::{World, check_count, check_names, check_range};
+use super::world::{World, check_count, check_names, check_range};
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_names(&draft.tenants, report);

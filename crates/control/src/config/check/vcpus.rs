@@ -5,16 +5,16 @@ use std::collections::HashSet;
 use penstock_vcpu::planned::planned;
 use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
 
-use super::super::decode::{Draft, Object, Report};
+use super::super::draft::{Draft, Object, Report};
 use super::super::machine::Machine;
-use super::check_names;
+use super::world::check_names;
 
 /// Most VMs.
 const VMS_MAX: usize = 1_024;
 
 pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_>) {
     check_names(&draft.vms, report);
-    super::check_count(&draft.vms, "vm", VMS_MAX, report);
+    super::world::check_count(&draft.vms, "vm", VMS_MAX, report);
     check_ports(draft, report);
     for object in &draft.vms {
         let mistakes = object.value.as_ref().map(VmTable::mistakes);

@@ -13,8 +13,8 @@ use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
 
-use super::super::decode::{Object, Report, section};
-use super::super::schema::{ADDRESS, Tables, has, need};
+use super::super::draft::{Object, Report, section};
+use super::super::schema_parts::{ADDRESS, Tables, has, need};
 use super::{FabricFile, SwitchFile, switch};
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];

@@ -8,10 +8,11 @@ use std::path::Path;
 
 use toml_edit::{Document, Table};
 
-use super::decode::{Report, unknown_sections};
+use super::draft::{Report, unknown_sections};
 use super::error::ConfigErrors;
+use super::file::read_file;
+use super::limits::FILE_BYTES_MAX;
 use super::source::Source;
-use super::{FILE_BYTES_MAX, read_file};
 
 mod controller;
 mod switch;

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml_edit::Table;
 
-use super::super::decode::{Object, Report, list};
-use super::super::schema::need;
+use super::super::draft::{Object, Report, list};
+use super::super::schema_parts::need;
 
 /// How a switch is told.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toml_edit::Table;
 
-use super::super::decode::{Object, Report, list};
-use super::super::schema::{Tables, need};
+use super::super::draft::{Object, Report, list};
+use super::super::schema_parts::{Tables, need};
 use super::super::share::BitsPerSecond;
 
 pub(super) const SECTIONS: [&str; 1] = ["tenant"];

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
 
-use super::super::decode::{Object, Report, list, section};
-use super::super::schema::{Tables, has, need};
+use super::super::draft::{Object, Report, list, section};
+use super::super::schema_parts::{Tables, has, need};
 use super::super::share::BitsPerSecond;
 
 pub(super) const SECTIONS: [&str; 7] =

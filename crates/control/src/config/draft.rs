@@ -1,5 +1,4 @@
-//! From text to a [`HostConfig`]: syntax, then each object's own values, then
-//! [`super::check`].
+//! The objects of a configuration's text, each read by itself.
 //!
 //! **Rule.** serde stops at an object's first mistake. So that all are reported, the key at fault
 //! is taken out of a copy of the object and the rest is read again. Objects that could be read are
@@ -11,19 +10,18 @@ use std::borrow::Cow;
 
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde::de::DeserializeOwned;
-use toml_edit::{Document, DocumentMut, Item, Table, Value};
+use toml_edit::{DocumentMut, Item, Table, Value};
 
-use super::check;
 use super::error::{ConfigError, ConfigErrors};
 use super::joining::FabricSection;
-use super::machine::Machine;
-use super::model::{FdbStatic, ForwardingSection, HostSection, Port, Tenant, WorkerSection};
+use super::model::{
+    FdbStatic, ForwardingSection, HostConfig, HostSection, Port, Tenant, WorkerSection,
+};
 use super::rule::Rule;
 use super::share::ModelSection;
 use super::source::{Source, span_of};
 use super::switching::SwitchSection;
-use super::upgrade::upgrade;
-use super::{FILE_BYTES_MAX, HostConfig};
+use super::upgrade::ATTACHMENT;
 
 const SECTIONS: [&str; 12] = [
     "host",
@@ -89,6 +87,11 @@ impl<'a> Report<'a> {
         if self.errors.is_empty() { Ok(()) } else { Err(self.into_errors()) }
     }
 
+    /// Whether there is no mistake so far.
+    pub(super) fn is_empty(&self) -> bool {
+        self.errors.is_empty()
+    }
+
     /// All mistakes, in the order of the text.
     pub(super) fn into_errors(self) -> ConfigErrors {
         let mut errors = self.errors;
@@ -125,38 +128,8 @@ impl<'a> Report<'a> {
     }
 }
 
-/// See [`super::parse`].
-pub(super) fn parse(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigErrors> {
-    let source = Source::new(text, file);
-    if text.len() > FILE_BYTES_MAX {
-        let problem = format!("{} bytes are too many, the limit is {FILE_BYTES_MAX}", text.len());
-        let error = source.error(None, "file", problem, "split the host or shorten the file");
-        return Err(ConfigErrors(vec![error]));
-    }
-    let document = Document::parse(text).map_err(|error| {
-        let problem = error.message().replace('\n', ", ");
-        let remedy = "correct the TOML syntax; nothing else was checked";
-        ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
-    })?;
-    let mut root = document.as_table().clone();
-    upgrade(&mut root);
-    let mut report = Report::new(source);
-    let draft = read_draft(&root, &mut report);
-    check::check(&draft, machine, &mut report);
-    if report.errors.is_empty() {
-        let Some(config) = draft.finish() else {
-            unreachable!("an object without a value has reported why")
-        };
-        check::check_tables(&config, &draft, &mut report);
-        if report.errors.is_empty() {
-            return Ok(config);
-        }
-    }
-    Err(report.into_errors())
-}
-
 impl Draft<'_> {
-    fn finish(&self) -> Option<HostConfig> {
+    pub(super) fn finish(&self) -> Option<HostConfig> {
         fn all<T: Clone>(objects: &[Object<'_, T>]) -> Option<Vec<T>> {
             objects.iter().map(|object| object.value.clone()).collect()
         }
@@ -186,7 +159,7 @@ impl Draft<'_> {
     }
 }
 
-fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
+pub(super) fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
     unknown_sections(root, &SECTIONS, report);
     let host = match section(root, "host", report) {
         Some(host) => host,
@@ -406,12 +379,20 @@ fn explain(message: &str, key: Option<&str>) -> (String, String) {
 }
 
 fn unknown_remedy(wrong: &str, known: &[&str]) -> String {
+    if known.contains(&"vhost-user") {
+        // A port's own keys, and one of what it attaches to.
+        if ATTACHMENT.contains(&wrong) {
+            return format!("write it into the table of the port's type, as in tap.{wrong}");
+        }
+        if wrong == "type" {
+            return "write a table of that name: vhost-user, tap, packet or xdp, as in \
+                    tap.interface = \"tap1\""
+                .to_owned();
+        }
+    }
     let close = known.iter().filter(|name| distance(name, wrong) <= 2);
     match close.min_by_key(|name| distance(name, wrong)) {
         Some(name) => format!("did you mean `{name}`?"),
-        None if wrong == "type" => "write what it attaches to as a table: vhost-user, tap, packet \
-                                    or xdp, as in tap.interface = \"tap1\""
-            .to_owned(),
         None => format!("known here: {}", known.join(", ")),
     }
 }

@@ -8,8 +8,6 @@ use std::collections::BTreeMap;
 
 use penstock_dataplane::counters::PortCounters;
 
-use super::Host;
-use super::apply::lock;
 use super::state::LivePort;
 use crate::config::HostConfig;
 
@@ -51,7 +49,7 @@ impl NetworkUse {
 pub(super) struct Ledger {
     /// By port, at the look before.
     seen: BTreeMap<String, NetworkUse>,
-    by_tenant: BTreeMap<String, NetworkUse>,
+    pub(super) by_tenant: BTreeMap<String, NetworkUse>,
 }
 
 impl Ledger {
@@ -76,17 +74,5 @@ impl Ledger {
     pub(super) fn keep(&mut self, config: &HostConfig) {
         self.seen.retain(|name, _| config.ports.iter().any(|port| port.name == *name));
         self.by_tenant.retain(|name, _| config.tenants.iter().any(|tenant| tenant.name == *name));
-    }
-}
-
-impl Host {
-    /// What each tenant's ports sent to shared ports and received from them since the tenant is
-    /// here. Tenants that never had a port are left out.
-    #[must_use]
-    pub fn network_use(&self) -> BTreeMap<String, NetworkUse> {
-        let mut shared = lock(&self.core.shared);
-        let shared = &mut *shared;
-        shared.network.settle(&shared.config, &shared.ports);
-        shared.network.by_tenant.clone()
     }
 }

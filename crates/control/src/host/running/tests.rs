@@ -14,9 +14,9 @@ use penstock_dataplane::port::{AttachState, AttachStatus};
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
 use penstock_units::{MacAddr, PortId, TscRate, WorkerId};
 
-use super::switch::{AttachError, Link, Switch};
 use super::*;
 use crate::config::{Action, Attachment, Tap};
+use crate::host::switch::{AttachError, Link};
 
 /// What the switch was asked, in order, and what it refuses.
 #[derive(Default)]
@@ -331,8 +331,8 @@ fn an_attachment_that_fails_is_rolled_back() {
 #[test]
 fn a_port_that_goes_before_those_who_bought_is_told_when_it_is_set() {
     let text = TEXT.replacen("[[tenant]]", "[worker]\nschedule = \"hbs\"\n\n[[tenant]]", 1);
-    let bought =
-        "ingress_policy = \"cycles-strict\"\ncycles = \"100M\"\npriority = 2\nqueues = 2\n";
+    let bought = "ingress_policy = \"cycles-strict\"\ncycles = \"100M\"\npriority = 2\n\
+                  vhost-user.queues = 2\n";
     let text = text.replacen("vlan = 100\n\n[[fdb]]", &format!("vlan = 100\n{bought}\n[[fdb]]"), 1);
     let file = TempFile::new("before", &text);
     let (host, _) = start(&file);
@@ -364,7 +364,7 @@ fn what_a_connected_driver_has_negotiated_is_not_taken_from_it() {
         );
         assert!(error.to_string().starts_with(&told), "{error}");
     }
-    let narrow = TEXT.replacen("name = \"vm1\"", "name = \"vm1\"\noffloads = false", 1);
+    let narrow = TEXT.replacen("name = \"vm1\"", "name = \"vm1\"\nvhost-user.offloads = false", 1);
     std::fs::write(&file.0, narrow).unwrap();
     let error = host.reload().unwrap_err();
     assert!(error.0[0].problem.starts_with("its driver is connected"), "{error}");
@@ -468,7 +468,7 @@ fn a_reload_of_a_wrong_file_changes_nothing() {
     std::fs::write(&file.0, TEXT.replace("vlan = 100\n", "vlan = 300\n")).unwrap();
     let errors = host.reload().unwrap_err();
     assert_eq!(errors.0.len(), 1);
-    assert_eq!((errors.0[0].line, errors.0[0].column), (21, 8));
+    assert_eq!((errors.0[0].line, errors.0[0].column), (19, 8));
     assert_eq!((fake.calls(), host.config_toml()), (Vec::new(), TEXT.to_owned()));
     std::fs::write(&file.0, TEXT.replace("name = \"h\"", "name = \"other\"")).unwrap();
     let report = host.reload().unwrap();

@@ -4,22 +4,22 @@ use penstock_qos::cost_model::FCS;
 use penstock_qos::policer::{Limit, Spec, SpecError, default_depth, default_frames};
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
-use super::model::Port;
-use super::release::IngressPolicy;
-use super::share::{ContractRate, Police, Sizes};
+use super::super::model::Port;
+use super::super::release::IngressPolicy;
+use super::super::share::{ContractRate, Police, Sizes};
 
 /// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
 const IMIX_BYTES: u64 = 362;
 /// What every rate in bits per second counts for a frame beyond the bytes that the switch sees.
-pub(super) const FCS_BYTES: u8 = 4;
+pub(in crate::config) const FCS_BYTES: u8 = 4;
 const _: () = assert!(FCS_BYTES as u64 == FCS);
 
 /// Why a port's limits make no sense: the key, what is wrong, what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PoliceError {
-    pub(super) key: &'static str,
-    pub(super) problem: String,
-    pub(super) remedy: String,
+pub(in crate::config) struct PoliceError {
+    pub(in crate::config) key: &'static str,
+    pub(in crate::config) problem: String,
+    pub(in crate::config) remedy: String,
 }
 
 impl PoliceError {
@@ -75,7 +75,7 @@ impl Port {
     ///
     /// # Errors
     /// There is nothing to police by, or it is impossible.
-    pub(super) fn checked_police(&self) -> Result<Option<Spec>, PoliceError> {
+    pub(in crate::config) fn checked_police(&self) -> Result<Option<Spec>, PoliceError> {
         let given = self.police.as_ref().map(limit).transpose()?;
         // A `police` that waits for its policy is looked at all the same.
         let given = given.map(|limit| Spec::new(limit).map(|_| limit)).transpose()?;
@@ -139,7 +139,7 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
-    use super::super::attachment::Tap;
+    use super::super::super::attachment::Tap;
     use super::*;
     use penstock_qos::policer::{Colour, Policer, Size};
     use penstock_units::Nanos;

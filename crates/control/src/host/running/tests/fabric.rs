@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::host::fabric::FabricTerms;
-use crate::host::network::NetworkUse;
+use crate::host::ledger::NetworkUse;
+use crate::host::overlay::{FabricTerms, Held};
 
 const FABRIC: &str = r#"
 [[tenant]]

@@ -1,9 +1,31 @@
-//! Writing a configuration file so that a crash leaves the old or the new one, never half.
+//! Reading configuration files, and writing them so that a crash leaves the old or the new one,
+//! never half.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+
+use super::error::{ConfigError, ConfigErrors};
+use super::limits::FILE_BYTES_MAX;
+
+/// The text of a configuration file.
+pub(crate) fn read_file(path: &Path) -> Result<String, ConfigErrors> {
+    let failed = |problem: String, remedy: &str| {
+        let file = path.display().to_string();
+        let (object, remedy) = ("file".to_owned(), remedy.to_owned());
+        ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
+    };
+    let file = File::open(path).map_err(|error| {
+        failed(format!("it cannot be opened: {error}"), "check path and rights")
+    })?;
+    let mut text = String::new();
+    let mut bounded = file.take(FILE_BYTES_MAX as u64 + 1);
+    match bounded.read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(failed(format!("it cannot be read: {error}"), "write it in UTF-8")),
+    }
+}
 
 /// Replaces the file's text: a temporary file beside it, synced, then renamed over it. The file's
 /// mode stays; a symbolic link is followed. What has the temporary file's name is removed, not

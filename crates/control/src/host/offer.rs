@@ -1,0 +1,218 @@
+//! What ports are entitled to while the host runs: the plan, and what was learned since.
+//!
+//! **Rule.** Each change is planned before anything is touched: what does not fit is refused, and
+//! what ran goes on running. About once a second the learner looks at the ports' counters; what it
+//! corrects reaches the workers by a snapshot that differs in entitlements alone, so that nothing
+//! that was cached is forgotten.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use penstock_dataplane::classify::Snapshot;
+use penstock_dataplane::counters::PortReading;
+use penstock_qos::cost_model::CostModel;
+use penstock_qos::learner::{Event, LearnConfig, Learner, Observation, PortLearning, Terms};
+use penstock_units::{CyclesPerSecond, Nanos, PortId};
+
+use super::apply::{Core, lock, worker_failed};
+use super::error::ApiError;
+use super::pricing::Pricing;
+use crate::config::{self, ConfigErrors, HostConfig};
+use crate::plan::{Plan, Planner, PortPlan};
+use crate::snapshot::{IdTable, Sold};
+
+/// Between two looks at the counters.
+const LEARN_EVERY: Nanos = Nanos::from_secs(1);
+/// A port was held back if it was out of cycles, with frames waiting, for this part of an interval.
+const THROTTLED_PART: u64 = 20;
+
+/// A plan that may be carried out, and what comes with it.
+#[derive(Debug)]
+pub(super) struct Offer {
+    model: Option<(PathBuf, Arc<CostModel>)>,
+    plan: Arc<Plan>,
+    learner: Learner,
+    /// By port's name: corrections that were learned included.
+    pub(super) sold: BTreeMap<String, Sold>,
+    /// What the plan in force does not say already.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Core {
+    /// The plan for `config`. The model's file is read again if `fresh`, or if it is another.
+    ///
+    /// # Errors
+    /// The model is wrong, or what is sold is not there: all of it at once.
+    pub(super) fn offer(
+        &self,
+        config: &HostConfig,
+        ids: &IdTable,
+        fresh: bool,
+    ) -> Result<Offer, ConfigErrors> {
+        let (known, before, mut learner) = {
+            let shared = lock(&self.shared);
+            let pricing = &shared.pricing;
+            (pricing.model.clone(), Arc::clone(&pricing.plan), pricing.learner.clone())
+        };
+        let model = match &config.model.file {
+            None => None,
+            Some(file) => {
+                let path = self.dir.join(file);
+                match known.filter(|(known, _)| !fresh && *known == path) {
+                    Some(known) => Some(known),
+                    None => Some((path.clone(), Arc::new(config::load_model(&path)?))),
+                }
+            }
+        };
+        let plan = Planner {
+            config,
+            model: model.as_ref().map(|(_, model)| model),
+            ids,
+            workers: self.switch.workers().len(),
+            tsc: self.switch.tsc(),
+        }
+        .plan();
+        if !plan.refusals.is_empty() {
+            return Err(ConfigErrors(plan.refusals));
+        }
+        if learner.capacity() != plan.capacity {
+            learner = Learner::new(LearnConfig::default(), &plan.capacity);
+        }
+        learner.set_ports(terms(&plan));
+        let sold = sold(&plan, &learner);
+        let new = plan.warnings.iter().filter(|warning| !before.warnings.contains(warning));
+        let warnings = new.map(ToString::to_string).collect();
+        Ok(Offer { model, plan: Arc::new(plan), learner, sold, warnings })
+    }
+
+    /// Puts an offer in force; `snapshot` is what the workers go by from now on.
+    pub(super) fn accept(&self, offer: Offer, snapshot: Arc<Snapshot>) {
+        let mut shared = lock(&self.shared);
+        let seen = shared.pricing.seen.take();
+        let Offer { model, plan, learner, .. } = offer;
+        shared.pricing = Pricing { model, plan, learner, seen, snapshot };
+    }
+
+    /// What was learned of each port that bought cycles, by name.
+    pub(super) fn learning(&self) -> Vec<(String, PortLearning)> {
+        let shared = lock(&self.shared);
+        let name = |id: PortId| shared.compiler.ids().port_name(id.0).map(str::to_owned);
+        let ports = shared.pricing.learner.ports();
+        ports.filter_map(|(id, state)| Some((name(id)?, state))).collect()
+    }
+
+    /// Looks at the counters if it is time, and corrects what is to be corrected. The caller holds
+    /// off changes.
+    ///
+    /// # Errors
+    /// The workers have ended.
+    pub(super) fn learn(&self, now: Nanos) -> Result<(), ApiError> {
+        let step = {
+            let mut shared = lock(&self.shared);
+            if !shared.config.model.learn || shared.pricing.learner.ports().next().is_none() {
+                shared.pricing.seen = None;
+                return Ok(());
+            }
+            let due = shared.pricing.seen.as_ref().map(|(last, _)| *last + LEARN_EVERY);
+            if due.is_some_and(|due| now < due) {
+                return Ok(());
+            }
+            let ports = shared.ports.values().map(|port| (port.id, port.counters.read()));
+            let readings: BTreeMap<PortId, PortReading> = ports.collect();
+            let hz = self.switch.tsc().hz();
+            let before = shared.pricing.seen.replace((now, readings.clone()));
+            let Some((last, before)) = before else { return Ok(()) };
+            let elapsed = now.saturating_sub(last);
+            let seen = readings.iter().filter_map(|(id, reading)| {
+                let grown = grown(before.get(id)?, reading, elapsed, hz)?;
+                Some((*id, grown))
+            });
+            let step = shared.pricing.learner.step(seen);
+            let ids = shared.compiler.ids().clone();
+            for event in &step.events {
+                tell(event, &|id: PortId| ids.port_name(id.0).unwrap_or_default().to_owned());
+            }
+            step
+        };
+        if step.changes.is_empty() {
+            return Ok(());
+        }
+        let old = Arc::clone(&lock(&self.shared).pricing.snapshot);
+        let changes: BTreeMap<PortId, CyclesPerSecond> = step.changes.into_iter().collect();
+        let new = Arc::new(old.with_qos(|id, qos| {
+            if let Some(cycles) = changes.get(&id) {
+                qos.entitlement = *cycles;
+            }
+        }));
+        self.switch.swap_snapshot(Arc::clone(&new)).map_err(worker_failed)?;
+        lock(&self.shared).pricing.snapshot = new;
+        Ok(())
+    }
+
+    /// The directory that relative paths of the configuration begin in.
+    pub(super) fn dir_of(path: Option<&Path>) -> PathBuf {
+        path.and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default()
+    }
+}
+
+fn terms(plan: &Plan) -> impl Iterator<Item = (PortId, Terms)> + '_ {
+    plan.ports.iter().filter_map(|port| Some((port.id, port.terms()?)))
+}
+
+fn sold(plan: &Plan, learner: &Learner) -> BTreeMap<String, Sold> {
+    let of = |port: &PortPlan| {
+        let cycles = learner.port(port.id).map(|state| state.entitlement).unwrap_or_default();
+        (port.name.clone(), Sold { cycles, price: port.price })
+    };
+    plan.ports.iter().map(of).collect()
+}
+
+/// What a port did between two readings; `None` if its counters began anew.
+fn grown(
+    before: &PortReading,
+    after: &PortReading,
+    elapsed: Nanos,
+    hz: u64,
+) -> Option<Observation> {
+    let held = after.throttled.checked_sub(before.throttled)?;
+    let core = u128::from(elapsed.0) * u128::from(hz) / 1_000_000_000;
+    let ([frames, bytes], [frames_before, bytes_before]) = (after.on_wire(), before.on_wire());
+    Some(Observation {
+        elapsed,
+        frames: frames.checked_sub(frames_before)?,
+        bytes: bytes.checked_sub(bytes_before)?,
+        lookups: after.rx_frames.checked_sub(before.rx_frames)?,
+        cycles: after.cycles.checked_sub(before.cycles)?,
+        cache_hits: after.cache_hits.checked_sub(before.cache_hits)?,
+        throttled: u128::from(held) * u128::from(THROTTLED_PART) > core,
+    })
+}
+
+fn tell(event: &Event, name: &dyn Fn(PortId) -> String) {
+    match event {
+        Event::Left(id, breach) => {
+            tracing::info!("port {}: outside its profile: {breach}", name(*id));
+        }
+        Event::Returned(id) => tracing::info!("port {}: inside its profile again", name(*id)),
+        Event::Drift(id, error) => {
+            tracing::warn!(
+                "port {}: its frames cost {:+.0} % of what the model says; run penstock calibrate \
+                 when the host is quiet",
+                name(*id),
+                error * 100.0
+            );
+        }
+        Event::Settled(id, error) => {
+            let percent = error * 100.0;
+            tracing::info!("port {}: the model's error is {percent:+.0} % again", name(*id));
+        }
+        Event::Short(id, cycles) => {
+            tracing::warn!(
+                "port {}: it needs {cycles} cycles per second more than it has, and no worker of \
+                 its has them left; move it, or sell less",
+                name(*id)
+            );
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What the fabric's controller told this host, beside its configuration.
+//!
+//! **Problem.** A plan is in force until the next one comes, whatever happens to the file
+//! meanwhile; and nobody wants to find it written there. **Rule.** It is kept apart and laid over
+//! each configuration that is about to run, in one change with it: each tenant's code point, and
+//! weights and map of the uplink. A tenant that the plan does not name shares queue 0, with code
+//! point 0, so that no VM takes another's queue; so do all until a first plan comes. One that the
+//! plan holds may send and receive what that says and no more, unless the configuration has limits
+//! of its own: in a queue that several share, only what each keeps to protects the others. One that
+//! the plan names and the host does not have is no mistake: its VMs are still to come, and get
+//! their code point then.
+
+use std::collections::BTreeMap;
+
+use penstock_qos::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN};
+use penstock_qos::wfq::QUEUES_MAX;
+
+use crate::config::{BitsPerSecond, CodePoint, Egress, HostConfig, Port, Receive, Weight, Wfq};
+
+/// Highest weight of a queue.
+const WEIGHT_MAX: u32 = 10_000;
+
+/// Who is held may be late or early by a twentieth of a second, and by two segments of 64 KiB,
+/// where it is policed.
+const BURSTS_PER_SECOND: u64 = 20;
+const BURST_MIN: u32 = 131_072;
+
+/// What a host is told: all of it, never a difference.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FabricTerms {
+    /// The code point of each tenant, 0 to 63; 0: it shares queue 0.
+    pub code_points: BTreeMap<String, u8>,
+    /// Tenants that are held to what they may send and receive over the network.
+    pub held: BTreeMap<String, Held>,
+    /// Weights of the uplink's queues from queue 0 on, 0 to 10000; 0 is as 1, the least there is.
+    pub weights: Vec<u32>,
+    /// The queue, 0 to 63, of each code point at the uplink. Others are in queue 0.
+    pub map: BTreeMap<u8, u8>,
+}
+
+/// What a tenant is held to that shares queue 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// What its VMs here are guaranteed to send together, bits a second.
+    pub send: u64,
+    /// What they are guaranteed to receive, bits a second.
+    pub receive: u64,
+    /// What they may have of both, thousandths; less than 1000 counts as that.
+    pub headroom_permille: u32,
+}
+
+/// Terms that were looked at, ready to be laid over a configuration.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Overlay {
+    code_points: BTreeMap<String, u8>,
+    held: BTreeMap<String, Limits>,
+    uplink: Laid,
+    /// Of a host that is a switch, by port.
+    pub(super) ports: BTreeMap<String, Laid>,
+}
+
+/// What becomes of [`Held`].
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// What it sends, in a lane of the uplink: its frames wait.
+    ceiling: BitsPerSecond,
+    /// The same where there is no lane: what is above is dropped.
+    send: Receive,
+    receive: Receive,
+}
+
+impl Limits {
+    fn of(held: &Held) -> Self {
+        let headroom = held.headroom_permille.max(1_000);
+        Self {
+            ceiling: BitsPerSecond(penstock_units::BitsPerSecond(permille(held.send, headroom))),
+            // What measures itself against a policer, as TCP does, gets an eighth less.
+            send: policed(permille(held.send, headroom.max(1_125))),
+            // Whom many send to at once has more than its part for a moment, and less in another.
+            receive: policed(permille(held.receive, headroom.max(1_250))),
+        }
+    }
+}
+
+impl Overlay {
+    pub(super) fn new(terms: &FabricTerms) -> Result<Self, String> {
+        let code_point = |number: u8| number.to_string().parse::<CodePoint>();
+        for (tenant, number) in &terms.code_points {
+            code_point(*number).map_err(|problem| format!("tenant {tenant:?}: {problem}"))?;
+        }
+        let uplink = Laid::new(&terms.weights, &terms.map)?;
+        let held = terms.held.iter().map(|(name, held)| (name.clone(), Limits::of(held)));
+        let (held, ports) = (held.collect(), BTreeMap::new());
+        Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
+    }
+
+    /// The configuration as it runs; unchanged if the host is in no fabric.
+    pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
+        if let Some(switch) = &config.switch {
+            let nothing = Laid::default();
+            for port in config.ports.iter_mut().filter(|port| switch.sets(port)) {
+                self.ports.get(&port.name).unwrap_or(&nothing).over(port);
+            }
+        }
+        let Some(fabric) = &config.fabric else { return config };
+        let uplink = config.ports.iter_mut().find(|port| port.name == fabric.uplink);
+        let mut uplink = uplink.filter(|port| port.egress == Egress::Wfq);
+        if let Some(port) = uplink.as_deref_mut() {
+            self.uplink.over(port);
+        }
+        let wfq = uplink.and_then(|port| port.wfq.as_mut());
+        let queues = wfq.as_ref().map_or(QUEUES_MAX, |wfq| wfq.queues.into());
+        let lanes = QUEUES_MAX.saturating_sub(queues);
+        let mut ceilings = BTreeMap::new();
+        for tenant in &mut config.tenants {
+            tenant.dscp = Some(self.code_points.get(&tenant.name).copied().unwrap_or(0));
+            let Some(limits) = self.held.get(&tenant.name) else { continue };
+            tenant.receive.get_or_insert(limits.receive);
+            if tenant.send.is_none() && ceilings.len() < lanes {
+                ceilings.insert(tenant.name.clone(), limits.ceiling);
+            } else {
+                tenant.send.get_or_insert(limits.send);
+            }
+        }
+        if let Some(wfq) = wfq {
+            wfq.ceilings = ceilings;
+        }
+        config
+    }
+
+    /// A configuration that ran under this, without its limits: they are over with it.
+    pub(super) fn off(&self, mut config: HostConfig) -> HostConfig {
+        for tenant in &mut config.tenants {
+            if let Some(limits) = self.held.get(&tenant.name) {
+                tenant.send = tenant.send.filter(|own| *own != limits.send);
+                tenant.receive = tenant.receive.filter(|own| *own != limits.receive);
+            }
+        }
+        config
+    }
+}
+
+/// Thousandths of a rate, in the range of limits.
+fn permille(rate: u64, permille: u32) -> u64 {
+    let wide = u128::from(rate) * u128::from(permille) / 1_000;
+    u64::try_from(wide).unwrap_or(u64::MAX).clamp(RATE_MIN.0, RATE_MAX.0)
+}
+
+/// The limit of what is dropped above `rate` bits a second.
+fn policed(rate: u64) -> Receive {
+    let burst = u32::try_from(rate / (8 * BURSTS_PER_SECOND)).unwrap_or(u32::MAX);
+    let burst = burst.clamp(BURST_MIN, DEPTH_MAX);
+    let rate = Some(BitsPerSecond(penstock_units::BitsPerSecond(rate)));
+    Receive { rate, burst: Some(burst), ..Receive::default() }
+}
+
+/// What was told of a port, ready to be laid over its configuration.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Laid {
+    weights: Vec<Weight>,
+    map: BTreeMap<CodePoint, u8>,
+    /// Queues that are wanted at least.
+    queues: u8,
+}
+
+impl Laid {
+    /// What is wrong with a number, otherwise.
+    pub(super) fn new(weights: &[u32], map: &BTreeMap<u8, u8>) -> Result<Self, String> {
+        let highest = map.values().copied().max().unwrap_or(0);
+        let queues = weights.len().max(usize::from(highest) + 1);
+        let queues = u8::try_from(queues).ok().filter(|n| usize::from(*n) <= QUEUES_MAX);
+        let queues = queues.ok_or_else(|| format!("more than {QUEUES_MAX} queues are wanted"))?;
+        let weight = |weight: &u32| match penstock_units::Weight::new((*weight).max(1).into()) {
+            Ok(fine) if *weight <= WEIGHT_MAX => Ok(Weight(fine)),
+            _ => Err(format!("weight {weight} is above {WEIGHT_MAX}")),
+        };
+        let weights = weights.iter().map(weight).collect::<Result<_, _>>()?;
+        let mapped =
+            |(number, queue): (&u8, &u8)| Ok((number.to_string().parse::<CodePoint>()?, *queue));
+        let map = map.iter().map(mapped).collect::<Result<_, String>>()?;
+        Ok(Self { weights, map, queues })
+    }
+
+    /// A port with these weights and this map, and at least as many queues as before.
+    pub(super) fn over(&self, port: &mut Port) {
+        let of = port.wfq.take().unwrap_or_default();
+        let (weights, map) = (self.weights.clone(), self.map.clone());
+        port.wfq = Some(Wfq { queues: of.queues.max(self.queues), weights, map, ..of });
+    }
+}

@@ -8,11 +8,13 @@
 //! | Module | Checks |
 //! |---|---|
 //! | [`edges`] | which crate may depend on which |
+//! | [`circles`] | files of a crate that import each other |
 //! | [`lines`] | width, unfinished work, `unsafe` without a reason, clocks in pure crates, skips |
 //! | [`sizes`] | length of files and functions, against a list that may only shrink |
 //! | [`links`] | relative links in Markdown files |
 #![forbid(unsafe_code)]
 
+mod circles;
 mod edges;
 mod lexer;
 mod lines;
@@ -79,6 +81,7 @@ fn main() -> Result<ExitCode> {
     for source in &rust {
         findings.extend(lines::check(source));
     }
+    findings.extend(circles::check(&rust));
     findings.extend(ratchet.check(&measured));
     for source in read_all(&root, "md")? {
         findings.extend(links::check(&root, &source));

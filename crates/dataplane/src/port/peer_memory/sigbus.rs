@@ -22,12 +22,13 @@ use crate::worker::stall;
 /// refused by the caller, so that none is mapped unguarded.
 const PLACES: usize = 32 * 1024;
 
-/// Start, length, page size and alarm; a start of 0 is a free place.
+/// Start, length, page size and alarm; a start of 0 is a free place. A place nobody took is all
+/// zeroes, so that the list takes no room in the program's file.
 struct Place {
     start: AtomicUsize,
     len: AtomicUsize,
     page: AtomicUsize,
-    /// An event descriptor; negative: none.
+    /// The complement (`!`) of an event descriptor. Not negative: no alarm.
     alarm: AtomicI32,
     /// How often the place was taken: who reads it while it changes hands reads neither region.
     taken: AtomicUsize,
@@ -39,7 +40,7 @@ impl Place {
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
-            alarm: AtomicI32::new(-1),
+            alarm: AtomicI32::new(0),
             taken: AtomicUsize::new(0),
         }
     }
@@ -106,14 +107,14 @@ impl Guard {
     /// wait; only the first is taken.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         let alarm = self.alarm.get_or_init(|| Arc::clone(alarm));
-        REGIONS[self.place].alarm.store(alarm.as_fd().as_raw_fd(), Ordering::Release);
+        REGIONS[self.place].alarm.store(!alarm.as_fd().as_raw_fd(), Ordering::Release);
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         // The alarm first: the place may be another region's as soon as it is free.
-        REGIONS[self.place].alarm.store(-1, Ordering::Release);
+        REGIONS[self.place].alarm.store(0, Ordering::Release);
         REGIONS[self.place].free();
     }
 }
@@ -189,7 +190,7 @@ fn replace_from(at: usize) -> bool {
             // handler may make it. WHY: there is no safe form.
             unsafe { libc::madvise(from, bytes, libc::MADV_DONTDUMP) };
             REPLACED.fetch_add(bytes.div_ceil(page), Ordering::Relaxed);
-            ring(place.alarm.load(Ordering::Acquire));
+            ring(!place.alarm.load(Ordering::Acquire));
             stall::note_gone();
             return true;
         }
@@ -197,7 +198,8 @@ fn replace_from(at: usize) -> bool {
     false
 }
 
-/// Tells a region's session, which has nothing to look for in it any more.
+/// Tells a region's session, which has nothing to look for in it any more. A negative `alarm` is
+/// none.
 fn ring(alarm: i32) {
     if alarm >= 0 {
         let one = 1_u64;
@@ -211,6 +213,15 @@ fn ring(alarm: i32) {
 mod tests {
     use super::*;
     use core::sync::atomic::AtomicBool;
+
+    /// Else the list, with room for all regions, is part of the program's file.
+    #[test]
+    fn a_place_nobody_took_is_all_zeroes() {
+        let place = Place::new();
+        let sizes = [&place.start, &place.len, &place.page, &place.taken];
+        assert_eq!(sizes.map(|n| n.load(Ordering::Relaxed)), [0; 4]);
+        assert_eq!(place.alarm.load(Ordering::Relaxed), 0);
+    }
 
     #[test]
     fn a_place_that_changes_hands_is_read_whole_or_not_at_all() {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The release program as a user meets it, in ten seconds: it starts, two endpoints pass frames
-# (ping, iperf3), it reloads its file meanwhile, and it stops. Needs root for the namespaces.
+# (ping, iperf3), it reloads its file meanwhile, and it stops. Needs root for the namespaces. Its file
+# may have at most 16 MB once debugging information is off.
 #
 #   smoke.sh    PENSTOCK_BIN, or target/release/penstock
 set -uo pipefail
@@ -55,6 +56,13 @@ passes_while_it_reloads() {
     [ -n "$(iperf_rate "$(cat "$WORK/client.log")")" ]
 }
 moves() { [ "$(port_counter ep1 rx_frames)" -gt 1000 ]; }
+# What the loader maps, so the same whether debugging information is there or not.
+small() {
+    local bytes
+    bytes=$(size -A "$BIN" | awk '$3 > 0 && $1 !~ /bss/ { n += $2 } END { print n + 0 }')
+    say "     $bytes bytes of code and data"
+    [ "$bytes" -gt 0 ] && [ "$bytes" -le 16000000 ]
+}
 stops() { stop_switch TERM && [ ! -e "$SOCKET" ]; }
 
 BIN=${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/release/penstock}
@@ -70,6 +78,7 @@ else
     trap 'exit 143' TERM HUP
     write_config ep1 ep2 >"$WORK/host.toml"
     say "     $("$BIN" --version), $(stat -c %s "$BIN") bytes"
+    check "the program has at most 16 MB" small
     check "the switch starts" start_switch "$WORK/host.toml"
     check "two endpoints attach" start_endpoints
     check "one reaches the other" wait_until 30 pings

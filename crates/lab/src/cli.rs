@@ -6,9 +6,10 @@ use anyhow::Context as _;
 use clap::Parser as _;
 
 use crate::bench::{self, Benchmark};
+use crate::evidence::Mode;
 use crate::figures::plot::PlotArgs;
 use crate::figures::report::ReportArgs;
-use crate::figures::{self, Mode, RunArgs};
+use crate::figures::{self, RunArgs};
 use crate::microguest::MicroguestArgs;
 use penstock_guest::bed::guard::{self, Guard};
 use penstock_guest::load::{IntervalReport, LoadArgs};

@@ -3,6 +3,8 @@
 //!
 //! | Module | What it is |
 //! |---|---|
+//! | [`evidence`] | claims, records and pictures: below figures and live runs |
+//! | `jitter`, `qshare` | what simulated and live figures of two papers share |
 //! | `live` | live runs of the figures: switches by a plan, VMs in one loop, real programs |
 //! | [`microguest`] | virtual processors in ring 3 that note when they run |
 //! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
@@ -16,7 +18,10 @@
 
 pub mod bench;
 pub mod cli;
+pub mod evidence;
 pub mod figures;
+mod jitter;
 mod live;
 pub mod microguest;
 pub mod penstock;
+mod qshare;

@@ -28,14 +28,11 @@
 use penstock_sim::testbed::Traffic;
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode};
-use super::outcome::{Outcome, Record};
 use super::paper_platform as paper;
 use super::paper_testbed::{
     self as testbed, Policy, Scenario, Sold, WARM_UP, delta_pct, gbps, mpps,
 };
-use super::picture::Picture;
+use crate::evidence::{Claim, Context, Experiment, Mode, Outcome, Picture, Record};
 use crate::live;
 
 /// See the module's text.

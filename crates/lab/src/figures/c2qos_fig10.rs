@@ -27,14 +27,11 @@
 use penstock_sim::testbed::{Probe, Traffic};
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode};
-use super::outcome::{Outcome, Record};
 use super::paper_testbed::{
     self as testbed, Host, PROBE_OUTSIDE, Policy, Scenario, Sold, WARM_UP, delta_pct, gbps,
     latencies, mean,
 };
-use super::picture::{Axis, Panel, Picture};
+use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
 /// See the module's text.

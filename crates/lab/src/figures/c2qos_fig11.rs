@@ -29,15 +29,12 @@
 use penstock_sim::testbed::{Pace, Traffic};
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode};
-use super::outcome::{Outcome, Record};
 use super::paper_platform::{self as paper, Flows, Placement};
 use super::paper_testbed::{
     self as testbed, Host, Policy, Scenario, Sold, WARM_UP, delta_pct, mpps,
 };
-use super::picture::{Axis, Panel, Picture};
-use super::stats::{distribution, percentile};
+use crate::evidence::stats::{distribution, percentile};
+use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
 /// See the module's text.

@@ -42,13 +42,10 @@ use penstock_dataplane::schedule::IngressPolicy;
 use penstock_sim::testbed::{Pace, Requests, Traffic};
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode};
-use super::outcome::{Outcome, Record};
 use super::paper_platform::{self as paper, Placement};
 use super::paper_testbed::{self as testbed, Policy, Scenario, Sold, WARM_UP, delta_pct, gbps};
-use super::picture::{Axis, Panel, Picture};
-use super::stats::{distribution, percentile};
+use crate::evidence::stats::{distribution, percentile};
+use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
 /// See the module's text.

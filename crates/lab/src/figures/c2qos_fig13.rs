@@ -23,11 +23,8 @@ use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::testbed::Traffic;
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode};
-use super::outcome::{Outcome, Record};
 use super::paper_testbed::{self as testbed, Host, Policy, Scenario, WARM_UP, delta_pct, gbps};
-use super::picture::Picture;
+use crate::evidence::{Claim, Context, Experiment, Mode, Outcome, Picture, Record};
 use crate::live;
 
 /// See the module's text.

@@ -18,15 +18,12 @@
 use penstock_sim::testbed::{Probe, Timed, Traffic};
 use penstock_units::{Nanos, Priority};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode};
-use super::outcome::{Outcome, Record};
 use super::paper_platform::{self as paper, Flows, Placement};
 use super::paper_testbed::{
     self as testbed, PROBE_OUTSIDE, Policy, Scenario, latencies, mean, mpps,
 };
-use super::picture::{Axis, Panel, Picture};
-use super::stats::five_numbers;
+use crate::evidence::stats::five_numbers;
+use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
 /// See the module's text.

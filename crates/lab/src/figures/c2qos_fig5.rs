@@ -28,15 +28,12 @@
 
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
 use super::paper_counters::{Load, count};
 use super::paper_platform::{self as paper, Flows, Frame, Host, Stages};
 use super::paper_testbed as testbed;
-use super::picture::{Axis, Panel, Picture, points};
-use super::stats::fit;
 use crate::bench::live_pair::{LivePair, Stages as LiveStages};
+use crate::evidence::stats::fit;
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::load::{Rate, SizeMix};
 
 /// See the module's text.
@@ -239,7 +236,9 @@ fn picture(record: &Record) -> Picture {
         let mut bars = Panel::new(title, x, cycles());
         for stage in STAGES {
             if let Some(series) = record.series(&format!("{panel} {stage}")) {
-                let at = points(series).enumerate().map(|(i, (_, y))| (super::stats::count(i), y));
+                let at = points(series)
+                    .enumerate()
+                    .map(|(i, (_, y))| (crate::evidence::stats::count(i), y));
                 bars = bars.stack(stage, at);
             }
         }

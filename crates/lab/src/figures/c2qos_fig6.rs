@@ -27,14 +27,11 @@
 
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
 use super::paper_counters::{Load, count};
 use super::paper_platform::{self as paper, Flows, Placement};
 use super::paper_testbed as testbed;
-use super::picture::{Axis, Panel, Picture, points};
-use super::stats::count as count_of;
+use crate::evidence::stats::count as count_of;
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

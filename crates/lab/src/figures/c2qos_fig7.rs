@@ -24,11 +24,8 @@ use penstock_dataplane::schedule::{IngressPolicy, PortQos};
 use penstock_sim::testbed::{Setup, Testbed, Traffic, VmId};
 use penstock_units::{CyclesPerSecond, Nanos, Weight};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
 use super::paper_testbed::{self as testbed, Policy, RING, Scenario, gbps};
-use super::picture::{Axis, Panel, Picture};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -214,7 +211,8 @@ fn picture(record: &Record) -> Picture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::{Mode, run::RunArgs};
+    use crate::evidence::Mode;
+    use crate::figures::RunArgs;
     use clap::Parser as _;
 
     #[derive(clap::Parser)]

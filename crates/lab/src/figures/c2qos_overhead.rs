@@ -27,14 +27,11 @@ use penstock_qos::c2tb::Mode as Bucket;
 use penstock_sim::Rng;
 use penstock_units::{CyclesPerSecond, Priority, TscRate, Weight};
 
-use super::claim::Claim;
 use super::core_loop::{Bought, CoreLoop};
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
 use super::paper_platform::{self as paper, Flows, Placement};
-use super::picture::{Axis, Panel, Picture};
-use super::stats::{self, percentile};
 use crate::bench::live_pair::LivePair;
+use crate::evidence::stats::{self, percentile};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record};
 use penstock_guest::load::{Rate, SizeMix};
 
 /// See the module's text.

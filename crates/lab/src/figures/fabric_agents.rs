@@ -33,14 +33,11 @@ use nix::unistd::Pid;
 use penstock_sim::Rng;
 use tokio::runtime::{Builder, Handle};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
 use super::fabric_bed::Bed;
 use super::fabric_sessions::{Sessions, Wanted, sessions};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_scale::memory_gib;
-use super::stats::{count, percentile};
+use crate::evidence::stats::{count, percentile};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::clock;
 
 /// See the module's text.

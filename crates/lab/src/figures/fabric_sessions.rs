@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::fabric_bed::{Bed, Guaranteed};
-use super::stats::count;
+use crate::evidence::stats::count;
 use penstock_guest::clock;
 
 /// Until all are there, and until all have ended.

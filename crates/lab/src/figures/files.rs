@@ -1,14 +1,13 @@
 //! What runs leave behind: JSON, a picture, and the series as CSV.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use super::experiment::Experiment;
-use super::outcome::Record;
 use super::seeds::Summary;
+use crate::evidence::series::csv;
+use crate::evidence::{Experiment, Record};
 
 /// A file of results: one record, or several with what they come to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,7 +67,7 @@ pub fn write(dir: &Path, experiment: &Experiment, runs: &[Record]) -> anyhow::Re
     let texts = [
         ("json", Results::of(&[runs.to_vec()]).json()?),
         ("svg", experiment.drawn(first).svg()),
-        ("csv", csv(first)),
+        ("csv", csv(&first.series)),
     ];
     let story = Some(("txt", first.story())).filter(|(_, story)| !story.is_empty());
     let mut files = Vec::new();
@@ -80,37 +79,10 @@ pub fn write(dir: &Path, experiment: &Experiment, runs: &[Record]) -> anyhow::Re
     Ok(files)
 }
 
-/// The series, a line for each value.
-#[must_use]
-pub fn csv(record: &Record) -> String {
-    let mut text = String::from("series,unit,x,y\n");
-    for series in &record.series {
-        let (name, unit) = (field(&series.name), field(&series.unit));
-        for (x, y) in series.x.iter().zip(&series.y) {
-            // Writing to a string does not fail.
-            let _ = match y.is_finite() {
-                true => writeln!(text, "{name},{unit},{x},{y}"),
-                false => writeln!(text, "{name},{unit},{x},"),
-            };
-        }
-    }
-    text
-}
-
-/// RFC 4180, §2.
-fn field(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_owned()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::picture::Axis;
-    use super::super::{Claim, Experiment, Mode, Outcome, Panel, Picture};
     use super::*;
+    use crate::evidence::{Axis, Claim, Mode, Outcome, Panel, Picture};
 
     fn experiment() -> Experiment {
         Experiment {

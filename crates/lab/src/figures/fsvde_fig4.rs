@@ -13,11 +13,8 @@ use penstock_qos::discipline::Discipline;
 use penstock_qos::vtrr::Vtrr;
 use penstock_units::{BitsPerSecond, Weight};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
 use super::fsvde_link::{self as link, Client, Egress};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

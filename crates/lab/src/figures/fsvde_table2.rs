@@ -12,11 +12,8 @@
 
 use penstock_units::BitsPerSecond;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
 use super::fsvde_link::{self as link, Client, Egress, Sent};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -2,8 +2,8 @@
 
 use clap::Parser as _;
 
-use super::experiment::{Context, Mode, Run};
 use super::run::RunArgs;
+use crate::evidence::{Context, Mode, Run};
 
 #[derive(clap::Parser)]
 struct Cli {

@@ -15,12 +15,12 @@ use penstock_qos::shaper::{INTERVAL, Shaper, Smooth, Window};
 use penstock_sim::Rng;
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::jitter_fig8 as rtp;
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
-use super::shaped_vm::{Kind, Run, ShapedVm, ms};
+use super::shaped_vm::{Run, ShapedVm};
+use crate::evidence::stats::ms;
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
+use crate::jitter::shaper::{Kind, RATE};
+use crate::jitter::spacing::{OFF, frame_ms};
+use crate::jitter::stream::{FRAME, stream};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -35,11 +35,9 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// Seconds of a run, and of its beginning that is no steady state.
 const SECS: u64 = 20;
 const SETTLED: u64 = 10;
-const RATE: u64 = 2_000_000;
-const RATES: [u64; 4] = [256_000, RATE, 8_000_000, 200_000_000];
+const RATES: [u64; 4] = [256_000, RATE.0, 8_000_000, 200_000_000];
 /// What is within the rate.
 const NEAR: f64 = 0.02;
-pub(crate) const OFF: [(f64, &str); 2] = [(4.0, "4 x too slow"), (0.25, "4 x too fast")];
 
 /// A second of a VM that always has frames.
 #[derive(Clone, Copy)]
@@ -100,11 +98,6 @@ fn settle(run: &Backlogged, rate: u64) -> usize {
     run.intervals.iter().rposition(|interval| !settled(interval)).map_or(0, |last| last + 1)
 }
 
-/// Milliseconds between frames of 1,500 bytes.
-pub(crate) fn frame_ms(ns_a_byte: f64) -> f64 {
-    ns_a_byte * 1_500.0 / 1e6
-}
-
 fn add_window(outcome: &mut Outcome, name: &str, over_time: &[(f64, Window)]) {
     let end =
         |which: fn(&Window) -> f64| over_time.iter().map(move |(at, w)| (*at, frame_ms(which(w))));
@@ -114,13 +107,13 @@ fn add_window(outcome: &mut Outcome, name: &str, over_time: &[(f64, Window)]) {
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
-    outcome.note("rate_bps", RATE);
+    outcome.note("rate_bps", RATE.0);
     let (mut slowest, mut outside, mut spacings) = (0, 0, 0);
     for (off, name) in OFF {
         for rate in RATES {
             let run = backlogged(rate, off, ctx.seed)?;
             (outside, spacings) = (outside + run.outside, spacings + run.spacings);
-            if rate != RATE {
+            if rate != RATE.0 {
                 continue;
             }
             slowest = slowest.max(settle(&run, rate));
@@ -145,9 +138,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 
 /// The window after each second of Fig. 8's stream.
 fn under_rtp(seed: u64) -> anyhow::Result<Vec<(f64, Window)>> {
-    let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(rtp::RATE)?, 256 * 1024));
-    for (due, sent) in rtp::stream(seed) {
-        run.at(sent, rtp::FRAME, due.0);
+    let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(RATE)?, 256 * 1024));
+    for (due, sent) in stream(seed) {
+        run.at(sent, FRAME, due.0);
     }
     let (mut windows, mut happened, mut next) = (Vec::new(), Vec::new(), Nanos(0));
     while let Some(now) = run.step(Nanos(u64::MAX), &mut happened) {

@@ -16,11 +16,9 @@
 use penstock_sim::Rng;
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
-use super::shaped_vm::{Happened, Kind, Run, ShapedVm};
+use super::shaped_vm::{Happened, Run, ShapedVm};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
+use crate::jitter::shaper::Kind;
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

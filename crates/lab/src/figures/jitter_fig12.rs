@@ -16,12 +16,11 @@ use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};
 use penstock_units::Nanos;
 use penstock_vcpu::{Contract, Mode};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode as RunMode};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture};
-use super::shaped_vm::ms;
 use super::vcpu_bed::{Bed, credit1, double_queue, start, terms, weight};
+use crate::evidence::stats::ms;
+use crate::evidence::{
+    Axis, Claim, Context, Experiment, Mode as RunMode, Outcome, Panel, Picture, Record,
+};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -96,7 +95,7 @@ fn observe(
     (begin, phase): (Nanos, Nanos),
     found: &mut Found,
 ) {
-    let due = 100.0 / super::stats::count(present.len());
+    let due = 100.0 / crate::evidence::stats::count(present.len());
     let used = |bed: &Bed, vm: usize| guests[vm].map_or(0.0, |guest| ms(bed.used(guest)));
     let first = [0, 1, 2, 3, 4].map(|vm| used(bed, vm));
     let mut before = first;

@@ -14,11 +14,8 @@ use penstock_sim::vcpu::Idle;
 use penstock_units::Nanos;
 use penstock_vcpu::Contract;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
 use super::vcpu_bed::{Stream, credit1, start, streaming, weight};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -24,11 +24,10 @@ use penstock_sim::vcpu::{GuestSpec, Idle};
 use penstock_units::Nanos;
 use penstock_vcpu::{Contract, Mode};
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode as RunMode};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture};
 use super::vcpu_bed::{Stream, credit1, double_queue, start, streaming, terms, weight};
+use crate::evidence::{
+    Axis, Claim, Context, Experiment, Mode as RunMode, Outcome, Panel, Picture, Record,
+};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -152,7 +151,7 @@ fn picture(record: &Record) -> Picture {
         Axis::linear("ms"),
     );
     for (name, series) in record.series_of("variation ") {
-        variation = variation.bars(name, super::picture::points(series));
+        variation = variation.bars(name, crate::evidence::picture::points(series));
     }
     Picture::new("VM jitter, Fig. 6: an RTP stream beside hogs")
         .panel(time("(a) by credit: RFC 3550's J", "credit1"))

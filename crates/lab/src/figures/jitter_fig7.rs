@@ -17,12 +17,11 @@ use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};
 use penstock_units::Nanos;
 use penstock_vcpu::Mode;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment, Mode as RunMode};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
-use super::shaped_vm::ms;
 use super::vcpu_bed::{Bed, are_admitted, credit1, double_queue, start, terms, weight};
+use crate::evidence::stats::ms;
+use crate::evidence::{
+    Axis, Claim, Context, Experiment, Mode as RunMode, Outcome, Panel, Picture, Record, points,
+};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -15,14 +15,13 @@
 //! Values are not printed; the band is the issue's.
 
 use penstock_sim::Rng;
-use penstock_units::{BitsPerSecond, Nanos};
+use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
-use super::shaped_vm::{Happened, Kind, Run, ShapedVm, ms};
-use super::stats::{count, distribution, percentile};
+use super::shaped_vm::{Happened, Run, ShapedVm};
+use crate::evidence::stats::ms;
+use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record, points};
+use crate::jitter::requests::{REQUESTS, Waited, conclude, deviation};
+use crate::jitter::shaper::{Kind, RATE};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -34,8 +33,6 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-pub(crate) const RATE: BitsPerSecond = BitsPerSecond(2_000_000);
-pub(crate) const REQUESTS: usize = 2_000;
 /// One way through the network.
 const WAY: Nanos = Nanos::from_micros(100);
 /// Payload of a full segment, and headers with Ethernet's.
@@ -51,12 +48,6 @@ const OPENED: u64 = 0;
 const FIRST: u64 = 1;
 const MORE: u64 = 2;
 const LAST: u64 = 3;
-
-/// Milliseconds that each request waited, and seconds in all.
-pub(crate) struct Waited {
-    pub waiting: Vec<f64>,
-    pub secs: f64,
-}
 
 fn exchange(kind: Kind, seed: u64) -> anyhow::Result<Waited> {
     let mut run = Run::new(ShapedVm::new(kind.shaper(RATE)?, ROOM));
@@ -101,11 +92,6 @@ fn answer(run: &mut Run, at: Nanos) {
     run.at(at, HEADERS, LAST);
 }
 
-pub(crate) fn deviation(values: &[f64]) -> f64 {
-    let mean = values.iter().sum::<f64>() / count(values.len());
-    (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count(values.len())).sqrt()
-}
-
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
     outcome.note("rate_bps", RATE.0);
@@ -116,36 +102,6 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let deviations = both.each_ref().map(|waited| deviation(&waited.waiting));
     conclude(&mut outcome, &both, deviations);
     Ok(outcome)
-}
-
-/// What requests under both shapers, in [`Kind::BOTH`]'s order, show; their standard deviations are
-/// those that are claimed.
-pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f64; 2]) {
-    for ((kind, waited), std) in Kind::BOTH.into_iter().zip(both).zip(deviations) {
-        let name = kind.name();
-        let numbered = (1_u32..).map(f64::from).zip(waited.waiting.iter().copied());
-        outcome.series(&format!("{name} waiting"), "ms", numbered);
-        outcome.series(&format!("{name} distribution"), "%", distribution(&waited.waiting));
-        let id = name.replace('-', "_");
-        let shown = [
-            ("waiting_ms_std", "standard deviation of the waiting time", std),
-            ("waiting_ms_p50", "median of the waiting time", percentile(&waited.waiting, 50.0)),
-            ("waiting_ms_max", "longest waiting time", percentile(&waited.waiting, 100.0)),
-        ];
-        for (what, text, value) in shown {
-            let claim = Claim::new(&format!("{id}_{what}"), format!("{name}: {text}"), "ms");
-            outcome.claim(claim.measured(value));
-        }
-        let what = format!("{name}: all requests");
-        let secs = Claim::new(&format!("{id}_secs"), what, "s").published(70.0);
-        outcome.claim(secs.measured(waited.secs));
-    }
-    let what = "standard deviation of the waiting time, token bucket over smooth";
-    outcome.claim(
-        Claim::new("std_token_bucket_over_smooth", what, "")
-            .at_least(5.0)
-            .measured(deviations[0] / deviations[1]),
-    );
 }
 
 fn picture(record: &Record) -> Picture {

@@ -1,6 +1,6 @@
 //! Figures that are measured on this machine and not simulated; see [`crate::live`].
 
-use super::{Context, Experiment, Outcome, Picture, Record};
+use crate::evidence::{Context, Experiment, Outcome, Picture, Record};
 use crate::live;
 
 /// One of them.

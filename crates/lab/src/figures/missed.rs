@@ -34,10 +34,8 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::claim::Claim;
-use super::experiment::Mode;
-use super::find;
-use super::outcome::Record;
+use super::registry::find;
+use crate::evidence::{Claim, Mode, Record};
 
 /// Words in the heading of the list.
 const HEADING: &str = "missed";

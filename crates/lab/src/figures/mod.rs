@@ -2,13 +2,13 @@
 //!
 //! **Problem.** A promise about bandwidth and latency is worth what can be repeated. **Rule.** One
 //! module for each figure; it says what the paper did, what is compared, and where its numbers come
-//! from. A run yields an [`Outcome`]: series and [`Claim`]s; the picture is drawn from the record
-//! alone. Bands are those set where the figure was asked for; a claim that does not hold is shown
-//! as such, and the exit status says so.
+//! from. A run yields an [`Outcome`](crate::evidence::Outcome); the picture shows its record alone.
+//! Bands are those set where the figure was asked for; a claim that does not hold is shown as such,
+//! and the exit status says so.
 //!
 //! **To write one:** a module with `pub const EXPERIMENT: Experiment`, named in [`EXPERIMENTS`].
-//! Its functions for `sim` and `live` get a [`Context`] (seed, progress, settings) and fill an
-//! `Outcome`:
+//! Its functions for `sim` and `live` get a [`Context`](crate::evidence::Context) (seed,
+//! progress, settings) and fill an `Outcome`:
 //!
 //! ```ignore
 //! pub const EXPERIMENT: Experiment = Experiment {
@@ -42,34 +42,25 @@
 //!
 //! | Module | What it is |
 //! |---|---|
-//! | [`experiment`], [`outcome`], [`claim`] | what a figure is, is given, and yields |
-//! | [`picture`], [`stats`] | SVG; percentiles, distributions, fits |
+//! | [`registry`] | all figures by name |
 //! | [`run`], [`files`], [`seeds`] | the command line, what is written, many seeds |
 //! | [`missed`] | the list of claims that are known as missed |
-//! | [`calibrated`] | numbers that were fitted to the outcome |
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
 //! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
 //! | [`paper_testbed`], [`paper_counters`] | its testbed, and what the worker counts there |
-//! | `qshare_testbed`, `fabric_binder` | QShare's testbed, and its tenants bound to queues |
-//! | `qshare_core`, `qshare_fct` | the worlds of its Figs. 4 and 5 |
+//! | `qshare_core`, `qshare_fct` | the worlds of QShare's Figs. 4 and 5 |
 //! | `vcpu_bed` | processors, driver domain and guests of VM jitter's Figs. 2, 6, 7 and 12 |
 //! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures |
 
-pub mod calibrated;
-pub mod claim;
-pub mod experiment;
 pub mod files;
 pub mod missed;
-pub mod outcome;
 pub mod paper_counters;
 pub mod paper_platform;
 pub mod paper_testbed;
-pub mod picture;
 pub mod plot;
 pub mod report;
 pub mod run;
 pub mod seeds;
-pub mod stats;
 
 mod c2qos_fig1;
 mod c2qos_fig10;
@@ -84,21 +75,20 @@ mod c2qos_overhead;
 mod core_loop;
 mod fabric_agents;
 mod fabric_bed;
-mod fabric_binder;
 mod fabric_sessions;
 mod fsvde_fig4;
 mod fsvde_link;
 mod fsvde_table2;
 #[cfg(test)]
 mod holds;
-pub(crate) mod jitter_fig10;
+mod jitter_fig10;
 mod jitter_fig11;
 mod jitter_fig12;
 mod jitter_fig2;
 mod jitter_fig6;
 mod jitter_fig7;
-pub(crate) mod jitter_fig8;
-pub(crate) mod jitter_fig9;
+mod jitter_fig8;
+mod jitter_fig9;
 mod live_only;
 mod qshare_core;
 mod qshare_datacenter;
@@ -108,76 +98,9 @@ mod qshare_fig5;
 mod qshare_fig6;
 mod qshare_scale;
 mod qshare_table1;
-mod qshare_testbed;
+mod registry;
 mod shaped_vm;
 mod vcpu_bed;
 
-pub use claim::Claim;
-pub use experiment::{Context, Experiment, LiveArgs, Mode};
-pub use outcome::{OVS_DPDK, Outcome, Record, Series};
-pub use picture::{Axis, Panel, Picture};
-pub(crate) use qshare_testbed::{Workload, tenant_sizes};
+pub use registry::{EXPERIMENTS, find};
 pub use run::RunArgs;
-pub(crate) use shaped_vm::Kind;
-pub(crate) use stats::percentile;
-
-/// All of them, in the order in which they are listed.
-pub const EXPERIMENTS: &[Experiment] = &[
-    c2qos_fig1::EXPERIMENT,
-    c2qos_fig3::EXPERIMENT,
-    c2qos_fig5::EXPERIMENT,
-    c2qos_fig6::EXPERIMENT,
-    c2qos_fig7::EXPERIMENT,
-    c2qos_fig10::EXPERIMENT,
-    c2qos_fig11::EXPERIMENT,
-    c2qos_fig12::EXPERIMENT,
-    c2qos_fig13::EXPERIMENT,
-    c2qos_overhead::EXPERIMENT,
-    fsvde_fig4::EXPERIMENT,
-    fsvde_table2::EXPERIMENT,
-    jitter_fig2::EXPERIMENT,
-    jitter_fig6::EXPERIMENT,
-    jitter_fig7::EXPERIMENT,
-    jitter_fig8::EXPERIMENT,
-    jitter_fig9::EXPERIMENT,
-    jitter_fig10::EXPERIMENT,
-    jitter_fig11::EXPERIMENT,
-    jitter_fig12::EXPERIMENT,
-    qshare_fig4::EXPERIMENT,
-    qshare_fig5::EXPERIMENT,
-    qshare_table1::EXPERIMENT,
-    qshare_fig6::EXPERIMENT,
-    qshare_scale::EXPERIMENT,
-    fabric_agents::EXPERIMENT,
-    live_only::VCPU_WAKEUP,
-    live_only::VCPU_WAKEUP_MANY,
-];
-
-/// Those that tell a story, and are not a part of `all`.
-const STORIES: [&Experiment; 3] =
-    [&live_only::DEMO, &live_only::FABRIC_DEMO, &live_only::VCPU_WAKEUP_LONG];
-
-/// The experiment called `name`, or a demo.
-///
-/// # Errors
-/// When there is none; the text names those that there are.
-pub fn find(name: &str) -> anyhow::Result<&'static Experiment> {
-    EXPERIMENTS.iter().chain(STORIES).find(|e| e.name == name).ok_or_else(|| {
-        let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();
-        anyhow::anyhow!("no experiment is called `{name}`; there are {}", names.join(", "))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_every_experiment_can_be_run() {
-        for (i, e) in EXPERIMENTS.iter().enumerate() {
-            assert!(!e.modes().is_empty(), "{} has no mode", e.name);
-            assert!(EXPERIMENTS[..i].iter().all(|other| other.name != e.name), "{}", e.name);
-        }
-        assert!(find("c2qos-fig99").unwrap_err().to_string().contains("c2qos-fig5"));
-    }
-}

@@ -10,9 +10,9 @@
 use penstock_sim::testbed::{Traffic, VmReading};
 use penstock_units::Nanos;
 
-use super::experiment::Context;
 use super::paper_platform::{self as paper, Flows, Frame, Placement, Stages};
 use super::paper_testbed::{self as testbed, Policy, Scenario, mpps};
+use crate::evidence::Context;
 
 /// Before counters are read: addresses are learned, flows are in the cache.
 const SETTLE: Nanos = Nanos::from_millis(10);

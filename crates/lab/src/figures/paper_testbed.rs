@@ -46,9 +46,8 @@ use penstock_units::{
     Weight,
 };
 
-use super::outcome::Outcome;
 use super::paper_platform::{self as paper, Placement};
-use super::picture::{Axis, Panel};
+use crate::evidence::{Axis, Outcome, Panel};
 
 /// The most by which a cell or a factor of the model is wrong.
 pub const MODEL_ERROR: f64 = 0.1;
@@ -624,7 +623,12 @@ pub fn mean(values: &[f64]) -> f64 {
 }
 
 /// What all VMs of a run did over time.
-pub fn panel(record: &super::outcome::Record, run: &str, what: &str, unit: &str) -> Panel {
+pub fn panel(
+    record: &crate::evidence::outcome::Record,
+    run: &str,
+    what: &str,
+    unit: &str,
+) -> Panel {
     let mut panel = Panel::new(run, Axis::linear("time, s"), Axis::linear(unit));
     for (name, series) in record.series_of(&format!("{run} vm")) {
         if let Some(vm) = name.strip_suffix(what) {

@@ -11,8 +11,8 @@ use std::str::FromStr;
 use anyhow::{Context as _, ensure};
 
 use super::files::Results;
-use super::picture::{Axis, Panel, Picture, points};
-use super::stats::count;
+use crate::evidence::stats::count;
+use crate::evidence::{Axis, Panel, Picture, points};
 use penstock_guest::load::IntervalReport;
 
 /// Draws runs of `lab load --json` over time, side by side.
@@ -248,8 +248,9 @@ fn sparkline(curve: &Curve, highest: f64, columns: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{EXPERIMENTS, Mode, Outcome, Record};
     use super::*;
+    use crate::evidence::{Mode, Outcome, Record};
+    use crate::figures::EXPERIMENTS;
     use penstock_guest::load::VmReport;
 
     fn lines(after: f64) -> String {

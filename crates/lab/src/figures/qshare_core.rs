@@ -15,7 +15,7 @@
 use penstock_sim::fabric::{Connection, FlowSim, Record, Spec, System, TenantSpec};
 use penstock_units::Nanos;
 
-use super::qshare_testbed::{self as bed, Workload};
+use crate::qshare::{self as bed, Workload};
 
 /// Before what counts: two intervals of 4 s.
 pub const WARM_UP: Nanos = Nanos::from_secs(8);

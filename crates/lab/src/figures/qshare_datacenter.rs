@@ -99,5 +99,5 @@ pub(super) fn networked(datacenter: &Datacenter) -> Vec<(TenantSlot, &Tenant)> {
 /// The part of those counted for which it is so, in percent.
 pub(super) fn percent<T>(all: &[T], is_so: impl Fn(&T) -> bool) -> f64 {
     let so = all.iter().filter(|one| is_so(one)).count();
-    super::stats::count(so) * 100.0 / super::stats::count(all.len()).max(1.0)
+    crate::evidence::stats::count(so) * 100.0 / crate::evidence::stats::count(all.len()).max(1.0)
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use penstock_sim::fabric::{Connection, FlowSim, Order, SizeTable, Spec, System, TenantSpec};
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::qshare_testbed::{self as bed, GBIT, GUARANTEE, RACK};
+use crate::qshare::{self as bed, GBIT, GUARANTEE, RACK};
 
 /// Tenants beside T.
 const OTHERS: u64 = 6;

@@ -3,7 +3,7 @@
 //! **Problem.** Eight queues, one of them shared, and ten tenants: who has none must not lose its
 //! guarantee, and nothing of the core may stay unused that somebody wants. **Source.** QShare
 //! §VII-A, Fig. 4 (a) to (c); what it leaves open stands in [`super::qshare_core`] and
-//! [`super::qshare_testbed`].
+//! [`crate::qshare`].
 //!
 //! **What is compared.** (a) Demand that lasts, rate allocation off as in the paper:
 //! `min_rate_over_min_guarantee_demand` is the least over samples of 0.1 s, tenants and directions
@@ -19,12 +19,9 @@ use penstock_sim::Rng;
 use penstock_sim::fabric::{System, TenantSpec};
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_core::{self as core, CONNECTIONS, Core, Demand};
-use super::qshare_testbed as bed;
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
+use crate::qshare as bed;
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -24,12 +24,9 @@ use penstock_sim::fabric::peers::{candidates, check};
 use penstock_sim::fabric::{PairLimits, System};
 use penstock_units::Nanos;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_fct::{Had, Shuffle};
-use super::qshare_testbed::{self as bed, Workload};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
+use crate::qshare::{self as bed, Workload};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

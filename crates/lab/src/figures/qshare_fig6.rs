@@ -34,12 +34,9 @@ use penstock_fabric::tenant_placement::{Datacenter, Tenant, TenantSlot};
 use penstock_fabric::topology::Topology;
 use penstock_sim::Rng;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_datacenter::{SETTINGS, fully_reserved, networked, percent};
-use super::stats::{count, distribution, percentile};
+use crate::evidence::stats::{count, distribution, percentile};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

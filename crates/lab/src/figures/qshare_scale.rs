@@ -26,12 +26,9 @@ use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot}
 use penstock_sim::Rng;
 use penstock_units::BitsPerSecond;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_datacenter::{SETTINGS, fully_reserved, tree};
-use super::stats::{count, fit, percentile};
+use crate::evidence::stats::{count, fit, percentile};
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::clock;
 
 /// See the module's text.

@@ -24,14 +24,11 @@ use penstock_fabric::tenant_placement::Datacenter;
 use penstock_fabric::topology::LinkId;
 use penstock_sim::Rng;
 
-use super::claim::Claim;
-use super::experiment::{Context, Experiment};
-use super::outcome::{Outcome, Record};
-use super::picture::{Axis, Panel, Picture, points};
 use super::qshare_datacenter::{
     SETTINGS, fully_reserved, links, networked, percent, tenants_by_link,
 };
-use super::stats::count;
+use crate::evidence::stats::count;
+use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 /// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {

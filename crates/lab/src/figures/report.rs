@@ -10,15 +10,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::claim::{number, number_or_dash};
-use super::experiment::Mode;
 use super::files::Results;
-use super::outcome::{OVS_DPDK, Record};
-use super::picture::{self, escaped};
+use super::registry::{EXPERIMENTS, find};
 use super::run::SHORT;
 use super::seeds::{ClaimSummary, Summary};
-use super::stats;
-use super::{EXPERIMENTS, find};
+use crate::evidence::claim::{number, number_or_dash};
+use crate::evidence::picture::{self, escaped};
+use crate::evidence::stats;
+use crate::evidence::{Mode, OVS_DPDK, Record};
 
 /// Makes one page of all results in a directory.
 #[derive(Debug, Clone, clap::Args)]
@@ -283,7 +282,7 @@ h2,th,td{border-color:#30363d}.dim,.none,figcaption{color:#9aa4ae}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::{Claim, Experiment, Outcome};
+    use crate::evidence::{Claim, Experiment, Outcome};
 
     fn record(mode: Mode, value: f64) -> Record {
         let experiment: &Experiment = &EXPERIMENTS[0];

@@ -6,13 +6,12 @@ use std::str::FromStr;
 
 use anyhow::Context as _;
 
-use super::claim::number_or_dash;
-use super::experiment::{Context, Experiment, LiveArgs, Mode};
 use super::files::{self, Results};
 use super::missed::Missed;
-use super::outcome::Record;
+use super::registry::{EXPERIMENTS, find};
 use super::seeds::Summary;
-use super::{EXPERIMENTS, find};
+use crate::evidence::claim::number_or_dash;
+use crate::evidence::{Context, Experiment, LiveArgs, Mode, Record};
 use penstock_guest::bed::Guard;
 
 /// Exit status when an experiment could not be run; 1 says that a claim does not hold.
@@ -323,8 +322,8 @@ pub fn list(json: bool) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Claim, Outcome};
     use super::*;
+    use crate::evidence::{Claim, Outcome};
 
     #[test]
     fn a_range_of_seeds_is_read_and_nonsense_is_refused() {

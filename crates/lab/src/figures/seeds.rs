@@ -2,11 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::calibrated::Parameter;
-use super::claim::{Claim, number, number_or_dash};
-use super::experiment::Mode;
-use super::outcome::Record;
-use super::stats::five_numbers;
+use crate::evidence::calibrated::Parameter;
+use crate::evidence::claim::{number, number_or_dash};
+use crate::evidence::stats::five_numbers;
+use crate::evidence::{Claim, Mode, Record};
 
 /// A claim over several seeds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

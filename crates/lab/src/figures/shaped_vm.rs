@@ -10,40 +10,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use penstock_qos::shaper::{PERIOD_OF_XEN, Shaper, Smooth, TokenBucket};
+use penstock_qos::shaper::Shaper;
 use penstock_qos::wheel::Wheel;
-use penstock_units::{BitsPerSecond, Nanos};
-
-/// Which shaper.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Refilled every 50 ms, as in Xen.
-    TokenBucket,
-    /// Spaced.
-    Smooth,
-}
-
-impl Kind {
-    pub const BOTH: [Self; 2] = [Self::TokenBucket, Self::Smooth];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::TokenBucket => "token-bucket",
-            Self::Smooth => "smooth",
-        }
-    }
-
-    /// A shaper of this kind.
-    ///
-    /// # Errors
-    /// A rate out of range.
-    pub fn shaper(self, rate: BitsPerSecond) -> anyhow::Result<Shaper> {
-        Ok(match self {
-            Self::TokenBucket => Shaper::TokenBucket(TokenBucket::new(rate, PERIOD_OF_XEN)?),
-            Self::Smooth => Shaper::Smooth(Smooth::new(rate)?),
-        })
-    }
-}
+use penstock_units::Nanos;
 
 /// A frame that waits or has departed. What `tag` says is its sender's business.
 #[derive(Debug, Clone, Copy)]
@@ -165,10 +134,4 @@ pub(super) enum Happened {
     Departed(Frame),
     /// There was no room.
     Dropped,
-}
-
-/// Nanoseconds in milliseconds.
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-pub(super) fn ms(time: Nanos) -> f64 {
-    time.0 as f64 / 1e6
 }

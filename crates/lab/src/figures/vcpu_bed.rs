@@ -18,8 +18,8 @@ use penstock_vcpu::credit1::Credit1;
 use penstock_vcpu::double_queue::DoubleQueue;
 use penstock_vcpu::{Contract, Mode, VcpuScheduler};
 
-use super::shaped_vm::ms;
-use super::stats::count;
+use crate::evidence::stats::{count, ms};
+use crate::jitter::stream::{CLOCK, stream};
 
 /// The processor.
 const SHARED: CpuId = CpuId(0);
@@ -78,11 +78,11 @@ pub(super) fn terms(mode: Mode, deadline: Option<Nanos>, weight: Weight) -> Cont
 const BATCH: Nanos = Nanos::from_millis(500);
 
 /// The streaming VM of Figs. 2 and 6: an encoder that takes `load_pct` of a processor, give or take
-/// a tenth of each batch by the seed, and the packets of [`super::jitter_fig8`]'s stream, which are
-/// sent by a thread of their own that the encoder does not delay.
+/// a tenth of each batch by the seed, and the packets of [`crate::jitter::stream`], which are sent
+/// by a thread of their own that the encoder does not delay.
 pub(super) fn streaming(seed: u64, span: Nanos, load_pct: u64, idle: Idle) -> GuestSpec {
     let due = |(due, _): (Nanos, Nanos)| due;
-    let packets = super::jitter_fig8::stream(seed).into_iter().map(due);
+    let packets = stream(seed).into_iter().map(due);
     let packets: Vec<Nanos> = packets.take_while(|due| *due < span).collect();
     let work = Nanos(BATCH.0 / 100 * load_pct);
     let background = Background::Batches { period: BATCH, work, spread_pct: 10 };
@@ -101,12 +101,12 @@ pub(super) struct Stream {
 impl Stream {
     /// All of it.
     pub fn of(bed: &Bed, guest: GuestId) -> Self {
-        let mut j = Jitter::new(super::jitter_fig8::CLOCK);
+        let mut j = Jitter::new(CLOCK);
         let mut variation = Variation::new();
         let mut found = Self::default();
         for sent in bed.sent().iter().filter(|sent| sent.guest == guest) {
             let Frame::Stream(due) = sent.frame else { continue };
-            let units = u128::from(due.0) * u128::from(super::jitter_fig8::CLOCK) / 1_000_000_000;
+            let units = u128::from(due.0) * u128::from(CLOCK) / 1_000_000_000;
             #[expect(clippy::cast_possible_truncation, reason = "timestamps go round")]
             j.record(sent.at, units as u32);
             variation.record(sent.at.saturating_sub(due));

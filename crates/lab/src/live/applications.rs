@@ -20,10 +20,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde_json::json;
 
+use super::needs::needs;
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::platform;
 use super::stage::{Reading, Stage, mean_bps};
-use crate::figures::{Claim, Context, Outcome};
+use crate::evidence::{Claim, Context, Outcome};
 use penstock_guest::bed::Bed;
 
 /// The worker's part of its core.
@@ -130,7 +131,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("vsftpd", "vsftpd"), ("nginx", "nginx-light"), ("wrk", "wrk"), ("curl", "curl")]
     {
-        super::needs(program, package)?;
+        needs(program, package)?;
     }
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(4.0);

@@ -21,10 +21,11 @@ use serde_json::json;
 
 use super::bracket::{Doubt, Judged, PROGRAMS, Tally, Turns, WAITED, judge};
 use super::fleet::middle;
+use super::needs::needs;
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::platform;
 use super::stage::{Reading, Stage, mean_bps};
-use crate::figures::{Claim, Context, Outcome};
+use crate::evidence::{Claim, Context, Outcome};
 use penstock_guest::bed::Bed;
 
 /// The worker's part of its core.
@@ -150,8 +151,8 @@ type Curves = [Vec<(f64, f64)>; 4];
 /// # Errors
 /// When a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    super::needs("iperf3", "iperf3")?;
-    super::needs("qperf", "qperf")?;
+    needs("iperf3", "iperf3")?;
+    needs("qperf", "qperf")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(3.0).max(1.0);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };

@@ -21,7 +21,7 @@
 use serde_json::{Value, json};
 
 use super::fleet::{Offer, Window, middle};
-use crate::figures::Claim;
+use crate::evidence::Claim;
 use penstock_guest::load::Rate;
 
 /// When a window is judged.

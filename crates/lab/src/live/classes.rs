@@ -31,7 +31,7 @@ use super::fleet::{Offer, Times, Window};
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Capacity, Rig, Span, platform};
 use crate::bench::ovs;
-use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
+use crate::evidence::{Claim, Context, OVS_DPDK, Outcome};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
@@ -398,7 +398,7 @@ fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
         let Some(ours) = rig.switch.ours() else { return Ok(Vec::new()) };
         let of = |class| {
             let answer = ours.ask(&["explain", &name(class, 1), "--json"]).ok()?;
-            super::explained_bound_us(&answer)
+            explained_bound_us(&answer)
         };
         Ok((1..=CLASSES).map(|class| of(class).unwrap_or(f64::NAN)).collect())
     })
@@ -553,6 +553,22 @@ fn conclude_fig3(outcome: &mut Outcome, found: &[Vec<Found>], with_peer: bool) {
     ));
 }
 
+/// The bound of a VM's class in what `penstock explain VM --json` answers, in microseconds.
+fn explained_bound_us(answer: &str) -> Option<f64> {
+    fn find(of: &serde_json::Value) -> Option<f64> {
+        let units = [("bound_ns", 1e-3), ("bound_us", 1.0), ("bound_ms", 1e3), ("bound_s", 1e6)];
+        match of {
+            serde_json::Value::Object(map) => map.iter().find_map(|(key, value)| {
+                let unit = units.iter().find(|(unit, _)| key.ends_with(unit));
+                unit.and_then(|(_, factor)| Some(value.as_f64()? * factor)).or_else(|| find(value))
+            }),
+            serde_json::Value::Array(all) => all.iter().find_map(find),
+            _ => None,
+        }
+    }
+    find(&serde_json::from_str(answer).ok()?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -571,5 +587,13 @@ mod tests {
     fn the_first_class_bought_more_than_a_turn_gives() {
         // Else it would have no queue of its own under round-robin, and nothing would be shown.
         assert!(OFFERED * part(1) > 1.0 / f64::from(CLASSES * IN_CLASS));
+    }
+
+    #[test]
+    fn a_bound_is_found_wherever_it_stands() {
+        let of = explained_bound_us;
+        assert_eq!(of(r#"{"class": {"latency_bound_ns": 1500}}"#), Some(1.5));
+        assert_eq!(of(r#"[{"bound_us": 7.5}]"#), Some(7.5));
+        assert_eq!((of("{}"), of("no json")), (None, None));
     }
 }

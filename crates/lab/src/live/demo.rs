@@ -25,7 +25,7 @@ use super::demo_story::{Conditions, ENOUGH, Seen, story};
 use super::machine::Reading;
 use super::noisy::{self, Case, Event};
 use super::rig::platform;
-use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
+use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use penstock_guest::bed::Bed;
 
 /// Seconds of a window, and windows before and after the flood begins.
@@ -287,7 +287,8 @@ pub(crate) fn picture(record: &Record) -> Picture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::{EXPERIMENTS, Mode};
+    use crate::evidence::series::csv;
+    use crate::evidence::{Experiment, Mode};
 
     /// What was asked for of windows of which so many, from the first on, are disturbed; and how
     /// many were judged. A row is tried three times.
@@ -335,7 +336,9 @@ mod tests {
             conclude(&mut outcome, names.0, &life);
             life.draw(&mut outcome, names.1);
         }
-        Record::new(&EXPERIMENTS[0], Mode::Live, 1, outcome)
+        let (name, source, about) = ("demo", "nowhere", "for tests");
+        let of = Experiment { name, source, about, sim: None, live: Some(run), picture };
+        Record::new(&of, Mode::Live, 1, outcome)
     }
 
     #[test]
@@ -343,7 +346,7 @@ mod tests {
         for kept in [104.0, 0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             for (windows, rough) in [(0, false), (1, true), (6, false), (6, true)] {
                 let record = record(windows, kept, rough);
-                let text = picture(&record).svg() + &crate::figures::files::csv(&record);
+                let text = picture(&record).svg() + &csv(&record.series);
                 assert!(!text.contains("NaN") && !text.contains("inf"), "{kept} {windows}");
                 let holds = record.claims.iter().filter_map(|claim| claim.holds);
                 assert_eq!(

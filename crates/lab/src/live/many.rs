@@ -14,7 +14,7 @@
 use super::fleet::{Offer, middle};
 use super::plan::{Bound, Plan, Vm};
 use super::rig::{Rig, platform};
-use crate::figures::{Claim, Context, Outcome};
+use crate::evidence::{Claim, Context, Outcome};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 

@@ -19,6 +19,7 @@
 //! | `noisy` | Fig. 1: a victim and aggressors |
 //! | `demo`, `demo_story` | the story that `make demo` tells, and its sentences |
 //! | `machine` | what else the machine did meanwhile |
+//! | `needs` | whether a program is installed |
 //! | `classes` | Fig. 3 and Fig. 11: latency on a full core |
 //! | `bandwidth` | Fig. 10: iperf3 and qperf |
 //! | `applications` | Fig. 12: FTP servers and web servers |
@@ -44,6 +45,7 @@ mod fabric;
 mod fleet;
 mod machine;
 mod many;
+mod needs;
 mod noisy;
 mod picture;
 mod plan;
@@ -83,42 +85,3 @@ pub(crate) use vcpu::{
     wakeup as vcpu_wakeup, wakeup_long as vcpu_wakeup_long, wakeup_many as vcpu_wakeup_many,
     wakeup_many_picture as vcpu_wakeup_many_picture, wakeup_picture as vcpu_wakeup_picture,
 };
-
-/// Whether a program can be run here.
-fn needs(program: &str, package: &str) -> anyhow::Result<()> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|dir| dir.join(program).exists());
-    anyhow::ensure!(
-        found,
-        "{program} is not there; install Debian's package {package}, or run \
-         `scripts/setup.sh bench`"
-    );
-    Ok(())
-}
-
-/// The bound of a VM's class in what `penstock explain VM --json` answers, in microseconds.
-fn explained_bound_us(answer: &str) -> Option<f64> {
-    fn find(of: &serde_json::Value) -> Option<f64> {
-        let units = [("bound_ns", 1e-3), ("bound_us", 1.0), ("bound_ms", 1e3), ("bound_s", 1e6)];
-        match of {
-            serde_json::Value::Object(map) => map.iter().find_map(|(key, value)| {
-                let unit = units.iter().find(|(unit, _)| key.ends_with(unit));
-                unit.and_then(|(_, factor)| Some(value.as_f64()? * factor)).or_else(|| find(value))
-            }),
-            serde_json::Value::Array(all) => all.iter().find_map(find),
-            _ => None,
-        }
-    }
-    find(&serde_json::from_str(answer).ok()?)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_bound_is_found_wherever_it_stands() {
-        let of = super::explained_bound_us;
-        assert_eq!(of(r#"{"class": {"latency_bound_ns": 1500}}"#), Some(1.5));
-        assert_eq!(of(r#"[{"bound_us": 7.5}]"#), Some(7.5));
-        assert_eq!((of("{}"), of("no json")), (None, None));
-    }
-}

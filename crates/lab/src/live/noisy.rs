@@ -34,7 +34,7 @@ use super::fleet::{self, Offer, middle};
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Rig, Span, platform};
 use crate::bench::ovs;
-use crate::figures::{Claim, Context, OVS_DPDK, Outcome};
+use crate::evidence::{Claim, Context, OVS_DPDK, Outcome};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 

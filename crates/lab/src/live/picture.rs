@@ -1,6 +1,6 @@
 //! Pictures of live runs: a panel for each unit, everything measured in it as lines.
 
-use crate::figures::{Axis, Panel, Picture, Record};
+use crate::evidence::{Axis, Panel, Picture, Record};
 
 /// The picture of a live record; `over` is what its series are over.
 pub(crate) fn by_unit(record: &Record, over: &str) -> Picture {

@@ -23,11 +23,13 @@ use penstock_units::BitsPerSecond;
 use serde_json::json;
 
 use super::fleet::Offer;
+use super::needs::needs;
 use super::plan::Plan;
 use super::rig::{Rig, Span, platform};
 use super::shaped::{NET, NET_PLACE, VM, VM_PLACE, plan, shape, unshape};
 use super::stage::Stage;
-use crate::figures::{Claim, Context, Kind, Outcome};
+use crate::evidence::{Claim, Context, Outcome};
+use crate::jitter::shaper::Kind;
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
@@ -171,7 +173,7 @@ fn judge(
 /// # Errors
 /// When a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    super::needs("iperf3", "iperf3")?;
+    needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };

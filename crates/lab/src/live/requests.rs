@@ -18,12 +18,14 @@ use anyhow::Context as _;
 
 use super::applications::web_configuration;
 use super::capture::{Capture, Captured};
+use super::needs::needs;
 use super::plan::Plan;
 use super::rig::platform;
 use super::shaped::{NET, VM, VM_PLACE, prompt_plan, shape, waited};
 use super::stage::Stage;
-use crate::figures::jitter_fig9::{RATE, REQUESTS, Waited, conclude, deviation};
-use crate::figures::{Context, Kind, Outcome};
+use crate::evidence::{Context, Outcome};
+use crate::jitter::requests::{REQUESTS, Waited, conclude, deviation};
+use crate::jitter::shaper::{Kind, RATE};
 use penstock_guest::bed::Bed;
 
 /// The file.
@@ -56,7 +58,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("ab", "apache2-utils"), ("nginx", "nginx-light"), ("tcpdump", "tcpdump")]
     {
-        super::needs(program, package)?;
+        needs(program, package)?;
     }
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };

@@ -23,12 +23,14 @@ use penstock_units::Nanos;
 use serde_json::json;
 
 use super::capture::{Capture, Captured};
+use super::needs::needs;
 use super::plan::Plan;
 use super::rig::platform;
 use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape, waited};
 use super::stage::Stage;
-use crate::figures::jitter_fig8::{CLOCK, FRAME, RATE, Received, SECS, conclude, stream};
-use crate::figures::{Context, Kind, Outcome};
+use crate::evidence::{Context, Outcome};
+use crate::jitter::shaper::{Kind, RATE};
+use crate::jitter::stream::{CLOCK, FRAME, Received, SECS, conclude, stream};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::ask;
 
@@ -50,7 +52,7 @@ const LATE: Duration = Duration::from_secs(20);
 /// # Errors
 /// When a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    needs()?;
+    needs_rtp()?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let due = due(context.seed, context.live.secs);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
@@ -86,14 +88,14 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
 }
 
 /// What [`video`] and [`play`] run.
-pub(super) fn needs() -> anyhow::Result<()> {
+pub(super) fn needs_rtp() -> anyhow::Result<()> {
     for (program, package) in [
         ("ffmpeg", "ffmpeg"),
         ("gst-launch-1.0", "gstreamer1.0-tools"),
         ("gst-inspect-1.0", "gstreamer1.0-tools"),
         ("tcpdump", "tcpdump"),
     ] {
-        super::needs(program, package)?;
+        needs(program, package)?;
     }
     for (element, package) in
         [("rtpmp2tpay", "good"), ("udpsink", "good"), ("udpsrc", "good"), ("tsparse", "bad")]
@@ -252,7 +254,7 @@ fn mbps(frames: &[Captured]) -> f64 {
 
 /// The mean jitter in ms that tshark finds in a capture.
 fn tshark(capture: &Path) -> anyhow::Result<serde_json::Value> {
-    super::needs("tshark", "tshark")?;
+    needs("tshark", "tshark")?;
     let mut command = Command::new("tshark");
     let decode = format!("udp.port=={PORT},rtp");
     command.args(["-n", "-q", "-z", "rtp,streams", "-d", &decode, "-r"]).arg(capture);

@@ -5,7 +5,7 @@ use penstock_units::BitsPerSecond;
 use super::fleet::to_f64;
 use super::plan::{Bound, Plan, Vm};
 use super::stage::Stage;
-use crate::figures::Kind;
+use crate::jitter::shaper::Kind;
 use penstock_guest::clock;
 
 /// The VM, which sends.

@@ -17,10 +17,11 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::fleet::middle;
+use super::needs::needs;
 use super::plan::{Plan, Vm};
 use super::rig::platform;
 use super::stage::{Stage, mean_bps};
-use crate::figures::{Claim, Context, Outcome};
+use crate::evidence::{Claim, Context, Outcome};
 use penstock_guest::bed::Bed;
 
 /// What the output carries, with all that Ethernet adds to a frame: what the paper's switch did.
@@ -114,7 +115,7 @@ fn least_of_due(rates: &Rates) -> f64 {
 /// # Errors
 /// When a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    super::needs("iperf3", "iperf3")?;
+    needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(10.0);
     let runs = context.live.runs.unwrap_or(RUNS);
@@ -174,7 +175,7 @@ fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates]) {
 
 /// The same flows through `vde_switch`, in Mbit/s by VM, as iperf3 says that they arrived.
 fn vde(bed: &Bed, secs: f64) -> anyhow::Result<Value> {
-    super::needs("vde_switch", "vde2")?;
+    needs("vde_switch", "vde2")?;
     let mut switch = super::vde::VdeSwitch::start(bed, VMS.len() + 1)?;
     let whole = format!("{:.0}", secs.max(1.0));
     let mut clients = Vec::new();

@@ -19,14 +19,15 @@ use penstock_qos::shaper::{Smooth, Window};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::capture::{Capture, Captured};
+use super::needs::needs;
 use super::plan::Plan;
 use super::rig::platform;
 use super::rtp;
 use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape};
 use super::stage::Stage;
-use crate::figures::jitter_fig8::RATE;
-use crate::figures::jitter_fig10::{OFF, frame_ms};
-use crate::figures::{Claim, Context, Kind, Outcome, percentile};
+use crate::evidence::{Claim, Context, Outcome, percentile};
+use crate::jitter::shaper::{Kind, RATE};
+use crate::jitter::spacing::{OFF, frame_ms};
 use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
@@ -50,8 +51,8 @@ const SERVER: u16 = 5_201;
 /// # Errors
 /// When a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    super::needs("iperf3", "iperf3")?;
-    rtp::needs()?;
+    needs("iperf3", "iperf3")?;
+    rtp::needs_rtp()?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };

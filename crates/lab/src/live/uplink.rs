@@ -22,7 +22,7 @@ use super::fleet::{Offer, middle};
 use super::noisy::CORE_PART;
 use super::plan::{Bound, Plan, Policy, Vm};
 use super::rig::{Rig, Span, platform};
-use crate::figures::{Claim, Context, Outcome};
+use crate::evidence::{Claim, Context, Outcome};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::needs::needs;
 use super::plan::Plan;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Ward, end_inside};
@@ -33,7 +34,7 @@ pub(super) struct VdeSwitch {
 impl VdeSwitch {
     /// Starts it with so many namespaces.
     pub(super) fn start(bed: &Bed, vms: usize) -> anyhow::Result<Self> {
-        super::needs("vde_plug2tap", "vde2")?;
+        needs("vde_plug2tap", "vde2")?;
         let dir = bed.dir().join("vde");
         std::fs::create_dir_all(&dir).context("making a directory")?;
         let (socket, pid) = (dir.join("switch"), dir.join("switch.pid"));

@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use clap::Parser as _;
+use penstock_lab::evidence::{Context, Mode, Record};
 use penstock_lab::figures::files::Results;
 use penstock_lab::figures::missed::Missed;
-use penstock_lab::figures::outcome::Record;
-use penstock_lab::figures::{Context, EXPERIMENTS, Mode, RunArgs, find};
+use penstock_lab::figures::{EXPERIMENTS, RunArgs, find};
 
 /// Times the machine it runs on, so it can neither be repeated nor judged beside other tests.
 const TIMED: &str = "c2qos-overhead";

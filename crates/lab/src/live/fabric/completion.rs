@@ -15,9 +15,10 @@ use super::guarantees::plan;
 use super::programs::{Client, Ended, Wants};
 use super::samples::{WARM_UP, others, points, start, used_pct, watch};
 use super::world::World;
-use crate::figures::{Claim, Context, Outcome, Workload, percentile, tenant_sizes};
+use crate::evidence::{Claim, Context, Outcome, percentile};
 use crate::live::fleet::to_f64;
 use crate::live::rig::platform;
+use crate::qshare::{Workload, tenant_sizes};
 use penstock_guest::bed::Bed;
 
 /// Seconds of each system.

@@ -17,7 +17,7 @@ use super::guarantees::{GUARANTEE, LINK, plan};
 use super::programs::{Client, Wants};
 use super::samples::{Sample, WARM_UP, others, points, start, used_pct, watch_and};
 use super::world::{HOSTS, Plan, World, tenant_name};
-use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
+use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use crate::live::fleet::to_f64;
 use crate::live::machine::{Machine, Reading};
 use crate::live::rig::platform;

@@ -491,7 +491,7 @@ mod tests {
 
     use super::super::guarantees::plan;
     use super::*;
-    use crate::figures::tenant_sizes;
+    use crate::qshare::tenant_sizes;
 
     #[test]
     fn the_tenants_of_every_seed_have_a_place() {

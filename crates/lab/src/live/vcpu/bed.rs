@@ -15,7 +15,7 @@ use penstock_vcpu_host::schedstat::Schedstat;
 use penstock_vcpu_host::state::State;
 use penstock_vcpu_host::threads::{self, VcpuThread};
 
-use crate::figures::Context;
+use crate::evidence::Context;
 use crate::microguest::{self, Board, RUNNING};
 use crate::penstock::penstock;
 use penstock_guest::bed::Bed;

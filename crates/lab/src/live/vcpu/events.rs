@@ -12,7 +12,7 @@ use penstock_vcpu_host::boost;
 
 use super::bed::{Guest, Mode, Scheduler, Stage, Terms};
 use super::steal;
-use crate::figures::percentile;
+use crate::evidence::percentile;
 
 /// Of what is measured: who is there, on what terms, and for how long.
 #[derive(Debug, Clone)]

@@ -20,7 +20,7 @@ use super::bed::{Stage, Terms, to_ms};
 use super::events::{now, sleep_until};
 use super::qemu::{Image, Linux};
 use super::wire::{Heard, hear, ping};
-use crate::figures::{Claim, Context, Outcome, percentile};
+use crate::evidence::{Claim, Context, Outcome, percentile};
 
 const HOGS: usize = 5;
 const DEADLINE_MS: u32 = 3;

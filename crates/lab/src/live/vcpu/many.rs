@@ -7,7 +7,7 @@
 use super::bed::{Mode, Terms};
 use super::events::Cell;
 use super::wakeup::{BAR_PCT, Lab, OVER_MS, SECS, gap, picture_by};
-use crate::figures::{Claim, Context, Outcome, Picture, Record};
+use crate::evidence::{Claim, Context, Outcome, Picture, Record};
 
 /// VMs with deadlines, and hogs beside them.
 type Set = (&'static str, &'static [(Mode, u32)], usize);

@@ -15,7 +15,7 @@ use penstock_units::Nanos;
 
 use super::bed::{Mode, Stage, Terms};
 use super::events::{Cell, Found, measure};
-use crate::figures::{Claim, Context, Outcome};
+use crate::evidence::{Claim, Context, Outcome};
 use crate::live::rig::platform;
 
 const SECS: f64 = 60.0;

@@ -15,7 +15,7 @@ use penstock_vcpu_host::boost;
 
 use super::bed::{Guest, Mode, Stage, Terms};
 use super::events::{now, sleep_until};
-use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
+use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use crate::live::rig::platform;
 
 const SECS: f64 = 60.0;

@@ -23,8 +23,8 @@ use penstock_units::{Cycles, Nanos};
 
 use super::bed::{Guest, Mode, Stage, Terms, to_ms};
 use super::events::{now, sleep_until};
-use crate::figures::jitter_fig8::{CLOCK, stream};
-use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record, percentile};
+use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record, percentile};
+use crate::jitter::stream::{CLOCK, stream};
 use crate::live::rig::platform;
 use crate::microguest::Stream;
 
@@ -260,7 +260,7 @@ pub(crate) fn fig6_picture(record: &Record) -> Picture {
     let axis = Axis::named("hogs beside", ["0", "1", "2"]);
     let mut panel = Panel::new("(c) greatest delay variation", axis, Axis::linear("ms"));
     for (name, series) in record.series_of("variation ") {
-        panel = panel.bars(name, crate::figures::picture::points(series));
+        panel = panel.bars(name, crate::evidence::picture::points(series));
     }
     picture.panel(panel)
 }

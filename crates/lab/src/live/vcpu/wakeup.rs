@@ -20,7 +20,7 @@ use penstock_units::Nanos;
 
 use super::bed::{Mode, Stage, Terms};
 use super::events::{Cell, Found, measure};
-use crate::figures::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
+use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use crate::live::rig::platform;
 
 pub(super) const SECS: f64 = 60.0;

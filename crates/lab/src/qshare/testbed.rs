@@ -23,7 +23,7 @@ use penstock_sim::fabric::{
 };
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::fabric_binder::FabricBinder;
+use super::binder::FabricBinder;
 
 /// Servers of a rack, and slots of a server.
 pub const RACK: usize = 5;

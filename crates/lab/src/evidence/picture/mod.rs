@@ -24,10 +24,10 @@ mod draw;
 mod scale;
 mod svg;
 
-use super::outcome::Series;
+use super::series::Series;
 use super::stats::count;
 
-pub(super) use svg::escaped;
+pub(crate) use svg::escaped;
 
 /// A picture: panels in one or two columns.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,5 +1,7 @@
 //! Numbers of many numbers.
 
+use penstock_units::Nanos;
+
 /// The distribution of `values`: which share, in percent, is not above each.
 #[must_use]
 pub fn distribution(values: &[f64]) -> Vec<(f64, f64)> {
@@ -60,8 +62,14 @@ pub fn fit(points: &[(f64, f64)]) -> Fit {
 
 /// A count for arithmetic.
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-pub(super) fn count(n: usize) -> f64 {
+pub(crate) fn count(n: usize) -> f64 {
     n as f64
+}
+
+/// Nanoseconds in milliseconds.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+pub(crate) fn ms(time: Nanos) -> f64 {
+    time.0 as f64 / 1e6
 }
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ impl Svg {
 
 /// Text as it may stand in an element or attribute of XML or HTML.
 #[must_use]
-pub(in super::super) fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

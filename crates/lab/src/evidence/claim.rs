@@ -132,7 +132,7 @@ impl Claim {
 }
 
 /// A band as text; `open`: without its ends.
-pub(super) fn band(low: Option<f64>, high: Option<f64>, open: bool) -> String {
+pub(crate) fn band(low: Option<f64>, high: Option<f64>, open: bool) -> String {
     match (low, high) {
         (Some(low), Some(high)) if (low - high).abs() < f64::EPSILON => number(low),
         (Some(low), Some(high)) => format!("{} to {}", number(low), number(high)),

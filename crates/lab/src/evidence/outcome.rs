@@ -1,30 +1,11 @@
 //! What an experiment found: series, claims, and the platform they were found on.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::claim::Claim;
 use super::experiment::{Experiment, Mode};
-
-/// Values over something, such as bandwidth over time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Series {
-    /// Its name, unique within its experiment.
-    pub name: String,
-    /// Unit of `y`.
-    pub unit: String,
-    /// What over: seconds, bytes, number of VMs; the experiment's picture says it.
-    #[serde(deserialize_with = "numbers")]
-    pub x: Vec<f64>,
-    /// The values; one that was not measured is NaN, in JSON `null`.
-    #[serde(deserialize_with = "numbers")]
-    pub y: Vec<f64>,
-}
-
-fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
-    let numbers = Vec::<Option<f64>>::deserialize(from)?;
-    Ok(numbers.into_iter().map(|n| n.unwrap_or(f64::NAN)).collect())
-}
+use super::series::Series;
 
 /// What a run found.
 #[derive(Debug, Clone, Default, PartialEq)]

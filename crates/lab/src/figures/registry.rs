@@ -1,0 +1,70 @@
+//! All figures by name: where a figure's simulation, live run and picture come together.
+
+use super::{
+    c2qos_fig1, c2qos_fig3, c2qos_fig5, c2qos_fig6, c2qos_fig7, c2qos_fig10, c2qos_fig11,
+    c2qos_fig12, c2qos_fig13, c2qos_overhead, fabric_agents, fsvde_fig4, fsvde_table2, jitter_fig2,
+    jitter_fig6, jitter_fig7, jitter_fig8, jitter_fig9, jitter_fig10, jitter_fig11, jitter_fig12,
+    live_only, qshare_fig4, qshare_fig5, qshare_fig6, qshare_scale, qshare_table1,
+};
+use crate::evidence::Experiment;
+
+/// All of them, in the order in which they are listed.
+pub const EXPERIMENTS: &[Experiment] = &[
+    c2qos_fig1::EXPERIMENT,
+    c2qos_fig3::EXPERIMENT,
+    c2qos_fig5::EXPERIMENT,
+    c2qos_fig6::EXPERIMENT,
+    c2qos_fig7::EXPERIMENT,
+    c2qos_fig10::EXPERIMENT,
+    c2qos_fig11::EXPERIMENT,
+    c2qos_fig12::EXPERIMENT,
+    c2qos_fig13::EXPERIMENT,
+    c2qos_overhead::EXPERIMENT,
+    fsvde_fig4::EXPERIMENT,
+    fsvde_table2::EXPERIMENT,
+    jitter_fig2::EXPERIMENT,
+    jitter_fig6::EXPERIMENT,
+    jitter_fig7::EXPERIMENT,
+    jitter_fig8::EXPERIMENT,
+    jitter_fig9::EXPERIMENT,
+    jitter_fig10::EXPERIMENT,
+    jitter_fig11::EXPERIMENT,
+    jitter_fig12::EXPERIMENT,
+    qshare_fig4::EXPERIMENT,
+    qshare_fig5::EXPERIMENT,
+    qshare_table1::EXPERIMENT,
+    qshare_fig6::EXPERIMENT,
+    qshare_scale::EXPERIMENT,
+    fabric_agents::EXPERIMENT,
+    live_only::VCPU_WAKEUP,
+    live_only::VCPU_WAKEUP_MANY,
+];
+
+/// Those that tell a story, and are not a part of `all`.
+const STORIES: [&Experiment; 3] =
+    [&live_only::DEMO, &live_only::FABRIC_DEMO, &live_only::VCPU_WAKEUP_LONG];
+
+/// The experiment called `name`, or a demo.
+///
+/// # Errors
+/// When there is none; the text names those that there are.
+pub fn find(name: &str) -> anyhow::Result<&'static Experiment> {
+    EXPERIMENTS.iter().chain(STORIES).find(|e| e.name == name).ok_or_else(|| {
+        let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();
+        anyhow::anyhow!("no experiment is called `{name}`; there are {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_experiment_can_be_run() {
+        for (i, e) in EXPERIMENTS.iter().enumerate() {
+            assert!(!e.modes().is_empty(), "{} has no mode", e.name);
+            assert!(EXPERIMENTS[..i].iter().all(|other| other.name != e.name), "{}", e.name);
+        }
+        assert!(find("c2qos-fig99").unwrap_err().to_string().contains("c2qos-fig5"));
+    }
+}

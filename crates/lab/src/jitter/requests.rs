@@ -1,0 +1,50 @@
+//! The requests of Fig. 9, simulated and live: how many, how long they waited, what is claimed.
+
+use super::shaper::Kind;
+use crate::evidence::stats::{count, distribution, percentile};
+use crate::evidence::{Claim, Outcome};
+
+/// Requests of a run.
+pub(crate) const REQUESTS: usize = 2_000;
+
+/// Milliseconds that each request waited, and seconds in all.
+pub(crate) struct Waited {
+    pub waiting: Vec<f64>,
+    pub secs: f64,
+}
+
+/// Standard deviation.
+pub(crate) fn deviation(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / count(values.len());
+    (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count(values.len())).sqrt()
+}
+
+/// What requests under both shapers, in [`Kind::BOTH`]'s order, show; their standard deviations are
+/// those that are claimed.
+pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f64; 2]) {
+    for ((kind, waited), std) in Kind::BOTH.into_iter().zip(both).zip(deviations) {
+        let name = kind.name();
+        let numbered = (1_u32..).map(f64::from).zip(waited.waiting.iter().copied());
+        outcome.series(&format!("{name} waiting"), "ms", numbered);
+        outcome.series(&format!("{name} distribution"), "%", distribution(&waited.waiting));
+        let id = name.replace('-', "_");
+        let shown = [
+            ("waiting_ms_std", "standard deviation of the waiting time", std),
+            ("waiting_ms_p50", "median of the waiting time", percentile(&waited.waiting, 50.0)),
+            ("waiting_ms_max", "longest waiting time", percentile(&waited.waiting, 100.0)),
+        ];
+        for (what, text, value) in shown {
+            let claim = Claim::new(&format!("{id}_{what}"), format!("{name}: {text}"), "ms");
+            outcome.claim(claim.measured(value));
+        }
+        let what = format!("{name}: all requests");
+        let secs = Claim::new(&format!("{id}_secs"), what, "s").published(70.0);
+        outcome.claim(secs.measured(waited.secs));
+    }
+    let what = "standard deviation of the waiting time, token bucket over smooth";
+    outcome.claim(
+        Claim::new("std_token_bucket_over_smooth", what, "")
+            .at_least(5.0)
+            .measured(deviations[0] / deviations[1]),
+    );
+}

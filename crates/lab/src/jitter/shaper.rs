@@ -1,0 +1,38 @@
+//! The two shapers that VM jitter compares, and the limit of its Figs. 8 to 10.
+
+use penstock_qos::shaper::{PERIOD_OF_XEN, Shaper, Smooth, TokenBucket};
+use penstock_units::BitsPerSecond;
+
+/// Rate limit of Figs. 8 to 10.
+pub(crate) const RATE: BitsPerSecond = BitsPerSecond(2_000_000);
+
+/// Which shaper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Refilled every 50 ms, as in Xen.
+    TokenBucket,
+    /// Spaced.
+    Smooth,
+}
+
+impl Kind {
+    pub const BOTH: [Self; 2] = [Self::TokenBucket, Self::Smooth];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TokenBucket => "token-bucket",
+            Self::Smooth => "smooth",
+        }
+    }
+
+    /// A shaper of this kind.
+    ///
+    /// # Errors
+    /// A rate out of range.
+    pub fn shaper(self, rate: BitsPerSecond) -> anyhow::Result<Shaper> {
+        Ok(match self {
+            Self::TokenBucket => Shaper::TokenBucket(TokenBucket::new(rate, PERIOD_OF_XEN)?),
+            Self::Smooth => Shaper::Smooth(Smooth::new(rate)?),
+        })
+    }
+}

@@ -127,7 +127,7 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
     let source = Text::new(text, file);
     let document = Document::parse(text).map_err(|error| {
         let problem = error.message().replace('\n', ", ");
-        let remedy = "write it anew with penstock calibrate, or correct the TOML syntax";
+        let remedy = "write it again with `penstock calibrate`, or correct the TOML syntax";
         ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
     })?;
     let root = document.as_table();
@@ -149,7 +149,7 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
     };
     CostModel::new(parts).map_err(|error| {
         let mut report = Report::new(Text::new(text, file));
-        let remedy = "measure again with penstock calibrate, or correct it";
+        let remedy = "measure again with `penstock calibrate`, or correct the value";
         draft.tell(error, remedy, &mut report);
         report.into_errors()
     })
@@ -170,7 +170,7 @@ fn check(draft: &Draft<'_>, report: &mut Report<'_>) {
         ("batch", draft.batch.is_none()),
         ("numa_remote", draft.numa_remote.is_none()),
     ];
-    let remedy = "write the file anew with penstock calibrate";
+    let remedy = "write the file again with `penstock calibrate`";
     for (name, _) in missing.iter().filter(|(_, missing)| *missing) {
         report.file(format!("the section [{name}] is missing"), remedy);
     }
@@ -182,7 +182,7 @@ fn check(draft: &Draft<'_>, report: &mut Report<'_>) {
             report.at(object, "version", problem, remedy);
         }
         if about.tsc_hz < 1_000_000 {
-            let problem = format!("{} cycles per second are no counter's rate", about.tsc_hz);
+            let problem = format!("`tsc_hz` {} is out of range", about.tsc_hz);
             report.at(object, "tsc_hz", problem, remedy);
         }
     }
@@ -202,7 +202,7 @@ fn twice<T, K: Ord>(
     for object in objects {
         let Some(value) = &object.value else { continue };
         if !seen.insert(key(value)) {
-            report.at(object, at, "this is there already, further up", "keep one of them");
+            report.at(object, at, "this entry exists already, further up", "keep one of them");
         }
     }
 }
@@ -455,7 +455,7 @@ source = "measured"
         let double = good()
             + "\n[[vms]]\ncount = 1\nfactor = { median = 1, min = 1, max = 1 }\n\
                source = \"measured\"\n";
-        assert!(refused(&double).contains("there already"));
+        assert!(refused(&double).contains("exists already"));
         let none = good().replace("[[vms]]\ncount = 1", "[[vms]]\ncount = 2");
         assert!(
             refused(&none).contains("the coefficient for 1 VMs is missing"),

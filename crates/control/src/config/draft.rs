@@ -1,9 +1,10 @@
 //! The objects of a configuration's text, each read by itself.
 //!
-//! **Rule.** serde stops at an object's first mistake. So that all are reported, the key at fault
-//! is taken out of a copy of the object and the rest is read again. Objects that could be read are
-//! checked against each other even if others could not; a reference to a broken object is no
-//! second mistake.
+//! **Rule.** serde stops at an object's first mistake. So that all mistakes are reported, the key
+//! at fault is taken out of a copy of the object, and the rest is read again. An object whose only
+//! mistakes are unknown keys is checked as if it did not have them. Objects that could be read are
+//! checked against each other even if others could not be read. A reference to a broken object is
+//! not a second mistake.
 
 use core::ops::Range;
 use std::borrow::Cow;
@@ -45,7 +46,7 @@ pub(super) struct Object<'a, T> {
     pub(super) label: String,
     /// Its `name`, if that much could be read.
     pub(super) name: Option<String>,
-    /// `None` if it has mistakes of its own.
+    /// `None` if a key that is known has a mistake.
     pub(super) value: Option<T>,
     /// `None` for a section that the text does not have.
     pub(super) table: Option<Cow<'a, Table>>,
@@ -103,6 +104,11 @@ impl<'a> Report<'a> {
     /// A mistake of the file as a whole.
     pub(super) fn file(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
         self.span(None, "file", problem, remedy);
+    }
+
+    /// Adds the mistakes of another file.
+    pub(super) fn adopt(&mut self, errors: ConfigErrors) {
+        self.errors.extend(errors.0);
     }
 
     /// A mistake in `object` at `path` (see [`span_of`]).
@@ -255,16 +261,18 @@ fn object<'a, T: DeserializeOwned>(
 ) -> Object<'a, T> {
     let mut rest = table.as_ref().clone();
     let mut value = None;
-    let mut clean = true;
+    // Whether unknown keys that look like no known one are all that was taken out: the rest is
+    // meant as it stands, and is checked. After a misspelt key it would seem incomplete.
+    let mut is_whole = true;
     let mut taken_out: Vec<String> = Vec::new();
     loop {
         match toml_edit::de::from_document::<T>(DocumentMut::from(rest.clone())) {
             Ok(read) => {
-                value = clean.then_some(read);
+                value = is_whole.then_some(read);
                 break;
             }
             Err(error) => {
-                clean = false;
+                is_whole &= is_stray(error.message());
                 // Each round takes something out, so it ends.
                 let key = error.span().and_then(|span| take_out(&mut rest, span.start));
                 let ours = missing_key(error.message()).is_some_and(|m| taken_out.contains(&m));
@@ -335,6 +343,13 @@ fn span_covers(table: &Table, at: usize) -> bool {
     })
 }
 
+/// Whether serde's message is about an unknown key that looks like no known one.
+fn is_stray(message: &str) -> bool {
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let Some((wrong, known)) = quoted.split_first() else { return false };
+    message.starts_with("unknown field") && *wrong != "type" && meant(wrong, known).is_none()
+}
+
 /// The key that serde says is missing.
 fn missing_key(message: &str) -> Option<String> {
     let key = message.strip_prefix("missing field `")?.split('`').next()?;
@@ -390,11 +405,16 @@ fn unknown_remedy(wrong: &str, known: &[&str]) -> String {
                 .to_owned();
         }
     }
-    let close = known.iter().filter(|name| distance(name, wrong) <= 2);
-    match close.min_by_key(|name| distance(name, wrong)) {
+    match meant(wrong, known) {
         Some(name) => format!("did you mean `{name}`?"),
         None => format!("known here: {}", known.join(", ")),
     }
+}
+
+/// The known key that an unknown one looks like.
+fn meant<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
+    let close = known.iter().copied().filter(|name| distance(name, wrong) <= 2);
+    close.min_by_key(|name| distance(name, wrong))
 }
 
 /// Edits (insert, delete, replace) between two words; for words of a few letters.

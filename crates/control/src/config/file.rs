@@ -17,7 +17,7 @@ pub(crate) fn read_file(path: &Path) -> Result<String, ConfigErrors> {
         ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
     };
     let file = File::open(path).map_err(|error| {
-        failed(format!("it cannot be opened: {error}"), "check path and rights")
+        failed(format!("it cannot be opened: {error}"), "check the path and its permissions")
     })?;
     let mut text = String::new();
     let mut bounded = file.take(FILE_BYTES_MAX as u64 + 1);

@@ -40,11 +40,11 @@ impl FromStr for CodePoint {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.parse::<u8>().ok().filter(|number| DSCPS.contains(&(*number).into()));
-        number.map(Self).ok_or_else(|| format!("{text} is no code point; write a number 0 to 63"))
+        number.map(Self).ok_or_else(|| format!("{text} is not a DSCP; write a number from 0 to 63"))
     }
 }
 
-text_value!(CodePoint, "CodePoint", "a code point from 0 to 63", {
+text_value!(CodePoint, "CodePoint", "a DSCP from 0 to 63", {
     "type": "string",
     "pattern": "^([0-9]|[1-5][0-9]|6[0-3])$"
 });

@@ -250,7 +250,7 @@ const RULES: &[Case] = &[
 name = "r"
 actions = []
 "#,
-        &["3:11: rule \"r\": the actions do not say where frames go; end with drop, normal \
+        &["3:11: rule \"r\": the actions have no destination; end with drop, normal \
                  or output:PORT"],
     ),
     (
@@ -316,7 +316,7 @@ actions = ["drop", "normal"]
 name = "r"
 actions = ["set-dscp:46"]
 "#,
-        &["3:11: rule \"r\": the actions do not say where frames go; end with drop, normal \
+        &["3:11: rule \"r\": the actions have no destination; end with drop, normal \
                  or output:PORT"],
     ),
     (
@@ -494,7 +494,7 @@ port = "vm1"
 vlan = 101
 "#,
         &["4:8: fdb 52:54:00:00:00:05: port \"vm1\" does not carry VLAN 101 of that \
-                 tenant; say which with `tenant` and `vlan`, or correct them"],
+                 tenant; choose one with `tenant` and `vlan`, or correct them"],
     ),
     (
         r#"[[fdb]]

@@ -49,10 +49,10 @@ fn the_api_on_a_public_address_must_be_wanted() {
         errors(&text),
         [
             "host.toml:3:11: [host]: metrics address 0.0.0.0:9753 can be reached from other \
-             machines; use 127.0.0.1 or [::1], or say metrics_any = true",
-            "host.toml:4:7: [host]: log directive \"loud\" is not understood; write error, warn, \
+             machines; use 127.0.0.1 or [::1], or set metrics_any = true",
+            "host.toml:4:7: [host]: log directive \"loud\" is not valid; write error, warn, \
              info, debug or trace, or module=level, with commas between",
-            "host.toml:5:13: [host]: directory \"var\" is relative; begin it with /",
+            "host.toml:5:13: [host]: directory \"var\" is relative; write an absolute path",
         ]
     );
     let wanted = text.replace("log = \"loud\"", "metrics_any = true").replace("\"var\"", "\"/v\"");
@@ -127,6 +127,20 @@ name = "y"
 #[test]
 fn syntax_and_structure() {
     appended(SYNTAX_AND_STRUCTURE);
+}
+
+#[test]
+fn an_unknown_key_does_not_hide_what_is_wrong_with_the_others() {
+    let port = "[[port]]\nname = \"vm3\"\nvhost-user.socket = \"/run/vm3.sock\"\n\
+                tenant = \"nobody\"\nvlan = 100\ncolour_of_cable = \"blue\"\n";
+    let got = errors(&format!("{BASE}{port}"));
+    assert_eq!(got.len(), 2, "{got:?}");
+    assert!(got[0].contains("there is no tenant \"nobody\""), "{got:?}");
+    assert!(got[1].contains("unknown key `colour_of_cable`"), "{got:?}");
+    // A misspelt key may be what the others seem to lack: it stands alone.
+    let port = "[[port]]\nname = \"vm3\"\nvhost-use.socket = \"/run/vm3.sock\"\n";
+    let got = errors(&format!("{BASE}{port}"));
+    assert!(got.len() == 1 && got[0].ends_with("did you mean `vhost-user`?"), "{got:?}");
 }
 
 const VALUES_OF_ONE_OBJECT: &[Case] = &[
@@ -695,7 +709,7 @@ const SECTIONS: &[Case] = &[
         r#"[worker]
 cores = [0, 1, 0]
 "#,
-        &["2:16: [worker]: core 0 is named twice, two workers would wait for it; name each core \
+        &["2:16: [worker]: core 0 is named twice, so two workers would share it; name each core \
                  once"],
     ),
     (

@@ -24,8 +24,8 @@ fn what_the_fabric_gives_nobody_else_gives() {
             "controllers = [\"c\", \"https://c:1\", \"ftp://c:1\"]\nuplink = \"no\"\nname = \"\"\n"
         ),
         [
-            "[fabric]: \"c\" has no host or no port; write it as in \"10.0.0.1:7000\"",
-            "[fabric]: \"https://c:1\" is encrypted, but there is no `tls`; add `tls`",
+            "[fabric]: \"c\" has no host or no port; write both, as in \"10.0.0.1:7000\"",
+            "[fabric]: \"https://c:1\" is it is https, but there is no `tls`; add `tls`",
             "[fabric]: \"ftp://c:1\" is neither http:// nor https://; write host:port",
             "[fabric]: port \"no\" does not exist; name a [[port]] of this file",
             "[fabric]: \"\" is no name of a server; write the topology's, 1 to 63 characters \
@@ -35,15 +35,16 @@ fn what_the_fabric_gives_nobody_else_gives() {
     assert_eq!(
         told("controllers = []\nuplink = \"vm1\"\nplan = \"plan\"\n"),
         [
-            "[fabric]: 0 controllers; there can be 1 to 16; name those that this host may ask",
-            "[fabric]: port \"vm1\" has no queues by code point for all tenants; say egress = \
+            "[fabric]: 0 controllers; there can be 1 to 16; name the controllers that this host \
+             may use",
+            "[fabric]: port \"vm1\" has no `wfq` queues for all tenants; say egress = \
              \"wfq\" and `link` there, and no `tenant`",
-            "[fabric]: path \"plan\" is relative; begin it with /",
+            "[fabric]: path \"plan\" is relative; write an absolute path",
         ]
     );
     let tls = "controllers = [\"http://c:1\"]\nuplink = \"up\"\n\
                tls = { ca = \"a\", cert = \"b\", key = \"c\" }\n";
-    let plain = "[fabric]: \"http://c:1\" is not encrypted, but there is `tls`; say https://";
+    let plain = "[fabric]: \"http://c:1\" is it is http, but there is `tls`; say https://";
     assert_eq!(told(tls), [plain]);
     let both = format!("{BASE}{FABRIC}wfq = {{ weights = [1, 2], map = {{ 8 = 1 }} }}\n")
         .replace("name = \"blue\"\n[", "name = \"blue\"\ndscp = 8\n[");

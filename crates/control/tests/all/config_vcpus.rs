@@ -25,7 +25,7 @@ fn a_vm_needs_processors_and_a_port_a_vm() {
     assert_eq!(told(&format!("{PORT}{web}[vcpu]\ncpus = [7]\n")), Vec::<String>::new());
     assert_eq!(
         told(&format!("{PORT}{web}")),
-        ["vm \"web\": there is no [vcpu]; add [vcpu] with the processors of all VMs, such as \
+        ["vm \"web\": there is no [vcpu]; add [vcpu] with the CPUs of all VMs, such as \
           `cpus = [2, 3]`"]
     );
     assert_eq!(
@@ -51,7 +51,7 @@ fn each_mistake_has_its_place_and_a_remedy() {
     for part in [
         "[vcpu]: `cpus`: 3 is named twice; name each once",
         "[vcpu]: a worker of the switch polls on processor 3; leave it out",
-        "[vcpu]: `run_dir` is relative; begin it with /",
+        "[vcpu]: `run_dir` is relative; write an absolute path",
         "[vcpu]: `deadlines_max`: 0 percent; write 1 to 100",
         "vm \"a\": its threads are not told, or twice; write one of",
         "vm \"a\": `vcpus`: 65; write 1 to 64",

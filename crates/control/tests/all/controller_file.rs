@@ -73,10 +73,11 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
     let of = |keys: &str| folder.mistakes(&format!("driver = \"gnmi\"\n{keys}"));
     let at = "address = \"10.0.0.9:9339\"\n";
     let told = |what: &str| vec![format!("switch \"rack-0\": {what}")];
-    let missing = "`address` is missing; write its target, as in \"10.0.0.9:9339\"";
+    let missing =
+        "`address` is missing; write host and port of its gNMI target, as in \"10.0.0.9:9339\"";
     assert_eq!(of(""), told(missing));
     for wrong in ["10.0.0.9", ":9339", "https://10.0.0.9:9339", "h:0"] {
-        let what = "has no host or no port; write it as in \"10.0.0.9:9339\"";
+        let what = "has no host or no port; write both, as in \"10.0.0.9:9339\"";
         assert_eq!(of(&format!("address = {wrong:?}\n")), told(&format!("{wrong:?} {what}")));
     }
     assert_eq!(
@@ -85,7 +86,7 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
     );
     assert_eq!(
         of(&format!("{at}user = \"a\"\npassword_file = \"p\"\n")),
-        told("a password would go to the switch in the clear; add `tls`")
+        told("the password would cross the network unencrypted; add `tls`")
     );
     assert_eq!(
         of(&format!("{at}tls = {{ ca = \"a\" }}\nuser = \"a\"\n")),
@@ -162,7 +163,7 @@ fn a_switch_of_ours_is_on_a_socket_or_behind_certificates() {
     for (keys, why) in [
         ("", "write unix:///PATH of its socket, or HOST:PORT"),
         ("address = \"unix://run/leaf.sock\"\n", "\"run/leaf.sock\" is relative"),
-        ("address = \"unix:///a\"\ntls = { ca = \"a\" }\n", "a socket has no `tls`"),
+        ("address = \"unix:///a\"\ntls = { ca = \"a\" }\n", "`tls` has no effect on a unix socket"),
         ("address = \"leaf:7100\"\n", "with certificates alone; add `tls`"),
         ("address = \"leaf:7100\"\ntls = { ca = \"a\" }\n", "add `cert` and `key`"),
         ("address = \"unix:///a\"\nuser = \"a\"\n", "not a key of driver \"penstock\""),

@@ -104,7 +104,7 @@ fn wrong_tenants_are_refused_whole_with_line_and_reason() {
         ("rate = \"10M\"", "rate = 0", "a guarantee of 0 bit/s"),
         ("within = [\"rack-0\"]", "within = [\"rack-9\"]", "is called `rack-9`"),
         ("apart = [\"red\"]", "apart = [\"green\"]", "no tenant before this one is called `green`"),
-        ("vms = 3", "vms = 3\nmost_per_server = 0", "a bound of 0"),
+        ("vms = 3", "vms = 3\nmost_per_server = 0", "the bound is 0"),
         ("vms = 3", "vms = 3\nleast_racks = 4", "more fault domains than VMs (3)"),
         ("vms = 3", "vms = 3\nmost_per_rak = 1", "did you mean `most_per_rack`?"),
     ] {

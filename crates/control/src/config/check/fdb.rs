@@ -46,7 +46,7 @@ fn check_entry(
             Some(vlan) => format!("port {:?} does not carry VLAN {vlan} of that tenant", port.name),
             None => format!("port {:?} carries {} networks", port.name, carried.len()),
         };
-        let remedy = "say which with `tenant` and `vlan`, or correct them";
+        let remedy = "choose one with `tenant` and `vlan`, or correct them";
         report.at(object, "vlan", problem, remedy);
     }
     network

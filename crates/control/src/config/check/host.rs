@@ -27,14 +27,14 @@ fn check_host(object: &Object<'_, HostSection>, host: &HostSection, report: &mut
     check_socket(object, "socket", &host.socket, report);
     if !host.state_dir.is_absolute() {
         let problem = format!("directory {:?} is relative", host.state_dir);
-        report.at(object, "state_dir", problem, "begin it with /");
+        report.at(object, "state_dir", problem, "write an absolute path");
     }
     if let Some(address) = host.metrics
         && !host.metrics_any
         && !address.ip().is_loopback()
     {
         let problem = format!("metrics address {address} can be reached from other machines");
-        let remedy = "use 127.0.0.1 or [::1], or say metrics_any = true";
+        let remedy = "use 127.0.0.1 or [::1], or set metrics_any = true";
         report.at(object, "metrics", problem, remedy);
     }
     for (key, gib) in
@@ -45,7 +45,7 @@ fn check_host(object: &Object<'_, HostSection>, host: &HostSection, report: &mut
         }
     }
     if let Some(wrong) = host.log.split(',').find(|directive| !is_directive(directive.trim())) {
-        let problem = format!("log directive {wrong:?} is not understood");
+        let problem = format!("log directive {wrong:?} is not valid");
         let remedy =
             "write error, warn, info, debug or trace, or module=level, with commas between";
         report.at(object, "log", problem, remedy);
@@ -77,7 +77,7 @@ fn check_worker(
     }
     for (at, core) in worker.cores.iter().enumerate() {
         if worker.cores[..at].contains(core) {
-            let problem = format!("core {core} is named twice, two workers would wait for it");
+            let problem = format!("core {core} is named twice, so two workers would share it");
             report.at(object, &format!("cores.{at}"), problem, "name each core once");
         }
     }
@@ -88,7 +88,7 @@ fn check_worker(
     let Some(usable) = &machine.cores else { return };
     for (key, cores) in lists {
         for (at, core) in cores.iter().enumerate().filter(|(_, core)| !usable.contains(core)) {
-            let problem = format!("core {core} is not online or not allowed to this process");
+            let problem = format!("core {core} is offline, or this process may not use it");
             let all: Vec<String> = usable.iter().map(u32::to_string).collect();
             let remedy = format!("choose one of {}", all.join(", "));
             report.at(object, &format!("{key}.{at}"), problem, remedy);

@@ -14,7 +14,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     let Some(object) = &draft.fabric else { return };
     for tenant in &draft.tenants {
         if tenant.value.as_ref().is_some_and(|value| value.dscp.is_some()) {
-            let problem = "the controller of [fabric] gives code points";
+            let problem = "with [fabric], the controller assigns DSCPs";
             report.at(tenant, "dscp", problem, "remove `dscp`, or [fabric]");
         }
     }
@@ -30,12 +30,12 @@ fn check_self(object: &Object<'_, FabricSection>, fabric: &FabricSection, report
             || name.len() > NODE_BYTES_MAX
             || name.chars().any(|c| c.is_control() || c.is_whitespace()))
     {
-        let problem = format!("{name:?} is no name of a server");
-        let remedy = "write the topology's, 1 to 63 characters without blanks";
+        let problem = format!("{name:?} is not a name of a server");
+        let remedy = "write its name in the topology (1 to 63 characters, no blanks)";
         report.at(object, "name", problem, remedy);
     }
     if let Some(plan) = fabric.plan.as_ref().filter(|plan| !plan.is_absolute()) {
-        report.at(object, "plan", format!("path {plan:?} is relative"), "begin it with /");
+        report.at(object, "plan", format!("path {plan:?} is relative"), "write an absolute path");
     }
     if fabric.tls.as_ref().is_some_and(|tls| tls.server_name.is_empty()) {
         let problem = "`server_name` is empty";
@@ -51,7 +51,7 @@ fn check_controllers(
     let number = fabric.controllers.len();
     if number == 0 || number > CONTROLLERS_MAX {
         let problem = format!("{number} controllers; there can be 1 to {CONTROLLERS_MAX}");
-        report.at(object, "controllers", problem, "name those that this host may ask");
+        report.at(object, "controllers", problem, "name the controllers that this host may use");
     }
     for (at, controller) in fabric.controllers.iter().enumerate() {
         let path = format!("controllers.{at}");
@@ -63,12 +63,12 @@ fn check_controllers(
         let port = named.and_then(|(_, port)| port.parse::<u16>().ok());
         if port.is_none() {
             let problem = format!("{controller:?} has no host or no port");
-            report.at(object, &path, problem, "write it as in \"10.0.0.1:7000\"");
+            report.at(object, &path, problem, "write both, as in \"10.0.0.1:7000\"");
         }
         let (wrong, remedy) = match (scheme, &fabric.tls) {
             (None, _) | (Some("https"), Some(_)) | (Some("http"), None) => continue,
-            (Some("https"), None) => ("encrypted, but there is no `tls`", "add `tls`"),
-            (Some("http"), Some(_)) => ("not encrypted, but there is `tls`", "say https://"),
+            (Some("https"), None) => ("it is https, but there is no `tls`", "add `tls`"),
+            (Some("http"), Some(_)) => ("it is http, but there is `tls`", "write https://"),
             _ => ("neither http:// nor https://", "write host:port"),
         };
         report.at(object, &path, format!("{controller:?} is {wrong}"), remedy);
@@ -93,7 +93,7 @@ fn check_uplink(
         Some(Some(port)) => port,
     };
     if port.tenant.is_some() || port.egress != Egress::Wfq {
-        let problem = format!("port {name:?} has no queues by code point for all tenants");
+        let problem = format!("port {name:?} has no `wfq` queues for all tenants");
         let remedy = "say egress = \"wfq\" and `link` there, and no `tenant`";
         report.at(object, "uplink", problem, remedy);
     }
@@ -108,7 +108,7 @@ fn check_uplink(
     ];
     for (key, given) in keys {
         if given {
-            let problem = format!("the controller of [fabric] gives `{key}` of its uplink");
+            let problem = format!("with [fabric], the controller sets `{key}` of the uplink");
             report.at(of, &format!("wfq.{key}"), problem, format!("remove `{key}`, or [fabric]"));
         }
     }

@@ -18,8 +18,13 @@ pub(super) fn check(object: &Object<'_, Port>, port: &Port, report: &mut Report<
     let several = port.attachment().is_some_and(|attachment| attachment.queues() > 1);
     if several && port.is_one_workers() && port.shape.is_some_and(|shape| shape.send.is_some()) {
         // One shaper for all, but each queue pair has frames of its own time.
-        let problem = "`shape.send` keeps one order of frames; this port has several queue pairs";
-        report.at(object, "shape", problem, "say queues = 1, or shape what others receive");
+        let problem = "`shape.send` needs a single queue pair, and this port has several";
+        report.at(
+            object,
+            "shape",
+            problem,
+            "set queues = 1, or shape with `shape.receive` of the receivers",
+        );
     }
 }
 
@@ -44,8 +49,8 @@ fn check_queue(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
         outside(object, "queue.wait_us", wait, &WAIT_US, report);
     }
     if queue.excess == Some(Excess::Hold) && port.egress != Egress::FairShare {
-        let problem = "only a `fair-share` output can hold frames in their senders' rings";
-        let remedy = "say excess = \"drop\", or egress = \"fair-share\" on a shared port";
+        let problem = "only a `fair-share` output can leave frames in the senders' rings";
+        let remedy = "set excess = \"drop\", or egress = \"fair-share\" on a shared port";
         report.at(object, "queue.excess", problem, remedy);
     }
 }
@@ -54,7 +59,7 @@ fn check_wfq(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     let Some(wfq) = &port.wfq else { return };
     if port.egress != Egress::Wfq {
         let problem = format!("`wfq` has no effect with egress = \"{}\"", port.egress);
-        report.at(object, "wfq", problem, "say egress = \"wfq\", or remove it");
+        report.at(object, "wfq", problem, "set egress = \"wfq\", or remove it");
     }
     let queues = wfq.queues;
     check_range(object, "wfq.queues", queues.into(), QUEUES, report);
@@ -64,7 +69,7 @@ fn check_wfq(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
         report.at(object, "wfq.weights", problem, "remove some, or raise `wfq.queues`");
     }
     for (dscp, queue) in wfq.map.iter().filter(|(_, queue)| **queue >= queues) {
-        let problem = format!("code point {dscp} is mapped to queue {queue}, which is not there");
+        let problem = format!("DSCP {dscp} is mapped to queue {queue}, which does not exist");
         let remedy = format!("write a queue from 0 to {}", queues.saturating_sub(1));
         report.at(object, &format!("wfq.map.{dscp}"), problem, remedy);
     }
@@ -74,7 +79,12 @@ fn check_wfq(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
             "{queues} queues and {} tenants with a ceiling are more than {QUEUES_MAX}",
             wfq.ceilings.len()
         );
-        report.at(object, "wfq.ceilings", problem, "police some of them: `send` of [[tenant]]");
+        report.at(
+            object,
+            "wfq.ceilings",
+            problem,
+            "limit some tenants with `send` of [[tenant]] instead",
+        );
     }
     for (tenant, rate) in &wfq.ceilings {
         let range = LIMIT_MIN.0..=LIMIT_MAX.0;
@@ -106,7 +116,7 @@ fn check_shape(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
     }
     if shape.send.is_none() && shape.receive.is_none() {
         let remedy = "add `send` or `receive`, as in shape = { send = \"4M\" }";
-        report.at(object, "shape", "`shape` names no rate", remedy);
+        report.at(object, "shape", "`shape` has no rate", remedy);
     }
     match (shape.shaper, shape.period_ms) {
         (Shaper::TokenBucket, Some(period)) => {
@@ -119,13 +129,13 @@ fn check_shape(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
         (_, None) => {}
     }
     if shape.receive.is_some() && port.egress != Egress::Fifo {
-        let problem = format!("`{}` is paced by `link`, not by `shape.receive`", port.egress);
+        let problem = format!("`{}` uses `link` as its rate, not `shape.receive`", port.egress);
         report.at(object, "shape.receive", problem, "write the rate as `link`");
     }
     let segments = port.attachment().is_some_and(|attachment| attachment.offloads().tso);
     if shape.send.is_some() && segments {
-        let problem = "a large TCP segment would leave all at once, however its rate is shaped";
-        let remedy = "say offloads = { tso = false }, so that the VM cuts its segments itself";
+        let problem = "a large TCP segment would leave in one burst despite `shape`";
+        let remedy = "set offloads = { tso = false }, so that the VM segments itself";
         report.at(object, "shape.send", problem, remedy);
     }
 }

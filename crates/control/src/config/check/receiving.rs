@@ -20,8 +20,8 @@ pub(super) fn check_port(object: &Object<'_, Port>, port: &Port, report: &mut Re
         report.at(object, "receive", "`receive` belongs to a tenant's port", remedy);
     }
     if receive.sharing.is_some() {
-        let remedy = "write it into `receive` of the [[tenant]]";
-        report.at(object, "receive.sharing", "`sharing` is the tenant's to say", remedy);
+        let remedy = "move it to `receive` of the [[tenant]]";
+        report.at(object, "receive.sharing", "`sharing` belongs to the tenant", remedy);
     }
     check(object, ("receive", receive), report);
 }
@@ -55,7 +55,7 @@ pub(super) fn check_tenant(object: &Object<'_, Tenant>, tenant: &Tenant, report:
     if let Some(send) = &tenant.send {
         check(object, ("send", send), report);
         if send.sharing.is_some() {
-            let remedy = "remove it; VMs send in turn as far as all of them may";
+            let remedy = "remove it; the rate of `send` is shared in turn";
             report.at(object, "send.sharing", "`sharing` belongs to `receive`", remedy);
         }
     }
@@ -70,7 +70,7 @@ fn check<T>(object: &Object<'_, T>, (of, terms): (&str, &Receive), report: &mut 
     let key = |name: &str| format!("{of}.{name}");
     if terms.rate.is_none() && terms.pps.is_none() {
         let remedy = format!("add `rate` or `pps`, as in {of} = {{ rate = \"200M\" }}");
-        report.at(object, of, format!("`{of}` names no rate"), remedy);
+        report.at(object, of, format!("`{of}` has no rate"), remedy);
     }
     if let Some(rate) = terms.rate.map(|rate| rate.0)
         && !(RATE_MIN..=RATE_MAX).contains(&rate)

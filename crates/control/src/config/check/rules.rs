@@ -144,7 +144,7 @@ fn check_actions(
     let outputs = last.iter().all(|a| matches!(a, Action::Output(_)));
     match last {
         [] => {
-            let problem = "the actions do not say where frames go";
+            let problem = "the actions have no destination";
             report.at(object, "actions", problem, "end with drop, normal or output:PORT");
         }
         [Action::Drop] if !before.is_empty() => {

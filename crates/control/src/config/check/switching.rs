@@ -13,7 +13,7 @@ const CONTROLLERS_MAX: usize = 16;
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     let Some(object) = &draft.switch else { return };
     if draft.fabric.is_some() {
-        let problem = "a host is a server of a fabric or a switch of it, not both";
+        let problem = "a host is either a server or a switch of a fabric";
         report.at(object, "name", problem, "remove [switch], or [fabric]");
     }
     let Some(switch) = &object.value else { return };
@@ -28,12 +28,12 @@ fn check_self(object: &Object<'_, SwitchSection>, switch: &SwitchSection, report
             || name.len() > NODE_BYTES_MAX
             || name.chars().any(|c| c.is_control() || c.is_whitespace()))
     {
-        let problem = format!("{name:?} is no name of a switch");
-        let remedy = "write the topology's, 1 to 63 characters without blanks";
+        let problem = format!("{name:?} is not a name of a switch");
+        let remedy = "write its name in the topology (1 to 63 characters, no blanks)";
         report.at(object, "name", problem, remedy);
     }
     if let Some(plan) = switch.plan.as_ref().filter(|plan| !plan.is_absolute()) {
-        report.at(object, "plan", format!("path {plan:?} is relative"), "begin it with /");
+        report.at(object, "plan", format!("path {plan:?} is relative"), "write an absolute path");
     }
 }
 
@@ -44,18 +44,23 @@ fn check_listen(
 ) {
     match (&switch.listen, &switch.tls) {
         (Some(_), None) => {
-            let problem = "anybody who reaches `listen` could set queues";
+            let problem = "anyone who can reach `listen` could set queues";
             report.at(object, "listen", problem, "add `tls`, or remove it and use the socket");
         }
         (None, Some(_)) => {
-            report.at(object, "tls", "`tls` without `listen`", "say where controllers connect");
+            report.at(
+                object,
+                "tls",
+                "`tls` without `listen`",
+                "add `listen`, the address for controllers",
+            );
         }
         _ => {}
     }
     let Some(tls) = &switch.tls else { return };
     let number = tls.controllers.len();
     if number == 0 || number > CONTROLLERS_MAX || tls.controllers.iter().any(String::is_empty) {
-        let problem = format!("`controllers`: {number} names, or an empty one");
+        let problem = format!("`controllers` has {number} names, or an empty name");
         let remedy = format!("write 1 to {CONTROLLERS_MAX} names in their certificates");
         report.at(object, "tls.controllers", problem, remedy);
     }
@@ -72,7 +77,7 @@ fn check_ports(
         let (problem, remedy) = match world.ports.get(name.as_str()) {
             None => (format!("port {name:?} does not exist"), "name a [[port]] of this file"),
             Some(Some(port)) if port.egress != Egress::Wfq => {
-                let problem = format!("port {name:?} has no queues by code point");
+                let problem = format!("port {name:?} has no `wfq` queues");
                 (problem, "say egress = \"wfq\" and `link` there")
             }
             Some(_) => continue,
@@ -86,14 +91,14 @@ fn check_ports(
         let Some(wfq) = &port.wfq else { continue };
         for (key, given) in [("weights", !wfq.weights.is_empty()), ("map", !wfq.map.is_empty())] {
             if given {
-                let problem = format!("the controller of [switch] gives `{key}` of its ports");
+                let problem = format!("with [switch], the controller sets `{key}` of its ports");
                 let remedy = format!("remove `{key}`, or name other `ports` in [switch]");
                 report.at(of, &format!("wfq.{key}"), problem, remedy);
             }
         }
     }
     if set == 0 && switch.ports.is_empty() && draft.ports.iter().all(|port| port.value.is_some()) {
-        let problem = "no port has queues by code point";
-        report.at(object, "ports", problem, "say egress = \"wfq\" and `link` on its ports");
+        let problem = "no port has `wfq` queues";
+        report.at(object, "ports", problem, "set egress = \"wfq\" and `link` of its ports");
     }
 }

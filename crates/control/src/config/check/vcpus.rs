@@ -22,7 +22,7 @@ pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_
     }
     let Some(object) = &draft.vcpu else {
         if let Some(vm) = draft.vms.first() {
-            let remedy = "add [vcpu] with the processors of all VMs, such as `cpus = [2, 3]`";
+            let remedy = "add [vcpu] with the CPUs of all VMs, such as `cpus = [2, 3]`";
             report.at(vm, "name", "there is no [vcpu]", remedy);
         }
         return;
@@ -70,13 +70,13 @@ fn check_cpus(
     for (at, cpu) in section.cpus.iter().enumerate() {
         let path = format!("cpus.{at}");
         if cores.contains(cpu) || default == Some(*cpu) {
-            let problem = format!("a worker of the switch polls on processor {cpu}");
-            let remedy = "leave it out, or name other `cores` in [worker]: VMs there never run";
+            let problem = format!("a worker of the switch polls on CPU {cpu}");
+            let remedy = "remove it, or name other `cores` in [worker]";
             report.at(object, &path, problem, remedy);
         }
         if machine.cores.as_ref().is_some_and(|usable| !usable.contains(cpu)) {
-            let problem = format!("processor {cpu} is not online or not allowed to this process");
-            report.at(object, &path, problem, "choose one that is");
+            let problem = format!("CPU {cpu} is offline, or this process may not use it");
+            report.at(object, &path, problem, "choose another CPU");
         }
     }
 }
@@ -101,7 +101,7 @@ fn check_deadlines(section: &VcpuSection, draft: &Draft<'_>, report: &mut Report
         if let Some(problem) = planned.problem {
             let (problem, remedy) = problem.split_once("; ").unwrap_or((&problem, ""));
             let more =
-                if remedy.contains("[vcpu]") { "" } else { ", or add processors to [vcpu] `cpus`" };
+                if remedy.contains("[vcpu]") { "" } else { ", or add CPUs to [vcpu] `cpus`" };
             let remedy = format!("{remedy}{more}");
             report.at(object, "deadline", problem, remedy.trim_start_matches(", "));
         }

@@ -43,7 +43,7 @@ pub(super) fn check_names<T>(objects: &[Object<'_, T>], report: &mut Report<'_>)
         let Some(name) = object.name.as_deref() else { continue };
         check_name(object, name, report);
         if seen.insert(name, ()).is_some() {
-            let problem = format!("the name {name:?} is taken by another above");
+            let problem = format!("the name {name:?} is used twice");
             report.at(object, "name", problem, "give each its own name");
         }
     }
@@ -101,7 +101,7 @@ pub(super) fn check_socket<T>(
     let bytes = socket.as_os_str().len();
     if !socket.is_absolute() {
         let problem = format!("socket path {socket:?} is relative");
-        report.at(object, path, problem, "begin it with /");
+        report.at(object, path, problem, "write an absolute path");
     } else if bytes > SOCKET_PATH_BYTES_MAX {
         let problem = format!(
             "socket path has {bytes} bytes, the limit of a unix socket is {SOCKET_PATH_BYTES_MAX}"

@@ -288,9 +288,7 @@ pub(super) fn read(
     let fabric = match fabric(&folder.join(&controller.topology)) {
         Ok(fabric) => fabric,
         Err(errors) => {
-            let first = errors.0.first().map(ToString::to_string).unwrap_or_default();
-            let problem = format!("`topology`: {} mistakes, the first: {first}", errors.0.len());
-            report.at(&object, "topology", problem, "correct that file");
+            report.adopt(errors);
             return None;
         }
     };
@@ -336,7 +334,8 @@ fn agents(object: &Object<'_, Controller>, controller: &Controller, report: &mut
     let number = controller.connections_per_certificate;
     if !(1..=CONNECTIONS_MAX).contains(&number) {
         let problem = format!("`connections_per_certificate`: {number}");
-        let remedy = format!("write 1 to {CONNECTIONS_MAX}; an agent has 1, or 2 for a moment");
+        let remedy =
+            format!("write 1 to {CONNECTIONS_MAX}; an agent needs 1, and 2 while it reconnects");
         report.at(object, "connections_per_certificate", problem, remedy);
     }
 }
@@ -352,13 +351,13 @@ fn store(root: &Table, report: &mut Report<'_>) -> Option<StoreFile> {
         (None, false) => {
             let (endpoints, tls) = (table.endpoints.clone(), table.tls.clone());
             if tls.as_ref().is_some_and(|tls| tls.crl.is_some()) {
-                let problem = "`crl`: etcd's certificates are not looked up in a list";
+                let problem = "`crl`: the client of etcd does not check revocation lists";
                 report.at(&object, "tls", problem, "remove `crl`");
             }
             Some(StoreFile::Etcd { endpoints, tls })
         }
         _ => {
-            let problem = "a store is a file or etcd";
+            let problem = "a store is either a file or etcd";
             report.at(&object, "path", problem, "write `path`, or `endpoints`");
             None
         }

@@ -238,7 +238,7 @@ pub(super) fn read(
         if let Some((node, switch)) = switch(object, folder, topology, report)
             && switches.insert(node, switch).is_some()
         {
-            report.at(object, "name", "a second table for this switch", "write one");
+            report.at(object, "name", "this switch has two tables", "remove one");
         }
     }
     // Whose table is wrong has one.
@@ -249,7 +249,7 @@ pub(super) fn read(
     for layer in 1..topology.layers() {
         for node in topology.layer(layer).filter(|node| !named(*node)) {
             let problem = format!("no [[switch]] for `{}` of the topology", topology.name(node));
-            report.file(problem, "add one, with its driver");
+            report.file(problem, "add one with `name` and `driver`");
         }
     }
     switches
@@ -316,7 +316,7 @@ fn sonic(
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<SonicFile> {
-    let remedy = "write where its redis is: redis://HOST:PORT or unix:///PATH";
+    let remedy = "write the address of its Redis: redis://HOST:PORT or unix:///PATH";
     let address = address(object, table, remedy, report)?;
     if let Some(classes) = table.classes.filter(|classes| !(2..=16).contains(classes)) {
         let problem = format!("`classes`: {classes} traffic classes");
@@ -342,21 +342,31 @@ fn penstock(
     if let Some(path) = address.strip_prefix("unix://") {
         if !path.starts_with('/') {
             let problem = format!("`address`: path {path:?} is relative");
-            report.at(object, "address", problem, "begin it with /, as in \"unix:///run/a.sock\"");
+            report.at(
+                object,
+                "address",
+                problem,
+                "write an absolute path, as in \"unix:///run/a.sock\"",
+            );
         }
         if table.tls.is_some() {
-            report.at(object, "tls", "a socket has no `tls`", "remove it, or write HOST:PORT");
+            report.at(
+                object,
+                "tls",
+                "`tls` has no effect on a unix socket",
+                "remove it, or write HOST:PORT",
+            );
         }
         return Some(PenstockFile::Socket(PathBuf::from(path)));
     }
     host_and_port(object, &address, report);
     let Some(tls) = tls(object, table, folder, report) else {
-        let problem = "a switch of ours is told over the network with certificates alone";
+        let problem = "over the network, the driver \"penstock\" needs certificates";
         report.at(object, "address", problem, "add `tls`, or write unix:///PATH of its socket");
         return None;
     };
     let (Some(cert), Some(key)) = (tls.cert, tls.key) else {
-        let problem = "the switch wants this controller's certificate";
+        let problem = "the switch requires this controller's certificate";
         report.at(object, "tls", problem, "add `cert` and `key` to it");
         return None;
     };
@@ -370,7 +380,7 @@ fn gnmi(
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<DriverFile> {
-    let remedy = "write its target, as in \"10.0.0.9:9339\"";
+    let remedy = "write host and port of its gNMI target, as in \"10.0.0.9:9339\"";
     let address = address(object, table, remedy, report)?;
     host_and_port(object, &address, report);
     let tls = tls(object, table, folder, report);
@@ -384,12 +394,12 @@ fn gnmi(
             None
         }
         (None, Some(_)) => {
-            report.at(object, "password_file", "a password of nobody", "add `user`");
+            report.at(object, "password_file", "`password_file` without `user`", "add `user`");
             None
         }
     };
     if login.is_some() && tls.is_none() {
-        let problem = "a password would go to the switch in the clear";
+        let problem = "the password would cross the network unencrypted";
         report.at(object, "password_file", problem, "add `tls`");
     }
     Some(DriverFile::Gnmi { address, tls, login })
@@ -400,7 +410,7 @@ fn host_and_port(object: &Object<'_, Switch>, address: &str, report: &mut Report
     let port = named.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port != 0);
     if port.is_none() || address.contains('/') {
         let problem = format!("{address:?} has no host or no port");
-        report.at(object, "address", problem, "write it as in \"10.0.0.9:9339\"");
+        report.at(object, "address", problem, "write both, as in \"10.0.0.9:9339\"");
     }
 }
 

@@ -187,7 +187,7 @@ fn wish(
     let within = tenant.within.iter().enumerate().filter_map(|(at, name)| {
         let node = topology.find(name);
         if node.is_none() {
-            let problem = format!("no server or switch is called `{name}`");
+            let problem = format!("the topology has no server or switch `{name}`");
             report.at(object, &format!("within.{at}"), problem, "correct the name");
         }
         node
@@ -197,8 +197,8 @@ fn wish(
         let found = list.iter().enumerate().filter_map(|(at, name)| {
             let other = names.get(name).copied();
             if other.is_none() {
-                let problem = format!("no tenant before this one is called `{name}`");
-                let remedy = "correct the name, or write that tenant first";
+                let problem = format!("there is no tenant `{name}` before this one");
+                let remedy = "correct the name, or move that tenant up";
                 report.at(object, &format!("{key}.{at}"), problem, remedy);
             }
             Some((other?, layer.number()))
@@ -232,7 +232,7 @@ fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -
             (None, Some(send), Some(recv)) => (send, recv),
             _ => {
                 let problem = "a guarantee is `rate`, or `send` and `recv`";
-                report.at(object, "rate", problem, "write the one or the other two");
+                report.at(object, "rate", problem, "write `rate`, or `send` and `recv`");
                 return None;
             }
         };
@@ -277,15 +277,15 @@ fn spread(
         }
         let key = if most_vms.is_some() { most_key } else { least_key };
         if layer >= topology.layers() {
-            report.at(object, key, "the topology has no such layer", "take the bound out");
+            report.at(object, key, "the topology has no such layer", "remove the bound");
             continue;
         }
         if most_vms == Some(0) || least_domains == Some(0) {
-            report.at(object, key, "a bound of 0", "write 1 or more");
+            report.at(object, key, "the bound is 0", "write 1 or more");
         }
         if least_domains.is_some_and(|least| least > hose.vms()) {
             let problem = format!("more fault domains than VMs ({})", hose.vms());
-            report.at(object, least_key, problem, "ask for at most as many");
+            report.at(object, least_key, problem, "write at most the number of VMs");
         }
         spread.push(Spread { layer, most_vms, least_domains });
     }

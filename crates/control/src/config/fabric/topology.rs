@@ -188,7 +188,7 @@ pub(super) fn read(root: &Table, report: &mut Report<'_>) -> Option<FabricFile> 
         (true, false) => read_regular(root, report)?,
         (false, true) => (read_listed(root, report)?, None),
         (true, true) => {
-            let problem = "both a regular tree and single servers, switches or links";
+            let problem = "the file has a regular tree and also single servers, switches or links";
             report
                 .file(problem, "write [servers] and [[tier]], or [[server]], [[switch]], [[link]]");
             return None;
@@ -216,7 +216,7 @@ pub(super) fn read(root: &Table, report: &mut Report<'_>) -> Option<FabricFile> 
 fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<Policy> {
     let fabric = object.value.as_ref()?;
     if !(0.0..=100.0).contains(&fabric.headroom_pct) {
-        let problem = format!("`headroom_pct`: {} is no part of a link", fabric.headroom_pct);
+        let problem = format!("`headroom_pct`: {} is out of range", fabric.headroom_pct);
         report.at(object, "headroom_pct", problem, "write 0 to 100");
     }
     let policy = Policy {
@@ -226,7 +226,7 @@ fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<
         ..Policy::default()
     };
     if !(2..=64).contains(&fabric.queues) {
-        let problem = format!("`queues`: {} queues a port", fabric.queues);
+        let problem = format!("`queues` {} is out of range", fabric.queues);
         report.at(object, "queues", problem, "write 2 to 64");
     } else if let Err(error) = policy.check() {
         let key = if fabric.queue_weight.is_some_and(|w| !(0.0..=1.0).contains(&w)) {
@@ -289,7 +289,7 @@ fn tier_rate(
         (Some(rate), None, _) => Some(rate.0),
         (None, Some(ratio), Some(below)) => {
             if !(ratio.is_finite() && ratio > 0.0) {
-                let problem = format!("`oversubscription`: {ratio} is no ratio");
+                let problem = format!("`oversubscription`: {ratio} is not a ratio above 0");
                 report.at(object, "oversubscription", problem, "write 1 for 1:1, 4 for 4:1");
                 return None;
             }
@@ -301,7 +301,7 @@ fn tier_rate(
             Some(units::BitsPerSecond(rate))
         }
         (None, Some(_), None) => {
-            let problem = "the lowest tier has nothing below it to be over-subscribed";
+            let problem = "the lowest tier has no tier below it, so it has no over-subscription";
             report.at(object, "oversubscription", problem, "write its `rate`");
             None
         }
@@ -402,7 +402,7 @@ fn read_out(root: &Table, topology: &Topology, report: &mut Report<'_>) -> Vec<(
         match topology.find(&value.node) {
             Some(node) => out.push((node, service)),
             None => {
-                let problem = format!("no server or switch is called `{}`", value.node);
+                let problem = format!("the topology has no server or switch `{}`", value.node);
                 report.at(&object, "node", problem, "correct the name");
             }
         }

@@ -46,7 +46,7 @@ fn limit(police: &Police) -> Result<Limit, PoliceError> {
         (None, None) => odd("neither `cir` nor `pps` is there", "add one, as in cir = \"2G\""),
         (None, Some(rate)) => {
             if cbs.or(*ebs).or(*pbs).is_some() || pir.is_some() {
-                return odd("`pps` goes with `burst` alone", "remove the other keys");
+                return odd("`pps` allows only `burst` beside it", "remove the other keys");
             }
             let burst = burst.unwrap_or_else(|| default_frames(rate.0));
             Ok(Limit::Packets { rate: rate.0, burst })
@@ -82,11 +82,11 @@ impl Port {
         let rate = self.contract.as_ref().map(|contract| contract.rate);
         let limit = match (self.ingress_policy, given, rate) {
             (IngressPolicy::Bps, Some(Limit::Packets { .. }), _) => {
-                let remedy = "write cir = \"...\", or say ingress_policy = \"pps\"";
+                let remedy = "write cir = \"...\", or set ingress_policy = \"pps\"";
                 return Err(PoliceError::new("police", "policy `bps` is given `pps`", remedy));
             }
             (IngressPolicy::Pps, Some(Limit::SingleRate { .. } | Limit::TwoRate { .. }), _) => {
-                let remedy = "write pps = \"...\", or say ingress_policy = \"bps\"";
+                let remedy = "write pps = \"...\", or set ingress_policy = \"bps\"";
                 return Err(PoliceError::new("police", "policy `pps` is given `cir`", remedy));
             }
             (IngressPolicy::Bps | IngressPolicy::Pps, Some(limit), _) => limit,
@@ -97,10 +97,12 @@ impl Port {
                 Limit::Packets { rate, burst: default_frames(rate) }
             }
             (policy @ (IngressPolicy::Bps | IngressPolicy::Pps), None, _) => {
-                let problem = format!("policy `{policy}` has no rate to go by");
+                let problem = format!("policy `{policy}` has no rate");
                 let remedy = match policy {
-                    IngressPolicy::Pps => "add police = { pps = \"600k\" } or such a contract",
-                    _ => "add police = { cir = \"2G\" } or such a contract",
+                    IngressPolicy::Pps => {
+                        "add police = { pps = \"600k\" }, or a contract in frames per second"
+                    }
+                    _ => "add police = { cir = \"2G\" }, or a contract in bits per second",
                 };
                 return Err(PoliceError::new("ingress_policy", problem, remedy));
             }
@@ -197,7 +199,7 @@ mod tests {
         for (police, error) in [
             ("{ cir = \"1G\", pps = \"1k\" }", "`cir` and `pps` exclude each other"),
             ("{ cbs = 1 }", "neither `cir` nor `pps` is there"),
-            ("{ pps = \"1k\", cbs = 5 }", "`pps` goes with `burst` alone"),
+            ("{ pps = \"1k\", cbs = 5 }", "`pps` allows only `burst` beside it"),
             ("{ cir = \"1G\", burst = 5 }", "`burst` goes with `pps`"),
             ("{ cir = \"1G\", pbs = 5 }", "`pbs` goes with `pir`"),
             ("{ cir = \"1G\", ebs = 5, pir = \"1G\" }", "`pir` (RFC 2698) and `ebs`"),
@@ -209,7 +211,7 @@ mod tests {
             assert!(got.starts_with(error), "{police}: {got}");
         }
         let got = spec("ingress_policy = \"pps\"\ncontract = { rate = \"1G\" }").unwrap_err();
-        assert!(got.starts_with("policy `pps` has no rate to go by"), "{got}");
+        assert!(got.starts_with("policy `pps` has no rate: add police = { pps"), "{got}");
     }
 
     #[test]

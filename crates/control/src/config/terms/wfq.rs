@@ -79,6 +79,6 @@ mod tests {
         let held: Vec<_> = classes.held().map(|(lane, h)| (lane, h.tenant, h.rate.0)).collect();
         assert_eq!(held, [(4, 9, 5_000_000)]);
         let error = toml_edit::de::from_str::<Wfq>("map = { 64 = 1 }").unwrap_err();
-        assert!(error.message().contains("64 is no code point; write a number 0 to 63"));
+        assert!(error.message().contains("64 is not a DSCP; write a number from 0 to 63"));
     }
 }

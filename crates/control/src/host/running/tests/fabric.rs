@@ -73,7 +73,7 @@ fn a_plan_is_in_force_until_the_next_whatever_happens_to_the_file() {
         .unwrap();
     assert_eq!(in_force(&host, &fake).1, [Some(8), Some(0), Some(16)]);
     let error = host.set_tenant("red", &[("dscp".into(), "9".into())], false).unwrap_err();
-    assert!(error.to_string().contains("[fabric] gives code points"), "{error}");
+    assert!(error.to_string().contains("with [fabric], the controller assigns DSCPs"), "{error}");
     // All of the next plan, and nothing of the one before.
     host.set_fabric(&terms(&[("blue", 16)], &[1, 1, 1, 1, 1, 1, 1, 9], &[(16, 7)])).unwrap();
     let next = in_force(&host, &fake);
@@ -141,7 +141,7 @@ fn what_cannot_be_done_changes_nothing_and_says_why() {
     let (host, fake) = start(&file);
     let before = in_force(&host, &fake);
     for (wrong, why) in [
-        (terms(&[("red", 64)], &[], &[]), "64 is no code point"),
+        (terms(&[("red", 64)], &[], &[]), "64 is not a DSCP"),
         (terms(&[("red", 8)], &[1, 20_000], &[]), "weight 20000 is above 10000"),
         (terms(&[("red", 8)], &[], &[(8, 64)]), "more than 64 queues"),
     ] {

@@ -72,7 +72,7 @@ fn what_is_told_is_in_force_at_once_and_through_reloads() {
         .set_port("left", &[("wfq".into(), "{ weights = [9] }".into())], false)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("the controller of [switch] gives `weights`"), "{error}");
+    assert!(error.contains("with [switch], the controller sets `weights`"), "{error}");
     // All of the next, and nothing of the one before.
     let next: BTreeMap<_, _> = [("left".to_owned(), told(&[], &[(8, 1)]))].into();
     host.set_switch(&next).unwrap();
@@ -93,7 +93,7 @@ fn what_cannot_be_done_changes_nothing_and_says_why() {
     assert!(wrong("vm1", told(&[], &[])).contains("\"vm1\" is not a port with queues"));
     assert!(wrong("none", told(&[], &[])).contains("\"none\" is not a port"));
     assert!(wrong("left", told(&[10_001], &[])).contains("weight 10001 is above 10000"));
-    assert!(wrong("left", told(&[], &[(64, 1)])).contains("64 is no code point"));
+    assert!(wrong("left", told(&[], &[(64, 1)])).contains("64 is not a DSCP"));
     assert!(wrong("left", told(&[], &[(8, 64)])).contains("more than 64 queues"));
     let alone = TempFile::new("switch-none", TEXT);
     let (host, _) = start(&alone);

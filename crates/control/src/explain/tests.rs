@@ -60,10 +60,10 @@ fn dropped(growth: &mut Growth, reason: DropReason, frames: u64) {
 fn a_port_that_is_not_up_is_told_before_all_else() {
     let answer = explain(&full_core(), &status("waiting")).unwrap();
     assert_eq!(answer.limit, Limit::Attachment);
-    assert_eq!(answer.why, "the port is waiting: no frame can pass");
+    assert_eq!(answer.why, "the port is waiting, so no frame can pass");
     let mut growth = full_core();
     growth.workers[0].stalled = true;
-    assert_eq!(ask(&growth).why, "worker 0 is stalled: it gives no heartbeat");
+    assert_eq!(ask(&growth).why, "worker 0 is stalled and gives no heartbeat");
     assert!(explain(&growth, &PortStatus::default()).is_none(), "no such port");
 }
 
@@ -74,7 +74,7 @@ fn frames_above_its_police_are_its_own_rate() {
     dropped(&mut growth, DropReason::Policed, 250_000);
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::OwnRate);
-    let why = "its own rate: policy bps dropped 25.0 % of its frames as above `police`";
+    let why = "`police` (policy bps) dropped 25.0 % of its frames";
     assert_eq!((answer.why.as_str(), answer.dropped_permille), (why, 250));
     dropped(&mut growth, DropReason::Policed, 4_000);
     assert_ne!(ask(&growth).limit, Limit::OwnRate, "0.4 % are noise");
@@ -97,8 +97,8 @@ fn its_part_of_a_full_link_is_the_link() {
     assert_eq!(answer.limit, Limit::Link("up".into()));
     assert_eq!(
         answer.why,
-        "the link of up: it sends 99.0 % of 10G; the port is held to its part, 2475.0 M bit/s, \
-         and 40.0 % of its frames were above"
+        "the link of up sends 99.0 % of 10.00 Gbit/s; the port is limited to its part of 2.47 \
+         Gbit/s, which dropped 40.0 % of its frames"
     );
     // Before the handler has switched limits in, the uplink's ring says the same.
     let mut growth = Growth { links: growth.links, ..full_core() };
@@ -107,7 +107,11 @@ fn its_part_of_a_full_link_is_the_link() {
     growth.ports[2].reading.tx_drops[DropReason::RingFull as usize] = 90_000;
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Link("up".into()));
-    assert!(answer.why.ends_with("its ring refused 8.0 % of the port's frames"), "{}", answer.why);
+    assert!(
+        answer.why.ends_with("its ring was full for 8.0 % of the port's frames"),
+        "{}",
+        answer.why
+    );
 }
 
 #[test]
@@ -116,7 +120,7 @@ fn who_waits_for_its_part_of_a_shared_output_is_told_so() {
     growth.ports[0].reading.held_back = 12;
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Link(String::new()));
-    assert!(answer.why.starts_with("its part of a shared output: it was not polled 12 times"));
+    assert!(answer.why.ends_with("is at the limit; it was not polled 12 times"), "{}", answer.why);
     dropped(&mut growth, DropReason::QueueFull, 300_000);
     assert!(matches!(ask(&growth).limit, Limit::Destination(_)));
 }
@@ -128,7 +132,7 @@ fn a_full_ring_at_a_receiver_is_the_receiver() {
     growth.ports[1].reading.tx_drops[DropReason::RingFull as usize] = 120_000;
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Destination("noisy".into()));
-    let why = "the receiver noisy: its ring or queue was full for 12.0 % of the port's frames";
+    let why = "the ring or queue of noisy was full for 12.0 % of the port's frames";
     assert_eq!(answer.why, why);
 }
 
@@ -141,7 +145,7 @@ fn a_receiver_that_may_not_have_more_is_told_from_one_that_is_slow() {
     assert_eq!(answer.limit, Limit::Destination("noisy".into()));
     assert_eq!(
         answer.why,
-        "the receiver noisy: 12.0 % of the port's frames were above what its tenant may have"
+        "noisy received too much: `receive` of the tenant dropped 12.0 % of the frames"
     );
     assert!(answer.remedy.starts_with("raise `receive`"));
 }
@@ -155,8 +159,8 @@ fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
     assert_eq!(answer.limit, Limit::Entitlement);
     assert_eq!(
         answer.why,
-        "its own entitlement: it used 401.4 M of 400.0 M cycles/s and had frames waiting without \
-         cycles for 63.4 % of the time"
+        "it used 401.4 Mcycles/s and is entitled to 400.0 Mcycles/s; it had frames but no cycles \
+         for 63.4 % of the time"
     );
     assert!(answer.remedy.contains("`cycle_weight`"), "{}", answer.remedy);
 }
@@ -198,8 +202,8 @@ fn a_debt_that_outlasts_the_window_is_its_entitlement() {
     assert_eq!((&answer.limit, answer.throttled_permille), (&Limit::Entitlement, 1_000));
     assert_eq!(
         answer.why,
-        "its own entitlement: its last batch left a debt of 5200 cycles, which 400 cycles/s pay \
-         off in 13 s; until then it sends nothing"
+        "its last batch left a debt of 5200 cycles; 400 cycles/s pay it off in 13 s, and until \
+         then the port sends nothing"
     );
     // A port that bought nothing has no bucket that holds it back.
     growth.ports[0].policy = IngressPolicy::None;
@@ -214,10 +218,11 @@ fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
     growth.ports[0].breach = Some("frames of 64 bytes in the mean, 1024 were declared".into());
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Entitlement);
-    let why = "its own traffic: it sends outside its contract's profile (frames of 64 bytes in the \
-               mean, 1024 were declared), and has cycles for what it declared: it used 401.4 M of";
+    let why = "it sends traffic outside its contract's profile (frames of 64 bytes in the mean, \
+               1024 were declared), and its cycles are reckoned for the declared traffic; it used \
+               401.4 Mcycles/s";
     assert!(answer.why.starts_with(why), "{}", answer.why);
-    let remedy = "have the VM send what its `contract` declares";
+    let remedy = "make the VM send the traffic that its `contract` declares";
     assert!(answer.remedy.starts_with(remedy), "{}", answer.remedy);
     // Its neighbours owe it no more than what it declared needs.
     growth.ports[0].cycles = vec![200_000_000];
@@ -244,8 +249,8 @@ fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
     assert_eq!(answer.limit, Limit::Neighbours);
     assert_eq!(
         answer.why,
-        "its neighbours: worker 0 is full and others have 89.9 % of it, most of all noisy with \
-         89.9 %; it got 200.0 M of the 400.0 M cycles/s that it bought"
+        "worker 0 is full, and other ports use 89.9 % of it, most of all noisy with 89.9 %; it \
+         got 200.0 Mcycles/s and is entitled to 400.0 Mcycles/s"
     );
     let listed: Vec<(&str, u64)> =
         answer.consumers.iter().map(|c| (c.port.as_str(), c.used)).collect();
@@ -254,7 +259,11 @@ fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
     unmetered.ports[0].policy = IngressPolicy::None;
     let answer = ask(&unmetered);
     assert_eq!(answer.limit, Limit::Neighbours);
-    assert!(answer.remedy.starts_with("meter the ports"), "{}", answer.remedy);
+    assert!(
+        answer.remedy.starts_with("set `ingress_policy` = \"cycles-minmax\""),
+        "{}",
+        answer.remedy
+    );
 }
 
 #[test]
@@ -266,7 +275,7 @@ fn a_core_that_it_has_to_itself_is_the_core() {
     assert_eq!(answer.limit, Limit::Core);
     assert_eq!(
         answer.why,
-        "the core: worker 0 is 99.5 % busy, 94.9 % of that for this port (1890.0 M cycles/s)"
+        "worker 0 is 99.5 % busy, 94.9 % of that for this port (1.89 Gcycles/s)"
     );
     // More than it bought, and no more to be had.
     growth.ports[0].cycles = vec![800_000_000];
@@ -278,7 +287,7 @@ fn a_core_that_it_has_to_itself_is_the_core() {
     growth.workers[0].reading.cycles_stolen = 1_000_000_000;
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Core);
-    assert_eq!(answer.why, "the core of worker 0: it was given to others for 50.0 % of the time");
+    assert_eq!(answer.why, "the core of worker 0 ran other programs for 50.0 % of the time");
 }
 
 #[test]
@@ -299,8 +308,8 @@ fn a_port_whose_batches_are_not_full_sends_less() {
     assert_eq!(answer.limit, Limit::Nothing);
     assert_eq!(
         answer.why,
-        "nothing here: it sends 1M frames/s, 832.0 M bit/s, and nothing waits; it uses 200.0 M of \
-         400.0 M cycles/s"
+        "it sends 1.0 Mframes/s, 832.0 Mbit/s, and has no backlog; it uses 200.0 Mcycles/s and is \
+         entitled to 400.0 Mcycles/s"
     );
 }
 
@@ -311,8 +320,8 @@ fn a_port_that_bought_nothing_is_told_what_it_is_sure_of() {
     growth.ports[0].entitled = 20_000_000;
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Neighbours);
-    let floor = "; it bought nothing: it is sure of 20.0 M cycles/s, has a part by weight of what \
-                 others leave, and used 200.0 M";
+    let floor = "; it purchased no cycles: 20.0 Mcycles/s are guaranteed, plus a weighted share of \
+                 spare cycles, and it used 200.0 Mcycles/s";
     assert!(answer.why.ends_with(floor), "{}", answer.why);
 }
 
@@ -343,10 +352,10 @@ fn a_full_queue_of_a_port_is_named_with_its_weight() {
     growth.ports[2].reading.tx_drops[DropReason::QueueFull as usize] = 340_000;
     let answer = ask(&growth);
     assert_eq!(answer.limit, Limit::Link("up".into()));
-    let full = "it was full for 25.0 % of the port's frames";
+    let full = "was full for 25.0 % of the port's frames";
     // Without a code point of its tenant's it is the one that dropped most.
-    assert_eq!(answer.why, format!("queue 1 of up, which has weight 30 of 36: {full}"));
+    assert_eq!(answer.why, format!("queue 1 of up (weight 30 of 36) {full}"));
     growth.ports[0].dscp = Some(0);
     let why = ask(&growth).why;
-    assert_eq!(why, format!("queue 0 of up, which has weight 5 of 36: {full}"));
+    assert_eq!(why, format!("queue 0 of up (weight 5 of 36) {full}"));
 }

@@ -33,8 +33,8 @@ impl Core {
     /// Fills in the bound of the port's class on its worker, or why there is none.
     pub(super) fn bound(&self, answer: &mut Explanation, growth: &Growth) {
         let Some(population) = self.population(answer.worker, growth) else {
-            answer.latency = "no bound: what a frame costs is not known; give [model] a file, or \
-                              ask while frames flow"
+            answer.latency = "no bound: the cycles of a frame are not known; write `file` in \
+                              [model], or ask while frames flow"
                 .to_owned();
             return;
         };
@@ -142,8 +142,8 @@ impl Population {
     fn word(&self, answer: &mut Explanation, whose: usize, bound: &Bound, left: Option<&Bound>) {
         let us = |bound: &Bound| bound.wait.0.div_ceil(1_000);
         let mut words = format!(
-            "at most {} us to the end of its batch, for a frame of class {} whose port keeps to \
-             its bucket: {:.1} us of a batch that had begun, {:.1} us for {} rounds of its class",
+            "at most {} us to the end of its batch if the port keeps to its bucket (class {}): \
+             {:.1} us for a batch already begun, {:.1} us for {} rounds of its class",
             us(bound),
             answer.priority,
             self.us(bound.begun.0),
@@ -152,7 +152,7 @@ impl Population {
         );
         if bound.above.0 > 0 {
             words.push_str(&format!(
-                ", {:.1} us that those before it may have saved up, while they get {:.1} % of the \
+                ", {:.1} us for cycles that earlier classes saved, while they use {:.1} % of the \
                  core",
                 self.us(bound.above.0),
                 self.us(bound.above_rate.0) / 1e4,
@@ -160,12 +160,14 @@ impl Population {
         }
         match left {
             Some(left) if us(left) > us(bound) => words.push_str(&format!(
-                "; at most {} us where ports of its class and later ones leave those before it \
-                 cycles that they bought",
+                "; at most {} us if its class and later ones leave purchased cycles to earlier \
+                 classes",
                 us(left)
             )),
             Some(_) => {}
-            None => words.push_str("; without bound where others leave those before it theirs"),
+            None => {
+                words.push_str("; no bound if others leave purchased cycles to earlier classes")
+            }
         }
         let free = self.names.iter().zip(&self.members).filter(|(_, m)| m.bucket.is_none());
         let free: Vec<&str> = free.map(|(name, _)| name.as_str()).collect();
@@ -173,8 +175,7 @@ impl Population {
             let named = free[..free.len().min(NAMED_MAX)].join(", ");
             let more = if free.len() > NAMED_MAX { ", ..." } else { "" };
             words.push_str(&format!(
-                "; ports without a bucket ({named}{more}) are taken to use no more than what is \
-                 not sold"
+                "; assumes that ports without a bucket ({named}{more}) use only unsold cycles"
             ));
         }
         answer.latency = words;
@@ -196,11 +197,11 @@ impl Population {
             Unbounded::Free(at) => {
                 let handed = if self.members[at].elsewhere { ", on another worker" } else { "" };
                 let remedy =
-                    "give it `cycles` and a policy that meters them, or a later `priority`";
+                    "set its `cycles` and a policy that meters them, or a later `priority`";
                 (format!(" ({}{handed})", self.names[at]), remedy)
             }
             Unbounded::Full => {
-                (String::new(), "sell less to those before it, or give it an earlier `priority`")
+                (String::new(), "sell less to earlier classes, or give it an earlier `priority`")
             }
             Unbounded::Slow => (String::new(), "give it a class with fewer ports, or sell it less"),
             Unbounded::Absent => (String::new(), "see `penstock port show`"),

@@ -92,15 +92,16 @@ fn a_port_that_no_policy_limits_is_told_where_it_takes_from_those_who_bought() {
     let plan = beside_a_buyer("hbs", "priority = 1");
     assert_eq!(
         texts(&plan),
-        ["port other: no policy limits its cycles and its class 1 comes before class 3 of port \
-             vm, which bought cycles; set its `ingress_policy` and `cycles`, or `priority` = 3"]
+        ["port other: no policy limits its cycles, and its class 1 is served before class 3 \
+             of port vm, which purchased cycles; set its `ingress_policy` and \
+             `cycles`, or `priority` = 3"]
     );
     let about = |name: &'static str| plan.warnings_of(name).count();
     assert_eq!([about("other"), about("vm"), about("up")], [1, 1, 0]);
     let policed = "priority = 2\ningress_policy = \"pps\"\npolice = { pps = \"1k\" }";
-    assert!(texts(&beside_a_buyer("hbs", policed))[0].contains("its class 2 comes before"));
+    assert!(texts(&beside_a_buyer("hbs", policed))[0].contains("its class 2 is served before"));
 
-    let told = "port other: no policy limits these cycles, so no sum of what is sold counts them";
+    let told = "port other: no policy limits their cycles, and they share a worker with ports";
     for (schedule, other) in [("hbs", "priority = 3"), ("round-robin", "")] {
         let plan = beside_a_buyer(schedule, other);
         let [text] = texts(&plan)[..] else { panic!("{schedule}: {:?}", plan.warnings) };
@@ -141,16 +142,16 @@ fn cycles_that_are_too_few_or_missing_are_told() {
     };
     assert_eq!(
         told("ingress_policy = \"cycles-strict\"\ncycles = 400"),
-        "port a: 400 cycles a second are too few: a full batch costs about 3200, and it waits \
-         8.0 s for the next; write `cycles` with its suffix, as in \"200M\""
+        "port a: `cycles` 400 per second is too little: a full batch costs about 3200, so the \
+         next one waits 8.0 s; write `cycles` with a suffix, as in \"200M\""
     );
     assert_eq!(told("ingress_policy = \"cycles-strict\"\ncycles = \"1M\""), "");
     assert_eq!(
         told("ingress_policy = \"cycles-minmax\""),
-        "port a: policy cycles-minmax without `cycles`: it has nothing but its `cycle_weight` of \
-         what others leave; write `cycles`"
+        "port a: policy cycles-minmax without `cycles`: it gets only its `cycle_weight` of spare \
+         cycles; write `cycles`"
     );
-    assert!(told("ingress_policy = \"cycles-strict\"").contains("it may send nothing"));
+    assert!(told("ingress_policy = \"cycles-strict\"").contains("it can send nothing"));
 }
 
 #[test]
@@ -172,9 +173,9 @@ fn accounts_and_directories_that_this_machine_lacks_are_told() {
         texts(&checked.unwrap().plan),
         [
             "port a: `socket_owner` \"nobody-of-that-name\" is not in /etc/passwd of this machine; \
-             write another name, or the number",
-            "port a: directory /nonexistent of its socket is not on this machine; mkdir -p \
-             /nonexistent"
+             write another name, or the numeric ID",
+            "port a: directory /nonexistent of its socket does not exist; run `mkdir -p \
+             /nonexistent`"
         ]
     );
 }

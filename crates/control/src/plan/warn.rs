@@ -1,7 +1,7 @@
-//! What a plan does not refuse and its reader should know.
+//! Warnings about a plan that is not refused.
 //!
-//! **Rule.** Each warning has its ports: `host check` prints all, a change those that are new,
-//! `explain` those of its port.
+//! **Rule.** Each warning names its ports. `host check` prints all warnings, a change prints the
+//! new ones, and `explain` prints those of its port.
 
 use core::fmt;
 use std::path::Path;
@@ -87,8 +87,8 @@ impl Planner<'_> {
             let behind = buyers.iter().filter(|buyer| buyer.priority.0 > port.priority.0);
             let Some(last) = behind.max_by_key(|buyer| buyer.priority.0) else { continue };
             let text = format!(
-                "port {}: no policy limits its cycles and its class {} comes before class {} of \
-                 port {}, which bought cycles; set its `ingress_policy` and `cycles`, or \
+                "port {}: no policy limits its cycles, and its class {} is served before class {} \
+                 of port {}, which purchased cycles; set its `ingress_policy` and `cycles`, or \
                  `priority` = {}",
                 port.name,
                 port.priority.0.get(),
@@ -124,9 +124,9 @@ impl Planner<'_> {
             }
         };
         let text = format!(
-            "{listed}: no policy limits these cycles, so no sum of what is sold counts them, and \
-             they are taken beside ports that bought cycles; set `ingress_policy` and `cycles`, or \
-             with schedule = \"hbs\" a `priority` after the buyers'"
+            "{listed}: no policy limits their cycles, and they share a worker with ports that \
+             purchased cycles, so those may get fewer; set `ingress_policy` and `cycles`, or with \
+             schedule = \"hbs\" a later `priority`"
         );
         plan.warn(all, text);
     }
@@ -156,8 +156,8 @@ pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut Plan) {
     if entry.basis == Basis::None {
         if entry.contract.is_none() {
             let what = match port.ingress_policy {
-                config::IngressPolicy::CyclesStrict => "it may send nothing",
-                _ => "it has nothing but its `cycle_weight` of what others leave",
+                config::IngressPolicy::CyclesStrict => "it can send nothing",
+                _ => "it gets only its `cycle_weight` of spare cycles",
             };
             let policy = port.ingress_policy;
             let text =
@@ -170,8 +170,8 @@ pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut Plan) {
     let a_second = to_f64(entry.cycles.0) / batch;
     if a_second < BATCHES_MIN {
         let text = format!(
-            "port {name}: {} cycles a second are too few: a full batch costs about {}, and it \
-             waits {:.1} s for the next; write `cycles` with its suffix, as in \"200M\"",
+            "port {name}: `cycles` {} per second is too little: a full batch costs about {}, so \
+             the next one waits {:.1} s; write `cycles` with a suffix, as in \"200M\"",
             entry.cycles,
             CyclesPerSecond(rounded(batch)),
             1.0 / a_second.max(1e-6)
@@ -203,7 +203,7 @@ pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
             if config::account(&wanted, Path::new(file)).is_none() {
                 let text = format!(
                     "port {name}: `{key}` {wanted:?} is not in {file} of this machine; write \
-                     another name, or the number"
+                     another name, or the numeric ID"
                 );
                 plan.warn([name], text);
             }
@@ -212,7 +212,7 @@ pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
         let dir = vhost.socket.parent().filter(|dir| Some(*dir) != config.host.socket.parent());
         if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
             let text = format!(
-                "port {name}: directory {} of its socket is not on this machine; mkdir -p {}",
+                "port {name}: directory {} of its socket does not exist; run `mkdir -p {}`",
                 dir.display(),
                 dir.display()
             );

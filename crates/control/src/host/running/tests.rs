@@ -340,7 +340,7 @@ fn a_port_that_goes_before_those_who_bought_is_told_when_it_is_set() {
         host.set_port("vm1", &[("priority".to_owned(), class.to_owned())], true).unwrap().warnings
     };
     let warnings = set("1");
-    assert!(warnings[0].contains("comes before class 2 of port vm2"), "{warnings:?}");
+    assert!(warnings[0].contains("is served before class 2 of port vm2"), "{warnings:?}");
     assert_eq!(set("3"), [""; 0]);
 }
 
@@ -720,12 +720,16 @@ fn explain_bounds_a_class_by_what_is_in_force() {
 
     let unknown = ask("vm2", &Growth::default());
     assert_eq!(unknown.bound_us, None);
-    assert!(unknown.latency.starts_with("no bound: what a frame costs"), "{}", unknown.latency);
+    assert!(
+        unknown.latency.starts_with("no bound: the cycles of a frame are not known"),
+        "{}",
+        unknown.latency
+    );
     host.set_port("vm1", &[("ingress_policy".to_owned(), "none".to_owned())], false).unwrap();
     let free = ask("vm2", &growth);
     assert_eq!((free.bound_us, free.bound), (None, None));
     assert!(
-        free.latency.contains("has no cycle bucket (vm1); give it `cycles`"),
+        free.latency.contains("has no cycle bucket (vm1); set its `cycles`"),
         "{}",
         free.latency
     );

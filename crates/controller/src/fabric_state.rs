@@ -35,7 +35,7 @@ pub use penstock_fabric::queue_binding::Binding;
 #[non_exhaustive]
 pub enum ChangeRefused {
     /// There is one of that name.
-    #[error("tenant {0} is there already; remove it first, or grow it")]
+    #[error("tenant {0} exists already; remove it first, or grow it")]
     Exists(String),
     /// There is none of that name.
     #[error("there is no tenant {0}; `penstock controller tenants` lists them")]
@@ -63,7 +63,9 @@ pub enum ChangeRefused {
     #[error(transparent)]
     Intent(#[from] IntentError),
     /// What is stored does not fit the topology as it is.
-    #[error("tenant {name}: {problem}; bring back what the topology lost, or remove the tenant")]
+    #[error(
+        "tenant {name}: {problem}; add the missing part of the topology again, or remove the tenant"
+    )]
     NoRoom {
         /// The tenant.
         name: String,

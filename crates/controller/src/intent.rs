@@ -211,7 +211,9 @@ pub enum IntentError {
         problem: String,
     },
     /// It names what the topology has not.
-    #[error("{tenant}: the topology has no {what}; bring it back, or drain it before it goes")]
+    #[error(
+        "{tenant}: the topology has no {what}; add it again, and drain it before you remove it"
+    )]
     Missing {
         /// Whose.
         tenant: String,

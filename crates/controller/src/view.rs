@@ -234,16 +234,16 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     let used = measured.used_permille;
     if !tenant.placement.has_network() {
         why.push(
-            "all of its VMs are on one server: no link limits it, and it needs no queue".into(),
+            "all of its VMs are on one server, so no link limits it and it needs no queue".into(),
         );
     } else if let Some(bound) = fabric.binding().of(slot) {
         let (dscp, since) = (bound.dscp, bound.since);
         why.push(format!(
-            "it has a queue on every port of its tree since interval {since} (code point {dscp}): \
-             beyond its guarantee it shares what is spare with other queues, by weight"
+            "it has a queue on every port of its tree since interval {since} (DSCP {dscp}); beyond \
+             its guarantee it gets a weighted share of spare bandwidth"
         ));
     } else {
-        why.push("it shares queue 0: its guarantee is kept by that queue's weight".to_owned());
+        why.push("it shares queue 0, whose weight keeps its guarantee".to_owned());
         why.extend(above(leader, slot));
     }
     why.push(format!(
@@ -260,7 +260,8 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
             more => format!(" and {more} more"),
         };
         why.push(format!(
-            "host {first}{others} cannot be told: its queues stay as they are until all can"
+            "host {first}{others} cannot be reached, so its queues do not change until all hosts \
+             of its tree can"
         ));
     }
     let recent: Vec<Value> =
@@ -284,7 +285,10 @@ fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
                 let (below, over) = (topology.child(*link), topology.parent(*link));
                 let names: Vec<String> = holders
                     .iter()
-                    .map(|h| format!("{} (score {})", fabric.name(*h), fabric.score(*h)))
+                    .map(|h| {
+                        let score = fabric.score(*h) / 1_000_000;
+                        format!("{} (score {score} Mbit/s)", fabric.name(*h))
+                    })
                     .collect();
                 let (from, to) = if up { (below, over) } else { (over, below) };
                 full.push(format!(
@@ -297,8 +301,8 @@ fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
         }
     }
     if full.is_empty() {
-        let text = "no port of its tree is full: it gets a queue with the next interval, if the \
-                    hosts and switches of its tree can be told and a code point is free";
+        let text = "every port of its tree has a free queue: it gets one in the next interval if \
+                    the hosts and switches of its tree can be reached and a DSCP is free";
         full.push(text.to_owned());
     }
     full.truncate(4);

@@ -117,7 +117,7 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
     for table in &file.vm {
         let name = &table.name;
         if !names.insert(name) {
-            wrong.push(format!("[[vm]] \"{name}\": there are two; rename one"));
+            wrong.push(format!("[[vm]] \"{name}\": the name is used twice; rename one"));
         }
         let mistakes = table.mistakes();
         wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
@@ -148,8 +148,11 @@ pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors)
 }
 
 fn read(path: &Path) -> Result<String, ConfigErrors> {
-    let unread =
-        |error| ConfigErrors(vec![format!("cannot be read: {error}; check path and rights")]);
+    let unread = |error| {
+        ConfigErrors(vec![format!(
+            "it cannot be read: {error}; check the path and its permissions"
+        )])
+    };
     std::fs::read_to_string(path).map_err(unread)
 }
 

@@ -138,7 +138,7 @@ pub enum PolicyError {
         policy: Policy,
     },
     /// Anything else.
-    #[error("thread {tid} cannot be {policy}: {source}; does the kernel know this policy?")]
+    #[error("thread {tid} cannot use policy {policy}: {source}; check that the kernel has it")]
     Refused {
         /// The thread.
         tid: u32,

@@ -128,8 +128,7 @@ fn living(path: &Path) -> Option<Identity> {
 }
 
 fn busy(pid: u32) -> io::Error {
-    let why =
-        format!("process {pid} schedules with this directory; stop it, or set another `run_dir`");
+    let why = format!("process {pid} uses this run directory; stop it, or set another `run_dir`");
     io::Error::new(io::ErrorKind::AddrInUse, why)
 }
 

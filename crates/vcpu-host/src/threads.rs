@@ -38,7 +38,7 @@ impl VcpuThread {
 #[derive(Debug, Error)]
 pub enum FindError {
     /// There is no such process or cgroup, or no right to look.
-    #[error("cannot list {path}: {source}; is the VM running, and is the path right?")]
+    #[error("{path} cannot be listed: {source}; start the VM or correct the path")]
     Unreadable {
         /// What was to be listed.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum FindError {
         source: io::Error,
     },
     /// No process has such a command line.
-    #[error("no process has a command line like {line:?}; is the VM running?")]
+    #[error("no process has a command line like {line:?}; start the VM or correct the pattern")]
     NoProcess {
         /// What was looked for.
         line: String,
@@ -96,7 +96,7 @@ pub enum FindError {
         name: String,
     },
     /// No thread has such a name.
-    #[error("{path} has no thread named like {pattern:?}; see /proc/PID/task/*/comm for its names")]
+    #[error("{path} has no thread named like {pattern:?}; see the names in /proc/PID/task/*/comm")]
     NoMatch {
         /// What was listed.
         path: PathBuf,

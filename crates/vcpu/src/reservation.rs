@@ -82,9 +82,9 @@ pub struct Taken {
 /// A reservation does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "reservations up to this VM's take {} of {cpus} processors, {} are allowed (95 % of each \
-     unless kernel.sched_rt_runtime_us says otherwise); {}more processors in [vcpu] `cpus`",
-    Pct(*.sum_ppm), Pct(*.max_ppm), shorter(*.fits)
+    "reservations up to this VM take {} of {}, {} are allowed (95 % of each unless \
+     kernel.sched_rt_runtime_us differs); {}add CPUs to [vcpu] `cpus`",
+    Pct(*.sum_ppm), counted(*.cpus), Pct(*.max_ppm), shorter(*.fits)
 )]
 pub struct TooMuch {
     /// With it, in millionths of a processor.
@@ -95,6 +95,11 @@ pub struct TooMuch {
     pub cpus: u64,
     /// The longest run time that would fit.
     pub fits: Nanos,
+}
+
+/// A number of CPUs in words.
+fn counted(cpus: u64) -> String {
+    if cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") }
 }
 
 /// What helps besides more processors; nothing where no run time at all is left.
@@ -222,7 +227,7 @@ mod tests {
         let refused = granted[1].unwrap().unwrap_err();
         assert_eq!((refused.fits.0 / 1_000, refused.max_ppm), (850, KERNEL));
         let said = refused.to_string();
-        assert!(said.contains("116.6 % of 1 processors, 95.0 % are"), "{said}");
+        assert!(said.contains("116.6 % of 1 CPU, 95.0 % are"), "{said}");
         assert!(said.contains("`runtime` of at most 850 us"), "{said}");
         assert!(granted[2].unwrap().is_ok());
         let mended = ask(Some(refused.fits.0 / 1_000), 1, 1);

@@ -158,14 +158,14 @@ impl VcpuSection {
         let mut wrong = Vec::new();
         let mut say = |key, problem, remedy| wrong.push(Mistake { key, problem, remedy });
         if self.cpus.is_empty() || self.cpus.len() > CPUS_MAX {
-            let problem = format!("`cpus`: {} of them", self.cpus.len());
-            say("cpus", problem, format!("name 1 to {CPUS_MAX}"));
+            let problem = format!("`cpus` has {} CPUs", self.cpus.len());
+            say("cpus", problem, format!("name 1 to {CPUS_MAX} CPUs"));
         }
         let mut sorted = self.cpus.clone();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             let problem = format!("`cpus`: {} is named twice", pair[0]);
-            say("cpus", problem, "name each once".to_owned());
+            say("cpus", problem, "name each CPU once".to_owned());
         }
         if let Some(percent) = self.deadlines_max.filter(|percent| !(1..=100).contains(percent)) {
             let problem = format!("`deadlines_max`: {percent} percent");
@@ -173,7 +173,7 @@ impl VcpuSection {
         }
         if self.run_dir.as_ref().is_some_and(|dir| !dir.is_absolute()) {
             let problem = "`run_dir` is relative".to_owned();
-            say("run_dir", problem, "begin it with /".to_owned());
+            say("run_dir", problem, "write an absolute path".to_owned());
         }
         wrong
     }
@@ -247,7 +247,7 @@ impl VmTable {
 
     fn check_numbers(&self, say: &mut dyn FnMut(&'static str, String, &str)) {
         if self.source().is_none() {
-            let problem = "its threads are not told, or twice".to_owned();
+            let problem = "it needs exactly one source of its threads".to_owned();
             say("name", problem, "write one of `pid`, `cgroup`, `process` and `domain`");
         }
         let weight = self.vcpu_weight.unwrap_or(1);
@@ -262,8 +262,8 @@ impl VmTable {
             say("io_reserve", format!("`io_reserve`: {percent} percent"), "write 0 to 50");
         }
         if self.vcpu_mode == VcpuMode::Driver {
-            let problem = "`vcpu_mode` driver: on a host nobody is lent a processor for good";
-            let remedy = "leave its threads on a processor that is not in [vcpu] `cpus`";
+            let problem = "`vcpu_mode` driver exists in simulation only";
+            let remedy = "keep its threads on a CPU that is not in [vcpu] `cpus`";
             say("vcpu_mode", problem.to_owned(), remedy);
         }
     }
@@ -273,15 +273,15 @@ impl VmTable {
         match &self.deadline {
             None if timed => {
                 let problem = "`deadline` is missing".to_owned();
-                say("vcpu_mode", problem, "write one, such as \"3 ms\"");
+                say("vcpu_mode", problem, "write a deadline, such as \"3 ms\"");
             }
             Some(_) if !timed => {
-                let problem = "`deadline` without a mode that has one".to_owned();
+                let problem = "`deadline` has no effect in this `vcpu_mode`".to_owned();
                 let remedy = "set `vcpu_mode` to periodic, aperiodic or reserved";
                 say("deadline", problem, remedy);
             }
             Some(text) if Self::read(Some(text), DEADLINE_MIN).is_none() => {
-                let problem = format!("`deadline` {text:?} is none");
+                let problem = format!("`deadline` {text:?} is not valid");
                 say("deadline", problem, "write 0.5 ms to 1 s, such as \"3 ms\"");
             }
             _ => {}
@@ -298,7 +298,7 @@ impl VmTable {
         let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN).unwrap_or(DEADLINE_MAX);
         if Self::read(Some(text), RUNTIME_MIN).is_none_or(|runtime| runtime > period) {
             let problem =
-                format!("`runtime` {text:?} is none in a period of {} us", period.0 / 1_000);
+                format!("`runtime` {text:?} is not valid in a period of {} us", period.0 / 1_000);
             say("runtime", problem, "write 2 us up to its `deadline`, such as \"0.6 ms\"");
         }
     }

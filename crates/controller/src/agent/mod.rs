@@ -105,7 +105,7 @@ impl Agent {
         let watcher = state::watch_staleness(self.state.clone());
         let (state, host) = (self.state.clone(), self.settings.host.clone());
         let making_up = self.saved.clone().make_up(move |stamp| {
-            tracing::info!(host, %stamp, "the plan is kept now");
+            tracing::info!(host, %stamp, "the plan is saved now");
             state.send_modify(|state| state.unkept = None);
         });
         let work = async {
@@ -154,7 +154,7 @@ impl Agent {
             Ok(()) => {
                 let stamp = plan.stamp;
                 self.pending = None;
-                tracing::info!(%stamp, "the plan of before the restart is in force");
+                tracing::info!(%stamp, "the plan from before the restart is in force");
                 self.state.send_modify(|state| {
                     state.applied = Some(stamp);
                     state.counts.resumed += 1;

@@ -57,7 +57,7 @@ pub enum SettingsError {
         problem: String,
     },
     /// A file that cannot be read.
-    #[error("{path}: {problem}; give a file that the agent may read")]
+    #[error("{path}: {problem}; name a file that the agent can read")]
     File {
         /// Which.
         path: String,

@@ -189,7 +189,7 @@ impl AgentServer {
             }
         };
         self.registry.end(host, number);
-        tracing::info!(host, "agent gone");
+        tracing::info!(host, "agent disconnected");
         if let Some(status) = end {
             let _ = out.try_send(Err(status));
         }

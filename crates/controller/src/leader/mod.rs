@@ -78,7 +78,7 @@ pub enum LeaderError {
         most: u64,
     },
     /// There is nothing to go back to.
-    #[error("no earlier binding is kept; there is nothing to go back to")]
+    #[error("no earlier binding is stored, so a rollback is not possible")]
     NoHistory,
 }
 

@@ -48,7 +48,7 @@ impl Leader {
             return;
         };
         if let Err(error) = self.store.compact(revision).await {
-            tracing::warn!(%error, "the store keeps its history until the next try");
+            tracing::warn!(%error, "the store's history cannot be compacted; trying again");
         }
     }
 }

@@ -7,7 +7,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ServeError {
     /// Of the certificates or the key.
-    #[error("{what}: {problem}; give it as a PEM file")]
+    #[error("{what}: {problem}; write a PEM file")]
     Certificate {
         /// Which.
         what: &'static str,
@@ -15,7 +15,7 @@ pub enum ServeError {
         problem: String,
     },
     /// Of a file of revocation lists.
-    #[error("revocation lists {}: {problem}; give lists of the authority as PEM", path.display())]
+    #[error("revocation lists {}: {problem}; write the authority's lists as PEM", path.display())]
     Lists {
         /// Which.
         path: std::path::PathBuf,
@@ -31,7 +31,9 @@ pub enum ServeError {
         problem: String,
     },
     /// Nobody could be let in.
-    #[error("agents must show certificates, and there are none to check them by; name the files")]
+    #[error(
+        "agents need certificates, and no authority is configured; write `ca`, `cert` and `key`"
+    )]
     NoCertificates,
     /// The port.
     #[error("agents cannot be served: {0}")]

@@ -111,7 +111,7 @@ pub fn open_many() {
         && soft < hard
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
-        tracing::warn!(%error, soft, "the limit of open files stays");
+        tracing::warn!(%error, soft, "the limit of open files cannot be raised");
     }
 }
 

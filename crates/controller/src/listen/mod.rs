@@ -183,7 +183,7 @@ impl Hall {
             }
             Admission::Crowded(held) => {
                 self.door.crowded();
-                tracing::warn!(?names, limit, "one connection too many with this certificate");
+                tracing::warn!(?names, limit, "too many connections with this certificate");
                 let peer = Peer { names, crowded: Some(limit) };
                 Ok(Connection::new(stream, peer, (place, held)).ending_with(sleep(TOLD_FOR)))
             }

@@ -141,9 +141,9 @@ impl ServerTls {
     /// As [`Self::reload`], told in the log.
     pub fn reload_and_tell(&self) {
         match self.reload() {
-            Ok(true) => tracing::info!(files = ?self.files, "new certificates are in force"),
+            Ok(true) => tracing::info!(files = ?self.files, "new certificates in force"),
             Ok(false) => {}
-            Err(error) => tracing::warn!("certificates stay as they were: {error}"),
+            Err(error) => tracing::warn!("the former certificates stay in force: {error}"),
         }
     }
 
@@ -169,15 +169,15 @@ impl ServerTls {
             let was_missing = std::mem::take(&mut missing);
             match looked {
                 Ok(Ok(true)) => {
-                    tracing::info!(files = ?self.files, "new certificates are in force")
+                    tracing::info!(files = ?self.files, "new certificates in force")
                 }
                 Ok(Err(error @ ServeError::Unreadable { .. })) => {
                     missing = true;
                     if !was_missing {
-                        tracing::warn!("certificates stay as they were: {error}");
+                        tracing::warn!("the former certificates stay in force: {error}");
                     }
                 }
-                Ok(Err(error)) => tracing::warn!("certificates stay as they were: {error}"),
+                Ok(Err(error)) => tracing::warn!("the former certificates stay in force: {error}"),
                 Ok(Ok(false)) | Err(_) => {}
             }
         }

@@ -210,7 +210,7 @@ impl Controller {
             match tokio::time::timeout_at(alive + GIVE_UP, beat).await {
                 Ok(Ok(())) => alive = sent,
                 Ok(Err(StoreError::LeaseEnded(_))) => return LeaderError::Deposed,
-                Ok(Err(error)) => tracing::warn!("sign of life: {error}"),
+                Ok(Err(error)) => tracing::warn!("the lease cannot be renewed: {error}"),
                 Err(_) => return LeaderError::Deposed,
             }
         }
@@ -243,7 +243,7 @@ impl Controller {
             }
             Err(LeaderError::Deposed) => Err(LeaderError::Deposed),
             Err(error) => {
-                tracing::warn!("interval: {error}");
+                tracing::warn!("control interval failed: {error}");
                 Ok(())
             }
         }

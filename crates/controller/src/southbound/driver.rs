@@ -180,7 +180,7 @@ pub enum DriverError {
         told: Stamp,
     },
     /// What it says makes no sense.
-    #[error("switch {switch}: asked for {what}, it answered what makes no sense: {problem}")]
+    #[error("switch {switch}: its answer to {what} is not valid: {problem}")]
     Rubbish {
         /// Which one.
         switch: String,
@@ -190,7 +190,7 @@ pub enum DriverError {
         problem: String,
     },
     /// It is asked for what it cannot do.
-    #[error("switch {switch}: {what} is beyond it: {limit}; {remedy}")]
+    #[error("switch {switch}: {what} is not supported: {limit}; {remedy}")]
     Beyond {
         /// Which one.
         switch: String,

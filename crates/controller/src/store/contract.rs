@@ -130,7 +130,7 @@ impl Leadership {
 #[non_exhaustive]
 pub enum StoreError {
     /// A comparison of a transaction did not hold; nothing was written.
-    #[error("{0} has changed meanwhile, nothing was written; read it again and repeat")]
+    #[error("{0} was changed meanwhile, so nothing was written; repeat the request")]
     Conflict(String),
     /// The revisions asked for are gone.
     #[error("changes before revision {} are gone; list again and watch from there", .0.0)]

@@ -47,7 +47,7 @@ impl Stamped for SwitchState {
 #[non_exhaustive]
 pub enum Refusal {
     /// It follows from an older decision than this, which the switch has.
-    #[error("the switch has decision {0}, which is later")]
+    #[error("the switch has a later decision, {0}")]
     Late(Stamp),
     /// It is beyond the switch.
     #[error("{0}")]
@@ -147,7 +147,7 @@ impl FabricSwitch {
     /// Tries again what could not be kept. Never ends.
     pub async fn make_up(&self) {
         let kept = |stamp| {
-            tracing::info!(switch = self.name, %stamp, "what it was told is kept now");
+            tracing::info!(switch = self.name, %stamp, "the decision is saved now");
             self.status.send_modify(|status| status.unkept = false);
         };
         self.keeper.clone().make_up(kept).await;

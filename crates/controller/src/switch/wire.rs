@@ -36,7 +36,7 @@ impl v1::Port {
 
 fn small(what: &str, value: u32, most: u8) -> Result<u8, String> {
     let small = u8::try_from(value).ok().filter(|value| *value <= most);
-    small.ok_or_else(|| format!("{what} of {value} is out of range (most {most})"))
+    small.ok_or_else(|| format!("{what} {value} is out of range (maximum {most})"))
 }
 
 impl TryFrom<v1::Port> for (String, PortState) {

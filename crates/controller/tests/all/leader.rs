@@ -274,7 +274,7 @@ async fn what_has_no_place_is_refused_with_what_would_fit() {
     assert!(refused.contains("tenant big") && refused.contains("it fits with"), "{refused}");
     leader.add(tenant("a", 10, 10)).await.unwrap();
     let twice = leader.add(tenant("a", 10, 10)).await.unwrap_err().to_string();
-    assert!(twice.contains("tenant a is there already"), "{twice}");
+    assert!(twice.contains("tenant a exists already"), "{twice}");
     let name = leader.add(tenant("a/b", 10, 10)).await.unwrap_err().to_string();
     assert!(name.contains("letters"), "{name}");
     let nobody = leader.remove("x").await.unwrap_err().to_string();

@@ -57,7 +57,7 @@ pub enum VcpuBellError {
     #[error("{}: not a file of bells; remove it", .0.display())]
     Foreign(PathBuf),
     /// A name of no VM.
-    #[error("{0:?} names no bell; use 1 to {NAME_MAX} bytes without a zero")]
+    #[error("{0:?} is not a name of a bell; use 1 to {NAME_MAX} bytes without NUL")]
     Name(String),
     /// No bell is left.
     #[error(

@@ -162,7 +162,7 @@ fn unlent(thread: Identity, found: Policy) -> Policy {
     if !ours(LENT) && !ours(STANDING) {
         return found;
     }
-    tracing::warn!(tid = thread.tid, "{found} was lent by a scheduler that died; it is given back");
+    tracing::warn!(tid = thread.tid, "{found} was set by a scheduler that died; it is restored");
     Policy::DEFAULT
 }
 

@@ -37,7 +37,7 @@ impl Chime {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     if !std::mem::replace(&mut self.complained, true) {
-                        tracing::warn!(%error, "the switch's word of frames is not heard");
+                        tracing::warn!(%error, "frame events of the switch cannot be received");
                     }
                 }
             }
@@ -48,7 +48,7 @@ impl Chime {
                 continue;
             }
             if let Some(bell) = bells.find(&vm.name) {
-                tracing::info!(vm = vm.name, "the switch tells of its frames");
+                tracing::info!(vm = vm.name, "receiving frame events from the switch");
                 self.names.push((vm.name.clone(), bell));
                 changed = true;
             }

@@ -83,7 +83,7 @@ pub enum ServiceError {
     #[error("{0}")]
     Watchdog(io::Error),
     /// A scheduling thread.
-    #[error("processor {cpu} is not scheduled: {source}")]
+    #[error("CPU {cpu} cannot be scheduled: {source}")]
     Boost {
         /// The processor.
         cpu: u32,
@@ -91,7 +91,7 @@ pub enum ServiceError {
         source: io::Error,
     },
     /// The system.
-    #[error("signals cannot be waited for: {0}")]
+    #[error("signals cannot be handled: {0}")]
     Signals(#[from] nix::Error),
 }
 
@@ -195,9 +195,9 @@ fn step_aside(cpus: &[u32]) {
     let mine = as_found::processors(0).unwrap_or_default();
     let others: Vec<u32> = mine.into_iter().filter(|cpu| !cpus.contains(cpu)).collect();
     if others.is_empty() {
-        tracing::warn!("all processors are scheduled; leave one out of [vcpu] `cpus` for the rest");
+        tracing::warn!("[vcpu] `cpus` has all CPUs; leave one out for other programs");
     } else if let Err(error) = restore::confine(0, &others) {
-        tracing::warn!(%error, "the service stays on the processors of its VMs");
+        tracing::warn!(%error, "the service cannot leave the CPUs of its VMs");
     }
 }
 
@@ -207,7 +207,7 @@ fn open_many() {
         && soft < hard
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
-        tracing::warn!(%error, soft, "the limit of open files stays");
+        tracing::warn!(%error, soft, "the limit of open files cannot be raised");
     }
 }
 
@@ -228,10 +228,13 @@ pub fn hang_up(dir: &Path) -> io::Result<()> {
 fn prepare(taken: &RunDir) -> io::Result<Arc<LeaseTable>> {
     let dir = taken.path();
     if statfs(dir)?.filesystem_type() != TMPFS_MAGIC {
-        tracing::warn!(run_dir = %dir.display(), "not on a tmpfs: writes to a disk delay slices");
+        tracing::warn!(run_dir = %dir.display(), "not on a tmpfs: writes to the disk delay slices");
     }
     if let Swept::After { taken } = restore::sweep_in(taken)? {
-        tracing::warn!(taken, "the last scheduler died; what it had changed is put back");
+        tracing::warn!(
+            taken,
+            "the last scheduler died; the threads' former settings were restored"
+        );
     }
     let pid = std::process::id();
     let started = threads::started_at(pid, pid).unwrap_or(0);
@@ -268,7 +271,7 @@ impl Service<'_> {
                 return Err(ServiceError::Boost { cpu, source });
             }
             if let Err(error) = self.state().save(&self.config.run_dir) {
-                tracing::warn!(%error, "what is known of vCPUs cannot be written");
+                tracing::warn!(%error, "the state file cannot be written");
             }
             let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
             // Without it nothing may be lent: its death is no matter for the next look.
@@ -298,10 +301,10 @@ impl Service<'_> {
                 self.roster.take_over(&self.config, &config);
                 self.config = config;
                 self.refused = None;
-                tracing::info!(vms = self.config.vms.len(), "configuration read anew");
+                tracing::info!(vms = self.config.vms.len(), "configuration reloaded");
             }
             Err(why) => {
-                tracing::error!("the former configuration goes on: {why}");
+                tracing::error!("reload refused, the former configuration stays in force: {why}");
                 self.refused = Some(why);
             }
         }
@@ -342,7 +345,7 @@ impl Service<'_> {
         };
         self.seated = seats.iter().flat_map(on).collect();
         for each in &self.loops {
-            tracing::info!(cpu = each.cpu, vcpus = of(each.cpu).len(), "vCPUs seated");
+            tracing::info!(cpu = each.cpu, vcpus = of(each.cpu).len(), "vCPUs assigned to a CPU");
         }
         true
     }
@@ -382,7 +385,10 @@ impl Service<'_> {
                 }
                 Note::NoBudget(thread) => self.roster.complain(*thread, Complaint::NoBudget),
                 Note::Accepted(thread) => {
-                    tracing::info!(vm = self.roster.name(thread), "the kernel lends to it now");
+                    tracing::info!(
+                        vm = self.roster.name(thread),
+                        "the kernel now schedules it with a reservation"
+                    );
                     self.roster.content(*thread);
                 }
                 Note::NoRoom(thread) => {
@@ -391,7 +397,7 @@ impl Service<'_> {
                 }
                 Note::StoodStill(time) => {
                     let ms = time.0 / 1_000_000;
-                    tracing::warn!(cpu = report.cpu, ms, "scheduling stood still and goes on");
+                    tracing::warn!(cpu = report.cpu, ms, "scheduling stalled and continues");
                 }
             }
         }
@@ -406,12 +412,15 @@ impl Service<'_> {
         self.lending.store(false, Ordering::Relaxed);
         self.watchdog = match Watchdog::start((self.command)(self.dir.path()), &self.dir) {
             Ok(watchdog) => {
-                tracing::warn!(watchdog = watchdog.pid(), "the watchdog died; here is another");
+                tracing::warn!(
+                    watchdog = watchdog.pid(),
+                    "the watchdog died; a new one was started"
+                );
                 self.lending.store(true, Ordering::Relaxed);
                 Some(watchdog)
             }
             Err(error) => {
-                tracing::error!(%error, "no watchdog: nothing is lent until there is one");
+                tracing::error!(%error, "no watchdog: no real-time slices until one runs");
                 None
             }
         };
@@ -448,7 +457,7 @@ impl Service<'_> {
             // The watchdog removes the table when this process is gone.
             let _ = std::fs::remove_file(dir.join(STATE));
         }
-        tracing::info!("all vCPUs given back");
+        tracing::info!("the former settings of all vCPUs are restored");
         ended
     }
 }

@@ -47,7 +47,7 @@ impl Roster {
                 None => self.apply(),
             };
             let Some((at, why)) = refused else { break };
-            let why = format!("nothing is reserved, it runs by weight: {why}");
+            let why = format!("nothing is reserved, so it runs by weight: {why}");
             tracing::warn!(vm = config.vms[at].name, "{why}");
             self.members[at].refused = Some(why);
         }

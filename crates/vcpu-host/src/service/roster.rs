@@ -100,7 +100,7 @@ impl Roster {
     /// Looks for the threads of all VMs; whether any came or went.
     pub fn look(&mut self, config: &Config) -> bool {
         if let Err(error) = self.found.settle(clock::now(), &config.run_dir) {
-            tracing::error!(%error, "what was before cannot be noted");
+            tracing::error!(%error, "the threads' former settings cannot be saved");
         }
         let mut changed = !std::mem::replace(&mut self.looked, true);
         let mut taken: HashMap<Identity, usize> = HashMap::new();

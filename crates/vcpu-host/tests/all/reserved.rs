@@ -185,7 +185,7 @@ fn too_much_is_refused_by_name_and_the_kernels_own_refusal_is_told() {
     let scheduler = Scheduler::with(&dir, &text);
     let state = scheduler.state(1, |vm| vm.problem.is_some());
     let why = state.problem.unwrap();
-    assert!(why.contains("133.3 % of 1 processors, 95.0 % are allowed"), "{why}");
+    assert!(why.contains("133.3 % of 1 CPU, 95.0 % are allowed"), "{why}");
     assert!(why.contains("`runtime` of at most 850 us"), "{why}");
     has(&one, 2_000);
     drop(scheduler);

@@ -231,10 +231,10 @@ impl SonicSwitch {
     fn tell_left_out(&self, now: &BTreeMap<String, String>) {
         let mut before = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
-            tracing::warn!(port, "left out: {why}");
+            tracing::warn!(port, "port left out: {why}");
         }
         for port in before.keys().filter(|port| !now.contains_key(*port)) {
-            tracing::info!(switch = self.name, port, "no longer left out");
+            tracing::info!(switch = self.name, port, "port no longer left out");
         }
         before.clone_from(now);
     }

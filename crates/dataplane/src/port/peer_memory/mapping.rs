@@ -25,7 +25,7 @@ pub(super) const PAGE: u64 = 4096;
 #[non_exhaustive]
 pub enum MappingError {
     /// Empty, or its end is no number.
-    #[error("{len} bytes at offset {offset:#x} are none or wrap")]
+    #[error("{len} bytes at offset {offset:#x} are empty or exceed the address space")]
     Shape {
         /// Where in the file.
         offset: u64,
@@ -33,7 +33,7 @@ pub enum MappingError {
         len: u64,
     },
     /// The file ends before the stretch does: touching it would be a SIGBUS.
-    #[error("needs {needs} bytes of a file of {has}")]
+    #[error("needs {needs} bytes, and the file has {has}")]
     Short {
         /// Offset plus length.
         needs: u64,

@@ -210,7 +210,7 @@ impl VhostUser {
             let _ = pthread_kill(thread.as_pthread_t(), INTERRUPT_SIGNAL);
             let _ = poll(&mut [], pause);
         }
-        tracing::error!(port = %self.config.name, "its session does not end; it is left behind");
+        tracing::error!(port = %self.config.name, "its session does not end; the thread is left");
     }
 
     /// Ends the session and waits until the worker has let go of the guest's memory.

@@ -153,7 +153,7 @@ impl Server {
         if wait == Nanos::ZERO || lock(&self.shared).stopping {
             return;
         }
-        tracing::debug!(port = %self.config.name, ns = wait.0, "the driver asks for too much");
+        tracing::debug!(port = %self.config.name, ns = wait.0, "too many requests of the driver");
         let ms = i32::try_from(wait.0.div_ceil(1_000_000)).unwrap_or(i32::MAX);
         self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
     }
@@ -226,7 +226,7 @@ impl Server {
     fn stay_out(&self, pauses: &mut Pauses) {
         let pause = pauses.next(now());
         let seconds = pause.0 / 1_000_000_000;
-        tracing::warn!(port = %self.config.name, seconds, "stopped: admitted again later");
+        tracing::warn!(port = %self.config.name, seconds, "stopped; admitted again later");
         if let Some(error) = &mut lock(&self.shared).error {
             error.push_str(&format!(" ({seconds} s)"));
         }

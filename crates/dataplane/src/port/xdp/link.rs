@@ -100,7 +100,7 @@ impl Follower {
         let thread = std::thread::Builder::new().name("penstock-link".to_owned());
         let thread = thread.spawn(move || {
             if let Err(error) = confine(Role::Link) {
-                tracing::error!(%error, "an interface's state is not followed: privileges stay");
+                tracing::error!(%error, "the link state cannot be watched: privileges are kept");
                 return;
             }
             while wait(&news, &stopped) {

@@ -50,9 +50,11 @@ pub(in super::super) enum SessionError {
          {rings} of at most {RING_SIZE_MAX}; give the port more `queues` or the guest fewer"
     )]
     Inflight { queues: u16, size: u16, rings: usize },
-    #[error("the driver's {0} descriptor is no eventfd")]
+    #[error("the driver's {0} descriptor is not an eventfd")]
     NotEvent(&'static str),
-    #[error("the driver removes {len} bytes of memory at {guest:#x}, which is no region of its")]
+    #[error(
+        "the driver removes {len} bytes of memory at {guest:#x}, which is not one of its regions"
+    )]
     NoRegion { guest: u64, len: u64 },
     #[error("the driver shortened a file behind its memory, its log or its inflight region")]
     Shortened,
@@ -68,7 +70,7 @@ pub(in super::super) enum SessionError {
     Halted(Halted),
     #[error("ring {ring}: {source}")]
     Start { ring: usize, source: RingError },
-    #[error("the driver's new memory table is without ring {ring}, which runs: {source}")]
+    #[error("the driver's new memory table lacks the memory of the running ring {ring}: {source}")]
     Memory { ring: usize, source: RingError },
 }
 

@@ -17,7 +17,7 @@ use penstock_guest::load::{IntervalReport, LoadArgs};
 /// Exit status of a run that failed: 1 says that a claim or a bar does not hold.
 const FAILED: u8 = 2;
 
-/// Experiments and benchmarks of Penstock: published figures replayed, switches side by side.
+/// Experiments and benchmarks of Penstock: replay published figures, compare switches.
 #[derive(Debug, clap::Parser)]
 #[command(name = "penstock-lab", version, propagate_version = true, arg_required_else_help = true)]
 struct Cli {
@@ -30,27 +30,27 @@ struct Cli {
 enum LabCommand {
     /// List the experiments
     List {
-        /// Print JSON
+        /// Print JSON instead of text
         #[arg(long)]
         json: bool,
     },
-    /// Replay published figures, simulated or live, and say which claims hold
+    /// Replay published figures, simulated or live, and report which claims hold
     ///
-    /// Exit status 1: a claim does not hold; 2: a run failed.
+    /// Exit status: 0 if all claims hold, 1 if a claim does not hold, 2 if a run failed.
     Run(Box<RunArgs>),
-    /// Make one HTML page of the results of `run --out`
+    /// Write an HTML page of the results of `run --out`
     Report(ReportArgs),
-    /// Draw runs of `load --json` over time, and compare them
+    /// Draw runs of `load --json` over time and compare them
     Plot(PlotArgs),
-    /// Benchmarks of this switch, and of others beside it
+    /// Measure this switch, and other switches beside it
     #[command(subcommand)]
     Bench(Benchmark),
-    /// Drive VMs on vhost-user ports: rates, sizes, flows, verification
+    /// Send and receive frames as VMs on vhost-user ports
     Load(LoadArgs),
-    /// Run a virtual processor in ring 3, for whoever measures it
+    /// Run a vCPU in ring 3, for measurements
     #[command(hide = true)]
     Microguest(MicroguestArgs),
-    /// Takes down what was made, when its end of the pipe closes
+    /// Clean up when the other end of the pipe closes
     #[command(name = guard::VERB, hide = true)]
     Guard,
 }

@@ -1,20 +1,23 @@
-//! The command line's grammar. What a command does is in [`crate::verbs`] and [`crate::daemon`].
+//! Grammar of the command line. [`crate::verbs`], [`crate::daemon`] and [`crate::fabric`] carry the
+//! commands out.
+//!
+//! Doc comments of arguments and commands are their help: imperative, with unit, default and limit.
 
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use penstock_control::config::SCHEMAS;
 
-/// Where the daemon's socket is unless configured otherwise.
+/// Default socket of the switch's daemon.
 pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
 
 /// A user-space virtual switch for multi-tenant hosts.
 #[derive(Debug, Parser)]
 #[command(name = "penstock", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// Socket of the daemon. Default /run/penstock/host.sock; for `host run`, the configuration
+    /// Unix socket of the switch's daemon. Default: /run/penstock/host.sock; for `host run`, the
     /// file's `[host] socket`.
     #[arg(
         long,
@@ -24,7 +27,6 @@ pub struct Cli {
         help_heading = "Global options"
     )]
     pub socket: Option<PathBuf>,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -32,53 +34,53 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The switch on this host: run it, look at it, check and reload its configuration.
+    /// Run the switch on this host, show its state, check and reload its configuration.
     #[command(subcommand)]
     Host(HostCommand),
-    /// Ports: attachments of virtual machines, namespaces and interfaces.
+    /// List, add, change and delete ports. A port attaches a VM, a namespace or an interface.
     #[command(subcommand)]
     Port(PortCommand),
-    /// Tenants: owners of ports and networks.
+    /// List, add, change and delete tenants. A tenant owns ports and VLANs.
     #[command(subcommand)]
     Tenant(TenantCommand),
-    /// Flow rules: matches and actions with priorities.
+    /// List, add and delete flow rules. A rule has a priority, a match and actions.
     #[command(subcommand)]
     Flow(FlowCommand),
-    /// The forwarding data base: which MAC address lives behind which port.
+    /// List and flush the forwarding database. It maps MAC addresses to ports.
     #[command(subcommand)]
     Fdb(FdbCommand),
-    /// Counters and rates of ports.
+    /// Print counters and rates of ports.
     Stats(StatsArgs),
-    /// Live view of ports and workers.
+    /// Show a live view of ports and workers.
     Top(TopArgs),
-    /// Says what limits a port's rate now, with numbers, and who uses its core.
+    /// Explain what limits a port's rate now, and which ports use its core.
     Explain(ExplainArgs),
-    /// The fabric: what its controller would do with a datacenter and its tenants.
+    /// Run a fabric's controller, send it commands, or plan a fabric offline.
     Controller(ControllerArgs),
-    /// Virtual processors of this host: deadlines and shares for their threads.
+    /// Schedule the vCPU threads of this host's VMs by share and deadline.
     #[command(subcommand)]
     Vcpu(VcpuCommand),
-    /// Gives network namespaces a NIC on a vhost-user port, kernel stack included.
+    /// Give network namespaces a NIC on a vhost-user port, as a VM would have.
     Endpoint(penstock_guest::endpoint::EndpointArgs),
-    /// Measures what a frame costs on this host, and writes the cost model.
+    /// Measure the cycles that a frame costs on this host, and write the cost model.
     Calibrate(crate::calibrate::CalibrateArgs),
-    /// Was the experiments, which are `penstock-lab` now.
+    /// Former name of the experiments. They are in `penstock-lab`.
     #[command(hide = true, disable_help_flag = true)]
     Lab(Moved),
-    /// Was the benchmarks, which are `penstock-lab bench` now.
+    /// Former name of the benchmarks. They are in `penstock-lab bench`.
     #[command(hide = true, disable_help_flag = true)]
     Bench(Moved),
-    /// Takes down what `calibrate` made, when its end of the pipe closes.
+    /// Clean up after `calibrate` when its end of the pipe closes.
     #[command(name = penstock_guest::bed::guard::VERB, hide = true)]
     Guard,
-    /// Prints a completion script for a shell.
+    /// Print a completion script for a shell.
     Completions {
-        /// The shell.
+        /// Shell that reads the script.
         shell: Shell,
     },
 }
 
-/// The words behind a command that is another program's by now.
+/// Arguments of a command that moved to another program.
 #[derive(Clone, Debug, Args)]
 #[command(disable_version_flag = true)]
 pub struct Moved {
@@ -87,7 +89,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// One line that says where `penstock NAME` went.
+    /// A line that names the new place of `penstock NAME`.
     pub fn text(&self, name: &str) -> String {
         let verb = self.words.first().filter(|word| !word.starts_with('-'));
         let verb = verb.map(|word| format!(" {}", crate::table::printable(word)));
@@ -101,10 +103,10 @@ impl Moved {
     }
 }
 
-/// Output as JSON.
+/// The option `--json`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Json {
-    /// Print JSON.
+    /// Print JSON instead of text.
     #[arg(long)]
     pub json: bool,
 }
@@ -112,10 +114,11 @@ pub struct Json {
 /// Whether a change is written to the configuration file.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Save {
-    /// Leave the configuration file alone: the change is gone at the next reload or restart.
+    /// Do not write the change to the configuration file. It lasts until the next reload or
+    /// restart.
     #[arg(long)]
     pub no_save: bool,
-    /// Print JSON.
+    /// Print JSON instead of text.
     #[arg(long)]
     pub json: bool,
 }
@@ -123,38 +126,40 @@ pub struct Save {
 /// `penstock host`.
 #[derive(Debug, Subcommand)]
 pub enum HostCommand {
-    /// Runs the switch in the foreground until SIGTERM; SIGHUP reloads the configuration.
+    /// Run the switch in the foreground until SIGTERM or SIGINT. SIGHUP reloads the
+    /// configuration.
     Run(RunArgs),
-    /// Checks a configuration file: prints every mistake, and whether this host has what its ports
-    /// bought; changes nothing.
+    /// Check a configuration file without a daemon. Print every mistake, and whether this host can
+    /// give its ports what they purchased.
     Check {
-        /// The file.
+        /// Configuration file of a switch.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         #[command(flatten)]
         json: Json,
     },
-    /// Shows what the daemon is and does.
+    /// Show the daemon's version, configuration, workers and role in a fabric.
     Show(Json),
-    /// Prints the configuration in force, or rewrites a file of an older release.
+    /// Print the configuration in force, or migrate a file of an older release.
     Config {
-        /// Rewrite this file with the keys of today; its comments and order stay. Needs no daemon.
+        /// Rewrite this file with the current keys. Comments and order stay. Needs no daemon.
         #[arg(long, value_name = "FILE")]
         migrate: Option<PathBuf>,
     },
-    /// Has the daemon read its configuration file again; a wrong file is refused whole.
+    /// Tell the daemon to read its configuration file again. If the file has a mistake, nothing
+    /// changes.
     Reload(Json),
-    /// Prints the JSON schema of a configuration file.
+    /// Print the JSON schema of a configuration file.
     Schema {
-        /// Kind of file: the host's, a controller's, its datacenter's or tenants', or that of
-        /// `penstock vcpu run`.
+        /// Kind of file: `host` for a switch, `vcpu` for `penstock vcpu run`, the others for a
+        /// controller.
         #[arg(value_name = "KIND", default_value = "host", value_parser = schema_kinds())]
         kind: String,
     },
-    /// Makes descriptors in network namespaces and gives sockets to their owners, for a switch that
-    /// may not do so itself. A service manager starts it with its socket (penstock-helper.socket).
+    /// Serve a switch that is not root: open descriptors in network namespaces, and set the owner
+    /// of sockets. A service manager starts this command with penstock-helper.socket.
     Helper {
-        /// Form of the log on standard error.
+        /// Format of the log on standard error.
         #[arg(long, value_enum, default_value_t = LogFormat::Text)]
         log_format: LogFormat,
     },
@@ -167,80 +172,81 @@ fn schema_kinds() -> PossibleValuesParser {
 /// `penstock host run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The configuration file.
+    /// Configuration file of the switch (docs/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Stay in the foreground: the only way there is, for service managers and people alike.
+    /// Stay in the foreground. This option changes nothing: the switch always does.
     #[arg(long)]
     pub foreground: bool,
-    /// Form of the log on standard error.
+    /// Format of the log on standard error.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// Form of the log.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// A line of text an event.
+    /// One line of text per event.
     Text,
-    /// A JSON object an event.
+    /// One JSON object per event.
     Json,
 }
 
 /// `penstock vcpu`.
 #[derive(Debug, Subcommand)]
 pub enum VcpuCommand {
-    /// Schedules vCPUs in the foreground until SIGTERM; all is put back as it was at the end.
-    /// SIGHUP reloads the configuration.
+    /// Schedule vCPUs in the foreground until SIGTERM, then restore the threads' settings. SIGHUP
+    /// reloads the configuration.
     Run {
-        /// The configuration file.
+        /// Configuration file: the scheduler's own, or a switch's with `[vcpu]`.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Form of the log on standard error.
+        /// Format of the log on standard error.
         #[arg(long, value_enum, default_value_t = LogFormat::Text)]
         log_format: LogFormat,
     },
-    /// Reads a configuration file and prints every mistake in it, and every deadline that does not
-    /// fit. Needs no scheduler.
+    /// Check a configuration file without a scheduler. Print every mistake, and every deadline that
+    /// does not fit.
     Check {
-        /// The file: of this scheduler's own, or a host's with `[vcpu]`.
+        /// Configuration file: the scheduler's own, or a switch's with `[vcpu]`.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         #[command(flatten)]
         json: Json,
     },
-    /// Shows shares, waits and missed deadlines of the scheduler that runs.
+    /// Show shares, waiting times and missed deadlines of every vCPU.
     Show {
-        /// Its directory.
+        /// Run directory of the scheduler.
         #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
         run_dir: PathBuf,
         #[command(flatten)]
         json: Json,
     },
-    /// Has the scheduler read its configuration file again; a wrong file is refused whole.
+    /// Tell the scheduler to read its configuration file again. If the file has a mistake, nothing
+    /// changes.
     Reload {
-        /// Its directory.
+        /// Run directory of the scheduler.
         #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
         run_dir: PathBuf,
     },
-    /// Says that something came for a VM from outside, which it is to answer within its deadline.
+    /// Report an external event for a VM. The event starts the VM's deadline.
     Event {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The scheduler's directory.
+        /// Run directory of the scheduler.
         #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
         run_dir: PathBuf,
     },
-    /// Puts right what a scheduler that died left behind; `run` begins with it.
+    /// Restore the threads' settings after a scheduler died. `run` does this when it starts.
     Sweep {
-        /// Its directory.
+        /// Run directory of the scheduler.
         #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
         run_dir: PathBuf,
     },
-    /// What `run` starts beside itself: takes back what a dead or stalled scheduler lent.
+    /// Restore threads when the scheduler dies or stalls. `run` starts this command.
     #[command(hide = true)]
     Watchdog {
-        /// The scheduler's directory.
+        /// Run directory of the scheduler.
         #[arg(long, value_name = "DIR")]
         run_dir: PathBuf,
     },
@@ -249,78 +255,75 @@ pub enum VcpuCommand {
 /// `penstock port`.
 #[derive(Debug, Subcommand)]
 pub enum PortCommand {
-    /// Lists all ports.
+    /// List all ports.
     List(Json),
-    /// Shows one port: state, features, rings, configuration.
+    /// Show one port: state, features, rings, configuration.
     Show {
-        /// The port.
+        /// Name of the port.
         name: String,
         #[command(flatten)]
         json: Json,
     },
-    /// Adds a port.
-    #[command(
-        after_help = "The keys are those of [[port]] in the configuration file. Example:\n  \
+    /// Add a port.
+    #[command(after_help = "The keys are those of [[port]] (docs/configuration.md). Example:\n  \
         penstock port add vm3 vhost-user.socket=/run/p/vm3.sock tenant=red vlan=100 \
-        mac=52:54:00:00:00:03"
-    )]
+        mac=52:54:00:00:00:03")]
     Add(ObjectArgs),
-    /// Changes keys of a port; `key=` takes a key back to its default.
+    /// Change keys of a port. `key=` resets a key to its default.
     #[command(after_help = "Example:\n  penstock port set vm3 vlan=101 mac=")]
     Set(ObjectArgs),
-    /// Deletes a port.
+    /// Delete a port.
     Del(NameArgs),
 }
 
 /// `penstock tenant`.
 #[derive(Debug, Subcommand)]
 pub enum TenantCommand {
-    /// Lists all tenants.
+    /// List all tenants.
     List(Json),
-    /// Adds a tenant.
+    /// Add a tenant.
     #[command(
-        after_help = "The keys are those of [[tenant]] in the configuration file. Example:\n  \
+        after_help = "The keys are those of [[tenant]] (docs/configuration.md). Example:\n  \
         penstock tenant add blue vlans=200-210 fdb_limit=512"
     )]
     Add(ObjectArgs),
-    /// Changes keys of a tenant; `key=` takes a key back to its default.
+    /// Change keys of a tenant. `key=` resets a key to its default.
+    #[command(after_help = "Example:\n  penstock tenant set blue vlans=200-220 fdb_limit=")]
     Set(ObjectArgs),
-    /// Deletes a tenant that no port belongs to.
+    /// Delete a tenant. Delete its ports and rules first.
     Del(NameArgs),
 }
 
 /// `penstock flow`.
 #[derive(Debug, Subcommand)]
 pub enum FlowCommand {
-    /// Lists all rules, highest priority first.
+    /// List all rules, highest priority first.
     List(Json),
-    /// Adds a rule.
-    #[command(
-        after_help = "The keys are those of [[rule]] in the configuration file. Examples:\n  \
+    /// Add a rule.
+    #[command(after_help = "The keys are those of [[rule]] (docs/configuration.md). Examples:\n  \
         penstock flow add no-telnet priority=200 match=proto=tcp,dst_port=23 actions=drop\n  \
-        penstock flow add mirror port=vm1 match.dst=10.0.0.0/8 actions=output:vm2,output:tap0"
-    )]
+        penstock flow add mirror port=vm1 match.dst=10.0.0.0/8 actions=output:vm2,output:tap0")]
     Add(ObjectArgs),
-    /// Deletes a rule.
+    /// Delete a rule.
     Del(NameArgs),
 }
 
 /// A name and `key=value` pairs.
 #[derive(Debug, Args)]
 pub struct ObjectArgs {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// Its keys.
+    /// Keys and values, as in `vlan=100`. docs/cli.md shows how to write lists and tables.
     #[arg(value_name = "KEY=VALUE")]
     pub pairs: Vec<String>,
     #[command(flatten)]
     pub save: Save,
 }
 
-/// A name.
+/// The name of an object to delete.
 #[derive(Debug, Args)]
 pub struct NameArgs {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
     #[command(flatten)]
     pub save: Save,
@@ -329,14 +332,14 @@ pub struct NameArgs {
 /// `penstock fdb`.
 #[derive(Debug, Subcommand)]
 pub enum FdbCommand {
-    /// Lists all addresses.
+    /// List addresses. Without a filter: all of them.
     List {
         #[command(flatten)]
         filter: FdbFilter,
         #[command(flatten)]
         json: Json,
     },
-    /// Forgets learned addresses; static ones stay. Without a filter: all of them.
+    /// Delete learned addresses; static addresses stay. Without a filter: all of them.
     Flush {
         #[command(flatten)]
         filter: FdbFilter,
@@ -345,16 +348,16 @@ pub enum FdbCommand {
     },
 }
 
-/// Which addresses: those that match every given option.
+/// A filter: addresses that match every given option.
 #[derive(Debug, Args)]
 pub struct FdbFilter {
-    /// Only those behind this port.
+    /// Only addresses behind this port.
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
-    /// Only those of this tenant.
+    /// Only addresses of this tenant.
     #[arg(long, value_name = "NAME")]
     pub tenant: Option<String>,
-    /// Only those of this VLAN; 0 is untagged.
+    /// Only addresses of this VLAN (1 to 4094; 0: untagged).
     #[arg(long, value_name = "VID", value_parser = clap::value_parser!(u16).range(0..=4094))]
     pub vlan: Option<u16>,
 }
@@ -362,13 +365,13 @@ pub struct FdbFilter {
 /// `penstock stats`.
 #[derive(Debug, Args)]
 pub struct StatsArgs {
-    /// Only these ports.
+    /// Ports to print. Default: all.
     #[arg(value_name = "PORT")]
     pub ports: Vec<String>,
-    /// Print JSON, with --watch one object a line.
+    /// Print JSON instead of text; with --watch, one object per line.
     #[arg(long)]
     pub json: bool,
-    /// Print rates every so many seconds, 0.1 to 3600, until interrupted.
+    /// Print rates every SECS seconds until interrupted (0.1 to 3600; without a number: 1).
     #[arg(
         long,
         value_name = "SECS",
@@ -378,16 +381,16 @@ pub struct StatsArgs {
         conflicts_with = "check"
     )]
     pub watch: Option<f64>,
-    /// Have the workers read between two batches; exit 1 if the counters do not add up.
+    /// Check that the counters add up; exit 1 if not. The workers read them between two batches.
     #[arg(long)]
     pub check: bool,
-    /// Print drops by reason, with what to do about them.
+    /// Print drops by reason, and what each reason means.
     #[arg(long)]
     pub drops: bool,
-    /// Print how long frames waited, and the jitter of marked RTP streams.
+    /// Print waiting times of frames in microseconds, and the jitter of marked RTP streams.
     #[arg(long, conflicts_with = "drops")]
     pub delays: bool,
-    /// Print the queues of ports with `egress = "wfq"`: weights, frames, drops, what waits.
+    /// Print the queues of ports with `egress = "wfq"`: weights, frames, drops, backlog.
     #[arg(long, conflicts_with_all = ["drops", "delays"])]
     pub queues: bool,
 }
@@ -395,10 +398,10 @@ pub struct StatsArgs {
 /// `penstock explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// The port of the virtual machine.
+    /// Name of the VM's port.
     #[arg(value_name = "PORT")]
     pub port: String,
-    /// By the last so many seconds, 1 to 10.
+    /// Seconds of the past to judge by (1 to 10).
     #[arg(
         long,
         value_name = "SECS",
@@ -413,98 +416,119 @@ pub struct ExplainArgs {
 /// `penstock controller`.
 #[derive(Debug, Args)]
 pub struct ControllerArgs {
-    /// What.
     #[command(subcommand)]
     pub command: ControllerCommand,
-    /// Print JSON.
+    /// Print JSON instead of text.
     #[arg(long, global = true)]
     pub json: bool,
+    /// Unix socket of the controller. Default: /run/penstock/controller.sock; `run` takes it from
+    /// `[controller] socket`.
+    #[arg(
+        long,
+        global = true,
+        env = "PENSTOCK_SOCKET",
+        value_name = "PATH",
+        help_heading = "Global options"
+    )]
+    pub socket: Option<PathBuf>,
 }
 
 /// `penstock controller`'s commands.
 #[derive(Debug, Subcommand)]
 pub enum ControllerCommand {
-    /// Says which tenant would go where, what that costs, and why others have no place.
+    /// Plan the placement of tenants offline. Print where each tenant goes, its cost, and why a
+    /// tenant is refused.
     #[command(after_help = "Example:\n  penstock controller plan --topology examples/fabric.toml \
         --tenants examples/tenants.toml --picture tree.svg")]
     Plan(PlanArgs),
-    /// Replays usage against other queues, maps, weights or over-subscriptions.
+    /// Replay usage offline against other numbers of queues, maps, weights or over-subscriptions.
     #[command(
         after_help = "Example:\n  penstock controller what-if --topology examples/fabric.toml \
         --tenants examples/tenants.toml --queues 4,8 --map static-map,per-port-map"
     )]
     WhatIf(WhatIfArgs),
-    /// Runs a controller in the foreground until SIGTERM.
+    /// Run a controller in the foreground until SIGTERM or SIGINT. SIGHUP reloads certificates.
+    #[command(after_help = "Without an agent on each server no tenant gets a queue of its own.\n\
+        Example:\n  penstock controller run --config examples/controller.toml")]
     Run(ControllerRunArgs),
-    /// What a running controller is asked.
+    /// Commands to a running controller.
     #[command(flatten)]
     Ask(AskCommand),
 }
 
-/// Where the controller's socket is unless said otherwise.
+/// Default socket of a controller.
 pub const DEFAULT_CONTROLLER: &str = "/run/penstock/controller.sock";
 
 /// `penstock controller run`.
 #[derive(Debug, Args)]
 pub struct ControllerRunArgs {
-    /// The controller's file: docs/controller.md.
+    /// Configuration file of the controller (docs/controller.md).
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Begin in mode `observe`, whatever the store says: decide, and tell nobody, until
-    /// `penstock controller mode active`. For a store that was restored.
+    /// Start in mode `observe`: decide, but configure no host and no switch. Use it after the store
+    /// was restored; `penstock controller mode active` ends it.
     #[arg(long)]
     pub observe: bool,
-    /// Form of the log on standard error.
+    /// Format of the log on standard error.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// What is logged, as in RUST_LOG, which wins.
+    /// Log filter in RUST_LOG syntax. RUST_LOG overrides it.
     #[arg(long, default_value = "info")]
     pub log: String,
 }
 
-/// What a running controller is asked; `--socket` names another than the usual one.
+/// Commands to a running controller.
 #[derive(Debug, Subcommand)]
 pub enum AskCommand {
-    /// Whether it leads, and what its last interval did.
+    /// Show whether the controller leads, its mode, and its last control interval.
     Status,
-    /// Servers, switches and links, with what is reserved.
+    /// List servers, switches and links, with the bandwidth reserved on each link.
     Topology,
-    /// Tenants, with guarantee, use, score and queue.
+    /// List tenants with guarantee, usage, score and queue.
     Tenants,
-    /// Which tenant has which queue of which port.
+    /// List the queues of each switch port and the tenant of each queue.
     Bindings,
-    /// What happened last.
+    /// List the latest events.
     Events,
-    /// Why a tenant has what it has.
+    /// Explain why a tenant has its placement and queue.
+    #[command(after_help = "Example:\n  penstock controller explain red")]
     Explain {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
     },
-    /// What the switches' queues have sent.
+    /// Show frames and bytes that each queue of the switches sent.
     SwitchCounters,
-    /// Places, removes or grows tenants.
+    /// Place, remove or grow tenants.
     #[command(subcommand)]
     Tenant(TenantAskCommand),
-    /// Puts a server or switch in or out of service; who is there moves.
+    /// Put a server or switch in or out of service. Tenants move away from a node that is out.
+    #[command(after_help = "Example:\n  penstock controller service server-3 drained")]
     Service {
-        /// Its name in the topology.
+        /// Name of the server or switch in the topology.
         node: String,
-        /// What it is to be.
-        #[arg(value_parser = ["in", "drained", "failed"])]
+        /// New state.
+        #[arg(value_parser = [
+            PossibleValue::new("in").help("In service"),
+            PossibleValue::new("drained").help("Out of service for maintenance"),
+            PossibleValue::new("failed").help("Out of service because it is broken"),
+        ])]
         service: String,
     },
-    /// Lets controllers act, only observe, or hold queues as they are.
+    /// Set the mode of the controllers.
     Mode {
-        /// Which.
-        #[arg(value_parser = ["active", "observe", "hold"])]
+        /// New mode.
+        #[arg(value_parser = [
+            PossibleValue::new("active").help("Decide, and configure hosts and switches"),
+            PossibleValue::new("observe").help("Decide, but configure nothing"),
+            PossibleValue::new("hold").help("Keep the current binding of tenants to queues"),
+        ])]
         mode: String,
     },
-    /// Goes back to the binding before the one in force, and holds it.
+    /// Roll back to the previous binding of tenants to queues, and hold it.
     Revert,
-    /// Raises the epoch of decisions, after the store was restored or made new.
+    /// Raise the epoch of decisions. Needed after the store was restored or created again.
     Epoch {
-        /// Lowest epoch that decisions have from now on (1 to 2^62); `status` shows which one hosts
-        /// need.
+        /// Lowest epoch of future decisions (1 to 2^62). `status` shows the epoch that hosts need.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         at_least: u64,
     },
@@ -513,26 +537,28 @@ pub enum AskCommand {
 /// `penstock controller tenant`.
 #[derive(Debug, Subcommand)]
 pub enum TenantAskCommand {
-    /// Places the tenants of a file, in its order. Exit 1 if one has no place.
+    /// Place the tenants of a file, in the file's order. Exit 1 if a tenant is refused.
+    #[command(after_help = "Example:\n  penstock controller tenant add examples/tenants.toml")]
     Add {
-        /// The file: docs/fabric.md.
+        /// Tenants' file (docs/fabric.md).
         file: PathBuf,
     },
-    /// Takes a tenant away.
+    /// Remove a tenant, its placement and its queue.
     Remove {
-        /// Its name.
+        /// Name of the tenant.
         name: String,
     },
-    /// Gives a tenant more VMs.
+    /// Give a tenant more VMs.
+    #[command(after_help = "Example:\n  penstock controller tenant grow red 4 --may-move")]
     Grow {
-        /// Its name.
+        /// Name of the tenant.
         name: String,
-        /// How many more.
+        /// Number of VMs to add.
         more: u32,
-        /// The kind of VMs, from 0.
-        #[arg(long, default_value_t = 0)]
+        /// Class of the new VMs: position in the tenant's list of classes, from 0.
+        #[arg(long, value_name = "N", default_value_t = 0)]
         class: u32,
-        /// It may be placed anew.
+        /// Allow existing VMs to move.
         #[arg(long)]
         may_move: bool,
     },
@@ -541,10 +567,10 @@ pub enum TenantAskCommand {
 /// A datacenter and its tenants.
 #[derive(Debug, Args)]
 pub struct FabricFiles {
-    /// The datacenter.
+    /// File that describes the datacenter (docs/fabric.md).
     #[arg(long, value_name = "FILE")]
     pub topology: PathBuf,
-    /// Its tenants, in the order in which they come.
+    /// File with the tenants, in the order of their arrival.
     #[arg(long, value_name = "FILE")]
     pub tenants: PathBuf,
 }
@@ -554,20 +580,20 @@ pub struct FabricFiles {
 pub struct PlanArgs {
     #[command(flatten)]
     pub files: FabricFiles,
-    /// Draw the tree, coloured by load, as SVG.
+    /// Draw the tree, coloured by load, into an SVG file.
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
 }
 
-/// `penstock controller what-if`. All combinations of the lists are tried.
+/// `penstock controller what-if`. It tries all combinations of the lists.
 #[derive(Debug, Args)]
 pub struct WhatIfArgs {
     #[command(flatten)]
     pub files: FabricFiles,
-    /// Recorded usage: lines of `interval,tenant,used_pct`; else it is made up.
+    /// Recorded usage: lines of `interval,tenant,used_pct`. Default: generated usage.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["intervals", "inactive", "seed"])]
     pub usage: Option<PathBuf>,
-    /// Intervals to make up.
+    /// Number of intervals to generate (1 to 100000).
     #[arg(
         long,
         value_name = "N",
@@ -575,13 +601,13 @@ pub struct WhatIfArgs {
         value_parser = clap::value_parser!(u32).range(1..=100_000)
     )]
     pub intervals: u32,
-    /// The part of the tenants, 0 to 1, that uses less than its guarantee in an interval.
+    /// Share of tenants that use less than their guarantee in an interval (0 to 1).
     #[arg(long, value_name = "PART", default_value = "0.5", value_parser = part)]
     pub inactive: f64,
-    /// The seed of what is made up.
+    /// Seed of the generated usage.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Queues of a port, the shared one included; default: the file's.
+    /// Queues per port, the shared queue included (2 to 64). Default: the topology file's.
     #[arg(
         long,
         value_name = "N,...",
@@ -589,35 +615,33 @@ pub struct WhatIfArgs {
         value_parser = clap::value_parser!(u8).range(2..=64)
     )]
     pub queues: Vec<u8>,
-    /// How code points become queues; default: static-map.
+    /// How switches map code points to queues. Default: static-map.
     #[arg(long, value_name = "MAP,...", value_delimiter = ',', value_enum)]
     pub map: Vec<MapMode>,
-    /// What queues weigh against bandwidth in placement, 0 to 1; default: the file's.
+    /// Weight of queues against bandwidth in placement (0 to 1). Default: the topology file's.
     #[arg(long, value_name = "PART,...", value_delimiter = ',', value_parser = part)]
     pub queue_weight: Vec<f64>,
-    /// Over-subscription of the highest tier, as 4 for 4:1; default: the file's.
+    /// Over-subscription of the highest tier; 4 means 4:1. Default: the topology file's.
     #[arg(long, value_name = "RATIO,...", value_delimiter = ',', value_parser = ratio)]
     pub oversubscription: Vec<f64>,
-    #[command(flatten)]
-    pub json: Json,
 }
 
-/// How switches get from a code point to a queue.
+/// How switches map code points to queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MapMode {
     /// One map for all ports.
     #[value(name = "static-map")]
     Static,
-    /// Maps by port: class where a packet comes in, queue where it goes out.
+    /// A map of each ingress port gives the class, one of each egress port gives the queue.
     #[value(name = "per-port-map")]
     PerPort,
-    /// A map of its own for each port going out.
+    /// A map of each egress port gives the queue.
     #[value(name = "per-egress-map")]
     PerEgress,
 }
 
 impl MapMode {
-    /// Its name on the command line.
+    /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -631,24 +655,25 @@ impl MapMode {
 fn part(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(part) if (0.0..=1.0).contains(&part) => Ok(part),
-        _ => Err("a number from 0 to 1 is wanted".to_owned()),
+        _ => Err("write a number from 0 to 1".to_owned()),
     }
 }
 
 fn ratio(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(ratio) if ratio.is_finite() && ratio > 0.0 => Ok(ratio),
-        _ => Err("a ratio above 0 is wanted, as 4 for 4:1".to_owned()),
+        _ => Err("write a ratio above 0, such as 4 for 4:1".to_owned()),
     }
 }
 
 /// `penstock top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Seconds between two readings, 0.1 to 3600.
+    /// Seconds between two readings (0.1 to 3600).
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = interval)]
     pub interval: f64,
-    /// Print this many readings as text and end; unlimited on a terminal.
+    /// Print N readings as text, then end. Default: the live view; without a terminal, text
+    /// without end.
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
 }
@@ -656,7 +681,7 @@ pub struct TopArgs {
 fn interval(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a number of seconds from 0.1 to 3600 is wanted".to_owned()),
+        _ => Err("write a number of seconds from 0.1 to 3600".to_owned()),
     }
 }
 
@@ -668,108 +693,4 @@ pub fn interval_ms(seconds: f64) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory as _;
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(line.split_whitespace())
-    }
-
-    #[test]
-    fn the_grammar_has_no_contradiction() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn every_command_of_the_design_parses() {
-        for line in [
-            "penstock host run --config h.toml --foreground --log-format json",
-            "penstock host check --config h.toml --json",
-            "penstock host show",
-            "penstock host config",
-            "penstock host reload --json",
-            "penstock host schema",
-            "penstock host schema controller",
-            "penstock port list --json",
-            "penstock port show vm1",
-            "penstock port add vm3 vhost-user.socket=/run/p/vm3.sock vlan=100 --no-save",
-            "penstock port set vm3 vlan=101 mac=",
-            "penstock port del vm3",
-            "penstock tenant list",
-            "penstock tenant add red vlans=[1,5-9]",
-            "penstock tenant set red fdb_limit=10",
-            "penstock tenant del red",
-            "penstock flow list",
-            "penstock flow add web priority=9 match=dst_port=80 actions=drop",
-            "penstock flow del web",
-            "penstock fdb list --tenant red --json",
-            "penstock fdb flush --port vm1 --vlan 0",
-            "penstock stats vm1 vm2 --drops",
-            "penstock stats vm1 --delays",
-            "penstock stats up --queues",
-            "penstock stats --watch 0.5",
-            "penstock stats --watch",
-            "penstock stats --check",
-            "penstock top --interval 2",
-            "penstock explain vm1 --over 5 --json",
-            "penstock endpoint --create-netns --nic socket=/tmp/a.sock,netns=a,ip=10.0.0.1/24",
-            "penstock guard",
-            "penstock calibrate --quick --out model.toml",
-            "penstock calibrate --rounds 9 --out - --worker-core 1",
-            "penstock completions bash",
-            "penstock controller plan --topology f.toml --tenants t.toml --picture t.svg --json",
-            "penstock controller what-if --topology f.toml --tenants t.toml --queues 4,8",
-            "penstock controller what-if --topology f --tenants t --usage u.csv --map static-map",
-            "penstock --socket /tmp/x port list",
-            "penstock port list --socket /tmp/x",
-        ] {
-            assert!(parse(line).is_ok(), "{line}: {}", parse(line).unwrap_err());
-        }
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_a_usage_error() {
-        for line in [
-            "penstock host run",
-            "penstock port add",
-            "penstock stats --watch 0",
-            "penstock explain",
-            "penstock explain vm1 --over 11",
-            "penstock stats --watch 1 --check",
-            "penstock fdb flush --vlan 4095",
-            "penstock port frobnicate",
-            "penstock controller plan --topology f.toml",
-            "penstock controller what-if --topology f --tenants t --inactive NaN",
-            "penstock controller what-if --topology f --tenants t --oversubscription 0",
-            "penstock controller what-if --topology f --tenants t --usage u --seed 2",
-        ] {
-            let error = parse(line).unwrap_err();
-            assert_eq!(error.exit_code(), 2, "{line}");
-        }
-    }
-
-    #[test]
-    fn what_is_another_programs_by_now_names_it() {
-        for (line, now) in [
-            ("penstock lab run c2qos-fig5 --json -", "`penstock-lab run`"),
-            ("penstock lab endpoint --create-netns", "`penstock endpoint`"),
-            ("penstock lab --help", "`penstock-lab`"),
-            ("penstock lab", "`penstock-lab`"),
-            ("penstock bench v2v --version --peer ovs-dpdk", "`penstock-lab bench v2v`"),
-        ] {
-            let said = match parse(line).unwrap().command {
-                Command::Lab(moved) => moved.text("lab"),
-                Command::Bench(moved) => moved.text("bench"),
-                other => panic!("{line}: {other:?}"),
-            };
-            assert!(said.contains(&format!("is {now} now")), "{line}: {said}");
-        }
-    }
-
-    #[test]
-    fn an_interval_is_whole_milliseconds() {
-        assert_eq!(interval_ms(0.1), 100);
-        assert_eq!(interval_ms(1.2345), 1235);
-    }
-}
+mod tests;

@@ -1,19 +1,19 @@
 //! `penstock`: the switch daemon and its command line in one binary.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
-//! | [`cli`] | the grammar of the command line |
+//! | [`cli`] | grammar and help of the command line |
 //! | [`pairs`] | `key=value` arguments as TOML |
-//! | [`verbs`] | commands that ask the daemon and print its answer |
+//! | [`verbs`] | commands that send a request to the daemon and print the reply |
 //! | [`top`] | the live view |
-//! | [`mod@calibrate`] | `calibrate`: the cost model, measured and written |
+//! | [`mod@calibrate`] | `calibrate`: measures and writes the cost model |
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`fabric`] | `controller run`: sockets, agents, page around the fabric's controller |
-//! | [`exposition`] | the text formats of `/metrics` |
-//! | [`wire`], [`client`] | the gRPC types and the connection |
-//! | [`rates`], [`table`] | readings to rates, rates to text |
+//! | [`exposition`] | text formats of `/metrics` |
+//! | [`wire`], [`client`] | gRPC types, the connection |
+//! | [`rates`], [`table`] | counters to rates, rates to text |
 //!
-//! Exit status: 0 done, 1 failed or a negative answer, 2 usage.
+//! Exit status: 0 success, 1 failure or a negative answer, 2 wrong usage.
 #![forbid(unsafe_code)]
 
 mod calibrate;
@@ -64,7 +64,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             penstock_guest::bed::guard::watch(std::io::stdin().lock())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Controller(command) => verbs::controller::run(&command, socket),
+        Command::Controller(command) => verbs::controller::run(&command),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
         Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
         Command::Host(HostCommand::Schema { kind }) => verbs::host::schema(&kind),

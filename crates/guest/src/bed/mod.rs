@@ -31,16 +31,16 @@ const HUGEPAGE_TRIES: u32 = 4;
 /// Settings that all measurements have.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BedArgs {
-    /// Core of the switch's worker; default: the last one allowed
+    /// CPU of the switch's worker. Default: the last CPU that this process may use
     #[arg(long, value_name = "CPU")]
     pub worker_core: Option<u32>,
-    /// Core of the generator; default: the first one allowed
+    /// CPU of the traffic generator. Default: the first CPU that this process may use
     #[arg(long, value_name = "CPU")]
     pub generator_core: Option<u32>,
-    /// Longest sleep of an idle Penstock worker, in microseconds; 0 polls always, as OVS does
+    /// Longest sleep of an idle Penstock worker, in microseconds; 0: it always polls, as OVS does
     #[arg(long, value_name = "US", default_value_t = 0)]
     pub idle_backoff_us: u32,
-    /// Leave priorities alone; default: everything measured goes before all else, as far as allowed
+    /// Keep the scheduling priority of the measured processes. Default: raise it if allowed
     #[arg(long)]
     pub no_nice: bool,
 }

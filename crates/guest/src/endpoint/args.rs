@@ -9,21 +9,21 @@ use crate::keys::{KeyError, Keys};
 /// Gives network namespaces a NIC on a vhost-user port, kernel stack and offloads included.
 #[derive(Debug, Clone, clap::Args)]
 pub struct EndpointArgs {
-    /// A NIC: `socket=PATH[,netns=NAME][,mode=client|server][,mac=MAC][,ip=ADDR/LEN][,mtu=1500]`
-    /// `[,offloads=off][,queues=1][,if=eth0][,ring=256][,mrg=off][,packed=on]`
+    /// Add a NIC: `socket=PATH[,netns=NAME][,mode=client|server][,mac=MAC][,ip=ADDR/LEN]`
+    /// `[,mtu=1500][,offloads=off][,queues=1][,if=eth0][,ring=256][,mrg=off][,packed=on]`
     #[arg(long = "nic", required = true)]
     pub nics: Vec<NicSpec>,
-    /// Make namespaces that do not exist, and remove them at the end
+    /// Create missing namespaces, and remove them at the end
     #[arg(long)]
     pub create_netns: bool,
-    /// Seconds between JSON lines of counters on stdout
-    #[arg(long)]
+    /// Seconds between JSON lines of counters on standard output. Default: none
+    #[arg(long, value_name = "SECS")]
     pub stats_interval: Option<f64>,
     /// Microseconds to poll without a frame before sleeping
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, value_name = "US", default_value_t = 20)]
     pub spin_us: u64,
-    /// Core to pin the loop to
-    #[arg(long)]
+    /// CPU to run on. Default: any
+    #[arg(long, value_name = "CPU")]
     pub core: Option<usize>,
 }
 
@@ -51,7 +51,7 @@ impl FromStr for Switch {
         match text {
             "on" => Ok(Self(true)),
             "off" => Ok(Self(false)),
-            _ => Err("on or off is meant"),
+            _ => Err("write `on` or `off`"),
         }
     }
 }
@@ -63,7 +63,7 @@ impl FromStr for Prefix {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = "an address such as 10.0.0.1/24 is meant";
+        let bad = "write an address with its prefix length, such as 10.0.0.1/24";
         let (address, len) = text.split_once('/').ok_or(bad)?;
         let address: std::net::IpAddr = address.parse().map_err(|_| bad)?;
         let len: u8 = len.parse().map_err(|_| bad)?;
@@ -113,8 +113,9 @@ mod tests {
         let error = |text: &str| text.parse::<NicSpec>().unwrap_err().to_string();
         assert_eq!(error("netns=a"), "`netns=a`: socket is missing");
         assert!(
-            error("socket=/a,ip=10.0.0.1").ends_with("an address such as 10.0.0.1/24 is meant")
+            error("socket=/a,ip=10.0.0.1")
+                .ends_with("write an address with its prefix length, such as 10.0.0.1/24")
         );
-        assert!(error("socket=/a,offloads=maybe").ends_with("on or off is meant"));
+        assert!(error("socket=/a,offloads=maybe").ends_with("write `on` or `off`"));
     }
 }

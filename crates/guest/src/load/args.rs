@@ -9,12 +9,12 @@ use crate::keys::{KeyError, Keys};
 /// Drives VMs on vhost-user ports from one polling loop.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LoadArgs {
-    /// A VM: `name=a,socket=PATH,mac=MAC,ip=IP[,mode=client|server][,to=NAME]`
+    /// Add a VM: `name=a,socket=PATH,mac=MAC,ip=IP[,mode=client|server][,to=NAME]`
     /// `[,size=64|imix|64:7+1518:1][,rate=0|100k|1Gbit|stop][,flows=N][,vlan=N][,ring=256][,sink]`
     /// `[,features=event_idx+offloads][,without=in_order]`
     #[arg(long = "vm", required = true)]
     pub vms: Vec<VmSpec>,
-    /// A change: `NAME@SECONDS:rate=...,size=...,flows=...`
+    /// Change a VM's traffic during the run: `NAME@SECONDS:rate=...,size=...,flows=...`
     #[arg(long = "at")]
     pub at: Vec<PhaseArg>,
     /// Seconds to send and count
@@ -23,25 +23,25 @@ pub struct LoadArgs {
     /// Seconds to send before counting
     #[arg(long, default_value_t = 0.0)]
     pub warmup: f64,
-    /// Seconds between reports; 0 for none
+    /// Seconds between reports; 0: no reports
     #[arg(long, default_value_t = 1.0)]
     pub interval: f64,
-    /// Core to pin the loop to
+    /// CPU to run on. Default: any
     #[arg(long)]
     pub core: Option<usize>,
     /// Write and verify every byte of every frame
     #[arg(long)]
     pub touch: bool,
-    /// Packed rings for every VM; of one alone: `features=ring_packed`
+    /// Use packed rings for every VM. For one VM, write `features=ring_packed`
     #[arg(long)]
     pub packed: bool,
-    /// Frames a VM sends in a turn at most
+    /// Maximum number of frames that a VM sends in a turn
     #[arg(long, default_value_t = 32)]
     pub burst: usize,
     /// Seconds to wait for the switch
     #[arg(long, default_value_t = 5.0)]
     pub wait: f64,
-    /// Print JSON lines
+    /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
 }
@@ -54,10 +54,10 @@ pub enum SpecError {
     #[error(transparent)]
     Keys(#[from] KeyError),
     /// A change that names no time.
-    #[error("`{0}` is no change such as a@2.5:rate=100k")]
+    #[error("--at `{0}`: not a change; write one such as a@2.5:rate=100k")]
     Phase(String),
     /// A change for a VM that is not there.
-    #[error("--at names `{0}`, which is no --vm")]
+    #[error("--at: there is no VM `{0}`; name one of --vm")]
     NoSuchVm(String),
 }
 

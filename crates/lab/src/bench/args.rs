@@ -12,13 +12,13 @@ use penstock_guest::load::SizeMix;
 #[derive(Debug, Clone, clap::Subcommand)]
 #[non_exhaustive]
 pub enum Benchmark {
-    /// Frames from one VM to another: cycles per frame, frames per second
+    /// Send frames from one VM to another: cycles per frame, frames per second
     V2v(Box<V2vArgs>),
-    /// TCP from one kernel's stack to another through the switch, by iperf3
+    /// Send TCP through the switch with iperf3, from one namespace to another
     Tcp(TcpArgs),
-    /// One frame at a time: latency
+    /// Send one frame at a time: latency
     Rr(RrArgs),
-    /// The highest rates without loss and with 0.5 % of it, and a soak
+    /// Search the highest rates without loss and with 0.5 % loss, then soak
     Loss(LossArgs),
 }
 
@@ -32,7 +32,7 @@ pub enum Peer {
 /// Where the result goes.
 #[derive(Debug, Clone, clap::Args)]
 pub struct OutputArgs {
-    /// Write JSON to a file, `-` for standard output; default: text on standard output
+    /// Write JSON to a file; `-`: to standard output. Default: text on standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -73,13 +73,13 @@ impl FromStr for Sizes {
 /// `penstock-lab bench v2v`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct V2vArgs {
-    /// Measure this switch too, in turns with ours; exit status 1 if a bar does not hold
+    /// Also measure this switch, in turns with ours. Exit status 1 if a bar does not hold
     #[arg(long)]
     pub peer: Option<Peer>,
     /// Frame sizes, FCS included: a number, `imix`, or a mix such as `64:7+1518:1`
     #[arg(long, value_delimiter = ',', default_value = "64,512,1518,imix")]
     pub sizes: Vec<Sizes>,
-    /// Numbers of flows
+    /// Numbers of flows (1 to 1000000)
     #[arg(
         long,
         value_delimiter = ',',
@@ -87,42 +87,42 @@ pub struct V2vArgs {
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     pub flows: Vec<u32>,
-    /// Cases
+    /// Cases to measure
     #[arg(long, value_delimiter = ',', default_value = "l3,simple-match")]
     pub cases: Vec<Case>,
-    /// Runs of each switch
+    /// Number of runs of each switch (1 to 1000)
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Seconds of a run
     #[arg(long, default_value_t = 1.0, value_parser = seconds)]
     pub secs: f64,
-    /// Frames a second (`5M`) or bits (`2Gbit`) to offer; default: as many as the ring takes
+    /// Offered frames per second (`5M`) or bits per second (`2Gbit`). Default: as many as fit
     #[arg(long, value_name = "RATE")]
     pub offered: Option<String>,
-    /// Write only headers and leave what arrives unread; default: every line of every frame
+    /// Write only headers, and do not read received frames. Default: every cache line of each frame
     #[arg(long)]
     pub no_touch: bool,
     /// Descriptors of each ring
     #[arg(long, default_value_t = 256)]
     pub ring: u16,
-    /// Packed rings instead of split ones
+    /// Use packed rings instead of split rings
     #[arg(long)]
     pub packed: bool,
-    /// Penstock's schedule: `round-robin`, `hbs`
+    /// Schedule of Penstock: `round-robin` or `hbs`
     #[arg(long, default_value = "round-robin")]
     pub schedule: String,
     /// Ingress policy of Penstock's ports: `none`, `cycles-minmax`, `cycles-strict`
     #[arg(long, default_value = "none")]
     pub policy: String,
-    /// Frames leave each switch by an interface and come back in by another: what uplinks cost
+    /// Send frames out by one interface of the switch and back in by another: cost of uplinks
     #[arg(long, conflicts_with = "against_plain")]
     pub through: Option<Through>,
-    /// The receiver is an output with a queue: `fair-share` beside `fifo`, in turns; exit status 1
-    /// if it costs more than was promised
+    /// Receive at an output with a queue, `fair-share` and `fifo` in turns. Exit status 1 if
+    /// `fair-share` costs more than its bar
     #[arg(long, conflicts_with_all = ["against_plain", "through", "peer"])]
     pub shared: bool,
-    /// Measure Penstock with `round-robin` and `none` too, in turns; exit status 1 if what was
-    /// asked for costs more than was promised
+    /// Also measure Penstock with `round-robin` and `none`, in turns. Exit status 1 if --schedule
+    /// and --policy cost more than their bar
     #[arg(long, conflicts_with = "peer")]
     pub against_plain: bool,
     /// Cores and priorities.
@@ -136,11 +136,11 @@ pub struct V2vArgs {
 /// `penstock-lab bench tcp`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TcpArgs {
-    /// Measure this switch too, without and with `userspace-tso-enable`, in turns with ours; exit
+    /// Also measure this switch, without and with `userspace-tso-enable`, in turns with ours. Exit
     /// status 1 if a bar does not hold
     #[arg(long)]
     pub peer: Option<Peer>,
-    /// Numbers of parallel streams
+    /// Numbers of parallel streams (1 to 128)
     #[arg(
         long,
         value_delimiter = ',',
@@ -151,10 +151,10 @@ pub struct TcpArgs {
     /// Checksum and segmentation offload of the endpoints
     #[arg(long, value_delimiter = ',', default_value = "on,off")]
     pub offloads: Vec<OnOff>,
-    /// Runs of each switch
+    /// Number of runs of each switch (1 to 1000)
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
-    /// Seconds of a run, whole ones
+    /// Whole seconds of a run (1 to 3600)
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub secs: u32,
     /// Cores and priorities.
@@ -177,13 +177,13 @@ pub enum OnOff {
 /// `penstock-lab bench rr`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RrArgs {
-    /// Measure this switch too, in turns with ours; exit status 1 if a bar does not hold
+    /// Also measure this switch, in turns with ours. Exit status 1 if a bar does not hold
     #[arg(long)]
     pub peer: Option<Peer>,
-    /// Frame sizes, as of v2v
+    /// Frame sizes, FCS included: a number, `imix`, or a mix such as `64:7+1518:1`
     #[arg(long, value_delimiter = ',', default_value = "64")]
     pub sizes: Vec<Sizes>,
-    /// Runs of each switch
+    /// Number of runs of each switch (1 to 1000)
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Seconds of a run
@@ -203,38 +203,38 @@ pub struct RrArgs {
 /// `penstock-lab bench loss`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LossArgs {
-    /// Search this switch's rates too
+    /// Also search the rates of this switch
     #[arg(long)]
     pub peer: Option<Peer>,
-    /// Frame sizes, as of v2v
+    /// Frame sizes, FCS included: a number, `imix`, or a mix such as `64:7+1518:1`
     #[arg(long, value_delimiter = ',', default_value = "64")]
     pub sizes: Vec<Sizes>,
-    /// As of v2v: frames leave each switch by an interface and come back in by another
+    /// Send frames out by one interface of the switch and back in by another
     #[arg(long)]
     pub through: Option<Through>,
-    /// Flows
+    /// Number of flows (1 to 1000000)
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub flows: u32,
-    /// Seconds of a trial on the way
+    /// Seconds of one trial of the search
     #[arg(long, default_value_t = 1.0, value_parser = seconds)]
     pub trial: f64,
-    /// Seconds of trials at the rate that was found, in all
+    /// Total seconds of trials that confirm the rate found
     #[arg(long, default_value_t = 21.0, value_parser = seconds)]
     pub confirm: f64,
-    /// Seconds of trials for each goal, after which its search ends as it stands
+    /// Total seconds of trials for a goal. Its search then ends with the best rate so far
     #[arg(long, value_name = "SECS", default_value_t = 180.0, value_parser = seconds)]
     pub search_limit: f64,
-    /// Leave the search out: only the soak
+    /// Skip the search and only soak
     #[arg(long, requires = "soak")]
     pub no_search: bool,
-    /// Then send for so many seconds; exit status 1 if a frame is lost
+    /// Soak: send for SECS seconds after the search. Exit status 1 if a frame is lost
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     pub soak: Option<f64>,
-    /// At this share of the maximum, in percent
+    /// Rate of the soak, in percent of the maximum (1 to 100)
     #[arg(long, value_name = "PERCENT", default_value_t = 80)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub at: u32,
-    /// Descriptors of each ring: enough to bridge a timer tick at the rates in question
+    /// Descriptors of each ring. A ring must hold the frames of one timer tick
     #[arg(long, default_value_t = 1024)]
     pub ring: u16,
     /// Cores and priorities.

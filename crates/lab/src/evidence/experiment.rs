@@ -86,13 +86,13 @@ impl Experiment {
 /// Settings of live runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LiveArgs {
-    /// Seconds of one measurement; default: the experiment's
+    /// Seconds of one measurement. Default: the experiment's own
     #[arg(long, value_name = "SECS", value_parser = crate::bench::seconds)]
     pub secs: Option<f64>,
-    /// Measurements of each thing; default: the experiment's
+    /// Number of measurements of each case (1 to 1000). Default: the experiment's own
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: Option<u32>,
-    /// Measure this switch beside ours, where the experiment can; needs root
+    /// Also measure this switch, if the experiment can; needs root
     #[arg(long)]
     pub peer: Option<Peer>,
     /// Cores and priorities.

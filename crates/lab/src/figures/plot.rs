@@ -18,23 +18,23 @@ use penstock_guest::load::IntervalReport;
 /// Draws runs of `lab load --json` over time, side by side.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PlotArgs {
-    /// A run: its title and the lines that `lab load --json --interval` printed; or any title and
-    /// an experiment's results
+    /// Run to draw: its title, and a file with the output of `penstock-lab load --json` or an
+    /// experiment's results
     #[arg(required = true, value_name = "TITLE=FILE")]
     pub runs: Vec<Named<PathBuf>>,
-    /// Something that happens in every run, such as `10=flood begins`
+    /// Mark an event of every run, such as `10=flood begins`
     #[arg(long = "event", value_name = "SECONDS=WHAT")]
     pub events: Vec<Event>,
-    /// Only these VMs, in this order; default: all that received something
+    /// VMs to draw, in this order. Default: all that received frames
     #[arg(long, value_delimiter = ',', value_name = "VM")]
     pub vms: Vec<String>,
-    /// What a VM bought, in Gbit/s: drawn as a level
+    /// Draw the rate that a VM purchased, in Gbit/s, as a level
     #[arg(long, value_name = "VM=GBITS")]
     pub bought: Vec<Named<f64>>,
     /// Title of the picture
     #[arg(long, default_value = "Bandwidth over time")]
     pub title: String,
-    /// Write the picture here
+    /// Write the picture to a file
     #[arg(long, value_name = "FILE.svg")]
     pub out: Option<PathBuf>,
 }

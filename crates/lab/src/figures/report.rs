@@ -22,10 +22,10 @@ use crate::evidence::{Mode, OVS_DPDK, Record};
 /// Makes one page of all results in a directory.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReportArgs {
-    /// Directory with the results of `lab run --out`
+    /// Directory with the results of `penstock-lab run --out`
     #[arg(default_value = ".", value_name = "RESULTS")]
     pub results: PathBuf,
-    /// Directory to write report.html into; default: that of the results
+    /// Directory to write report.html into. Default: the directory of the results
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }

@@ -24,20 +24,20 @@ const ALL: &str = "all";
 /// Runs experiments and says which of their claims hold.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RunArgs {
-    /// Experiments, as `lab list` names them, or `all`
+    /// Experiments, as `penstock-lab list` names them, or `all`
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Where: `sim` on virtual time at the paper's scale, `live` on this machine
+    /// Run simulated at the paper's scale (`sim`), or on this machine (`live`)
     #[arg(long, value_enum, default_value_t = Mode::Sim)]
     pub mode: Mode,
-    /// Seed of everything random
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1, conflicts_with = "seeds")]
     pub seed: u64,
-    /// Once for each of these seeds, such as 1-20
+    /// Run once for each seed of a range, such as 1-20 (10000 seeds at most)
     #[arg(long, value_name = "A-B")]
     pub seeds: Option<SeedRange>,
-    /// Let phases of simulated figures last this part of what they should: a quick look, and not
-    /// the figure
+    /// Shorten the phases of simulated figures to this part (0.1 to 1). The result is a quick look,
+    /// not the figure
     #[arg(
         long,
         value_name = "PART",
@@ -46,15 +46,14 @@ pub struct RunArgs {
         conflicts_with = "out"
     )]
     pub vary: f64,
-    /// Markdown file with a list of claims that are known as missed, such as docs/figures.md:
-    /// exit status 1 if another one is missed, or one by more than is listed, and if a listed one
-    /// holds in a simulation
+    /// Markdown file that lists the claims known as missed, such as docs/figures.md. Exit status 1
+    /// if another claim is missed, if one is missed by more, or if a listed one holds in simulation
     #[arg(long, value_name = "FILE")]
     pub missed: Option<PathBuf>,
-    /// Write the results here; `-`: to standard output, and no table
+    /// Write the results as JSON to a file; `-`: to standard output, without the table
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write NAME-MODE.json, .svg, .csv and, for a demo, .txt into this directory
+    /// Write NAME-MODE.json, .svg, .csv and, for a demo, .txt into a directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Settings of live runs.
@@ -76,7 +75,7 @@ impl FromStr for SeedRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no range of at most {SEEDS_MAX} seeds such as 1-20");
+        let wrong = || format!("`{text}`: write 1 to {SEEDS_MAX} seeds, such as 1-20");
         let (first, last) = text.split_once('-').ok_or_else(wrong)?;
         let first: u64 = first.trim().parse().map_err(|_| wrong())?;
         let last: u64 = last.trim().parse().map_err(|_| wrong())?;
@@ -93,7 +92,7 @@ const PART_MIN: f64 = 0.1;
 fn part(text: &str) -> Result<f64, String> {
     let part: Option<f64> = text.parse().ok();
     let part = part.filter(|part| (PART_MIN..=1.0).contains(part));
-    part.ok_or_else(|| format!("`{text}` is no part from {PART_MIN} to 1"))
+    part.ok_or_else(|| format!("`{text}`: write a number from {PART_MIN} to 1"))
 }
 
 impl RunArgs {

@@ -43,13 +43,13 @@ const LIMIT_BUSY: f64 = 0.95;
 /// The command line.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CalibrateArgs {
-    /// Less than a minute, with fewer and shorter windows
+    /// Measure for less than a minute, with fewer and shorter windows
     #[arg(long)]
     pub quick: bool,
-    /// The file to write, `-` for standard output
+    /// File to write the cost model to; `-`: standard output
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Rounds; default: 5, with --quick 2
+    /// Number of rounds (1 to 100). Default: 5; with --quick: 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
     /// Where it runs.
@@ -104,7 +104,7 @@ pub fn run(args: &CalibrateArgs, guard: &Guard) -> anyhow::Result<Calibration> {
         cores: cores.into(),
         numa_remote: Coefficient::published(NUMA_PUBLISHED),
     })
-    .context("the figures make no model; the machine was too busy, measure again")?;
+    .context("the measurements make no cost model, as the machine was too busy; measure again")?;
     Ok(Calibration { model, notes })
 }
 

@@ -18,14 +18,14 @@ use crate::wire::{REPLY_BYTES_MAX, v1};
 /// A connected client.
 pub type Client = HostServiceClient<Channel>;
 
-/// Longest a single request may take: a port that attaches waits for the kernel, not for a guest.
+/// Longest time of a request. A port that attaches waits for the kernel, not for a guest.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
-/// The daemon said no; the text is its own, made for people.
+/// A refused request, with the daemon's own text.
 #[derive(Debug)]
 pub struct Refused {
     text: String,
-    /// It does not know the request.
+    /// Whether the daemon does not know the request.
     unknown: bool,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Refused {
-    /// What a failed request says to the person who made it.
+    /// The error of a failed request.
     #[must_use]
     pub fn from_status(status: &Status) -> Self {
         let text = match status.code() {
@@ -52,7 +52,8 @@ impl Refused {
                 )
             }
             Code::Unimplemented => {
-                "daemon: does not know this request; it is older than this program, restart it"
+                "daemon: it does not know this request, as it is older than this program; restart \
+                 the daemon"
                     .to_owned()
             }
             _ if status.message().is_empty() => format!("daemon: {}", status.code()),
@@ -67,17 +68,17 @@ pub fn refused(status: Status) -> anyhow::Error {
     Refused::from_status(&status).into()
 }
 
-/// Whose socket a request is made at.
+/// The program that should listen on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// That of a host's daemon.
+    /// The daemon of a switch.
     Host,
-    /// That of a controller.
+    /// A controller.
     Controller,
 }
 
-/// Awaits `asked`, requests to the daemon `whose` socket it should be. If nobody knows them there,
-/// the error says whether that is the other daemon.
+/// Awaits `asked`, requests to the program `whose`. If the program on the socket does not know
+/// them, the error says whether it is the other one.
 ///
 /// # Errors
 /// As `asked`.
@@ -94,12 +95,12 @@ pub async fn at_socket_of<T>(
     let at = socket.display();
     match whose {
         Whose::Host if is_controllers(socket).await => anyhow::bail!(
-            "socket {at}: a controller answers there, and no switch; name the switch's socket with \
-             --socket, or ask with `penstock controller`"
+            "socket {at}: a controller answers, not a switch; name the switch's socket with \
+             --socket or PENSTOCK_SOCKET, or use `penstock controller`"
         ),
         Whose::Controller if is_hosts(socket).await => anyhow::bail!(
-            "socket {at}: the daemon of a switch answers there, and no controller; name the \
-             controller's socket with --socket"
+            "socket {at}: the daemon of a switch answers, not a controller; name the controller's \
+             socket with --socket or PENSTOCK_SOCKET"
         ),
         _ => answer,
     }
@@ -119,7 +120,7 @@ async fn is_controllers(socket: &Path) -> bool {
 /// Connects to the daemon.
 ///
 /// # Errors
-/// Nobody listens there, or it is not ours to talk to: says what to do.
+/// No program listens on the socket, or this user may not connect.
 pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
     const ABSENT: &str = "the daemon is not running; start it with `systemctl start penstock` or \
                           `penstock host run --config FILE`, or name another socket with --socket";
@@ -157,7 +158,7 @@ fn cannot_connect(socket: &Path, error: &std::io::Error, absent: &str) -> anyhow
             anyhow::anyhow!("socket {at}: {absent}")
         }
         std::io::ErrorKind::PermissionDenied => anyhow::anyhow!(
-            "socket {at}: permission denied; only the daemon's user may talk to it, use sudo"
+            "socket {at}: permission denied, only the daemon's user may connect; use sudo"
         ),
         _ => anyhow::anyhow!("socket {at}: {error}"),
     }
@@ -187,7 +188,8 @@ mod tests {
         assert_eq!(refused(status).to_string(), "port vm9: not there; see `penstock port list`");
         assert_eq!(
             refused(Status::unimplemented("")).to_string(),
-            "daemon: does not know this request; it is older than this program, restart it"
+            "daemon: it does not know this request, as it is older than this program; restart the \
+             daemon"
         );
     }
 }

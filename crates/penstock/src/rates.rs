@@ -1,4 +1,4 @@
-//! Rates between two readings of the counters: what `stats --watch` and `top` show.
+//! Rates between two readings of the counters, for `stats --watch` and `top`.
 //!
 //! **Rule.** A rate is the difference of a counter over the difference of the readings' time.
 //! A counter that went back (the daemon restarted, a port was replaced) starts from 0 again, so a

@@ -88,6 +88,23 @@ pub fn count(value: u64) -> String {
     text
 }
 
+/// A count and its noun, in the plural unless it is one: `1 port`, `1,200 addresses`.
+#[must_use]
+pub fn counted(value: u64, noun: &str) -> String {
+    let ending = match (value, noun.ends_with('s')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{} {noun}{ending}", count(value))
+}
+
+/// As [`counted`], of a length.
+#[must_use]
+pub fn counted_items(items: usize, noun: &str) -> String {
+    counted(u64::try_from(items).unwrap_or(u64::MAX), noun)
+}
+
 /// A number with a decimal prefix and three significant digits: `12.3 M`.
 fn prefixed(value: f64, unit: &str) -> String {
     const PREFIXES: [&str; 5] = ["", "k", "M", "G", "T"];
@@ -142,7 +159,7 @@ pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// A duration in the two largest units: `3d 4h`, `5m 12s`, `42s`.
+/// A duration in its two largest units: `3d 4h`, `5m 12s`, `42s`.
 #[must_use]
 pub fn seconds(value: u64) -> String {
     let (days, hours, minutes) = (value / 86_400, value / 3_600 % 24, value / 60 % 60);
@@ -191,6 +208,8 @@ mod tests {
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");
         assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!((counted(1, "port"), counted(0, "port")), ("1 port".into(), "0 ports".into()));
+        assert_eq!(counted_items(1_200, "address"), "1,200 addresses");
         assert_eq!(frames_per_second(0.0), "0 pps");
         assert_eq!(frames_per_second(1_488_095.0), "1.49 Mpps");
         assert_eq!(bits_per_second(9_999_999_999.0), "10.00 Gbit/s".replace("10.00", "10.0"));

@@ -34,13 +34,13 @@ pub fn control_cpus(allowed: &[u32], workers: &[u32], configured: &[u32]) -> Vec
 /// # Errors
 /// A CPU is not there or not allowed.
 pub fn confine(cpus: &[u32]) -> Result<()> {
-    ensure!(!cpus.is_empty(), "control cores: none");
+    ensure!(!cpus.is_empty(), "control cores: the list is empty; name at least one CPU");
     let mut set = CpuSet::new();
     for cpu in cpus {
         set.set(usize::try_from(*cpu)?).with_context(|| format!("control core {cpu}"))?;
     }
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| {
-        format!("control cores {cpus:?}: the kernel refuses; name CPUs the daemon may use")
+        format!("control cores {cpus:?}: refused by the kernel; name CPUs that the daemon may use")
     })
 }
 

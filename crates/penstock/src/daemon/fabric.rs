@@ -39,7 +39,7 @@ pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)
     let Some(joining) = host.config().joining(directory) else { return Ok(None) };
     if let Some(folder) = joining.plan.parent() {
         std::fs::create_dir_all(folder).with_context(|| {
-            format!("[fabric]: no place for the plan in {}; change `plan`", folder.display())
+            format!("[fabric] plan: folder {} cannot be created; change `plan`", folder.display())
         })?;
     }
     let tls = joining.tls.map(|tls| AgentTls {
@@ -106,7 +106,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, SideError> {
     let host = Arc::clone(host);
     let done = tokio::task::spawn_blocking(move || call(&host)).await;
-    done.map_err(|error| SideError(format!("the call broke: {error}")))
+    done.map_err(|error| SideError(format!("internal error: {error}")))
 }
 
 #[tonic::async_trait]
@@ -125,14 +125,14 @@ impl HostSide for Side {
         let change = change.map_err(|error| SideError(error.to_string()))?;
         let stamp = plan.stamp;
         if !change.changes.is_empty() {
-            tracing::info!(%stamp, changes = ?change.changes, "the fabric's plan is in force");
+            tracing::info!(%stamp, changes = ?change.changes, "new plan of the fabric in force");
         }
         let absent: BTreeSet<String> = change.absent.into_iter().collect();
         let before = std::mem::replace(&mut *lock(&self.absent), absent.clone());
         if !absent.is_empty() && absent != before {
             tracing::warn!(
                 %stamp, tenants = ?absent,
-                "the plan names tenants that this host does not have; add them before their VMs"
+                "the plan has tenants that this host lacks; add them before their VMs"
             );
         }
         Ok(())

@@ -7,17 +7,19 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::LogFormat;
 
+/// The remedy for a wrong filter.
+const EXAMPLE: &str = "write one such as info,penstock=debug";
+
 /// Installs the subscriber; `RUST_LOG` wins over the configured filter.
 ///
 /// # Errors
-/// The filter is wrong, or a subscriber is there already.
+/// The filter is wrong, or a subscriber is installed already.
 pub fn install(format: LogFormat, configured: &str) -> Result<()> {
     let filter = match std::env::var("RUST_LOG") {
-        Ok(text) if !text.is_empty() => {
-            EnvFilter::try_new(&text).with_context(|| format!("RUST_LOG: '{text}' is no filter"))?
-        }
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
+            .with_context(|| format!("RUST_LOG: '{text}' is not a log filter; {EXAMPLE}"))?,
         _ => EnvFilter::try_new(configured)
-            .with_context(|| format!("[host] log: '{configured}' is no filter"))?,
+            .with_context(|| format!("log: '{configured}' is not a log filter; {EXAMPLE}"))?,
     };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     let installed = match format {

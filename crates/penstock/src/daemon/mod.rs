@@ -86,7 +86,7 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
         config.host.socket = socket.to_owned();
     }
     logs::install(args.log_format, &config.host.log)?;
-    let (listener, guard) = socket::take(&config.host.socket)?;
+    let (listener, guard) = socket::take(&config.host.socket, "[host] socket")?;
     listen::open_many();
     let pages = take_address(&config)?;
     let control_cores = config.worker.control_cores.clone();
@@ -123,7 +123,9 @@ pub fn help(log_format: LogFormat) -> Result<ExitCode> {
 fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
     let Some(address) = config.host.metrics else { return Ok(None) };
     let listener = TcpListener::bind(address).with_context(|| {
-        format!("metrics address {address}: cannot listen; free it or change [host] metrics")
+        format!(
+            "[host] metrics {address}: cannot listen; stop the process that listens, or change it"
+        )
     })?;
     Ok(Some(listener))
 }
@@ -223,7 +225,7 @@ async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
         tasks.abort_all();
     }
     let stopped = tokio::task::spawn_blocking(move || host.shutdown()).await;
-    stopped.context("daemon: the shutdown broke")?.context("daemon: shutdown")?;
+    stopped.context("daemon: internal error in the shutdown")?.context("daemon: shutdown")?;
     tracing::info!("stopped");
     Ok(())
 }
@@ -241,10 +243,13 @@ async fn reload(host: &Arc<Host>, notifier: &Notifier) {
             for error in &errors.0 {
                 tracing::error!("{error}");
             }
-            tracing::error!(mistakes = errors.0.len(), "configuration refused, the former goes on");
+            tracing::error!(
+                mistakes = errors.0.len(),
+                "configuration refused, the former one stays in force"
+            );
             notifier.send(&format!("STATUS={ports} ports; last reload refused"));
         }
-        Err(error) => tracing::error!(%error, "reload broke"),
+        Err(error) => tracing::error!(%error, "reload failed"),
     }
 }
 
@@ -298,7 +303,7 @@ async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<(
             host.remember();
         })
         .await
-        .context("daemon: the watch over links broke")?;
+        .context("daemon: internal error in the watch of links")?;
     }
 }
 
@@ -326,7 +331,7 @@ async fn watchdog(
             !ticked.status().workers.iter().any(|worker| worker.stalled)
         })
         .await
-        .context("daemon: the watchdog broke")?;
+        .context("daemon: internal error in the watchdog")?;
         if healthy && tell_every.is_some_and(|every| now - told + TICK > every) {
             notifier.send("WATCHDOG=1");
             told = now;

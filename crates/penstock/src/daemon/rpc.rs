@@ -43,7 +43,7 @@ impl Service {
     {
         let host = Arc::clone(&self.host);
         tokio::task::spawn_blocking(move || call(&host)).await.map_err(|error| {
-            Status::internal(format!("daemon: the request broke: {error}; see its log"))
+            Status::internal(format!("daemon: internal error: {error}; see its log"))
         })
     }
 
@@ -236,7 +236,7 @@ impl HostService for Service {
         let filter = FdbFilter { tenant: request.tenant, vlan, port: request.port };
         let flushed = self.call(move |host| host.fdb_flush(&filter)).await?;
         let flushed = flushed.map_err(|error| status(&error))?;
-        tracing::info!(flushed, "learned addresses forgotten");
+        tracing::info!(flushed, "learned addresses deleted");
         Ok(Response::new(v1::FlushFdbReply { flushed: u64::try_from(flushed).unwrap_or(u64::MAX) }))
     }
 

@@ -34,15 +34,15 @@ pub struct SocketGuard {
     _lock: Flock<File>,
 }
 
-/// Takes the socket.
+/// Takes the socket. `key` is the key of the configuration that sets its path, for errors.
 ///
 /// # Errors
-/// Another daemon has it, the path is not a socket, or the directory cannot be written.
-pub fn take(path: &Path) -> Result<(UnixListener, SocketGuard)> {
+/// Another process has it, the path is not a socket, or the directory cannot be written.
+pub fn take(path: &Path, key: &str) -> Result<(UnixListener, SocketGuard)> {
     let at = path.display();
     make_parent(path).with_context(|| format!("socket {at}"))?;
-    let lock = lock(path)?;
-    remove_stale(path)?;
+    let lock = lock(path, key)?;
+    remove_stale(path, key)?;
     let listener = bind(path).with_context(|| format!("socket {at}: cannot listen"))?;
     listener.set_nonblocking(true).with_context(|| format!("socket {at}"))?;
     let metadata = fs::symlink_metadata(path).with_context(|| format!("socket {at}"))?;
@@ -90,7 +90,7 @@ fn make_parent(path: &Path) -> Result<()> {
         .with_context(|| format!("directory {} cannot be created", parent.display()))
 }
 
-fn lock(path: &Path) -> Result<Flock<File>> {
+fn lock(path: &Path, key: &str) -> Result<Flock<File>> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let name = PathBuf::from(name);
@@ -108,8 +108,8 @@ fn lock(path: &Path) -> Result<Flock<File>> {
     let metadata = file.metadata().with_context(|| format!("lock file {at}"))?;
     ensure!(
         metadata.is_file() && metadata.uid() == geteuid().as_raw() && metadata.nlink() == 1,
-        "lock file {at}: another user's, or another name of a file elsewhere; remove it or \
-         configure another [host] socket"
+        "lock file {at}: it belongs to another user, or is a link to another file; remove it or \
+         configure another {key}"
     );
     // Read before the lock: only to say in an error who has it.
     let mut holder = String::new();
@@ -117,8 +117,8 @@ fn lock(path: &Path) -> Result<Flock<File>> {
     let mut locked = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(locked) => locked,
         Err((_, Errno::EWOULDBLOCK)) => bail!(
-            "socket {}: another daemon (pid {}) has it; stop that one or configure another \
-             [host] socket",
+            "socket {}: another process (pid {}) listens on it; stop that process or configure \
+             another {key}",
             path.display(),
             holder.trim()
         ),
@@ -133,7 +133,7 @@ fn lock(path: &Path) -> Result<Flock<File>> {
     Ok(locked)
 }
 
-fn remove_stale(path: &Path) -> Result<()> {
+fn remove_stale(path: &Path, key: &str) -> Result<()> {
     let at = path.display();
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -142,12 +142,12 @@ fn remove_stale(path: &Path) -> Result<()> {
     };
     ensure!(
         metadata.file_type().is_socket(),
-        "socket {at}: a file that is no socket is there; remove it or configure another [host] \
-         socket"
+        "socket {at}: the path is a file, not a socket; remove it or configure another {key}"
     );
     if UnixStream::connect(path).is_ok() {
         bail!(
-            "socket {at}: another program listens there; stop it or configure another [host] socket"
+            "socket {at}: another process listens on it; stop that process or configure another \
+             {key}"
         );
     }
     fs::remove_file(path).with_context(|| format!("socket {at}: stale, cannot be removed"))
@@ -156,6 +156,8 @@ fn remove_stale(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const KEY: &str = "[controller] socket";
 
     /// An own directory, removed at the end.
     struct Scratch(PathBuf);
@@ -178,7 +180,7 @@ mod tests {
     fn the_socket_is_private_from_birth_and_gone_at_the_end() {
         let scratch = Scratch::new("socket-mode");
         let path = scratch.0.join("run/host.sock");
-        let (listener, guard) = take(&path).unwrap();
+        let (listener, guard) = take(&path, KEY).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(
             fs::metadata(scratch.0.join("run")).unwrap().permissions().mode() & 0o777,
@@ -192,13 +194,14 @@ mod tests {
     fn a_second_daemon_is_refused_and_the_first_keeps_its_socket() {
         let scratch = Scratch::new("socket-second");
         let path = scratch.0.join("host.sock");
-        let first = take(&path).unwrap();
-        let error = take(&path).unwrap_err().to_string();
+        let first = take(&path, KEY).unwrap();
+        let error = take(&path, KEY).unwrap_err().to_string();
         let pid = std::process::id();
-        assert!(error.contains(&format!("another daemon (pid {pid}) has it")), "{error}");
+        assert!(error.contains(&format!("another process (pid {pid}) listens on it")), "{error}");
+        assert!(error.ends_with("configure another [controller] socket"), "{error}");
         assert!(path.exists());
         drop(first);
-        take(&path).unwrap();
+        take(&path, KEY).unwrap();
     }
 
     #[test]
@@ -208,7 +211,7 @@ mod tests {
         fs::create_dir_all(&scratch.0).unwrap();
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        take(&path).unwrap();
+        take(&path, KEY).unwrap();
     }
 
     #[test]
@@ -217,11 +220,11 @@ mod tests {
         fs::create_dir_all(&scratch.0).unwrap();
         let file = scratch.0.join("file");
         fs::write(&file, "precious").unwrap();
-        assert!(take(&file).unwrap_err().to_string().contains("no socket"));
+        assert!(take(&file, KEY).unwrap_err().to_string().contains("a file, not a socket"));
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
         let path = scratch.0.join("live.sock");
         let _live = UnixListener::bind(&path).unwrap();
-        assert!(take(&path).unwrap_err().to_string().contains("another program listens"));
+        assert!(take(&path, KEY).unwrap_err().to_string().contains("another process listens"));
     }
 
     #[test]
@@ -232,12 +235,12 @@ mod tests {
         let lock = scratch.0.join("host.sock.lock");
         fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, &lock).unwrap();
-        assert!(take(&path).is_err(), "a link");
+        assert!(take(&path, KEY).is_err(), "a link");
         fs::remove_file(&lock).unwrap();
         fs::hard_link(&precious, &lock).unwrap();
-        assert!(take(&path).unwrap_err().to_string().contains("another name of a file"));
+        assert!(take(&path, KEY).unwrap_err().to_string().contains("is a link to another file"));
         assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
         fs::remove_file(&lock).unwrap();
-        take(&path).unwrap();
+        take(&path, KEY).unwrap();
     }
 }

@@ -51,14 +51,17 @@ pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> 
     let Some(switching) = host.config().switching(directory) else { return Ok(None) };
     if let Some(folder) = switching.plan.parent() {
         std::fs::create_dir_all(folder).with_context(|| {
-            format!("[switch]: no place for the plan in {}; change `plan`", folder.display())
+            format!("[switch] plan: folder {} cannot be created; change `plan`", folder.display())
         })?;
     }
     let side = Arc::new(Side { host: Arc::clone(host) });
     let inner = Arc::new(FabricSwitch::new(&switching.name, &switching.plan, side));
     let door = switching.listen.map(|(address, tls)| {
         let listener = TcpListener::bind(address).with_context(|| {
-            format!("[switch] listen {address}: cannot listen; free it or change it")
+            format!(
+                "[switch] listen {address}: cannot listen; stop the process that listens, or \
+                 change it"
+            )
         })?;
         listener.set_nonblocking(true).with_context(|| format!("[switch] listen {address}"))?;
         let files = PemFiles { ca: tls.ca, certificate: tls.cert, key: tls.key, crl: tls.crl };
@@ -80,10 +83,15 @@ impl Switch {
     pub async fn take_up(&self) {
         let name = self.inner.name();
         match self.inner.take_up().await {
-            Ok(Some(stamp)) => tracing::info!(switch = name, %stamp, "as before the restart"),
+            Ok(Some(stamp)) => {
+                tracing::info!(switch = name, %stamp, "decision from before the restart in force")
+            }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(switch = name, "what it was told before the restart: {error}");
+                tracing::warn!(
+                    switch = name,
+                    "the decision from before the restart cannot be restored: {error}"
+                );
             }
         }
     }
@@ -160,7 +168,7 @@ impl Side {
     ) -> Result<T, SideError> {
         let host = Arc::clone(&self.host);
         let done = tokio::task::spawn_blocking(move || call(&host)).await;
-        let done = done.map_err(|error| SideError(format!("the call broke: {error}")))?;
+        let done = done.map_err(|error| SideError(format!("internal error: {error}")))?;
         done.map_err(|error| SideError(error.to_string()))
     }
 }
@@ -179,7 +187,7 @@ impl SwitchSide for Side {
         let ports: BTreeMap<_, _> = ports.iter().map(queues).collect();
         let changes = self.blocking(move |host| host.set_switch(&ports)).await?;
         if !changes.is_empty() {
-            tracing::info!(?changes, "queues are as a controller said");
+            tracing::info!(?changes, "queues set by a controller");
         }
         Ok(())
     }

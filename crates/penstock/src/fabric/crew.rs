@@ -65,7 +65,7 @@ impl Maker {
 fn fabric(file: &ControllerFile) -> Result<Fabric> {
     let (of, settings) = (&file.fabric, file.binding.clone());
     let fabric = Fabric::new(of.topology.clone(), of.headroom_permille, of.policy, settings);
-    let mut fabric = fabric.context("the settings of the fabric")?;
+    let mut fabric = fabric.context("settings of the fabric")?;
     for (node, service) in &of.out {
         let name = of.topology.name(*node).to_string();
         fabric.set_service(&name, *service, false).map_err(|error| anyhow::anyhow!("{error}"))?;

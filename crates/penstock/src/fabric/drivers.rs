@@ -105,7 +105,7 @@ fn sonic(
         Mode::StaticMap => MapMode::Static(values.zip(1..file.binding.queues).collect()),
         Mode::PerPortMap => MapMode::PerPort,
         Mode::PerEgressMap => anyhow::bail!(
-            "switch {name}: SONiC maps code points where packets come in; write `map = \
+            "switch {name}: SONiC maps DSCPs at the ingress port; write `map = \
              \"per-port-map\"` or \"static-map\""
         ),
     };

@@ -57,12 +57,12 @@ pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
     logs::install(args.log_format, &args.log)?;
     if let Some(folder) = file.socket.parent() {
         std::fs::create_dir_all(folder)
-            .with_context(|| format!("socket's folder {}", folder.display()))?;
+            .with_context(|| format!("[controller] socket: folder {}", folder.display()))?;
     }
     listen::open_many();
-    let (operators, guard) = socket::take(&file.socket)?;
-    let agents = file.agents.map(take_address).transpose()?;
-    let page = file.page.map(take_address).transpose()?;
+    let (operators, guard) = socket::take(&file.socket, "[controller] socket")?;
+    let agents = file.agents.map(|at| take_address("agents", at)).transpose()?;
+    let page = file.page.map(|at| take_address("page", at)).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("penstock-fabric")
@@ -70,14 +70,19 @@ pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
         .build()
         .context("runtime cannot start")?;
     let served = runtime.block_on(serve(file, args.observe, operators, agents, page));
+    let served = served.with_context(|| args.config.display().to_string());
     runtime.shutdown_timeout(Duration::from_millis(500));
     drop(guard);
     served.map(|()| ExitCode::SUCCESS)
 }
 
-fn take_address(address: std::net::SocketAddr) -> Result<TcpListener> {
-    let listener = TcpListener::bind(address)
-        .with_context(|| format!("address {address}: cannot listen; free it or change it"))?;
+fn take_address(key: &str, address: std::net::SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).with_context(|| {
+        format!(
+            "[controller] {key} {address}: cannot listen; stop the process that listens, or \
+                 change it"
+        )
+    })?;
     listener.set_nonblocking(true).with_context(|| format!("address {address}"))?;
     Ok(listener)
 }
@@ -150,7 +155,9 @@ async fn serve(
     if let Some(listener) = agents {
         let identity = if tls.is_some() { Identity::Certificate } else { Identity::Trusted };
         if identity == Identity::Trusted {
-            tracing::warn!("without [tls] any program on the network can say that it is a host");
+            tracing::warn!(
+                "no [tls]: any program on the network can pretend to be a host; write [tls]"
+            );
         }
         let server = AgentServer::new(hosts, controller.leading(), identity, report_ms);
         let limits = Limits { per_certificate, ..Limits::default() };
@@ -167,9 +174,9 @@ async fn serve(
         _ = term.recv() => None,
         _ = int.recv() => None,
         Some(ended) = tasks.join_next() => Some(match ended {
-            Ok(Ok(())) => anyhow::anyhow!("controller: a service ended by itself"),
+            Ok(Ok(())) => anyhow::anyhow!("controller: a service ended unexpectedly; see the log"),
             Ok(Err(error)) => error,
-            Err(error) => anyhow::anyhow!("controller: a service broke: {error}"),
+            Err(error) => anyhow::anyhow!("controller: internal error in a service: {error}"),
         }),
     };
     notifier.send("STOPPING=1");

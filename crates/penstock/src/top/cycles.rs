@@ -1,34 +1,35 @@
-//! The view of cycles: what each port may use of its core, and what it does.
+//! The view of cycles: each port's entitlement to its core, and its usage.
 
 use penstock_control::api::PortStatus;
 
 use super::model::Model;
 use crate::rates::PortRates;
-use crate::table::{Align, Table, cycle_rate, or_dash, percent, to_f64};
+use crate::table::{Align, Table, cycle_rate, cycles_per_second, or_dash, percent, to_f64};
 
-/// The columns.
+/// The columns; cycles per second, delay as mean and maximum.
 pub const HEADING: [&str; 12] = [
     "PORT",
     "POLICY",
     "CLASS",
     "WEIGHT",
     "ENTITLED",
+    "CYCLES/S",
     "USED",
-    "OF IT",
     "CORE",
     "TOKENS",
     "THROTTLED",
     "DELAY us",
     "QUEUE/p99 us",
 ];
-/// Their widths on a terminal.
-pub const WIDTHS: [u16; 12] = [14, 13, 5, 6, 16, 16, 9, 7, 12, 9, 17, 15];
+/// Columns to hide on a narrow terminal, the first one first.
+pub const HIDDEN_FIRST: [usize; 10] = [8, 11, 3, 2, 10, 1, 9, 7, 6, 4];
 
 /// A port's row.
 #[must_use]
 pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 12] {
     let dash = || "-".to_owned();
     let metered = status.is_some_and(|status| status.policy.starts_with("cycles"));
+    let rate = |cycles: f64| cycle_rate(cycles).trim_end_matches("cycles/s").trim_end().to_owned();
     let entitled = status.map_or(0, |status| status.entitled);
     let bought = entitled > 0;
     [
@@ -36,8 +37,8 @@ pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 12] {
         status.map_or_else(dash, |status| or_dash(&status.policy)),
         status.map_or_else(dash, |status| status.priority.to_string()),
         status.map_or_else(dash, |status| status.weight.to_string()),
-        if bought { cycle_rate(to_f64(entitled)) } else { dash() },
-        cycle_rate(port.cycles),
+        if bought { cycles_per_second(entitled) } else { dash() },
+        rate(port.cycles),
         if bought { percent(port.cycles / to_f64(entitled)) } else { dash() },
         percent(port.core_share),
         if metered { port.tokens.to_string() } else { dash() },
@@ -86,12 +87,12 @@ mod tests {
             ..PortRates::default()
         };
         let row = cells(&port, Some(&status)).join("|");
-        let bought = "vm1|cycles-strict|1|2|200 Mcycles/s|150 Mcycles/s|75.0 %|7.5 %";
+        let bought = "vm1|cycles-strict|1|2|200 M|150 M|75.0 %|7.5 %";
         assert_eq!(row, format!("{bought}|-12345|25.0 %|12.3/56.8|31/4567"));
         let free = PortStatus { policy: "none".into(), priority: 8, ..PortStatus::default() };
         let port = PortRates { queue: None, ..port };
         let row = cells(&port, Some(&free)).join("|");
-        assert_eq!(row, "vm1|none|8|0|-|150 Mcycles/s|-|7.5 %|-|-|12.3/56.8|-");
+        assert_eq!(row, "vm1|none|8|0|-|150 M|-|7.5 %|-|-|12.3/56.8|-");
         assert_eq!(cells(&port, None)[1], "-");
     }
 }

@@ -1,4 +1,4 @@
-//! The view of delays: how long each port's frames waited, and what that does to streams.
+//! The view of delays: waiting times of each port's frames, and jitter and loss of its streams.
 
 use super::model::Model;
 use crate::rates::PortRates;
@@ -10,13 +10,13 @@ pub const HEADING: [&str; 7] = [
     "PORT",
     "WAITED us p50/p99",
     "VARIED us p99",
-    "IN ITS RING us",
+    "SHAPED us p50/p99",
     "TO IT us p50/p99",
     "QUEUED",
     "RTP JITTER us/LOST",
 ];
-/// Their widths on a terminal.
-pub const WIDTHS: [u16; 7] = [14, 17, 14, 17, 17, 8, 40];
+/// Columns to hide on a narrow terminal, the first one first.
+pub const HIDDEN_FIRST: [usize; 4] = [5, 3, 6, 2];
 
 /// A port's row.
 #[must_use]

@@ -1,4 +1,4 @@
-//! What the live view knows: the last two readings, the order, whether it is paused.
+//! State of the live view: the last two readings, the sort order, the view, whether it is paused.
 
 use penstock_control::api::{HostStatus, PortStatus, Stats};
 
@@ -52,7 +52,7 @@ impl Sort {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Slot => "slot",
+            Self::Slot => "id",
             Self::Frames => "frames",
             Self::Bits => "bits",
             Self::Drops => "drops",

@@ -1,10 +1,10 @@
-//! The view of virtual processors: what each has, and how long it waits for it.
+//! The view of vCPUs: each one's share of its CPU and its waiting times.
 
 use super::model::Model;
 use crate::verbs::vcpu;
 
-/// Widths of the columns on a terminal.
-pub const WIDTHS: [u16; 13] = [14, 9, 8, 4, 8, 8, 9, 9, 9, 9, 8, 8, 7];
+/// Columns to hide on a narrow terminal, the first one first.
+pub const HIDDEN_FIRST: [usize; 8] = [11, 10, 8, 6, 1, 3, 5, 2];
 
 /// A row for each vCPU.
 #[must_use]
@@ -17,8 +17,8 @@ pub fn rows(model: &Model) -> Vec<[String; 13]> {
 #[must_use]
 pub fn absent(model: &Model) -> String {
     match model.status().vcpu_dir.as_str() {
-        "" => "no vCPUs are scheduled here: the configuration has no [vcpu]".to_owned(),
-        dir => format!("no scheduler tells of vCPUs in {dir}: start `penstock vcpu run`"),
+        "" => "no vCPUs are scheduled: the configuration has no [vcpu]".to_owned(),
+        dir => format!("no vCPU scheduler writes to {dir}: start `penstock vcpu run`"),
     }
 }
 

@@ -1,4 +1,7 @@
-//! How the live view is drawn: a line for the host, one a worker, a table of ports, a foot line.
+//! Drawing of the live view: a line for the host, one per worker, a table of ports, a foot line.
+//!
+//! **Rule.** A column is as wide as its widest cell. If a terminal is too narrow for all columns,
+//! the least important ones are hidden whole, and the foot line says how many. No cell is cut.
 
 use penstock_control::api::HostStatus;
 use ratatui::Frame;
@@ -10,7 +13,7 @@ use ratatui::widgets::{Paragraph, Row, Table};
 use super::model::{Model, View};
 use super::{cycles, delay, vcpu};
 use crate::rates::{PortRates, Rates, WorkerRates};
-use crate::table::{percent, printable, seconds};
+use crate::table::{or_dash, percent, printable, seconds};
 use crate::verbs::vcpu::HEADING as HEADING_OF_VCPUS;
 
 const HEADING: [&str; 13] = [
@@ -23,12 +26,67 @@ const HEADING: [&str; 13] = [
     "TX Mpps",
     "Gbit/s",
     "DROP/s",
-    "MOST FOR",
+    "REASON",
     "CORE",
     "CYC/FR",
     "IN/CLASS/OUT",
 ];
-const WIDTHS: [u16; 13] = [14, 10, 9, 6, 8, 7, 8, 7, 9, 15, 7, 6, 14];
+/// Columns to hide on a narrow terminal, the first one first.
+const HIDDEN_FIRST: [usize; 8] = [12, 3, 11, 1, 9, 10, 6, 4];
+
+/// A table of the live view.
+struct Columns {
+    heading: Vec<&'static str>,
+    hidden_first: &'static [usize],
+    rows: Vec<(Vec<String>, Style)>,
+}
+
+impl Columns {
+    fn new<const N: usize>(
+        heading: [&'static str; N],
+        hidden_first: &'static [usize],
+        rows: impl Iterator<Item = ([String; N], Style)>,
+    ) -> Self {
+        let rows = rows.map(|(cells, style)| {
+            (cells.iter().map(|cell| printable(cell)).collect::<Vec<_>>(), style)
+        });
+        Self { heading: heading.to_vec(), hidden_first, rows: rows.collect() }
+    }
+
+    /// Widths of the columns that fit into `room`, by position.
+    fn fitting(&self, room: u16) -> Vec<(usize, u16)> {
+        let width = |at: usize| {
+            let cells = self.rows.iter().map(|(row, _)| row[at].chars().count());
+            let widest = cells.max().unwrap_or(0).max(self.heading[at].chars().count());
+            (at, u16::try_from(widest).unwrap_or(u16::MAX))
+        };
+        let mut columns: Vec<(usize, u16)> = (0..self.heading.len()).map(width).collect();
+        let total = |columns: &[(usize, u16)]| {
+            columns.iter().map(|(_, width)| usize::from(*width) + 1).sum::<usize>()
+        };
+        for hidden in self.hidden_first {
+            if total(&columns) <= usize::from(room) + 1 {
+                break;
+            }
+            columns.retain(|(at, _)| at != hidden);
+        }
+        columns
+    }
+
+    /// As a widget of these columns, without the first `above` rows.
+    fn table(self, columns: &[(usize, u16)], above: usize) -> Table<'static> {
+        let kept = |cells: Vec<String>| {
+            columns.iter().map(|(at, _)| cells[*at].clone()).collect::<Vec<_>>()
+        };
+        let rows = self.rows.into_iter().skip(above);
+        let rows: Vec<Row> =
+            rows.map(|(cells, style)| Row::new(kept(cells)).style(style)).collect();
+        let heading = columns.iter().map(|(at, _)| self.heading[*at]);
+        Table::new(rows, columns.iter().map(|(_, width)| Constraint::Length(*width)))
+            .header(Row::new(heading).style(Style::new().add_modifier(Modifier::REVERSED)))
+            .column_spacing(1)
+    }
+}
 
 /// Draws one frame.
 pub fn draw(frame: &mut Frame, model: &Model) {
@@ -44,8 +102,16 @@ pub fn draw(frame: &mut Frame, model: &Model) {
     frame.render_widget(Paragraph::new(host_line(model)), head);
     let lines: Vec<Line> = rates.workers.iter().map(worker_line).collect();
     frame.render_widget(Paragraph::new(lines), worker_lines);
-    frame.render_widget(port_table(model, &rates), ports);
-    frame.render_widget(Paragraph::new(foot_line(model)), foot);
+    let columns = columns(model, &rates);
+    if columns.rows.is_empty() && model.view == View::Vcpus {
+        frame.render_widget(Paragraph::new(printable(&vcpu::absent(model))), ports);
+        frame.render_widget(Paragraph::new(foot_line(model, 0)), foot);
+        return;
+    }
+    let shown = columns.fitting(ports.width);
+    let hidden = columns.heading.len() - shown.len();
+    frame.render_widget(columns.table(&shown, model.scroll), ports);
+    frame.render_widget(Paragraph::new(foot_line(model, hidden)), foot);
 }
 
 fn host_line(model: &Model) -> Line<'static> {
@@ -90,7 +156,7 @@ fn worker_line(worker: &WorkerRates) -> Line<'static> {
     let full = ((worker.busy_share.clamp(0.0, 1.0) * BAR as f64).round()) as usize;
     let bar = format!("{}{}", "█".repeat(full), "░".repeat(BAR - full));
     let text = format!(
-        "worker {} core {:<3} {bar} busy {:>7}  taken away {:>7}",
+        "worker {} core {:<3} {bar} busy {:>7}  preempted {:>7}",
         worker.id,
         worker.core,
         percent(worker.busy_share),
@@ -103,86 +169,68 @@ fn worker_line(worker: &WorkerRates) -> Line<'static> {
     }
 }
 
-fn port_table(model: &Model, rates: &Rates) -> Table<'static> {
+fn columns(model: &Model, rates: &Rates) -> Columns {
+    let ports = rates.ports.iter();
     match model.view {
-        View::Cycles => return cycles_table(model, rates),
-        View::Delays => return delay_table(model, rates),
-        View::Vcpus => return vcpu_table(model),
-        View::Rates => {}
+        View::Rates => {
+            let rows = ports.map(|port| port_row(model, port));
+            Columns::new(HEADING, &HIDDEN_FIRST, rows)
+        }
+        View::Cycles => {
+            let rows = ports.map(|port| {
+                let throttled = port.throttled_share >= 0.05;
+                let style = Style::new();
+                let style = if throttled { style.fg(Color::Yellow) } else { style };
+                (cycles::cells(port, model.port(&port.port)), style)
+            });
+            Columns::new(cycles::HEADING, &cycles::HIDDEN_FIRST, rows)
+        }
+        View::Delays => {
+            let rows = ports.map(|port| (delay::cells(port), Style::new()));
+            Columns::new(delay::HEADING, &delay::HIDDEN_FIRST, rows)
+        }
+        View::Vcpus => {
+            let rows = vcpu::rows(model).into_iter().map(|cells| (cells, Style::new()));
+            Columns::new(HEADING_OF_VCPUS, &vcpu::HIDDEN_FIRST, rows)
+        }
     }
-    let rows = rates.ports.iter().skip(model.scroll).map(|port| port_row(model, port));
-    let heading = HEADING.map(ToOwned::to_owned);
-    Table::new(rows, WIDTHS.map(Constraint::Length))
-        .header(Row::new(heading).style(Style::new().add_modifier(Modifier::REVERSED)))
-        .column_spacing(1)
 }
 
-fn cycles_table(model: &Model, rates: &Rates) -> Table<'static> {
-    let row = |port: &PortRates| {
-        let status = model.port(&port.port);
-        let row = Row::new(cycles::cells(port, status).map(|cell| printable(&cell)));
-        let throttled = port.throttled_share >= 0.05;
-        if throttled { row.style(Style::new().fg(Color::Yellow)) } else { row }
-    };
-    let rows = rates.ports.iter().skip(model.scroll).map(row);
-    Table::new(rows, cycles::WIDTHS.map(Constraint::Length))
-        .header(Row::new(cycles::HEADING).style(Style::new().add_modifier(Modifier::REVERSED)))
-        .column_spacing(1)
-}
-
-fn delay_table(model: &Model, rates: &Rates) -> Table<'static> {
-    let row = |port: &PortRates| Row::new(delay::cells(port).map(|cell| printable(&cell)));
-    let rows = rates.ports.iter().skip(model.scroll).map(row);
-    Table::new(rows, delay::WIDTHS.map(Constraint::Length))
-        .header(Row::new(delay::HEADING).style(Style::new().add_modifier(Modifier::REVERSED)))
-        .column_spacing(1)
-}
-
-fn vcpu_table(model: &Model) -> Table<'static> {
-    let rows = vcpu::rows(model).into_iter().skip(model.scroll);
-    let rows: Vec<Row> = rows.map(|cells| Row::new(cells.map(|cell| printable(&cell)))).collect();
-    if rows.is_empty() {
-        let why = Row::new([printable(&vcpu::absent(model))]);
-        return Table::new([why], [Constraint::Min(1)]);
-    }
-    Table::new(rows, vcpu::WIDTHS.map(Constraint::Length))
-        .header(Row::new(HEADING_OF_VCPUS).style(Style::new().add_modifier(Modifier::REVERSED)))
-        .column_spacing(1)
-}
-
-fn port_row(model: &Model, port: &PortRates) -> Row<'static> {
+fn port_row(model: &Model, port: &PortRates) -> ([String; 13], Style) {
     let status = model.port(&port.port);
-    let state = status.map_or_else(|| "-".to_owned(), |status| printable(&status.state));
+    let state = status.map_or_else(|| "-".to_owned(), |status| status.state.clone());
     let queues = status
         .map_or_else(|| "-".to_owned(), |status| format!("{}/{}", status.queues_up, status.queues));
     let dash = || "-".to_owned();
-    let row = Row::new([
-        printable(&port.port),
-        status.map_or_else(dash, |status| printable(&status.tenant)),
-        state.clone(),
+    let style = match state.as_str() {
+        "error" | "down" => Style::new().fg(Color::Red),
+        "waiting" | "connected" => Style::new().fg(Color::Yellow),
+        _ => Style::new(),
+    };
+    let cells = [
+        port.port.clone(),
+        status.map_or_else(dash, |status| or_dash(&status.tenant)),
+        state,
         queues,
         format!("{:.3}", port.rx_pps / 1e6),
         format!("{:.2}", port.rx_bps / 1e9),
         format!("{:.3}", port.tx_pps / 1e6),
         format!("{:.2}", port.tx_bps / 1e9),
         format!("{:.0}", port.drop_pps),
-        port.drop_reason.as_ref().map_or_else(dash, |(name, _)| printable(name)),
+        port.drop_reason.as_ref().map_or_else(dash, |(name, _)| name.clone()),
         percent(port.core_share),
         port.cycles_per_frame.map_or_else(dash, |cycles| format!("{cycles:.0}")),
         port.stage_cycles
             .map_or_else(dash, |stages| stages.map(|cycles| format!("{cycles:.0}")).join("/")),
-    ]);
-    match state.as_str() {
-        "error" | "down" => row.style(Style::new().fg(Color::Red)),
-        "waiting" | "connected" => row.style(Style::new().fg(Color::Yellow)),
-        _ => row,
-    }
+    ];
+    (cells, style)
 }
 
-fn foot_line(model: &Model) -> Line<'static> {
+fn foot_line(model: &Model, hidden: usize) -> Line<'static> {
     let paused = if model.paused { "  PAUSED" } else { "" };
+    let hidden = if hidden > 0 { format!("  +{hidden} hidden") } else { String::new() };
     let text = format!(
-        "q quit  s sort: {}  c cycles  d delays  v vCPUs  p pause  ↑↓ scroll{paused}",
+        "q quit  s sort: {}  c cycles  d delays  v vCPUs  p pause  ↑↓{paused}{hidden}",
         model.sort.name()
     );
     Line::styled(text, Style::new().add_modifier(Modifier::DIM))
@@ -255,12 +303,65 @@ mod tests {
         ] {
             assert!(lines[3].contains(part), "{part}: {lines:#?}");
         }
-        assert!(lines[7].starts_with("q quit  s sort: slot"), "{lines:#?}");
+        assert!(lines[7].starts_with("q quit  s sort: id"), "{lines:#?}");
         model.toggle(View::Cycles);
         terminal.draw(|frame| draw(frame, &model)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let line: String = (0..140).map(|x| buffer[(x, 3)].symbol()).collect();
-        assert!(line.contains("260 Mcycles/s"), "{line}");
+        assert!(line.contains("260 M"), "{line}");
+    }
+
+    #[test]
+    fn a_narrow_terminal_hides_whole_columns_and_cuts_none() {
+        let at = |time_s, counters: &[(&str, u64)]| Reading {
+            status: HostStatus { tsc_hz: 2_000_000_000, ..HostStatus::default() },
+            ports: vec![PortStatus {
+                name: "vm1".into(),
+                tenant: "customer-17".into(),
+                state: "connected".into(),
+                policy: "cycles-minmax".into(),
+                entitled: 200_000_000,
+                ..PortStatus::default()
+            }],
+            stats: reading(time_s, counters, &[("destination-down", 123_456)]),
+            vcpus: None,
+        };
+        let mut model = Model::default();
+        model.take(at(1, &[]));
+        let counters = [
+            ("rx_frames", 12_345_678),
+            ("rx_bytes", 1_234_567_800),
+            ("rx_batches", 400_000),
+            ("delay", 400_000_000),
+            ("cycles", 1_260_000_000),
+            ("debt", 123_456),
+            ("tx_queued", 1_024),
+            ("tx_queue_p99", 4_567_000),
+            ("sampled_frames", 10),
+            ("cycles_ingress", 4_000),
+        ];
+        model.take(at(2, &counters));
+        for view in [View::Rates, View::Cycles, View::Delays] {
+            model.view = view;
+            let all = columns(&model, &model.rates());
+            for width in [80, 120] {
+                let mut terminal = Terminal::new(TestBackend::new(width, 8)).unwrap();
+                terminal.draw(|frame| draw(frame, &model)).unwrap();
+                let buffer = terminal.backend().buffer();
+                let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+                let shown = all.fitting(width);
+                if width == 120 {
+                    assert_eq!(shown.len(), all.heading.len(), "{view:?}: {}", line(2));
+                }
+                for (at, _) in &shown {
+                    let cell = &all.rows[0].0[*at];
+                    assert!(line(3).contains(cell), "{view:?} at {width}: {cell}: {}", line(3));
+                }
+                let hidden = all.heading.len() - shown.len();
+                let note = format!("+{hidden} hidden");
+                assert_eq!(line(7).contains(&note), hidden > 0, "{view:?}: {}", line(7));
+            }
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `penstock host check`: every mistake of a configuration, and whether the host has what it sells.
+//! `penstock host check`: every mistake of a configuration, and whether the host can give its ports
+//! what they purchased.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,7 +12,9 @@ use serde_json::{Value, json};
 
 use super::host::mistakes;
 use super::{planned_vcpus, print, print_json};
-use crate::table::{Align, Table, count, cycles_per_second, or_dash, percent, printable};
+use crate::table::{
+    Align, Table, counted, counted_items, cycles_per_second, or_dash, percent, printable,
+};
 
 /// `host check`: needs no daemon. Exit 1 if there is a mistake, or if what is sold does not fit.
 ///
@@ -44,11 +47,11 @@ pub fn run(file: &Path, as_json: bool) -> Result<ExitCode> {
 fn told(file: &Path, checked: &Checked) -> String {
     let Checked { config, model, plan } = checked;
     let mut text = format!(
-        "{}: right: {} ports, {} tenants, {} rules\n",
+        "{}: valid ({}, {}, {})\n",
         file.display(),
-        config.ports.len(),
-        config.tenants.len(),
-        config.rules.len(),
+        counted_items(config.ports.len(), "port"),
+        counted_items(config.tenants.len(), "tenant"),
+        counted_items(config.rules.len(), "rule"),
     );
     // Writing to a String cannot fail.
     if let Some(model) = model {
@@ -115,7 +118,7 @@ fn frames(port: &PortPlan) -> String {
     let profile = &port.profile;
     let mut text = format!("{} {}", profile.sizes, profile.flows);
     if profile.rules > 0 {
-        let _ = write!(text, ", {} rules", count(profile.rules.into()));
+        let _ = write!(text, ", {}", counted(profile.rules.into(), "rule"));
     }
     for action in &profile.actions {
         let _ = write!(text, ", +{action}");
@@ -128,7 +131,7 @@ fn workers(plan: &Plan) -> String {
     for (worker, (there, room)) in plan.capacity.iter().zip(&plan.admission.room).enumerate() {
         let _ = writeln!(
             text,
-            "worker {worker}: {} cycles/s, {} may still be sold",
+            "worker {worker}: {} cycles/s, {} cycles/s unsold",
             cycles_per_second(there.0),
             cycles_per_second(room.0)
         );
@@ -137,9 +140,9 @@ fn workers(plan: &Plan) -> String {
         plan.ports.iter().filter(|p| p.basis != Basis::None).map(|p| p.bandwidth.0).sum();
     match plan.link {
         Some(link) => {
-            let _ = writeln!(text, "uplink: {link} bit/s, {sold} sold", sold = bits(sold));
+            let _ = writeln!(text, "uplink: {}, {} sold", bits(link.0), bits(sold));
         }
-        None => text.push_str("uplink: no port says what its `link` carries; not asked\n"),
+        None => text.push_str("uplink: not checked, as no port has a `link`\n"),
     }
     text
 }
@@ -154,7 +157,7 @@ fn unfit(errors: &ConfigErrors) -> String {
     for error in &errors.0 {
         let _ = writeln!(text, "{}", printable(&error.to_string()));
     }
-    text.push_str("penstock: the host does not have what its ports bought\n");
+    text.push_str("penstock: the ports purchased more than this host has\n");
     text
 }
 

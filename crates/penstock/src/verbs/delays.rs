@@ -4,12 +4,12 @@ use penstock_control::api::{Delays, PortStats};
 
 use crate::table::{Align, Table, count, to_f64};
 
-/// What each list of delays says, for people.
+/// The meaning of each kind of delay.
 const MEANINGS: [(&str, &str); 4] = [
-    ("waited", "its frames, in the switch"),
-    ("varied", "from one to the next (RFC 3393)"),
-    ("tx_waited", "frames to it, in its queue"),
-    ("shaped", "its frames, in its ring"),
+    ("waited", "time of its frames in the switch"),
+    ("varied", "delay variation between its frames (RFC 3393)"),
+    ("tx_waited", "time of frames to it in its queue"),
+    ("shaped", "time of its frames in its ring, shaped"),
 ];
 
 /// Microseconds with as many digits as say something.
@@ -48,7 +48,8 @@ pub fn table(ports: &[PortStats]) -> String {
             meaning.map_or("", |(_, meaning)| meaning).to_owned(),
         ]);
     }
-    let waits = if any { table.render() } else { "no frame waited\n".to_owned() };
+    let waits =
+        if any { table.render() } else { "no delays: no frame was measured yet\n".to_owned() };
     format!("{waits}{}", streams(ports))
 }
 
@@ -111,12 +112,12 @@ mod tests {
             table(&[port]),
             "\
 PORT  WAIT    FRAMES  p50 us  p99 us  p99.9 us  MEANING
-vm1   waited     100     0.5    1180      1180  its frames, in the switch
+vm1   waited     100     0.5    1180      1180  time of its frames in the switch
 
 PORT  RTP TO      SSRC  PACKETS  LOST  JITTER us  MAX us
 vm1     5004  0000abcd    1,000     2       1211    4000
 "
         );
-        assert_eq!(table(&[PortStats::default()]), "no frame waited\n");
+        assert_eq!(table(&[PortStats::default()]), "no delays: no frame was measured yet\n");
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use penstock_control::api::Explanation;
+use penstock_control::api::{Explanation, Limit};
 use penstock_vcpu_host::state::VmState;
 
 use super::{print, print_json, vcpu};
@@ -53,7 +53,7 @@ fn json(answer: &Explanation) -> Result<serde_json::Value> {
     Ok(value)
 }
 
-/// What is behind the port.
+/// The vCPUs of the VM behind the port.
 fn told(name: &str, vcpus: Result<(VmState, String), String>) -> String {
     let name = printable(name);
     match vcpus {
@@ -69,12 +69,28 @@ fn permille(value: u64) -> String {
     percent(to_f64(value) / 1e3)
 }
 
-/// For people: the answer first, then what it rests on.
+/// The answer in a phrase.
+fn verdict(limit: &Limit) -> String {
+    match limit {
+        Limit::Attachment => "passes no frames".to_owned(),
+        Limit::OwnRate => "limited by its own rate".to_owned(),
+        Limit::Link(port) if port.is_empty() => "limited by its part of an output".to_owned(),
+        Limit::Link(port) => format!("limited by the link of {}", printable(port)),
+        Limit::Destination(port) if port.is_empty() => "limited by a receiver".to_owned(),
+        Limit::Destination(port) => format!("limited by the receiver {}", printable(port)),
+        Limit::Entitlement => "limited by its own cycles".to_owned(),
+        Limit::Neighbours => "limited by other ports on its core".to_owned(),
+        Limit::Core => "limited by its core".to_owned(),
+        Limit::Nothing => "not limited by this host".to_owned(),
+    }
+}
+
+/// For people: the answer first, then its evidence.
 fn text(answer: &Explanation) -> String {
     let mut text = format!(
-        "{}: held by {}\n  {}\n  remedy: {}\n\nover the last {:.1} s:\n",
+        "{}: {}\n  {}\n  remedy: {}\n\nover the last {:.1} s:\n",
         printable(&answer.port),
-        answer.limit.name(),
+        verdict(&answer.limit),
         printable(&answer.why),
         printable(&answer.remedy),
         to_f64(answer.window_ms) / 1e3
@@ -83,7 +99,7 @@ fn text(answer: &Explanation) -> String {
     line(
         "sends",
         format!(
-            "{}, {}, {} of it dropped, {} of the batches full",
+            "{}, {}, dropped {}, full batches {}",
             frames_per_second(to_f64(answer.sends_pps)),
             bits_per_second(to_f64(answer.sends_bps)),
             permille(answer.dropped_permille),
@@ -91,19 +107,19 @@ fn text(answer: &Explanation) -> String {
         ),
     );
     let entitled = match answer.entitled {
-        0 => "none bought".to_owned(),
+        0 => "purchased none".to_owned(),
         bought => format!("entitled to {}", cycle_rate(to_f64(bought))),
     };
     line(
         "cycles",
         format!(
-            "uses {}, {entitled}; out of cycles {} of the time",
+            "uses {}, {entitled}; frames but no cycles {} of the time",
             cycle_rate(to_f64(answer.used)),
             permille(answer.throttled_permille)
         ),
     );
     line(
-        "terms",
+        "contract",
         format!(
             "policy {}, class {}, weight {}",
             or_dash(&answer.policy),
@@ -120,7 +136,7 @@ fn text(answer: &Explanation) -> String {
     line(
         "core",
         format!(
-            "worker {}: busy {}, taken away {}",
+            "worker {}: busy {}, preempted {}",
             answer.worker,
             permille(answer.busy_permille),
             permille(answer.stolen_permille)
@@ -139,7 +155,7 @@ fn consumers(answer: &Explanation) -> String {
         return String::new();
     }
     let mut table = Table::new(&[
-        ("USES THE CORE", Left),
+        ("PORTS ON CORE", Left),
         ("SHARE", Right),
         ("CYCLES", Right),
         ("ENTITLED", Right),
@@ -168,7 +184,7 @@ fn consumers(answer: &Explanation) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_control::api::{Consumer, Limit};
+    use penstock_control::api::Consumer;
 
     fn answer() -> Explanation {
         Explanation {
@@ -206,18 +222,18 @@ mod tests {
         assert_eq!(
             text(&answer()),
             "\
-vm1: held by link
+vm1: limited by the link of up
   the link of up
   remedy: a faster one
 
 over the last 3.0 s:
-  sends      1.00 Mpps, 4.00 Gbit/s, 12.5 % of it dropped, 0.0 % of the batches full
-  cycles     uses 201 Mcycles/s, entitled to 200 Mcycles/s; out of cycles 0.0 % of the time
-  terms      policy cycles-strict, class 1, weight 2
+  sends      1.00 Mpps, 4.00 Gbit/s, dropped 12.5 %, full batches 0.0 %
+  cycles     uses 201 Mcycles/s, entitled to 200 Mcycles/s; frames but no cycles 0.0 % of the time
+  contract   policy cycles-strict, class 1, weight 2
   latency    at most 120 us to the end of its batch
-  core       worker 0: busy 99.5 %, taken away 0.0 %
+  core       worker 0: busy 99.5 %, preempted 0.0 %
 
-USES THE CORE   SHARE          CYCLES  ENTITLED  CLASS       RATE
+PORTS ON CORE   SHARE          CYCLES  ENTITLED  CLASS       RATE
 vm2            75.0 %  1.50 Gcycles/s         -      8  9.00 Mpps  4.32 Gbit/s
 "
         );

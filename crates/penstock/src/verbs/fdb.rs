@@ -9,7 +9,7 @@ use penstock_control::api::FdbEntry;
 use super::{print, print_json};
 use crate::cli::{FdbCommand, FdbFilter};
 use crate::client::{connect, refused, timed};
-use crate::table::{Align, Table, count, or_dash, seconds};
+use crate::table::{Align, Table, counted, or_dash, seconds};
 use crate::wire::v1;
 
 /// Runs the command.
@@ -38,15 +38,11 @@ pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
             if json.json {
                 print_json(&serde_json::json!({ "flushed": flushed }))?;
             } else {
-                print(&format!("{} forgotten\n", addresses(flushed)))?;
+                print(&format!("{} deleted\n", counted(flushed, "address")))?;
             }
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn addresses(number: u64) -> String {
-    format!("{} {}", count(number), if number == 1 { "address" } else { "addresses" })
 }
 
 /// Whether the entry matches every option given.

@@ -10,19 +10,18 @@ use penstock_control::config::{self, ConfigErrors};
 
 use super::{json, print, print_json, printable_lines, report};
 use crate::client::{connect, refused, timed};
-use crate::table::{count, percent, printable, seconds, to_f64};
+use crate::table::{count, counted_items, percent, printable, seconds, to_f64};
 use crate::wire::v1;
 
 /// Every mistake, one a line, and how many there are.
 pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
-    let number = errors.0.len();
-    let noun = if number == 1 { "mistake" } else { "mistakes" };
+    let number = counted_items(errors.0.len(), "mistake");
     let mut text = String::new();
     for error in &errors.0 {
         text.push_str(&printable_lines(&error.to_string()));
     }
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "penstock: {number} {noun} in the configuration");
+    let _ = writeln!(text, "penstock: {number} in the configuration");
     text
 }
 
@@ -32,7 +31,9 @@ pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
 /// There is no such kind of file, or standard output cannot be written.
 pub fn schema(kind: &str) -> Result<ExitCode> {
     let found = config::SCHEMAS.iter().find(|(name, _)| *name == kind);
-    let (_, schema) = found.with_context(|| format!("no file of kind {kind:?} has a schema"))?;
+    let (_, schema) = found.with_context(|| {
+        format!("schema: there is no kind of file {kind:?}; see `penstock host schema --help`")
+    })?;
     print(&format!("{}\n", schema().trim_end()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -60,10 +61,10 @@ pub async fn show(socket: &Path, as_json: bool) -> Result<ExitCode> {
 pub fn migrate(file: &Path) -> Result<ExitCode> {
     match config::migrate(file) {
         Ok(old) if old.is_empty() => {
-            print(&format!("{}: nothing to rewrite, its keys are today's\n", file.display()))?;
+            print(&format!("{}: up to date, nothing to migrate\n", file.display()))?;
         }
         Ok(old) => {
-            let mut text = format!("{}: rewritten\n", file.display());
+            let mut text = format!("{}: migrated\n", file.display());
             for line in old {
                 let _ = writeln!(text, "  {}", printable(line.split("; ").next().unwrap_or(&line)));
             }
@@ -132,7 +133,7 @@ fn shown(status: &HostStatus) -> String {
     text
 }
 
-/// A host's part in a fabric, in lines.
+/// A host's role in a fabric, in lines.
 fn part_in(fabric: &FabricStatus) -> String {
     let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { text.into() };
     let controller = or(&fabric.controller, "none");
@@ -141,19 +142,19 @@ fn part_in(fabric: &FabricStatus) -> String {
         None => controller,
     };
     let mut lines = vec![
-        ("fabric", format!("as {}", fabric.name)),
+        ("fabric", format!("server {}", fabric.name)),
         ("controller", state),
-        ("plan", or(&fabric.applied, "none, all tenants share queue 0")),
+        ("plan", or(&fabric.applied, "none: all tenants share queue 0")),
     ];
     if !fabric.unkept.is_empty() {
-        let what = "could not be kept for a restart, which is tried again";
-        lines.push(("not kept", format!("plan {} {what}", fabric.unkept)));
+        let what = "is not on disk, so a restart loses it; writing is tried again";
+        lines.push(("not saved", format!("plan {} {what}", fabric.unkept)));
     }
     if !fabric.absent.is_empty() {
-        lines.push(("not here", fabric.absent.join(", ")));
+        lines.push(("unknown here", fabric.absent.join(", ")));
     }
     if !fabric.last_error.is_empty() {
-        lines.push(("last problem", fabric.last_error.clone()));
+        lines.push(("last error", fabric.last_error.clone()));
     }
     let each = lines.iter().map(|(key, value)| format!("{key:<15}{}\n", printable(value)));
     each.collect()
@@ -161,13 +162,13 @@ fn part_in(fabric: &FabricStatus) -> String {
 
 /// A host as a switch of a fabric, in lines.
 fn as_switch(switch: &SwitchStatus) -> String {
-    let mut lines = vec![("switch", switch.name.clone()), ("told", switch.told.clone())];
+    let mut lines = vec![("switch", switch.name.clone()), ("decision", switch.told.clone())];
     if switch.unkept {
-        let what = "what it was told could not be kept for a restart, which is tried again";
-        lines.push(("not kept", what.to_owned()));
+        let what = "the decision is not on disk, so a restart loses it; writing is tried again";
+        lines.push(("not saved", what.to_owned()));
     }
     if !switch.last_error.is_empty() {
-        lines.push(("last problem", switch.last_error.clone()));
+        lines.push(("last error", switch.last_error.clone()));
     }
     lines.iter().map(|(key, value)| format!("{key:<15}{}\n", printable(value))).collect()
 }

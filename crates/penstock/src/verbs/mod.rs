@@ -1,7 +1,7 @@
-//! What each command does with the daemon: asks, renders, prints.
+//! The commands: each sends a request to the daemon, renders the reply and prints it.
 //!
-//! Rendering is apart from asking, as functions from readings to text, so that tests pin what
-//! people see. Errors go up; `main` prints one line and picks the exit code.
+//! Rendering is separate from asking: functions from replies to text, so that tests compare the
+//! output. Errors go up; `main` prints one line and chooses the exit status.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! What `host check` and `vcpu check` say of vCPUs: which VM is planned on which processor, and how
-//! much of that slices of deadlines take.
+//! The plan of vCPUs in `host check` and `vcpu check`: the VMs of each CPU, and the share of the
+//! CPU that deadlines reserve.
 
 use penstock_vcpu::admission::density_ppm;
 use penstock_vcpu::planned;
@@ -51,9 +51,9 @@ pub fn text(tables: &[VmTable], section: &VcpuSection) -> String {
     use Align::{Left, Right};
     let all = ask(tables, section);
     let mut table = Table::new(&[
-        ("VCPUS ON", Right),
+        ("CPU", Right),
         ("VMS, SHARE, DEADLINE", Left),
-        ("DEADLINES", Right),
+        ("RESERVED", Right),
         ("LIMIT", Right),
     ]);
     for Processor { cpu, vms, taken } in plan(tables, section, &all) {
@@ -69,7 +69,7 @@ pub fn text(tables: &[VmTable], section: &VcpuSection) -> String {
     for (vm, planned) in tables.iter().zip(&all) {
         if let Some(granted) = planned.granted {
             let (name, part) = (&vm.name, percent(parts(granted.ppm())));
-            text.push_str(&format!("reserved for each vCPU of {name}: {part} of a processor\n"));
+            text.push_str(&format!("{name}: each vCPU has {part} of a CPU reserved\n"));
         }
     }
     text

@@ -55,11 +55,13 @@ pub(super) fn set_request(
     args: &crate::cli::ObjectArgs,
 ) -> Result<v1::SetObjectRequest> {
     let object = format!("{what} {}", args.name);
-    anyhow::ensure!(!args.pairs.is_empty(), "{object}: nothing to set; give KEY=VALUE");
+    anyhow::ensure!(!args.pairs.is_empty(), "{object}: nothing to set; write KEY=VALUE");
     let pairs = Pairs::parse(&args.pairs).with_context(|| object.clone())?;
     if let Some((key, _)) = pairs.changes.iter().find(|(key, _)| key.contains('.')) {
         let table = key.split('.').next().unwrap_or_default();
-        anyhow::bail!("{object}: key '{key}': give the whole table, as in {table}='{{ ... }}'");
+        anyhow::bail!(
+            "{object}: key '{key}' is in a table; write the whole table, as in {table}='{{ ... }}'"
+        );
     }
     Ok(v1::SetObjectRequest {
         name: args.name.clone(),
@@ -124,7 +126,9 @@ async fn show(socket: &Path, name: String, json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let reply = client.get_port(timed(v1::GetPortRequest { name: name.clone() })).await;
     let reply = reply.map_err(refused)?.into_inner();
-    let status = reply.port.with_context(|| format!("port {name}: the daemon's reply is empty"))?;
+    let status = reply
+        .port
+        .with_context(|| format!("port {name}: the daemon sent an empty reply; see its log"))?;
     let status = PortStatus::try_from(status).map_err(refused)?;
     if json {
         let config = reply.toml.parse().with_context(|| format!("port {name}: configuration"))?;
@@ -142,7 +146,7 @@ fn shown(port: &PortStatus, config: &str) -> String {
     let rings: Vec<String> = port.ring_sizes.iter().map(u32::to_string).collect();
     let lines = [
         ("name", port.name.clone()),
-        ("slot", port.id.to_string()),
+        ("id", port.id.to_string()),
         ("type", port.kind.clone()),
         ("target", or_dash(&port.target)),
         ("tenant", or_dash(&port.tenant)),

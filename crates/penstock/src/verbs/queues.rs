@@ -1,4 +1,4 @@
-//! `penstock stats --queues`: the queues of ports that tell frames apart by code point.
+//! `penstock stats --queues`: the queues of ports that sort frames by DSCP.
 
 use penstock_control::api::PortStats;
 
@@ -11,12 +11,12 @@ pub fn table(ports: &[PortStats]) -> String {
         ("PORT", Left),
         ("QUEUE", Right),
         ("WEIGHT", Right),
-        ("CODE POINTS", Left),
+        ("DSCP", Left),
         ("FRAMES", Right),
         ("BYTES", Right),
         ("DROPS", Right),
-        ("WAITING", Right),
-        ("BYTES WAITING", Right),
+        ("BACKLOG", Right),
+        ("BACKLOG BYTES", Right),
     ]);
     let mut any = false;
     for (port, queue) in ports.iter().flat_map(|p| p.queues.iter().map(move |q| (p, q))) {
@@ -67,10 +67,10 @@ mod tests {
         assert_eq!(
             table(&[port]),
             "\
-PORT  QUEUE  WEIGHT  CODE POINTS  FRAMES    BYTES  DROPS  WAITING  BYTES WAITING
-up        0       1  others        5,000  5.00 MB      7        2        2.00 kB
-up        1      30  8,46              6  6.00 kB      7        2        2.00 kB
-up        2       1  -                 0      0 B      7        2        2.00 kB
+PORT  QUEUE  WEIGHT  DSCP    FRAMES    BYTES  DROPS  BACKLOG  BACKLOG BYTES
+up        0       1  others   5,000  5.00 MB      7        2        2.00 kB
+up        1      30  8,46         6  6.00 kB      7        2        2.00 kB
+up        2       1  -            0      0 B      7        2        2.00 kB
 "
         );
         assert_eq!(table(&[]), "no port has egress = \"wfq\"\n");

@@ -12,7 +12,8 @@ use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::rates::{Rates, counter};
 use crate::table::{
-    Align, Table, bits_per_second, bytes, count, frames_per_second, percent, printable, to_f64,
+    Align, Table, bits_per_second, bytes, count, counted, frames_per_second, percent, printable,
+    to_f64,
 };
 use crate::wire::v1;
 
@@ -45,11 +46,12 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
     }
     if !stats.exact {
         bail!(
-            "stats: a worker gave no exact reading; see `penstock host show` for a stalled worker"
+            "stats: a worker gave no exact reading; look for a stalled worker with `penstock host \
+             show`"
         );
     }
     for violation in &stats.violations {
-        eprintln!("penstock: stats: does not add up: {}", printable(violation));
+        eprintln!("penstock: stats: counters do not add up: {}", printable(violation));
     }
     if stats.violations.is_empty() {
         if !args.json {
@@ -67,7 +69,7 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
 fn only(mut stats: Stats, names: &[String]) -> Result<Stats> {
     for name in names {
         if !stats.ports.iter().any(|port| port.port == *name) {
-            bail!("port {name}: not there; see `penstock port list`");
+            bail!("port {name}: there is no such port; see `penstock port list`");
         }
     }
     if !names.is_empty() {
@@ -87,7 +89,7 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
             message = stream.message() => message.map_err(refused)?,
             _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
         };
-        let Some(message) = message else { bail!("daemon: it went away; see its log") };
+        let Some(message) = message else { bail!("daemon: it ended the connection; see its log") };
         let now = only(message.try_into().map_err(refused)?, &args.ports)?;
         if args.json {
             print(&format!("{}\n", serde_json::to_string(&json::Reading::from(&now))?))?;
@@ -145,13 +147,13 @@ pub(crate) fn links_text(links: &[LinkStatus]) -> String {
         );
         if link.limited {
             line.push_str(&format!(
-                ", the bottleneck for {:.1} s: VMs are held to their parts, load {}",
+                ", the bottleneck for {:.1} s: each VM is limited to its part, load {}",
                 to_f64(link.since_ms) / 1e3,
                 percent(link.load_permille)
             ));
         }
         if link.entered > 0 {
-            line.push_str(&format!(", {} times so far", link.entered));
+            line.push_str(&format!(", {} so far", counted(link.entered, "time")));
         }
         line + "\n"
     };
@@ -170,7 +172,7 @@ fn drops_table(ports: &[PortStats]) -> String {
     ]);
     let mut any = false;
     for port in ports {
-        for (side, list) in [("from it", &port.drops), ("to it", &port.tx_drops)] {
+        for (side, list) in [("sent", &port.drops), ("received", &port.tx_drops)] {
             for (name, value) in list {
                 any = true;
                 let help = DropReason::ALL.iter().find(|reason| reason.name() == name.as_str());
@@ -197,7 +199,7 @@ pub(crate) fn rates_table(rates: &Rates) -> String {
         ("TX", Right),
         ("TX RATE", Right),
         ("DROPS", Right),
-        ("MOST FOR", Left),
+        ("MAIN REASON", Left),
         ("CORE", Right),
         ("CYCLES/FRAME", Right),
     ]);
@@ -218,7 +220,7 @@ pub(crate) fn rates_table(rates: &Rates) -> String {
     for worker in &rates.workers {
         let stalled = if worker.stalled { ", STALLED" } else { "" };
         text.push_str(&format!(
-            "worker {} on core {}: busy {}, taken away {}{stalled}\n",
+            "worker {} on core {}: busy {}, preempted {}{stalled}\n",
             worker.id,
             worker.core,
             percent(worker.busy_share),
@@ -250,8 +252,8 @@ vm1   1,234,567  79.0 MB          0  0 B  1,234,560           0      7         0
         assert_eq!(
             drops_table(&stats.ports),
             "\
-PORT  FRAMES   REASON  DROPS  MEANING
-vm1   from it  rule        7  a rule says drop
+PORT  FRAMES  REASON  DROPS  MEANING
+vm1   sent    rule        7  a rule says drop
 "
         );
     }
@@ -267,9 +269,9 @@ vm1   from it  rule        7  a rule says drop
         assert_eq!(
             rates_table(&Rates::between(&earlier, &later, 1_000_000_000)),
             "\
-PORT         RX     RX RATE     TX  TX RATE   DROPS  MOST FOR     CORE  CYCLES/FRAME
-vm1   1.00 Mpps  544 Mbit/s  0 pps  0 bit/s  10 pps  ring-full  13.0 %           130
-worker 0 on core 3: busy 25.0 %, taken away 0.0 %
+PORT         RX     RX RATE     TX  TX RATE   DROPS  MAIN REASON    CORE  CYCLES/FRAME
+vm1   1.00 Mpps  544 Mbit/s  0 pps  0 bit/s  10 pps  ring-full    13.0 %           130
+worker 0 on core 3: busy 25.0 %, preempted 0.0 %
 "
         );
     }
@@ -287,8 +289,8 @@ worker 0 on core 3: busy 25.0 %, taken away 0.0 %
         (link.limited, link.load_permille, link.since_ms, link.entered) = (true, 1_200, 2_500, 3);
         assert_eq!(
             links_text(&[link]),
-            "link up: sends 98.5 % of 10.0 Gbit/s, the bottleneck for 2.5 s: VMs are held to their \
-             parts, load 120.0 %, 3 times so far\n"
+            "link up: sends 98.5 % of 10.0 Gbit/s, the bottleneck for 2.5 s: each VM is limited to \
+             its part, load 120.0 %, 3 times so far\n"
         );
     }
 

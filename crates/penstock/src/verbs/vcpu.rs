@@ -18,7 +18,7 @@ use serde_json::json;
 use super::{planned_vcpus, print, print_json, printable_lines};
 use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
-use crate::table::{Align, Table, printable};
+use crate::table::{Align, Table, count, counted_items, printable};
 
 /// Between two looks whether the scheduler has read its file, in milliseconds, and how many.
 const LOOK_MS: u16 = 20;
@@ -36,9 +36,10 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
         VcpuCommand::Reload { run_dir } => reload(run_dir)?,
         VcpuCommand::Event { vm, run_dir } => event(run_dir, vm)?,
         VcpuCommand::Sweep { run_dir } => match sweep(run_dir)? {
-            Swept::Nothing => print("nothing was left behind\n")?,
+            Swept::Nothing => print("nothing to restore\n")?,
             Swept::After { taken } => {
-                print(&format!("put back; {taken} threads had been lent a processor\n"))?;
+                let threads = counted_items(taken, "thread");
+                print(&format!("restored; {threads} had a real-time slice\n"))?;
             }
         },
         VcpuCommand::Watchdog { run_dir } => watch(run_dir)?,
@@ -54,9 +55,10 @@ fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
         let ok = errors.is_empty();
         print_json(&json!({ "ok": ok, "errors": errors, "vcpus": planned }))?;
     } else if let Some((section, vms)) = &tables {
-        let (file, cpus) = (file.display(), section.cpus.len());
-        let verdict = if errors.is_empty() { "right: " } else { "" };
-        let head = format!("{file}: {verdict}{} VMs, {cpus} processors\n\n", vms.len());
+        let (file, cpus) = (file.display(), counted_items(section.cpus.len(), "CPU"));
+        let verdict = if errors.is_empty() { "valid" } else { "invalid" };
+        let vm_count = counted_items(vms.len(), "VM");
+        let head = format!("{file}: {verdict} ({vm_count}, {cpus})\n\n");
         print(&(head + &planned_vcpus::text(vms, section)))?;
     }
     match errors.len() {
@@ -64,8 +66,8 @@ fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
         _ if as_json => {}
         number => {
             let lines = printable_lines(&errors.join("\n"));
-            let noun = if number == 1 { "mistake" } else { "mistakes" };
-            eprint!("{}\npenstock: {number} {noun} in the configuration\n", lines.trim_end());
+            let number = counted_items(number, "mistake");
+            eprint!("{}\npenstock: {number} in the configuration\n", lines.trim_end());
         }
     }
     Ok(ExitCode::FAILURE)
@@ -73,7 +75,7 @@ fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
 
 fn schedule(file: &Path, format: LogFormat) -> Result<()> {
     logs::install(format, "info")?;
-    let program = std::env::current_exe().context("penstock does not find itself")?;
+    let program = std::env::current_exe().context("program: its own path cannot be read")?;
     let watchdog = |run_dir: &Path| {
         let mut command = Command::new(&program);
         command.args(["vcpu", "watchdog", "--run-dir"]).arg(run_dir);
@@ -91,27 +93,31 @@ fn reload(dir: &Path) -> Result<()> {
         let state = load(dir)?;
         if state.loads > before {
             if let Some(why) = state.refused {
-                bail!("the scheduler goes on as before: {why}");
+                bail!("the scheduler keeps its former configuration: {why}");
             }
-            let vms = state.vms.len();
-            return print(&format!("{vms} VMs are scheduled as the file says\n"));
+            let vms = counted_items(state.vms.len(), "VM");
+            return print(&format!("configuration in force: {vms}\n"));
         }
         // There is nothing to wait on but the time.
         let _ = poll(&mut [], LOOK_MS);
     }
-    bail!("the scheduler of {} has not read its file; see its log", dir.display())
+    bail!("the scheduler of {} did not read its file in 5 s; see its log", dir.display())
 }
 
 fn watch(dir: &Path) -> Result<()> {
     logs::install(LogFormat::Text, "info")?;
     let tell = |sight| match sight {
         Sight::Stalled { at, taken } => {
-            tracing::warn!(thread = at, taken, "scheduling stands still; what was lent is back");
+            tracing::warn!(
+                thread = at,
+                taken,
+                "the scheduler is stalled; its real-time slices were taken back"
+            );
         }
-        Sight::Moves => tracing::warn!("scheduling goes on"),
+        Sight::Moves => tracing::warn!("the scheduler runs again"),
         Sight::Dead { taken: 0 } => tracing::info!("the scheduler has ended"),
         Sight::Dead { taken } => {
-            tracing::warn!(taken, "the scheduler died; what was lent is back");
+            tracing::warn!(taken, "the scheduler died; its real-time slices were taken back");
         }
     };
     watchdog::watch(dir, tell).context("watchdog")
@@ -127,7 +133,7 @@ pub fn of_host(dir: &str) -> Option<State> {
 fn load(dir: &Path) -> Result<State> {
     State::fresh(dir).with_context(|| {
         format!(
-            "no scheduler runs with {}, or it stands still; start one with `penstock vcpu run`, or \
+            "no scheduler runs in {}, or it is stalled; start one with `penstock vcpu run`, or \
              name its directory with --run-dir",
             dir.display()
         )
@@ -138,10 +144,11 @@ fn event(dir: &Path, vm: &str) -> Result<()> {
     let state = load(dir)?;
     if !state.vms.iter().any(|known| known.name == vm) {
         let known: Vec<_> = state.vms.iter().map(|vm| printable(&vm.name)).collect();
-        bail!("VM \"{}\" is not scheduled here; name one of: {}", printable(vm), known.join(", "));
+        bail!("VM \"{}\": not scheduled here; the VMs are {}", printable(vm), known.join(", "));
     }
-    boost::event(dir, vm)
-        .with_context(|| format!("the scheduler of {} does not listen", dir.display()))
+    boost::event(dir, vm).with_context(|| {
+        format!("the scheduler of {} accepts no events; see its log", dir.display())
+    })
 }
 
 fn show(dir: &Path, as_json: bool) -> Result<()> {
@@ -151,7 +158,7 @@ fn show(dir: &Path, as_json: bool) -> Result<()> {
 
 fn told(state: &State) -> String {
     let mut text = match state.watchdog {
-        0 => "no watchdog: nothing is lent\n".to_owned(),
+        0 => "no watchdog: no vCPU gets a real-time slice\n".to_owned(),
         _ => String::new(),
     };
     text.push_str(&table(&state.vms));
@@ -163,7 +170,7 @@ fn told(state: &State) -> String {
     ]);
     for cpu in &state.cpus {
         let own = format!("{:.2} %", cpu.own_percent);
-        cpus.row([cpu.cpu.to_string(), own, cpu.polls.to_string(), cpu.skipped.to_string()]);
+        cpus.row([cpu.cpu.to_string(), own, count(cpu.polls), count(cpu.skipped)]);
     }
     text.push('\n');
     text.push_str(&cpus.render());
@@ -177,8 +184,8 @@ fn told(state: &State) -> String {
 
 /// The columns of a list of vCPUs.
 pub const HEADING: [&str; 13] = [
-    "VM", "MODE", "DEADLINE", "CPU", "SHARE", "DUE", "WAIT P50", "P99", "P99.9", "MAX", "BOOSTS",
-    "EVENTS", "MISSED",
+    "VM", "MODE", "DEADLINE", "CPU", "SHARE", "ENTITLED", "WAIT P50", "P99", "P99.9", "MAX",
+    "BOOSTS", "EVENTS", "MISSED",
 ];
 
 /// A list of the vCPUs of these VMs.
@@ -202,21 +209,21 @@ pub fn table(vms: &[VmState]) -> String {
 pub fn of_vm(dir: &Path, name: &str) -> Result<(VmState, String), String> {
     let state = State::fresh(dir).map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => {
-            format!("{} may not be read by this user; ask as root", dir.display())
+            format!("{}: permission denied; use sudo", dir.display())
         }
         _ => {
             let (dir, error) = (dir.display(), printable(&error.to_string()));
-            format!("no scheduler tells of it in {dir} ({error}); start `penstock vcpu run`")
+            format!("no scheduler writes to {dir} ({error}); start `penstock vcpu run`")
         }
     })?;
     let vm = state.vms.iter().find(|vm| vm.name == name).ok_or_else(|| {
-        format!("the scheduler of {} does not have it; start that anew", dir.display())
+        format!("the scheduler of {} does not know it; restart that scheduler", dir.display())
     })?;
     Ok((vm.clone(), verdict(vm, &state)))
 }
 
-/// Who has this much of what it is entitled to, and others wait beside it, is held to its share;
-/// with more than that it lives on what others leave.
+/// Used part of the entitlement within which a vCPU counts as limited by its share, if others wait
+/// on its CPU. A vCPU above it runs on spare time.
 const ITS_SHARE: std::ops::Range<f64> = 0.97..1.05;
 
 fn verdict(vm: &VmState, state: &State) -> String {
@@ -224,29 +231,27 @@ fn verdict(vm: &VmState, state: &State) -> String {
         return problem.clone();
     }
     if vm.mode == "reserved" {
-        return "the kernel keeps its time; how long it waits is not measured".to_owned();
+        return "the kernel keeps its reservation; waiting times are not measured".to_owned();
     }
     let missed: u64 = vm.vcpus.iter().map(|vcpu| vcpu.missed).sum();
     let all: u64 = vm.vcpus.iter().map(|vcpu| vcpu.waits).sum();
     if missed > 0 {
-        return format!(
-            "{missed} of {all} waits since it was found were longer than its deadline and 1 ms"
-        );
+        return format!("{missed} of {all} waits were more than 1 ms longer than its deadline");
     }
     if !vm.vcpus.is_empty() && vm.vcpus.iter().all(|vcpu| is_held_to_share(vcpu, state)) {
-        let sooner = if vm.deadline_ms > 0.0 { "" } else { ", and a `deadline` to answer sooner" };
+        let sooner = if vm.deadline_ms > 0.0 { "" } else { ", and a `deadline` to run sooner" };
         return format!(
-            "it has all of its share and others want the rest: give it more `vcpu_weight`{sooner}"
+            "it uses all of its share and others want the rest; give it more `vcpu_weight`{sooner}"
         );
     }
     let waits = vm.vcpus.iter().map(|vcpu| vcpu.wait_p99_us).fold(0.0, f64::max);
     if vm.deadline_ms == 0.0 && waits > 1_000.0 {
         return format!(
-            "1 % of its waits for a processor are longer than {:.1} ms; a `deadline` bounds them",
+            "1 % of its waits for a CPU are longer than {:.1} ms; a `deadline` bounds them",
             waits / 1e3
         );
     }
-    "its processors are there when it needs them".to_owned()
+    "not limited: it gets a CPU when it needs one".to_owned()
 }
 
 fn is_held_to_share(vcpu: &VcpuState, state: &State) -> bool {
@@ -300,7 +305,7 @@ mod tests {
         let cpu = CpuState { cpu: 1, own_percent: 1.25, ..CpuState::default() };
         let state = State { vms: vec![vm], cpus: vec![cpu], ..State::default() };
         let text = told(&state);
-        assert!(text.starts_with("no watchdog"), "{text}");
+        assert!(text.starts_with("no watchdog: no vCPU"), "{text}");
         assert_eq!(text.matches("voice  periodic    3.5 ms").count(), 2, "{text}");
         assert!(text.contains("1.25 %") && text.contains("voice: slow"), "{text}");
         assert!(!text.contains('\u{1b}'));
@@ -315,7 +320,7 @@ mod tests {
             let other = VmState { vcpus: vec![other], ..VmState::default() };
             verdict(&vm, &State { vms: vec![vm.clone(), other], ..State::default() })
         };
-        let fine = "its processors are there when it needs them";
+        let fine = "not limited: it gets a CPU when it needs one";
         let busy = VcpuState { share_percent: 19.9, ..vcpu.clone() };
         assert!(of(3.0, busy.clone(), beside(false)).ends_with("more `vcpu_weight`"));
         assert!(of(0.0, busy.clone(), beside(false)).contains("and a `deadline`"));
@@ -344,7 +349,7 @@ mod tests {
         assert!(of_vm(&dir, "web").unwrap_err().contains("start `penstock vcpu run`"));
         let vm = VmState { name: "web".to_owned(), ..VmState::default() };
         State { vms: vec![vm], ..State::default() }.save(&dir).unwrap();
-        assert!(of_vm(&dir, "db").unwrap_err().contains("does not have it"));
+        assert!(of_vm(&dir, "db").unwrap_err().contains("does not know it"));
         assert_eq!(of_vm(&dir, "web").unwrap().0.name, "web");
         let file = std::fs::File::options().write(true).open(dir.join("state.json")).unwrap();
         file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();

@@ -163,7 +163,7 @@ fn frames_are_switched_counted_and_learned() {
     // Quiet first: the kernel's own multicast would be learned again at once.
     daemon.inside("ip link set tapa down; ip link set tapb down").ok();
     daemon.ask("stats --check").ok();
-    assert!(daemon.ask("fdb flush --tenant red").ok().contains("forgotten"));
+    assert!(daemon.ask("fdb flush --tenant red").ok().contains("deleted"));
     assert_eq!(daemon.ask("fdb list --json").json().as_array().unwrap().len(), 0);
 
     let page = daemon.page("/metrics");
@@ -183,7 +183,9 @@ fn a_wrong_file_is_refused_whole_and_the_former_goes_on() {
     let refused = daemon.ask("host reload").fails();
     assert!(refused.contains("host.toml:") && refused.contains("9999"), "{refused}");
     daemon.signal("HUP");
-    await_true("the log to refuse the file", || daemon.log().contains("the former goes on"));
+    await_true("the log to refuse the file", || {
+        daemon.log().contains("the former one stays in force")
+    });
     assert_eq!(daemon.ask("port list --json").json().as_array().unwrap().len(), 2);
     daemon.write_config(&wrong.replace("vlan = 9999\n", "tenant = \"red\"\n"));
     let told = daemon.ask("host reload").ok();
@@ -201,11 +203,11 @@ fn a_second_daemon_on_the_socket_is_refused() {
     let config = daemon.config();
     let told = penstock(&daemon.socket(), &["host", "run", "--config", config.to_str().unwrap()]);
     let error = told.fails();
-    assert!(error.contains("another daemon (pid "), "{error}");
+    assert!(error.contains("another process (pid "), "{error}");
     daemon.ask("host show").ok();
     // And one that asks it for what a controller knows is told who it is.
     let error = penstock(&daemon.socket(), &["controller", "status"]).fails();
-    assert!(error.contains("the daemon of a switch answers there, and no controller"), "{error}");
+    assert!(error.contains("the daemon of a switch answers, not a controller"), "{error}");
 }
 
 #[test]

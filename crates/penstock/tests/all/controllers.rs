@@ -42,7 +42,7 @@ fn what_was_sold_outlives_the_controller() {
     let controller = Controller::start(folder.path(), "one", &store);
     until(TAKE_OVER, "it leads", || controller.leads());
     let why = controller.refuses(&["port", "list"]);
-    assert!(why.contains("a controller answers there, and no switch"), "{why}");
+    assert!(why.contains("a controller answers, not a switch"), "{why}");
     add(&controller, folder.path());
     let second = Controller::start(folder.path(), "two", &store);
     let refused = until(TAKE_OVER, "a second on the same file ends", || {

@@ -116,7 +116,7 @@ fn a_full_link_brings_the_limits_in_and_they_go_when_it_has_room() {
     let answer = explained(&daemon, "vm", "link");
     assert_eq!(answer["limit_port"], "up");
     let told = daemon.ask("explain vm").ok();
-    assert!(told.starts_with("vm: held by link\n  the link of up: it sends "), "{told}");
+    assert!(told.starts_with("vm: limited by the link of up\n  the link of up sends "), "{told}");
     let told = daemon.ask("stats").ok();
     assert!(told.contains("link up: sends ") && told.contains(", 1 times so far"), "{told}");
     assert!(daemon.page("/metrics").contains("penstock_link_bottleneck_times_total{port=\"up\"}"));

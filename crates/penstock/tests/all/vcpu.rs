@@ -185,7 +185,7 @@ fn after_kill_9_nothing_is_left_real_time() {
     scheduler.signal(Signal::SIGKILL);
     scheduler.0.wait().unwrap();
     await_true("the watchdog", || world.is_put_back());
-    assert!(world.ask("sweep", &[]).ok().contains("nothing was left behind"));
+    assert!(world.ask("sweep", &[]).ok().contains("nothing to restore"));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn what_no_watchdog_put_back_the_sweep_does() {
     scheduler.signal(Signal::SIGKILL);
     scheduler.0.wait().unwrap();
     assert!(!world.is_put_back(), "there is somebody else who does it");
-    assert!(world.ask("sweep", &[]).ok().contains("put back"));
+    assert!(world.ask("sweep", &[]).ok().contains("restored;"));
     assert!(world.is_put_back());
 }
 
@@ -257,7 +257,7 @@ fn a_file_that_changed_is_read_anew_and_a_wrong_one_is_refused_whole() {
         let line = fewer.lines().find(|line| line.starts_with("cpus")).unwrap();
         std::fs::write(&file, fewer.replace(line, wrong)).unwrap();
         let said = world.ask("reload", &[]).fails();
-        assert!(said.contains("goes on as before") && said.contains(why), "{said}");
+        assert!(said.contains("keeps its former configuration") && said.contains(why), "{said}");
         world.shown("the former one", |s| s["vms"][0]["deadline_ms"] == 2.0);
     }
     std::fs::write(&file, &text).unwrap();
@@ -313,7 +313,7 @@ fn a_file_for_vcpus_alone_is_checked_without_a_scheduler() {
     };
     std::fs::write(&file, text("3")).unwrap();
     let said = check("vcpu", &[]).ok();
-    assert!(said.contains("right: 2 VMs, 1 processors"), "{said}");
+    assert!(said.contains("valid (2 VMs, 1 CPU)"), "{said}");
     assert!(said.contains("voice 50.0 % 3 ms") && said.contains("14.3 %"), "{said}");
     let said: Value = serde_json::from_str(&check("vcpu", &["--json"]).ok()).unwrap();
     assert_eq!((&said["ok"], &said["vcpus"][0]["vms"][0]["vm"]), (&true.into(), &"voice".into()));

@@ -101,7 +101,9 @@ fn frames_for_a_vm_that_computes_are_events_and_no_system_call_each() {
     let _scheduler = Running(run.stdin(Stdio::null()).stderr(log).spawn().unwrap());
     scheduled(&dir, "the VM", |state| state["vms"][0]["vcpus"][0]["waits"].as_u64() > Some(0));
     let told = || std::fs::read_to_string(daemon.scratch.0.join("vcpu.log")).unwrap();
-    await_some("its bell", || told().contains("the switch tells of its frames").then_some(()));
+    await_some("its bell", || {
+        told().contains("receiving frame events from the switch").then_some(())
+    });
 
     let before = counter(&daemon, "tx_frames");
     let state = await_some("events", || {

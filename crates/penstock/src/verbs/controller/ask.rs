@@ -10,13 +10,13 @@ use penstock_controller::wire::v1::{
     GetViewRequest, GrowTenantRequest, RaiseEpochRequest, RevertRequest, SetModeRequest,
     SetServiceRequest, TenantName, TomlText,
 };
-use penstock_units::BitsPerSecond;
 use serde_json::Value;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::cli::{AskCommand, TenantAskCommand as TenantCommand};
 use crate::client::{channel, refused, timed};
-use crate::table::{Align, Table, printable};
+use crate::table::{Align, Table, bits_per_second, bytes, count, counted, printable, to_f64};
 use crate::verbs::{print, print_json, printable_lines};
 
 type Client = OperatorServiceClient<Channel>;
@@ -26,9 +26,9 @@ type Client = OperatorServiceClient<Channel>;
 /// # Errors
 /// No controller listens there, or it says no.
 pub async fn run(socket: &Path, command: &AskCommand, json: bool) -> Result<ExitCode> {
-    let what = "the controller is not running there; start it with `penstock controller run \
-                --config FILE`, or name its socket with --socket";
-    let mut client = OperatorServiceClient::new(channel(socket, what).await?)
+    let absent = "the controller is not running; start it with `penstock controller run --config \
+                  FILE`, or name its socket with --socket";
+    let mut client = OperatorServiceClient::new(channel(socket, absent).await?)
         .max_decoding_message_size(OPERATOR_BYTES_MAX)
         .max_encoding_message_size(OPERATOR_BYTES_MAX);
     let (value, fine) = answer(&mut client, command).await?;
@@ -56,7 +56,8 @@ async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, boo
         AskCommand::Tenant(TenantCommand::Add { file }) => {
             let text = std::fs::read_to_string(file)
                 .with_context(|| format!("file {}", file.display()))?;
-            client.add_tenants(timed(TomlText { text })).await
+            let added = client.add_tenants(timed(TomlText { text })).await;
+            added.map_err(|status| named(&status, file))
         }
         AskCommand::Tenant(TenantCommand::Remove { name }) => {
             client.remove_tenant(timed(TenantName { name: name.clone() })).await
@@ -84,6 +85,16 @@ async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, boo
     Ok((value, !refused))
 }
 
+/// A refusal whose mistakes name `file`, of which the controller saw only the text.
+fn named(status: &Status, file: &Path) -> Status {
+    let line = |line: &str| match line.strip_prefix("tenants:") {
+        Some(rest) => format!("{}:{rest}\n", file.display()),
+        None => format!("{line}\n"),
+    };
+    let text: String = status.message().lines().map(line).collect();
+    Status::new(status.code(), text.trim_end())
+}
+
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -93,7 +104,11 @@ fn text(value: &Value) -> String {
 }
 
 fn rate(value: &Value) -> String {
-    BitsPerSecond(value.as_u64().unwrap_or(0)).to_string()
+    bits_per_second(to_f64(number(value)))
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
 }
 
 fn permille(value: &Value) -> String {
@@ -113,23 +128,88 @@ fn told(command: &AskCommand, value: &Value) -> String {
         AskCommand::Bindings => bindings(value),
         AskCommand::Events => events(value),
         AskCommand::Explain { .. } => explained(value),
+        AskCommand::SwitchCounters => switch_counters(value),
         AskCommand::Tenant(TenantCommand::Add { .. }) => added(value),
-        _ => {
-            let lines = value.as_object().into_iter().flatten();
-            let line = |(key, value): (&String, &Value)| format!("{key}: {}\n", text(value));
-            printable_lines(&lines.map(line).collect::<String>())
+        AskCommand::Tenant(TenantCommand::Remove { name }) => {
+            format!("tenant {} removed\n", printable(name))
+        }
+        AskCommand::Tenant(TenantCommand::Grow { .. }) => {
+            let (name, vms) = (text(&value["name"]), counted(number(&value["vms"]), "VM"));
+            printable_lines(&format!("tenant {name} has {vms}; {}", moved(&value["how"])))
+        }
+        AskCommand::Service { service, .. } => served(value, service),
+        AskCommand::Mode { mode } => format!("mode is {mode}\n"),
+        AskCommand::Revert => format!(
+            "previous binding in force, mode is hold\n{} promoted to a queue, {} demoted, {}\n",
+            counted(number(&value["promoted"]), "tenant"),
+            count(number(&value["demoted"])),
+            counted(number(&value["steps"]), "step"),
+        ),
+        AskCommand::Epoch { .. } => {
+            format!("epoch is {} (before: {})\n", value["epoch"], value["before"])
         }
     }
+}
+
+/// What a change did to a tenant's VMs.
+fn moved(how: &Value) -> &'static str {
+    match how.as_str() {
+        Some("InPlace") => "no other VM moved",
+        Some("Rerouted") => "no other VM moved, its tree has a new root",
+        Some("Anew") => "its VMs were placed again and may have moved",
+        _ => "its placement changed",
+    }
+}
+
+fn served(value: &Value, service: &str) -> String {
+    let state = if service == "in" { "in service" } else { service };
+    let mut told = format!("{} is {state}\n", text(&value["node"]));
+    for tenant in rows(&value["moves"]) {
+        let name = text(&tenant["name"]);
+        match tenant["stays"].as_str() {
+            Some(why) => told += &format!("tenant {name} stays: {why}\n"),
+            None => told += &format!("tenant {name} moved off; {}\n", moved(&tenant["how"])),
+        }
+    }
+    printable_lines(&told)
+}
+
+fn switch_counters(value: &Value) -> String {
+    let mut table = Table::new(&[
+        ("SWITCH", Align::Left),
+        ("PORT", Align::Left),
+        ("QUEUE", Align::Right),
+        ("FRAMES", Align::Right),
+        ("BYTES", Align::Right),
+        ("DROPS", Align::Right),
+    ]);
+    let mut errors = String::new();
+    for (switch, read) in value.as_object().into_iter().flatten() {
+        if let Some(error) = read["error"].as_str() {
+            errors += &format!("switch {switch}: {error}\n");
+        }
+        for queue in rows(read) {
+            table.row([
+                switch.clone(),
+                text(&queue["port"]),
+                text(&queue["queue"]),
+                count(number(&queue["packets"])),
+                bytes(number(&queue["bytes"])),
+                count(number(&queue["dropped"])),
+            ]);
+        }
+    }
+    format!("{}{}", table.render(), printable_lines(&errors))
 }
 
 fn status(value: &Value) -> String {
     if value["leads"] != Value::Bool(true) {
         let leader = match value["leader"].as_str() {
-            None | Some("") => "nobody known",
-            Some(leader) => leader,
+            None | Some("") => "the leader is not known".to_owned(),
+            Some(leader) => format!("the leader is {leader}"),
         };
         return printable_lines(&format!(
-            "controller {} does not lead; {leader} does",
+            "controller {} does not lead; {leader}",
             text(&value["name"])
         ));
     }
@@ -140,8 +220,9 @@ fn status(value: &Value) -> String {
     let later = match later["hosts"].as_u64() {
         None => String::new(),
         Some(hosts) => format!(
-            "\nhosts with later decisions: {hosts} ({} has {}.{}). If no other controller leads, \
-             the store is an older copy:\n  penstock controller epoch --at-least {}",
+            "\n{} later decisions than this controller ({}: {}.{}). If no other controller leads, \
+             the store is an old copy; then run:\n  penstock controller epoch --at-least {}",
+            if hosts == 1 { "1 host has".to_owned() } else { format!("{hosts} hosts have") },
             text(&later["host"]),
             later["has"]["epoch"],
             later["has"]["generation"],
@@ -149,28 +230,32 @@ fn status(value: &Value) -> String {
         ),
     };
     printable_lines(&format!(
-        "controller {} leads, mode {}, decision {}.{}\n\
-         tenants {}, with queues {}\n\
-         hosts {} of {} connected, switches {}, out of date: {out}\n\
-         interval {}: {} hosts heard, {} promoted, {} demoted, {} steps, {} us\n\
-         worst weight error {} ppm{later}",
+        "controller {} leads, mode {}, decision {}.{} (epoch.generation)\n\
+         {}, {} with a queue\n\
+         {} of {} hosts connected, {}, out of date: {out}\n\
+         interval {}: {} hosts reported, {} tenants promoted, {} demoted, {}, {} us\n\
+         largest error of a queue's weight: {} ppm{later}",
         text(&value["name"]),
         text(&value["mode"]),
         value["stamp"]["epoch"],
         value["stamp"]["generation"],
-        value["tenants"],
-        value["with_queues"],
+        counted(number(&value["tenants"]), "tenant"),
+        count(number(&value["with_queues"])),
         value["hosts_connected"],
         value["servers"],
-        value["switches"],
+        counted_switches(number(&value["switches"])),
         last["number"],
         last["hosts_heard"],
         last["promoted"],
         last["demoted"],
-        last["steps"],
-        last["took_us"],
-        value["worst_weight_error_ppm"],
+        counted(number(&last["steps"]), "step"),
+        count(number(&last["took_us"])),
+        count(number(&value["worst_weight_error_ppm"])),
     ))
+}
+
+fn counted_switches(switches: u64) -> String {
+    if switches == 1 { "1 switch".to_owned() } else { format!("{} switches", count(switches)) }
 }
 
 fn topology(value: &Value) -> String {
@@ -189,12 +274,12 @@ fn topology(value: &Value) -> String {
         let state = match (node["connected"].as_bool(), node["up_to_date"].as_bool()) {
             (Some(true), Some(true)) => "up to date",
             (Some(true), _) => "out of date",
-            _ => "away",
+            _ => "not connected",
         };
         let free = if node["kind"] == "server" {
             format!("{} of {}", node["free_slots"], node["slots"])
         } else {
-            String::new()
+            "-".to_owned()
         };
         let name = text(&node["name"]);
         nodes.row([name, kind, text(&node["service"]), state.to_owned(), free]);
@@ -234,7 +319,7 @@ fn tenants(value: &Value) -> String {
         let queue = match (tenant["network"].as_bool(), tenant["dscp"].as_u64()) {
             (Some(false), _) => "none needed".to_owned(),
             (_, Some(0) | None) => "shared".to_owned(),
-            (_, Some(dscp)) => format!("own, dscp {dscp}"),
+            (_, Some(dscp)) => format!("own (DSCP {dscp})"),
         };
         table.row([
             text(&tenant["name"]),
@@ -286,7 +371,7 @@ fn events(value: &Value) -> String {
         ("DECISION", Align::Left),
         ("KIND", Align::Left),
         ("SUBJECT", Align::Left),
-        ("WHAT", Align::Left),
+        ("EVENT", Align::Left),
     ]);
     for event in rows(value) {
         let stamp = &event["stamp"];
@@ -319,10 +404,71 @@ fn added(value: &Value) -> String {
     let mut told = String::new();
     for placed in rows(&value["placed"]) {
         let (name, root) = (text(&placed["name"]), text(&placed["root"]));
-        told += &format!("{} placed below {}\n", printable(&name), printable(&root));
+        told += &format!(
+            "tenant {} placed, root of its tree: {}\n",
+            printable(&name),
+            printable(&root)
+        );
     }
     for refused in rows(&value["refused"]) {
         told += &format!("refused: {}\n", printable(&text(&refused["why"])));
     }
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn mistakes_of_a_file_of_tenants_name_it() {
+        let text = "tenants:3:1: tenant \"a\": `rate` is missing; add it\npenstock: 1 mistake";
+        let status = named(&Status::invalid_argument(text), Path::new("t.toml"));
+        assert_eq!(
+            (status.code(), status.message()),
+            (
+                Code::InvalidArgument,
+                "t.toml:3:1: tenant \"a\": `rate` is missing; add it\npenstock: 1 mistake"
+            )
+        );
+    }
+
+    #[test]
+    fn changes_are_told_in_words() {
+        let grow = TenantCommand::Grow { name: "web".into(), more: 1, class: 0, may_move: false };
+        let grown = json!({ "name": "web", "vms": 11, "how": "InPlace" });
+        let said = told(&AskCommand::Tenant(grow), &grown);
+        assert_eq!(said, "tenant web has 11 VMs; no other VM moved\n");
+        let service = AskCommand::Service { node: "s1".into(), service: "drained".into() };
+        let moves = json!([
+            { "name": "web", "how": "Anew", "stays": null },
+            { "name": "db", "how": null, "stays": "no server has a free slot" },
+        ]);
+        assert_eq!(
+            told(&service, &json!({ "node": "s1", "moves": moves })),
+            "s1 is drained\n\
+             tenant web moved off; its VMs were placed again and may have moved\n\
+             tenant db stays: no server has a free slot\n"
+        );
+        let mode = AskCommand::Mode { mode: "hold".into() };
+        assert_eq!(told(&mode, &json!({ "mode": "hold" })), "mode is hold\n");
+    }
+
+    #[test]
+    fn counters_and_rates_have_units() {
+        let queue = json!({
+            "port": "eth1", "queue": 2, "packets": 1_234_567, "bytes": 79_012_288, "dropped": 3,
+        });
+        let read = json!({ "leaf-0": [queue], "leaf-1": { "error": "no answer" } });
+        assert_eq!(
+            told(&AskCommand::SwitchCounters, &read),
+            "SWITCH  PORT  QUEUE     FRAMES    BYTES  DROPS\n\
+             leaf-0  eth1      2  1,234,567  79.0 MB      3\n\
+             switch leaf-1: no answer\n"
+        );
+        assert_eq!(rate(&json!(1_384_615_384_u64)), "1.38 Gbit/s");
+    }
 }

@@ -1,7 +1,7 @@
-//! `penstock controller`: a running one, and what one would do without a fabric.
+//! `penstock controller`: commands to a running controller, and offline plans.
 //!
-//! Reads a datacenter and its tenants (`docs/fabric.md`), places them in the order of their file,
-//! and tells. Nothing is changed anywhere.
+//! `plan` and `what-if` read a datacenter and its tenants (`docs/fabric.md`) and place the tenants
+//! in the order of their file. They need no controller and change nothing.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -26,14 +26,14 @@ mod what_if;
 ///
 /// # Errors
 /// An output cannot be written.
-pub fn run(args: &ControllerArgs, socket: Option<&Path>) -> Result<ExitCode> {
+pub fn run(args: &ControllerArgs) -> Result<ExitCode> {
     let json = args.json;
     match &args.command {
         ControllerCommand::Plan(args) => plan::run(args, json),
         ControllerCommand::WhatIf(args) => what_if::run(args, json),
         ControllerCommand::Run(args) => crate::fabric::run(args),
         ControllerCommand::Ask(command) => {
-            let socket = socket.unwrap_or(Path::new(DEFAULT_CONTROLLER));
+            let socket = args.socket.as_deref().unwrap_or(Path::new(DEFAULT_CONTROLLER));
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()

@@ -6,6 +6,8 @@ use penstock_fabric::ledger::Service;
 use penstock_fabric::tenant_placement::Datacenter;
 use penstock_fabric::topology::{LinkId, NodeId};
 
+use crate::table::{bits_per_second, to_f64};
+
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 20.0;
 const LAYER: f64 = 150.0;
@@ -19,8 +21,8 @@ pub(super) fn svg(datacenter: &Datacenter, name: &str) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{MARGIN}\" y=\"{MARGIN}\">{}: links by what is reserved, servers by slots \
-         taken; green none, red all, grey out of service</text>\n",
+         <text x=\"{MARGIN}\" y=\"{MARGIN}\">{}: colour of a link: share reserved; of a server: \
+         share of slots taken (green 0 %, red 100 %, grey out of service)</text>\n",
         escaped(name)
     );
     // Writing to a String cannot fail.
@@ -70,9 +72,11 @@ fn line(text: &mut String, datacenter: &Datacenter, link: LinkId) {
     let stroke = if limit.0 == 0 { "#bbb".to_owned() } else { colour(load) };
     let width = 0.5 + 2.0 * load.clamp(0.0, 1.0);
     let title = format!(
-        "{} - {}: {reserved} of {limit}bit/s, {} tenants",
+        "{} - {}: {} of {} reserved, tenants: {}",
         topology.name(child),
         topology.name(parent),
+        bits_per_second(to_f64(reserved.0)),
+        bits_per_second(to_f64(limit.0)),
         ledger.tenants(link)
     );
     let _ = writeln!(

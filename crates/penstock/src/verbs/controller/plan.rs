@@ -1,4 +1,4 @@
-//! `penstock controller plan`: what would go where, what it costs, and what has no place.
+//! `penstock controller plan`: placement of tenants offline, with cost and refusals.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,15 +8,14 @@ use anyhow::{Context as _, Result};
 use penstock_control::config::fabric::TenantWish;
 use penstock_fabric::hose::Hose;
 use penstock_fabric::tenant_placement::{Placement, Refusal};
-use penstock_units::BitsPerSecond;
 use serde_json::{Value, json};
 
 use super::{Placed, load, picture, place};
 use crate::cli::PlanArgs;
-use crate::table::{Align, Table, printable};
+use crate::table::{Align, Table, bits_per_second, count, counted, printable, to_f64};
 use crate::verbs::{print, print_json};
 
-/// See the module's text.
+/// Runs the command. Exit 1 if a file is wrong or a tenant is refused.
 ///
 /// # Errors
 /// An output cannot be written.
@@ -79,7 +78,7 @@ fn told(placed: &Placed, tenants: &[TenantWish]) -> String {
                     tenant.name.clone(),
                     wanted(&tenant.request.hose),
                     topology.name(placement.root).to_string(),
-                    BitsPerSecond(reserved).to_string(),
+                    bits_per_second(to_f64(reserved)),
                     cost.queue.to_string(),
                     format!("{:.3}", cost.weighed),
                     servers(placed, placement),
@@ -94,7 +93,7 @@ fn told(placed: &Placed, tenants: &[TenantWish]) -> String {
     }
     let mut text = table.render();
     if !refusals.is_empty() {
-        let _ = write!(text, "\nno place:\n{refusals}");
+        let _ = write!(text, "\nrefused:\n{refusals}");
     }
     let _ = write!(text, "\n{}", totals(placed));
     text
@@ -105,16 +104,17 @@ fn totals(placed: &Placed) -> String {
     let (topology, ledger) = (placed.datacenter.topology(), placed.datacenter.ledger());
     let free: u64 = topology.layer(0).map(|s| u64::from(ledger.free_slots(s))).sum();
     let all = topology.slots_all();
-    let mut text = format!("slots: {} of {all} taken\n", all - free);
+    let mut text = format!("slots: {} of {} taken\n", count(all - free), count(all));
     for layer in 1..topology.layers() {
         let links = topology.layer(layer).flat_map(|node| topology.down(node));
         let most = links.map(|link| ledger.tenants(link)).max().unwrap_or(0);
         let reserved = 100.0 * ledger.reserved_share(layer);
         let over = topology.layer(layer).next().and_then(|node| topology.oversubscription(node));
-        let over = over.map_or(String::new(), |ratio| format!(", {ratio:.1}:1 above"));
+        let tenants = counted(most.into(), "tenant");
+        let over = over.map_or(String::new(), |ratio| format!(", oversubscription {ratio:.1}:1"));
         let _ = writeln!(
             text,
-            "links into layer {layer}: {reserved:.1} % reserved, up to {most} tenants each{over}"
+            "links into layer {layer}: {reserved:.1} % reserved, at most {tenants} on a link{over}"
         );
     }
     text

@@ -8,15 +8,13 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use penstock_control::config::{self, Port, PortKind};
+use penstock_control::config::{self, Port, VhostUser};
 use penstock_control::host::{ApiError, FdbFilter, Host};
 
 use crate::input::Input;
 
 /// Requests of one input.
 const REQUESTS_MAX: usize = 24;
-/// Keys whose values would lead out of the directory.
-const KEPT: [&str; 4] = ["type", "socket", "interface", "netns"];
 const NAMES: [&str; 6] = ["a", "b", "vm1", "red", "", "no such thing"];
 const KEYS: [&str; 16] = [
     "vlan",
@@ -129,14 +127,10 @@ impl Live {
     /// A port as the input writes it, but in our directory.
     fn port(&self, input: &mut Input<'_>) -> Option<Port> {
         let file = self.directory.join(format!("{}.sock", input.u8() % 4));
-        let port: Port = object(input)?;
-        Some(Port {
-            kind: PortKind::VhostUser,
-            socket: Some(file),
-            interface: None,
-            netns: None,
-            ..port
-        })
+        let port: Port = toml::from_str(&config::current_port(&text(input))).ok()?;
+        let before = port.vhost_user.unwrap_or_else(|| VhostUser::new(&file));
+        let vhost_user = Some(VhostUser { socket: file, ..before });
+        Some(Port { vhost_user, tap: None, packet: None, xdp: None, ..port })
     }
 
     /// Back to a host without objects.
@@ -159,6 +153,14 @@ fn object<T: serde::de::DeserializeOwned>(input: &mut Input<'_>) -> Option<T> {
     toml::from_str(&text(input)).ok()
 }
 
+/// Whether a key's value would lead out of the directory.
+fn is_kept(key: &str) -> bool {
+    let (table, key) = key.split_once('.').unwrap_or(("", key));
+    let attachments =
+        ["type", "socket", "interface", "netns", "vhost-user", "tap", "packet", "xdp"];
+    ["tap", "packet", "xdp"].contains(&table) || attachments.contains(&key)
+}
+
 fn name(input: &mut Input<'_>) -> String {
     let pick = input.below(NAMES.len() + 1);
     NAMES.get(pick).map_or_else(|| text(input), |name| (*name).to_owned())
@@ -172,5 +174,5 @@ fn changes(input: &mut Input<'_>) -> Vec<(String, String)> {
         (key, text(input))
     };
     let all = (0..count).map(|_| change(input));
-    all.filter(|(key, _)| !KEPT.contains(&key.as_str())).collect()
+    all.filter(|(key, _)| !is_kept(key)).collect()
 }

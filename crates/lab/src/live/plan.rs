@@ -272,7 +272,7 @@ mod tests {
         let text = plan().configuration(Path::new("/d"), (1, 0));
         for part in [
             "schedule = \"hbs\"",
-            "ingress_policy = \"cycles-minmax\"\ncycles = 200000000\nweight = 4\n",
+            "ingress_policy = \"cycles-minmax\"\ncycles = 200000000\ncycle_weight = 4\n",
             "police = { cir = 1000000000, cbs = 1250000, ebs = 0 }\npriority = 2\n",
             "socket = \"/d/s.sock\"",
             "dst_mac = \"52:54:00:00:05:03\"",

@@ -206,8 +206,8 @@ mod tests {
     fn the_plan_has_two_clients_and_one_shared_output() {
         let text = Order::FairShare.plan().configuration(Path::new("/d"), (1, 0));
         for part in [
-            "name = \"c1\"\nweight = 1\n",
-            "name = \"c2\"\nweight = 2\n",
+            "name = \"c1\"\nuplink_weight = 1\n",
+            "name = \"c2\"\nuplink_weight = 2\n",
             "egress = \"fair-share\"\nlink = 582400000\n",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");

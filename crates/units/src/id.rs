@@ -1,4 +1,5 @@
-//! Newtypes for the things that are named by number.
+//! Numeric identifiers as newtypes, so that a port's number cannot be passed where a worker's is
+//! expected.
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $repr:ty) => {
@@ -25,37 +26,37 @@ macro_rules! id {
 }
 
 id!(
-    /// A port's slot in the switch; reused after the port is deleted.
+    /// Slot of a port in the switch. A later port may get the slot of a deleted one.
     PortId,
     u16
 );
 id!(
-    /// A tenant's slot in the switch.
+    /// Slot of a tenant in the switch.
     TenantId,
     u16
 );
 id!(
-    /// A queue pair of a port, from 0.
+    /// Queue pair of a port, counted from 0.
     QueueId,
     u16
 );
 id!(
-    /// A worker (the polling thread of one I/O core), from 0.
+    /// Worker (the polling thread of one I/O core), counted from 0.
     WorkerId,
     u16
 );
 id!(
-    /// A VM's slot in a scheduler of virtual processors.
+    /// Slot of a VM in a vCPU scheduler.
     VmId,
     u16
 );
 id!(
-    /// A virtual processor's slot in a scheduler.
+    /// Slot of a vCPU in a vCPU scheduler.
     VcpuId,
     u16
 );
 id!(
-    /// A physical processor, from 0.
+    /// Physical CPU, numbered from 0 as in Linux.
     CpuId,
     u16
 );

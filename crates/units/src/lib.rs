@@ -1,8 +1,8 @@
-//! Quantities of the switch as types: a bare number never says whether it counts cycles or
-//! nanoseconds, bytes or bits.
+//! Quantities of the switch as types, so that cycles are never mistaken for nanoseconds or bytes
+//! for bits.
 //!
-//! Pure: no dependency, no clock, no allocation. Arithmetic that can leave the range saturates or
-//! returns `Option`; nothing here panics.
+//! The crate is pure: it has no dependencies, reads no clock and allocates nothing. Arithmetic that
+//! can overflow saturates or returns `Option`. Nothing here panics.
 #![forbid(unsafe_code)]
 
 mod id;

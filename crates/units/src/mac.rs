@@ -3,15 +3,15 @@
 use core::fmt;
 use core::str::FromStr;
 
-/// A 48-bit MAC address in the order it has on the wire.
+/// A 48-bit MAC address in wire order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// `ff:ff:ff:ff:ff:ff`.
+    /// The broadcast address, `ff:ff:ff:ff:ff:ff`.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Whether the group bit is set (multicast or broadcast).
+    /// Whether the group bit is set, as in multicast and broadcast addresses.
     #[inline]
     #[must_use]
     pub const fn is_group(self) -> bool {
@@ -24,7 +24,7 @@ impl MacAddr {
         self.0 == [0; 6]
     }
 
-    /// The address in the low 48 bits, first byte highest.
+    /// The address in the low 48 bits of a number, first byte highest.
     #[inline]
     #[must_use]
     pub const fn to_u64(self) -> u64 {
@@ -46,7 +46,7 @@ impl fmt::Debug for MacAddr {
     }
 }
 
-/// The text is not six hexadecimal bytes with `:` or `-` between them.
+/// Error: the text is not six hexadecimal bytes separated by `:` or `-`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseMacError;
 

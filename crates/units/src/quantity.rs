@@ -1,4 +1,4 @@
-//! Amounts: cycles, time, bytes, packets.
+//! Amounts of cycles, time, bytes and packets. Addition saturates at `u64::MAX`.
 
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident) => {
@@ -8,10 +8,10 @@ macro_rules! quantity {
         pub struct $name(pub u64);
 
         impl $name {
-            /// Nothing.
+            /// Zero.
             pub const ZERO: Self = Self(0);
 
-            /// The difference, zero if `other` is larger.
+            /// The difference; zero if `other` is larger.
             #[inline]
             #[must_use]
             pub const fn saturating_sub(self, other: Self) -> Self {
@@ -37,11 +37,12 @@ macro_rules! quantity {
 }
 
 quantity!(
-    /// Cycles of the time-stamp counter. Against time only through a calibrated [`crate::TscRate`].
+    /// Cycles of the time-stamp counter. Only a calibrated [`crate::TscRate`] converts them to
+    /// time.
     Cycles
 );
 quantity!(
-    /// Nanoseconds.
+    /// A duration, or a point in time counted from an origin that its user defines, in nanoseconds.
     Nanos
 );
 quantity!(
@@ -49,22 +50,22 @@ quantity!(
     Bytes
 );
 quantity!(
-    /// Frames; one TSO segment is one frame.
+    /// Number of frames. Each segment of a TSO request counts as one frame.
     Packets
 );
 
 impl Nanos {
-    /// Whole microseconds as nanoseconds, saturating.
+    /// Converts whole microseconds. Saturates.
     #[must_use]
     pub const fn from_micros(us: u64) -> Self {
         Self(us.saturating_mul(1_000))
     }
-    /// Whole milliseconds as nanoseconds, saturating.
+    /// Converts whole milliseconds. Saturates.
     #[must_use]
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms.saturating_mul(1_000_000))
     }
-    /// Whole seconds as nanoseconds, saturating.
+    /// Converts whole seconds. Saturates.
     #[must_use]
     pub const fn from_secs(s: u64) -> Self {
         Self(s.saturating_mul(1_000_000_000))

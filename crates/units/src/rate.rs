@@ -1,11 +1,12 @@
-//! Amounts per second, and the one lawful bridge between cycles and time.
+//! Amounts per second, and [`TscRate`], the only conversion between cycles and time.
 
 use core::fmt;
 use core::str::FromStr;
 
 use crate::{Cycles, Nanos};
 
-/// Bits per second of frame bytes (RFC 2697 counts the IP packet; the policer says which it uses).
+/// Bits of frames per second. RFC 2697 counts bytes of IP packets; each policer documents which
+/// bytes it counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitsPerSecond(pub u64);
 
@@ -13,11 +14,11 @@ pub struct BitsPerSecond(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PacketsPerSecond(pub u64);
 
-/// Cycles of the time-stamp counter per second: what a VM is entitled to (C2QoS §IV-A).
+/// Cycles of the time-stamp counter per second. A VM's entitlement has this unit (C2QoS §IV-A).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CyclesPerSecond(pub u64);
 
-/// The text is not a number with an optional decimal suffix `k`, `M`, `G` or `T`.
+/// Error: the text is not a number with an optional decimal suffix `k`, `M`, `G` or `T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseRateError;
 
@@ -31,7 +32,7 @@ impl fmt::Display for ParseRateError {
 
 impl core::error::Error for ParseRateError {}
 
-/// Exact decimal reading: `2.5G` is 2 500 000 000; fractions of one unit are refused.
+/// Reads a decimal number exactly: `2.5G` is 2 500 000 000. Refuses fractions of one unit.
 fn parse_scaled(text: &str) -> Result<u64, ParseRateError> {
     let text = text.trim();
     let (digits, scale) = match text.char_indices().last() {
@@ -80,7 +81,7 @@ impl FromStr for CyclesPerSecond {
     }
 }
 
-/// Writes with the largest suffix that keeps it exact: 2 500 000 000 is `2500M`.
+/// Writes a number with the largest suffix that represents it exactly: 2 500 000 000 is `2500M`.
 fn write_scaled(value: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let scales = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     match scales.iter().find(|(scale, _)| value != 0 && value.is_multiple_of(*scale)) {
@@ -107,33 +108,34 @@ impl fmt::Display for CyclesPerSecond {
     }
 }
 
-/// Cycles of the time-stamp counter per second, calibrated once at start.
+/// Frequency of the time-stamp counter, calibrated once at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TscRate {
     hz: u64,
 }
 
 impl TscRate {
-    /// A rate of `hz` cycles per second; zero is taken as one.
+    /// A rate of `hz` cycles per second. Zero counts as one, so that conversions never divide by
+    /// zero.
     #[must_use]
     pub const fn from_hz(hz: u64) -> Self {
         Self { hz: if hz == 0 { 1 } else { hz } }
     }
 
-    /// Cycles per second.
+    /// Cycles per second, at least 1.
     #[must_use]
     pub const fn hz(self) -> u64 {
         self.hz
     }
 
-    /// Rounded down; saturates after 584 years.
+    /// Time that `cycles` take, rounded down. Saturates at 584 years.
     #[must_use]
     pub fn to_nanos(self, cycles: Cycles) -> Nanos {
         let wide = u128::from(cycles.0) * 1_000_000_000 / u128::from(self.hz);
         Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
     }
 
-    /// Rounded down, saturating.
+    /// Cycles that pass in `time`, rounded down. Saturates.
     #[must_use]
     pub fn to_cycles(self, time: Nanos) -> Cycles {
         let wide = u128::from(time.0) * u128::from(self.hz) / 1_000_000_000;

@@ -1,8 +1,8 @@
-//! A VM's place among others: its weight and its latency class.
+//! A VM's rank among others: its weight and its latency class.
 
 use core::fmt;
 
-/// A number lies outside the range of its type.
+/// Error: a number is outside the range of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareRangeError {
     value: u64,
@@ -18,18 +18,21 @@ impl fmt::Display for ShareRangeError {
 
 impl core::error::Error for ShareRangeError {}
 
-/// A VM's part of what is divided by weight, 1 to 10000; only proportions matter.
+/// Weight of a VM where capacity is divided by weight, from 1 to 10000. Only the ratio of weights
+/// matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weight(u16);
 
 impl Weight {
-    /// The default.
+    /// The smallest weight, which is the default.
     pub const ONE: Self = Self(1);
-    /// The largest.
+    /// The largest weight.
     pub const MAX: u16 = 10_000;
 
+    /// Checks the range and makes a weight.
+    ///
     /// # Errors
-    /// Zero, or more than [`Self::MAX`].
+    /// `value` is zero or above [`Self::MAX`].
     pub const fn new(value: u64) -> Result<Self, ShareRangeError> {
         if value == 0 || value > Self::MAX as u64 {
             return Err(ShareRangeError { value, low: 1, high: Self::MAX });
@@ -39,7 +42,7 @@ impl Weight {
         Ok(Self(value))
     }
 
-    /// The number.
+    /// The weight as a number, from 1 to [`Self::MAX`].
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
@@ -52,20 +55,22 @@ impl Default for Weight {
     }
 }
 
-/// A latency class, 1 to 8; 1 goes first (C2QoS §IV-B).
+/// Latency class, from 1 to 8. Class 1 is served first (C2QoS §IV-B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// How many classes there are.
+    /// Number of classes.
     pub const CLASSES: usize = 8;
-    /// Goes before all others.
+    /// The class that is served before all others.
     pub const FIRST: Self = Self(1);
-    /// Goes after all others; the default.
+    /// The class that is served after all others, which is the default.
     pub const LAST: Self = Self(8);
 
+    /// Checks the range and makes a class.
+    ///
     /// # Errors
-    /// Zero, or more than 8.
+    /// `value` is zero or above 8.
     pub const fn new(value: u64) -> Result<Self, ShareRangeError> {
         if value == 0 || value > Self::CLASSES as u64 {
             return Err(ShareRangeError { value, low: 1, high: 8 });
@@ -75,13 +80,13 @@ impl Priority {
         Ok(Self(value))
     }
 
-    /// The number, from 1.
+    /// The class as a number, from 1 to 8.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// The number counted from 0, for tables of [`Self::CLASSES`].
+    /// The class as an index from 0, for tables of [`Self::CLASSES`] entries.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
@@ -100,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_range_is_refused_with_the_range() {
+    fn a_number_out_of_range_is_refused_with_the_range() {
         assert_eq!(Weight::new(10_000).map(Weight::get), Ok(10_000));
         let error = Weight::new(10_001).unwrap_err().to_string();
         assert_eq!(error, "10001 is out of range; write 1 to 10000");

@@ -2,11 +2,11 @@
 
 use core::fmt;
 
-/// A VLAN identifier, 0 to 4094; 0 is "no VLAN": frames of the untagged network.
+/// VLAN identifier, from 0 to 4094. 0 stands for untagged frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Vid(u16);
 
-/// The number is no VLAN identifier.
+/// Error: the number is not a VLAN identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VidRangeError(pub u32);
 
@@ -19,11 +19,13 @@ impl fmt::Display for VidRangeError {
 impl core::error::Error for VidRangeError {}
 
 impl Vid {
-    /// The untagged network.
+    /// Identifier of untagged frames, 0.
     pub const UNTAGGED: Self = Self(0);
 
+    /// Checks the range and makes an identifier.
+    ///
     /// # Errors
-    /// Above 4094 (4095 is reserved by the standard).
+    /// `vid` is above 4094. The standard reserves 4095.
     pub fn new(vid: u32) -> Result<Self, VidRangeError> {
         match u16::try_from(vid) {
             Ok(vid) if vid <= 4094 => Ok(Self(vid)),
@@ -31,7 +33,7 @@ impl Vid {
         }
     }
 
-    /// The identifier in the low 12 bits of a tag (TCI); 4095 becomes `None`.
+    /// Reads the identifier from the low 12 bits of a tag (TCI). `None` if it is the reserved 4095.
     #[inline]
     #[must_use]
     pub const fn of_tci(tci: u16) -> Option<Self> {
@@ -39,7 +41,7 @@ impl Vid {
         if vid == 0xfff { None } else { Some(Self(vid)) }
     }
 
-    /// The number.
+    /// The identifier as a number, from 0 to 4094.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u16 {

@@ -1,6 +1,6 @@
-//! What C2TB and HBS add to a batch: one decision, one charge, and a batch's part of the refills,
-//! at 1 to 4,096 ports. `busy`: all of them send. `idle`: four do, the others' buckets are full
-//! and their queue pairs at rest, as the worker has them.
+//! Cost that C2TB and HBS add to a batch: one decision, one charge and a share of the refills, for
+//! 1 to 4,096 ports. In `busy`, all ports send. In `idle`, four ports send; the buckets of the
+//! others are full and their queue pairs rest, as in the worker.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -9,7 +9,7 @@ use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
 use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
 
 const HZ: u64 = 2_000_000_000;
-/// 32 frames of 1,518 bytes at some 300 cycles each.
+/// 32 frames of 1,518 bytes at about 300 cycles each.
 const BATCH: Cycles = Cycles(10_000);
 const INTERVAL: u64 = 100_000;
 
@@ -34,7 +34,7 @@ impl Bed {
                 scheduler.add(slot * 8, class);
             }
         }
-        // All full to begin with.
+        // All buckets start full.
         buckets.refill(Cycles(HZ));
         Self { buckets, scheduler, now: 0, refilled: 0 }
     }
@@ -44,7 +44,7 @@ impl Bed {
         self.scheduler.begin();
         let slot = loop {
             let Some(candidate) = self.scheduler.next_look() else {
-                // Nobody has tokens: time passes until a refill gives some.
+                // No port has tokens: time passes until a refill.
                 self.now += INTERVAL / 8;
                 self.refill();
                 self.scheduler.begin();

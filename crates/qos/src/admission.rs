@@ -1,81 +1,94 @@
-//! Admission: whether what is sold is there.
+//! Admission control: whether the host has the resources that it sells.
 //!
-//! **Problem.** A guarantee that the host cannot keep is none; an operator who is told "no" wants
-//! to know by how much, and what would do.
+//! # Problem
 //!
-//! **Source.** C2QoS §IV: "the sum of all VMs' purchased bandwidth should not be more than the NIC
-//! bandwidth; and the sum of CPU resources … should not exceed the IO-dedicated CPU cores".
+//! A guarantee is worthless if the host cannot keep it. An operator whose request is refused needs
+//! to know by how much it exceeds the host and what would fit.
 //!
-//! **Quantities.** `C_alloc` → [`Claim::cycles`], cycles per second; the cores → `capacity`,
-//! cycles per second of each worker; NIC bandwidth → `link`, bits per second.
+//! # Source
 //!
-//! **Rule.** First: purchased bandwidth ≤ link. Second, because queue pairs have a place: a port
-//! spends its cycles on the workers that have its queue pairs and on no other. That fits exactly
-//! if for every set of workers the claims that can go nowhere else are at most their capacity
-//! (Hall's condition); with one worker this is the paper's sum. What does not fit is told by its
-//! smallest sets, each with the nearest things that would fit.
+//! C2QoS §IV: "the sum of all VMs' purchased bandwidth should not be more than the NIC bandwidth;
+//! and the sum of CPU resources … should not exceed the IO-dedicated CPU cores".
 //!
-//! **Example.** Two workers of 1.0 G; ports a 0.7 G and b 0.5 G on worker 0, c 0.3 G on both. All
-//! three together fit (1.5 ≤ 2.0), but worker 0 alone is sold 1.2 G: 0.2 G too much. Moving b to
-//! worker 1 would do, or a at 0.5 G.
+//! # Quantities
 //!
-//! **Departures.** The paper's sum is over all cores at once.
+//! - `C_alloc` is [`Claim::cycles`], in cycles per second.
+//! - The I/O cores are `capacity`, in cycles per second of each worker.
+//! - The NIC bandwidth is `link`, in bits per second.
 //!
-//! **Cost.** O(2^workers × different placements), at most 16 workers: milliseconds, for control
-//! only.
+//! # Approach
+//!
+//! The first rule: purchased bandwidth must not exceed the link. The second rule concerns cycles: a
+//! port spends its cycles only on the workers that have its queue pairs. All claims fit if and only
+//! if, for every set of workers, the claims confined to that set do not exceed its capacity (Hall's
+//! condition). With one worker, this is the paper's sum. A refusal names the smallest sets that are
+//! oversold, each with the nearest remedies.
+//!
+//! For example, two workers have 1.0 G each. Ports a (0.7 G) and b (0.5 G) are on worker 0; c (0.3
+//! G) is on both. The sum of 1.5 G fits into 2.0 G, but 1.2 G is sold on worker 0, which is 0.2 G
+//! too much. It helps to move b to worker 1 or to reduce a to 0.5 G.
+//!
+//! # Departures
+//!
+//! The paper sums over all cores at once.
+//!
+//! # Cost
+//!
+//! O(2^workers × distinct placements) for at most 16 workers. This takes milliseconds, so only the
+//! control plane calls it.
 
 use penstock_units::{BitsPerSecond, CyclesPerSecond};
 
-/// Most workers.
+/// Largest number of workers.
 pub const WORKERS_MAX: usize = 16;
-/// Excesses that are reported at most.
+/// Largest number of excesses in a report.
 const EXCESSES_MAX: usize = 16;
 
-/// Workers by number, one bit each.
+/// A set of workers, one bit per worker number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerSet(u16);
 
 impl WorkerSet {
-    /// None.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// One worker; none for a number of 16 or more.
+    /// The set of one worker; empty if the number is 16 or more.
     #[must_use]
     pub const fn one(worker: usize) -> Self {
         if worker < WORKERS_MAX { Self(1 << worker) } else { Self::NONE }
     }
 
-    /// The workers below `count`.
+    /// The set of workers 0 to `count` - 1.
     #[must_use]
     pub const fn first(count: usize) -> Self {
         if count >= WORKERS_MAX { Self(u16::MAX) } else { Self((1 << count) - 1) }
     }
 
-    /// Those of both.
+    /// The union of two sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are in it.
+    /// Whether every worker of `other` is in the set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// How many.
+    /// Number of workers in the set.
     #[must_use]
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Their numbers, rising.
+    /// The workers' numbers in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..WORKERS_MAX).filter(move |worker| self.contains(Self::one(*worker)))
     }
@@ -87,23 +100,24 @@ impl FromIterator<usize> for WorkerSet {
     }
 }
 
-/// What workers can give, and what of it is taken.
+/// Capacity of the workers and the claims on it, in cycles per second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     capacity: Vec<u64>,
-    /// What is claimed by whom may go to exactly these workers.
+    /// Sum of the claims that may use exactly this set of workers.
     claimed: Vec<(WorkerSet, u64)>,
 }
 
 impl Ledger {
-    /// Nothing is claimed of workers with these capacities; those beyond 16 are left out.
+    /// An account without claims for workers of these capacities. Workers beyond the 16th are
+    /// ignored.
     #[must_use]
     pub fn new(capacity: &[CyclesPerSecond]) -> Self {
         let capacity = capacity.iter().take(WORKERS_MAX).map(|cycles| cycles.0).collect();
         Self { capacity, claimed: Vec::new() }
     }
 
-    /// Claims cycles on some of `workers`, whether they are there or not.
+    /// Claims cycles per second on any of `workers`, even if some of them do not exist.
     pub fn claim(&mut self, workers: WorkerSet, cycles: u64) {
         match self.claimed.iter_mut().find(|(set, _)| *set == workers) {
             Some((_, sum)) => *sum = sum.saturating_add(cycles),
@@ -120,14 +134,14 @@ impl Ledger {
         set.iter().map(of).fold(0, u64::saturating_add)
     }
 
-    /// What can go nowhere but to these workers.
+    /// Sum of the claims that are confined to these workers.
     fn bound_to(&self, set: WorkerSet) -> u64 {
         let within = self.claimed.iter().filter(|(workers, _)| set.contains(*workers));
         within.map(|(_, cycles)| *cycles).fold(0, u64::saturating_add)
     }
 
-    /// How much more may be claimed on `workers` so that everything still fits. What does not fit
-    /// now counts as taken wherever it could go.
+    /// How much more may be claimed on `workers` while everything still fits. A claim that does not
+    /// fit counts on every worker that it could use.
     #[must_use]
     pub fn room(&self, workers: WorkerSet) -> CyclesPerSecond {
         let supersets = (0..=self.all()).map(WorkerSet).filter(|set| set.contains(workers));
@@ -135,13 +149,14 @@ impl Ledger {
         CyclesPerSecond(supersets.map(of).min().unwrap_or(0))
     }
 
-    /// Whether everything that is claimed is there.
+    /// Whether all claims fit.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.excesses().is_empty()
     }
 
-    /// The smallest sets of workers to which more is bound than they have, the fewest first.
+    /// The smallest sets of workers whose confined claims exceed their capacity, and the excess of
+    /// each; fewest workers first.
     fn excesses(&self) -> Vec<(WorkerSet, u64)> {
         let mut sets: Vec<WorkerSet> = (1..=self.all()).map(WorkerSet).collect();
         sets.sort_by_key(|set| set.len());
@@ -157,62 +172,62 @@ impl Ledger {
     }
 }
 
-/// A port that wants a guarantee.
+/// The guarantee that one port asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Cycles per second.
     pub cycles: CyclesPerSecond,
-    /// Bits per second that it bought, if it bought any.
+    /// Purchased rate in bits per second; 0 if the port bought none.
     pub bandwidth: BitsPerSecond,
-    /// The workers that have its queue pairs.
+    /// The workers that serve the port's queue pairs.
     pub workers: WorkerSet,
 }
 
-/// Something that would fit.
+/// A change that makes the claims fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// The claim at this place elsewhere: all its queue pairs on this worker.
+    /// Move all queue pairs of one claim to another worker.
     Move {
-        /// Its place in the list.
+        /// Index in the list of claims.
         claim: usize,
-        /// The worker.
+        /// Number of the worker that has room.
         worker: usize,
     },
-    /// The claim at this place reduced to so much.
+    /// Reduce one claim.
     Reduce {
-        /// Its place in the list.
+        /// Index in the list of claims.
         claim: usize,
-        /// What is left of it, in ten thousandths, rounded down.
+        /// Remaining part of the claim, in ten thousandths, rounded down.
         left_e4: u32,
     },
-    /// All claims that are concerned reduced to so much.
+    /// Reduce all claims that compete for these workers or this link by the same factor.
     ReduceAll {
-        /// What is left of each, in ten thousandths, rounded down.
+        /// Remaining part of each claim, in ten thousandths, rounded down.
         left_e4: u32,
     },
 }
 
-/// More is sold than there is.
+/// A resource of which more is sold than exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess<T> {
-    /// Sold.
+    /// Amount sold.
     pub sold: T,
-    /// There.
+    /// Amount that exists.
     pub there: T,
-    /// Which workers; none for the link.
+    /// The oversold workers; empty for the link.
     pub workers: WorkerSet,
-    /// What would fit, the least change first; none if nothing would.
+    /// Changes that would make the claims fit, the smallest first. Empty if none would.
     pub remedies: Vec<Remedy>,
 }
 
-/// The answer.
+/// Result of [`admit`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// The first rule, if it is broken.
+    /// The link, if purchased bandwidth exceeds it.
     pub link: Option<Excess<BitsPerSecond>>,
-    /// The second rule, where it is broken.
+    /// Sets of workers whose cycles are oversold.
     pub cycles: Vec<Excess<CyclesPerSecond>>,
-    /// What may still be claimed on each worker alone.
+    /// Cycles per second that may still be claimed on each single worker.
     pub room: Vec<CyclesPerSecond>,
 }
 
@@ -224,7 +239,7 @@ impl Admission {
     }
 }
 
-/// Both rules. Without a `link` the first is not asked.
+/// Checks both rules. Without a `link`, bandwidth is not checked.
 #[must_use]
 pub fn admit(
     capacity: &[CyclesPerSecond],
@@ -281,7 +296,7 @@ fn cycle_remedies(
     moved.into_iter().chain(reductions(sizes, excess)).collect()
 }
 
-/// The largest one reduced, if that is enough, and all of them alike.
+/// Reduces the largest claim, if that is enough, or all claims by the same factor.
 fn reductions(
     claims: impl Iterator<Item = (usize, u64)>,
     excess: u64,
@@ -333,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_ports_place_is_respected_though_the_sum_would_fit() {
-        // The example of the module's text.
+        // The example of the module documentation.
         let claims = [claim(7 * G / 10, &[0]), claim(5 * G / 10, &[0]), claim(3 * G / 10, &[0, 1])];
         let answer = admit(&cores(&[G, G]), None, &claims);
         let [excess] = answer.cycles.as_slice() else { panic!("{answer:?}") };
@@ -347,7 +362,7 @@ mod tests {
 
     #[test]
     fn sets_of_workers_are_asked_together() {
-        // Each worker alone has room; both together have not.
+        // Each worker alone has room, but both together do not.
         let claims = [claim(G, &[0, 1]), claim(G / 2, &[0]), claim(6 * G / 10, &[1])];
         let answer = admit(&cores(&[G, G, G]), None, &claims);
         let [excess] = answer.cycles.as_slice() else { panic!("{answer:?}") };

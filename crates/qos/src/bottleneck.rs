@@ -1,58 +1,83 @@
-//! The NIC-bottleneck handler: says while a link, and not the processor, is what VMs compete for.
+//! The NIC-bottleneck handler: detects when VMs compete for a link instead of the CPU.
 //!
-//! **Problem.** Cycle buckets divide the core. A VM that sends cheaper frames than its profile says
-//! (few flows, large frames) gets more bits out of the cycles it bought, and may fill the uplink;
-//! then its neighbours lose bandwidth on the link that no cycle bucket sees.
-//! **Source.** C2QoS §VII, Fig. 13: a handler watches the forwarding rate and has limits in bits
-//! per second assist while it is at the link's.
-//! **Quantities.** Load: bits per second that the uplink sent, with what Ethernet adds to each
-//! frame ([`FRAME_OVERHEAD`]), and the bits that the limits held back; in thousandths
-//! of the link's capacity. **Rule.** At or above [`Hysteresis::enter_permille`] for
-//! [`Hysteresis::enter_after`]: limits in. Below [`Hysteresis::leave_permille`] for as long as the
-//! hold says: limits out. What the limits hold back counts as load, so a VM that goes on flooding
-//! keeps the limits in although the link has room again. A VM that was slowed down (TCP) shows no
-//! such load and will fill the link again: who has to enter again within
-//! [`Hysteresis::calm`] of leaving doubles the hold, up to [`Hysteresis::hold_max`]; after a calm
-//! time it is as before.
+//! # Problem
 //!
-//! **Why these numbers.** A link that is the bottleneck runs at 100 % with overhead counted; 97 %
-//! leaves room for what a driver counts differently, and two intervals of 100 ms tell a burst that
-//! a queue absorbs from competition, and leave 0.7 s of the second in which a victim must have its
-//! rate again. The limits add up to 99 % of the link ([`limits`]), so that the queue which
-//! the overload left drains; with all VMs at their limits the load is then far above 85 %, and a VM
-//! that stops sending takes it below.
-//! **Example.** 10 Gbit/s, two VMs that bought 2 and 6: the first sends 4 Gbit/s because its frames
-//! grew. At 300 ms the limits are in: 2.475 and 7.425 Gbit/s; the second is back at 6.
-//! **Departures.** The paper says neither when the handler lets go nor what the limits are.
-//! **Cost.** A few words a link, looked at ten times a second; nothing in the worker while out.
+//! Cycle buckets divide the core. A VM whose frames are cheaper than its profile says (few flows,
+//! large frames) gets more bits out of its cycles and may fill the uplink. Its neighbours then lose
+//! bandwidth on the link, which no cycle bucket measures.
+//!
+//! # Source
+//!
+//! C2QoS §VII, Fig. 13: a handler watches the forwarding rate. It adds limits in bits per second
+//! while that rate is at the link's.
+//!
+//! # Approach
+//!
+//! The load is what the uplink sent, including Ethernet's [`FRAME_OVERHEAD`] per frame, plus what
+//! the limits held back. It is measured in thousandths of the link's capacity. Two thresholds with
+//! hysteresis control the limits:
+//!
+//! - The limits are applied when the load stays at or above [`Hysteresis::enter_permille`] for
+//!   [`Hysteresis::enter_after`].
+//! - The limits are removed when the load stays below [`Hysteresis::leave_permille`] for the hold
+//!   time.
+//!
+//! Because traffic that was held back counts as load, a VM that keeps flooding keeps the limits
+//! applied. A VM that slowed down (TCP) shows no such load and may fill the link again. If the
+//! limits return within [`Hysteresis::calm`] of their removal, the hold time doubles, up to
+//! [`Hysteresis::hold_max`]. After a calm period the hold time is reset.
+//!
+//! # Constants
+//!
+//! A saturated link runs at 100 % including overhead. The threshold of 97 % leaves room for
+//! differences in what drivers count. Two intervals of 100 ms distinguish competition from a burst
+//! that a queue absorbs. They leave 0.7 s of the second within which a victim must regain its rate.
+//! The limits sum to 99 % of the link ([`limits`]), so the queue built by the overload drains. If
+//! all VMs send at their limits, the load stays well above 85 %. If one VM stops, the load falls
+//! below 85 %.
+//!
+//! # Example
+//!
+//! On a link of 10 Gbit/s, VM 1 bought 2 Gbit/s and VM 2 bought 6 Gbit/s. VM 1 sends 4 Gbit/s
+//! because its frames grew. After 300 ms the limits of 2.475 and 7.425 Gbit/s apply, and VM 2 is
+//! back at 6 Gbit/s.
+//!
+//! # Departures
+//!
+//! The paper specifies neither when the handler removes the limits nor how large they are.
+//!
+//! # Cost
+//!
+//! A few words per link, read ten times a second. The worker does nothing while no limits apply.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::policer::{DEPTH_MAX, SEGMENT};
 
-/// What Ethernet adds to each frame on the link: FCS, preamble, start delimiter and gap, in bytes.
+/// Bytes that Ethernet adds to each frame on the link: FCS, preamble, start delimiter and gap.
 pub const FRAME_OVERHEAD: u8 = 24;
-/// How often to look; a look that comes sooner than a tenth of it is passed over.
+/// Time between two readings. A reading that follows another within a tenth of this time is
+/// ignored.
 pub const INTERVAL: Nanos = Nanos::from_millis(100);
-/// Part of the link that the limits add up to, in thousandths.
+/// Sum of all limits, in thousandths of the link.
 pub const LIMITS_PERMILLE: u64 = 990;
-/// Part of the link that a VM without a purchase is left at least, in thousandths.
+/// Smallest limit of a VM without a purchased rate, in thousandths of the link.
 pub const UNSOLD_PERMILLE: u64 = 10;
 
-/// When limits go in and out; see the module's text.
+/// Thresholds and times for applying and removing the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hysteresis {
-    /// Load from which the link counts as the bottleneck, in thousandths of its capacity.
+    /// Load at which the link becomes the bottleneck, in thousandths of its capacity.
     pub enter_permille: u64,
-    /// For how long.
+    /// How long the load must stay at or above [`Self::enter_permille`] before limits apply.
     pub enter_after: Nanos,
-    /// Load below which it no longer does.
+    /// Load below which the link no longer counts as the bottleneck, in thousandths.
     pub leave_permille: u64,
-    /// For how long, at first.
+    /// Initial hold: how long the load must stay below [`Self::leave_permille`].
     pub hold: Nanos,
-    /// And at last, when it comes back again and again.
+    /// Longest hold, reached if the overload returns again and again.
     pub hold_max: Nanos,
-    /// Who stays out for so long has the first hold again.
+    /// Time without limits after which the hold returns to [`Self::hold`].
     pub calm: Nanos,
 }
 
@@ -69,37 +94,37 @@ impl Default for Hysteresis {
     }
 }
 
-/// What to do now.
+/// What the caller must do with the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The link has become the bottleneck: limits in.
+    /// The link became the bottleneck: apply the limits.
     Enter,
-    /// It no longer is: limits out.
+    /// The link is no longer the bottleneck: remove the limits.
     Leave,
 }
 
-/// A reading of the uplink; counts only grow.
+/// Readings of an uplink's counters, which only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Bytes that went out on the link, as [`on_link`] counts them.
+    /// Bytes sent on the link, counted as [`on_link`] does.
     pub bytes: u64,
-    /// Bytes that the limits of this handler held back, counted the same way.
+    /// Bytes that this handler's limits held back, counted the same way.
     pub held_back: u64,
 }
 
-/// Bytes that frames of so many bytes in all, without FCS, take on a link.
+/// Bytes that `frames` of `bytes` in total, without FCS, occupy on a link.
 #[must_use]
 pub const fn on_link(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD as u64))
 }
 
-/// Watches one link.
+/// Bottleneck detector for one link.
 #[derive(Clone, Debug)]
 pub struct Bottleneck {
     capacity: BitsPerSecond,
     hysteresis: Hysteresis,
     last: Option<(Nanos, Sent)>,
-    /// Since when the load has been on the far side of the threshold that matters now.
+    /// Since when the load has been beyond the threshold that would change the state.
     since: Option<Nanos>,
     limited: bool,
     left_at: Option<Nanos>,
@@ -110,13 +135,13 @@ pub struct Bottleneck {
 }
 
 impl Bottleneck {
-    /// Of a link of this capacity; limits are out.
+    /// A detector for a link of this capacity, with no limits applied.
     #[must_use]
     pub fn new(capacity: BitsPerSecond) -> Self {
         Self::with(capacity, Hysteresis::default())
     }
 
-    /// The same with other thresholds.
+    /// As [`Self::new`], with other thresholds.
     #[must_use]
     pub const fn with(capacity: BitsPerSecond, hysteresis: Hysteresis) -> Self {
         Self {
@@ -133,8 +158,9 @@ impl Bottleneck {
         }
     }
 
-    /// Takes a reading made at `now`; says if the limits are to change. A reading that comes too
-    /// soon is passed over, one whose counts are below the last's (the port is new) begins anew.
+    /// Evaluates counters read at `now` and says whether the limits must change. A reading that
+    /// comes too soon is ignored. Counters lower than before mean that the port is new: measurement
+    /// restarts.
     pub fn observe(&mut self, now: Nanos, sent: Sent) -> Option<Change> {
         let Some((then, before)) = self.last else {
             self.last = Some((now, sent));
@@ -196,59 +222,60 @@ impl Bottleneck {
         Some(Change::Leave)
     }
 
-    /// Whether the limits are in.
+    /// Whether the limits apply.
     #[must_use]
     pub const fn is_limited(&self) -> bool {
         self.limited
     }
 
-    /// Load in the last interval, in thousandths of the capacity; above 1000 if the limits hold
-    /// back more than the link could carry.
+    /// Load in the last interval, in thousandths of the capacity. It exceeds 1000 if sent and
+    /// held-back traffic together exceed the link's capacity.
     #[must_use]
     pub const fn load_permille(&self) -> u64 {
         self.load_permille
     }
 
-    /// What the link sent in the last interval, in thousandths of the capacity.
+    /// Traffic sent in the last interval, in thousandths of the capacity.
     #[must_use]
     pub const fn sent_permille(&self) -> u64 {
         self.sent_permille
     }
 
-    /// How often the limits went in.
+    /// How often limits were applied since the detector was made.
     #[must_use]
     pub const fn entered(&self) -> u64 {
         self.entered
     }
 
-    /// For how long the load must be low before the limits go out.
+    /// How long the load must stay low before the limits are removed.
     #[must_use]
     pub const fn hold(&self) -> Nanos {
         self.hold
     }
 
-    /// The link's capacity.
+    /// Capacity of the link.
     #[must_use]
     pub const fn capacity(&self) -> BitsPerSecond {
         self.capacity
     }
 }
 
-/// Bytes that a part of a link may send at once: a millisecond of its rate, and two large segments
-/// (TSO) at least. A part that is deeper would hold nobody in the first moments, when it matters.
+/// Burst size of a VM's limit in bytes: a millisecond at its rate, and at least two large TSO
+/// segments. A deeper bucket would not limit a VM in the first moments, when the limit matters
+/// most.
 #[must_use]
 pub fn part_depth(rate: BitsPerSecond) -> u32 {
     let bytes = u32::try_from(rate.0 / 8_000).unwrap_or(DEPTH_MAX);
     bytes.clamp(2 * SEGMENT.bytes, DEPTH_MAX)
 }
 
-/// Divides a link among the VMs that may send to it, each with the rate that it bought if it
-/// bought one: the limits to switch in, in bits per second with [`FRAME_OVERHEAD`] counted.
+/// Divides a link among the VMs that may send to it. `bought` has each VM's purchased rate, if any.
+/// Returns their limits in bits per second with [`FRAME_OVERHEAD`] counted.
 ///
-/// What is not sold goes to those that bought nothing, in equal parts; if there are none, to the
-/// buyers in proportion. Those that bought nothing have [`UNSOLD_PERMILLE`] each in any case, taken
-/// from the buyers in proportion; more of them than a quarter of the link could bear share a
-/// quarter.
+/// Unsold bandwidth goes to the VMs without a purchase in equal parts, or to the buyers in
+/// proportion if all VMs bought a rate. Each VM without a purchase gets at least
+/// [`UNSOLD_PERMILLE`], taken from the buyers in proportion. Together these minimums take at most a
+/// quarter of the limits' sum.
 #[must_use]
 pub fn limits(capacity: BitsPerSecond, bought: &[Option<BitsPerSecond>]) -> Vec<BitsPerSecond> {
     let link = u128::from(capacity.0) * u128::from(LIMITS_PERMILLE) / 1_000;
@@ -276,7 +303,7 @@ mod tests {
 
     const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
 
-    /// A link read every 100 ms.
+    /// A link that is read every 100 ms.
     struct Bed {
         handler: Bottleneck,
         now: u64,
@@ -291,7 +318,7 @@ mod tests {
             bed
         }
 
-        /// An interval with so many thousandths of the link sent and held back.
+        /// Advances one interval. `sent` and `held` are in thousandths of the link.
         fn step(&mut self, sent: u64, held: u64) -> Option<Change> {
             // 100 ms of 10 Gbit/s are 125 MB.
             self.sent.bytes += sent * 125_000;
@@ -334,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_at_once_is_held_longer_and_a_calm_time_is_forgiven() {
+    fn a_quick_return_lengthens_the_hold_and_a_calm_time_resets_it() {
         let mut bed = Bed::new();
         let mut held = Vec::new();
         for _ in 0..9 {
@@ -370,8 +397,8 @@ mod tests {
         assert_eq!(bed.step(1_000, 0), Some(Change::Enter));
     }
 
-    /// C2QoS Fig. 13 as a fluid: VM 1 bought 2 of 10 Gbit/s, VM 2 bought 6; at 1 s the frames of
-    /// VM 1 grow and it sends 5. The link divides in proportion to what comes.
+    /// C2QoS Fig. 13 as a fluid model. VM 1 bought 2 of 10 Gbit/s, VM 2 bought 6. At 1 s the frames
+    /// of VM 1 grow and it sends 5 Gbit/s. The link divides in proportion to arrivals.
     #[test]
     fn a_victim_has_its_rate_again_within_a_second() {
         let mut bed = Bed::new();
@@ -398,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_divided_whole_and_nobody_is_left_out() {
+    fn limits_use_the_whole_link_and_leave_nobody_out() {
         let rates = |bought: &[u64]| -> Vec<u64> {
             let one = |rate: &u64| (*rate > 0).then_some(BitsPerSecond(*rate * 1_000_000));
             let bought: Vec<_> = bought.iter().map(one).collect();

@@ -1,17 +1,17 @@
-//! A bucket of parts, for several threads: what [`crate::policer`] and [`crate::policing`] hold.
+//! A token bucket that several threads share, for [`crate::policer`] and [`crate::policing`].
 //!
-//! **Quantities.** A part is so small that one nanosecond at a rate of R per second is exactly R
-//! parts: no refill rounds. **Rule.** The level is one atomic word; it may be in debt, never above
-//! the depth.
+//! Levels are counted in parts. A part is so small that a rate of R per second yields exactly R
+//! parts in a nanosecond, so refills never round. The level is one atomic word. It may be negative
+//! (a debt) and never exceeds the depth.
 
 use core::sync::atomic::{AtomicI64, Ordering};
 
-/// Of bits per second.
+/// Parts of one byte if the rate is in bits per second.
 pub(crate) const PARTS_OF_BYTE: i64 = 8_000_000_000;
-/// Of frames per second.
+/// Parts of one frame if the rate is in frames per second.
 pub(crate) const PARTS_OF_FRAME: i64 = 1_000_000_000;
 
-/// See the module's text.
+/// A token bucket whose level and depth are in parts.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     level: AtomicI64,
@@ -19,17 +19,17 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// Full, as RFC 2697 and 2698 have it.
+    /// A full bucket, as RFC 2697 and 2698 start it. `depth` is in units of `parts` each.
     pub(crate) const fn new(depth: u32, parts: i64) -> Self {
         let depth = depth as i64 * parts;
         Self { level: AtomicI64::new(depth), depth }
     }
 
-    /// Adds; returns what found no room.
+    /// Adds parts and returns those that do not fit.
     pub(crate) fn give(&self, parts: u64) -> u64 {
         let mut level = self.level();
         loop {
-            // Neither a full bucket nor one in debt is further apart than 63 bits.
+            // The depth and any debt together stay below 2^63.
             let room = (self.depth - level).unsigned_abs();
             if room == 0 {
                 return parts;
@@ -46,14 +46,15 @@ impl Bucket {
         }
     }
 
-    /// Pays, if the level covers it or the bucket is full.
+    /// Takes parts if the level covers them or the bucket is full. Returns whether it did.
     pub(crate) fn take(&self, parts: i64) -> bool {
-        // A bucket of no depth is full and empty at once.
+        // A bucket of depth 0 is always full. It must refuse all the same.
         let enough = if self.depth == 0 { i64::MAX } else { parts.min(self.depth) };
         self.take_from(parts, enough)
     }
 
-    /// Pays out of the upper half, if that covers it or the bucket is full.
+    /// As [`Self::take`], and leaves the lower half of the bucket untouched unless the bucket is
+    /// full.
     pub(crate) fn take_spare(&self, parts: i64) -> bool {
         self.take_from(parts, parts.saturating_add(self.depth / 2).min(self.depth))
     }
@@ -73,22 +74,22 @@ impl Bucket {
         }
     }
 
-    /// Gives back what was taken a moment ago.
+    /// Returns parts that were taken a moment ago.
     pub(crate) fn give_back(&self, parts: i64) {
         self.level.fetch_add(parts, Ordering::Relaxed);
     }
 
-    /// No more is there than `level`.
+    /// Lowers the level to `level` if it is higher.
     pub(crate) fn lower_to(&self, level: i64) {
         self.level.fetch_min(level, Ordering::Relaxed);
     }
 
-    /// Whether all of it is there.
+    /// Whether the level is at least `parts`.
     pub(crate) fn covers(&self, parts: i64) -> bool {
         self.level() >= parts
     }
 
-    /// What is there; negative while some is owed.
+    /// The level in parts; negative if the bucket is in debt.
     pub(crate) fn level(&self) -> i64 {
         self.level.load(Ordering::Relaxed)
     }

@@ -1,25 +1,37 @@
-//! Delays and how they vary: histograms, delay variation (RFC 3393), RTP jitter (RFC 3550).
+//! Delays and their variation: histograms, delay variation (RFC 3393) and RTP jitter (RFC 3550).
 //!
-//! **Problem.** What a queue and a shaper add to a VM's frames must be told by VM, as a
-//! distribution, at the price of a few instructions a frame. **Sources.** RFC 3393 (IP packet delay
-//! variation), §2; RFC 3550 (RTP), §6.4.1 and its Appendix A.8. **Quantities.** Times in ns.
-//! [`Histogram`]: values by octave in 32 parts each, so that any is known to within 1/32 (3.2 %),
-//! from 0 to 2^40 ns (18 minutes), above which all count as that. **Rule.** [`Variation`]: the
-//! difference of the delays of two consecutive frames of a stream. [`Jitter`]: the mean deviation
-//! of the difference between when packets came and when they say that they were sent, D, by J +=
-//! (|D| - J)/16, in integers as in A.8. **Example** (a test). RTP at 90 kHz, packets 20 ms apart,
-//! one 10 ms late: D = 900, then -900. **Departures.** None. **Cost.** 9.3 KiB a histogram; O(1) a
-//! frame, O(1200) a percentile.
+//! # Problem
+//!
+//! A queue and a shaper delay a VM's frames. The distribution of these delays must be reported per
+//! VM at a cost of a few instructions a frame.
+//!
+//! # Approach
+//!
+//! All times are in nanoseconds.
+//!
+//! - [`Histogram`] divides each octave into 32 buckets, so each value is known to within 1/32 (3.2
+//!   %). It covers 0 to 2^40 ns (18 minutes). Longer delays count as 2^40 ns.
+//! - [`Variation`] is the difference between the delays of two consecutive frames of a stream (RFC
+//!   3393 §2).
+//! - [`Jitter`] smooths D, the difference between the arrival spacing and the timestamp spacing of
+//!   two packets: J += (|D| - J)/16, in integers (RFC 3550 §6.4.1, Appendix A.8).
+//!
+//! For example (a test), RTP at 90 kHz with packets 20 ms apart, one of them 10 ms late, gives D =
+//! 900 and then -900.
+//!
+//! # Cost
+//!
+//! A histogram takes 9.3 KiB. Recording takes O(1), a percentile O(1200).
 
 use penstock_units::Nanos;
 
-/// Parts of an octave, as a power of two.
+/// Binary logarithm of the number of buckets per octave.
 const PARTS: u32 = 5;
-/// Bits of the largest value.
+/// Number of bits of the largest value.
 const BITS: u32 = 40;
 const BUCKETS: usize = ((BITS - PARTS + 1) << PARTS) as usize;
 
-/// How often which delay was seen.
+/// Histogram of delays.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -37,13 +49,13 @@ impl Default for Histogram {
 
 fn bucket(value: u64) -> usize {
     let value = value.min((1 << BITS) - 1);
-    // Below 2^PARTS each value has its own.
+    // Below 2^PARTS each value has a bucket of its own.
     let octave = (u64::BITS - value.leading_zeros()).saturating_sub(PARTS + 1);
     let part = value >> octave;
     usize::try_from((u64::from(octave) << PARTS) + part).unwrap_or(BUCKETS - 1)
 }
 
-/// The largest value of a bucket.
+/// The largest value that a bucket holds.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let octave = (bucket >> PARTS).saturating_sub(1);
@@ -52,14 +64,14 @@ fn upper(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Nothing seen.
+    /// A histogram without values.
     #[must_use]
     pub fn new() -> Self {
         let counts = vec![0; BUCKETS].into_boxed_slice();
         Self { counts, count: 0, sum: 0, least: u64::MAX, most: 0 }
     }
 
-    /// A delay was seen.
+    /// Counts a delay.
     #[inline]
     pub fn record(&mut self, delay: Nanos) {
         self.counts[bucket(delay.0)] += 1;
@@ -69,33 +81,33 @@ impl Histogram {
         self.most = self.most.max(delay.0);
     }
 
-    /// How many were seen.
+    /// Number of delays counted.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The least; 0 of none.
+    /// The shortest delay; 0 if none was counted.
     #[must_use]
     pub const fn min(&self) -> Nanos {
         if self.count == 0 { Nanos(0) } else { Nanos(self.least) }
     }
 
-    /// The greatest.
+    /// The longest delay; 0 if none was counted.
     #[must_use]
     pub const fn max(&self) -> Nanos {
         Nanos(self.most)
     }
 
-    /// The mean, rounded down; 0 of none.
+    /// The mean, rounded down; 0 if no delay was counted.
     #[must_use]
     pub fn mean(&self) -> Nanos {
         let mean = self.sum / u128::from(self.count.max(1));
         Nanos(u64::try_from(mean).unwrap_or(u64::MAX))
     }
 
-    /// The delay that so many thousandths of a percent (50,000: the median) do not exceed, to
-    /// within 1/32 above; 0 of none.
+    /// The percentile at `milli_percent` thousandths of a percent (50,000 is the median). It is at
+    /// most 1/32 above the exact value; 0 if no delay was counted.
     #[must_use]
     pub fn percentile(&self, milli_percent: u32) -> Nanos {
         let wide = u128::from(self.count) * u128::from(milli_percent.min(100_000));
@@ -110,7 +122,7 @@ impl Histogram {
         Nanos(self.most)
     }
 
-    /// What another saw is added.
+    /// Adds the delays that another histogram counted.
     pub fn merge(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(mine, theirs)| *mine += theirs);
         self.count += other.count;
@@ -119,14 +131,14 @@ impl Histogram {
         self.most = self.most.max(other.most);
     }
 
-    /// Nothing seen again.
+    /// Forgets all delays.
     pub fn clear(&mut self) {
         self.counts.fill(0);
         (self.count, self.sum, self.least, self.most) = (0, 0, u64::MAX, 0);
     }
 }
 
-/// RFC 3393: differences between the delays of consecutive frames of a stream.
+/// Delay variation of a stream: differences between the delays of consecutive frames (RFC 3393).
 #[derive(Clone, Debug, Default)]
 pub struct Variation {
     last: Option<u64>,
@@ -136,13 +148,14 @@ pub struct Variation {
 }
 
 impl Variation {
-    /// No frame seen.
+    /// A stream before its first frame.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The stream's next frame had this delay. The difference to the one before, if there was one.
+    /// Records the delay of the stream's next frame. Returns its difference from the previous one
+    /// in ns, if there was one.
     #[inline]
     pub fn record(&mut self, delay: Nanos) -> Option<i64> {
         let delay = delay.0.min(i64::MAX.unsigned_abs());
@@ -155,35 +168,35 @@ impl Variation {
         Some(difference)
     }
 
-    /// The stream was interrupted (a frame was lost): the next has none before it.
+    /// Records that a frame was lost: the next frame has no predecessor.
     pub fn interrupt(&mut self) {
         self.last = None;
     }
 
-    /// No frame seen again.
+    /// Forgets all frames.
     pub fn clear(&mut self) {
         self.sizes.clear();
         (self.last, self.least, self.most) = (None, 0, 0);
     }
 
-    /// Differences without their signs.
+    /// Histogram of the differences' absolute values.
     #[must_use]
     pub const fn sizes(&self) -> &Histogram {
         &self.sizes
     }
 
-    /// From the most that a frame came closer to the one before it (not above 0) to the most that
-    /// it fell back, in ns.
+    /// The most negative and the most positive difference in ns. The first is at most 0, the second
+    /// at least 0.
     #[must_use]
     pub const fn range(&self) -> (i64, i64) {
         (self.least, self.most)
     }
 }
 
-/// RFC 3550: the interarrival jitter of a stream with timestamps.
+/// Interarrival jitter of a stream with timestamps (RFC 3550).
 #[derive(Clone, Copy, Debug)]
 pub struct Jitter {
-    /// Units of timestamps in a second.
+    /// Timestamp units per second.
     clock_hz: u32,
     transit: Option<u32>,
     /// Sixteen times J.
@@ -191,14 +204,15 @@ pub struct Jitter {
 }
 
 impl Jitter {
-    /// Of a stream whose timestamps count so many units in a second (90,000 for video); 0 is taken
-    /// as 1.
+    /// Jitter of a stream whose timestamps count `clock_hz` units a second (90,000 for video). 0
+    /// counts as 1.
     #[must_use]
     pub const fn new(clock_hz: u32) -> Self {
         Self { clock_hz: if clock_hz == 0 { 1 } else { clock_hz }, transit: None, scaled: 0 }
     }
 
-    /// A packet that says `timestamp` came. D, in units of timestamps, without its sign.
+    /// Records a packet's arrival and timestamp. Returns |D| in timestamp units; `None` for the
+    /// first packet.
     #[inline]
     pub fn record(&mut self, arrival: Nanos, timestamp: u32) -> Option<u32> {
         let units = u128::from(arrival.0) * u128::from(self.clock_hz) / 1_000_000_000;
@@ -206,7 +220,7 @@ impl Jitter {
         let transit = (units as u32).wrapping_sub(timestamp);
         let before = self.transit.replace(transit)?;
         let apart = transit.wrapping_sub(before);
-        // Seen as signed, without its sign.
+        // The absolute value of the difference read as a signed number.
         let apart = apart.min(apart.wrapping_neg());
         // A.8: s->jitter += d - ((s->jitter + 8) >> 4)
         let decay = self.scaled.saturating_add(8) >> 4;
@@ -214,13 +228,13 @@ impl Jitter {
         Some(apart)
     }
 
-    /// J, in units of timestamps, as a receiver reports it.
+    /// J in timestamp units, as a receiver reports it.
     #[must_use]
     pub const fn units(&self) -> u32 {
         self.scaled >> 4
     }
 
-    /// J as a time.
+    /// J in nanoseconds.
     #[must_use]
     pub fn nanos(&self) -> Nanos {
         Nanos(u64::from(self.scaled) * 62_500_000 / u64::from(self.clock_hz))
@@ -266,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn variation_is_between_neighbours_and_an_interruption_parts_them() {
+    fn variation_compares_neighbours_and_an_interruption_separates_them() {
         let mut variation = Variation::new();
         assert_eq!(variation.record(Nanos(100)), None);
         assert_eq!(variation.record(Nanos(130)), Some(30));
@@ -280,9 +294,9 @@ mod tests {
         assert_eq!((variation.range(), variation.sizes().count()), ((0, 0), 0));
     }
 
-    /// RFC 3550 A.8, worked through: D is 0, 900, 900 (back), and then 0 again.
+    /// RFC 3550 A.8 by example: D is 0, 900, 900 (in the other direction), and 0 again.
     #[test]
-    fn jitter_goes_by_rfc_3550() {
+    fn jitter_follows_rfc_3550() {
         let mut jitter = Jitter::new(90_000);
         let step =
             |n: u64| (Nanos::from_millis(20 * n), 0xffff_ff00_u32.wrapping_add(1_800 * narrow(n)));

@@ -1,21 +1,21 @@
-//! A scale of delays that counters can be kept by: each octave in four parts.
+//! A coarse scale of delays for counters: four buckets per octave.
 //!
-//! **Problem.** [`crate::delay::Histogram`] is exact to 3 % and 9 KiB large: too much for every
-//! port on every worker. **Rule.** From 1 us (1,024 ns) to 2^35 ns (34 s) each octave has four
-//! parts of equal width, so that a delay is known to within a quarter, and what is read off is the
-//! middle of its part, within 12 %. **Cost.** A few instructions a delay; [`PARTS`] counters.
+//! [`crate::delay::Histogram`] is exact to 3 % but takes 9 KiB, too much for every port on every
+//! worker. From 1 µs (1,024 ns) to 2^35 ns (34 s), this scale divides each octave into four parts
+//! of equal width. A percentile is the middle of its part and within 12 % of the exact value. The
+//! cost is a few instructions a delay and [`PARTS`] counters.
 
 use penstock_units::Nanos;
 
-/// Bits of the smallest value that is told from none.
+/// Binary logarithm of the shortest delay that is distinguished from 0, in ns.
 const FIRST: u32 = 10;
-/// Octaves.
+/// Number of octaves above the shortest delay.
 const OCTAVES: u32 = 25;
 
-/// Counters of a scale: below 1 us, the parts, and all that is longer.
+/// Number of counters: one below 1 µs, four for each octave, one for longer delays.
 pub const PARTS: usize = (4 * OCTAVES + 2) as usize;
 
-/// The part that a delay falls into.
+/// The index of the counter for a delay.
 #[inline]
 #[must_use]
 pub fn part_of(delay: Nanos) -> usize {
@@ -25,7 +25,7 @@ pub fn part_of(delay: Nanos) -> usize {
     usize::try_from(part).unwrap_or(PARTS).min(PARTS - 1)
 }
 
-/// The delay at which a part ends; `None`: the last has no end.
+/// The first delay beyond a part; `None` for the last part, which has no end.
 #[must_use]
 pub fn end_of(part: usize) -> Option<Nanos> {
     let part = u32::try_from(part).ok().filter(|part| *part < 4 * OCTAVES + 1)?;
@@ -35,8 +35,8 @@ pub fn end_of(part: usize) -> Option<Nanos> {
     }
 }
 
-/// The delay that so many thousandths of a percent of what was counted do not exceed, as the middle
-/// of its part; `None`: nothing was counted.
+/// The percentile of a set of counts: `milli_percent` is in thousandths of a percent (50,000 is the
+/// median). Returns the middle of the part; `None` if nothing was counted.
 #[must_use]
 pub fn percentile(counts: &[u64], milli_percent: u32) -> Option<Nanos> {
     let all: u64 = counts.iter().sum();

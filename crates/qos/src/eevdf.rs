@@ -1,37 +1,52 @@
-//! EEVDF, earliest eligible virtual deadline first: an output shared by weight among many clients.
+//! EEVDF, earliest eligible virtual deadline first: shares an output by weight among many clients.
 //!
-//! **Problem.** VTRR's error grows with the number of clients ([`crate::vtrr`]). Above 32 a
-//! discipline is wanted whose error is the same for ten clients and for a thousand. **Source.**
+//! # Problem
+//!
+//! The error of VTRR ([`crate::vtrr`]) grows with the number of clients. More than 32 clients need
+//! a discipline whose error does not depend on their number.
+//!
+//! # Source
+//!
 //! Stoica, Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22, Old Dominion
 //! University, 1995. WF2Q+ (Bennett, Zhang, 1997) makes the same choice for packets.
 //!
-//! **Why this one.** Of those with a constant error: GR3's is constant for bounded ratios of
-//! weights alone, and needs a level more; DRR+ sorts what is latency-critical from what is not,
-//! which tenants would declare; WF2Q+ decides for each packet. EEVDF is WF2Q+ by the request, so
+//! Other disciplines with a constant error fit less well. GR3's error is constant only for bounded
+//! ratios of weights, and it needs another level. DRR+ separates latency-critical clients, which
+//! tenants would have to declare. WF2Q+ decides once per packet. EEVDF is WF2Q+ per request:
 //! several small frames cost one decision, and a request counts as served by what was sent in it.
 //!
-//! **Quantities.** Virtual time of a client: v, bytes it sent per weight; of the output: V, the
-//! mean of v by weight over those with frames, so what they are ahead and what they are behind
-//! always adds up to nothing. A *request* is [`QUANTUM`] bytes, or one frame that is longer. In
-//! numbers of 2^32; V's division carries its remainder.
+//! # Quantities
 //!
-//! **Rule.** A client is eligible when v <= V: it is not ahead of its share. Of those who are, the
-//! one with the earliest deadline d = v + request/weight sends, until its next frame is longer than
-//! what is left of its request; then it makes another. (A request shorter than the frame it is for
-//! would be let in before others that it then keeps waiting: sixty clients with large segments once
-//! had one of half the link 400 KB behind.) Who runs empty keeps its account, ahead or behind by at
-//! most 64 KiB, until it has frames again, unless all were idle: time without frames is no
-//! credit, but who has short frames and a short queue runs empty in each of its requests, with its
-//! next frames on their way (it would lose them all: beside 40 clients with large segments it had 7
-//! % of its due). Who goes ahead or behind moves V by that much, so that the others' accounts stay
-//! whole.
+//! - v is a client's virtual time: bytes sent per weight.
+//! - V is the output's virtual time: the weighted mean of v over the clients with frames. Leads and
+//!   lags therefore always sum to zero.
+//! - A *request* is [`QUANTUM`] bytes, or one frame if that is longer.
 //!
-//! **Example** (a test). Weights 1, 1, 2 and frames of a request: of 8 they have 2, 2, 4, and the
-//! third never two more than its half.
+//! Virtual times are multiples of 2^-32 byte per weight. The division for V carries its remainder.
 //!
-//! **Departures.** None.
-//! **Error.** Ahead or behind by less than the longest request; who was idle, by 64 KiB more.
-//! **Cost.** O(log n) a request in two heaps, no allocation after construction.
+//! # Approach
+//!
+//! A client is eligible if v <= V: it is not ahead of its share. The eligible client with the
+//! earliest deadline d = v + request/weight sends, until its next frame exceeds the rest of its
+//! request. Then it makes another request. A request must not be shorter than its frame: the client
+//! would be admitted before others and then delay them. In a test with sixty clients and large
+//! segments, a client with half the link lagged by 400 KB.
+//!
+//! A client that runs empty keeps its account, with a lag of at most 64 KiB, until it has frames
+//! again or all clients were idle. Time without frames gives no credit. However, a client with
+//! short frames and a short queue runs empty in each request while its next frames are on their
+//! way. Without its account it got 7 % of its share beside 40 clients with large segments. When a
+//! client with a lead or lag leaves, V moves so that the accounts of the others stay exact.
+//!
+//! # Example
+//!
+//! A test: with weights 1, 1, 2 and frames of one request, the clients send 2, 2 and 4 of 8 frames.
+//! The third client is never more than two frames ahead of its half.
+//!
+//! # Cost
+//!
+//! O(log n) per request, in two heaps. Nothing is allocated after construction. A lead or lag is
+//! shorter than the longest request, plus 64 KiB for a client that was idle.
 
 use penstock_units::Weight;
 
@@ -39,20 +54,20 @@ use crate::discipline::{Discipline, QUANTUM};
 use crate::heap::SlotHeap;
 
 const SHIFT: u32 = 32;
-/// Bytes that a client without frames is owed at most: a segment that was let in before it.
+/// Most bytes that a client without frames is owed: one segment that was admitted before it.
 const OWED_MAX: u32 = 65_536;
-/// More than any frame; a charge above it counts as this.
+/// Longer than any frame. A larger charge counts as this.
 const BYTES_MAX: u32 = 1 << 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Absent,
     Idle,
-    /// In the heap of those who are ahead, by v.
+    /// In the heap of clients that are ahead, by v.
     Ahead,
-    /// In the heap of those who are eligible, by deadline.
+    /// In the heap of eligible clients, by deadline.
     Eligible,
-    /// Its request is under way.
+    /// Sends its current request.
     Current,
 }
 
@@ -60,25 +75,25 @@ enum State {
 struct Client {
     state: State,
     weight: u64,
-    /// Bytes of its next frame.
+    /// Length of the next frame in bytes.
     head: u32,
-    /// v.
+    /// Virtual time v.
     time: u128,
-    /// d.
+    /// Deadline d of the current request.
     deadline: u128,
-    /// The busy period in which it ran empty.
+    /// Busy period in which the client ran empty.
     period: u64,
-    /// What v was behind V then.
+    /// Lag of v behind V when the client ran empty.
     owed: u128,
 }
 
 impl Client {
-    /// Virtual time of so many bytes.
+    /// Virtual time of `bytes`, at most [`BYTES_MAX`].
     fn worth(&self, bytes: u32) -> u64 {
         (u64::from(bytes.min(BYTES_MAX)) << SHIFT) / self.weight
     }
 
-    /// A request for its next frame and what else goes with it.
+    /// Starts a request for the next frame and those that fit in with it.
     fn request(&mut self) {
         self.deadline = self.time + u128::from(self.worth(self.head.max(QUANTUM)));
     }
@@ -88,14 +103,14 @@ impl Client {
     }
 }
 
-/// See the module's text.
+/// The state of the EEVDF discipline.
 #[derive(Clone, Debug)]
 pub struct Eevdf {
     clients: Box<[Client]>,
     ahead: SlotHeap,
     eligible: SlotHeap,
     current: Option<usize>,
-    /// Weights of those with frames.
+    /// Sum of the weights of clients with frames.
     weights: u64,
     /// V, and the remainder of its last division.
     time: u128,
@@ -104,7 +119,7 @@ pub struct Eevdf {
 }
 
 impl Eevdf {
-    /// Room for clients in slots below `slots`.
+    /// No clients yet, with room for slots 0 to `slots` - 1.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let absent = Client {
@@ -128,7 +143,7 @@ impl Eevdf {
         }
     }
 
-    /// Puts a client with frames where its account belongs.
+    /// Puts a client with frames into the heap that matches its account.
     fn queue(&mut self, slot: usize) {
         let client = &mut self.clients[slot];
         if client.time <= self.time {
@@ -140,8 +155,7 @@ impl Eevdf {
         }
     }
 
-    /// V with a client's account in the mean (`with`), or without: exact but for a part of 2^-32
-    /// byte.
+    /// Moves V for a client that enters the mean (`with`) or leaves it. Exact to 2^-32 byte.
     fn shift_mean(&mut self, slot: usize, with: bool) {
         let client = &self.clients[slot];
         let (weight, weights) = (u128::from(client.weight), u128::from(self.weights));
@@ -156,7 +170,7 @@ impl Eevdf {
             (self.time - client.time, false)
         };
         let by = apart.saturating_mul(weight) / all;
-        // Who comes in ahead draws the mean up; who goes ahead leaves it lower.
+        // A client ahead of V raises the mean when it enters and lowers it when it leaves.
         if client_ahead == with {
             self.time = self.time.saturating_add(by);
         } else {
@@ -178,7 +192,7 @@ impl Discipline for Eevdf {
             (client.state, client.time, client.period) = (State::Idle, time, period);
             client.owed = 0;
         } else {
-            // What it is ahead counts in bytes, not in bytes per weight.
+            // The lead counts in bytes, so it is converted to the new weight.
             let ahead = client.time.saturating_sub(time);
             let new = u128::from(weight.get());
             let scaled = |virtual_time: u128| virtual_time * u128::from(client.weight) / new;
@@ -217,7 +231,7 @@ impl Discipline for Eevdf {
         client.time = if client.period != self.period {
             self.time
         } else if owed > 0 {
-            // It draws V down as it comes in, and is to be as far behind that as it was.
+            // The client lowers V when it enters. Its lag is measured from the lowered V.
             let (weight, others) = (u128::from(client.weight), u128::from(self.weights));
             self.time.saturating_sub(owed + owed * weight / others.max(1))
         } else {
@@ -265,7 +279,7 @@ impl Discipline for Eevdf {
             self.ahead.remove(slot);
             self.queue(slot);
         }
-        // All are ahead only by what rounding took from the mean.
+        // If no client is eligible, all are ahead only by rounding errors of the mean.
         let slot = self.eligible.pop().or_else(|| self.ahead.pop())?;
         self.clients[slot].state = State::Current;
         self.current = Some(slot);
@@ -307,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_1_1_2_have_their_parts_and_are_spread() {
+    fn weights_1_1_2_get_their_shares_evenly_spread() {
         let mut eevdf = with(&[1, 1, 2]);
         let order: Vec<_> = (0..80).map(|_| send(&mut eevdf, QUANTUM)).collect();
         let of = |slot: usize| order.iter().filter(|s| **s == slot).count();
@@ -319,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ahead_and_what_is_behind_adds_up_to_nothing() {
+    fn leads_and_lags_sum_to_zero() {
         let mut eevdf = with(&[1, 7, 300, 10_000]);
         let mut seed = 1_u32;
         for n in 0..5_000 {
@@ -335,20 +349,21 @@ mod tests {
                 apart * i128::from(c.weight)
             };
             let sum: i128 = eevdf.clients.iter().map(lag).sum();
-            // Bytes; the mean's own rounding is one part for each weight.
+            // In bytes. The rounding of the mean is one unit per weight.
             assert!((sum >> SHIFT).abs() <= 1, "{sum}");
         }
     }
 
     #[test]
-    fn idle_time_is_no_credit_and_running_empty_no_pardon() {
+    fn idle_time_gives_no_credit_and_running_empty_erases_no_debt() {
         let mut eevdf = with(&[1, 1]);
         eevdf.drained(1);
         (0..100).for_each(|_| assert_eq!(send(&mut eevdf, QUANTUM), 0));
         eevdf.backlogged(1, QUANTUM);
         let order: Vec<_> = (0..20).map(|_| send(&mut eevdf, QUANTUM)).collect();
         assert_eq!(order.iter().filter(|s| **s == 1).count(), 10, "{order:?}");
-        // 0 sends 16 requests at once, runs empty, comes back: 1 goes first for as long.
+        // Client 0 sends 16 requests at once, runs empty and returns. Client 1 goes first for as
+        // long.
         while eevdf.pick() != Some(0) {
             send(&mut eevdf, QUANTUM);
         }
@@ -359,9 +374,10 @@ mod tests {
         assert_eq!(order, [1; 15]);
     }
 
-    /// One with a frame at a time beside others with long requests: it runs empty each time.
+    /// One client with a single frame at a time beside others with long requests: it runs empty
+    /// each time.
     #[test]
-    fn who_runs_empty_while_it_is_behind_is_not_the_loser() {
+    fn a_client_that_runs_empty_while_behind_keeps_its_share() {
         let mut eevdf = with(&[1; 41]);
         let mut sent = [0_u64; 41];
         for _ in 0..200_000 {
@@ -381,7 +397,7 @@ mod tests {
     #[test]
     fn what_an_idle_client_is_owed_is_bounded() {
         let mut eevdf = with(&[1, 1]);
-        // 1 is kept waiting by 100 requests, then has no frames for long.
+        // Client 1 waits for 100 requests and then has no frames for a long time.
         while eevdf.pick() != Some(0) {
             send(&mut eevdf, QUANTUM);
         }
@@ -395,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_or_changes_its_weight_does_so_at_once() {
+    fn leaving_and_changing_weight_take_effect_at_once() {
         let mut eevdf = with(&[1, 1, 1]);
         eevdf.leave(1);
         eevdf.join(2, Weight::new(3).unwrap());

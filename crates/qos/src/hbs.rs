@@ -1,51 +1,71 @@
-//! HBS, the hierarchical batch scheduler: whose batch is next.
+//! HBS, the hierarchical batch scheduler: which unit runs the next batch.
 //!
-//! **Problem.** Ports compete for the worker's core when their batches are taken, long before any
-//! egress queue could order them: with a batch each in turn, everybody waits for everybody.
+//! # Problem
 //!
-//! **Source.** C2QoS §IV-B, Fig. 8.
+//! Ports compete for the worker's core when their batches are taken, long before an egress queue
+//! could order their frames. With plain round robin, every port waits for all others.
 //!
-//! **Quantities.** Eight classes (`Priority`, 1 first). A *unit* is what a worker polls: a queue
-//! pair of a port. A *decision* is one choice of a unit to run a batch; a *look* asks a unit
-//! whether frames wait.
+//! # Source
 //!
-//! **Rule.** Units with tokens are *ready*, in the queue of their class; units without are
-//! *waiting* until a refill gives their port tokens. A decision goes through the ready queues from
-//! class 1 on and takes the first unit that has frames; within a class first in, first out: who
-//! was looked at or ran goes to the end. So no class runs while one before it has tokens and work.
+//! C2QoS §IV-B, Fig. 8.
 //!
-//! What happens to units without frames is a policy. [`Readiness::Pending`], ours: a look costs no
-//! more than reading a word, so each decision looks at every ready unit of a class before it goes
-//! to the next. [`Readiness::Demotion`], the paper's (§IV-B.3), for units that cannot be asked: a
-//! unit that sent nothing in [`DEMOTE_AFTER`] loops in a row falls by one class, and is back in its
-//! own as soon as it has sent. A loop is a decision in which the unit was looked at; a decision
-//! looks at a unit once.
+//! # Quantities
 //!
-//! **Example** (a test). Units 1, 2 in class 1, unit 3 in class 3, all with frames: 1, 2, 1, 2, ...
-//! until both are held for want of tokens, then 3. When a refill releases 2, 2 is next.
+//! - There are eight classes (`Priority`); class 1 is served first.
+//! - A *unit* is what a worker polls: a queue pair of a port.
+//! - A *decision* chooses one unit to run a batch.
+//! - A *look* asks a unit whether frames wait.
 //!
-//! **Starvation.** By tokens: a higher class runs no longer than they last. By idle units: a look
-//! is all they get.
+//! # Approach
 //!
-//! **Departures.** None; what the paper leaves open is how many loops demote: here 3.
+//! Units with tokens are *ready* and stand in the queue of their class. Units without tokens are
+//! *waiting* until a refill gives their port tokens. A decision visits the ready queues from class
+//! 1 on and takes the first unit that has frames. Within a class the order is first in, first out:
+//! a unit that was looked at or ran goes to the end. Thus no class runs while an earlier one has
+//! tokens and frames.
 //!
-//! **Cost.** A decision: one look at each ready unit without frames in the classes before the one
-//! that runs, and O(1). A release: what it is told to look at, [`RELEASE_MOST`] after a refill.
-//! Queues are lists through one array: nothing is allocated after the start.
+//! Two policies treat units without frames:
+//!
+//! - [`Readiness::Pending`] is Penstock's own. A look costs no more than reading a word, so each
+//!   decision looks at every ready unit of a class before the next class.
+//! - [`Readiness::Demotion`] is the paper's (§IV-B.3), for units that cannot be asked. A unit that
+//!   sent nothing in [`DEMOTE_AFTER`] loops in a row falls by one class. It returns to its own
+//!   class as soon as it sends. A loop is a decision in which the unit was looked at. A decision
+//!   looks at a unit at most once.
+//!
+//! # Example
+//!
+//! A test: units 1 and 2 are in class 1, unit 3 in class 3, and all have frames. The order is 1, 2,
+//! 1, 2, … until both run out of tokens, then 3. When a refill releases unit 2, it is next.
+//!
+//! # Starvation
+//!
+//! A higher class runs no longer than its tokens last. An idle unit costs only a look.
+//!
+//! # Departures
+//!
+//! None. The paper does not say after how many loops a unit is demoted; here it is 3.
+//!
+//! # Cost
+//!
+//! A decision takes one look at each ready unit without frames in earlier classes, plus O(1). A
+//! release looks at as many units as the caller says, [`RELEASE_MOST`] after a refill. Queues are
+//! lists in one array, so nothing is allocated after the start.
 
 use penstock_units::Priority;
 
-/// Decisions in a row that looked at a unit and found nothing, after which it falls by a class.
+/// Consecutive decisions that found no frames at a unit before it falls by a class.
 pub const DEMOTE_AFTER: u8 = 3;
 
-/// Units without tokens that a refill asks for: what it costs must not grow with their number. As
-/// many as have a batch each in a refill interval or two, so that nobody waits longer for it.
+/// Units without tokens that a refill checks. The bound keeps the cost of a refill independent of
+/// their number. It is as many units as can run a batch in one or two refill intervals, so no unit
+/// waits longer because of it.
 pub const RELEASE_MOST: usize = 32;
 
 /// How units without frames are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Readiness {
-    /// A look, and on to the next.
+    /// They keep their class; a decision looks at them and goes on.
     #[default]
     Pending,
     /// They fall through the classes (C2QoS §IV-B.3).
@@ -53,7 +73,6 @@ pub enum Readiness {
 }
 
 impl Readiness {
-    /// The name in configuration and statistics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,9 +84,9 @@ impl Readiness {
 
 const CLASSES: usize = Priority::CLASSES;
 const _: () = assert!(CLASSES == WAITING as usize);
-/// The queue of those without tokens, behind those of the classes.
+/// Number of the queue of units without tokens. It follows the queues of the classes.
 const WAITING: u8 = 8;
-/// In no queue.
+/// Queue number of a unit that has not joined.
 const ABSENT: u8 = u8::MAX;
 const NIL: u32 = u32::MAX;
 
@@ -75,15 +94,15 @@ const NIL: u32 = u32::MAX;
 struct Node {
     next: u32,
     previous: u32,
-    /// The decision in which it was last looked at (for demotion).
+    /// Decision in which the unit was last looked at; for demotion.
     looked_in: u32,
-    /// Which queue it is in.
+    /// Number of the queue that the unit is in.
     queue: u8,
-    /// The class it has.
+    /// Configured class, from 0.
     class: u8,
-    /// The class it runs in: higher numbers after demotion.
+    /// Class that the unit runs in. Higher than `class` after demotion.
     effective: u8,
-    /// Decisions in a row whose look found nothing.
+    /// Consecutive decisions that found no frames.
     empty: u8,
 }
 
@@ -94,39 +113,39 @@ struct Queue {
     len: u32,
 }
 
-/// A unit to look at.
+/// A unit that the caller must look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its slot.
+    /// Slot of the unit.
     pub slot: usize,
-    /// What was done for others before may be told to them now: this one is of a class above the
-    /// last, or the last class has been gone round.
+    /// Whether the worker may now notify others of earlier work: the unit's class is above the last
+    /// one, or every unit of the last class has been looked at.
     pub ends_round: bool,
 }
 
-/// See the module's text.
+/// The scheduler of one worker.
 #[derive(Clone, Debug)]
 pub struct BatchScheduler {
     nodes: Box<[Node]>,
     queues: [Queue; CLASSES + 1],
     readiness: Readiness,
-    /// Units there.
+    /// Number of units.
     len: u32,
-    /// Classes with a ready unit, bit 0 for class 1.
+    /// Bitmap of classes with a ready unit; bit 0 is class 1.
     occupied: u8,
-    /// Of the decision under way: the class, and units of it still to look at.
+    /// The class of the current decision, and how many of its units remain to look at.
     class: u8,
     left: u32,
-    /// Number of the decision (for demotion).
+    /// Number of the current decision; for demotion.
     sweep: u32,
     /// Units of the last class looked at since its round began.
     round: u32,
-    /// Where [`Self::next_glance`] goes on.
+    /// Position of [`Self::next_glance`].
     glance: u32,
 }
 
 impl BatchScheduler {
-    /// Room for `slots` units, none there yet.
+    /// Room for `slots` units, none of them joined.
     #[must_use]
     pub fn new(slots: usize, readiness: Readiness) -> Self {
         let node = Node {
@@ -152,7 +171,7 @@ impl BatchScheduler {
         }
     }
 
-    /// A unit joins, at the end of its class.
+    /// Adds a unit at the end of its class. Does nothing if it has joined already.
     pub fn add(&mut self, slot: usize, class: Priority) {
         let Some(node) = self.nodes.get_mut(slot) else { return };
         if node.queue != ABSENT {
@@ -164,14 +183,14 @@ impl BatchScheduler {
         self.push(slot, class_of(class));
     }
 
-    /// A unit leaves.
+    /// Removes a unit.
     pub fn remove(&mut self, slot: usize) {
         if self.is_there(slot) {
             self.unlink(slot);
         }
     }
 
-    /// A unit gets another class; it keeps its tokens' state.
+    /// Changes a unit's class. A unit that waits for tokens keeps waiting.
     pub fn set_class(&mut self, slot: usize, class: Priority) {
         let class = class_of(class);
         if !self.is_there(slot) || self.nodes[slot].class == class {
@@ -187,15 +206,16 @@ impl BatchScheduler {
     /// Begins a decision.
     #[inline]
     pub fn begin(&mut self) {
-        // The first class before the first: `next_look` goes on from there.
+        // `next_look` starts with the class after this one, which wraps to class 0.
         (self.class, self.left) = (ABSENT, 0);
         if self.readiness == Readiness::Demotion {
             self.sweep = self.sweep.wrapping_add(1);
         }
     }
 
-    /// The next unit to look at in this decision; `None`: all were looked at. It goes to the end
-    /// of its class: whoever asks says [`Self::ran`] or [`Self::hold`] if it did or must not run.
+    /// The next unit to look at in this decision; `None` if all were looked at. The unit moves to
+    /// the end of its class. The caller reports [`Self::ran`] if it ran a batch and [`Self::hold`]
+    /// if it has no tokens.
     #[inline]
     pub fn next_look(&mut self) -> Option<Candidate> {
         match self.readiness {
@@ -228,7 +248,7 @@ impl BatchScheduler {
             let (slot, sweep) = (candidate.slot, self.sweep);
             let node = &mut self.nodes[slot];
             if node.looked_in == sweep {
-                // It fell into this class by its look in this decision.
+                // Its look in this decision demoted it to this class.
                 continue;
             }
             node.looked_in = sweep;
@@ -259,7 +279,7 @@ impl BatchScheduler {
         ends
     }
 
-    /// The unit ran a batch.
+    /// Reports that the unit ran a batch.
     #[inline]
     pub fn ran(&mut self, slot: usize) {
         if self.readiness == Readiness::Pending {
@@ -276,7 +296,7 @@ impl BatchScheduler {
         }
     }
 
-    /// The unit's port is out of tokens: it waits for [`Self::release`].
+    /// Reports that the unit's port has no tokens. It waits for [`Self::release`].
     #[inline]
     pub fn hold(&mut self, slot: usize) {
         if self.nodes.get(slot).is_some_and(|node| node.queue < WAITING) {
@@ -284,9 +304,9 @@ impl BatchScheduler {
         }
     }
 
-    /// After a refill: of those that wait the first `most` are looked at; those that `has_tokens`
-    /// says yes to are ready again, in the order in which they were held. If more wait than were
-    /// looked at, the others come first the next time. Returns how many are ready again.
+    /// Checks the first `most` waiting units after a refill. Units for which `has_tokens` is true
+    /// become ready, in the order in which they were held. Units that were not checked come first
+    /// next time. Returns how many became ready.
     pub fn release(&mut self, most: usize, mut has_tokens: impl FnMut(usize) -> bool) -> usize {
         let all = self.waiting() <= most;
         let mut released = 0;
@@ -305,13 +325,13 @@ impl BatchScheduler {
         released
     }
 
-    /// One of those that wait, another one each time.
+    /// One of the waiting units, a different one at each call.
     pub fn next_waiting(&mut self) -> Option<usize> {
         (self.waiting() > 0).then(|| self.rotate(WAITING))
     }
 
-    /// A ready unit for a glance outside any decision, another one each time: how those behind
-    /// classes that fill the core are found to have frames.
+    /// A ready unit to check outside of decisions, a different one at each call. This finds frames
+    /// of units behind classes that fill the core.
     pub fn next_glance(&mut self) -> Option<usize> {
         let gone_on = self.nodes.get(self.glance as usize).filter(|node| node.queue < WAITING);
         let (mut slot, class) = gone_on.map_or((NIL, ABSENT), |node| (node.next, node.queue));
@@ -328,27 +348,27 @@ impl BatchScheduler {
         (slot != NIL).then_some(slot as usize)
     }
 
-    /// Units there, ready or waiting.
+    /// Number of units, ready or waiting.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there is none.
+    /// Whether there are no units.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Units that wait for tokens.
+    /// Number of units that wait for tokens.
     #[inline]
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queues[usize::from(WAITING)].len as usize
     }
 
-    /// The class that a unit runs in now, and whether it is ready; `None`: it is not there.
+    /// The class that a unit runs in now, and whether it is ready; `None` if the slot has no unit.
     #[must_use]
     pub fn state(&self, slot: usize) -> Option<(Priority, bool)> {
         let node = self.nodes.get(slot).filter(|node| node.queue != ABSENT)?;
@@ -360,7 +380,7 @@ impl BatchScheduler {
         self.nodes.get(slot).is_some_and(|node| node.queue != ABSENT)
     }
 
-    /// Moves the head of a class, which is not empty, to its end.
+    /// Moves the head of a nonempty queue to its end and returns it.
     #[inline]
     fn rotate(&mut self, class: u8) -> usize {
         let queue = &mut self.queues[usize::from(class)];
@@ -406,7 +426,7 @@ impl BatchScheduler {
         if number < WAITING && queue.len == 0 {
             self.occupied &= !(1 << number);
         }
-        // A decision under way does not count on it any more.
+        // The current decision must not count this unit any more.
         if number == self.class {
             self.left = self.left.min(queue.len);
         }
@@ -428,7 +448,7 @@ fn class_of(class: Priority) -> u8 {
     class.index() as u8
 }
 
-/// The lowest set bit.
+/// Index of the lowest set bit.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
 fn class_of_bit(bits: u32) -> u8 {
@@ -443,7 +463,7 @@ mod tests {
         Priority::new(n).unwrap()
     }
 
-    /// Runs a decision: the first candidate with frames.
+    /// Runs a decision and returns the first candidate with frames.
     fn decide(hbs: &mut BatchScheduler, frames: impl Fn(usize) -> bool) -> Option<usize> {
         hbs.begin();
         while let Some(candidate) = hbs.next_look() {
@@ -456,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_strict_and_those_of_one_class_take_turns() {
+    fn classes_are_strict_and_units_of_a_class_take_turns() {
         let mut hbs = BatchScheduler::new(8, Readiness::Pending);
         for (slot, priority) in [(3, 3), (1, 1), (2, 1)] {
             hbs.add(slot, class(priority));
@@ -474,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_unit_falls_class_by_class_and_is_back_at_once() {
+    fn a_silent_unit_falls_by_class_and_returns_when_it_sends() {
         let mut hbs = BatchScheduler::new(4, Readiness::Demotion);
         hbs.add(0, class(1));
         hbs.add(1, class(2));
@@ -496,8 +516,8 @@ mod tests {
         assert_eq!(hbs.state(0), Some((class(1), true)));
     }
 
-    /// C2QoS §IV-B.3 counts loops, and a decision is a loop: in the first one a unit that is silent
-    /// keeps its class, whoever else is there.
+    /// C2QoS §IV-B.3 counts loops, and a decision is a loop. A silent unit keeps its class in the
+    /// first decision, regardless of other units.
     #[test]
     fn one_decision_is_one_loop_however_few_units_there_are() {
         for others in 0..3 {
@@ -529,7 +549,7 @@ mod tests {
         assert!(hbs.is_empty() && hbs.state(0).is_none());
     }
 
-    /// However many wait, a release looks at a few, and at all of them in turn.
+    /// A release checks a bounded number of waiting units, and all of them in turn.
     #[test]
     fn a_release_is_bounded_and_leaves_nobody_out() {
         let mut hbs = BatchScheduler::new(10, Readiness::Pending);
@@ -554,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn glances_come_to_everybody() {
+    fn glances_reach_every_unit() {
         let mut hbs = BatchScheduler::new(8, Readiness::Pending);
         assert_eq!(hbs.next_glance(), None);
         for (slot, priority) in [(0, 1), (1, 1), (2, 4), (3, 8)] {

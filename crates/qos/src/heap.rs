@@ -1,12 +1,12 @@
-//! A heap of slots by key, from whose middle a slot can be taken.
+//! A binary min-heap of slots that can also remove a slot from the middle.
 //!
-//! **Problem.** A client may go while it stands in a queue by time. **Rule.** A binary heap, and
-//! for each slot its place in it. **Cost.** O(log n) for all but the look at the first; no
-//! allocation after construction.
+//! A client may leave while it waits in a queue ordered by time. The heap therefore records the
+//! position of each slot. All operations take O(log n), except reading the first slot, which takes
+//! O(1). Nothing is allocated after construction.
 
 const ABSENT: u32 = u32::MAX;
 
-/// Slots below a number given at the start, each at most once.
+/// Heap of slots below a fixed number, each at most once. Equal keys are ordered by slot.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotHeap {
     heap: Vec<(u128, u32)>,
@@ -19,32 +19,32 @@ const fn narrow(n: usize) -> u32 {
 }
 
 impl SlotHeap {
-    /// For slots below `slots`, empty.
+    /// An empty heap for slots 0 to `slots` - 1.
     pub fn new(slots: usize) -> Self {
         let place = vec![ABSENT; slots].into_boxed_slice();
         Self { heap: Vec::with_capacity(slots), place }
     }
 
-    /// The slot with the least key.
+    /// The slot with the smallest key, and that key.
     pub fn first(&self) -> Option<(u128, usize)> {
         self.heap.first().map(|(key, slot)| (*key, *slot as usize))
     }
 
-    /// Adds a slot that is not in it.
+    /// Adds a slot that is not in the heap.
     pub fn push(&mut self, slot: usize, key: u128) {
         debug_assert_eq!(self.place[slot], ABSENT, "slot {slot} is in the heap");
         self.heap.push((key, narrow(slot)));
         self.rise(self.heap.len() - 1);
     }
 
-    /// Takes the slot with the least key.
+    /// Removes the slot with the smallest key and returns it.
     pub fn pop(&mut self) -> Option<usize> {
         let (_, slot) = self.first()?;
         self.remove(slot);
         Some(slot)
     }
 
-    /// Takes a slot out, wherever it stands; whether it was there.
+    /// Removes a slot from any position. Returns whether it was in the heap.
     pub fn remove(&mut self, slot: usize) -> bool {
         let at = self.place[slot];
         if at == ABSENT {
@@ -54,7 +54,7 @@ impl SlotHeap {
         let at = at as usize;
         self.heap.swap_remove(at);
         if at < self.heap.len() {
-            // The last one stands here now; it may belong further up or further down.
+            // The last item now stands here. It may have to move up or down.
             self.rise(at);
             self.sink(at);
         }
@@ -70,7 +70,7 @@ impl SlotHeap {
         let item = self.heap[at];
         while at > 0 {
             let above = (at - 1) / 2;
-            // Equal keys by slot, so that a run repeats.
+            // Equal keys are ordered by slot, so that runs are reproducible.
             if self.heap[above] <= item {
                 break;
             }
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn slots_come_by_key_also_when_some_were_taken_from_the_middle() {
         let mut heap = SlotHeap::new(100);
-        // A permutation of 0..100, and every third gone again.
+        // A permutation of 0..100 from which every third slot is removed.
         (0..100).for_each(|slot| heap.push(slot, (slot as u128 * 37) % 100));
         (0..100).filter(|slot| slot % 3 == 0).for_each(|slot| assert!(heap.remove(slot)));
         assert!(!heap.remove(0));

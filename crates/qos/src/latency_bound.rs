@@ -1,53 +1,77 @@
-//! How long a frame may have to wait for the end of its batch, by class.
+//! The longest time that a frame may wait for the end of its batch, by class.
 //!
-//! **Problem.** A latency class is worth what can be promised for it before anything is measured.
+//! # Problem
 //!
-//! **Source.** C2QoS §IV-B.2: `(N1 k1 + N2 k2 + ... + Nn) c`, with `k` left open.
+//! A latency class is worth what can be promised for it before anything is measured.
 //!
-//! **Quantities.** `N` → [`Member::units`]; `c` → [`Batches`], cycles; `k` follows from the tokens:
+//! # Source
+//!
+//! C2QoS §IV-B.2: `(N1 k1 + N2 k2 + ... + Nn) c`, where the paper leaves `k` open.
+//!
+//! # Quantities
+//!
+//! `N` is [`Member::units`], `c` is [`Batches`] in cycles, and `k` follows from the tokens:
 //! [`Terms::depth`] and [`Terms::entitlement`].
 //!
-//! **Who has the bound.** A port with a bucket that stays within it: in any time `t` its frames
-//! cost no more than its depth, less what a refill brings, and its rate times `t`. It then never
-//! waits for tokens. Of a port without a bucket: a frame with less than a batch before it. What
-//! others send does not matter.
+//! # Scope
 //!
-//! **Rule.** Before the end of its batch come:
-//! 1. *begun*: a batch that had begun, of its port or of a lower class;
-//! 2. *beside*: as many rounds as its port needs batches for what it may have put into its ring at
-//!    once, in each of which every unit of the class has one;
-//! 3. *above*: what tokens allow the classes above. When they last had no work and tokens, none had
-//!    more than a full bucket. They may spend that, get one batch each into debt, and spend what is
-//!    generated from then on and came with the refill then under way. From then until the frame
-//!    came they had the core to themselves, so that no more is left of it than if they had begun
-//!    when it came.
+//! The bound holds for a port with a bucket that stays within it: in any time `t`, its frames cost
+//! at most its depth (less one refill) plus its rate times `t`. Such a port never waits for tokens.
+//! For a port without a bucket, it holds for a frame with less than a batch before it. The traffic
+//! of other ports does not matter.
 //!
-//! With a part `rho` of the capacity generated for those above, that takes the sum, divided by
-//! `1 - rho`. Ports of other workers that hand frames over count as above: their batches come by
-//! turns with those here, whatever their class.
+//! # Approach
 //!
-//! **What is generated for those above** is what they bought and, if they are `minmax`, a part of
-//! what others leave. [`Surplus::Shared`]: the ports that are not above use what they bought; then
-//! it is the weight's part of what is not sold. [`Surplus::Left`]: nobody else sends; then it is
-//! all but what is generated for the port itself, and they may know of it only when all units were
-//! glanced at. Where none above is `minmax` both are the same.
+//! Three kinds of work come before the end of the frame's batch:
 //!
-//! **Example** (a test). 1 GHz, batches of 10,000 cycles; two ports in class 1 with 20 % each and
-//! one in class 2 with 10 %, depth 20,000, refills every 50 us, all strict. A port of class 1 may
-//! have put 10,000 cycles into its ring at once, so two batches: 10 us begun and 2 rounds of 20 us
-//! are 50 us. Class 2, 2 batches: 10 us begun, 2 rounds of 10 us, above 2 x (20 + 10 + 10) us: 110
-//! us, divided by 0.6: 183 us.
+//! 1. *Begun*: a batch that had already started, of its own port or of a lower class.
+//! 2. *Beside*: rounds in which every unit of the class runs a batch. There are as many rounds as
+//!    its port needs batches for what it may put into its ring at once.
+//! 3. *Above*: what tokens allow the classes above. When these last had no work with tokens, none
+//!    had more than a full bucket. They may spend that, each get one batch into debt, and spend
+//!    what one refill and later generation bring. They had the core to themselves until the frame
+//!    came, so no more is left than if they had started at its arrival.
 //!
-//! **Not in it.** A port without a bucket, of its class or a later one, that uses more than what
-//! is not sold: then less is generated than was bought (see [`crate::c2tb`]), and a port within its
-//! bucket may wait for tokens after all. Time in which the kernel had the core or control asked for
-//! something, the time until a queue pair at rest is woken, and whatever follows the batch: a link,
-//! the receiver.
+//! If a fraction `rho` of the capacity is generated for the classes above, the wait is the sum
+//! divided by `1 - rho`. Ports of other workers that hand over frames count as above, because their
+//! batches alternate with local ones regardless of class.
 //!
-//! **Departures.** The paper's `k` is worked out instead of left open; the batch that had begun and
-//! a burst of the port's own are counted.
+//! Ports above get what they bought and, if they are `minmax`, a part of what others leave:
 //!
-//! **Cost.** O(ports), when somebody asks.
+//! - [`Surplus::Shared`]: the ports not above use what they bought. Ports above share unsold cycles
+//!   by weight.
+//! - [`Surplus::Left`]: no other port sends. Ports above get everything except what is generated
+//!   for the port itself. They may notice its frames only after all units were glanced at.
+//!
+//! Both are equal if no port above is `minmax`.
+//!
+//! # Example
+//!
+//! A test: 1 GHz, batches of 10,000 cycles, two ports in class 1 with 20 % each, one in class 2
+//! with 10 %, depth 20,000, refills every 50 µs, all strict. A port of class 1 may put 10,000
+//! cycles into its ring at once, which takes two batches: 10 µs begun and 2 rounds of 20 µs give 50
+//! µs. Class 2 also needs two batches: 10 µs begun, 2 rounds of 10 µs and 2 × (20 + 10 + 10) µs
+//! above give 110 µs. Divided by 0.6, this is 183 µs.
+//!
+//! # Limits
+//!
+//! The bound does not cover the following:
+//!
+//! - A port without a bucket, in the same or a later class, that uses more than the unsold cycles.
+//!   Less is then generated than was bought (see [`crate::c2tb`]), and a port within its bucket may
+//!   have to wait for tokens.
+//! - Time in which the kernel or control had the core.
+//! - The time to wake a resting queue pair.
+//! - Everything after the batch: the link and the receiver.
+//!
+//! # Departures
+//!
+//! The paper's `k` is computed. The batch that had begun and a burst of the port's own are
+//! included.
+//!
+//! # Cost
+//!
+//! O(ports) per query.
 
 use core::fmt;
 
@@ -58,24 +82,24 @@ use crate::cost_model::{CostModel, Deployment, FCS, Profile, to_f64, whole_up};
 
 /// Most frames of a batch.
 pub const BATCH_FRAMES: u32 = 32;
-/// The most that a batch below the first class should take: a whole one of ours takes less at
-/// nearly all sizes, so that it costs no throughput.
+/// Longest batch of a port below the worker's first class. A full batch is shorter at nearly all
+/// frame sizes, so this costs no throughput.
 pub const LOWER_CLASS: Nanos = Nanos::from_micros(5);
 /// Units that a worker glances at with each refill.
 pub const GLANCES: u32 = 4;
 
-/// What a port's batches cost that are as large as it may have them.
+/// Cost of a port's largest permitted batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batches {
-    /// The cheapest.
+    /// Cost of the cheapest batch.
     pub least: Cycles,
-    /// The costliest.
+    /// Cost of the most expensive batch.
     pub most: Cycles,
 }
 
 impl Batches {
-    /// Of frames of a profile, by the model; `whole`: a port of the worker's first class. The
-    /// costliest batch is dearer by how far the measurements spread.
+    /// Computes the costs of a profile's batches from the model. `whole` says that the port is in
+    /// the worker's first class. The most expensive batch includes the spread of the measurements.
     #[must_use]
     pub fn modelled(
         model: &CostModel,
@@ -110,14 +134,14 @@ impl Batches {
         }
     }
 
-    /// The same where frames cost `factor` times what the model says.
+    /// The costs if frames cost `factor` times what the model says.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         let of = |cost: Cycles| Cycles(whole_up(to_f64(cost.0) * factor).max(1));
         Self { least: of(self.least), most: of(self.most) }
     }
 
-    /// Of frames that cost so many cycles in the mean.
+    /// Computes the costs from a measured mean cost per frame, in cycles.
     #[must_use]
     pub fn measured(per_frame: f64, core: TscRate, whole: bool) -> Self {
         let frames =
@@ -127,7 +151,7 @@ impl Batches {
     }
 }
 
-/// Frames at so many cycles each that take no longer than `time`: at least one, at most a batch.
+/// Number of frames, at `per_frame` cycles each, that fit into `time`; from 1 to a full batch.
 fn frames_in(time: Nanos, core: TscRate, per_frame: f64) -> u32 {
     let fit = to_f64(core.to_cycles(time).0) / per_frame.max(1.0);
     (1..=BATCH_FRAMES).rev().find(|frames| f64::from(*frames) <= fit).unwrap_or(1)
@@ -136,15 +160,15 @@ fn frames_in(time: Nanos, core: TscRate, per_frame: f64) -> u32 {
 /// A port that has queue pairs on the worker, or hands frames over to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its class; the same for all where classes are not looked at.
+    /// Class of the port. Equal for all ports if the worker ignores classes.
     pub class: Priority,
-    /// Its queue pairs there.
+    /// Number of its queue pairs on the worker.
     pub units: u32,
-    /// Whether they are on other workers, and what comes from them is handed over.
+    /// Whether its queue pairs are on other workers, which hand its frames over.
     pub elsewhere: bool,
-    /// What its batches cost.
+    /// Cost of its batches.
     pub batches: Batches,
-    /// Its bucket there; `None`: it has none.
+    /// Terms of its bucket on the worker; `None` without a bucket.
     pub bucket: Option<Terms>,
 }
 
@@ -157,48 +181,48 @@ impl Member {
 /// The worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Core {
-    /// What it may spend on frames.
+    /// Cycles per second that it may spend on frames.
     pub capacity: CyclesPerSecond,
-    /// Between two refills.
+    /// Time between two refills.
     pub refill: Nanos,
 }
 
-/// What classes above get of what nobody has bought or uses.
+/// What ports above get of unsold or unused cycles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Surplus {
-    /// Their part of what is not sold: all others use what they bought.
+    /// Their part of unsold cycles, because all others use what they bought.
     Shared,
-    /// All of it: nobody else sends.
+    /// All of them, because no other port sends.
     Left,
 }
 
-/// The longest wait, and what it is made of.
+/// The longest wait and its components.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
-    /// From the ring to the end of the batch.
+    /// Time from the arrival in the ring to the end of the batch.
     pub wait: Nanos,
-    /// Batches of its own port up to the frame's, that one included.
+    /// Batches of its own port up to and including the frame's.
     pub rounds: u64,
-    /// The batch that had begun.
+    /// Cost of the batch that had begun.
     pub begun: Cycles,
-    /// Batches of its class, its own included.
+    /// Cost of the batches of its class, including its own.
     pub beside: Cycles,
-    /// What those above have in their buckets, get into debt, and got with a refill.
+    /// Cycles that ports above have in their buckets, may owe, and get with one refill.
     pub above: Cycles,
-    /// What is generated for those above meanwhile.
+    /// Cycles per second generated for ports above meanwhile.
     pub above_rate: CyclesPerSecond,
 }
 
 /// Why there is no bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unbounded {
-    /// This member, of those above, has no bucket.
+    /// The port above with this index has no bucket.
     Free(usize),
-    /// Those above may use the whole core.
+    /// Ports above may use the whole core.
     Full,
-    /// Its turns bring it less than it bought.
+    /// The port's turns bring less than it bought.
     Slow,
-    /// There is no such member.
+    /// There is no such port on the worker.
     Absent,
 }
 
@@ -213,10 +237,10 @@ impl fmt::Display for Unbounded {
     }
 }
 
-/// The longest that a frame of `members[of]` waits for the end of its batch; see the module's text.
+/// The longest wait of a frame of `members[of]` until the end of its batch.
 ///
 /// # Errors
-/// There is no bound.
+/// There is no bound, for the returned reason.
 pub fn worst_case(
     core: &Core,
     members: &[Member],
@@ -236,10 +260,11 @@ pub fn worst_case(
     let mut rounds = 1;
     if let Some(terms) = &own.bucket {
         let rate = u128::from(terms.entitlement.0);
-        // What it may put into its ring at once, and the batches that this makes.
+        // What the port may put into its ring at once, and the number of batches for it.
         let burst = u128::from(terms.depth.0).saturating_sub(per(rate, core.refill));
         rounds = burst / least + 1;
-        // A round takes round / left seconds; in that time rate x round / left are put in.
+        // A round takes round / left seconds. Meanwhile rate × round / left cycles of frames
+        // arrive.
         if rate * round > least * left {
             return Err(Unbounded::Slow);
         }
@@ -259,10 +284,10 @@ pub fn worst_case(
     })
 }
 
-/// The bound of a class: the longest of its members, and whose it is.
+/// The bound of a class: the longest of its ports, and the index of that port.
 ///
 /// # Errors
-/// One of them has none; [`Unbounded::Absent`]: none is here.
+/// A port of the class has no bound; [`Unbounded::Absent`] if the class has no port here.
 pub fn of_class(
     core: &Core,
     members: &[Member],
@@ -281,13 +306,13 @@ pub fn of_class(
     worst.ok_or(Unbounded::Absent)
 }
 
-/// What may come from those above.
+/// Work that may come from ports above.
 struct Above {
-    /// In their buckets, into debt, and with one refill; cycles.
+    /// Cycles in buckets, owed, and from one refill.
     work: u128,
-    /// Generated for them; cycles per second.
+    /// Cycles per second generated for them.
     rate: u128,
-    /// Refills until a port's tokens are no longer taken for unused.
+    /// Refills until tokens of a port are no longer considered unused.
     late: u32,
 }
 
@@ -328,7 +353,7 @@ impl Above {
     }
 }
 
-/// What a rate comes to in a time.
+/// Amount that `rate` per second produces in `time`, rounded up.
 const fn per(rate: u128, time: Nanos) -> u128 {
     (rate * time.0 as u128).div_ceil(1_000_000_000)
 }
@@ -370,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_waits_for_those_above_as_far_as_their_tokens_go() {
+    fn a_class_waits_for_those_above_while_their_tokens_last() {
         let members = [member(1, 20), member(1, 20), member(2, 10)];
         assert_eq!(wait_us(&members, 0, Surplus::Shared), Ok(50));
         assert_eq!(wait_us(&members, 2, Surplus::Shared), Ok(183));
@@ -386,7 +411,7 @@ mod tests {
     fn idle_cycles_that_those_above_may_take_count_against_a_class() {
         let mut members = [member(1, 20), member(1, 20), member(2, 10)];
         members[0].bucket.as_mut().unwrap().mode = Mode::MinMax;
-        // The 50 % that are not sold are all for the first.
+        // The unsold 50 % all go to the first port.
         let shared = worst_case(&CORE, &members, 2, Surplus::Shared).unwrap();
         assert_eq!(shared.above_rate.0, 900_000_000);
         let left = worst_case(&CORE, &members, 2, Surplus::Left).unwrap();
@@ -395,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_bound_it_says_why() {
+    fn a_missing_bound_has_a_reason() {
         let free = [Member { bucket: None, ..member(1, 0) }, member(2, 10)];
         assert_eq!(wait_us(&free, 1, Surplus::Shared), Err(Unbounded::Free(0)));
         assert_eq!(wait_us(&free, 0, Surplus::Shared), Ok(20), "one begun below, its own");

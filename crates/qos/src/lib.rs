@@ -1,11 +1,16 @@
-//! Quality of service as pure algorithms: who may have how much, and whose turn it is.
+//! Quality of service as pure algorithms: how much each client may have, and which client is served
+//! next.
 //!
-//! **Rule.** Nothing here reads a clock, and what a worker calls does not allocate after it is set
-//! up; time is an argument, so the same code runs on a core, in the simulator and under property
-//! tests. Its users are the worker of `penstock-dataplane` and, for what is decided once or every
-//! second (`cost_model`, `admission`, `learner`), control.
+//! Nothing here reads a clock. Time is an argument, so the same code runs on a core, in the
+//! simulator and in property tests. Whatever a worker calls allocates only during setup. The worker
+//! of `penstock-dataplane` uses most modules. The control plane uses those whose answers are needed
+//! once or every second: `cost_model`, `admission` and `learner`.
 //!
-//! Sources: C2QoS (J. Syst. Archit. 116, 2021); FS-VDE (J. Lee et al., fair shares of an uplink by
+//! # Sources
+//!
+//! - C2QoS: J. Syst. Archit. 116, 2021.
+//! - FS-VDE: J. Lee et al., fair shares of an uplink by client.
+//! - "Defeating Network Jitter for Virtual Machines": L. Cheng, C.-L. Wang.
 //! client); "Defeating Network Jitter for Virtual Machines" (L. Cheng, C.-L. Wang).
 #![forbid(unsafe_code)]
 

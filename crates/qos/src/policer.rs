@@ -1,39 +1,60 @@
-//! Policers: what is above a rate in bits or frames per second is marked, and dropped.
+//! Policers: mark, and drop, traffic above a rate in bits or frames per second.
 //!
-//! **Problem.** The limits that clouds sell today, as the baseline to compare cycle buckets with
-//! (C2QoS §II) and as the help that they need while a link is the bottleneck (§VII). **Source.**
-//! RFC 2697 (single rate three colour marker), RFC 2698 (two rate three colour marker).
-//! **Quantities.** A bucket's level is kept in parts of a byte (or frame) so small that one
-//! nanosecond at a rate of R per second is exactly R parts: 1/8,000,000,000 byte for bits per
-//! second, 1/1,000,000,000 frame for frames per second. So no refill rounds and no remainder is to
-//! be carried. **Rule.** Refill by the time since the last refill, never above the depth; a frame
-//! that the level covers is paid for and passes. srTCM: what overflows the committed bucket goes to
-//! the excess one; green if the committed bucket pays, yellow if the excess one does, else red.
-//! trTCM: red if the peak bucket cannot pay, yellow if the committed one cannot, else green and
-//! both pay. **Example.** CIR 8 Mbit/s is a byte a microsecond: with CBS 2000 and EBS 1000, two
-//! frames of 1000 bytes are green, the third is yellow, the fourth red; 500 us later a frame of 500
-//! is green.
+//! # Problem
 //!
-//! **What is counted.** Bytes of the frame as the switch has it, from the Ethernet header on;
-//! [`Spec::per_frame`] adds what each has besides: the FCS for a rate that was sold, and preamble
-//! and gap for a link's. A large segment (TSO) counts
-//! as the frames that it becomes on a wire, each with its headers: who has offloads pays the same
-//! as who has none.
+//! Clouds sell such limits today. They are the baseline for cycle buckets (C2QoS §II), and they
+//! assist them while a link is the bottleneck (§VII).
 //!
-//! **Depth and TCP.** A sender with offloads sends segments of 64 KiB, each of which is dropped
-//! whole. If the round trip is shorter than the time in which the bucket earns a segment, all that
-//! is in flight is dropped, and TCP waits for its retransmission timeout. So the default depth is
-//! what the rate brings in that time ([`RETRANSMIT_MIN`]): then a stream has its rate in the mean.
+//! # Source
 //!
-//! **Several threads** may police one stream together: a level is one atomic word, and who moves
-//! the clock on brings the tokens of the time between. A thread that is stopped right between the
-//! two has the bucket short by that much until it goes on, never over in sum.
+//! RFC 2697 (single rate three colour marker) and RFC 2698 (two rate three colour marker).
 //!
-//! **Departure.** By the RFCs a frame longer than the bucket is deep is red for ever, so a port
-//! with offloads would starve below a depth of 64 KiB. Here a *full* bucket lets it pass and owes
-//! the rest: over any time what passes is at most max(depth, one frame) + rate x time; with
-//! frames no longer than the depth that is the RFCs' bound and their rule.
-//! **Cost.** A batch that is green as a whole: one or two compare-and-swaps; else as many a frame.
+//! # Approach
+//!
+//! A bucket's level is counted in parts. A rate of R per second yields exactly R parts in a
+//! nanosecond: a part is 1/8,000,000,000 byte for bits per second, or 1/1,000,000,000 frame for
+//! frames per second. No refill rounds, so no remainder has to be carried. A refill adds the time
+//! since the last one, up to the depth. A frame that the level covers is paid for and passes.
+//!
+//! - srTCM: what overflows the committed bucket goes to the excess bucket. A frame is green if the
+//!   committed bucket pays, yellow if the excess bucket pays, else red.
+//! - trTCM: a frame is red if the peak bucket cannot pay, yellow if the committed one cannot.
+//!   Otherwise it is green and both pay.
+//!
+//! For example, a CIR of 8 Mbit/s is a byte per microsecond. With CBS 2000 and EBS 1000, two frames
+//! of 1000 bytes are green, the third is yellow and the fourth red. After 500 µs a frame of 500
+//! bytes is green.
+//!
+//! # What is counted
+//!
+//! Bytes are those of the frame as the switch has it, from the Ethernet header on.
+//! [`Spec::per_frame`] adds the FCS for a purchased rate, or also preamble and gap for a link's
+//! rate. A large segment (TSO) counts as the frames that it becomes on the wire, each with its
+//! headers. A port with offloads therefore pays the same as one without.
+//!
+//! # Depth and TCP
+//!
+//! A sender with offloads sends segments of 64 KiB, and each is dropped as a whole. If the round
+//! trip is shorter than the time in which the bucket earns a segment, everything in flight is
+//! dropped, and TCP waits for its retransmission timeout. The default depth is therefore what the
+//! rate brings in that time ([`RETRANSMIT_MIN`]). A stream then gets its rate on average.
+//!
+//! # Several threads
+//!
+//! Several threads may police one stream. A level is one atomic word, and the thread that advances
+//! the clock adds the tokens for that time. If that thread is stopped in between, the bucket is
+//! short until it continues. It never has too many tokens.
+//!
+//! # Departures
+//!
+//! By the RFCs, a frame longer than the bucket's depth is always red, so a port with offloads would
+//! starve below a depth of 64 KiB. Here a *full* bucket lets it pass and goes into debt. Over any
+//! time, at most max(depth, one frame) + rate × time passes. For frames no longer than the depth,
+//! this equals the RFCs' bound and rule.
+//!
+//! # Cost
+//!
+//! One or two compare-and-swaps for a batch that is green as a whole, otherwise for each frame.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -42,42 +63,42 @@ use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 
 use crate::bucket::{Bucket, PARTS_OF_BYTE, PARTS_OF_FRAME};
 
-/// The slowest rate in bits per second.
+/// Lowest rate in bits per second.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(8_000);
-/// The fastest rate in bits per second.
+/// Highest rate in bits per second.
 pub const RATE_MAX: BitsPerSecond = BitsPerSecond(400_000_000_000);
-/// The fastest rate in frames per second: 400 Gbit/s of shortest frames are 595 million.
+/// Highest rate in frames per second. 400 Gbit/s of shortest frames are 595 million.
 pub const PACKETS_MAX: PacketsPerSecond = PacketsPerSecond(1_000_000_000);
-/// The deepest bucket, in bytes or frames: levels and what they may owe stay within 63 bits.
+/// Largest depth in bytes or frames. Levels and debts stay within 63 bits.
 pub const DEPTH_MAX: u32 = 1 << 29;
-/// The most that a large segment (TSO) of 64 KiB takes on the wire, in bytes and in frames: 1,448
-/// bytes of payload in each frame, and 66 of headers, 4 of a tag and 4 of FCS before them.
+/// Size on the wire of a large segment (TSO) of 64 KiB. Each frame has 1,448 bytes of payload, 66
+/// of headers, 4 of a tag and 4 of FCS.
 pub const SEGMENT: Size = Size { bytes: 46 * (1_448 + 74), frames: 46 };
-/// TCP's least retransmission timeout (Linux). A stream whose window was dropped as a whole sends
-/// nothing for so long, and a bucket that holds less loses the tokens of that time.
+/// TCP's smallest retransmission timeout (Linux). A stream that lost a whole window is silent for
+/// this long. A smaller bucket loses the tokens of that time.
 pub const RETRANSMIT_MIN: Nanos = Nanos::from_millis(200);
-/// The least that [`default_depth`] gives, in bytes: four large segments.
+/// Smallest result of [`default_depth`] in bytes: four large segments.
 pub const DEPTH_DEFAULT_MIN: u32 = 4 * SEGMENT.bytes;
-/// The least that [`default_frames`] gives, in frames: five large segments.
+/// Smallest result of [`default_frames`]: five large segments.
 pub const FRAMES_DEFAULT_MIN: u32 = 256;
 
-/// RFC 2697 and 2698: the outcome for a frame.
+/// Colour of a frame (RFC 2697 and 2698).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Colour {
-    /// Within what is committed.
+    /// Within the committed rate.
     Green,
-    /// Above it, within the excess or the peak.
+    /// Above the committed rate and within the excess burst or the peak rate.
     Yellow,
-    /// Above all; a policer drops it.
+    /// Above all limits. A policer drops the frame.
     Red,
 }
 
-/// What a frame counts: on the wire, its segments one by one.
+/// What a frame counts on the wire, summed over its segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Bytes of all its segments, without FCS.
+    /// Bytes of all segments, without FCS.
     pub bytes: u32,
-    /// Segments; 1 without segmentation.
+    /// Number of segments; 1 without segmentation.
     pub frames: u32,
 }
 
@@ -88,10 +109,10 @@ impl core::ops::AddAssign for Size {
     }
 }
 
-/// What a policer is told to hold a stream to.
+/// The limit of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// RFC 2697; depths in bytes, one of them may be 0.
+    /// RFC 2697. Depths are in bytes; one of them may be 0.
     SingleRate {
         /// Committed information rate.
         cir: BitsPerSecond,
@@ -100,7 +121,7 @@ pub enum Limit {
         /// Excess burst size.
         ebs: u32,
     },
-    /// RFC 2698; depths in bytes.
+    /// RFC 2698. Depths are in bytes.
     TwoRate {
         /// Committed information rate.
         cir: BitsPerSecond,
@@ -111,35 +132,35 @@ pub enum Limit {
         /// Peak burst size.
         pbs: u32,
     },
-    /// Frames per second, and how many at once.
+    /// A limit in frames per second.
     Packets {
-        /// In the long run.
+        /// Long-term rate.
         rate: PacketsPerSecond,
-        /// At once.
+        /// Frames that may pass at once.
         burst: u32,
     },
 }
 
-/// A limit that was found possible.
+/// A validated limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
     limit: Limit,
     per_frame: u8,
 }
 
-/// Why a limit is not possible.
+/// Why a limit is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// A rate in bits per second outside [`RATE_MIN`] to [`RATE_MAX`].
+    /// The rate in bits per second is outside [`RATE_MIN`] to [`RATE_MAX`].
     Rate(BitsPerSecond),
-    /// A rate in frames per second that is 0 or above [`PACKETS_MAX`].
+    /// The rate in frames per second is 0 or above [`PACKETS_MAX`].
     Packets(PacketsPerSecond),
-    /// A depth above [`DEPTH_MAX`].
+    /// The depth exceeds [`DEPTH_MAX`].
     Deep(u32),
-    /// No bucket that could ever let a frame pass.
+    /// No frame could ever pass the buckets.
     Shallow,
-    /// A peak rate below the committed one: peak, committed.
+    /// The first rate, the peak, is below the second, the committed rate.
     Peak(BitsPerSecond, BitsPerSecond),
 }
 
@@ -164,10 +185,10 @@ impl fmt::Display for SpecError {
 impl core::error::Error for SpecError {}
 
 impl Spec {
-    /// Looks at the numbers once, so that a [`Policer`] need not.
+    /// Validates a limit.
     ///
     /// # Errors
-    /// A number out of its range.
+    /// A number is out of range.
     pub const fn new(limit: Limit) -> Result<Self, SpecError> {
         let (rates, depths) = match limit {
             Limit::SingleRate { cir, cbs, ebs } => {
@@ -209,66 +230,64 @@ impl Spec {
         Ok(Self { limit, per_frame: 0 })
     }
 
-    /// Counts so many bytes more for each frame on the wire: 24 on Ethernet for FCS, preamble and
-    /// gap.
+    /// Adds `bytes` for each frame on the wire: 24 on Ethernet for FCS, preamble and gap.
     #[must_use]
     pub const fn per_frame(mut self, bytes: u8) -> Self {
         self.per_frame = bytes;
         self
     }
 
-    /// The limit.
     #[must_use]
     pub const fn limit(&self) -> Limit {
         self.limit
     }
 }
 
-/// A depth in bytes for `rate` where none is given: what the rate brings in [`RETRANSMIT_MIN`], and
-/// at least [`DEPTH_DEFAULT_MIN`].
+/// Default depth in bytes: what `rate` brings in [`RETRANSMIT_MIN`], and at least
+/// [`DEPTH_DEFAULT_MIN`].
 #[must_use]
 pub fn default_depth(rate: BitsPerSecond) -> u32 {
     depth(rate.0 / 8, RETRANSMIT_MIN, DEPTH_DEFAULT_MIN)
 }
 
-/// A depth in frames, likewise; at least [`FRAMES_DEFAULT_MIN`].
+/// Default depth in frames, computed as [`default_depth`]; at least [`FRAMES_DEFAULT_MIN`].
 #[must_use]
 pub fn default_frames(rate: PacketsPerSecond) -> u32 {
     depth(rate.0, RETRANSMIT_MIN, FRAMES_DEFAULT_MIN)
 }
 
-/// Least depth in bytes for `rate` with which a TCP stream of large segments has about half of it
-/// or more: two segments, and what the rate brings in half of [`RETRANSMIT_MIN`].
+/// Smallest depth in bytes at which a TCP stream of large segments gets about half of `rate` or
+/// more: what the rate brings in half of [`RETRANSMIT_MIN`], and at least two segments.
 #[must_use]
 pub fn segments_depth(rate: BitsPerSecond) -> u32 {
     depth(rate.0 / 8, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.bytes)
 }
 
-/// The same in frames.
+/// As [`segments_depth`], in frames.
 #[must_use]
 pub fn segments_frames(rate: PacketsPerSecond) -> u32 {
     depth(rate.0, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.frames)
 }
 
-/// What comes in `time` at so much a second, from `least` to [`DEPTH_MAX`].
+/// What a rate brings in `time`, clamped to `least` and [`DEPTH_MAX`].
 fn depth(per_second: u64, time: Nanos, least: u32) -> u32 {
     let whole = u128::from(per_second) * u128::from(time.0) / 1_000_000_000;
     u32::try_from(whole).unwrap_or(DEPTH_MAX).clamp(least, DEPTH_MAX)
 }
 
-/// Holds one stream to its limit; see the module's text.
+/// The policer of one stream. Several threads may use it at once.
 #[derive(Debug)]
 pub struct Policer {
     spec: Spec,
-    /// Up to when tokens have been brought.
+    /// Time up to which tokens were added, in ns.
     at: AtomicU64,
     committed: Bucket,
-    /// The excess bucket, or the peak one; without use for frames per second.
+    /// The excess or peak bucket. Unused for a limit in frames per second.
     other: Bucket,
 }
 
 impl Policer {
-    /// With full buckets.
+    /// A policer with full buckets.
     #[must_use]
     pub const fn new(spec: Spec) -> Self {
         let (first, second, parts) = match spec.limit {
@@ -280,28 +299,28 @@ impl Policer {
         Self { spec, at: AtomicU64::new(0), committed, other }
     }
 
-    /// What it was made with.
+    /// The limit that the policer was made with.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Brings the tokens of the time up to `now`, on a clock that all who use it share. A time
-    /// that lies before the last is no time.
+    /// Adds the tokens earned up to `now`. All threads must use the same clock. An earlier time
+    /// than the last one is ignored.
     #[inline]
     pub fn refill(&self, now: Nanos) {
         let at = self.at.load(Ordering::Relaxed);
         if now.0 <= at {
             return;
         }
-        // Who comes second leaves the rest of the time to the next refill.
+        // The loser of a race leaves the remaining time to the next refill.
         if self.at.compare_exchange(at, now.0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             self.pass(now.0 - at);
         }
     }
 
     fn pass(&self, nanos: u64) {
-        // A product that leaves 64 bits is more than two buckets of any depth hold.
+        // A product beyond 64 bits exceeds any two buckets.
         match self.spec.limit {
             Limit::SingleRate { cir, .. } => {
                 let over = self.committed.give(cir.0.saturating_mul(nanos));
@@ -328,11 +347,11 @@ impl Policer {
                 (u64::from(size.bytes) + more, PARTS_OF_BYTE)
             }
         };
-        // Longer than any bucket is deep is all the same.
+        // Every length beyond the largest depth is treated the same.
         i64::try_from(count.min(u64::from(DEPTH_MAX))).unwrap_or(i64::MAX).saturating_mul(parts)
     }
 
-    /// Marks all frames of a batch green at once, if each of them would be; else none is paid for.
+    /// Marks all frames of a batch green if each of them would be. Otherwise it charges nothing.
     #[inline]
     pub fn all_green(&self, sum: Size) -> bool {
         let parts = self.parts(sum);
@@ -347,13 +366,13 @@ impl Policer {
         }
     }
 
-    /// The colour of a frame that comes without one (colour-blind mode).
+    /// Marks a frame without a previous colour (colour-blind mode).
     #[inline]
     pub fn mark(&self, frame: Size) -> Colour {
         self.mark_aware(frame, Colour::Green)
     }
 
-    /// The colour of a frame that was marked before (colour-aware mode): none gets better.
+    /// Marks a frame that has a colour (colour-aware mode). The colour never improves.
     #[inline]
     pub fn mark_aware(&self, frame: Size, before: Colour) -> Colour {
         let parts = self.parts(frame);
@@ -386,8 +405,8 @@ impl Policer {
         }
     }
 
-    /// Levels of the committed and of the other bucket now, in whole bytes or frames, rounded
-    /// down; negative while one is owed.
+    /// Levels of the committed and the other bucket in whole bytes or frames, rounded down. A
+    /// negative level is a debt.
     #[must_use]
     pub fn levels(&self) -> (i64, i64) {
         let parts = match self.spec.limit {

@@ -1,31 +1,49 @@
-//! Policing towards VMs: a tenant's contract above, its VMs' parts below, in bytes and in frames.
+//! Policing towards VMs: a tenant's contract and the parts of its VMs, in bytes and in frames.
 //!
-//! **Problem.** What comes from outside for a VM is not ours to slow down; what is above the
-//! contract must be dropped where it is cheapest. A timer for each bucket would cost more than the
-//! frames. **Source.** FS-VDE §4.2, Fig. 5, Eq. (3).
+//! # Problem
 //!
-//! **Quantities.** A bucket: level c and depth m, in parts of a byte (1/8,000,000,000) or of a
-//! frame (1/1,000,000,000), so that a nanosecond at rate r is exactly r parts; time of its last
-//! refill t_r. **Rule.** A frame comes at t: c = min(m, c + (t - t_r) r), t_r = t. It passes if
-//! every bucket that it must pay covers it, and then all of them are paid; if one does not, none
-//! is. A frame longer than a bucket is deep passes when that is full, and the rest is owed.
+//! The switch cannot slow down traffic that arrives from outside. It must drop what exceeds the
+//! contract as early as possible. A timer per bucket would cost more than the frames.
 //!
-//! **Two levels.** Always the tenant's buckets must cover a frame. The VM's must too, under
-//! [`Sharing::Strict`]; under [`Sharing::Borrow`] a VM that is above its part has what its siblings
-//! leave: it passes while the tenant's bucket is more than half full. The lower half is
-//! the siblings': within their parts, and bursts of half the tenant's depth in sum, they never find
-//! it empty because of the borrower.
+//! # Source
 //!
-//! **Example** (a test). 1,000 frames/s, depth 50, 60 s idle, then a flood of 10 s: 10,049 pass (of
-//! 50 + 10,000 due). By the formula as printed it would be 70,049.
+//! FS-VDE §4.2, Fig. 5, Eq. (3).
 //!
-//! **Departures.** Eq. (3) moves t_r by the tokens *accepted*, `c'/r`, so a full bucket banks idle
-//! time without bound; here it moves to t. "More than one token" is read as at least one. Nothing
-//! is rounded to whole tokens. **Bound.** Over any time t, of a VM (strict) and of a tenant
-//! (always) no more passes than max(depth, one frame) + rate x t. **Several threads** may police
-//! one VM or tenant together, as with [`crate::policer`]: what two of them pay at the same moment
-//! may be refused to one of them although it was there, never passed to both although it was not.
-//! **Cost.** A batch that passes as a whole: up to four refills, each a multiplication, and as
+//! # Approach
+//!
+//! A bucket has a level c and a depth m, in parts of a byte (1/8,000,000,000) or of a frame
+//! (1/1,000,000,000), so that a rate r yields exactly r parts in a nanosecond. When a frame arrives
+//! at t, c = min(m, c + (t - t_r) r) and t_r = t, where t_r is the time of the last refill. The
+//! frame passes if every bucket that must pay covers it; then all of them pay. Otherwise none pays.
+//! A frame longer than a bucket's depth passes if the bucket is full, which then goes into debt.
+//!
+//! The tenant's buckets must always cover a frame. Under [`Sharing::Strict`], the VM's buckets must
+//! too. Under [`Sharing::Borrow`], a VM above its part uses what its siblings leave: the frame
+//! passes while the tenant's bucket is more than half full. The lower half is reserved for the
+//! siblings. Within their parts, and with bursts of up to half the tenant's depth in total, the
+//! borrower never empties it for them.
+//!
+//! # Example
+//!
+//! A test: 1,000 frames/s, depth 50, 60 s idle, then a flood of 10 s. 10,049 frames pass of 50 +
+//! 10,000 due. The formula as printed would pass 70,049.
+//!
+//! # Departures
+//!
+//! Eq. (3) advances t_r by the tokens *accepted*, `c'/r`, so a full bucket accumulates idle time
+//! without bound. Here t_r advances to t. "More than one token" is read as at least one. Nothing is
+//! rounded to whole tokens.
+//!
+//! # Bounds
+//!
+//! Over any time t, at most max(depth, one frame) + rate × t passes for a tenant and for a strict
+//! VM. Several threads may police one VM or tenant, as with [`crate::policer`]. If two of them pay
+//! at the same moment, one may be refused although tokens were available. They never overspend.
+//!
+//! # Cost
+//!
+//! Up to four refills (a multiplication each) and as many compare-and-swaps for a batch that passes
+//! as a whole, otherwise for each frame. There are no timers and no allocations.
 //! many compare-and-swaps; else so much a frame. No timer, no allocation.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -36,19 +54,19 @@ use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond, Weight};
 use crate::bucket::{Bucket, PARTS_OF_BYTE, PARTS_OF_FRAME};
 use crate::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, Size};
 
-/// Rates and depths of a tenant or a VM. Rates above [`RATE_MAX`] and [`PACKETS_MAX`], and depths
-/// above [`DEPTH_MAX`], count as those; a depth of 0 counts as 1.
+/// Rates and depths of a tenant or a VM. Rates above [`RATE_MAX`] or [`PACKETS_MAX`] and depths
+/// above [`DEPTH_MAX`] are reduced to these limits. A depth of 0 counts as 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// Bits of frames per second, and bytes at once; `None`: as many as come.
+    /// Rate in bits of frames per second and burst in bytes; `None` for no limit.
     pub bytes: Option<(BitsPerSecond, u32)>,
-    /// Frames per second, and frames at once.
+    /// Rate in frames per second and burst in frames; `None` for no limit.
     pub frames: Option<(PacketsPerSecond, u32)>,
-    /// Bytes that each frame counts besides: 4 with the FCS.
+    /// Bytes counted in addition for each frame; 4 to include the FCS.
     pub per_frame: u8,
 }
 
-/// What a VM that is above its part may have of its tenant's.
+/// What a VM above its part may use of its tenant's contract.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
     /// Nothing.
@@ -58,21 +76,21 @@ pub enum Sharing {
     Borrow,
 }
 
-/// What becomes of a frame.
+/// Result of policing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policed {
-    /// It goes to its VM.
+    /// Deliver the frame to its VM.
     Pass,
-    /// The VM is above its part.
+    /// Drop: the VM exceeds its part.
     AboveVm,
-    /// The tenant is above its contract.
+    /// Drop: the tenant exceeds its contract.
     AboveTenant,
 }
 
-/// A rate with its bucket.
+/// A bucket and its rate.
 #[derive(Debug)]
 struct Filled {
-    /// Parts a nanosecond.
+    /// Parts per nanosecond.
     rate: u64,
     bucket: Bucket,
 }
@@ -83,18 +101,18 @@ impl Filled {
     }
 }
 
-/// What a tenant or a VM may have: its terms and the buckets that hold it to them.
+/// The terms of a tenant or a VM, and the buckets that enforce them.
 #[derive(Debug)]
 pub struct Meter {
     terms: Terms,
-    /// Up to when tokens have been brought.
+    /// Time up to which tokens were added, in ns.
     at: AtomicU64,
     bytes: Option<Filled>,
     frames: Option<Filled>,
 }
 
 impl Meter {
-    /// With full buckets.
+    /// A meter with full buckets.
     #[must_use]
     pub fn new(terms: Terms) -> Self {
         let bytes = terms
@@ -106,7 +124,7 @@ impl Meter {
         Self { terms, at: AtomicU64::new(0), bytes, frames }
     }
 
-    /// The same under other terms: what was used of the buckets stays used.
+    /// A meter with new terms. Tokens that were spent stay spent.
     #[must_use]
     pub fn changed(&self, terms: Terms) -> Self {
         let new = Self::new(terms);
@@ -119,23 +137,24 @@ impl Meter {
         new
     }
 
-    /// What it was made with.
+    /// The terms that the meter was made with.
     #[must_use]
     pub const fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// Eq. (3), corrected: the clock moves to `now`, whether or not the buckets could take all.
+    /// Eq. (3), corrected: the clock advances to `now` even if the buckets could not take all
+    /// tokens.
     fn refill(&self, now: Nanos) {
         let at = self.at.load(Ordering::Relaxed);
-        // Who comes second leaves the rest of the time to the next refill.
+        // The loser of a race leaves the remaining time to the next refill.
         if now.0 <= at
             || self.at.compare_exchange(at, now.0, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return;
         }
         for filled in [&self.bytes, &self.frames].into_iter().flatten() {
-            // A product that leaves 64 bits is more than two buckets of any depth hold.
+            // A product beyond 64 bits exceeds any two buckets.
             filled.bucket.give(filled.rate.saturating_mul(now.0 - at));
         }
     }
@@ -149,7 +168,7 @@ impl Meter {
         [parts(bytes, PARTS_OF_BYTE), parts(size.frames.into(), PARTS_OF_FRAME)]
     }
 
-    /// Pays from both buckets by `take`, or from none.
+    /// Pays from both buckets with `take`, or from none.
     fn pay(&self, size: Size, take: impl Fn(&Bucket, i64) -> bool) -> bool {
         let [bytes, frames] = self.parts(size);
         if let Some(filled) = &self.bytes
@@ -179,17 +198,17 @@ impl Meter {
     }
 }
 
-/// See the module's text.
+/// Policing of one VM.
 #[derive(Debug)]
 pub struct Policing {
     vm: Meter,
-    /// Shared by all VMs of the tenant.
+    /// Meter that all VMs of the tenant share.
     tenant: Option<Arc<Meter>>,
     sharing: Sharing,
 }
 
 impl Policing {
-    /// A VM's, below its tenant's contract, if that has one.
+    /// Policing of a VM under its tenant's contract, if there is one.
     #[must_use]
     pub const fn new(vm: Meter, tenant: Option<Arc<Meter>>, sharing: Sharing) -> Self {
         Self { vm, tenant, sharing }
@@ -207,14 +226,14 @@ impl Policing {
         self.tenant.as_ref()
     }
 
-    /// What the VM may have above its part.
+    /// What the VM may use above its part.
     #[must_use]
     pub const fn sharing(&self) -> Sharing {
         self.sharing
     }
 
-    /// Brings the tokens of the time up to `now`, on a clock that all who police share. A time that
-    /// lies before the last is no time.
+    /// Adds the tokens earned up to `now`. All threads must use the same clock. An earlier time
+    /// than the last one is ignored.
     #[inline]
     pub fn refill(&self, now: Nanos) {
         self.vm.refill(now);
@@ -223,12 +242,12 @@ impl Policing {
         }
     }
 
-    /// A frame for the VM comes.
+    /// Decides about a frame for the VM and charges it if it passes.
     pub fn arrive(&self, size: Size) -> Policed {
         let within = self.vm.pay(size, Bucket::take);
         match &self.tenant {
             None if within => Policed::Pass,
-            // There is nothing to borrow from.
+            // Without a contract there is nothing to borrow.
             None => Policed::AboveVm,
             Some(_) if !within && self.sharing == Sharing::Strict => Policed::AboveVm,
             Some(tenant) if within => {
@@ -247,17 +266,17 @@ impl Policing {
         }
     }
 
-    /// Lets all frames of a batch pass at once, if each of them would; else none is paid for.
+    /// Passes all frames of a batch if each of them would pass. Otherwise it charges nothing.
     #[inline]
     pub fn all_pass(&self, sum: Size) -> bool {
-        // Not so if the sum is longer than a bucket is deep: each would pass one frame alone.
+        // A sum longer than a bucket's depth is refused here: a single frame could pass alone.
         let covered = self.vm.covers(sum) && self.tenant.as_ref().is_none_or(|t| t.covers(sum));
         covered && self.arrive(sum) == Policed::Pass
     }
 }
 
-/// A rate in parts by weight, which add up to it exactly: each rounded down, and what that leaves
-/// one by one from the first on.
+/// Divides a rate by weight into parts that sum to it exactly. Each part is rounded down. The
+/// remainder goes in single units to the first parts.
 #[must_use]
 pub fn split(rate: u64, weights: &[Weight]) -> Vec<u64> {
     let all: u128 = weights.iter().map(|weight| u128::from(weight.get())).sum();
@@ -299,18 +318,18 @@ mod tests {
         policing.arrive(size)
     }
 
-    /// What passes of a flood from `from` to `to`, a frame every 100 us.
+    /// Number of frames that pass of a flood from `from` to `to`, with a frame every 100 µs.
     fn flood(policing: &Policing, from: u64, to: u64) -> u64 {
         let times = (from * 10_000..to * 10_000).map(|n| n * 100_000);
         times.filter(|now| arrive(policing, FRAME, *now) == Policed::Pass).count() as u64
     }
 
-    /// FS-VDE Eq. (3) as printed passes 70,049 of this flood; 50 + 1,000/s x 10 s are due.
+    /// FS-VDE Eq. (3) as printed passes 70,049 frames of this flood. 50 + 1,000/s × 10 s are due.
     #[test]
-    fn sixty_idle_seconds_are_worth_no_more_than_the_depth() {
+    fn sixty_idle_seconds_earn_no_more_than_the_depth() {
         assert_eq!(flood(&alone(frames(1_000, 50)), 60, 70), 10_049);
-        // As printed: c' = min(floor((t - t_r) r), m - c), c += c', t_r += c'/r; r is a token a
-        // millisecond.
+        // As printed: c' = min(floor((t - t_r) r), m - c), c += c', t_r += c'/r. Here r is one
+        // token per millisecond.
         let (mut level, mut refilled, mut passed) = (50, 0, 0);
         for now in (600_000..700_000).map(|n| n * 100) {
             let more = u64::min((now - refilled) / 1_000, 50 - level);
@@ -325,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_is_held_to_its_part_and_the_tenant_to_its_contract() {
+    fn a_vm_is_limited_to_its_part_and_the_tenant_to_its_contract() {
         let tenant = Some(Arc::new(Meter::new(bytes(8_000_000, 10_000))));
         let vm = |terms| Policing::new(Meter::new(terms), tenant.clone(), Sharing::Strict);
         let (held, free) = (vm(bytes(6_000_000, 2_000)), vm(Terms::default()));
@@ -334,13 +353,13 @@ mod tests {
         });
         let passed = [(); 9].map(|()| arrive(&free, FRAME, 0));
         assert_eq!(passed[7..], [Policed::Pass, Policed::AboveTenant]);
-        // A millisecond is a frame of the tenant's and three quarters of one of the VM's.
+        // A millisecond earns the tenant one frame and the VM three quarters of a frame.
         assert_eq!(arrive(&held, FRAME, 1_000_000), Policed::AboveVm);
         assert_eq!(arrive(&held, FRAME, 1_333_334), Policed::Pass);
     }
 
     #[test]
-    fn what_the_tenant_cannot_pay_costs_the_vm_nothing() {
+    fn a_frame_that_the_tenant_cannot_pay_costs_the_vm_nothing() {
         let tenant = Arc::new(Meter::new(frames(1_000, 2)));
         let part = Terms { bytes: Some((BitsPerSecond(8_000), 3_000)), ..frames(1_000, 3) };
         let vm = Policing::new(Meter::new(part), Some(tenant), Sharing::Strict);
@@ -352,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn who_borrows_has_what_siblings_leave_and_takes_nothing_from_them() {
+    fn a_borrower_uses_only_what_its_siblings_leave() {
         let bed = |sharing| {
             let tenant = Arc::new(Meter::new(frames(1_000, 40)));
             let vm =
@@ -362,7 +381,7 @@ mod tests {
         assert_eq!(flood(&bed(Sharing::Strict)[0], 0, 10), 5_009);
         let alone = flood(&bed(Sharing::Borrow)[0], 0, 10);
         assert!((10_000..=10_040).contains(&alone), "{alone}");
-        // Its sibling sends its part, a frame every 2 ms.
+        // The sibling sends its part: a frame every 2 ms.
         let [borrower, sibling] = bed(Sharing::Borrow);
         let (mut flooded, mut lost) = (0, 0);
         for n in 0..100_000_u64 {
@@ -376,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_longer_than_the_bucket_passes_when_it_is_full_and_is_owed() {
+    fn a_full_bucket_passes_a_longer_frame_and_goes_into_debt() {
         let policing = alone(bytes(8_000_000, 1_500));
         let segment = Size { bytes: 64_000, frames: 45 };
         assert!(!policing.all_pass(segment), "as a batch it would pass with others");
@@ -396,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_sequence_counts_when_it_is_asked_for() {
+    fn the_check_sequence_counts_if_configured() {
         let with = |per_frame| alone(Terms { per_frame, ..bytes(8_000, 6_400) });
         let minimal = Size { bytes: 60, frames: 1 };
         let passed = |policing: Policing| {
@@ -406,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn new_terms_keep_what_was_used() {
+    fn new_terms_keep_spent_tokens_spent() {
         let policing = alone(frames(1, 100));
         for _ in 0..95 {
             assert_eq!(arrive(&policing, FRAME, 0), Policed::Pass);
@@ -417,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_have_no_more_than_the_bucket() {
+    fn two_threads_together_get_no_more_than_the_bucket() {
         let tenant = Arc::new(Meter::new(frames(1, 10_000)));
         let passed = std::thread::scope(|scope| {
             let run = || {
@@ -433,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_by_weight_add_up() {
+    fn parts_by_weight_sum_to_the_rate() {
         let weights = [1, 1, 2, 3].map(|w| Weight::new(w).unwrap());
         assert_eq!(split(1_000, &weights), [143, 143, 286, 428]);
         assert_eq!(split(u64::MAX, &weights).iter().sum::<u64>(), u64::MAX);

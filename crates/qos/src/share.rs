@@ -1,34 +1,40 @@
-//! One entitlement on several workers.
+//! Shares one port's entitlement among the workers that serve it.
 //!
-//! **Problem.** A port's queue pairs may be on several workers, and what it bought is one number.
-//! A bucket that all of them charge would be a cache line that all of them write, or a lock.
+//! # Problem
 //!
-//! **Source.** None; C2QoS gives each core its own buckets (§V) and says nothing of ports on two.
+//! A port's queue pairs may be on several workers, but its entitlement is one number. A bucket
+//! charged by all of them would need a lock or a cache line that all of them write.
 //!
-//! **Quantities.** [`Owner::level`], tokens of the port on one worker; `depth` of its bucket there;
-//! `cap`, the most it may give; all in cycles.
+//! # Source
 //!
-//! **Rule.** Each worker that has queue pairs of the port generates the same part of the
-//! entitlement, into a bucket of its own. Now and then one of them, the port's *home*, looks at
-//! what the others wrote down about theirs, and says who gives how much to whom: a bucket above
-//! half its depth gives what it has above that, one below it is given up to three quarters. Each
-//! then books it itself. What is moved sums to nothing, so however late anybody hears of it, the
-//! port gets what it bought and no more.
+//! None. C2QoS gives each core its own buckets (§V) and does not discuss ports on two cores.
 //!
-//! **Example** (a test). Depths of 100; levels 100 and -20: the first gives 50.
+//! # Approach
 //!
-//! **Cost.** O(workers) for a port each time; each number has one writer.
+//! Each worker with queue pairs of the port has a bucket of its own and generates an equal part of
+//! the entitlement. One of them, the port's *home*, periodically reads the levels that the others
+//! published and decides who gives how much to whom. A bucket above half its depth gives the
+//! excess. A bucket below half its depth is filled to three quarters. Each worker then books its
+//! own part. All transfers sum to zero, so the port gets exactly its entitlement even if a worker
+//! learns of a transfer late.
+//!
+//! All quantities are in cycles. For example (a test), with depths of 100 and levels of 100 and
+//! -20, the first bucket gives 50.
+//!
+//! # Cost
+//!
+//! O(workers) per port and settlement. Each number has a single writer.
 
-/// A port's bucket on one worker.
+/// A port's bucket on one worker. All fields are in cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// Its tokens, with what it has been told and not booked yet.
+    /// Tokens in the bucket, including transfers that the worker has not booked yet.
     pub level: i64,
-    /// Its depth.
+    /// Depth of the bucket.
     pub depth: i64,
-    /// The most it may give now.
+    /// The most that the bucket may give now.
     pub cap: i64,
-    /// What it is to be given (or, negative, to give): the answer.
+    /// Output of [`settle`]: what the bucket receives, or gives if negative.
     pub moved: i64,
 }
 
@@ -45,15 +51,15 @@ impl Owner {
     }
 }
 
-/// The level to tell others: what it will be when it is looked at again, if as much is spent until
-/// then as since the last time. A bucket that was just given something and spends it would
-/// otherwise seem to have plenty.
+/// The level to publish: the level expected at the next settlement if spending continues as it was
+/// since the last one. Without the forecast, a bucket that just received tokens and is spending
+/// them would seem to have plenty.
 #[must_use]
 pub const fn forecast(level: i64, spent: i64) -> i64 {
     if spent > 0 { level.saturating_sub(spent) } else { level }
 }
 
-/// Says who gives how much to whom, in [`Owner::moved`].
+/// Computes the transfers between the workers of one port and stores them in [`Owner::moved`].
 pub fn settle(owners: &mut [Owner]) {
     let offered: i64 = owners.iter().map(Owner::gives).sum();
     let wanted: i64 = owners.iter().map(Owner::takes).sum();
@@ -69,7 +75,7 @@ pub fn settle(owners: &mut [Owner]) {
         to_give -= gives;
         to_take -= takes;
     }
-    // What rounding left: from the first that can to the first that wants, whoever they are.
+    // Rounding remainders go from the first giver to the first receiver.
     if let Some(owner) = owners.iter_mut().find(|owner| owner.moved < 0) {
         owner.moved -= to_give;
         to_give = 0;
@@ -78,7 +84,7 @@ pub fn settle(owners: &mut [Owner]) {
         owner.moved += to_take;
         to_take = 0;
     }
-    // With too little to move for either, nothing moves.
+    // If too little can move to give either side a part, nothing moves.
     if to_give != 0 || to_take != 0 || owners.iter().map(|owner| owner.moved).sum::<i64>() != 0 {
         owners.iter_mut().for_each(|owner| owner.moved = 0);
     }

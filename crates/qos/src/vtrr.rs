@@ -1,58 +1,81 @@
-//! VTRR, virtual-time round robin: an output shared by weight among few clients, O(1) a decision.
+//! VTRR, virtual-time round robin: shares an output by weight among few clients, at O(1) a
+//! decision.
 //!
-//! **Problem.** Round robin with one long turn each is fair once a cycle and bursty within it; fair
-//! queueing by virtual time needs a sorted queue. **Source.** FS-VDE §4.1; Nieh, Vaill, Zhong,
-//! "Virtual-Time Round-Robin", USENIX ATC 2001.
+//! # Problem
 //!
-//! **Quantities.** A client's share S: its weight over the common divisor of all weights. A *turn*
-//! is so many bytes ([`Vtrr::turn`]); a *cycle* is one turn for each unit of share of those with
-//! frames. Time counter TC: turns left in this cycle. VFT: the client's virtual finishing time,
-//! QVT: the queue's virtual time, both in turns per share, as numbers of 2^56.
+//! Round robin with one long turn each is fair over a cycle but bursty within it. Fair queueing by
+//! virtual time needs a sorted queue.
 //!
-//! **Rule.** Clients stand by share, the largest first. At the start of a cycle TC = S, QVT = 0,
-//! VFT = 1/S. A turn of C: TC -= 1, VFT += 1/S, QVT += 1/sum(S). After C comes its successor N if
-//! TC_N > TC_C (counters never grow along the line), or if VFT_N - (QVT + 1/sum(S)) < 1/S_N (it is
-//! behind); else, or if C has none, the head of the line.
+//! # Source
 //!
-//! **Bytes.** A turn adds its bytes to a signed account; who has at least half of its next frame
-//! there sends it, and may end below 0; who has less is passed over, at the price of its turn. So
-//! what a client sent differs from its turns by half a frame to either side, and a turn, whatever
-//! the sizes, and what many light clients have sent too much is made up by what others have sent
-//! too little (with "above 0 sends" thirty of them, with large segments, were a megabyte ahead
-//! together). What is left of a turn when the queue runs empty is kept; a debt is kept too and paid
-//! by the cycles that pass, and forgotten once nobody has frames.
+//! FS-VDE §4.1; Nieh, Vaill, Zhong, "Virtual-Time Round-Robin", USENIX ATC 2001.
 //!
-//! **Coming and going within a cycle.** Who gets frames again has VFT = max(its old, QVT + 1/S) and
-//! TC = S x (turns left)/(turns of a cycle), rounded, no more than it left with in this cycle. QVT
-//! advances by the shares of those with frames alone.
+//! # Quantities
 //!
-//! **Example** (a test, and FS-VDE's). Shares 5, 3, 1: c1 c2 c3 c1 c2 c1 c2 c1 c1.
+//! - S, a client's share: its weight divided by the greatest common divisor of all weights.
+//! - A *turn*: a number of bytes ([`Vtrr::turn`]). A *cycle*: one turn for each unit of share of
+//!   the clients with frames.
+//! - TC, the time counter: the client's remaining turns in this cycle.
+//! - VFT, the client's virtual finishing time, and QVT, the queue's virtual time. Both are in turns
+//!   per share, in units of 2^-56.
 //!
-//! **Departures.** FS-VDE makes the list of a cycle and skips who is idle, and counts packets. This
-//! runs online, idle clients are out of the line, and counts bytes. **Error.** Not constant: with
-//! one client of share 10 and ten of 1 the first is 4.5 turns behind at the worst, with two dozen
-//! of any shares some are twenty ahead. So turns are shorter where there are more clients, which
-//! keeps it below a segment of 64 KiB; and beyond [`CLIENTS_MAX`] there is [`crate::eevdf`].
-//! **Cost.** A turn: a few instructions; a segment of 64 KiB is paid in 16 to 43 turns. Joining:
-//! the line of at most 32 is sorted again.
+//! # Approach
+//!
+//! Clients stand in a line ordered by share, largest first. A cycle starts with TC = S, QVT = 0 and
+//! VFT = 1/S. A turn of client C sets TC -= 1, VFT += 1/S and QVT += 1/sum(S). C's successor N is
+//! next if TC_N > TC_C (counters never grow along the line) or if VFT_N - (QVT + 1/sum(S)) < 1/S_N
+//! (N is behind). Otherwise, or if C has no successor, the head of the line is next.
+//!
+//! A turn adds its bytes to a signed account. A client sends its next frame if its account covers
+//! at least half of it, and the account may go below 0. A client with less is skipped and loses the
+//! turn. Thus a client's bytes differ from its turns by at most half a frame and a turn. Surpluses
+//! and deficits of clients balance. With the rule "above 0 sends", thirty light clients with large
+//! segments were a megabyte ahead together. A client whose queue runs empty keeps the rest of its
+//! turn. It also keeps a debt, which later cycles pay and which is forgotten when no client has
+//! frames.
+//!
+//! A client that gets frames again within a cycle has VFT = max(its old VFT, QVT + 1/S). Its TC is
+//! S times the remaining fraction of the cycle, rounded. It is never more than the client left with
+//! in this cycle. QVT advances by the shares of the clients with frames only.
+//!
+//! # Example
+//!
+//! A test, and FS-VDE's own: shares 5, 3, 1 give c1 c2 c3 c1 c2 c1 c2 c1 c1.
+//!
+//! # Departures
+//!
+//! FS-VDE computes the list of a cycle, skips idle clients and counts packets. This implementation
+//! decides online, removes idle clients from the line and counts bytes.
+//!
+//! # Error
+//!
+//! The error is not constant. With one client of share 10 and ten of share 1, the first lags by up
+//! to 4.5 turns. With two dozen clients of arbitrary shares, some lead by twenty turns. Therefore
+//! turns are shorter if there are more clients, which keeps the error below a segment of 64 KiB.
+//! Above [`CLIENTS_MAX`] clients, [`crate::eevdf`] replaces VTRR.
+//!
+//! # Cost
+//!
+//! A turn takes a few instructions. A segment of 64 KiB needs 16 to 43 turns. A join sorts the line
+//! of at most 32 clients.
 
 use penstock_units::Weight;
 
 use crate::discipline::{Discipline, QUANTUM};
 
-/// Most clients; beyond it the error would be more than is worth the speed.
+/// Most clients. Beyond this number the error outweighs the speed.
 pub const CLIENTS_MAX: usize = 32;
 
-/// The shortest turn: one MTU's frame.
+/// The shortest turn in bytes: a frame of one MTU.
 const TURN_MIN: u32 = 1_536;
-/// Clients up to whom a turn has [`QUANTUM`].
+/// Up to this number of clients, a turn has [`QUANTUM`] bytes.
 const CLIENTS_FEW: u32 = 8;
 
-/// One turn per share.
+/// One turn per share, the unit of virtual time.
 const ONE: u64 = 1 << 56;
-/// Two virtual times that differ by less are equal: more than what rounding down adds up to in a
-/// cycle (a turn's part of 2^56 for each of 320,000 turns), less than the least difference that two
-/// can have (2^56 / (10,000 x 320,000), 22 million).
+/// Virtual times that differ by less are equal. The bound exceeds the accumulated rounding error of
+/// a cycle (320,000 turns, one unit each). It is below the smallest true difference, 2^56 / (10,000
+/// × 320,000), or 22 million.
 const EQUAL: u64 = 1 << 20;
 const ABSENT: u8 = u8::MAX;
 
@@ -62,56 +85,57 @@ struct Client {
     weight: Weight,
     has_frames: bool,
     share: u64,
-    /// 1 / share.
+    /// 1/S in units of virtual time.
     step: u64,
     /// VFT.
     finish: u64,
     /// TC.
     turns: u64,
-    /// Bytes that it may still send, or owes.
+    /// Bytes that the client may still send; negative if it is in debt.
     account: i64,
-    /// Bytes of its next frame.
+    /// Length of its next frame in bytes.
     head: u32,
-    /// The cycle and the busy period in which it ran empty.
+    /// The cycle and the busy period in which the client ran empty.
     cycle: u64,
     period: u64,
 }
 
 impl Client {
-    /// Whether it may send its next frame.
+    /// Whether the account covers at least half of the next frame.
     const fn may_send(&self) -> bool {
         self.account > 0 && self.account * 2 >= self.head as i64
     }
 }
 
-/// See the module's text.
+/// The state of the VTRR discipline.
 #[derive(Clone, Debug)]
 pub struct Vtrr {
-    /// By share, the largest first; as many as there are clients.
+    /// All clients by share, the largest first.
     line: Vec<Client>,
-    /// By slot: the place in the line.
+    /// Index into the line by slot.
     place: Box<[u8]>,
     /// Bytes of a turn.
     turn: u32,
-    /// Places with frames, and those of them that have turns left; bit 0 is the head.
+    /// Bitmaps of clients with frames, and of those that have turns left. Bit 0 is the head of the
+    /// line.
     runnable: u32,
     funded: u32,
-    /// The place whose turn it is.
+    /// Index of the client whose turn it is.
     current: Option<usize>,
-    /// Of those with frames: shares in all, turns left in all.
+    /// For clients with frames: the sum of shares, and the sum of remaining turns.
     shares: u64,
     left: u64,
     /// QVT.
     time: u64,
-    /// 1 / shares; 0 when it is to be computed again.
+    /// 1/sum(S); 0 if it must be recomputed.
     step: u64,
-    /// Turns that a client alone had since its last cycle.
+    /// Turns since the last cycle in which a single client had frames.
     alone: u64,
     cycle: u64,
     period: u64,
 }
 
-/// Places from `from` on.
+/// Bitmap of all indices from `from` on.
 const fn from(from: usize) -> u32 {
     if from >= 32 { 0 } else { u32::MAX << from }
 }
@@ -129,10 +153,10 @@ const fn divisor(a: u64, b: u64) -> u64 {
 }
 
 impl Vtrr {
-    /// Room for clients in slots below `slots`, of which [`CLIENTS_MAX`] at a time.
+    /// Makes room for slots below `slots`, at most [`CLIENTS_MAX`] of them at a time.
     ///
     /// # Panics
-    /// [`Discipline::join`] does when there are as many already.
+    /// [`Discipline::join`] panics if there are [`CLIENTS_MAX`] clients already.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         Self {
@@ -152,19 +176,19 @@ impl Vtrr {
         }
     }
 
-    /// Clients there.
+    /// Number of clients.
     #[must_use]
     pub fn len(&self) -> usize {
         self.line.len()
     }
 
-    /// Bytes of a turn: the fewer, the more clients there are.
+    /// Bytes of a turn. More clients make turns shorter.
     #[must_use]
     pub const fn turn(&self) -> u32 {
         self.turn
     }
 
-    /// Whether there is none.
+    /// Whether there are no clients.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.line.is_empty()
@@ -174,8 +198,7 @@ impl Vtrr {
         self.place.get(slot).filter(|place| **place != ABSENT).map(|place| usize::from(*place))
     }
 
-    /// The line in its order, after who is in it or a weight has changed. A cycle begins; accounts
-    /// stay.
+    /// Sorts the line after its members or weights changed. A new cycle begins; accounts stay.
     fn line_up(&mut self) {
         self.line.sort_by_key(|client| core::cmp::Reverse(client.weight.get()));
         let weights = self.line.iter().map(|client| u64::from(client.weight.get()));
@@ -216,7 +239,7 @@ impl Vtrr {
         self.step
     }
 
-    /// Whose turn comes after this one.
+    /// Picks the client of the next turn.
     fn choose(&mut self) -> usize {
         if self.funded == 0 {
             self.begin_cycle();
@@ -235,7 +258,7 @@ impl Vtrr {
         if next.turns > this.turns || began + EQUAL < next_time { successor } else { head }
     }
 
-    /// A turn for the client at `place`, unless what it still has is enough.
+    /// Gives the client a turn, unless its account suffices for the next frame.
     fn grant(&mut self, place: usize) {
         let (step, turn) = (self.step(), self.turn);
         let client = &mut self.line[place];
@@ -252,7 +275,7 @@ impl Vtrr {
         }
     }
 
-    /// As many turns as it takes for the only client with frames: nobody else wants them.
+    /// Gives the only client with frames as many turns as its next frame needs.
     fn grant_alone(&mut self, place: usize) {
         let client = &mut self.line[place];
         if client.may_send() {
@@ -260,7 +283,7 @@ impl Vtrr {
         }
         let short = (i64::from(client.head) / 2 - client.account).max(0).unsigned_abs();
         let turns = short / u64::from(self.turn) + 1;
-        // No more than what is short and a turn.
+        // The account gets what is missing, plus at most one turn.
         client.account += i64::try_from(turns).unwrap_or(0) * i64::from(self.turn);
         self.alone += turns;
         if self.alone >= client.share {
@@ -309,7 +332,7 @@ impl Discipline for Vtrr {
             return;
         }
         let alone = self.runnable == 0;
-        // In the proportion in which those who run have turns left.
+        // The client's turns are proportional to the remaining turns of the others.
         let part = |share: u64, left: u64, shares: u64| (2 * share * left + shares) / (2 * shares);
         let (cycle, shares, left) = (self.cycle, self.shares, self.left);
         let client = &mut self.line[place];
@@ -350,7 +373,7 @@ impl Discipline for Vtrr {
         self.runnable &= !bit(place);
         self.funded &= !bit(place);
         (client.cycle, client.period) = (self.cycle, self.period);
-        // What it had gathered for a long frame was for that.
+        // Bytes saved up for a long frame are lost.
         client.account = client.account.min(i64::from(self.turn));
         self.shares -= client.share;
         self.left -= client.turns;
@@ -406,7 +429,7 @@ mod tests {
         vtrr
     }
 
-    /// Who has the next `n` turns, with frames of exactly one.
+    /// The clients of the next `n` turns, with frames of exactly one turn.
     fn turns(vtrr: &mut Vtrr, n: usize) -> Vec<usize> {
         let mut turn = || {
             let slot = vtrr.pick().unwrap();
@@ -418,7 +441,7 @@ mod tests {
 
     /// FS-VDE §4.1: "the VTRR scheduler makes schedule (c1, c2, c3, c1, c2, c1, c2, c1, c1)".
     #[test]
-    fn shares_5_3_1_give_the_printed_schedule_again_and_again() {
+    fn shares_5_3_1_repeat_the_published_schedule() {
         for weights in [[5, 3, 1], [5_000, 3_000, 1_000]] {
             let mut vtrr = line(&weights);
             for _ in 0..4 {
@@ -429,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_joins_has_its_part_of_what_is_left_of_the_cycle() {
+    fn a_client_that_joins_gets_its_part_of_the_remaining_cycle() {
         let mut vtrr = line(&[4, 4]);
         vtrr.join(0, Weight::new(4).unwrap());
         let mut vtrr = {
@@ -442,10 +465,11 @@ mod tests {
             vtrr.backlogged(1, QUANTUM);
             vtrr
         };
-        // 0 alone began a cycle with 4 turns; 1 came at once, so with all of its 5.
+        // Client 0 alone began a cycle with 4 turns. Client 1 came at once and has all of its 5
+        // turns.
         let first = turns(&mut vtrr, 5);
         vtrr.backlogged(2, QUANTUM);
-        // 4 of 9 turns are left: 2 is due 4 x 4/9, rounded 2.
+        // 4 of 9 turns are left. Client 2 is due 4 × 4/9 turns, rounded to 2.
         let rest = turns(&mut vtrr, 6);
         assert_eq!(rest.iter().filter(|slot| **slot == 2).count(), 2, "{first:?} {rest:?}");
         let cycle = turns(&mut vtrr, 13);
@@ -463,11 +487,11 @@ mod tests {
     }
 
     #[test]
-    fn a_large_segment_is_paid_by_turns_and_a_debt_is_forgotten_when_all_is_idle() {
+    fn turns_pay_for_a_large_segment_and_an_idle_output_forgets_debt() {
         let mut vtrr = line(&[1, 1]);
         assert_eq!(vtrr.pick(), Some(0));
         vtrr.charge(0, 16 * QUANTUM, QUANTUM);
-        // 0 owes 15 turns.
+        // Client 0 owes 15 turns.
         let after = turns(&mut vtrr, 17);
         assert_eq!(after.iter().filter(|slot| **slot == 1).count(), 16, "{after:?}");
         vtrr.drained(0);
@@ -479,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_not_picked_and_takes_nobody_along() {
+    fn a_client_that_left_is_not_picked_and_others_stay() {
         let mut vtrr = line(&[3, 2, 1]);
         vtrr.leave(1);
         vtrr.leave(1);

@@ -1,33 +1,50 @@
-//! The `wfq` discipline of an output: a few queues that share it by weight, frames in their order
-//! within each.
+//! The `wfq` discipline of an output: a few queues share it by weight; each keeps its frames in
+//! order.
 //!
-//! **Problem.** A commodity switch has eight queues a port and divides the port among them by
-//! weight; QShare binds tenants to them. Software at the edge, and a fabric of software, need the
-//! same thing. **Source.** QShare §V-D, §VI: queue 0 is shared, the others are bound to a tenant
-//! each; which is a frame's, its code point says. **Rule.** Queues with frames are clients of
-//! [`Eevdf`]; within a queue first come, first served. Who has nothing is in no line, so the others
-//! use its part at once (work-conserving).
+//! # Problem
 //!
-//! **Why EEVDF** and not the other disciplines ([`crate::discipline`]). DRR, which hardware has,
-//! sends a queue's whole quantum at once: with weights of 1 to 100 the others wait for 100 quanta.
-//! [`crate::vtrr`] spreads turns, but its error grows with the number of queues and its line is
-//! built anew, a cycle begun, whenever a weight changes, which a controller does every few seconds.
-//! EEVDF is ahead or behind by one request and one frame, whatever the weights and however many
-//! queues; a new weight touches one account, which keeps its bytes.
+//! A commodity switch has eight queues a port and divides the port among them by weight. QShare
+//! binds tenants to these queues. Software at the edge, and a fabric of software, need the same.
 //!
-//! **Depth.** A queue is bounded in bytes and in time ([`Depth`]); a frame that finds no room is
-//! not taken, one that waited too long is dropped when its turn comes, uncharged. Of the places for
-//! frames that all queues share none may have more than are free (Choudhury, Hahne, 1998), so that
-//! a flood in one leaves room in the others. A queue that is empty takes a frame of any length.
+//! # Source
 //!
-//! **Ceilings.** A queue may have one: then it sends no more than that rate, whatever the others
-//! leave. What it did not use it has lost but for [`CEILING_BYTES`], so that whoever serves the
-//! queues may be late. While its frames wait for their time it is in no line, and [`Wfq::wake`]
-//! says until when. QShare §VI limits tenants without a queue of their own in their hosts.
+//! QShare §V-D, §VI: queue 0 is shared, and each of the others is bound to a tenant. A frame's code
+//! point selects its queue.
 //!
-//! **Changes.** Weights, depths and ceilings are set at any time; what waits stays where it is.
-//! **Departures.** None. **Cost.** A frame: one decision of at most 64 clients, one place of the
-//! pool. Nothing is allocated after construction.
+//! # Approach
+//!
+//! Queues with frames are clients of [`Eevdf`]. Within a queue, service is first come, first
+//! served. Empty queues are in no line, so others use their share at once (work conservation).
+//!
+//! EEVDF suits this better than the other disciplines ([`crate::discipline`]). DRR, which hardware
+//! has, sends a queue's whole quantum at once: with weights of 1 to 100, others wait for 100
+//! quanta. [`crate::vtrr`] spreads turns. However, its error grows with the number of queues. It
+//! also rebuilds its line and starts a new cycle whenever a weight changes, which a controller does
+//! every few seconds. EEVDF leads or lags by one request and one frame for any weights and any
+//! number of queues. A new weight touches one account, which keeps its bytes.
+//!
+//! # Depth
+//!
+//! A queue is bounded in bytes and in time ([`Depth`]). A frame that finds no room is refused. A
+//! frame that waited too long is dropped at its turn and not charged. All queues share the places
+//! for frames, and none may use more places than are free (Choudhury, Hahne, 1998). A flood in one
+//! queue therefore leaves room for the others. An empty queue takes a frame of any length.
+//!
+//! # Ceilings
+//!
+//! A queue with a ceiling sends no faster than that rate, whatever the others leave. Unused time is
+//! lost, except for [`CEILING_BYTES`], so that the caller may serve the queue late. While a queue's
+//! frames wait for its ceiling, it is in no line; [`Wfq::wake`] says until when. QShare §VI limits
+//! tenants without a queue of their own in their hosts.
+//!
+//! # Changes
+//!
+//! Weights, depths and ceilings can change at any time. Waiting frames stay queued.
+//!
+//! # Cost
+//!
+//! A frame takes one decision among at most 64 clients and one place of the pool. Nothing is
+//! allocated after construction.
 
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
@@ -37,52 +54,52 @@ use crate::fair_share::queue::{Pool, Queue};
 
 /// Most queues of an output.
 pub const QUEUES_MAX: usize = 64;
-/// Bytes that a queue with a ceiling may be late by: no burst above its rate is longer. At least
-/// what it may have in [`CEILING_TIMES`]' lower end, at most what in its upper.
+/// Bytes that a queue with a ceiling may catch up after late service. No burst above the ceiling is
+/// longer, except as [`CEILING_TIMES`] says.
 pub const CEILING_BYTES: u64 = 65_536;
-/// See [`CEILING_BYTES`].
+/// Shortest and longest time that a queue with a ceiling may catch up, at its rate.
 pub const CEILING_TIMES: (Nanos, Nanos) = (Nanos::from_millis(2), Nanos::from_millis(50));
 const BITS_NS: u128 = 8_000_000_000;
 
-/// How much may wait in a queue, and for how long.
+/// Limits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
-    /// Bytes.
+    /// Bytes that may wait.
     pub bytes: u64,
-    /// Time that a frame waits at most.
+    /// Longest time that a frame may wait.
     pub wait: Nanos,
 }
 
-/// Why there is no room for a frame.
+/// The limit for which a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// [`Depth::bytes`] wait in its queue.
+    /// The queue would exceed [`Depth::bytes`].
     Bytes,
-    /// Its queue has as many of the places for frames as are free.
+    /// The queue uses as many places for frames as are free.
     Frames,
     /// There is no such queue.
     Nowhere,
 }
 
-/// A frame whose turn it is.
+/// A frame that is sent next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure<T> {
-    /// What was offered.
+    /// The caller's handle of the frame.
     pub item: T,
-    /// Its queue.
+    /// Number of the frame's queue.
     pub queue: usize,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u32,
-    /// How long it waited.
+    /// How long the frame waited.
     pub waited: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Ceiling {
     rate: BitsPerSecond,
-    /// By how much it may be late.
+    /// How late the queue may be served without losing rate.
     late: Nanos,
-    /// When all that was sent has passed at that rate.
+    /// When everything sent has passed at the ceiling's rate.
     free: Nanos,
 }
 
@@ -98,7 +115,7 @@ impl Ceiling {
     }
 }
 
-/// How long bytes take.
+/// Time that `bytes` take at `rate`.
 fn time(bytes: u64, rate: BitsPerSecond) -> Nanos {
     let wide = u128::from(bytes) * BITS_NS / u128::from(rate.0.max(1));
     Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
@@ -113,28 +130,28 @@ struct Lane {
 }
 
 impl Lane {
-    /// Until when its frames wait for their time; `None`: they may go.
+    /// Time until which the queue's ceiling holds its frames; `None` if they may go.
     fn until(&self, now: Nanos) -> Option<Nanos> {
         self.ceiling.map(|ceiling| ceiling.free).filter(|free| *free > now)
     }
 }
 
-/// See the module's text. `T` is what the caller knows a frame by.
+/// The state of an output. `T` is the caller's handle of a frame.
 #[derive(Clone, Debug)]
 pub struct Wfq<T> {
     lanes: Box<[Lane]>,
     pool: Pool<T>,
     eevdf: Eevdf,
-    /// Frames that wait, and places for them.
+    /// Frames that wait, and places for frames.
     len: u32,
     places: u32,
-    /// Queues, a bit each, with frames that wait for their time.
+    /// Bitmap of queues whose frames wait for a ceiling.
     paused: u64,
 }
 
 impl<T: Copy + Default> Wfq<T> {
-    /// So many queues, each of weight 1 and with this depth, and places for `frames` in all of
-    /// them. More than [`QUEUES_MAX`] queues count as that.
+    /// An output with `queues` queues of weight 1 and this depth, and places for `frames` in all of
+    /// them. At most [`QUEUES_MAX`] queues are made.
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
         let queues = queues.min(QUEUES_MAX);
@@ -145,7 +162,7 @@ impl<T: Copy + Default> Wfq<T> {
         Self { lanes, pool, eevdf, len: 0, places: frames, paused: 0 }
     }
 
-    /// Frames that wait in all queues.
+    /// Number of frames that wait in all queues.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.len
@@ -157,14 +174,14 @@ impl<T: Copy + Default> Wfq<T> {
         self.len == 0
     }
 
-    /// Frames and bytes that wait in a queue; none where there is no such queue.
+    /// Frames and bytes that wait in a queue; zero if there is no such queue.
     #[must_use]
     pub fn backlog(&self, queue: usize) -> (u32, u64) {
         self.lanes.get(queue).map_or((0, 0), |lane| (lane.frames.frames, lane.frames.bytes))
     }
 
-    /// A queue's weight from now on; what waits in it stays, and what it is ahead or behind in
-    /// bytes. Whether there is such a queue.
+    /// Sets a queue's weight. Waiting frames and the lead or lag in bytes stay. Returns whether the
+    /// queue exists.
     pub fn set_weight(&mut self, queue: usize, weight: Weight) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         if lane.weight != weight {
@@ -174,15 +191,15 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// A queue's depth from now on; what waits above it stays. Whether there is such a queue.
+    /// Sets a queue's depth. Frames above it stay. Returns whether the queue exists.
     pub fn set_depth(&mut self, queue: usize, depth: Depth) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         lane.depth = depth;
         true
     }
 
-    /// The most that a queue sends from now on, bits a second; `None`: as much as it gets. What it
-    /// has sent ahead of another ceiling is forgotten with that. Whether there is such a queue.
+    /// Sets a queue's ceiling in bits per second; `None` for no ceiling. A change forgets what was
+    /// sent under the old ceiling. Returns whether the queue exists.
     pub fn set_ceiling(&mut self, queue: usize, rate: Option<BitsPerSecond>) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         if lane.ceiling.map(|ceiling| ceiling.rate) != rate {
@@ -191,14 +208,14 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// When the first of the queues that wait for their time may send; `None`: none does.
+    /// When the first queue held by its ceiling may send; `None` if there is none.
     #[must_use]
     pub fn wake(&self) -> Option<Nanos> {
         let free = |queue: usize| self.lanes[queue].until(Nanos::ZERO).unwrap_or(Nanos::ZERO);
         bits(self.paused).map(free).min()
     }
 
-    /// Queues whose time has come are in line again.
+    /// Puts queues whose ceiling allows it in line again.
     #[cold]
     fn resume(&mut self, now: Nanos) {
         for queue in bits(self.paused) {
@@ -212,10 +229,10 @@ impl<T: Copy + Default> Wfq<T> {
         }
     }
 
-    /// Whether a frame of so many bytes would be taken now.
+    /// Whether a frame of this length would be accepted now.
     ///
     /// # Errors
-    /// Why not.
+    /// The limit that the frame would exceed.
     pub fn room(&self, queue: usize, bytes: u32) -> Result<(), Full> {
         let lane = self.lanes.get(queue).ok_or(Full::Nowhere)?;
         if lane.frames.frames >= self.places - self.len {
@@ -225,11 +242,11 @@ impl<T: Copy + Default> Wfq<T> {
         if full && !lane.frames.is_empty() { Err(Full::Bytes) } else { Ok(()) }
     }
 
-    /// A frame comes at `now` that takes `bytes` on the link. Weights, ceilings and depths count
-    /// these bytes.
+    /// Offers a frame at time `now`. `bytes` is its length on the link, which weights, ceilings and
+    /// depths count.
     ///
     /// # Errors
-    /// Why it was not taken.
+    /// The limit for which it was refused.
     pub fn offer(&mut self, queue: usize, item: T, bytes: u32, now: Nanos) -> Result<(), Full> {
         self.room(queue, bytes)?;
         let lane = &mut self.lanes[queue];
@@ -244,8 +261,8 @@ impl<T: Copy + Default> Wfq<T> {
         Ok(())
     }
 
-    /// The frame that goes next; `None` when none may ([`Self::wake`]). `lost` gets those that have
-    /// waited too long and are dropped on the way, each with its queue.
+    /// Removes the frame that is sent next; `None` if no frame may go now ([`Self::wake`]). `lost`
+    /// gets the queues and handles of frames that waited too long and were dropped on the way.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         if self.paused != 0 {
             self.resume(now);
@@ -282,7 +299,7 @@ impl<T: Copy + Default> Wfq<T> {
     }
 }
 
-/// Numbers of the bits that are set.
+/// Indices of the set bits, ascending.
 fn bits(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let at = set.trailing_zeros();
@@ -314,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_keeps_its_order_and_its_part() {
+    fn a_queue_keeps_its_order_and_its_share() {
         let mut wfq = queues(&[1, 3]);
         for n in 0..8 {
             wfq.offer(0, n, 1_000, Nanos(0)).unwrap();
@@ -332,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_or_too_late_is_not_sent() {
+    fn a_frame_too_many_or_too_late_is_not_sent() {
         let mut wfq = queues(&[1, 1]);
         assert_eq!(wfq.offer(2, 0, 64, Nanos(0)), Err(Full::Nowhere));
         assert_eq!(wfq.offer(0, 1, 60_000, Nanos(0)), Ok(()), "an empty queue takes any");
@@ -367,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn another_weight_counts_from_the_next_frame_and_loses_nothing() {
+    fn a_new_weight_counts_from_the_next_frame_and_loses_nothing() {
         let mut wfq = queues(&[1, 1]);
         let mut sent = [0_u32; 2];
         let mut offered = [0_u32; 2];
@@ -388,13 +405,13 @@ mod tests {
                 assert_eq!(wfq.backlog(1).0 + wfq.backlog(0).0, 15);
             }
         }
-        // 1,000 each, then 500 and 1,500.
+        // 1,000 frames each, then 500 and 1,500.
         assert!(sent[0].abs_diff(1_500) <= 10 && sent[1].abs_diff(2_500) <= 10, "{sent:?}");
     }
 
     #[test]
-    fn a_ceiling_holds_whoever_else_sends_and_loses_nothing() {
-        // 1,000 bytes at 8 Mbit/s: a millisecond.
+    fn a_ceiling_limits_a_queue_beside_others_and_loses_nothing() {
+        // 1,000 bytes at 8 Mbit/s take a millisecond.
         let ceiling = Some(BitsPerSecond(8_000_000));
         let mut wfq = queues(&[10, 1]);
         assert!(wfq.set_ceiling(0, ceiling) && !wfq.set_ceiling(2, ceiling));
@@ -406,7 +423,7 @@ mod tests {
                     *offered += 1;
                 }
             }
-            // The output takes two frames a millisecond.
+            // The output takes two frames per millisecond.
             for _ in 0..2 {
                 let next = wfq.next(now, |_, _| {}).map(|d| (d.queue, d.item));
                 let (queue, item) = next.expect("the other has no ceiling");
@@ -414,13 +431,13 @@ mod tests {
                 sent[queue] += 1;
             }
         }
-        // What takes 50 ms at once, and then a frame each.
+        // At once what takes 50 ms, and then single frames.
         assert!((1_000..=1_051).contains(&sent[0]), "{sent:?}");
         assert_eq!(sent[0] + sent[1], 2_000);
     }
 
     #[test]
-    fn who_waits_for_its_time_says_until_when_and_goes_when_the_ceiling_does() {
+    fn a_queue_held_by_its_ceiling_says_until_when_and_goes_when_it_is_removed() {
         let mut wfq = Wfq::new(1, 200, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
         assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_000_000))));
         let now = Nanos::from_secs(1);

@@ -1,18 +1,27 @@
-//! A timing wheel: which of many VMs has a frame whose time to depart has come.
+//! A timing wheel: finds the VMs whose next frame is due.
 //!
-//! **Problem.** Each shaped VM has a time at which its next frame goes. A worker asks in every
-//! turn, and must find those who are due at a cost that does not depend on how many wait.
-//! **Source.** Varghese, Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6;
-//! Carousel (Saeed et al., SIGCOMM 2017): one wheel a core.
+//! # Problem
 //!
-//! **Quantities.** A slot is 2^11 ns, [`Wheel::SLOT`]; 2^16 of them reach [`Wheel::HORIZON`] ahead.
-//! **Rule.** An entry stands in the slot of its time and is due once that slot has *ended*: so it
-//! never fires early, and by the wheel no more than one slot late. One beyond the horizon stands in
-//! the last slot and goes on from there when that comes. Entries of a slot come in the order in
-//! which they were armed; slots in theirs. A bitmap of three levels finds the next slot that is not
-//! empty. **Departures.** None. **Cost.** Arming, cancelling, firing: O(1), a few words; lists
-//! through one array, nothing allocated after construction. 264 KiB for the wheel, 24 bytes an
-//! entry.
+//! Each shaped VM has a time at which its next frame departs. A worker asks in every turn. It must
+//! find due VMs at a cost that does not depend on how many wait.
+//!
+//! # Source
+//!
+//! Varghese, Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6; Carousel (Saeed
+//! et al., SIGCOMM 2017), which uses one wheel per core.
+//!
+//! # Approach
+//!
+//! A slot lasts 2^11 ns ([`Wheel::SLOT`]); 2^16 slots reach [`Wheel::HORIZON`] ahead. An entry
+//! stands in the slot of its time and is due when that slot has *ended*. It never fires early, and
+//! at most one slot late. An entry beyond the horizon stands in the last slot and is rearmed when
+//! that slot ends. Slots fire in order. Within a slot, entries fire in the order in which they were
+//! armed. A bitmap of three levels finds the next nonempty slot.
+//!
+//! # Cost
+//!
+//! Arming, cancelling and firing take O(1) and touch a few words. Lists share one array, and
+//! nothing is allocated after construction. The wheel takes 264 KiB plus 24 bytes per entry.
 
 use penstock_units::Nanos;
 
@@ -23,15 +32,15 @@ const WORD: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// When it is to fire.
+    /// When the entry is due, in ns.
     at: u64,
     next: u32,
     previous: u32,
-    /// Where it stands; [`NIL`]: nowhere.
+    /// The slot that the entry stands in, or [`NIL`].
     slot: u32,
 }
 
-/// Which slots have entries, in words of words.
+/// Bitmap of slots with entries, in three levels.
 #[derive(Clone, Debug)]
 struct Bitmap {
     low: Box<[u64]>,
@@ -67,7 +76,7 @@ impl Bitmap {
         }
     }
 
-    /// The first slot from `from` on, without going round.
+    /// The first set slot from `from` on, without wrapping.
     fn next(&self, from: u32) -> Option<u32> {
         let above = |n: u32| if n.is_multiple_of(WORD) { 0 } else { u64::MAX << (n % WORD) };
         let word = from / WORD;
@@ -91,14 +100,14 @@ impl Bitmap {
     }
 }
 
-/// See the module's text.
+/// A timing wheel for entries below a fixed number.
 #[derive(Clone, Debug)]
 pub struct Wheel {
     entries: Box<[Entry]>,
     /// First and last entry of each slot.
     slots: Box<[(u32, u32)]>,
     occupied: Bitmap,
-    /// Number of the slot, since the beginning of time, before which all has fired.
+    /// Absolute number of the slot before which all entries have fired.
     passed: u64,
     armed: u32,
 }
@@ -114,12 +123,12 @@ const fn narrow(entry: usize) -> u32 {
 }
 
 impl Wheel {
-    /// How late it may make an entry at most.
+    /// Longest delay that the wheel adds to an entry.
     pub const SLOT: Nanos = Nanos(1 << SHIFT);
-    /// How far ahead an entry may be without standing in the wheel twice.
+    /// Longest time ahead that an entry reaches without being rearmed.
     pub const HORIZON: Nanos = Nanos((SLOTS as u64 - 2) << SHIFT);
 
-    /// Room for entries 0 to below `entries`, at a time before which nothing is armed.
+    /// An empty wheel for entries 0 to `entries` - 1 that starts at `now`.
     #[must_use]
     pub fn new(entries: usize, now: Nanos) -> Self {
         let entry = Entry { at: 0, next: NIL, previous: NIL, slot: NIL };
@@ -132,20 +141,20 @@ impl Wheel {
         }
     }
 
-    /// Entries that are armed.
+    /// Number of armed entries.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.armed
     }
 
-    /// Whether none is armed.
+    /// Whether no entry is armed.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.armed == 0
     }
 
-    /// Has an entry fire at a time, and not at the one that it was armed for before. A time that
-    /// has passed is the next that can be.
+    /// Arms an entry for a time, instead of the time for which it was armed before. A time in the
+    /// past means as soon as possible.
     pub fn arm(&mut self, entry: usize, at: Nanos) {
         if entry >= self.entries.len() {
             return;
@@ -157,7 +166,7 @@ impl Wheel {
     }
 
     fn stand(&mut self, entry: usize) {
-        // One slot less than there are: `expire` moves entries while it stands in a slot.
+        // One slot fewer than there are: `expire` moves entries while it stands in a slot.
         let last = self.passed + u64::from(SLOTS) - 2;
         let number = (self.entries[entry].at >> SHIFT).clamp(self.passed, last);
         let slot = place(number);
@@ -174,7 +183,7 @@ impl Wheel {
         }
     }
 
-    /// Has an entry not fire; when it was to, if it was.
+    /// Disarms an entry. Returns the time for which it was armed, if it was.
     pub fn cancel(&mut self, entry: usize) -> Option<Nanos> {
         let Entry { at, next, previous, slot } = *self.entries.get(entry)?;
         if slot == NIL {
@@ -201,15 +210,14 @@ impl Wheel {
         Some(Nanos(at))
     }
 
-    /// Number of the first slot with entries, since the beginning of time.
+    /// Absolute number of the first slot with entries.
     fn first(&self) -> Option<u64> {
         let from = place(self.passed);
         let found = self.occupied.next(from).or_else(|| self.occupied.next(0))?;
         Some(self.passed + u64::from(found.wrapping_sub(from) % SLOTS))
     }
 
-    /// The next entry that is due, with the time it was armed for; `None` when none is. It is no
-    /// longer armed.
+    /// Disarms the next due entry and returns it with its time; `None` if none is due.
     pub fn expire(&mut self, now: Nanos) -> Option<(usize, Nanos)> {
         let current = now.0 >> SHIFT;
         if current <= self.passed {
@@ -219,14 +227,15 @@ impl Wheel {
             if number >= current {
                 break;
             }
-            // From here on nothing may be armed for a slot before this one.
+            // From here on, no entry may be armed for an earlier slot.
             self.passed = number;
             let entry = self.slots[place(number) as usize].0 as usize;
             let at = self.cancel(entry)?;
             if at.0 >> SHIFT <= number {
                 return Some((entry, at));
             }
-            // It was beyond the horizon; `passed` moves, or it would stand here again.
+            // The entry was beyond the horizon. `passed` advances, or the entry would return to
+            // this slot.
             self.passed = number + 1;
             self.arm(entry, at);
             self.passed = number;
@@ -235,7 +244,7 @@ impl Wheel {
         None
     }
 
-    /// When to ask again: no entry is due before. `None` when none is armed.
+    /// Time before which no entry is due; `None` if none is armed.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
         self.first().map(|number| Nanos((number + 1) << SHIFT))
@@ -285,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_the_horizon_comes_in_its_time() {
+    fn an_entry_beyond_the_horizon_fires_at_its_time() {
         let mut wheel = Wheel::new(3, Nanos(0));
         let far = 5 * Wheel::HORIZON.0 + 7;
         wheel.arm(0, Nanos(far));
@@ -301,7 +310,7 @@ mod tests {
             }
         }
         assert_eq!(fired, [0, 1]);
-        // And when nobody asked for long.
+        // The same if nobody asked for a long time.
         wheel.arm(2, Nanos(now + far));
         assert_eq!(due(&mut wheel, now + far - 1), []);
         assert_eq!(due(&mut wheel, now + 3 * far), [2]);

@@ -1,40 +1,40 @@
-//! One bucket, and the clocks by which it is brought up to date when it is looked at.
+//! One cycle bucket, and the clocks that bring it up to date when it is read.
 
 use super::{FRACTION, FRACTION_MASK, Mode, POOL_FRACTION};
 
-/// Nobody's bucket: the gate is open and charges are only added up.
+/// Place of a slot without a bucket. The gate is open, and charges are only summed.
 const UNMETERED: u32 = u32::MAX - 1;
-/// Not on the list of those that earn.
+/// Place of a full bucket, which is not on the list of those that earn.
 const FULL: u32 = u32::MAX;
 
-/// What was handed out so far, to whoever was there to take it. Both wrap; only differences count.
+/// Totals of what was handed out. Both counters wrap; only differences matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clocks {
     /// Cycles for which entitlements were generated.
     pub guaranteed: u64,
-    /// Of the pool, for a weight of one, in 2^-20.
+    /// Amount of the pool handed out for a weight of one, in 2^-20 cycles.
     pub shared: u64,
 }
 
-/// A cache line.
+/// A bucket, exactly one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Bucket {
-    /// When last looked at.
+    /// Tokens when the bucket was last brought up to date.
     pub tokens: i64,
     pub depth: i64,
-    /// Cycles per cycle, in 2^-56.
+    /// Entitlement in cycles per cycle of the core, in 2^-56.
     pub rate: u64,
-    /// Of a cycle, in 2^-56: earned, not yet a token.
+    /// Earned fraction of a cycle in 2^-56 that is not a whole token yet.
     pub fraction: u64,
-    /// The clocks when last looked at.
+    /// The clocks when the bucket was last brought up to date.
     pub seen: Clocks,
-    /// Its part of the pool; 0 for one that has none.
+    /// Weight in the pool; 0 for a bucket without a part in it.
     pub weight: u32,
-    /// On the list of those that earn; or `FULL`, or `UNMETERED`.
+    /// Index in the list of earning buckets, or `FULL`, or `UNMETERED`.
     pub place: u32,
     pub mode: Mode,
-    /// Frames were seen waiting at its port, and nobody saw them gone.
+    /// Whether frames waited at the port when it was last checked.
     pub waiting: bool,
 }
 
@@ -63,28 +63,29 @@ impl Bucket {
         self.place == FULL
     }
 
-    /// Takes it off the list, full: what comes from now on is for others.
+    /// Marks the bucket as full. From now on its earnings go to others.
     pub const fn fill(&mut self) {
         self.place = FULL;
     }
 
-    /// Puts it on the list at `place`: it earns from now on.
+    /// Marks the bucket as earning from `now`, at `place` in the list.
     pub const fn begin(&mut self, place: u32, now: Clocks) {
         (self.place, self.seen) = (place, now);
     }
 
-    /// What it earned since it was last looked at, in 2^-56.
+    /// Earnings since the bucket was last brought up to date, in 2^-56 cycles.
     #[inline]
     const fn earned(&self, now: Clocks) -> u128 {
         let guaranteed = now.guaranteed.wrapping_sub(self.seen.guaranteed);
         let shared = now.shared.wrapping_sub(self.seen.shared);
-        // A rate is below 256 cycles a cycle and refills are below 2^40; a weight is below 2^14.
+        // A rate is below 256 cycles a cycle, a refill below 2^40 cycles and a weight below 2^14,
+        // so this cannot overflow.
         self.rate as u128 * guaranteed as u128
             + ((self.weight as u128 * shared as u128) << (FRACTION - POOL_FRACTION))
             + self.fraction as u128
     }
 
-    /// Books what it earned.
+    /// Books the earnings up to `now`.
     #[inline]
     pub fn earn(&mut self, now: Clocks) {
         let sum = self.earned(now);
@@ -96,8 +97,8 @@ impl Bucket {
         self.tokens = self.tokens.saturating_add(whole);
     }
 
-    /// Its tokens now, with what it earned and can keep; what it was brought beyond its limit it
-    /// has until it is looked at.
+    /// Tokens at `now`, up to the limit. Tokens that were transferred beyond the limit count until
+    /// the bucket is brought up to date.
     #[inline]
     pub fn level(&self, now: Clocks, cap: i64) -> i64 {
         if self.place >= UNMETERED {
@@ -107,7 +108,7 @@ impl Bucket {
         self.tokens.saturating_add(whole).min(self.limit(cap).max(self.tokens))
     }
 
-    /// The most it keeps: its depth, and up to `cap` more while frames wait.
+    /// The most tokens that the bucket keeps: its depth, plus up to `cap` while frames wait.
     #[inline]
     pub const fn limit(&self, cap: i64) -> i64 {
         if self.waiting { self.depth.saturating_add(cap) } else { self.depth }

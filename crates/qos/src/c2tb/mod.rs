@@ -1,57 +1,72 @@
 //! C2TB, the cycle token buckets: how many cycles of its core a worker may spend on each port.
 //!
-//! **Problem.** A port's rate in bits or frames says nothing about what it takes from its
-//! neighbours: what they compete for is the worker's core. So tokens are cycles.
+//! # Problem
 //!
-//! **Source.** C2QoS §IV-A, Algorithm 1, Fig. 7.
+//! A rate in bits or frames does not say how much of the worker's core a port uses. The core is
+//! what ports compete for, so tokens are cycles.
 //!
-//! **Quantities.**
+//! # Source
 //!
-//! | paper | here | unit |
+//! C2QoS §IV-A, Algorithm 1, Fig. 7.
+//!
+//! | Paper | Here | Unit |
 //! |---|---|---|
 //! | `tokens` | [`BucketSet::tokens`] | cycles, signed |
 //! | `bucket_depth` | [`Terms::depth`] | cycles |
 //! | `C_alloc` | [`Terms::entitlement`] | cycles/s |
-//! | `C_idle` | what of the capacity is not sold | cycles/s |
+//! | `C_idle` | the unsold part of the capacity | cycles/s |
 //! | `sum_unused_cc` | the pool | cycles |
-//! | `invl` | `elapsed`, an argument | cycles of the core |
+//! | `invl` | the argument `elapsed` | cycles of the core |
 //!
-//! **Rule.** Whoever has more than no tokens may run a batch; its cost is taken afterwards and may
-//! leave a debt. A refill generates what the core could spend since the last one. Of this every
-//! bucket gets its entitlement. The rest, and what does not fit into a full bucket, is a pool that
-//! is shared by weight among the [`Mode::MinMax`] buckets with room; what one of them cannot hold
-//! is shared again among the others. Only when all of them are full is anything discarded. A bucket
-//! whose port has frames waiting but does not get its turn is not idle: its part, of the pool too,
-//! is not given to those who hold it up, it is kept for it above the depth, as arrears, until
-//! nothing waits. (Without that, who comes first in the order of classes would live on the overflow
-//! of those it keeps waiting, for ever.) Arrears need no bound of their own: what is generated is
-//! no more than what the core can spend, so all tokens together do not grow while anybody has work
-//! and tokens. A cap stands all the same.
+//! # Approach
 //!
-//! **Time that nobody wants.** While a bucket fills up, its tokens are not spent, and a core with
-//! one port at work would stand still until all others are full. So a min-max port without tokens
-//! may run when nobody with tokens has frames; its cost is [lent](BucketSet::lend), which is to say
-//! charged to nobody: what the others fill up with is a claim on later time, and this time passes
-//! either way. With a `capacity` below the core's it need not pass, so nothing is lent there: what
-//! is short is cycles and not time, and whoever ran without tokens would run at the others'
-//! expense.
+//! A port with more than 0 tokens may run a batch. The batch's cost is charged afterwards and may
+//! leave a debt. A refill generates what the core could spend since the last refill. Each bucket
+//! gets its entitlement of that. The rest, and what does not fit into a full bucket, goes to a
+//! pool. The pool is shared by weight among [`Mode::MinMax`] buckets with room. If one of them
+//! fills up, its part is shared again among the others. Cycles are discarded only if all of these
+//! buckets are full.
 //!
-//! **Who bought nothing** ([`Mode::Free`]) is not held by any gate, and would all the same wait for
-//! ever behind ports of an earlier class that live on what is left over. It has a bucket with a
-//! [floor](free_floor) and takes part in the pool; so those before it run out of tokens when its
-//! part is due. What it spends beyond its tokens is not generated for the others.
+//! A bucket whose port has waiting frames but does not get its turn is not idle. Its earnings,
+//! including its part of the pool, are kept above the depth as *arrears* until no frame waits.
+//! Without arrears, a port of a high class could live forever on the overflow of the ports that it
+//! delays. Arrears need no bound: refills generate no more than the core can spend, so the sum of
+//! all tokens does not grow while a port has both frames and tokens. The code caps them
+//! nevertheless.
 //!
-//! **Example** (Fig. 7, a test): 2.2 G cycles/s, entitlements 0.2, 0.2, 0.4, 0.4 G, weights
-//! 1, 1, 2, 2, all backlogged: 0.3667 and 0.7333 G. The paper prints 0.36 and 0.72, which is what
-//! a capacity of 2.16 G gives.
+//! # Time that no port with tokens wants
 //!
-//! **Departures.** The pool is split as a whole; Algorithm 1 shrinks it inside its loop and
-//! overwrites the rest, which loses 31 % with Fig. 7's weights. Capacity that is not sold goes
-//! through the pool, which comes to the same as a fixed `C_idle` each when all are backlogged.
-//! Arrears, lent time and floors are ours.
+//! Tokens in a bucket that fills up are not spent. A core with one busy port would idle until all
+//! other buckets are full. Therefore a min-max port without tokens may run if no port with tokens
+//! has frames. The cost is [lent](BucketSet::lend): no port is charged. The tokens of the others
+//! are a claim on later time, and the present time passes either way. Nothing is lent if the
+//! `capacity` is below the core's rate. Cycles are then scarcer than time, and a port that runs
+//! without tokens would take them from the others.
 //!
-//! **Cost.** A charge, a gate, a refill: O(1), whatever the number of buckets (the text of
-//! `refill`). Fractions of a cycle are carried.
+//! # Ports without a purchase
+//!
+//! No gate stops a port in [`Mode::Free`]. It could still wait forever behind ports of an earlier
+//! class that live on spare cycles. Such a port has a bucket with a [floor](free_floor) and takes
+//! part in the pool, so the ports before it run out of tokens when its part is due. What it spends
+//! beyond its tokens is not generated for the others.
+//!
+//! # Example
+//!
+//! Fig. 7 (a test): a core of 2.2 G cycles/s, entitlements of 0.2, 0.2, 0.4 and 0.4 G, weights of
+//! 1, 1, 2 and 2, all ports backlogged. The ports get 0.3667 and 0.7333 G. The paper prints 0.36
+//! and 0.72, which corresponds to a capacity of 2.16 G.
+//!
+//! # Departures
+//!
+//! The pool is divided as a whole. Algorithm 1 shrinks it inside its loop and overwrites the rest,
+//! which loses 31 % with the weights of Fig. 7. Unsold capacity goes through the pool. If all ports
+//! are backlogged, this equals a fixed `C_idle` for each. Arrears, lent time and floors are
+//! additions.
+//!
+//! # Cost
+//!
+//! A charge, a gate check and a refill take O(1) for any number of buckets; `refill` explains how.
+//! Fractions of a cycle are carried over.
 
 mod bucket;
 mod ledger;
@@ -65,45 +80,46 @@ use penstock_units::{Cycles, CyclesPerSecond, TscRate, Weight};
 /// Fractional bits of a rate in cycles per cycle.
 const FRACTION: u32 = 56;
 const FRACTION_MASK: u64 = (1 << FRACTION) - 1;
-/// And of a part of the pool.
+/// Fractional bits of the pool's clock.
 const POOL_FRACTION: u32 = 20;
 
-/// What a port's bucket may get beyond its entitlement.
+/// What a port's bucket may get beyond its entitlement, and whether it may run without tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing.
+    /// Nothing beyond the entitlement.
     Strict,
-    /// By weight, what others leave (MIN-MAX).
+    /// A weighted part of the cycles that others leave (MIN-MAX).
     #[default]
     MinMax,
-    /// By weight too, and it may run without tokens: it is only to be kept from starving.
+    /// As [`Self::MinMax`], and it runs without tokens too. The bucket only prevents starvation.
     Free,
 }
 
-/// What a bucket is filled by.
+/// How a bucket is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Generated for it whatever others do.
+    /// Cycles per second generated for the bucket, whatever other ports do.
     pub entitlement: CyclesPerSecond,
-    /// Its part of the pool.
+    /// Weight of the bucket in the pool.
     pub weight: Weight,
-    /// Whether it has a part of the pool.
+    /// Whether the bucket takes part in the pool, and whether its port may run without tokens.
     pub mode: Mode,
-    /// Most tokens it keeps while nothing waits.
+    /// Most tokens that the bucket keeps while no frame waits.
     pub depth: Cycles,
 }
 
-/// Depth by default, as a time of the entitlement: a port that is served in bursts, such as TCP's
-/// within a round trip, gets its rate over this time.
+/// First term of the default depth, as microseconds of the entitlement. A port that is served in
+/// bursts, such as TCP within a round trip, gets its rate over this time.
 const DEPTH_OF_ENTITLEMENT_US: u64 = 1_000;
-/// And as a time of the whole core, for whatever was bought: a refill interval's generation, or
-/// one batch at the cost at which the paper chose its interval.
+/// Second term of the default depth, as microseconds of the whole core. It equals what a refill
+/// interval generates, or one batch at the cost for which the paper chose its interval.
 const DEPTH_OF_CORE_US: u64 = 50;
 
-/// The depth when none is configured: 1 ms of the entitlement and 50 us of the core. The first
-/// bridges bursts. The second lets a port without entitlement take all that an interval generates
-/// and holds one or more batches of any kind; since a bucket may go into debt, no more is needed.
-/// Every microsecond of depth is one that lower classes may have to wait.
+/// The default depth: 1 ms of the entitlement plus 50 µs of the core.
+///
+/// The first term bridges bursts. The second lets a port without entitlement take all that an
+/// interval generates and holds at least one batch of any kind. A bucket may go into debt, so it
+/// needs no more. Each microsecond of depth is one that lower classes may have to wait.
 #[must_use]
 pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
     let of = |rate: u64, us: u64| u128::from(rate) * u128::from(us) / 1_000_000;
@@ -111,18 +127,20 @@ pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
     Cycles(u64::try_from(depth).unwrap_or(u64::MAX).min(DEPTH_MAX))
 }
 
-/// Largest depth: sums of 65,536 of them do not overflow.
+/// Largest depth, chosen so that a sum of 65,536 depths does not overflow.
 const DEPTH_MAX: u64 = 1 << 46;
 
-/// Of a worker's capacity, what those who bought nothing have for sure together: in thousandths,
-/// of what is not sold; and what they have though all is sold. Either way it is generated for
-/// nobody else while they use it.
+/// Upper bound of the floor that all ports without a purchase share, in thousandths of a worker's
+/// capacity. The floor comes out of unsold capacity and is generated for no other port while they
+/// use it.
 const FREE_PERMILLE: u64 = 20;
 const FREE_PERMILLE_MIN: u64 = 1;
 
-/// What each of `free` ports is sure of that bought nothing, on a worker of which `sold` of
-/// `capacity` is sold. One without a turn is worse off than one with a slow one, so there is a
-/// little though all is sold: a thousandth, which admission leaves to rounding.
+/// Floor of each of `free` ports without a purchase on a worker that has sold `sold` of its
+/// `capacity`.
+///
+/// A port without any turn is worse off than one with slow turns. Even if all capacity is sold,
+/// these ports share a thousandth of it, which admission treats as a rounding error.
 #[must_use]
 pub fn free_floor(
     capacity: CyclesPerSecond,
@@ -135,36 +153,36 @@ pub fn free_floor(
     CyclesPerSecond(all / (free.max(1) as u64))
 }
 
-/// See the module's text: the buckets of one worker, by dense slot.
+/// The buckets of one worker, indexed by dense slot.
 #[derive(Clone, Debug)]
 pub struct BucketSet {
     buckets: Box<[Bucket]>,
-    /// Slots of those that are not full or have arrears; which of them is looked at next; sums of
-    /// their rates and weights.
+    /// Slots of the buckets that are not full or have arrears, the next of them to visit, and the
+    /// sums of their rates and weights.
     earning: Vec<u32>,
     cursor: usize,
     earning_rates: u128,
     earning_weights: u64,
     clocks: Clocks,
     core: TscRate,
-    /// Cycles per cycle that may be spent, in 2^-56, and what is carried of it.
+    /// Cycles per cycle that may be spent, in 2^-56, and the fraction that is carried over.
     capacity: u64,
     capacity_fraction: u64,
-    /// Sum of all rates.
+    /// Sum of the rates of all buckets.
     rates: u128,
-    /// All buckets' depths.
+    /// Sum of the depths of all buckets.
     depths: i64,
-    /// To be shared; below zero when more was guaranteed for a moment than could be spent.
+    /// Cycles to be shared. Negative while more is guaranteed than could be spent.
     pool: i64,
-    /// Earned from the pool in parts of a cycle, in 2^-56, and not yet taken off it.
+    /// Fraction of a cycle earned from the pool but not subtracted from it, in 2^-56.
     carry: i64,
-    /// What ports spent that did not pay, since the last refill, and beyond what there was.
+    /// Cycles that non-paying ports spent since the last refill, plus the debt of earlier refills.
     spent_elsewhere: u64,
     ledger: Ledger,
 }
 
 impl BucketSet {
-    /// Room for `slots` buckets, none there yet, on a core of which `capacity` may be spent.
+    /// An empty set with room for `slots` buckets, on a core of which `capacity` may be spent.
     #[must_use]
     pub fn new(slots: usize, core: TscRate, capacity: CyclesPerSecond) -> Self {
         Self {
@@ -193,8 +211,9 @@ impl BucketSet {
         self.buckets.get(slot).is_some_and(Bucket::is_metered)
     }
 
-    /// Gives `slot` a bucket with `tokens`: none for a port that is new, what it had for one that
-    /// comes from another worker. One that is there gets them on top and the new terms.
+    /// Gives `slot` a bucket with `tokens`. A new port starts with 0; a port that moved from
+    /// another worker brings its tokens. If there is a bucket, it gets the tokens in addition and
+    /// the new terms.
     pub fn join(&mut self, slot: usize, terms: &Terms, tokens: i64) {
         if slot >= self.buckets.len() {
             return;
@@ -211,8 +230,8 @@ impl BucketSet {
         self.ledger.brought += tokens;
     }
 
-    /// New terms for a bucket; its tokens stay. What a smaller depth cannot hold goes to the pool
-    /// when the bucket is next looked at.
+    /// Changes the terms of a bucket and keeps its tokens. What exceeds a smaller depth goes to the
+    /// pool when the bucket is next brought up to date.
     pub fn change(&mut self, slot: usize, terms: &Terms) {
         if !self.is_metered(slot) {
             return;
@@ -233,7 +252,7 @@ impl BucketSet {
         (bucket.rate, bucket.depth, bucket.mode, bucket.weight) = (rate, depth, terms.mode, weight);
     }
 
-    /// Takes the bucket away; its tokens go with the port.
+    /// Removes a bucket and returns its tokens, which move with the port.
     pub fn leave(&mut self, slot: usize) -> i64 {
         if !self.is_metered(slot) {
             return 0;
@@ -249,19 +268,19 @@ impl BucketSet {
         bucket.tokens
     }
 
-    /// Whether the port of `slot` may run a batch; always, if it has no bucket.
+    /// Whether the port of `slot` may run a batch. True if it has no bucket.
     #[inline]
     #[must_use]
     pub fn may_run(&self, slot: usize) -> bool {
         self.buckets.get(slot).is_some_and(|bucket| {
-            // Most often this is known without working out what it earned meanwhile.
+            // This avoids computing the earnings in the common case.
             bucket.tokens > 0
                 || bucket.mode == Mode::Free
                 || bucket.level(self.clocks, self.depths) > 0
         })
     }
 
-    /// Whether a port without tokens may run on time that nobody with tokens wants.
+    /// Whether a port without tokens may run in time that no port with tokens wants.
     #[inline]
     #[must_use]
     pub fn may_borrow(&self, slot: usize) -> bool {
@@ -269,15 +288,15 @@ impl BucketSet {
             && self.buckets.get(slot).is_some_and(|bucket| bucket.mode != Mode::Strict)
     }
 
-    /// Tokens of `slot`; 0 without a bucket.
+    /// Tokens of `slot`; 0 if it has no bucket.
     #[must_use]
     pub fn tokens(&self, slot: usize) -> i64 {
         let bucket = self.buckets.get(slot).filter(|bucket| bucket.is_metered());
         bucket.map_or(0, |bucket| bucket.level(self.clocks, self.depths))
     }
 
-    /// Takes what a batch of `slot` cost. `more`: frames are still waiting there. Returns whether
-    /// the port may run another one.
+    /// Charges `slot` for a batch. `more` says that frames are still waiting at its port. Returns
+    /// whether the port may run another batch.
     #[inline]
     pub fn charge(&mut self, slot: usize, cost: Cycles, more: bool) -> bool {
         let Some(bucket) = self.buckets.get(slot) else { return true };
@@ -304,7 +323,8 @@ impl BucketSet {
         left
     }
 
-    /// Gives back what the last batch of `slot` was charged, as it ran on time that nobody wanted.
+    /// Refunds the charge for the last batch of `slot`, because it ran in time that no port with
+    /// tokens wanted.
     pub fn lend(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) {
             return;
@@ -317,7 +337,8 @@ impl BucketSet {
         self.ledger.lent += cost;
     }
 
-    /// Takes what another worker spent for `slot`: this core did not, so it is for others here.
+    /// Charges `slot` for cycles that another worker spent. They were not spent on this core, so
+    /// they go to the pool.
     pub fn charge_elsewhere(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) || cost == Cycles::ZERO {
             return;
@@ -328,8 +349,9 @@ impl BucketSet {
         self.pool += cost;
     }
 
-    /// Books tokens that came from the bucket which another worker has for the same port, or went
-    /// there: this core has to provide the one and need not provide the other.
+    /// Books tokens that moved between this bucket and the same port's bucket on another worker;
+    /// negative if they left. This core must provide tokens that arrive, and is free of those that
+    /// leave.
     pub fn transfer(&mut self, slot: usize, tokens: i64) {
         if tokens < 0 {
             self.charge_elsewhere(slot, Cycles(tokens.unsigned_abs()));
@@ -342,8 +364,8 @@ impl BucketSet {
         }
     }
 
-    /// What the entitlement of `slot` comes to in `elapsed` cycles of the core, whatever the bucket
-    /// could hold of it; without the fraction of a cycle.
+    /// The entitlement of `slot` over `elapsed` cycles of the core, rounded down, regardless of the
+    /// bucket's depth.
     #[must_use]
     pub fn entitled(&self, slot: usize, elapsed: Cycles) -> Cycles {
         let rate = self.buckets.get(slot).map_or(0, |bucket| bucket.rate);
@@ -351,60 +373,60 @@ impl BucketSet {
         Cycles(u64::try_from(wide).unwrap_or(u64::MAX))
     }
 
-    /// The mode of `slot`.
+    /// The mode of `slot`; [`Mode::Strict`] without a bucket.
     #[must_use]
     pub fn mode(&self, slot: usize) -> Mode {
         self.buckets.get(slot).map_or(Mode::Strict, |bucket| bucket.mode)
     }
 
-    /// The depth of `slot`.
+    /// The depth of `slot` in cycles; 0 without a bucket.
     #[must_use]
     pub fn depth(&self, slot: usize) -> i64 {
         self.buckets.get(slot).map_or(0, |bucket| bucket.depth)
     }
 
-    /// What was spent on this core for a port whose bucket another worker keeps.
+    /// Records cycles that this core spent on a port whose bucket another worker keeps.
     #[inline]
     pub fn spend(&mut self, cost: Cycles) {
         self.spent_elsewhere = self.spent_elsewhere.saturating_add(cost.0);
     }
 
-    /// Notes whether frames wait at the port of `slot`, seen without running a batch.
+    /// Records whether frames wait at the port of `slot` when no batch ran.
     #[inline]
     pub fn note_waiting(&mut self, slot: usize, waiting: bool) {
         let Some(bucket) = self.buckets.get(slot) else { return };
         if bucket.waiting != waiting && bucket.is_metered() {
-            // By the old limit up to now, by the new one from here on.
+            // The old limit applies up to now, the new one from now on.
             self.touch(slot);
             self.buckets[slot].waiting = waiting;
             if !waiting {
-                // Arrears end at once: with the next frame it has no more than its depth.
+                // Arrears end at once: the bucket drops to its depth.
                 self.settle(slot);
             }
         }
     }
 
-    /// Buckets that are not known to be full.
+    /// Number of buckets that earn, i.e. are not known to be full.
     #[must_use]
     pub fn earning(&self) -> usize {
         self.earning.len()
     }
 
-    /// Cycles per second that all buckets are entitled to, rounded.
+    /// Sum of all entitlements in cycles per second, rounded.
     #[must_use]
     pub fn sold(&self) -> CyclesPerSecond {
         let hz = (self.rates >> 8) * u128::from(self.core.hz());
         CyclesPerSecond(u64::try_from((hz + (1 << 47)) >> 48).unwrap_or(u64::MAX))
     }
 
-    /// Where all cycles went.
+    /// Account of all cycles since the start.
     #[must_use]
     pub const fn ledger(&self) -> Ledger {
         self.ledger
     }
 }
 
-/// Cycles per second as cycles per cycle of `core`, in 2^-56, at most 255.
+/// Converts cycles per second to cycles per cycle of `core` in 2^-56, at most 255.
 fn per_cycle(rate: u64, core: TscRate) -> u64 {
     let wide = (u128::from(rate) << FRACTION) / u128::from(core.hz());
     u64::try_from(wide).unwrap_or(u64::MAX).min(255 << FRACTION)

@@ -1,30 +1,41 @@
-//! What a refill does: it moves two clocks on, and looks at a few buckets.
+//! Refills: they advance two clocks and visit a few buckets.
 //!
-//! **Problem.** A refill that looked at every bucket with room would cost the more the more ports
-//! are busy, every 50 us. **Rule.** Entitlements are a rate times one clock, parts of the pool a
-//! weight times another; what a bucket earned is worked out when somebody looks at it: its gate,
-//! its charge. That takes the sum of the rates and of the weights of all buckets that earn, and no
-//! look at any. What needs one is a bucket that has become full, as the rest is for others: a
-//! refill looks at one of them, in turn, for every [`VISIT_EVERY_US`] that it generates for, and
-//! what is found above the limit goes through the pool. If that is time enough for all of them, it
-//! goes round until nothing overflows any more. **Bound.** So what overflows reaches others after
-//! 5 us times the number of buckets that earn; who is charged is up to date at once.
+//! # Problem
+//!
+//! A refill runs every 50 µs. If it visited every bucket with room, its cost would grow with the
+//! number of busy ports.
+//!
+//! # Approach
+//!
+//! An entitlement is a rate times one clock, and a part of the pool is a weight times another. The
+//! earnings of a bucket are computed only when it is read, at its gate or its charge. A refill
+//! needs no more than the sums of the rates and weights of all earning buckets. Only buckets that
+//! become full need a visit, because others get what they overflow. A refill visits one bucket, in
+//! turn, for every [`VISIT_EVERY_US`] that it generates for, and moves what exceeds its limit to
+//! the pool. If it has time for all buckets, it repeats until nothing overflows, at most [`ROUNDS`]
+//! times.
+//!
+//! # Cost
+//!
+//! O(1) per refill. Overflow reaches other buckets after at most 5 µs times the number of earning
+//! buckets. A bucket that is charged is up to date at once.
 
 use super::bucket::Clocks;
 use super::{BucketSet, FRACTION, FRACTION_MASK, POOL_FRACTION};
 use penstock_units::Cycles;
 
-/// Time for which a refill looks at one bucket, in microseconds: some ten cycles a visit are then
-/// a thousandth of the core, whatever the interval and the number of ports.
+/// Refills visit one bucket for this many microseconds that they generate for. At ten cycles a
+/// visit, this costs a thousandth of the core for any interval and any number of ports.
 const VISIT_EVERY_US: u64 = 5;
-/// How often at most a refill that has time for all buckets goes round.
+/// Most passes over all buckets in one refill.
 const ROUNDS: u32 = 4;
-/// Most of the pool that one refill hands out, so that nothing overflows: an hour of a core.
+/// Most of the pool that one refill hands out: an hour of a core. It prevents overflow.
 const SHARED_MAX: i64 = 1 << 43;
 
 impl BucketSet {
-    /// Generates for `elapsed` cycles in which this core could have run batches: time that it was
-    /// taken away or spent on control is left out, so that what is generated can be spent.
+    /// Generates tokens for `elapsed` cycles in which this core could have run batches. The caller
+    /// leaves out time in which the core was preempted or spent on control, so that all generated
+    /// tokens can be spent.
     pub fn refill(&mut self, elapsed: Cycles) {
         let elapsed = elapsed.0.min(1 << 40);
         let budget = self.budget(elapsed);
@@ -32,7 +43,7 @@ impl BucketSet {
         self.ledger.stored += budget.cast_signed();
         let part = self.affordable(elapsed, budget);
         self.clocks.guaranteed = self.clocks.guaranteed.wrapping_add(part);
-        // All but what the buckets earn: not sold, or for full ones.
+        // The pool gets whatever the buckets do not earn: unsold cycles and those of full buckets.
         self.pool += budget.cast_signed();
         self.give(self.earning_rates * u128::from(part));
         let visits = elapsed / (self.core.hz() * VISIT_EVERY_US / 1_000_000).max(1);
@@ -46,12 +57,12 @@ impl BucketSet {
         }
     }
 
-    /// What the pool may owe: a millisecond of the core.
+    /// Largest debt of the pool: a millisecond of the core.
     fn debt_max(&self) -> u64 {
         self.core.hz() / 1_000
     }
 
-    /// What the core could spend on ports that pay.
+    /// Cycles that the core could spend on ports that pay.
     fn budget(&mut self, elapsed: u64) -> u64 {
         let sum =
             u128::from(self.capacity) * u128::from(elapsed) + u128::from(self.capacity_fraction);
@@ -60,33 +71,33 @@ impl BucketSet {
         self.capacity_fraction = fraction;
         let whole = u64::try_from(sum >> FRACTION).unwrap_or(u64::MAX);
         let spent = core::mem::take(&mut self.spent_elsewhere);
-        // A debt is remembered, so that a batch across the interval's end is not forgotten.
+        // A debt carries over, so that a batch across the interval's end is accounted for.
         self.spent_elsewhere = spent.saturating_sub(whole).min(self.debt_max());
         whole.saturating_sub(spent)
     }
 
-    /// Of `elapsed` cycles those that entitlements can be generated for.
+    /// The part of `elapsed` for which entitlements can be generated.
     fn affordable(&self, elapsed: u64, budget: u64) -> u64 {
         let sold = ((self.rates >> 8) * u128::from(elapsed)) >> (FRACTION - 8);
-        // What is short for a moment is owed by the pool.
+        // The pool owes what is briefly missing.
         let owed = self.debt_max().saturating_add_signed(self.pool.min(0));
         let limit = u128::from(budget) + u128::from(owed);
         if sold <= limit {
             return elapsed;
         }
-        // More is sold than there is: everybody gets the same part of it.
+        // Oversold: all buckets get the same fraction of their entitlement.
         u64::try_from(u128::from(elapsed) * limit / sold).unwrap_or(elapsed)
     }
 
-    /// Takes what buckets earn off the pool; in 2^-56.
+    /// Subtracts from the pool what buckets earn, in 2^-56 cycles.
     fn give(&mut self, parts: u128) {
         let sum = i128::try_from(parts).unwrap_or(i128::MAX) + i128::from(self.carry);
         self.pool -= i64::try_from(sum >> FRACTION).unwrap_or(i64::MAX);
         self.carry = i64::try_from(sum & i128::from(FRACTION_MASK)).unwrap_or(0);
     }
 
-    /// Looks at the next `most` of those that earn, each once, and takes full ones off the list.
-    /// Returns whether one was.
+    /// Brings the next `most` earning buckets up to date, each once, and removes full ones from the
+    /// list. Returns whether one was full.
     fn visit(&mut self, most: usize) -> bool {
         let mut found = false;
         for _ in 0..most.min(self.earning.len()) {
@@ -107,7 +118,8 @@ impl BucketSet {
         found
     }
 
-    /// Shares the pool by weight among all min-max buckets that earn; without any, nobody has room.
+    /// Shares the pool by weight among all earning min-max buckets. If there are none, nobody has
+    /// room and the pool is discarded.
     fn share_pool(&mut self) {
         if self.pool <= 0 {
             return;
@@ -125,7 +137,7 @@ impl BucketSet {
         self.give(u128::from(each * self.earning_weights) << (FRACTION - POOL_FRACTION));
     }
 
-    /// Brings a bucket that earns up to date; what it cannot keep goes to the pool.
+    /// Brings an earning bucket up to date and moves what exceeds its limit to the pool.
     #[inline]
     pub(super) fn settle(&mut self, slot: usize) {
         let (now, cap) = (self.clocks, self.depths);
@@ -138,7 +150,7 @@ impl BucketSet {
         }
     }
 
-    /// Brings a bucket up to date; one that was full earns again.
+    /// Brings a bucket up to date. A full bucket starts to earn again.
     pub(super) fn touch(&mut self, slot: usize) {
         if self.buckets[slot].is_full() {
             self.enlist(slot);
@@ -147,9 +159,10 @@ impl BucketSet {
         }
     }
 
-    /// Puts a bucket on the list of those that earn.
+    /// Adds a bucket to the list of those that earn.
     pub(super) fn enlist(&mut self, slot: usize) {
-        // Never more than there are slots: nothing is allocated, and all numbers fit.
+        // The list never exceeds the number of slots, so nothing is allocated and all conversions
+        // fit.
         let place = u32::try_from(self.earning.len()).unwrap_or(0);
         self.earning.push(u32::try_from(slot).unwrap_or(0));
         let now: Clocks = self.clocks;
@@ -159,7 +172,7 @@ impl BucketSet {
         self.earning_weights += u64::from(bucket.weight);
     }
 
-    /// Takes one that was just settled off the list.
+    /// Removes a bucket from the list. It must be up to date.
     pub(super) fn delist(&mut self, slot: usize) {
         let bucket = &self.buckets[slot];
         let place = bucket.place;
@@ -171,7 +184,7 @@ impl BucketSet {
         }
     }
 
-    /// What was earned in parts of a cycle by a bucket that goes stays here.
+    /// Keeps the earned fraction of a cycle of a bucket that leaves.
     pub(super) fn keep_fraction(&mut self, fraction: u64) {
         self.carry -= fraction.cast_signed();
     }

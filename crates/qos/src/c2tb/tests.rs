@@ -8,7 +8,7 @@ fn terms(entitlement: u64, weight: u64, mode: Mode) -> Terms {
     Terms { entitlement: CyclesPerSecond(entitlement), weight, mode, depth: Cycles(500_000) }
 }
 
-/// Everybody spends what they have after each refill, 1,000 times; in cycles per second.
+/// Every port spends its tokens after each of 1,000 refills. Returns cycles per second.
 fn spend_all(set: &mut BucketSet, ports: usize) -> Vec<f64> {
     let mut charged = vec![0; ports];
     let refills = 20_000;
@@ -39,21 +39,21 @@ fn close(got: &[f64], want: &[f64]) {
     assert!(near && got.len() == want.len(), "{got:?} for {want:?}");
 }
 
-/// The paper prints 0.36 and 0.72: rounded down, or a core of which 2.16 G are to be had.
+/// The paper prints 0.36 and 0.72: either rounded down, or for a core with 2.16 G cycles/s.
 #[test]
 fn figure_7_as_printed_and_as_it_adds_up() {
     close(&figure_7(2_160_000_000), &[0.36e9, 0.36e9, 0.72e9, 0.72e9]);
     close(&figure_7(HZ), &[0.366_666e9, 0.366_666e9, 0.733_333e9, 0.733_333e9]);
 }
 
-/// Algorithm 1 as printed hands out 0.167, 0.139, 0.231 and 0.154 of it and loses 31 %.
+/// Algorithm 1 as printed hands out 0.167, 0.139, 0.231 and 0.154 of the pool and loses 31 %.
 #[test]
 fn weights_share_all_of_the_pool() {
     let mut set = BucketSet::new(5, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
     for (slot, weight) in [1, 1, 2, 2].into_iter().enumerate() {
         set.join(slot, &terms(0, weight, Mode::MinMax), 0);
     }
-    // One that sleeps, and has bought everything.
+    // An idle port that bought the whole core.
     set.join(4, &Terms { depth: Cycles(1), ..terms(HZ, 1, Mode::MinMax) }, 0);
     let sixth = HZ as f64 / 6.0;
     close(&spend_all(&mut set, 4), &[sixth, sixth, 2.0 * sixth, 2.0 * sixth]);
@@ -61,12 +61,12 @@ fn weights_share_all_of_the_pool() {
 }
 
 #[test]
-fn a_strict_port_gets_its_entitlement_and_what_it_leaves_is_for_others() {
+fn a_strict_port_gets_its_entitlement_and_others_get_its_unused_part() {
     let mut set = BucketSet::new(3, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
     set.join(0, &terms(500_000_000, 9, Mode::Strict), 0);
     set.join(1, &terms(100_000_000, 1, Mode::MinMax), 0);
     close(&spend_all(&mut set, 2), &[0.5e9, 1.7e9]);
-    // Asleep, it leaves all of it.
+    // While idle, it leaves its whole entitlement.
     let charged = {
         set.refill(Cycles(HZ / 100));
         set.charge(1, Cycles(set.tokens(1).cast_unsigned()), true);
@@ -81,7 +81,7 @@ fn a_strict_port_gets_its_entitlement_and_what_it_leaves_is_for_others() {
 }
 
 #[test]
-fn full_buckets_cost_a_refill_nothing() {
+fn a_refill_does_not_visit_full_buckets() {
     let mut set = BucketSet::new(4_096, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
     (0..4_096).for_each(|slot| set.join(slot, &terms(100_000, 1, Mode::MinMax), 0));
     set.refill(Cycles(HZ));
@@ -93,10 +93,10 @@ fn full_buckets_cost_a_refill_nothing() {
     assert_eq!(set.ledger().unaccounted(), 0);
 }
 
-/// Whoever comes first in the order of classes spends what it has; another has frames, but no
-/// turn. Its part is kept for it, or the first would live on it for ever.
+/// A port of an early class spends all its tokens. Another port has frames but no turn. Its part
+/// must be kept, or the first port would live on it forever.
 #[test]
-fn who_is_kept_waiting_keeps_its_part() {
+fn a_port_that_is_kept_waiting_keeps_its_part() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
     set.join(0, &terms(HZ / 2, 1, Mode::MinMax), 0);
     set.join(1, &terms(HZ / 2, 1, Mode::MinMax), 0);
@@ -104,7 +104,7 @@ fn who_is_kept_waiting_keeps_its_part() {
     set.note_waiting(1, true);
     let (mut first, mut second) = (0, 0);
     for _ in 0..2_000 {
-        // A core of one batch of 11,000 cycles at a time, ten an interval.
+        // The core runs one batch of 11,000 cycles at a time, ten in an interval.
         for _ in 0..10 {
             if set.charge(0, Cycles::ZERO, true) {
                 set.charge(0, Cycles(11_000), true);
@@ -121,7 +121,7 @@ fn who_is_kept_waiting_keeps_its_part() {
 }
 
 #[test]
-fn new_terms_and_moves_keep_the_tokens() {
+fn tokens_survive_new_terms_and_moves() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
     set.join(0, &terms(1_000_000_000, 1, Mode::MinMax), 0);
     set.refill(INTERVAL);
@@ -136,9 +136,9 @@ fn new_terms_and_moves_keep_the_tokens() {
     assert_eq!(other.sold(), CyclesPerSecond(1_000_000_000));
 }
 
-/// Twice the core is sold: each gets half of what it bought, nobody all of it.
+/// Twice the core's capacity is sold: each port gets half of what it bought.
 #[test]
-fn what_is_oversold_is_short_for_all_alike() {
+fn an_oversold_core_is_short_for_all_ports_alike() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
     set.join(0, &terms(HZ / 2, 1, Mode::MinMax), 0);
     set.join(1, &terms(HZ / 2 * 3, 1, Mode::MinMax), 0);
@@ -146,9 +146,9 @@ fn what_is_oversold_is_short_for_all_alike() {
     close(&spend_all(&mut set, 2), &[0.55e9, 1.65e9]);
 }
 
-/// A port without a bucket spends a tenth of the core: that much less is generated.
+/// A port without a bucket spends a tenth of the core, so a tenth less is generated.
 #[test]
-fn what_is_spent_elsewhere_is_not_generated() {
+fn cycles_spent_elsewhere_are_not_generated() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
     set.join(0, &terms(HZ / 10, 1, Mode::MinMax), 0);
     let mut sum = 0;

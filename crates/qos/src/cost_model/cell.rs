@@ -1,4 +1,4 @@
-//! The measured table, and what lies between its cells.
+//! The measured table of cells, and interpolation between them.
 
 use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,16 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::profile::{Flows, RingKind};
 use super::spread::{Source, Spread};
 
-/// Which frames, under which rules, from which ring.
+/// The conditions of a measurement: the frames, the rules and the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CellKey {
-    /// Ring.
+    /// Layout of the ring.
     pub ring: RingKind,
-    /// Flows.
+    /// How the frames spread over flows.
     pub flows: Flows,
-    /// Rules, at least 1.
+    /// Number of rules, at least 1.
     pub rules: u32,
-    /// Size, FCS included.
+    /// Size in bytes, including FCS.
     pub size: u16,
 }
 
@@ -29,18 +29,18 @@ impl fmt::Display for CellKey {
 /// Cycles per frame of the three stages (C2QoS eq. (1)).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cell {
-    /// To take it from the ring.
+    /// Cycles to take the frame from the ring.
     pub ingress: Spread,
-    /// To decide about it.
+    /// Cycles to classify the frame.
     pub classification: Spread,
-    /// To deliver it.
+    /// Cycles to deliver the frame.
     pub egress: Spread,
-    /// Where the figures come from.
+    /// Provenance of the figures.
     pub source: Source,
 }
 
 impl Cell {
-    /// The medians.
+    /// The medians of the three stages.
     #[must_use]
     pub fn stages(&self) -> Stages {
         Stages {
@@ -56,7 +56,7 @@ impl Cell {
     }
 }
 
-/// Cycles by stage.
+/// Cycles per frame by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stages {
     /// `C_ingress`.
@@ -68,13 +68,13 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// `C`.
+    /// `C`: the sum of the stages.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.ingress + self.classification + self.egress
     }
 
-    /// Each times `factor`.
+    /// Multiplies each stage by `factor`.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl Stages {
         }
     }
 
-    /// The sum, stage by stage.
+    /// Adds stage by stage.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Stages {
         }
     }
 
-    /// The point at `part` of the way from `self` to `other`.
+    /// Interpolates: 0 for `part` gives `self`, 1 gives `other`.
     fn towards(self, other: Self, part: f64) -> Self {
         self.scaled(1.0 - part).plus(other.scaled(part))
     }
@@ -108,7 +108,7 @@ impl Stages {
     }
 }
 
-/// Cells on a full grid: every combination of its rings, flows, rules and sizes.
+/// A full grid: it has a cell for every combination of its rings, flows, rules and sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Grid {
     pub(super) cells: BTreeMap<CellKey, Cell>,
@@ -116,7 +116,7 @@ pub(super) struct Grid {
     rules: Vec<u32>,
 }
 
-/// What keeps cells from being a grid.
+/// Why cells do not form a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GridError {
     Missing(CellKey),
@@ -159,7 +159,7 @@ impl Grid {
         &self.rules
     }
 
-    /// The ring asked for, or the one that was measured.
+    /// The wanted ring if it was measured, else the one that was.
     fn ring(&self, wanted: RingKind) -> RingKind {
         let mut rings = self.cells.keys().map(|key| key.ring);
         if rings.clone().any(|ring| ring == wanted) {
@@ -174,8 +174,8 @@ impl Grid {
         cell.map(Cell::stages).unwrap_or_default()
     }
 
-    /// Linear between sizes and beyond them; linear in the logarithm of the rules, and flat
-    /// beyond them.
+    /// Interpolates and extrapolates linearly in the size. Interpolates linearly in the logarithm
+    /// of the rules and stays constant beyond them.
     pub(super) fn at(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> Stages {
         let ring = self.ring(ring);
         let by_size = |rules: u32| {
@@ -194,7 +194,7 @@ impl Grid {
         by_size(*only)
     }
 
-    /// The greatest uncertainty of the two cells around a size.
+    /// The larger relative uncertainty of the two cells around a size.
     pub(super) fn uncertainty(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> f64 {
         let ring = self.ring(ring);
         let nearest = self.rules.iter().copied().min_by_key(|n| n.abs_diff(rules)).unwrap_or(1);
@@ -213,8 +213,9 @@ impl Grid {
     }
 }
 
-/// The interval of `points` (at least two, ascending) around `x` or nearest to it, and how far
-/// into it `x` lies: beyond the ends below 0 or above 1.
+/// Finds the interval of `points` (at least two, ascending) that is around `x` or nearest to it.
+/// Returns the interval's index and the position of `x` in it, from 0 to 1. The position is below 0
+/// or above 1 if `x` is beyond the ends.
 pub(super) fn place(points: &[f64], x: f64) -> (usize, f64) {
     let last = points.len().saturating_sub(2);
     let low = points.partition_point(|point| *point <= x).saturating_sub(1).min(last);

@@ -1,31 +1,47 @@
-//! The cost model: how many cycles a VM's frames take, and so how many it must be given.
+//! The cost model: how many cycles a VM's frames take, and therefore how many the VM needs.
 //!
-//! **Problem.** A tenant buys bits or packets per second; the switch meters cycles. What a frame
-//! costs depends on what it is and on where its VM lives.
+//! # Problem
 //!
-//! **Source.** C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology"; RFC 6985 for the mix
-//! that a contract means which names no size.
+//! A tenant buys bits or packets per second, but the switch meters cycles. The cost of a frame
+//! depends on the frame and on where its VM runs.
 //!
-//! **Quantities.** `C_ingress`, `C_classification`, `C_egress` → [`Stages`], cycles per frame;
-//! `C_single` → [`CostModel::single`]; `R_i` → [`Coefficient`], a factor; `∏ R_i · C_single` →
-//! [`CostModel::per_frame`]; `C_alloc` → [`CostModel::entitlement`], cycles per second. Sizes are
-//! those on a wire, FCS included.
+//! # Source
 //!
-//! **Rule.** A table of cells, measured on full batches, on the grid of sizes {64 … 1500}, flows
-//! {single, multiple}, rules {1, 1k, 10k} and ring {split, packed}; linear between sizes, linear
-//! in the logarithm of the rules; a mix costs what its parts cost. To that, terms of the actions.
-//! All of it times the coefficients for the number of VMs, the number of I/O cores and the NUMA
-//! node. Every figure carries its spread, and whether this host measured it or a paper states it.
+//! C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology". RFC 6985 defines the mix of sizes
+//! for a contract that names none.
 //!
-//! **Example** (C2QoS §III-C). Four VMs on NUMA node 1 and two I/O cores: a frame that costs 1,000
-//! cycles for one VM costs 1.4 × 1.14 × 1.47 × 1,000 = 2,346.12.
+//! # Quantities
 //!
-//! **Departures.** The paper's cell is cycles per second at 10⁵ packets per second; here it is
-//! cycles per frame. The paper has no term for a batch: a batch that is not full costs more per
-//! frame ([`BatchTerm`]), so entitlements are those of full batches, which is what a VM that is
-//! held back sends.
+//! | Paper | Here | Unit |
+//! |---|---|---|
+//! | `C_ingress`, `C_classification`, `C_egress` | [`Stages`] | cycles per frame |
+//! | `C_single` | [`CostModel::single`] | cycles per frame |
+//! | `R_i` | [`Coefficient`] | factor |
+//! | `∏ R_i · C_single` | [`CostModel::per_frame`] | cycles per frame |
+//! | `C_alloc` | [`CostModel::entitlement`] | cycles per second |
 //!
-//! **Cost.** Floats, and allocation: for control only. A worker gets whole numbers
+//! Sizes are those on the wire, including FCS.
+//!
+//! # Approach
+//!
+//! A table holds cells measured on full batches. Its axes are the size (64 to 1500), flows (single,
+//! multiple), rules (1, 1k, 10k) and ring (split, packed). Costs are linear between sizes and
+//! linear in the logarithm of the rules. A mix costs the weighted sum of its parts. Each action
+//! adds a term. The sum is multiplied by the coefficients for the number of VMs, the number of I/O
+//! cores and the NUMA node. Every figure carries its spread and its source: this host or a paper.
+//!
+//! For example (C2QoS §III-C), with four VMs on NUMA node 1 and two I/O cores, a frame that costs
+//! 1,000 cycles for one VM costs 1.4 × 1.14 × 1.47 × 1,000 = 2,346.12 cycles.
+//!
+//! # Departures
+//!
+//! The paper's cell is in cycles per second at 10⁵ packets per second. Here it is in cycles per
+//! frame. The paper has no term for a batch, but a batch that is not full costs more per frame
+//! ([`BatchTerm`]). Entitlements assume full batches, which a rate-limited VM sends.
+//!
+//! # Cost
+//!
+//! The model uses floats and allocates, so only the control plane uses it. A worker gets integers
 //! ([`BatchPrice`]).
 
 mod cell;
@@ -51,106 +67,106 @@ pub(crate) use profile::{to_f64, whole_up};
 pub use published::{CORES_PUBLISHED, NUMA_PUBLISHED, VMS_PUBLISHED};
 pub use spread::{Source, Spread};
 
-/// The sizes of the grid (C2QoS §III-D).
+/// Frame sizes of the grid (C2QoS §III-D), in bytes.
 pub const SIZES: [u16; 6] = [64, 128, 256, 512, 1024, 1500];
-/// The numbers of rules of the grid.
+/// Numbers of rules of the grid.
 pub const RULES: [u32; 3] = [1, 1_000, 10_000];
-/// Version of the model's form; a file of another version is refused.
+/// Version of the model's file format. Files of other versions are refused.
 pub const VERSION: u32 = 1;
-/// Most VMs and cores that a coefficient may be for.
+/// Largest number of VMs or cores that a coefficient may have.
 const COUNT_MAX: u32 = 65_536;
 
-/// How much more a frame costs under some condition than without it.
+/// Factor by which a frame's cost grows under some condition.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficient {
-    /// The factor.
+    /// The factor, from 0.1 to 100.
     pub factor: Spread,
-    /// Where it comes from.
+    /// Provenance of the factor.
     pub source: Source,
 }
 
 impl Coefficient {
-    /// One that a paper states.
+    /// A coefficient that a paper states.
     #[must_use]
     pub const fn published(factor: f64) -> Self {
         Self { factor: Spread::exact(factor), source: Source::Published }
     }
 }
 
-/// What an action adds to a frame.
+/// Cost that an action adds to a frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionTerm {
-    /// Cycles a frame.
+    /// Cycles per frame.
     pub per_frame: Spread,
-    /// Cycles a byte of the frame.
+    /// Cycles per byte of the frame.
     pub per_byte: f64,
-    /// Where they come from.
+    /// Provenance of both costs.
     pub source: Source,
 }
 
-/// What a batch costs for being one.
+/// Fixed cost of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchTerm {
-    /// Cycles a batch.
+    /// Cycles per batch.
     pub per_batch: Spread,
-    /// Frames in the batches of which the cells were measured; at least 1.
+    /// Number of frames in the batches from which the cells were measured; at least 1.
     pub frames: u32,
-    /// Where it comes from.
+    /// Provenance of the cost.
     pub source: Source,
 }
 
-/// Where and when a model was made.
+/// Where, when and how a model was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// The host's name.
+    /// Host name.
     pub host: String,
-    /// Date and time, UTC.
+    /// Date and time in UTC.
     pub date: String,
-    /// The processor.
+    /// Model name of the CPU.
     pub cpu: String,
-    /// The program's version, and how it was called.
+    /// Version and command line of the program that made the model.
     pub made_by: String,
-    /// Cycles per second of its counter: all figures are in these.
+    /// Frequency of the time-stamp counter whose cycles all figures count.
     pub tsc: TscRate,
 }
 
-/// All that a model consists of.
+/// The contents of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
-    /// Where and when.
+    /// Where, when and how the model was made.
     pub about: About,
-    /// The table: a full grid.
+    /// The measured cells, which form a full grid.
     pub cells: BTreeMap<CellKey, Cell>,
-    /// The batch.
+    /// Fixed cost of a batch.
     pub batch: BatchTerm,
-    /// Actions; one that is missing costs nothing.
+    /// Cost of actions. An action without an entry costs nothing.
     pub actions: BTreeMap<Action, ActionTerm>,
-    /// By number of VMs; one for 1.
+    /// Factor by number of VMs. It has an entry for 1.
     pub vms: BTreeMap<u32, Coefficient>,
-    /// By number of I/O cores; one for 1.
+    /// Factor by number of I/O cores. It has an entry for 1.
     pub cores: BTreeMap<u32, Coefficient>,
-    /// For a VM whose memory is on another NUMA node than the core.
+    /// Factor for a VM whose memory is on another NUMA node than the core.
     pub numa_remote: Coefficient,
 }
 
-/// What is wrong with a model.
+/// Error in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelError {
-    /// A combination without a cell.
+    /// The grid lacks the cell for this combination.
     Missing(CellKey),
-    /// A cell that cannot be: not finite, below zero, or a median outside of its range.
+    /// A cell is not finite, negative, or has a median outside its range.
     Cell(CellKey),
-    /// Fewer than two sizes.
+    /// The cells have fewer than two sizes.
     Sizes,
-    /// The batch's term cannot be.
+    /// The batch's cost is not a sound cost, or its number of frames is 0.
     Batch,
-    /// An action's term cannot be.
+    /// The cost of this action is not a sound cost.
     Action(Action),
-    /// A coefficient for so many VMs cannot be, or the one for 1 is missing.
+    /// The coefficient for this number of VMs is out of range, or the one for 1 is missing.
     Vms(u32),
-    /// A coefficient for so many cores cannot be, or the one for 1 is missing.
+    /// The coefficient for this number of cores is out of range, or the one for 1 is missing.
     Cores(u32),
-    /// The coefficient of a remote node cannot be.
+    /// The coefficient for a remote NUMA node is out of range.
     Numa,
 }
 
@@ -179,23 +195,23 @@ impl fmt::Display for ModelError {
 
 impl core::error::Error for ModelError {}
 
-/// Where a VM lives, as far as it changes the cost of its frames.
+/// Where a VM runs, as far as it changes the cost of its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
-    /// VMs on the host.
+    /// Number of VMs on the host.
     pub vms: u32,
-    /// I/O cores of the host.
+    /// Number of I/O cores of the host.
     pub cores: u32,
     /// Whether the VM's memory is on another NUMA node than the core.
     pub numa_remote: bool,
 }
 
 impl Deployment {
-    /// One VM, one core, one node.
+    /// One VM, one I/O core, local memory. The factor is 1.
     pub const SINGLE: Self = Self { vms: 1, cores: 1, numa_remote: false };
 }
 
-/// See the module's text.
+/// A validated cost model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     parts: Parts,
@@ -203,10 +219,10 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// A model that is right as a whole.
+    /// Validates the parts and makes a model.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first error found.
     pub fn new(parts: Parts) -> Result<Self, ModelError> {
         let grid = Grid::new(parts.cells.clone()).map_err(|error| match error {
             GridError::Missing(key) => ModelError::Missing(key),
@@ -229,22 +245,23 @@ impl CostModel {
         Ok(Self { parts, grid })
     }
 
-    /// What it consists of.
+    /// The contents of the model.
     #[must_use]
     pub const fn parts(&self) -> &Parts {
         &self.parts
     }
 
-    /// The sizes and the numbers of rules of its cells, rising.
+    /// The sizes and the numbers of rules of the cells, ascending.
     #[must_use]
     pub fn axes(&self) -> (&[u16], &[u32]) {
         (self.grid.sizes(), self.grid.rules())
     }
 
-    /// The same model with each cell changed; for simulations that give it errors.
+    /// A copy of the model in which `change` has replaced each cell. Simulations add errors this
+    /// way.
     ///
     /// # Errors
-    /// A cell that `change` made makes no sense.
+    /// A changed cell is not a sound cost.
     pub fn with_cells(
         &self,
         mut change: impl FnMut(CellKey, Cell) -> Cell,
@@ -256,14 +273,15 @@ impl CostModel {
         Self::new(parts)
     }
 
-    /// `C_single` of one size, without actions: full batches, one VM.
+    /// `C_single` of one size: cycles per frame by stage, without actions, for full batches and one
+    /// VM.
     #[must_use]
     pub fn at(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> Stages {
         self.grid.at(ring, flows, rules, size)
     }
 
-    /// `C_single`: cycles per frame of a profile, by stage. What checksums and segmentation cost
-    /// stands under egress, where it is done; rewriting under classification.
+    /// `C_single` of a profile: cycles per frame by stage. Checksums and segmentation count as
+    /// egress, where they are done. Rewrites count as classification.
     #[must_use]
     pub fn single(&self, profile: &Profile) -> Stages {
         let Profile { sizes, flows, rules, ring, actions } = profile;
@@ -287,7 +305,7 @@ impl CostModel {
             .fold(Stages::default(), Stages::plus)
     }
 
-    /// `∏ R_i`.
+    /// `∏ R_i`: the product of the coefficients for a deployment.
     #[must_use]
     pub fn factor(&self, at: Deployment) -> f64 {
         let numa = if at.numa_remote { self.parts.numa_remote.factor.median } else { 1.0 };
@@ -300,7 +318,7 @@ impl CostModel {
         self.single(profile).total() * self.factor(at)
     }
 
-    /// `C_alloc`: what a VM must be given so that it gets what it bought, rounded up.
+    /// `C_alloc`: cycles per second that a VM needs to get what it bought, rounded up.
     #[must_use]
     pub fn entitlement(
         &self,
@@ -312,14 +330,14 @@ impl CostModel {
         CyclesPerSecond(whole_up(contract.frames_per_second() * cost))
     }
 
-    /// How far the measurements behind a profile's cost spread, as a part of it.
+    /// Relative uncertainty of the measurements behind a profile's cost: 0.05 means ± 5 %.
     #[must_use]
     pub fn uncertainty(&self, profile: &Profile) -> f64 {
         let of = |size| self.grid.uncertainty(profile.ring, profile.flows, profile.rules, size);
         profile.sizes.parts().map(|(size, part)| of(size) * part).sum()
     }
 
-    /// What a batch should cost: `frames` of `bytes` in all (without FCS), whatever their mix.
+    /// Expected cycles of a batch of `frames` with `bytes` in total (without FCS).
     #[must_use]
     pub fn batch(&self, profile: &Profile, at: Deployment, frames: u32, bytes: u64) -> f64 {
         if frames == 0 {
@@ -339,7 +357,7 @@ impl CostModel {
         term.map_or(0.0, |term| term.per_frame.median + term.per_byte * size)
     }
 
-    /// The same in whole numbers: the straight line through the profile's cells.
+    /// As [`Self::batch`], in integers: a straight line fitted through the profile's cells.
     #[must_use]
     pub fn price(&self, profile: &Profile, at: Deployment) -> BatchPrice {
         let points: Vec<(f64, f64)> = (self.grid.sizes().iter().map(|size| f64::from(*size)))
@@ -358,7 +376,7 @@ impl CostModel {
     }
 }
 
-/// Least squares: (value at 0, slope), the slope not below zero.
+/// Fits a line by least squares. Returns its value at 0 and its slope, which is at least 0.
 fn line(points: &[(f64, f64)]) -> (f64, f64) {
     let n = f64::from(u32::try_from(points.len()).unwrap_or(u32::MAX)).max(1.0);
     let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / n;
@@ -382,7 +400,7 @@ fn check_factors(factors: &BTreeMap<u32, Coefficient>) -> Result<(), u32> {
     wrong.map_or(Ok(()), |(n, _)| Err(*n))
 }
 
-/// Linear between counts, flat beyond them.
+/// Interpolates the factor linearly between counts. It stays constant beyond them.
 fn between(factors: &BTreeMap<u32, Coefficient>, count: u32) -> f64 {
     let counts: Vec<f64> = factors.keys().map(|n| f64::from(*n)).collect();
     let values: Vec<f64> = factors.values().map(|c| c.factor.median).collect();

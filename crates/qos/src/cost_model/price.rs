@@ -1,17 +1,17 @@
-//! What a batch should cost, in whole numbers: for a worker that must not compute with floats.
+//! The expected cost of a batch in integers, because a worker must not compute with floats.
 //!
-//! **Problem.** When the core was taken away during a batch its cycles say nothing of what it
-//! used. **Rule.** A batch costs something for being one, something for each frame and something
-//! for each byte; fixed point, one multiplication each.
+//! If the core was preempted during a batch, the elapsed cycles do not show what the batch used.
+//! This price replaces them: a cost per batch, per frame and per byte, in fixed point with one
+//! multiplication each.
 
 use penstock_units::Cycles;
 
-/// Fraction bits of a frame's cost.
+/// Fractional bits of the cost of a frame.
 const FRAME_BITS: u32 = 8;
-/// Fraction bits of a byte's cost.
+/// Fractional bits of the cost of a byte.
 const BYTE_BITS: u32 = 16;
 
-/// The price of batches of one profile.
+/// Price of batches of one profile, in cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchPrice {
     batch: u64,
@@ -20,7 +20,7 @@ pub struct BatchPrice {
 }
 
 impl BatchPrice {
-    /// From cycles a batch, a frame and a byte; what is below zero is zero.
+    /// Makes a price from cycles per batch, per frame and per byte. Negative values become zero.
     #[must_use]
     pub fn new(batch: f64, frame: f64, byte: f64) -> Self {
         let fixed = |value: f64, bits: u32| fixed(value * f64::from(1_u32 << bits));
@@ -31,8 +31,8 @@ impl BatchPrice {
         }
     }
 
-    /// What a batch of so many frames and so many bytes of them (without FCS, as counters have
-    /// them) costs, rounded down, saturating.
+    /// Price of a batch of `frames` with `bytes` in total, without FCS as in counters. Rounded
+    /// down, saturating.
     #[inline]
     #[must_use]
     pub const fn of(&self, frames: u64, bytes: u64) -> Cycles {
@@ -41,14 +41,14 @@ impl BatchPrice {
         Cycles(self.batch.saturating_add(frames).saturating_add(bytes))
     }
 
-    /// The same; `None` if there is no price.
+    /// As [`Self::of`]; `None` if no price is set.
     #[inline]
     #[must_use]
     pub const fn of_batch(&self, frames: usize, bytes: usize) -> Option<Cycles> {
         if self.is_some() { Some(self.of(frames as u64, bytes as u64)) } else { None }
     }
 
-    /// Whether there is one: the default is none, all batches are free.
+    /// Whether a price is set. The default price is unset, and [`Self::of`] is then 0.
     #[must_use]
     pub const fn is_some(&self) -> bool {
         self.batch | self.frame | self.byte != 0

@@ -1,36 +1,36 @@
-//! What a VM declares to send and what it bought: sizes, flows, rate.
+//! What a VM declares to send and what it bought: sizes, flows and rate.
 //!
-//! **Quantities.** A size is that of the frame on a wire, FCS included (RFC 2544): 64 is 60 bytes
-//! in a ring. Bit rates count sizes, without preamble and gap.
+//! A size is that of the frame on the wire, including FCS (RFC 2544). A size of 64 is 60 bytes in a
+//! ring. Bit rates count sizes, without preamble and inter-frame gap.
 
 use core::fmt;
 use core::str::FromStr;
 
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
-/// Least size of a frame.
+/// Smallest size of a frame in bytes.
 pub const SIZE_MIN: u16 = 64;
-/// Greatest size of a frame; a segmentation request counts as the frames it becomes.
+/// Largest size of a frame in bytes. A segmentation request counts as the frames that it becomes.
 pub const SIZE_MAX: u16 = 9018;
-/// Most entries of a mix.
+/// Largest number of entries in a mix.
 pub const MIX_MAX: usize = 32;
 /// Bytes of the FCS, which counters of bytes leave out.
 pub const FCS: u64 = 4;
 
-/// Frame sizes and their weights; at least one, none of weight 0.
+/// Frame sizes and their weights. A mix has at least one entry, and no weight is 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SizeMix(Vec<(u16, u32)>);
 
-/// A mix that cannot be.
+/// Error in a mix of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeMixError {
-    /// Without an entry, or with more than [`MIX_MAX`].
+    /// The mix has no entry, or more than [`MIX_MAX`].
     Entries(usize),
-    /// A size outside of what a frame can have.
+    /// The size is outside the range of frames.
     Size(u32),
-    /// A weight of 0 or above 65535.
+    /// The weight is 0 or above 65535.
     Weight(u32),
-    /// No mix at all.
+    /// The text is not a mix.
     Text,
 }
 
@@ -58,10 +58,10 @@ impl fmt::Display for SizeMixError {
 impl core::error::Error for SizeMixError {}
 
 impl SizeMix {
-    /// From (size, weight).
+    /// Makes a mix from pairs of size and weight.
     ///
     /// # Errors
-    /// No entries or too many; a size or weight out of range.
+    /// There are no entries or too many, or a size or weight is out of range.
     pub fn new(entries: Vec<(u16, u32)>) -> Result<Self, SizeMixError> {
         if entries.is_empty() || entries.len() > MIX_MAX {
             return Err(SizeMixError::Entries(entries.len()));
@@ -77,34 +77,34 @@ impl SizeMix {
         Ok(Self(entries))
     }
 
-    /// One size.
+    /// A mix of one size.
     ///
     /// # Errors
-    /// Out of range.
+    /// The size is out of range.
     pub fn fixed(size: u16) -> Result<Self, SizeMixError> {
         Self::new(vec![(size, 1)])
     }
 
-    /// The simple Internet mix, 7 of 64, 4 of 594, 1 of 1518 bytes: as a genome of RFC 6985 with
-    /// custom sizes. What a contract means that names no size (C2QoS §III-D).
+    /// The simple Internet mix: 7 frames of 64 bytes, 4 of 594, 1 of 1518. It is an RFC 6985 genome
+    /// with custom sizes. A contract that names no size means this mix (C2QoS §III-D).
     #[must_use]
     pub fn imix() -> Self {
         Self(vec![(64, 7), (594, 4), (1518, 1)])
     }
 
-    /// (size, weight).
+    /// The pairs of size and weight.
     #[must_use]
     pub fn entries(&self) -> &[(u16, u32)] {
         &self.0
     }
 
-    /// (size, part of all frames).
+    /// Pairs of size and fraction of all frames.
     pub fn parts(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         let total: f64 = self.0.iter().map(|(_, weight)| f64::from(*weight)).sum();
         self.0.iter().map(move |(size, weight)| (f64::from(*size), f64::from(*weight) / total))
     }
 
-    /// The mean size.
+    /// The mean size in bytes.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.parts().map(|(size, part)| size * part).sum()
@@ -135,7 +135,7 @@ impl fmt::Display for SizeMix {
 impl FromStr for SizeMix {
     type Err = SizeMixError;
 
-    /// `1024`, `imix`, `64:7+1518:1`.
+    /// Reads texts such as `1024`, `imix` and `64:7+1518:1`.
     fn from_str(text: &str) -> Result<Self, SizeMixError> {
         if text == "imix" {
             return Ok(Self::imix());
@@ -150,21 +150,20 @@ impl FromStr for SizeMix {
     }
 }
 
-/// How a VM's frames spread over flows: what the exact-match cache makes of them.
+/// How a VM's frames spread over flows. This decides how often they hit the exact-match cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Flows {
-    /// Few: the cache knows them.
+    /// Few flows, which the cache holds.
     #[default]
     Single,
-    /// More than the cache holds.
+    /// More flows than the cache holds.
     Multiple,
 }
 
 impl Flows {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Single, Self::Multiple];
 
-    /// As in files.
+    /// The name in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -192,18 +191,18 @@ impl FromStr for Flows {
     }
 }
 
-/// The layout of a port's rings.
+/// Layout of a port's rings (virtio).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RingKind {
-    /// Descriptor table, available ring, used ring.
+    /// A descriptor table, an available ring and a used ring.
     #[default]
     Split,
-    /// One ring.
+    /// A single ring of descriptors.
     Packed,
 }
 
 impl RingKind {
-    /// As in files.
+    /// The name in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -231,27 +230,26 @@ impl FromStr for RingKind {
     }
 }
 
-/// Work on a frame beyond moving it.
+/// Work on a frame beyond moving it. It costs extra cycles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// A VLAN tag is put in.
+    /// Inserts a VLAN tag.
     VlanPush,
-    /// A VLAN tag is taken out.
+    /// Removes a VLAN tag.
     VlanPop,
-    /// The code point is rewritten.
+    /// Rewrites the DSCP code point.
     Dscp,
-    /// The checksum that the sender left is finished.
+    /// Completes a checksum that the sender left to the device.
     Checksum,
-    /// A segmentation request is cut; counted for each frame it becomes.
+    /// Splits a segmentation request. It is counted once for each resulting frame.
     Segmentation,
 }
 
 impl Action {
-    /// All of them.
     pub const ALL: [Self; 5] =
         [Self::VlanPush, Self::VlanPop, Self::Dscp, Self::Checksum, Self::Segmentation];
 
-    /// As in files.
+    /// The name in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -280,27 +278,27 @@ impl FromStr for Action {
     }
 }
 
-/// All that decides what a VM's frame costs, save where the VM is deployed.
+/// What determines the cost of a VM's frames, except where the VM is deployed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Profile {
-    /// Sizes.
+    /// Frame sizes.
     pub sizes: SizeMix,
-    /// Flows.
+    /// Spread over flows.
     pub flows: Flows,
-    /// Rules that its frames are looked up in.
+    /// Number of rules in the table in which its frames are looked up.
     pub rules: u32,
-    /// Its rings.
+    /// Layout of its rings.
     pub ring: RingKind,
-    /// What is done to every frame.
+    /// Actions on every frame.
     pub actions: Vec<Action>,
 }
 
-/// A rate that is sold.
+/// A purchased rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rate {
-    /// Bits of frames, FCS included.
+    /// Bits of frames per second, including FCS.
     Bits(BitsPerSecond),
-    /// Frames.
+    /// Frames per second.
     Packets(PacketsPerSecond),
 }
 
@@ -313,19 +311,19 @@ impl fmt::Display for Rate {
     }
 }
 
-/// What a VM bought: a rate of frames like these.
+/// What a VM bought: a rate, and the frames for which it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Contract {
-    /// The rate.
+    /// Purchased rate.
     pub rate: Rate,
-    /// Sizes.
+    /// Declared frame sizes.
     pub sizes: SizeMix,
-    /// Flows.
+    /// Declared spread over flows.
     pub flows: Flows,
 }
 
 impl Contract {
-    /// Frames per second, at the declared mean size.
+    /// The rate in frames per second, at the declared mean size.
     #[must_use]
     pub fn frames_per_second(&self) -> f64 {
         match self.rate {
@@ -334,7 +332,7 @@ impl Contract {
         }
     }
 
-    /// Bits per second, at the declared mean size, rounded up.
+    /// The rate in bits per second, at the declared mean size, rounded up.
     #[must_use]
     pub fn bandwidth(&self) -> BitsPerSecond {
         match self.rate {
@@ -345,7 +343,7 @@ impl Contract {
         }
     }
 
-    /// The profile of its frames: what the tenant declares and what the host adds.
+    /// The profile of its frames: the tenant's declaration plus the host's rules and ring.
     #[must_use]
     pub fn profile(&self, rules: u32, ring: RingKind) -> Profile {
         Profile { sizes: self.sizes.clone(), flows: self.flows, rules, ring, actions: Vec::new() }
@@ -357,10 +355,10 @@ pub(crate) fn to_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// Rounded up; 0 below zero, saturating.
+/// Rounds up and saturates. Negative numbers become 0.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
 pub(crate) fn whole_up(value: f64) -> u64 {
-    // What only rounding in the arithmetic lifted above a whole number is that number.
+    // Ignore an excess over a whole number that only rounding errors produced.
     (value - value.abs() * 1e-12).ceil() as u64
 }
 

@@ -1,27 +1,27 @@
-//! A quantity that was measured several times, and where it comes from.
+//! Repeated measurements of a quantity, and their provenance.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// Runs of one thing: the middle one, the least and the greatest.
+/// Median and range of repeated runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The median; of an even number of runs the mean of the two in the middle.
+    /// The median; the mean of the middle two if the number of runs is even.
     pub median: f64,
-    /// The least.
+    /// The smallest value.
     pub min: f64,
-    /// The greatest.
+    /// The largest value.
     pub max: f64,
 }
 
 impl Spread {
-    /// One value without spread.
+    /// A single value without spread.
     #[must_use]
     pub const fn exact(value: f64) -> Self {
         Self { median: value, min: value, max: value }
     }
 
-    /// Of some runs; `None` of none, or if one is not finite.
+    /// Spread of some runs. `None` if there are no runs, or if a value is not finite.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.iter().any(|value| !value.is_finite()) {
@@ -39,19 +39,19 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// All three times `factor`.
+    /// Multiplies all three values by `factor`.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         Self { median: self.median * factor, min: self.min * factor, max: self.max * factor }
     }
 
-    /// Half the range as a part of the median: 0.05 is "give or take 5 %".
+    /// Half the range relative to the median: 0.05 means ± 5 %.
     #[must_use]
     pub fn uncertainty(&self) -> f64 {
         if self.median > 0.0 { (self.max - self.min) / 2.0 / self.median } else { 0.0 }
     }
 
-    /// Whether it can be a cost: in order, finite, and not below zero in the middle.
+    /// Whether this can be a cost: finite, with a median that is within the range and not negative.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let finite = self.min.is_finite() && self.max.is_finite();
@@ -59,17 +59,17 @@ impl Spread {
     }
 }
 
-/// Where a figure comes from.
+/// Provenance of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// This host measured it.
+    /// Measured on this host.
     Measured,
-    /// This host cannot measure it: a paper states it.
+    /// Stated by a paper, because this host cannot measure it.
     Published,
 }
 
 impl Source {
-    /// As in the model's file.
+    /// The name in the model's file.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -107,7 +107,7 @@ fn a_contract_becomes_cycles_per_second() {
         flows: Flows::Single,
     };
     let profile = contract.profile(1, RingKind::Split);
-    // 500,000 frames a second, 190 cycles each.
+    // 500,000 frames a second at 190 cycles each.
     let need = model().entitlement(&contract, &profile, Deployment::SINGLE);
     assert_eq!(need, CyclesPerSecond(95_000_000));
     let frames = Contract { rate: Rate::Packets(PacketsPerSecond(500_000)), ..contract };
@@ -146,7 +146,7 @@ fn the_price_in_whole_numbers_is_the_models_where_cells_lie_on_a_line() {
 }
 
 #[test]
-fn a_ring_that_was_not_measured_is_taken_for_the_other() {
+fn a_ring_without_measurements_uses_those_of_the_other() {
     let mut parts = parts();
     parts.cells.retain(|key, _| key.ring == RingKind::Split);
     let model = CostModel::new(parts).unwrap();
@@ -155,7 +155,7 @@ fn a_ring_that_was_not_measured_is_taken_for_the_other() {
 }
 
 #[test]
-fn what_is_wrong_with_a_model_is_named() {
+fn an_error_in_a_model_names_its_place() {
     let key = CellKey { ring: RingKind::Split, flows: Flows::Multiple, rules: 1_000, size: 256 };
     let refused = |change: &dyn Fn(&mut Parts)| {
         let mut parts = parts();

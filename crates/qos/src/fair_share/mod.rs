@@ -1,31 +1,46 @@
-//! The `fair-share` discipline of an output: tenants by weight, then a tenant's VMs, then frames.
+//! The `fair-share` discipline of an output: by weight among tenants, then among a tenant's VMs.
 //!
-//! **Problem.** An uplink that takes frames as they come gives most to who has most flows. It
-//! should give each tenant its part, however many VMs and flows it has and whatever the sizes of
-//! its frames, and leave nothing unused. **Source.** FS-VDE §4.1, Fig. 3: a schedule of clients, a
-//! scheduler per client, a queue per VM.
+//! # Problem
 //!
-//! **Quantities.** The bytes of a frame are those that it takes on the link, with preamble, gap and
-//! FCS: where a link is shared, its time is what is due. The caller adds them.
+//! A first-come, first-served uplink favours whoever has the most flows. Each tenant should get its
+//! share, regardless of its number of VMs and flows and of its frame sizes. No capacity should stay
+//! unused while frames wait.
 //!
-//! **Rule.** A tenant with frames is a client of a [`Discipline`]: [`Vtrr`] while there are no more
-//! than [`VTRR_MAX`] tenants, [`Eevdf`] above (and below again from [`VTRR_AGAIN`] on). Within it
-//! VMs take turns by DRR (`rounds`, equal or weighted), and a VM's frames go in their
-//! order. Who has nothing is in no line, so the others use its part at once (work-conserving).
+//! # Source
 //!
-//! **Bounds.** A VM's queue is bounded in bytes and in time ([`Bound`]); above them
-//! [`FairShare::offer`] says [`Offer::Held`], and the frame stays in its VM's ring, which is the
-//! back-pressure; or, where a VM is told so, [`Offer::Dropped`], and a frame that has waited too
-//! long is dropped when its turn comes, before it is charged to anybody. A queue that is empty
-//! takes any frame.
+//! FS-VDE §4.1, Fig. 3: a schedule of clients, a scheduler per client and a queue per VM.
 //!
-//! **Example** (tests). Weights 5, 3, 1 with three, two, one VMs and seven, four, one flows: 5/9,
-//! 3/9, 1/9 of the bytes; without, 7/12, 4/12, 1/12.
+//! # Approach
 //!
-//! **Departures.** FS-VDE takes frames to be of one size and runs on a list made once; here
-//! accounts are in bytes and no list is made. **Cost.** A frame: one decision of the discipline,
-//! one of the ring, one place of the pool. Nothing is allocated after construction; a tenant or VM
-//! that comes or goes touches its own tenant.
+//! A tenant with frames is a client of a [`Discipline`]. This is [`Vtrr`] for up to [`VTRR_MAX`]
+//! tenants and [`Eevdf`] above; VTRR returns at [`VTRR_AGAIN`] tenants. Within a tenant, VMs take
+//! turns by DRR (`rounds`) with equal or different weights. A VM's frames stay in order. Tenants
+//! and VMs without frames are in no line, so others use their share at once (work conservation).
+//!
+//! The length of a frame is what it occupies on the link, including preamble, gap and FCS, because
+//! link time is what is shared. The caller adds these bytes.
+//!
+//! # Bounds
+//!
+//! A VM's queue is bounded in bytes and in time ([`Bound`]). Beyond the bound, [`FairShare::offer`]
+//! returns [`Offer::Held`] and the frame stays in its VM's ring, which is the back-pressure. If the
+//! VM is configured to drop, it returns [`Offer::Dropped`]. A frame that waited too long is then
+//! dropped at its turn and charged to nobody. An empty queue takes any frame.
+//!
+//! # Example
+//!
+//! Tests with weights 5, 3, 1: three tenants with three, two and one VMs and seven, four and one
+//! flows send 5/9, 3/9 and 1/9 of the bytes. Without the discipline they send 7/12, 4/12 and 1/12.
+//!
+//! # Departures
+//!
+//! FS-VDE assumes frames of equal size and follows a list that is computed once. Here accounts are
+//! in bytes, and no list is computed.
+//!
+//! # Cost
+//!
+//! A frame takes one decision of the discipline, one of the ring and one entry of the pool. Nothing
+//! is allocated after construction. A tenant or VM that comes or goes affects its own tenant only.
 
 pub(crate) mod queue;
 mod rounds;
@@ -38,104 +53,105 @@ use crate::vtrr::{self, Vtrr};
 use queue::{Pool, Queue};
 use rounds::{Place, Places, Ring};
 
-/// Most tenants that VTRR divides among.
+/// Most tenants that VTRR serves. With more, EEVDF takes over.
 pub const VTRR_MAX: usize = vtrr::CLIENTS_MAX;
-/// As few must they be again before it does so again.
+/// Number of tenants at which VTRR takes over again. The distance from [`VTRR_MAX`] is a
+/// hysteresis.
 pub const VTRR_AGAIN: usize = 24;
 
-/// How much there is room for.
+/// Sizes of the tables, which never grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Tenants' slots.
+    /// Number of tenant slots.
     pub tenants: usize,
-    /// VMs' slots.
+    /// Number of VM slots.
     pub vms: usize,
-    /// Frames that wait, of all VMs together.
+    /// Number of frames that may wait, of all VMs together.
     pub frames: u32,
 }
 
-/// What becomes of a frame for which there is no room.
+/// What happens to a frame for which there is no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Excess {
-    /// It stays where it is: in its VM's ring.
+    /// The frame stays in its VM's ring.
     #[default]
     Hold,
-    /// It is dropped.
+    /// The frame is dropped.
     Drop,
 }
 
-/// How much of a VM may wait, and for how long.
+/// Limits of a VM's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Bytes.
+    /// Bytes that may wait.
     pub bytes: u64,
-    /// Time that a frame waits: with [`Excess::Hold`] none is taken while the oldest has waited so
-    /// long, with [`Excess::Drop`] the oldest is dropped.
+    /// Longest wait of a frame. With [`Excess::Hold`], no frame is accepted once the oldest has
+    /// waited this long. With [`Excess::Drop`], a frame that waited longer is dropped at its turn.
     pub wait: Nanos,
-    /// What becomes of what is above it.
+    /// What happens to frames above the limits.
     pub excess: Excess,
 }
 
 impl Default for Bound {
-    /// 256 KiB, 10 ms, held: two large segments under way and two more.
+    /// 256 KiB and 10 ms, held: two large segments being sent and two more.
     fn default() -> Self {
         Self { bytes: 256 * 1024, wait: Nanos::from_millis(10), excess: Excess::Hold }
     }
 }
 
-/// Why there is no room for a frame.
+/// The limit for which a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// [`Bound::bytes`] wait.
+    /// The queue would exceed [`Bound::bytes`].
     Bytes,
-    /// The oldest has waited for [`Bound::wait`].
+    /// The oldest frame has waited for [`Bound::wait`].
     Wait,
-    /// [`Capacity::frames`] wait, of all VMs together.
+    /// [`Capacity::frames`] are waiting, of all VMs together.
     Frames,
-    /// There is no such VM.
+    /// The slot has no VM.
     Nobody,
 }
 
-/// What became of an offered frame.
+/// Result of offering a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// It waits.
+    /// The frame waits in the queue.
     Queued,
-    /// It was not taken.
+    /// The frame was not accepted and stays with the caller.
     Held(Full),
-    /// It was not taken and is lost.
+    /// The frame was not accepted and must be dropped.
     Dropped(Full),
 }
 
-/// A frame whose turn it is.
+/// A frame that is sent next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure<T> {
-    /// What was offered.
+    /// The caller's handle of the frame.
     pub item: T,
-    /// Its VM's slot.
+    /// Slot of the frame's VM.
     pub vm: usize,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u32,
-    /// How long it waited.
+    /// How long the frame waited.
     pub waited: Nanos,
 }
 
-/// What a VM sent, has waiting, and lost.
+/// Counters of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Bytes that departed.
+    /// Bytes sent.
     pub sent_bytes: u64,
-    /// Frames that departed.
+    /// Frames sent.
     pub sent_frames: u64,
-    /// Bytes that wait.
+    /// Bytes that wait now.
     pub queued_bytes: u64,
-    /// Frames that wait.
+    /// Frames that wait now.
     pub queued_frames: u32,
-    /// Offers that were held.
+    /// Offers refused with [`Offer::Held`].
     pub held: u64,
-    /// Frames dropped because there was no room.
+    /// Frames dropped for lack of room.
     pub dropped_full: u64,
-    /// Frames dropped because they had waited too long.
+    /// Frames dropped because they waited too long.
     pub dropped_late: u64,
 }
 
@@ -146,7 +162,7 @@ struct Tenant {
     there: bool,
     weight: Weight,
     ring: Ring,
-    /// The VM whose frame is the tenant's next; without meaning while its ring is empty.
+    /// The VM whose frame is the tenant's next. Undefined while its ring is empty.
     chosen: u32,
 }
 
@@ -173,7 +189,7 @@ impl Places for Slots<'_> {
     }
 }
 
-/// See the module's text. `T` is what the caller knows a frame by.
+/// The discipline's state. `T` is the caller's handle of a frame.
 #[derive(Clone, Debug)]
 pub struct FairShare<T> {
     tenants: Box<[Tenant]>,
@@ -181,9 +197,9 @@ pub struct FairShare<T> {
     pool: Pool<T>,
     vtrr: Vtrr,
     eevdf: Eevdf,
-    /// Tenants there.
+    /// Number of tenants.
     members: usize,
-    /// Whether [`Eevdf`] divides.
+    /// Whether [`Eevdf`] is in use.
     many: bool,
     frames: u32,
 }
@@ -194,7 +210,7 @@ const fn narrow(slot: usize) -> u32 {
 }
 
 impl<T: Copy + Default> FairShare<T> {
-    /// Nobody there yet.
+    /// An output without tenants.
     #[must_use]
     pub fn new(capacity: Capacity) -> Self {
         let tenant = Tenant { there: false, weight: Weight::ONE, ring: Ring::EMPTY, chosen: NONE };
@@ -221,13 +237,13 @@ impl<T: Copy + Default> FairShare<T> {
         if self.many { &mut self.eevdf } else { &mut self.vtrr }
     }
 
-    /// The name of what divides among the tenants now.
+    /// Name of the discipline in use: `vtrr` or `eevdf`.
     #[must_use]
     pub const fn discipline_name(&self) -> &'static str {
         if self.many { "eevdf" } else { "vtrr" }
     }
 
-    /// Frames that wait, of all VMs.
+    /// Number of frames that wait, of all VMs.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.frames
@@ -239,7 +255,7 @@ impl<T: Copy + Default> FairShare<T> {
         self.frames == 0
     }
 
-    /// Adds a tenant, or gives the one that is there another weight. Whether there is such a slot.
+    /// Adds a tenant or changes its weight. Returns whether the slot exists.
     pub fn set_tenant(&mut self, slot: usize, weight: Weight) -> bool {
         let Some(tenant) = self.tenants.get_mut(slot) else { return false };
         if !tenant.there {
@@ -254,7 +270,7 @@ impl<T: Copy + Default> FairShare<T> {
         true
     }
 
-    /// Takes a tenant out with its VMs; `lost` gets the frames that waited.
+    /// Removes a tenant and its VMs. `lost` gets the slots and handles of their waiting frames.
     pub fn remove_tenant(&mut self, slot: usize, mut lost: impl FnMut(usize, T)) {
         if !self.tenants.get(slot).is_some_and(|tenant| tenant.there) {
             return;
@@ -272,7 +288,7 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// The other discipline, with those tenants that the present one has.
+    /// Switches to the other discipline and registers all tenants there.
     fn change_discipline(&mut self) {
         for slot in 0..self.tenants.len() {
             self.discipline().leave(slot);
@@ -289,8 +305,8 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Adds a VM to a tenant that is there, or changes its weight and bound if it is this tenant's.
-    /// Whether it could be done.
+    /// Adds a VM to an existing tenant, or changes its weight and bound. Returns false if a slot
+    /// does not exist or the VM belongs to another tenant.
     pub fn set_vm(&mut self, slot: usize, tenant: usize, weight: Weight, bound: Bound) -> bool {
         if !self.tenants.get(tenant).is_some_and(|tenant| tenant.there) {
             return false;
@@ -308,7 +324,7 @@ impl<T: Copy + Default> FairShare<T> {
         true
     }
 
-    /// The quanta of a tenant's VMs.
+    /// Recomputes the quanta of a tenant's VMs.
     fn weigh(&mut self, tenant: usize) {
         let of = |vm: &Vm| vm.tenant == narrow(tenant);
         let heaviest = self.vms.iter().filter(|vm| of(vm)).map(|vm| vm.place.weight).max();
@@ -316,7 +332,7 @@ impl<T: Copy + Default> FairShare<T> {
         self.vms.iter_mut().filter(|vm| of(vm)).for_each(|vm| vm.place.weigh(heaviest));
     }
 
-    /// Takes a VM out; `lost` gets its frames that waited, in their order.
+    /// Removes a VM. `lost` gets its waiting frames in order.
     pub fn remove_vm(&mut self, slot: usize, mut lost: impl FnMut(T)) {
         let Some(vm) = self.vms.get(slot) else { return };
         let tenant = vm.tenant as usize;
@@ -334,7 +350,7 @@ impl<T: Copy + Default> FairShare<T> {
         self.weigh(tenant);
     }
 
-    /// A VM's queue has become empty.
+    /// Updates the ring and the discipline after a VM's queue ran empty.
     fn silence(&mut self, tenant: usize, vm: usize) {
         let ring = &mut self.tenants[tenant].ring;
         ring.go(&mut Slots(&mut self.vms), narrow(vm));
@@ -346,7 +362,8 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Whose frame is a tenant's next, by its ring; its length, 0 if there is none.
+    /// Chooses the VM whose frame is the tenant's next. Returns the frame's length; 0 if there is
+    /// none.
     fn choose(&mut self, tenant: usize) -> u32 {
         let of = &mut self.tenants[tenant];
         let Some(vm) = of.ring.pick(&mut Slots(&mut self.vms)) else { return 0 };
@@ -354,22 +371,22 @@ impl<T: Copy + Default> FairShare<T> {
         self.head(tenant)
     }
 
-    /// The length of a tenant's next frame.
+    /// Length of a tenant's next frame; 0 if there is none.
     fn head(&self, tenant: usize) -> u32 {
         let vm = self.vms.get(self.tenants[tenant].chosen as usize);
         vm.and_then(|vm| self.pool.head(&vm.queue)).map_or(0, |frame| frame.bytes)
     }
 
-    /// A tenant has frames, or another is its next.
+    /// Reports to the discipline that a tenant has frames or that its next frame changed.
     fn announce(&mut self, tenant: usize) {
         let head = self.head(tenant);
         self.discipline().backlogged(tenant, head);
     }
 
-    /// Whether a frame of so many bytes of this VM would be taken now.
+    /// Whether a frame of this length would be accepted now.
     ///
     /// # Errors
-    /// Why not.
+    /// The limit that the frame would exceed.
     pub fn room(&self, vm: usize, bytes: u32, now: Nanos) -> Result<(), Full> {
         let Some(vm) = self.vms.get(vm).filter(|vm| vm.tenant != NONE) else {
             return Err(Full::Nobody);
@@ -381,14 +398,15 @@ impl<T: Copy + Default> FairShare<T> {
         if vm.queue.bytes + u64::from(bytes) > vm.bound.bytes {
             return Err(Full::Bytes);
         }
-        // Those that are dropped when they are late make room by that.
+        // With [`Excess::Drop`], late frames are dropped and make room.
         if vm.bound.excess == Excess::Hold && now.saturating_sub(head.since) >= vm.bound.wait {
             return Err(Full::Wait);
         }
         Ok(())
     }
 
-    /// A VM's frame comes; what is not [`Offer::Queued`] stays with the caller.
+    /// Offers a frame of a VM. Unless the result is [`Offer::Queued`], the frame stays with the
+    /// caller.
     pub fn offer(&mut self, vm: usize, item: T, bytes: u32, now: Nanos) -> Offer {
         if let Err(full) = self.room(vm, bytes, now) {
             let Some(vm) = self.vms.get_mut(vm) else { return Offer::Dropped(full) };
@@ -420,8 +438,8 @@ impl<T: Copy + Default> FairShare<T> {
         Offer::Queued
     }
 
-    /// The frame that goes next; `None` when none waits. `lost` gets those that have waited too
-    /// long and are dropped on the way.
+    /// Removes the frame that is sent next; `None` if no frame waits. `lost` gets frames that
+    /// waited too long and were dropped on the way.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         loop {
             let tenant = if self.many { self.eevdf.pick() } else { self.vtrr.pick() }?;
@@ -448,7 +466,7 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// A VM's frame has gone, and is charged to its tenant.
+    /// Charges a frame that was sent to its tenant.
     fn settle(&mut self, tenant: usize, vm: usize, bytes: u32) {
         if self.vms[vm].queue.is_empty() {
             let ring = &mut self.tenants[tenant].ring;
@@ -461,14 +479,14 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Since when a VM's first frame waits; `None` where none does.
+    /// When a VM's first frame was queued; `None` if it has none.
     #[must_use]
     pub fn oldest(&self, vm: usize) -> Option<Nanos> {
         let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE)?;
         self.pool.head(&vm.queue).map(|frame| frame.since)
     }
 
-    /// What a VM sent, has waiting, and lost; `None` where there is none.
+    /// A VM's counters; `None` if the slot has no VM.
     #[must_use]
     pub fn account(&self, vm: usize) -> Option<Account> {
         let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE)?;

@@ -1,10 +1,10 @@
-//! Queues of frames through one array: a VM's frames in their order, for as many VMs as there are.
+//! First-in, first-out queues that share one array of frames.
 
 use penstock_units::Nanos;
 
 const NIL: u32 = u32::MAX;
 
-/// A frame that waits.
+/// A frame that waits. It entered its queue at `since`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame<T> {
     pub item: T,
@@ -13,7 +13,7 @@ pub(crate) struct Frame<T> {
     next: u32,
 }
 
-/// First in, first out; the frames are in a [`Pool`].
+/// A first-in, first-out queue. Its frames are in a [`Pool`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue {
     head: u32,
@@ -30,7 +30,7 @@ impl Queue {
     }
 }
 
-/// The places of all frames.
+/// Storage of the frames of all queues.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool<T> {
     frames: Box<[Frame<T>]>,
@@ -55,7 +55,7 @@ impl<T: Copy + Default> Pool<T> {
         self.frames.get(queue.head as usize)
     }
 
-    /// Puts a frame at the end; the pool is not full.
+    /// Appends a frame to a queue. The pool must not be full.
     pub fn push(&mut self, queue: &mut Queue, item: T, bytes: u32, since: Nanos) {
         let at = self.free;
         let Some(place) = self.frames.get_mut(at as usize) else { return };
@@ -70,7 +70,7 @@ impl<T: Copy + Default> Pool<T> {
         queue.bytes += u64::from(bytes);
     }
 
-    /// Takes the first.
+    /// Removes the first frame of a queue.
     pub fn pop(&mut self, queue: &mut Queue) -> Option<Frame<T>> {
         let at = queue.head;
         let place = self.frames.get_mut(at as usize)?;

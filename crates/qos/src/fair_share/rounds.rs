@@ -1,30 +1,36 @@
-//! DRR over the VMs of a tenant: equal or weighted parts of what the tenant may send.
+//! DRR over a tenant's VMs: divides the tenant's share by weight.
 //!
-//! **Source.** FS-VDE §4.1, "hierarchical fairness"; Shreedhar, Varghese, "Efficient Fair Queuing
-//! using Deficit Round Robin", SIGCOMM 1995. **Rule.** VMs with frames stand in a ring. A turn adds
-//! the VM's quantum to its account, signed as in [`crate::vtrr`]; above 0 it sends. The heaviest
-//! VM's quantum is [`QUANTUM`], the others' in proportion. A round in which all are in debt is
-//! followed by as many at once as the first of them needs: no look at a ring takes more than three
-//! rounds, whatever the weights and sizes.
+//! # Source
+//!
+//! FS-VDE §4.1, "hierarchical fairness"; Shreedhar, Varghese, "Efficient Fair Queuing using Deficit
+//! Round Robin", SIGCOMM 1995.
+//!
+//! # Approach
+//!
+//! VMs with frames stand in a ring. A turn adds the VM's quantum to its account, which is signed as
+//! in [`crate::vtrr`]. A VM sends while its account is above 0. The heaviest VM's quantum is
+//! [`QUANTUM`]; others are proportional. If all VMs are still in debt after a round, the rounds
+//! that the first of them needs are added at once. A decision therefore takes at most three rounds
+//! for any weights and sizes.
 
 use penstock_units::Weight;
 
 use crate::discipline::QUANTUM;
 
-/// Parts of a byte in accounts: the lightest of weights, 1 of 10,000, still has a quantum.
+/// Fractional bits of a byte in accounts, so that the lightest weight (1 of 10,000) has a quantum.
 const SHIFT: u32 = 20;
-/// Rounds that forgive any debt: those of an idle tenant's VMs.
+/// Number of rounds that pays any debt. An idle tenant's VMs are credited with it.
 const FORGIVE: u64 = 1 << 32;
 const NIL: u32 = u32::MAX;
 
-/// A VM's place in its tenant's ring.
+/// A VM's position and account in its tenant's ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub weight: Weight,
-    /// Bytes that it may still send, or owes, in parts.
+    /// Bytes that the VM may still send, in 2^-20; negative if it is in debt.
     account: i64,
     quantum: i64,
-    /// The round in which it ran empty.
+    /// The round in which the VM ran empty.
     round: u64,
     next: u32,
     previous: u32,
@@ -39,17 +45,17 @@ impl Place {
         self.account -= i64::from(bytes) << SHIFT;
     }
 
-    /// Sets the quantum, where the heaviest VM of the tenant weighs `heaviest`.
+    /// Sets the quantum for a tenant whose heaviest VM weighs `heaviest`.
     pub fn weigh(&mut self, heaviest: Weight) {
         let whole = i64::from(QUANTUM) << SHIFT;
         self.quantum = whole * i64::from(self.weight.get()) / i64::from(heaviest.get());
     }
 }
 
-/// A tenant's ring.
+/// The VMs of a tenant that have frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
-    /// Whose turn it is.
+    /// The VM whose turn it is.
     turn: u32,
     active: u32,
     round: u64,
@@ -57,7 +63,7 @@ pub(super) struct Ring {
     left: u32,
 }
 
-/// The VMs by slot, as the ring sees them.
+/// Access to the VMs by slot.
 pub(super) trait Places {
     fn place(&mut self, vm: u32) -> &mut Place;
 }
@@ -69,7 +75,7 @@ impl Ring {
         self.active == 0
     }
 
-    /// Puts a VM in that is not in it: behind all others.
+    /// Adds a VM behind all others. It must not be in the ring.
     pub fn enter(&mut self, vms: &mut impl Places, vm: u32) {
         let round = self.round;
         let place = vms.place(vm);
@@ -93,7 +99,7 @@ impl Ring {
         vms.place(previous).next = vm;
     }
 
-    /// Takes a VM out that is in it.
+    /// Removes a VM that is in the ring.
     pub fn go(&mut self, vms: &mut impl Places, vm: u32) {
         self.active -= 1;
         if self.active == 0 {
@@ -108,12 +114,12 @@ impl Ring {
         vms.place(previous).next = next;
         vms.place(next).previous = previous;
         if self.turn == vm {
-            // The one before, so that the next turn is the next one's, with its quantum.
+            // Point to the previous VM, so that the next turn goes to the VM after the removed one.
             self.turn = previous;
         }
     }
 
-    /// The VM that sends next; `None` of an empty ring.
+    /// The VM that sends next; `None` if the ring is empty.
     pub fn pick(&mut self, vms: &mut impl Places) -> Option<u32> {
         if self.turn == NIL {
             return None;
@@ -143,7 +149,7 @@ impl Ring {
         }
     }
 
-    /// All are in debt: the rounds after which the first of them is not, at once.
+    /// All VMs are in debt: adds the rounds after which the first of them is not.
     fn pay(&mut self, vms: &mut impl Places) {
         let mut rounds = i64::MAX;
         let mut vm = self.turn;

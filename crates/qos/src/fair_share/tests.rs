@@ -19,7 +19,7 @@ fn bed(tenants: &[(u64, &[u64])]) -> FairShare<u32> {
     fair
 }
 
-/// Sends `n` frames with every VM backlogged; bytes of each VM.
+/// Sends `n` frames with every VM backlogged. Returns the bytes of each VM.
 fn saturate(fair: &mut FairShare<u32>, sizes: &[u32], n: usize) -> Vec<u64> {
     let mut sent = vec![0; sizes.len()];
     for _ in 0..n {
@@ -35,7 +35,7 @@ fn saturate(fair: &mut FairShare<u32>, sizes: &[u32], n: usize) -> Vec<u64> {
 }
 
 #[test]
-fn tenants_share_by_weight_and_their_vms_among_themselves() {
+fn tenants_share_by_weight_and_each_divides_its_share_among_its_vms() {
     let mut fair = bed(&[(5, &[1, 1, 1]), (3, &[1, 3]), (1, &[1])]);
     let sizes = [64, 1_514, 65_000, 300, 9_000, 64];
     let sent = saturate(&mut fair, &sizes, 400_000);
@@ -49,14 +49,14 @@ fn tenants_share_by_weight_and_their_vms_among_themselves() {
 }
 
 #[test]
-fn a_vm_of_the_smallest_weight_is_not_forgotten() {
+fn a_vm_of_the_smallest_weight_gets_its_share() {
     let mut fair = bed(&[(1, &[1, 10_000])]);
     let sent = saturate(&mut fair, &[64, 64], 200_020);
     assert!((19..=21).contains(&(sent[0] / 64)), "{sent:?}");
 }
 
 #[test]
-fn what_is_above_a_bound_is_held_or_dropped_and_counted() {
+fn frames_above_a_bound_are_held_or_dropped_and_counted() {
     let mut fair = bed(&[(1, &[1, 1])]);
     let bound = Bound { bytes: 3_000, wait: Nanos(100), excess: Excess::Hold };
     fair.set_vm(0, 0, Weight::ONE, bound);
@@ -81,7 +81,7 @@ fn what_is_above_a_bound_is_held_or_dropped_and_counted() {
 }
 
 #[test]
-fn the_pool_is_a_bound_too_and_gets_everything_back() {
+fn the_pool_limits_all_queues_and_gets_every_frame_back() {
     let mut fair = FairShare::<u32>::new(Capacity { tenants: 1, vms: 2, frames: 3 });
     fair.set_tenant(0, Weight::ONE);
     fair.set_vm(0, 0, Weight::ONE, Bound::default());

@@ -1,44 +1,62 @@
-//! Online learning: the cost model corrected by what frames really cost.
+//! Online learning: corrects the cost model by the measured cost of frames.
 //!
-//! **Problem.** A model that is measured once is wrong by some per cent for every VM and hour; a
-//! VM whose frames cost more than the model says gets less than it bought. But a VM must not get
-//! more by sending dearer frames than it declared.
+//! # Problem
 //!
-//! **Source.** None of the papers has it; C2QoS §III-D asks only that coefficients follow the
-//! deployment. The robust mean is the usual one: median of three, then an exponential average.
+//! A model that is measured once is a few per cent wrong for every VM and hour. A VM whose frames
+//! cost more than modelled gets less than it bought. At the same time, a VM must not gain by
+//! sending more expensive frames than it declared.
 //!
-//! **Quantities.** In cycles per frame: `c` the learned cost, `m` the model's. In cycles per
-//! second: `B` the base (what admission gave), `E` the entitlement. `r` the rate bought, frames
-//! per second at the declared mean size. `d` what was delivered over what was bought, in the
-//! contract's own unit.
+//! # Source
 //!
-//! **Rule.** At each interval, for each port:
-//! 1. It is *inside its profile* if its mean frame is within [`LearnConfig::size_tolerance`] of
-//!    the declared one and, if it declared few flows, at least [`LearnConfig::hit_share_min`] of
-//!    its frames hit the cache. Outside: `E ← min(E, B)` at once and nothing is learned; inside
-//!    again after [`LearnConfig::return_intervals`] intervals in a row.
-//! 2. The model's error `c/m − 1` is kept for every port that sends. If that of full batches is
-//!    beyond [`LearnConfig::drift_limit`], a warning says so, and another message when it is back
-//!    within half of that.
-//! 3. Only of a port that was held back (throttled) is `E` changed: it is the bucket that limited
-//!    it. The need is `n = r · c · t`, within [`LearnConfig::factor`] of `B`; the trim `t ≥ 1`
-//!    grows slowly while `d < 1` although `E ≥ n` (what is lost beside the bucket), and shrinks
-//!    when `d > 1`.
-//!    - `d < 1`: `E ← max(E, n)`, as far as there is head-room;
-//!    - `d > 1`: `E ← min(E, n)`: the model was too generous.
-//! 4. Head-room is what admission left free: over all ports `max(B, E)` never exceeds what their
-//!    workers have ([`Ledger`]). If it does not suffice the ports of one placement get the same
-//!    part of what they need.
+//! None of the papers. C2QoS §III-D only requires that coefficients follow the deployment. The
+//! robust mean is a common one: a median of three, then an exponential average.
 //!
-//! **Example.** Bought 100,000 frames per second, the model says 1,000 cycles, so `B` = 100 M. A
-//! frame really costs 1,100: 90,909 frames per second pass. After two intervals `c` = 1,100 and
-//! `E` = 110 M, if 10 M were free.
+//! # Quantities
 //!
-//! **Departures.** A batch that is not full costs more per frame, so a port that is not held back
-//! seems dearer than it is; its cost is reported and never used.
+//! | Symbol | Meaning | Unit |
+//! |---|---|---|
+//! | `c`, `m` | learned cost, modelled cost | cycles per frame |
+//! | `B` | base: the entitlement given by admission | cycles per second |
+//! | `E` | current entitlement | cycles per second |
+//! | `r` | purchased rate at the declared mean size | frames per second |
+//! | `d` | delivered rate divided by purchased rate | - |
 //!
-//! **Cost.** O(ports) an interval, plus O(2^workers) for each placement that wants more; for
-//! control.
+//! # Approach
+//!
+//! In each interval, for each port:
+//!
+//! 1. A port is *inside its profile* if its mean frame is within [`LearnConfig::size_tolerance`] of
+//!    the declared one. If it declared few flows, at least [`LearnConfig::hit_share_min`] of its
+//!    frames must also hit the cache. Outside the profile, `E ← min(E, B)` at once and nothing is
+//!    learned. The port counts as inside again after [`LearnConfig::return_intervals`] intervals in
+//!    a row.
+//! 2. The model's error `c/m − 1` is recorded for every port that sends. If the error of full
+//!    batches exceeds [`LearnConfig::drift_limit`], an event reports it. Another event reports when
+//!    it is within half of the limit.
+//! 3. `E` changes only for a throttled port, because its bucket was the limit. Its need is `n = r ·
+//!    c · t`, within [`LearnConfig::factor`] of `B`. The trim `t ≥ 1` grows slowly while `d < 1`
+//!    although `E ≥ n` (losses outside of the bucket) and shrinks if `d > 1`.
+//!     - `d < 1`: `E ← max(E, n)`, as far as there is headroom.
+//!     - `d > 1`: `E ← min(E, n)`, because the model was too generous.
+//! 4. Headroom is what admission left free: the sum of `max(B, E)` never exceeds what the workers
+//!    have ([`Ledger`]). If headroom is short, the ports of one placement get the same fraction of
+//!    what they need.
+//!
+//! # Example
+//!
+//! A VM bought 100,000 frames per second. The model says 1,000 cycles a frame, so `B` is 100 M. A
+//! frame really costs 1,100 cycles, so 90,909 frames per second pass. After two intervals `c` is
+//! 1,100 and `E` is 110 M, if 10 M were free.
+//!
+//! # Departures
+//!
+//! A batch that is not full costs more per frame, so a port that is not throttled appears more
+//! expensive than it is. Its cost is reported and never used.
+//!
+//! # Cost
+//!
+//! O(ports) per interval, plus O(2^workers) for each placement that wants more. Only the control
+//! plane calls it.
 
 mod port;
 
@@ -50,26 +68,26 @@ use crate::admission::{Ledger, WorkerSet};
 use crate::cost_model::{Contract, Flows, Rate, to_f64};
 use port::Port;
 
-/// How it learns. The default is what the daemon uses.
+/// Parameters of the learner. The default is what the daemon uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearnConfig {
-    /// Fewer frames in an interval say nothing.
+    /// Fewest frames of an interval that is evaluated.
     pub frames_min: u64,
-    /// The part of a new cost in the average, above 0 to 1.
+    /// Weight of a new cost in the average, above 0 up to 1.
     pub gain: f64,
-    /// Deviations from what was bought that are left alone.
+    /// Deviation of `d` from 1 that is ignored.
     pub dead_band: f64,
-    /// How far the mean frame may be from the declared one, as a part of it.
+    /// Permitted deviation of the mean frame from the declared one, as a fraction of it.
     pub size_tolerance: f64,
-    /// The least part of frames that hit the cache, if few flows were declared.
+    /// Smallest fraction of frames that must hit the cache if few flows were declared.
     pub hit_share_min: f64,
-    /// Intervals inside the profile after which a port is taken for compliant again.
+    /// Intervals inside the profile after which a port counts as compliant again.
     pub return_intervals: u32,
-    /// Least and greatest entitlement, as parts of the base.
+    /// Smallest and largest entitlement, as multiples of the base.
     pub factor: (f64, f64),
-    /// The greatest trim, beyond 1.
+    /// Largest trim beyond 1.
     pub trim_max: f64,
-    /// A model's error beyond this is reported.
+    /// Relative error of the model above which drift is reported.
     pub drift_limit: f64,
 }
 
@@ -89,52 +107,52 @@ impl Default for LearnConfig {
     }
 }
 
-/// What a port bought and what the model made of it.
+/// What a port bought, and what the model computed for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Terms {
-    /// What it bought. `None`: its cycles were set by hand, and nothing is learned.
+    /// The contract. `None` if the cycles were set by hand; nothing is learned then.
     pub contract: Option<Contract>,
-    /// `m`, all coefficients included.
+    /// Modelled cost `m` in cycles per frame, including all coefficients.
     pub model_cost: f64,
-    /// `B`.
+    /// Base `B`.
     pub base: CyclesPerSecond,
-    /// The workers that have its queue pairs.
+    /// The workers that serve the port's queue pairs.
     pub workers: WorkerSet,
 }
 
-/// What a port's counters grew by in an interval.
+/// Growth of a port's counters in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// The interval.
+    /// Length of the interval.
     pub elapsed: Nanos,
-    /// Frames taken from it, as they are on a wire: a segmentation request (TSO) counts as the
-    /// frames it becomes.
+    /// Frames received from the port, counted as on the wire: a segmentation request (TSO) counts
+    /// as the frames that it becomes.
     pub frames: u64,
-    /// Their bytes, without FCS.
+    /// Bytes of these frames, without FCS.
     pub bytes: u64,
-    /// Cycles charged to it.
+    /// Cycles charged to the port.
     pub cycles: u64,
-    /// Frames that were looked up: a segmentation request is one.
+    /// Frames looked up. A segmentation request counts as one.
     pub lookups: u64,
-    /// Frames that hit the cache.
+    /// Lookups that hit the cache.
     pub cache_hits: u64,
-    /// Whether it had frames waiting and no cycles for them, for a good part of the interval.
+    /// Whether frames waited at the port without cycles for a good part of the interval.
     pub throttled: bool,
 }
 
-/// Which part of its profile a port does not keep to.
+/// How a port's traffic violates its profile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Breach {
-    /// Its mean frame.
+    /// Its mean frame differs from the declared one.
     Size {
-        /// Declared.
+        /// Declared mean size in bytes.
         declared: f64,
-        /// Seen.
+        /// Observed mean size in bytes.
         seen: f64,
     },
-    /// It declared few flows and this part of its frames hits the cache.
+    /// It declared few flows, but too few of its frames hit the cache.
     Flows {
-        /// Seen.
+        /// Observed fraction of frames that hit the cache.
         hit_share: f64,
     },
 }
@@ -156,51 +174,51 @@ impl core::fmt::Display for Breach {
     }
 }
 
-/// Something worth telling.
+/// A change that operators should know of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// It no longer sends what it declared.
+    /// The port left its profile.
     Left(PortId, Breach),
-    /// It does again.
+    /// The port is inside its profile again.
     Returned(PortId),
-    /// The model's error is beyond the limit.
+    /// The model's relative error for the port exceeds the limit.
     Drift(PortId, f64),
-    /// It is no longer.
+    /// The model's relative error for the port is small again.
     Settled(PortId, f64),
-    /// It needs this many cycles per second more, and there is no head-room.
+    /// The port needs this many more cycles per second, and there is no headroom.
     Short(PortId, CyclesPerSecond),
 }
 
-/// What is known of a port.
+/// What the learner knows of a port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PortLearning {
-    /// `E`.
+    /// Current entitlement `E`.
     pub entitlement: CyclesPerSecond,
-    /// `B`.
+    /// Base `B`.
     pub base: CyclesPerSecond,
-    /// `c/m − 1`, to be reported and nothing else: [`Self::full_error`] if there is one, else that
-    /// of all batches. `None` while nothing was seen.
+    /// The model's error `c/m − 1` for reports: [`Self::full_error`] if known, else that of all
+    /// batches. `None` if nothing was seen.
     pub model_error: Option<f64>,
-    /// `c/m − 1` of full batches. `None` if the port was held back in fewer than two intervals.
+    /// `c/m − 1` of full batches. `None` if the port was throttled in fewer than two intervals.
     pub full_error: Option<f64>,
     /// `d` of the last interval with enough frames.
     pub delivered: Option<f64>,
-    /// What it does not keep to; `None`: it is inside its profile.
+    /// Violation of the profile; `None` if the port is inside it.
     pub breach: Option<Breach>,
-    /// Cycles per second it needs more and there is no head-room for.
+    /// Cycles per second that the port needs but headroom does not allow.
     pub short: CyclesPerSecond,
 }
 
-/// What an interval brought.
+/// Result of an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// Entitlements that changed.
+    /// Changed entitlements.
     pub changes: Vec<(PortId, CyclesPerSecond)>,
-    /// What to tell.
+    /// Events to report.
     pub events: Vec<Event>,
 }
 
-/// See the module's text.
+/// The learner of one host.
 #[derive(Clone, Debug)]
 pub struct Learner {
     config: LearnConfig,
@@ -209,20 +227,20 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// Of workers with these capacities, without ports.
+    /// A learner without ports for workers of these capacities.
     #[must_use]
     pub fn new(config: LearnConfig, capacity: &[CyclesPerSecond]) -> Self {
         Self { config, capacity: capacity.to_vec(), ports: BTreeMap::new() }
     }
 
-    /// What the workers have.
+    /// Capacity of each worker.
     #[must_use]
     pub fn capacity(&self) -> &[CyclesPerSecond] {
         &self.capacity
     }
 
-    /// The ports there are now, all that claim cycles. Of a port whose terms did not change what
-    /// was learned stays; of one whose base alone changed (another VM came) the cost stays.
+    /// Sets the ports that claim cycles. A port with unchanged terms keeps everything that was
+    /// learned. A port whose base alone changed (another VM arrived) keeps the learned cost.
     pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (PortId, Terms)>) {
         let mut before = core::mem::take(&mut self.ports);
         for (id, terms) in ports {
@@ -241,12 +259,12 @@ impl Learner {
         self.ports.get(&id).map(Port::state)
     }
 
-    /// What is known of all ports, by number.
+    /// What is known of all ports, in order of their numbers.
     pub fn ports(&self) -> impl Iterator<Item = (PortId, PortLearning)> + '_ {
         self.ports.iter().map(|(id, port)| (*id, port.state()))
     }
 
-    /// An interval is over. Ports that are not named were not seen.
+    /// Evaluates an interval. Ports without an observation stay unchanged.
     pub fn step(&mut self, seen: impl IntoIterator<Item = (PortId, Observation)>) -> Step {
         let mut step = Step::default();
         let before: BTreeMap<PortId, CyclesPerSecond> =
@@ -266,8 +284,8 @@ impl Learner {
         step
     }
 
-    /// Gives what is wanted beyond what is reserved, as far as there is head-room: the ports with
-    /// the fewest workers to choose from first.
+    /// Grants what ports want beyond their reservation, as far as there is headroom. Ports with the
+    /// fewest workers to choose from come first.
     fn grant(&mut self, wishes: BTreeMap<WorkerSet, Vec<(PortId, u64)>>, events: &mut Vec<Event>) {
         let mut ledger = self.ledger();
         let mut wishes: Vec<_> = wishes.into_iter().collect();
@@ -291,7 +309,7 @@ impl Learner {
         }
     }
 
-    /// What is reserved on the workers: of each port the greater of base and entitlement.
+    /// Reservations on the workers: for each port the larger of base and entitlement.
     fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new(&self.capacity);
         for port in self.ports.values() {
@@ -300,7 +318,7 @@ impl Learner {
         ledger
     }
 
-    /// New ports may have taken the head-room that others had been given.
+    /// Takes back headroom that new ports need.
     fn keep_within_capacity(&mut self) {
         let raised: Vec<PortId> = (self.ports.iter())
             .filter(|(_, port)| port.entitlement > port.terms.base)
@@ -320,7 +338,7 @@ impl Learner {
     }
 }
 
-/// `r`, and what the contract delivers in its own unit: bits or frames per second.
+/// `r`, and the purchased rate in the contract's unit (bits or frames per second).
 fn bought(contract: &Contract) -> (f64, f64) {
     let frames = contract.frames_per_second();
     match contract.rate {
@@ -329,7 +347,7 @@ fn bought(contract: &Contract) -> (f64, f64) {
     }
 }
 
-/// Whether traffic breaks its contract's profile.
+/// Checks traffic against its contract's profile.
 fn breach(config: &LearnConfig, contract: &Contract, mean: f64, hit_share: f64) -> Option<Breach> {
     let declared = contract.sizes.mean();
     if (mean - declared).abs() > config.size_tolerance * declared {

@@ -1,14 +1,14 @@
-//! One port's part of the learner.
+//! The learner's state for one port.
 
 use penstock_units::{CyclesPerSecond, PortId};
 
 use super::{Breach, Event, LearnConfig, Observation, PortLearning, Terms, bought, breach};
 use crate::cost_model::{FCS, Rate, to_f64, whole_up};
 
-/// Costs whose median is taken.
+/// Number of costs whose median is taken.
 const WINDOW: usize = 3;
 
-/// A mean that one outlier does not move.
+/// A running mean that a single outlier does not move.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RobustMean {
     last: [f64; WINDOW],
@@ -23,12 +23,12 @@ impl RobustMean {
         let mut sorted = self.last;
         let known = &mut sorted[..self.seen.min(WINDOW)];
         known.sort_by(f64::total_cmp);
-        // Of two values the lower: a core that was taken away makes costs larger, never smaller.
+        // Of two values take the lower: preemption makes costs larger, never smaller.
         let middle = known[(known.len() - 1) / 2];
         self.mean = if self.seen == 1 { middle } else { self.mean + gain * (middle - self.mean) };
     }
 
-    /// `None` before there were two values.
+    /// The mean; `None` before there are two values.
     fn settled(&self) -> Option<f64> {
         (self.seen >= 2).then_some(self.mean)
     }
@@ -38,24 +38,24 @@ impl RobustMean {
     }
 }
 
-/// A port.
+/// What the learner knows of a port. Letters are those of [`super`].
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     pub(super) terms: Terms,
-    /// `E`.
+    /// Entitlement `E`.
     pub(super) entitlement: CyclesPerSecond,
-    /// What it needs and did not get.
+    /// Cycles per second that the port needs but did not get.
     pub(super) short: CyclesPerSecond,
-    /// `c` of full batches: while it was held back.
+    /// Cost `c` of full batches, seen while the port was throttled.
     full: RobustMean,
-    /// `c` of any batches.
+    /// Cost `c` of all batches.
     any: RobustMean,
-    /// `t`.
+    /// Trim `t`.
     trim: f64,
-    /// `d`.
+    /// Delivered fraction `d`.
     delivered: Option<f64>,
     breach: Option<Breach>,
-    /// Intervals in a row inside the profile since it was left.
+    /// Consecutive intervals inside the profile since a breach.
     inside: u32,
     drifts: bool,
 }
@@ -76,7 +76,7 @@ impl Port {
         }
     }
 
-    /// The same port under new terms.
+    /// The port under new terms. It keeps whatever still holds.
     pub(super) fn with_terms(self, terms: Terms) -> Self {
         if terms == self.terms {
             return self;
@@ -84,14 +84,14 @@ impl Port {
         if terms.contract != self.terms.contract || terms.contract.is_none() {
             return Self::new(terms);
         }
-        // The correction is kept as a part of the base: what was learned of this VM's frames holds.
+        // Keep the correction relative to the base: what was learned of this VM's frames still
+        // holds.
         let part = to_f64(self.entitlement.0) / to_f64(self.terms.base.0.max(1));
         let entitlement = CyclesPerSecond(whole_up(to_f64(terms.base.0) * part));
         Self { terms, entitlement, ..self }
     }
 
-    /// What nobody else may have of the workers' capacity: a port that needs less now may need
-    /// what it bought again.
+    /// Capacity that no other port may get. A port that needs less now may need its base again.
     pub(super) fn reserved(&self) -> u64 {
         self.entitlement.0.max(self.terms.base.0)
     }
@@ -112,15 +112,15 @@ impl Port {
         }
     }
 
-    /// Notes what is missing; whether it is new that something is.
+    /// Stores the missing cycles. Returns whether something is missing for the first time.
     pub(super) fn set_short(&mut self, short: u64) -> bool {
         let new = self.short.0 == 0 && short > 0;
         self.short = CyclesPerSecond(short);
         new
     }
 
-    /// An interval. Returns what the port should have if that is more than is reserved for it;
-    /// what is less it has at once.
+    /// Evaluates an interval. Returns the wanted entitlement if it exceeds what is reserved for the
+    /// port. A smaller entitlement is applied at once.
     pub(super) fn see(
         &mut self,
         config: &LearnConfig,
@@ -157,7 +157,7 @@ impl Port {
         self.correct(config, rate)
     }
 
-    /// Takes note of a breach or of its end; whether the port is taken for compliant.
+    /// Records a breach or its end. Returns whether the port counts as compliant.
     fn keeps_profile(
         &mut self,
         config: &LearnConfig,
@@ -207,7 +207,7 @@ impl Port {
         }
     }
 
-    /// Rule 3 of [`super`]: `rate` is `r`.
+    /// Rule 3 of [`super`]; `rate` is `r`.
     fn correct(&mut self, config: &LearnConfig, rate: f64) -> Option<u64> {
         let (cost, delivered) = (self.full.settled()?, self.delivered?);
         let base = to_f64(self.terms.base.0);
@@ -217,7 +217,8 @@ impl Port {
         };
         let missing = 1.0 - delivered;
         if missing > config.dead_band {
-            // Enough by its cost, and yet too little arrives: something is lost beside the bucket.
+            // The entitlement suffices for the cost, but too little is delivered: something is lost
+            // outside of the bucket.
             if self.entitlement.0 >= need(self.trim) {
                 self.trim = (self.trim + config.gain * missing).min(1.0 + config.trim_max);
             }

@@ -14,7 +14,7 @@ fn contract(bits: u64) -> Contract {
     }
 }
 
-/// Sold 819.2 Mbit/s in frames of 1,024 bytes: 100,000 frames a second.
+/// A port that bought 819.2 Mbit/s in frames of 1,024 bytes: 100,000 frames a second.
 fn terms(model_cost: f64) -> Terms {
     let contract = contract(819_200_000);
     let base =
@@ -22,7 +22,7 @@ fn terms(model_cost: f64) -> Terms {
     Terms { contract: Some(contract), model_cost, base, workers: WorkerSet::one(0) }
 }
 
-/// What a strict bucket of `entitlement` lets through of a flood of such frames.
+/// Observation of a flood of such frames through a strict bucket of `entitlement`.
 fn flood(entitlement: CyclesPerSecond, cost: u64, size: u64) -> Observation {
     let cycles = entitlement.0 / 10;
     let frames = cycles / cost;
@@ -69,7 +69,7 @@ fn a_model_ten_per_cent_wrong_either_way_is_corrected_in_a_few_intervals() {
 }
 
 #[test]
-fn the_example_of_the_modules_text() {
+fn the_example_of_the_module_documentation() {
     let mut learner = learner(110_000_000, &[(A, terms(1_000.0))]);
     let before = learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);
     assert_eq!(before.changes, []);
@@ -94,7 +94,7 @@ fn a_vm_outside_its_profile_gains_nothing_and_loses_what_it_had_gained() {
             Step::default()
         );
     }
-    // Back inside, it is believed after three intervals.
+    // Back inside its profile, the port counts as compliant after three intervals.
     for n in 1..=3 {
         let step = learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);
         assert_eq!(step.events.contains(&Event::Returned(A)), n == 3);
@@ -103,7 +103,7 @@ fn a_vm_outside_its_profile_gains_nothing_and_loses_what_it_had_gained() {
 }
 
 #[test]
-fn many_flows_where_one_was_declared_are_a_breach_and_one_where_many_were_is_none() {
+fn many_flows_instead_of_one_are_a_breach_and_one_instead_of_many_is_not() {
     let mut many = flood(CyclesPerSecond(100_000_000), 1_500, SIZE);
     many.cache_hits = many.frames / 2;
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
@@ -117,7 +117,7 @@ fn many_flows_where_one_was_declared_are_a_breach_and_one_where_many_were_is_non
 }
 
 #[test]
-fn who_is_not_held_back_keeps_what_it_has() {
+fn a_port_that_is_not_throttled_keeps_its_entitlement() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
     let mut calm = flood(CyclesPerSecond(50_000_000), 1_200, SIZE);
     calm.throttled = false;
@@ -128,9 +128,9 @@ fn who_is_not_held_back_keeps_what_it_has() {
     assert!((learner.port(A).unwrap().model_error.unwrap() - 0.2).abs() < 1e-3);
 }
 
-/// Batches that are not full cost more: that says nothing of the model.
+/// Batches that are not full cost more, which says nothing about the model.
 #[test]
-fn who_is_not_held_back_has_no_drift() {
+fn a_port_that_is_not_throttled_has_no_drift() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
     let mut calm = flood(CyclesPerSecond(50_000_000), 1_500, SIZE);
     calm.throttled = false;
@@ -148,7 +148,7 @@ fn who_is_not_held_back_has_no_drift() {
     assert_eq!(state.model_error, state.full_error);
 }
 
-/// Frames on a wire are what was sold, and a segmentation request is looked up once.
+/// Frames on the wire are what was sold. A segmentation request is looked up once.
 #[test]
 fn a_segmentation_request_that_hits_the_cache_keeps_to_a_single_flow() {
     let mut large = flood(CyclesPerSecond(100_000_000), 1_000, SIZE);
@@ -172,10 +172,10 @@ fn one_interval_without_its_core_changes_nothing() {
 }
 
 #[test]
-fn what_is_lost_beside_the_bucket_is_made_up_within_bounds() {
+fn losses_outside_of_the_bucket_are_made_up_within_bounds() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
     for _ in 0..40 {
-        // Two per cent of the time somebody else had the core.
+        // In two per cent of the time, another process had the core.
         let effective = CyclesPerSecond(entitlement(&learner, A).0 / 100 * 98);
         learner.step([(A, flood(effective, 1_000, SIZE))]);
     }
@@ -188,7 +188,7 @@ fn what_is_lost_beside_the_bucket_is_made_up_within_bounds() {
 }
 
 #[test]
-fn head_room_is_divided_and_what_is_missing_is_told_once() {
+fn head_room_is_divided_and_a_shortage_is_reported_once() {
     let ports = [(A, terms(1_000.0)), (B, terms(1_000.0))];
     let mut learner = learner(210_000_000, &ports);
     let mut told = 0;
@@ -230,7 +230,7 @@ fn cycles_set_by_hand_are_left_alone_and_count() {
 }
 
 #[test]
-fn drift_is_told_when_it_begins_and_when_it_ends() {
+fn the_begin_and_end_of_drift_are_reported() {
     let mut learner = learner(500_000_000, &[(A, terms(1_000.0))]);
     let mut events = Vec::new();
     for n in 0..30 {
@@ -244,7 +244,7 @@ fn drift_is_told_when_it_begins_and_when_it_ends() {
 }
 
 #[test]
-fn new_terms_keep_what_holds_and_new_ports_take_head_room_back() {
+fn new_terms_keep_valid_knowledge_and_new_ports_take_head_room_back() {
     let mut learner = learner(220_000_000, &[(A, terms(1_000.0))]);
     for _ in 0..5 {
         learner.step([(A, flood(entitlement(&learner, A), 1_100, SIZE))]);
@@ -252,11 +252,11 @@ fn new_terms_keep_what_holds_and_new_ports_take_head_room_back() {
     let high = entitlement(&learner, A);
     learner.set_ports([(A, terms(1_000.0))]);
     assert_eq!(entitlement(&learner, A), high);
-    // Another VM came, so that the coefficient and the base grew by 4 %.
+    // Another VM arrived, so the coefficient and the base grew by 4 %.
     learner.set_ports([(A, terms(1_040.0)), (B, terms(1_040.0))]);
     assert!(entitlement(&learner, A).0 > 110_000_000);
     assert!(entitlement(&learner, A).0 + entitlement(&learner, B).0 <= 220_000_000);
-    // Another contract is another VM.
+    // Another contract means another VM.
     let other = Terms { contract: Some(contract(409_600_000)), ..terms(1_000.0) };
     learner.set_ports([(A, Terms { base: CyclesPerSecond(50_000_000), ..other })]);
     assert_eq!(entitlement(&learner, A).0, 50_000_000);

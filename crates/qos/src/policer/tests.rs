@@ -19,13 +19,13 @@ const fn bytes(bytes: u32) -> Size {
 }
 
 const US: u64 = 1_000;
-/// A byte a microsecond.
+/// A byte per microsecond.
 const BYTE_A_US: u64 = 8_000_000;
 
-/// RFC 2697, section 3, worked through: both buckets begin full; the committed one is filled
-/// first, what it cannot hold goes to the excess one.
+/// RFC 2697, section 3, by example. Both buckets start full. The committed bucket is filled first,
+/// and its overflow goes to the excess bucket.
 #[test]
-fn single_rate_goes_by_rfc_2697() {
+fn single_rate_follows_rfc_2697() {
     let p = single(BYTE_A_US, 2_000, 1_000);
     assert_eq!([(); 4].map(|()| p.mark(bytes(1_000))), [Green, Green, Yellow, Red]);
     p.refill(Nanos(500 * US));
@@ -54,7 +54,7 @@ fn single_rate_makes_no_frame_better() {
 
 /// RFC 2698, section 3.
 #[test]
-fn two_rates_go_by_rfc_2698() {
+fn two_rates_follow_rfc_2698() {
     let p = two(BYTE_A_US, 1_000, 3 * BYTE_A_US, 3_000);
     assert_eq!([(); 4].map(|()| p.mark(bytes(1_000))), [Green, Yellow, Yellow, Red]);
     assert_eq!(p.levels(), (0, 0), "green took from both, red from none");
@@ -79,7 +79,7 @@ fn two_rates_make_no_frame_better() {
 }
 
 #[test]
-fn frames_per_second_do_not_look_at_their_length() {
+fn a_limit_in_frames_ignores_their_length() {
     let p = packets(1_000, 4);
     let large = Size { bytes: 60_000, frames: 1 };
     let passed = (0..9).filter(|_| p.mark(large) == Green).count();
@@ -104,7 +104,7 @@ fn a_large_segment_counts_as_the_frames_it_becomes() {
 }
 
 #[test]
-fn a_full_bucket_lets_a_frame_pass_that_is_longer_and_owes_the_rest() {
+fn a_full_bucket_passes_a_longer_frame_and_goes_into_debt() {
     let p = single(BYTE_A_US, 1_000, 0);
     assert_eq!(p.mark(bytes(60_000)), Green);
     assert_eq!(p.levels(), (-59_000, 0));
@@ -116,7 +116,7 @@ fn a_full_bucket_lets_a_frame_pass_that_is_longer_and_owes_the_rest() {
 }
 
 #[test]
-fn a_bucket_of_no_depth_lets_nothing_pass() {
+fn a_bucket_of_depth_zero_passes_nothing() {
     let p = single(BYTE_A_US, 1_000, 0);
     assert_eq!((p.mark(bytes(1_000)), p.mark(bytes(1))), (Green, Red));
     let p = single(BYTE_A_US, 0, 1_000);
@@ -124,7 +124,7 @@ fn a_bucket_of_no_depth_lets_nothing_pass() {
 }
 
 #[test]
-fn hours_of_rest_bank_no_more_than_the_depth() {
+fn hours_of_idling_earn_no_more_than_the_depth() {
     for rate in [RATE_MIN.0, 2_000_000_000, RATE_MAX.0] {
         for (cbs, ebs) in [(1_500, 0), (65_536, 65_536), (DEPTH_MAX, DEPTH_MAX)] {
             let p = single(rate, cbs, ebs);
@@ -143,9 +143,9 @@ fn hours_of_rest_bank_no_more_than_the_depth() {
 }
 
 #[test]
-fn no_fraction_is_lost_however_often_it_is_refilled() {
-    // 8001 bit/s: a byte every 999,875.0156... ns. An hour in steps of 7 ns would lose everything
-    // if a step rounded; a second in steps of 977 ns stands for it.
+fn frequent_refills_lose_no_fraction() {
+    // 8001 bit/s is a byte every 999,875.0156... ns. If refills rounded, steps of 7 ns would lose
+    // everything. A second in steps of 977 ns shows the same.
     let p = single(8_001, DEPTH_MAX, 0);
     p.all_green(bytes(DEPTH_MAX));
     assert_eq!(p.levels().0, 0);
@@ -155,7 +155,7 @@ fn no_fraction_is_lost_however_often_it_is_refilled() {
 }
 
 #[test]
-fn a_clock_that_goes_back_brings_nothing() {
+fn a_clock_that_goes_back_earns_nothing() {
     let p = single(BYTE_A_US, 1_000, 0);
     p.refill(Nanos(5_000 * US));
     p.mark(bytes(1_000));
@@ -177,7 +177,7 @@ fn a_batch_is_green_at_once_only_if_each_frame_would_be() {
 }
 
 #[test]
-fn a_limit_that_is_impossible_is_refused_with_what_is_possible() {
+fn an_invalid_limit_is_refused_with_the_valid_range() {
     let rate = |cir, cbs, ebs| Spec::new(Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs });
     let text = |error: Result<Spec, SpecError>| error.unwrap_err().to_string();
     assert_eq!(text(rate(7_999, 1, 1)), "rate 7999 is out of range; write 8k to 400G");
@@ -206,10 +206,10 @@ fn a_default_depth_holds_large_segments_and_a_retransmission_timeout() {
     assert_eq!(segments_frames(PacketsPerSecond(80_000)), 8_000);
 }
 
-/// A TCP sender with offloads beside a round trip that is short: it sends at ten times the rate
-/// until a whole window was dropped, is silent for a retransmission timeout, and begins again.
+/// A TCP sender with offloads and a short round trip. It sends at ten times the rate until a whole
+/// window is dropped, is silent for a retransmission timeout, and starts again.
 #[test]
-fn with_the_default_depth_a_stream_that_waits_for_timeouts_has_its_rate() {
+fn with_the_default_depth_a_stream_gets_its_rate_despite_timeouts() {
     let passed = |cbs: u32| {
         let rate = BitsPerSecond(1_000_000_000);
         let p = single(rate.0, cbs, 0);

@@ -1,19 +1,29 @@
 //! Shapers: when a VM's next frame may depart.
 //!
-//! **Problem.** A rate limit is a delay, and how the delays are spread is what a guest's users see:
-//! tokens that come every 50 ms let a burst pass and then nothing. **Source.** "Defeating Network
-//! Jitter for Virtual Machines" §II-C, §III-C. **Rule.** A VM's frames go in their order; of each,
-//! when it arrived and how long it is gives when it departs ([`Shaper::depart`]). A shaper holds no
-//! frame and no timer: frames wait where they are, and a [`crate::wheel::Wheel`] says whose time
-//! has come.
+//! # Problem
 //!
-//! | Shaper | What it spaces |
+//! A rate limit delays frames, and the guest's users see how these delays are distributed. Tokens
+//! that arrive every 50 ms let a burst pass and then nothing.
+//!
+//! # Source
+//!
+//! "Defeating Network Jitter for Virtual Machines" §II-C, §III-C.
+//!
+//! # Approach
+//!
+//! A VM's frames depart in order. From each frame's arrival and length, the shaper computes its
+//! departure ([`Shaper::depart`]). A shaper stores no frames and sets no timers. Frames wait where
+//! they are, and a [`crate::wheel::Wheel`] tells when they are due.
+//!
+//! | Shaper | Spacing |
 //! |---|---|
-//! | [`TokenBucket`] | nothing: what the last refill brought goes at once |
-//! | [`Smooth`] | frame after frame, within a window |
+//! | [`TokenBucket`] | none: what the last refill brought departs at once |
+//! | [`Smooth`] | between consecutive frames, within a window |
 //!
-//! **Limits.** [`RATE_MIN`] to [`RATE_MAX`]. A frame longer than [`segment_max`] should be cut
-//! before it comes here: it would stand for longer than a wheel reaches.
+//! # Limits
+//!
+//! Rates range from [`RATE_MIN`] to [`RATE_MAX`]. A frame longer than [`segment_max`] should be
+//! split before it is shaped. It would otherwise wait for longer than a wheel reaches.
 
 mod smooth;
 mod token_bucket;
@@ -25,18 +35,18 @@ use penstock_units::{BitsPerSecond, Nanos};
 pub use smooth::{GROUP_TIME, GROUPS_FROM, INTERVAL, Smooth, WIDTH, Window};
 pub use token_bucket::{PERIOD_OF_XEN, TokenBucket};
 
-/// The slowest rate.
+/// Lowest rate.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(256_000);
-/// The fastest rate.
+/// Highest rate.
 pub const RATE_MAX: BitsPerSecond = BitsPerSecond(10_000_000_000);
-/// A frame that every limit lets pass at once: one of an MTU.
+/// Length in bytes of a frame of one MTU, which every limit lets pass at once.
 pub const FRAME: u32 = 1_514;
-/// The longest frame; one that is said to be longer counts as this.
+/// Longest frame in bytes. A longer length counts as this.
 pub const FRAME_MAX: u32 = 1 << 20;
-/// Parts of a byte: as many as pass in a nanosecond at 1 bit/s, so that no refill rounds.
+/// Parts of a byte: 1 bit/s yields one part in a nanosecond, so no refill rounds.
 const PARTS: i64 = 8_000_000_000;
 
-/// A rate that no shaper can hold.
+/// Error: the rate is outside [`RATE_MIN`] to [`RATE_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateError(pub BitsPerSecond);
 
@@ -48,20 +58,22 @@ impl fmt::Display for RateError {
 
 impl core::error::Error for RateError {}
 
+/// Checks the range of a rate.
+///
 /// # Errors
-/// A rate out of range.
+/// The rate is out of range.
 fn checked(rate: BitsPerSecond) -> Result<BitsPerSecond, RateError> {
     if rate < RATE_MIN || rate > RATE_MAX { Err(RateError(rate)) } else { Ok(rate) }
 }
 
-/// The longest segment that does not take longer than `time` at a rate, and at least [`FRAME`].
+/// Length in bytes that takes at most `time` at `rate`; at least [`FRAME`].
 #[must_use]
 pub fn segment_max(rate: BitsPerSecond, time: Nanos) -> u32 {
     let bytes = u128::from(rate.0) * u128::from(time.0) / PARTS.unsigned_abs() as u128;
     u32::try_from(bytes).unwrap_or(u32::MAX).max(FRAME)
 }
 
-/// One of the shapers.
+/// The shaper of one VM.
 #[derive(Clone, Debug)]
 pub enum Shaper {
     /// The baseline.
@@ -71,8 +83,8 @@ pub enum Shaper {
 }
 
 impl Shaper {
-    /// When the next frame departs, which arrived at `arrival` behind all others before. No earlier
-    /// than it arrived, and than the one before it departs.
+    /// The departure of the next frame, which arrived at `arrival` after all earlier ones. It is
+    /// never before the arrival or before the previous departure.
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         match self {
             Self::TokenBucket(shaper) => shaper.depart(arrival, bytes),
@@ -80,10 +92,10 @@ impl Shaper {
         }
     }
 
-    /// Another rate, from the next frame on.
+    /// Changes the rate from the next frame on.
     ///
     /// # Errors
-    /// When it is out of range; the old one stays.
+    /// The rate is out of range. The old rate then stays.
     pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
         match self {
             Self::TokenBucket(shaper) => shaper.set_rate(rate),
@@ -91,7 +103,6 @@ impl Shaper {
         }
     }
 
-    /// The rate.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         match self {

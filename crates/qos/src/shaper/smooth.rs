@@ -1,122 +1,148 @@
-//! `smooth`: the spacing between a VM's frames stays within a window, and their mean at its rate.
+//! `smooth`: keeps the spacing between a VM's frames within a window, and their mean rate at its
+//! rate.
 //!
-//! **Problem.** A token bucket lets a burst pass and then has frames wait for up to a refill
-//! period: the mean is right, the delay variation is the period. **Source.** VM jitter §III-C,
-//! Figs. 5 and 10.
+//! # Problem
 //!
-//! **Quantities.** Rate R. A *group* is what departs at once: a frame, and from [`GROUPS_FROM`] on
-//! as much as [`GROUP_TIME`] of the rate, 64 KiB at most. Spacing δ, ns a byte, in a [`Window`]
-//! around its centre e^c: of [`WIDTH`] for a frame of 1,500 bytes, or ±30 % where that is less.
-//! Credit: a bucket that fills at R, [`DEPTH_TIME`] deep and no less than four of the longest
-//! frames; its set point is half.
+//! A token bucket lets a burst pass and then delays frames for up to a refill period. The mean rate
+//! is right, but the delay varies by a whole period.
 //!
-//! **Rule.** A group of s bytes that departed at t has the next depart at max(arrival, t + s δ).
-//! *Fast*, for each group: the more credit is above the set point, the nearer is δ to the window's
-//! short end, below it to the long one, and at an end when it is off by half of the set point.
-//! *Slow*, every [`INTERVAL`] of which more than half was backlogged: e = ln(the centre's rate/R),
-//! and c moves by [`KP`] (e - e') + [`KI`] e, e' being the last, no more than ±[`STEP_MAX`]. In an
-//! interval with less work the window drifts, by half its way each, to where R is its long end, so
-//! that what comes now and then does not wait. c stays within a factor of four of R. A rate that
-//! changes takes the window along at once. *Backstop*: nothing departs that the credit does not
-//! cover.
+//! # Source
 //!
-//! **Example** (tests). 2 Mbit/s, 1,500 B: 6 ms apart, from 4.5 to 7.5 at the ends. From four times
-//! too slow or too fast it is at its rate after five intervals.
+//! VM jitter §III-C, Figs. 5 and 10.
 //!
-//! **Departures.** The paper delays each packet; a bounded delay limits no rate, so here it is the
-//! *spacing* that has a window. What it prints for r has its ends exchanged, and its proportional
-//! rule, read literally, is positive feedback. There the rule knows two values; here it is
-//! proportional between them, since a spacing that jumps from end to end is jitter of its own (a
-//! quarter of the spacing at 2 Mbit/s). Spacing follows from what departed before, as on a slower
-//! link: no frame waits for its own length. The slow rule's e is of the spacing that the window
-//! gave, not of what departed: what waits for the backstop or does not come is no fault of the
-//! window. Gains: poles of z² - (1-Kp-Ki) z - Kp are 0.62 and -0.32. Kd is 0, it would only see
-//! sizes. **Bound.** Over any time t no more departs than max(depth, one group) + R x t. **Cost.**
-//! A frame: a few multiplications; a logarithm and an exponential an interval. 160 bytes.
+//! # Quantities
+//!
+//! - R is the rate.
+//! - A *group* departs at once: a single frame, or from [`GROUPS_FROM`] on as much as
+//!   [`GROUP_TIME`] at the rate, up to 64 KiB.
+//! - δ is the spacing in ns per byte. It lies in a [`Window`] around its centre e^c. The window's
+//!   width is [`WIDTH`] for a frame of 1,500 bytes, or ±30 % if that is less.
+//! - Credit is a bucket that fills at R. Its depth is [`DEPTH_TIME`] and at least four of the
+//!   longest frames. Its set point is half the depth.
+//!
+//! # Approach
+//!
+//! After a group of s bytes that departed at t, the next departs at max(arrival, t + s δ).
+//!
+//! - The *fast* rule sets δ for each group. More credit than the set point moves δ towards the
+//!   window's short end, less credit towards its long end. It reaches the end if credit is off by
+//!   half of the set point.
+//! - The *slow* rule runs every [`INTERVAL`] that was backlogged for more than half of its time. e
+//!   = ln(the centre's rate/R), and c moves by [`KP`] (e - e') + [`KI`] e, where e' is the previous
+//!   error. The step is limited to ±[`STEP_MAX`].
+//! - In an interval with less work, the window drifts by half the distance towards the position
+//!   where R is its long end. Occasional frames then do not wait.
+//! - c stays within a factor of four of R. A change of the rate moves the window at once.
+//! - The *backstop*: nothing departs that the credit does not cover. Over any time t, at most
+//!   max(depth, one group) + R × t departs.
+//!
+//! The gains put the poles of z² - (1-Kp-Ki) z - Kp at 0.62 and -0.32. Kd is 0, because it would
+//! only react to sizes.
+//!
+//! # Example
+//!
+//! Tests: at 2 Mbit/s, frames of 1,500 bytes are 6 ms apart, with window ends at 4.5 and 7.5 ms.
+//! From four times too slow or too fast, the shaper reaches its rate after five intervals.
+//!
+//! # Departures
+//!
+//! - The paper delays each packet. A bounded delay does not limit a rate, so here the *spacing* has
+//!   a window.
+//! - The paper's printed r has its ends exchanged, and its proportional rule, read literally, is
+//!   positive feedback.
+//! - The paper's rule knows two values. Here it is proportional between them, because a spacing
+//!   that jumps between its ends is jitter too (a quarter of the spacing at 2 Mbit/s).
+//! - Spacing depends on earlier departures, as on a slower link: no frame waits for its own length.
+//! - The slow rule's e uses the spacing that the window gave, not actual departures. The window is
+//!   not to blame for frames that wait for the backstop or do not arrive.
+//!
+//! # Cost
+//!
+//! A few multiplications per frame; a logarithm and an exponential per interval; 160 bytes.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{FRAME, FRAME_MAX, PARTS, RateError, checked};
 
-/// The window's width for a frame of 1,500 bytes (§IV: "3ms").
+/// Width of the window for a frame of 1,500 bytes (§IV: "3ms").
 pub const WIDTH: Nanos = Nanos::from_millis(3);
-/// The window is moved so often (§IV: "1 second").
+/// Interval of the slow rule (§IV: "1 second").
 pub const INTERVAL: Nanos = Nanos::from_secs(1);
-/// From this rate on frames depart in groups.
+/// Rate from which frames depart in groups.
 pub const GROUPS_FROM: BitsPerSecond = BitsPerSecond(20_000_000);
-/// A group's time at the rate.
+/// Time that a group takes at the rate.
 pub const GROUP_TIME: Nanos = Nanos::from_micros(500);
-/// A group's most bytes: those of a large segment.
+/// Largest group in bytes: a large segment.
 pub const GROUP_MAX: u32 = 65_536;
-/// The credit's depth as a time at the rate.
+/// Depth of the credit, as a time at the rate.
 pub const DEPTH_TIME: Nanos = Nanos::from_millis(50);
-/// Proportional and integral gain of the slow rule, and its largest step.
+/// Proportional gain of the slow rule.
 pub const KP: f64 = 0.2;
-/// See [`KP`].
+/// Integral gain of the slow rule.
 pub const KI: f64 = 0.5;
-/// See [`KP`].
+/// Largest step of the slow rule, as a logarithm of the spacing.
 pub const STEP_MAX: f64 = 0.7;
 
 const REFERENCE: f64 = 1_500.0;
-/// Half of the window's width at most, as a part of the spacing.
+/// Largest half of the window, as a fraction of the spacing.
 const HALF_MAX: f64 = 0.3;
-/// How far from the rate the window may be: a factor of four.
+/// Largest deviation of the window from the rate: a factor of four.
 const FAR: f64 = 4.0;
 const BITS_NS: f64 = 8e9;
 
-/// Where the spacing lies, in ns a byte.
+/// Window of the spacing, in ns per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
-    /// Its short end.
+    /// Shortest spacing.
     pub low: f64,
-    /// Its middle.
+    /// Centre of the window.
     pub centre: f64,
-    /// Its long end.
+    /// Longest spacing.
     pub high: f64,
 }
 
-/// What was seen of an interval.
+/// Observations of an interval.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// Bytes of groups behind which something waited, and the spacing they had, in ns.
+    /// Bytes of groups with frames waiting behind them, and the spacing after them in ns.
     bytes: f64,
     spacing: f64,
-    /// The same spacing if it had been the centre's.
+    /// The spacing after them if it had been that of the window's centre, in ns.
     central: f64,
-    /// Time in which something waited, in ns.
+    /// Time in which frames waited, in ns.
     busy: u64,
 }
 
-/// See the module's text.
+/// The smoothing shaper of one VM.
 #[derive(Clone, Debug)]
 pub struct Smooth {
     rate: BitsPerSecond,
-    /// c.
+    /// c: the logarithm of the centre.
     centre: f64,
     window: Window,
-    /// In parts; may be negative after a frame longer than the bucket is deep.
+    /// Credit in parts; negative after a frame longer than the depth.
     credit: i64,
     depth: i64,
     credit_at: Nanos,
-    /// The longest frame that is expected.
+    /// Longest expected frame in bytes.
     longest: u32,
-    /// The group that departs or departed last: when, and its bytes.
+    /// The last group: its departure and its bytes.
     group_at: Nanos,
     group: u32,
     group_max: u32,
     last: Nanos,
     interval_at: Nanos,
     seen: Seen,
-    /// e of the interval before, if that counted.
+    /// e of the previous interval, if that was controlled.
     error: Option<f64>,
     intervals: u64,
 }
 
 impl Smooth {
-    /// At its rate, with half of its credit.
+    /// A shaper at its rate, with half of its credit.
     ///
     /// # Errors
-    /// A rate out of range.
+    /// The rate is out of range.
     pub fn new(rate: BitsPerSecond) -> Result<Self, RateError> {
         let rate = checked(rate)?;
         let mut smooth = Self {
@@ -142,7 +168,8 @@ impl Smooth {
         Ok(smooth)
     }
 
-    /// The same with the window's centre off by a factor: above 1 too slow. To see it come back.
+    /// Shifts the window's centre by a factor; above 1 is too slow. Tests use it to watch the
+    /// recovery.
     #[must_use]
     pub fn off_by(mut self, factor: f64) -> Self {
         self.centre += factor.clamp(1.0 / FAR, FAR).ln();
@@ -150,8 +177,8 @@ impl Smooth {
         self
     }
 
-    /// The same for frames up to so many bytes; without, [`FRAME`]. Longer ones keep the rate, but
-    /// may have to wait for the backstop.
+    /// Sets the longest expected frame; [`FRAME`] by default. Longer frames keep the rate but may
+    /// wait for the backstop.
     #[must_use]
     pub fn frames_up_to(mut self, bytes: u32) -> Self {
         self.longest = bytes.clamp(FRAME, FRAME_MAX);
@@ -160,7 +187,7 @@ impl Smooth {
         self
     }
 
-    /// Depth and groups for the rate.
+    /// Computes the depth and the group size for the rate.
     fn size(&mut self) {
         let of = |time: Nanos| self.rate.0.saturating_mul(time.0);
         let depth = i64::try_from(of(DEPTH_TIME)).unwrap_or(i64::MAX / 2);
@@ -169,7 +196,7 @@ impl Smooth {
         self.group_max = if self.rate < GROUPS_FROM { 0 } else { group.min(GROUP_MAX) };
     }
 
-    /// The window around its centre.
+    /// Places the window around its centre.
     fn place(&mut self) {
         let due = due(self.rate);
         self.centre = self.centre.clamp((due / FAR).ln(), (due * FAR).ln());
@@ -178,40 +205,39 @@ impl Smooth {
         self.window = Window { low: centre * (1.0 - half), centre, high: centre * (1.0 + half) };
     }
 
-    /// The rate.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// Where the spacing of the last frame lay.
+    /// The window that the last frame's spacing was taken from.
     #[must_use]
     pub const fn window(&self) -> Window {
         self.window
     }
 
-    /// Credit, in bytes, rounded down, as of the last departure.
+    /// Credit at the last departure in bytes, rounded down.
     #[must_use]
     pub const fn credit(&self) -> i64 {
         self.credit.div_euclid(PARTS)
     }
 
-    /// How deep the credit's bucket is, in bytes.
+    /// Depth of the credit in bytes.
     #[must_use]
     pub const fn depth(&self) -> i64 {
         self.depth / PARTS
     }
 
-    /// Intervals that have ended.
+    /// Number of intervals that have ended.
     #[must_use]
     pub const fn intervals(&self) -> u64 {
         self.intervals
     }
 
-    /// See [`super::Shaper::set_rate`]. Window and credit go along, in proportion.
+    /// See [`super::Shaper::set_rate`]. Window and credit scale with the rate.
     ///
     /// # Errors
-    /// A rate out of range.
+    /// The rate is out of range.
     pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
         let (old, depth) = (self.rate, self.depth);
         self.rate = checked(rate)?;
@@ -220,7 +246,7 @@ impl Smooth {
         self.place();
         let credit = i128::from(self.credit) * i128::from(self.depth) / i128::from(depth.max(1));
         self.credit = i64::try_from(credit).unwrap_or(0).min(self.depth);
-        // What was seen was seen of the old rate.
+        // Earlier observations belong to the old rate.
         (self.error, self.seen, self.interval_at) = (None, Seen::default(), self.last);
         Ok(())
     }
@@ -234,7 +260,7 @@ impl Smooth {
         let due = if joins || self.group == 0 { ready } else { self.spaced(arrival, ready) };
         let departs = self.backed(due.max(ready), bytes);
         if departs > arrival {
-            // What waited did so since it came, or since the one before it went.
+            // The frame waited since its arrival or since the previous departure.
             self.seen.busy += (departs.0).saturating_sub(ready.0);
         }
         if joins {
@@ -247,12 +273,12 @@ impl Smooth {
         departs
     }
 
-    /// When a new group departs by the spacing after the last.
+    /// Departure of a new group according to the spacing after the last one.
     fn spaced(&mut self, arrival: Nanos, ready: Nanos) -> Nanos {
         let bytes = f64::from(self.group);
         let spacing = self.spacing(ready) * bytes;
         let due = self.group_at + nanos(spacing);
-        // Also if it is the backstop that it waits for.
+        // This counts groups that wait for the backstop too.
         if due > ready || arrival < ready {
             self.seen.bytes += bytes;
             self.seen.spacing += spacing;
@@ -261,8 +287,7 @@ impl Smooth {
         due
     }
 
-    /// The fast rule: δ, by the credit that there will be when the group's time at the rate is
-    /// over.
+    /// The fast rule: δ from the credit at the time when the group ends at the nominal rate.
     fn spacing(&self, ready: Nanos) -> f64 {
         let central = self.group_at + nanos(f64::from(self.group) * due(self.rate));
         let credit = self.credit_at(ready.max(central));
@@ -280,7 +305,7 @@ impl Smooth {
         self.credit.saturating_add(i64::try_from(more).unwrap_or(0))
     }
 
-    /// The backstop: when credit covers the frame, from `due` on.
+    /// The backstop: the first time from `due` on at which credit covers the frame.
     fn backed(&mut self, due: Nanos, bytes: u32) -> Nanos {
         self.credit = self.credit_at(due);
         self.credit_at = due;
@@ -295,7 +320,7 @@ impl Smooth {
         departs
     }
 
-    /// Intervals that end before `now`.
+    /// Handles the intervals that ended before `now`.
     fn pass(&mut self, now: Nanos) {
         let ended = now.saturating_sub(self.interval_at).0 / INTERVAL.0;
         if ended == 0 {
@@ -310,7 +335,7 @@ impl Smooth {
             self.drift(1);
         }
         if ended > 1 {
-            // Nothing departed in the others.
+            // Nothing departed in the other intervals.
             self.drift(ended - 1);
         }
         self.place();
@@ -318,7 +343,7 @@ impl Smooth {
 
     /// The slow rule.
     fn control(&mut self, seen: &Seen) {
-        // What passed, over the rate, if the fast rule had left the spacing in the middle.
+        // The rate relative to R, if the fast rule had left the spacing at the centre.
         let rate = seen.bytes / seen.spacing;
         let middle = rate * seen.spacing / seen.central;
         let error = (middle * due(self.rate)).ln();
@@ -327,7 +352,7 @@ impl Smooth {
         self.centre += step.clamp(-STEP_MAX, STEP_MAX);
     }
 
-    /// Towards where the rate is the window's long end.
+    /// Moves the window towards the position where the rate is its long end.
     fn drift(&mut self, intervals: u64) {
         self.error = None;
         let rest = due(self.rate).ln() - (1.0 + half(self.rate)).ln();
@@ -336,20 +361,20 @@ impl Smooth {
     }
 }
 
-/// δ at which a rate is met, in ns a byte.
+/// δ that corresponds to a rate, in ns per byte.
 fn due(rate: BitsPerSecond) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
     let rate = rate.0 as f64;
     BITS_NS / rate
 }
 
-/// Rounded up.
+/// Rounds up to whole nanoseconds.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below an hour")]
 fn nanos(ns: f64) -> Nanos {
     Nanos(ns.ceil() as u64)
 }
 
-/// Half of the window as a part of its centre.
+/// Half of the window's width as a fraction of its centre.
 fn half(rate: BitsPerSecond) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
     let width = WIDTH.0 as f64;

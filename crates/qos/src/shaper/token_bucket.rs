@@ -1,12 +1,24 @@
-//! `token-bucket`: the baseline, with its refill period as a parameter.
+//! `token-bucket`: the baseline shaper, with its refill period as a parameter.
 //!
-//! **Source.** VM jitter §II-C, Fig. 3: Xen's network back end adds a VM's credit every 50 ms.
-//! **Rule.** At each whole period the level rises by rate x period, to the depth at most; a frame
-//! that it covers departs at once, another waits for the period that does. A frame longer than the
-//! bucket is deep departs when it is full and the rest is owed. **Departures.** Xen's window begins
-//! when credit is first wanted after it ended; here periods stand on a grid. **Bound.** Over any
-//! time t no more departs than max(depth, one frame) + rate x (t + a period). **Cost.** O(1); a
-//! division where periods have passed.
+//! # Source
+//!
+//! VM jitter §II-C, Fig. 3: Xen's network back end adds a VM's credit every 50 ms.
+//!
+//! # Approach
+//!
+//! At the end of each period the level rises by rate × period, up to the depth. A frame that the
+//! level covers departs at once. Other frames wait for the period that covers them. A frame longer
+//! than the depth departs when the bucket is full, which then goes into debt. Over any time t, at
+//! most max(depth, one frame) + rate × (t + a period) departs.
+//!
+//! # Departures
+//!
+//! Xen starts a period when credit is first needed after the previous period. Here periods lie on a
+//! fixed grid.
+//!
+//! # Cost
+//!
+//! O(1), with a division if periods have passed.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -14,26 +26,27 @@ use super::{FRAME, FRAME_MAX, PARTS, RateError, checked};
 
 /// Xen's period (the paper's "every 50ms").
 pub const PERIOD_OF_XEN: Nanos = Nanos::from_millis(50);
-/// The longest period.
+/// Longest period.
 const PERIOD_MAX: Nanos = Nanos::from_millis(400);
 
-/// See the module's text.
+/// A token bucket that is refilled once a period.
 #[derive(Clone, Debug)]
 pub struct TokenBucket {
     rate: BitsPerSecond,
     period: Nanos,
     level: i64,
     depth: i64,
-    /// A whole period: up to here tokens have come.
+    /// End of the last period for which tokens were added, in ns.
     at: u64,
     last: Nanos,
 }
 
 impl TokenBucket {
-    /// A full bucket, as deep as a period's worth and a frame. A period is 1 us to 400 ms.
+    /// A full bucket that is as deep as one period's tokens plus a frame. The period is clamped to
+    /// 1 µs to 400 ms.
     ///
     /// # Errors
-    /// A rate out of range.
+    /// The rate is out of range.
     pub fn new(rate: BitsPerSecond, period: Nanos) -> Result<Self, RateError> {
         let rate = checked(rate)?;
         let period = period.clamp(Nanos(1_000), PERIOD_MAX);
@@ -43,26 +56,26 @@ impl TokenBucket {
         Ok(bucket)
     }
 
-    /// Parts that a period brings: 10 Gbit/s x 400 ms are 4 x 10^18, within 62 bits.
+    /// Parts that a period brings. 10 Gbit/s × 400 ms is 4 × 10^18, within 62 bits.
     fn worth(&self) -> i64 {
         i64::try_from(self.rate.0.saturating_mul(self.period.0)).unwrap_or(i64::MAX / 2)
     }
 
-    /// A period's worth, and a frame: what is too little for one is kept for the next period.
+    /// Depth in parts: a period's tokens plus a frame. A remainder below a frame is kept for the
+    /// next period.
     fn full(&self) -> i64 {
         self.worth() + i64::from(FRAME) * PARTS
     }
 
-    /// The rate.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// See [`super::Shaper::set_rate`]. The bucket keeps what it has, up to its new depth.
+    /// See [`super::Shaper::set_rate`]. The bucket keeps its tokens, up to the new depth.
     ///
     /// # Errors
-    /// A rate out of range.
+    /// The rate is out of range.
     pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
         self.rate = checked(rate)?;
         self.depth = self.full();
@@ -99,10 +112,10 @@ impl TokenBucket {
 mod tests {
     use super::*;
 
-    /// 2 Mbit/s and 50 ms: 12,500 bytes, so eight frames of 1,500 at once and 50 ms of nothing; a
-    /// ninth when what was left over is enough, and at first.
+    /// 2 Mbit/s and 50 ms bring 12,500 bytes: eight frames of 1,500 bytes depart at once, then none
+    /// for 50 ms. A ninth departs at first and whenever the remainders suffice.
     #[test]
-    fn fifty_milliseconds_are_burst_and_wait() {
+    fn a_period_of_fifty_milliseconds_alternates_burst_and_wait() {
         let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
         let departs: Vec<u64> =
             (0..25).map(|_| bucket.depart(Nanos(1), 1_500).0 / 1_000_000).collect();
@@ -115,15 +128,16 @@ mod tests {
         let rate = BitsPerSecond(80_000_000);
         let mut bucket = TokenBucket::new(rate, Nanos::from_micros(10)).unwrap();
         let last = (0..1_000).map(|_| bucket.depart(Nanos(0), 1_000)).last().unwrap();
-        // 10 bytes a microsecond; at first the bucket holds a frame of 1,514 and a period's 100.
+        // 10 bytes per microsecond. The bucket starts with a frame of 1,514 bytes and a period's
+        // 100.
         assert!(last.0.abs_diff(99_840_000) < 10_000, "{last:?}");
     }
 
     #[test]
-    fn a_frame_longer_than_the_bucket_is_owed() {
+    fn a_frame_longer_than_the_bucket_leaves_a_debt() {
         let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
         assert_eq!(bucket.depart(Nanos(0), 50_000), Nanos(0));
-        // 14,014 were there; 35,986 are owed, and 12,500 wanted.
+        // 14,014 bytes were available, so 35,986 are owed and 12,500 are needed.
         assert_eq!(bucket.depart(Nanos(0), 12_500), Nanos::from_millis(200));
         assert_eq!(bucket.depart(Nanos::from_secs(9), 60), Nanos::from_secs(9));
         assert!(TokenBucket::new(BitsPerSecond(1), PERIOD_OF_XEN).is_err());

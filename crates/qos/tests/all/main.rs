@@ -1,4 +1,4 @@
-//! Properties of schedulers, limiters and of what they learn.
+//! Property tests of schedulers, limiters and learning.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod prop_bottleneck;

@@ -1,4 +1,4 @@
-//! What holds for the NIC-bottleneck handler under any load.
+//! Invariants of the NIC-bottleneck handler under any load.
 
 use penstock_qos::bottleneck::{Bottleneck, Change, Hysteresis, Sent, limits};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
 
-/// Time to the next look in milliseconds, load sent and held back in thousandths of the link.
+/// Time to the next reading in milliseconds; sent and held-back load in thousandths of the link.
 fn load() -> impl Strategy<Value = (u64, u64, u64)> {
     let sent = prop_oneof![0..=1_000_u64, 960..=1_000_u64, 800..=860_u64];
     (20..400_u64, sent, prop_oneof![4 => Just(0_u64), 1 => 0..2_000_u64])
@@ -14,7 +14,7 @@ fn load() -> impl Strategy<Value = (u64, u64, u64)> {
 
 proptest! {
     #[test]
-    fn changes_alternate_and_none_comes_sooner_than_its_time(
+    fn changes_alternate_and_respect_their_minimum_times(
         loads in prop::collection::vec(load(), 1..600),
     ) {
         let mut handler = Bottleneck::new(LINK);
@@ -43,7 +43,7 @@ proptest! {
     }
 
     #[test]
-    fn a_link_that_stays_full_is_found_within_300_ms_of_steady_looks(
+    fn a_saturated_link_is_detected_within_300_ms_of_steady_readings(
         before in prop::collection::vec(0..969_u64, 0..50), offset in 0..100_u64,
     ) {
         let mut handler = Bottleneck::new(LINK);
@@ -77,12 +77,13 @@ proptest! {
         let parts = limits(BitsPerSecond(link), &bought);
         let sum: u128 = parts.iter().map(|rate| u128::from(rate.0)).sum();
         prop_assert!(sum <= u128::from(link) * 99 / 100);
-        // All of it is handed out but for what rounding leaves.
+        // All of it is handed out, except for rounding.
         prop_assert!(sum + parts.len() as u128 + 1 >= u128::from(link) * 99 / 100);
         for (bought, part) in bought.iter().zip(&parts) {
             prop_assert!(bought.is_some() || part.0 > 0);
         }
-        // Who bought within the link keeps what was bought, but for one hundredth an unsold VM.
+        // A VM that bought within the link keeps its rate, less one hundredth of the link for each
+        // VM without a purchase.
         let sold: u128 = bought.iter().flatten().map(|rate| u128::from(rate.0)).sum();
         if sold <= u128::from(link) * 99 / 100 && bought.iter().all(Option::is_some) {
             for (bought, part) in bought.iter().flatten().zip(&parts) {

@@ -1,5 +1,5 @@
-//! The cycle buckets under any order of events: nothing is lost, and what is shared is shared by
-//! weight.
+//! Invariants of the cycle buckets under any order of events: no cycles are lost, and the pool is
+//! shared by weight.
 
 use penstock_qos::c2tb::{BucketSet, Mode, Terms};
 use penstock_units::{Cycles, CyclesPerSecond, TscRate, Weight};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const HZ: u64 = 2_200_000_000;
 const SLOTS: usize = 12;
-/// Cycles of a refill interval of 50 us.
+/// Cycles of a refill interval of 50 µs.
 const INTERVAL: u64 = 110_000;
 
 fn terms(entitlement: u64, weight: u64, mode: Mode, depth: u64) -> Terms {
@@ -60,7 +60,7 @@ fn apply(set: &mut BucketSet, event: &Event) {
         Event::Change(slot, ref terms) => set.change(slot, terms),
         Event::Leave(slot) => drop(set.leave(slot)),
         Event::Charge(slot, cost, more) => drop(set.charge(slot, Cycles(cost), more)),
-        // What is given back was charged before.
+        // Only cycles that were charged before can be refunded.
         Event::Lend(slot, cost) if !set.may_run(slot) => {
             set.charge(slot, Cycles(cost), true);
             set.lend(slot, Cycles(cost));
@@ -73,13 +73,13 @@ fn apply(set: &mut BucketSet, event: &Event) {
     }
 }
 
-/// All tokens; with the pool they are what the ledger calls stored.
+/// Sum of all tokens. Together with the pool, they are what the ledger calls stored.
 fn tokens(set: &BucketSet) -> i64 {
     (0..SLOTS).map(|slot| set.tokens(slot)).sum()
 }
 
-/// Refills with everybody in `slots` spending whatever they have, in batches of their own cost;
-/// returns what each was charged.
+/// Refills while all ports in `slots` spend all their tokens, in batches of their own cost. Returns
+/// the cycles charged to each.
 fn run_backlogged(set: &mut BucketSet, costs: &[u64], refills: u32) -> Vec<u64> {
     let mut charged = vec![0; costs.len()];
     for _ in 0..refills {
@@ -105,7 +105,8 @@ proptest! {
             apply(&mut set, event);
             let ledger = set.ledger();
             prop_assert_eq!(ledger.unaccounted(), 0, "{:?} after {:?}", ledger, event);
-            // What the buckets do not hold is the pool: what is to be split, up to rounding.
+            // What the buckets do not hold is the pool, which is still to be shared, up to
+            // rounding.
             let pool = ledger.stored - tokens(&set);
             prop_assert!(pool > -16 - (HZ / 1_000).cast_signed(), "{} after {:?}", pool, event);
         }
@@ -142,7 +143,7 @@ proptest! {
         }
     }
 
-    /// All capacity goes to those who have work, however uneven their depths and batches.
+    /// All capacity goes to ports with work, for any depths and batches.
     #[test]
     fn backlogged_minmax_ports_use_the_whole_capacity(
         ports in proptest::collection::vec(
@@ -170,8 +171,8 @@ proptest! {
         prop_assert!(charged.abs_diff(generated) <= slack, "{} of {}", charged, generated);
     }
 
-    /// One of several that have emptied their buckets goes on alone. The core is never without
-    /// work, and no more is lent than the buckets that fill up meanwhile can hold.
+    /// One of several ports with empty buckets continues alone. The core is never idle, and no more
+    /// is lent than the filling buckets can hold.
     #[test]
     fn a_core_with_a_backlogged_minmax_port_never_idles(
         ports in proptest::collection::vec((0..HZ / 12, 1..100_u64, 500..60_000_u64), 2..SLOTS),
@@ -201,14 +202,14 @@ proptest! {
         let after = set.ledger();
         prop_assert_eq!(after.unaccounted(), 0);
         prop_assert_eq!(after.charged - before.charged + after.lent - before.lent, now);
-        // In debt by a batch each, and what is generated is one interval late.
+        // Each may be in debt by a batch, and generation is one interval late.
         let room: u64 = costs.iter().map(|cost| depth + cost).sum();
         let lent = after.lent - before.lent;
         prop_assert!(lent <= room + 2 * (INTERVAL + cost.0), "{lent} lent, room for {room}");
         prop_assert_eq!(after.discarded, before.discarded, "it always had room");
     }
 
-    /// What goes beyond the entitlements is shared by weight, to a batch.
+    /// Cycles beyond the entitlements are shared by weight, to within a batch.
     #[test]
     fn shares_are_within_one_batch_of_weight(
         ports in proptest::collection::vec((0..HZ / 10, 1..50_u64, 500..60_000_u64), 2..8),
@@ -234,7 +235,7 @@ proptest! {
     }
 }
 
-/// Rates that do not divide the clock: after an hour of refills not one cycle is missing.
+/// For rates that do not divide the clock, no cycle is missing after an hour of refills.
 #[test]
 fn fractions_of_cycles_add_up() {
     let mut set = set(HZ);

@@ -1,5 +1,5 @@
-//! What `fair-share` promises: due bytes whatever the sizes, nothing for more flows or VMs, nothing
-//! left unused, no frame lost or turned round.
+//! Guarantees of `fair-share`: due bytes for any sizes, no gain from more flows or VMs, no unused
+//! capacity, and no lost or reordered frames.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ fn weight(weight: u64) -> Weight {
     Weight::new(weight).unwrap()
 }
 
-/// A generator that is cheap: a run takes a million lengths.
+/// A cheap generator, because a run draws a million lengths.
 struct Lengths(u64);
 
 impl Lengths {
@@ -23,7 +23,7 @@ impl Lengths {
         self.0 >> 33
     }
 
-    /// By the kind of client: short frames, an MTU, large segments, or all of them.
+    /// A length by kind of client: short frames, an MTU, large segments, or a mix.
     fn of(&mut self, kind: usize) -> u32 {
         let octave = self.next() % 11;
         let bytes = match kind % 4 {
@@ -36,7 +36,7 @@ impl Lengths {
     }
 }
 
-/// One VM a tenant, all of them always with two frames.
+/// One VM per tenant, each always with two frames queued.
 struct Bed {
     fair: FairShare<u32>,
     lengths: Lengths,
@@ -81,7 +81,7 @@ impl Bed {
     }
 }
 
-/// Each has its due bytes within max(0.1 %, two segments).
+/// Checks that each gets its due bytes within max(0.1 %, two segments).
 fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
@@ -112,18 +112,18 @@ fn many() -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #![proptest_config(Config { cases: 10, ..Config::default() })]
 
-    /// Ten seconds of 400 Mbit/s, 2 to 32 tenants.
+    /// Ten seconds of 400 Mbit/s for 2 to 32 tenants.
     #[test]
-    fn few_tenants_have_their_due_bytes_whatever_the_sizes(weights in few(), seed in any::<u64>()) {
+    fn few_tenants_get_their_due_bytes_for_any_sizes(weights in few(), seed in any::<u64>()) {
         let mut bed = Bed::new(&weights, seed);
         bed.run(500_000_000);
         prop_assert_eq!(bed.fair.discipline_name(), "vtrr");
         due(&weights, &bed.sent)?;
     }
 
-    /// The same, 33 to 1,000 tenants.
+    /// The same for 33 to 1,000 tenants.
     #[test]
-    fn many_tenants_have_their_due_bytes_whatever_the_sizes(
+    fn many_tenants_get_their_due_bytes_for_any_sizes(
         weights in many(), seed in any::<u64>(),
     ) {
         let mut bed = Bed::new(&weights, seed);
@@ -132,7 +132,8 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// From when some fall silent, the others share all there is, and again when they are back.
+    /// When some tenants fall silent, the others share the whole link. Shares return with the
+    /// tenants.
     #[test]
     fn an_idle_tenants_share_is_used_by_the_others_at_once(
         n in prop_oneof![3..=32_usize, 33..=200_usize], idle in 1..100_usize, seed in any::<u64>(),
@@ -142,12 +143,12 @@ proptest! {
         let mut bed = Bed::new(&weights, seed);
         bed.run(100_000_000);
         bed.awake[..idle].fill(false);
-        // What is still queued of theirs goes first.
+        // Their queued frames go first.
         while (0..idle).any(|vm| bed.fair.account(vm).unwrap().queued_frames > 0) {
             bed.next();
         }
         bed.sent.fill(0);
-        // A cycle is as many turns of 4 KiB as there are shares.
+        // A cycle has as many turns of 4 KiB as there are shares.
         let cycle = 4_096 * weights[idle..].iter().sum::<u64>();
         bed.run(20 * cycle + 100_000_000);
         prop_assert!(bed.sent[..idle].iter().all(|sent| *sent == 0));
@@ -159,7 +160,7 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// A tenant that has more VMs and more frames waiting has no more; its VMs are equal.
+    /// A tenant with more VMs and more waiting frames gets no more. Its VMs are equal.
     #[test]
     fn more_vms_and_flows_gain_nothing(vms in 1..40_usize, seed in any::<u64>()) {
         let capacity = Capacity { tenants: 2, vms: 1 + vms, frames: 10_000 };
@@ -172,7 +173,7 @@ proptest! {
         let (mut lengths, mut sent) = (Lengths(seed), vec![0_u64; 1 + vms]);
         while sent.iter().sum::<u64>() < 500_000_000 {
             for vm in 0..=vms {
-                // The first has one frame at a time, the others' flows twenty.
+                // The first tenant has one frame at a time, the flows of the others have twenty.
                 let waiting = if vm == 0 { 1 } else { 20 };
                 while fair.account(vm).unwrap().queued_frames < waiting {
                     fair.offer(vm, 0, lengths.of(3), Nanos(0));
@@ -187,7 +188,7 @@ proptest! {
             }
         }
         let theirs: u64 = sent[1..].iter().sum();
-        // Who has one frame at a time gives up the rest of a turn each time it is without.
+        // A tenant with one frame at a time loses the rest of a turn whenever it runs empty.
         prop_assert!(sent[0].abs_diff(theirs) <= 2 * SEGMENT + theirs / 1_000, "{sent:?}");
         for one in &sent[1..] {
             let due = theirs / vms as u64;
@@ -218,10 +219,10 @@ fn event(tenants: usize) -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Whatever happens, in which order: what was queued comes out once, a VM's frames in their
-    /// order, and something comes out whenever something waits.
+    /// For any order of events, each queued frame leaves exactly once and a VM's frames stay in
+    /// order. A frame leaves whenever one waits.
     #[test]
-    fn no_frame_is_lost_or_turned_round_and_the_line_is_never_idle(
+    fn no_frame_is_lost_or_reordered_and_the_link_is_never_idle(
         (tenants, events) in prop_oneof![Just(3_usize), Just(40)].prop_flat_map(|n| {
             (Just(n), prop::collection::vec(event(n), 1..600))
         }),
@@ -230,7 +231,7 @@ proptest! {
         let mut fair = FairShare::<u32>::new(Capacity { tenants, vms, frames: 64 });
         let mut model: Vec<VecDeque<u32>> = vec![VecDeque::new(); vms];
         let mut item = 0;
-        // Most tenants are there from the start, so that both disciplines are seen.
+        // Most tenants exist from the start, so that both disciplines are used.
         for slot in 0..tenants {
             fair.set_tenant(slot, Weight::ONE);
             fair.set_vm(slot, slot, Weight::ONE, Bound::default());

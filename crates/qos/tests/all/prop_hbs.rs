@@ -1,5 +1,5 @@
-//! The batch scheduler under any order of events: nobody is lost, no class goes before one above
-//! it, everybody's turn comes.
+//! Invariants of the batch scheduler under any order of events: no unit is lost, no class runs
+//! before an earlier one, and every unit gets its turn.
 
 use penstock_qos::hbs::{BatchScheduler, DEMOTE_AFTER, Readiness};
 use penstock_units::Priority;
@@ -12,9 +12,9 @@ enum Event {
     Add(usize, u64),
     Remove(usize),
     Class(usize, u64),
-    /// A decision; the set of those with frames, one bit each.
+    /// A decision. The set has a bit for each unit with frames.
     Decide(u16),
-    /// A decision, after which the unit that ran is out of tokens.
+    /// A decision after which the unit that ran has no tokens.
     Exhaust(u16),
     Hold(usize),
     Release(u16),
@@ -52,7 +52,7 @@ fn decide(hbs: &mut BatchScheduler, frames: u16) -> Option<usize> {
     None
 }
 
-/// What the scheduler should hold: who is there, and who of them waits.
+/// Expected state of the scheduler: the units that joined, and those that wait.
 #[derive(Default)]
 struct Model {
     there: [Option<u64>; SLOTS],
@@ -94,7 +94,7 @@ fn apply(hbs: &mut BatchScheduler, model: &mut Model, event: &Event) {
                 assert!(ready(ran));
                 let class = |s: usize| before[s].map(|(class, _)| class).unwrap();
                 for other in (0..SLOTS).filter(|&s| ready(s)) {
-                    // After demotion within the decision, classes may have changed under it.
+                    // After demotion within the decision, its class may have changed.
                     assert!(class(ran) <= class(other), "{ran} before {other}");
                 }
                 if matches!(event, Event::Exhaust(_)) {
@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// Of `n` units of a class with frames, each runs once in `n` decisions.
+    /// Each of `n` units of a class with frames runs once in `n` decisions.
     #[test]
     fn a_class_is_first_in_first_out(
         classes in proptest::collection::vec(1..=3_u64, 1..SLOTS),
@@ -157,9 +157,9 @@ proptest! {
         }
     }
 
-    /// With tokens for so many batches above it, a unit waits for no more than those.
+    /// A unit waits for no more batches than the units above have tokens for.
     #[test]
-    fn starvation_is_bounded_by_the_tokens_of_those_above(
+    fn tokens_of_earlier_classes_bound_starvation(
         above in proptest::collection::vec((1..=7_u64, 0..6_u32), 0..SLOTS - 1),
     ) {
         let mut hbs = BatchScheduler::new(SLOTS, Readiness::Pending);
@@ -184,7 +184,7 @@ proptest! {
         prop_assert!(decisions <= bound, "{decisions} of {bound}");
     }
 
-    /// Silent units above cost a unit no more than the looks that demote them, once.
+    /// Silent units in earlier classes cost a unit only the looks that demote them, once.
     #[test]
     fn silent_units_fall_out_of_the_way(silent in 1..SLOTS - 1) {
         let mut hbs = BatchScheduler::new(SLOTS, Readiness::Demotion);
@@ -207,7 +207,7 @@ proptest! {
     }
 }
 
-/// All ways to place three units in two classes, and all ways to have frames and tokens.
+/// All placements of three units in two classes, with all combinations of frames and tokens.
 #[test]
 fn three_units_in_two_classes_exhaustively() {
     for bits in 0..8_u16 {

@@ -1,6 +1,6 @@
-//! The latency bound against a worker in small: real buckets and a real scheduler, neighbours that
-//! do what they like, and one port that stays within what it bought. None of its frames may wait
-//! longer than the bound says.
+//! The latency bound against a small model of a worker with real buckets and a real scheduler.
+//! Neighbours behave arbitrarily, and one port stays within what it bought. None of its frames may
+//! wait longer than the bound.
 
 use std::collections::VecDeque;
 
@@ -10,13 +10,13 @@ use penstock_qos::latency_bound::{Batches, Core, GLANCES, Member, Surplus, worst
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 use proptest::prelude::*;
 
-/// A core of 1 GHz: a cycle is a nanosecond.
+/// A core of 1 GHz, so that a cycle is a nanosecond.
 const HZ: u64 = 1_000_000_000;
 const REFILL: u64 = 50_000;
 /// Cycles that are simulated.
 const END: u64 = 20_000_000;
 
-/// Numbers that look random (xorshift).
+/// A pseudorandom generator (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -32,7 +32,7 @@ impl Random {
     }
 }
 
-/// A port: what it bought, what its frames cost, and what is in its ring, by time of arrival.
+/// A port: its purchase, the cost of its frames, and the arrival times of the frames in its ring.
 struct Port {
     member: Member,
     frame: u64,
@@ -67,7 +67,7 @@ fn port(random: &mut Random, class: u64, share: u64, minmax: bool) -> Port {
     }
 }
 
-/// What the port under test may still send at once and stay within what it bought.
+/// What the port under test may still send at once while it stays within its purchase.
 struct Allowance {
     level: u64,
     burst: u64,
@@ -103,7 +103,7 @@ struct World {
     refilled: u64,
     throttled: bool,
     passed: bool,
-    /// The longest that a frame of the port under test, the first, has waited.
+    /// Longest wait of a frame of the port under test, which is the first.
     worst: u64,
 }
 
@@ -124,7 +124,7 @@ impl World {
         Self { ports, buckets, hbs, random, allowance, now, refilled, throttled, passed, worst }
     }
 
-    /// All that arrived up to now.
+    /// Adds all frames that arrived up to now.
     fn arrive(&mut self) {
         let random = &mut self.random;
         for (slot, port) in self.ports.iter_mut().enumerate() {
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// A decision, as the worker makes it; false: nobody has tokens and frames.
+    /// Makes a decision as the worker does. Returns false if no port has tokens and frames.
     fn sweep(&mut self) -> bool {
         self.hbs.begin();
         while let Some(candidate) = self.hbs.next_look() {
@@ -214,8 +214,8 @@ impl World {
     }
 }
 
-/// The first port is the one under test; the classes of the others, and their shares in
-/// thousandths, come from `random`.
+/// The first port is the one under test. `random` chooses the classes of the others and their
+/// shares in thousandths.
 fn world(seed: u64, others: u64, minmax: bool) -> (World, Option<u64>) {
     let mut random = Random(seed | 1);
     let class = random.between(1, 4);
@@ -251,9 +251,9 @@ proptest! {
 }
 
 #[test]
-fn the_bound_is_no_more_than_some_times_what_happens() {
-    // Of many populations where all is strict, one comes within a factor of 2 of its bound: it is
-    // no number from the air.
+fn the_bound_is_within_a_small_factor_of_reality() {
+    // Among many strict populations, one comes within a factor of 2 of its bound, so the bound is
+    // not arbitrary.
     let closest = (1..200_u64).filter_map(|seed| {
         let (mut world, bound) = world(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), 4, false);
         let bound = bound?;

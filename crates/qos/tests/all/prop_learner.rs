@@ -1,4 +1,4 @@
-//! What the learner may never do, whatever the counters say.
+//! Invariants of the learner for any counters.
 
 use penstock_qos::admission::{Ledger, WorkerSet};
 use penstock_qos::cost_model::{Contract, Flows, Rate};
@@ -45,7 +45,7 @@ fn observations() -> impl Strategy<Value = Observation> {
 
 proptest! {
     #[test]
-    fn what_is_given_never_exceeds_what_the_workers_have(
+    fn entitlements_never_exceed_the_capacity_of_the_workers(
         ports in
             prop::collection::vec((1..400_u64, 64..1500_u16, 50..2_000_u32, 0..3_usize), 1..12),
         spare in 0..200_000_000_u64,
@@ -55,7 +55,7 @@ proptest! {
         let ports: Vec<Terms> = (ports.iter())
             .map(|(rate, size, cost, place)| terms(*rate, *size, f64::from(*cost), places[*place]))
             .collect();
-        // Capacity for what is sold, wherever it goes, and something to spare.
+        // Capacity for all sold cycles, on any worker, and some to spare.
         let sold: u64 = ports.iter().map(|terms| terms.base.0).sum();
         let capacity = [CyclesPerSecond(sold + spare), CyclesPerSecond(sold)];
         let mut learner = Learner::new(LearnConfig::default(), &capacity);
@@ -79,7 +79,7 @@ proptest! {
         wrong_size in prop_oneof![64..900_u64, 1_150..9_000_u64],
         steps in prop::collection::vec(any::<bool>(), 1..60),
     ) {
-        // Declared: 1,024 bytes. What it sends otherwise is told by `steps`.
+        // Declared are 1,024 bytes. `steps` says what it sends instead.
         let terms = terms(800, 1_024, float(cost), WorkerSet::one(0));
         let base = terms.base;
         let mut learner = Learner::new(LearnConfig::default(), &[CyclesPerSecond(base.0 * 10)]);
@@ -133,7 +133,7 @@ proptest! {
             };
             learner.step([(PortId(0), seen)]);
             if at >= 8 {
-                // What it was given, by what a frame costs in truth, over what it bought.
+                // Its entitlement divided by the true cost of a frame, relative to its purchase.
                 let share = float(now.0) / truth / (800e6 / 8.0 / 1_024.0) - 1.0;
                 worst = worst.max(share.abs());
                 sum += share;

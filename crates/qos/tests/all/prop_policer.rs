@@ -1,5 +1,5 @@
-//! What holds for policers whatever comes: the bound on what passes, and that a source which keeps
-//! to its limit loses nothing.
+//! Invariants of policers for any traffic: the bound on what passes, and no loss for a source
+//! within its limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use penstock_qos::policer::{Colour, Limit, Policer, RATE_MAX, RATE_MIN, Size, Sp
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 use proptest::prelude::*;
 
-/// Times between frames: mostly short, sometimes hours.
+/// Time between frames: mostly short, sometimes hours.
 fn gap() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..2_000_000_u64, 2 => 0..2_000_000_000_u64, 1 => 0..20_000_000_000_000_u64]
 }
@@ -23,7 +23,7 @@ fn rate() -> impl Strategy<Value = u64> {
     prop_oneof![RATE_MIN.0..1_000_000, 1_000_000..10_000_000_000_u64, Just(RATE_MAX.0)]
 }
 
-/// A frame with the time it comes at and whether it passed.
+/// Arrival time, size and colour of a frame.
 type Arrival = (u64, Size, Colour);
 
 fn run(policer: &Policer, stream: &[(u64, Size)]) -> Vec<Arrival> {
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn two_rates_bound_green_by_the_one_and_all_by_the_other(
+    fn two_rates_bound_green_frames_and_all_frames(
         cir in rate(), more in 0_u64..4, cbs in 1_u32..200_000, pbs in 1_u32..200_000,
         stream in stream(),
     ) {
@@ -89,13 +89,13 @@ proptest! {
     }
 
     #[test]
-    fn who_keeps_to_rate_and_depth_loses_nothing(
+    fn a_source_within_rate_and_depth_loses_nothing(
         cir in rate(), sizes in prop::collection::vec(60_u32..60_000, 1..80),
     ) {
         let cbs = 60_000;
         let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs: 0 };
         let policer = Policer::new(Spec::new(limit).unwrap());
-        // Each frame comes as early as the limit allows once the burst is used up.
+        // Once the burst is used up, each frame arrives as early as the limit allows.
         let mut owed = 0_u128;
         let depth = u128::from(cbs) * 8_000_000_000;
         let (mut now, mut level) = (0_u64, depth);
@@ -114,12 +114,12 @@ proptest! {
     }
 
     #[test]
-    fn nobody_starves_whatever_the_depth(
+    fn no_source_starves_at_any_depth(
         cir in rate(), cbs in 1_u32..3_000, bytes in 60_u32..70_000,
     ) {
         let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs: 0 };
         let policer = Policer::new(Spec::new(limit).unwrap());
-        // Time for the frame, and to fill the bucket.
+        // Time for the frame and to fill the bucket.
         let worth = (u128::from(bytes) + u128::from(cbs)) * 8_000_000_000 / u128::from(cir) + 1;
         let step = u64::try_from(worth).unwrap();
         for n in 1..20 {
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn a_batch_at_once_is_what_its_frames_are_one_by_one(
+    fn a_batch_at_once_equals_its_frames_one_by_one(
         cir in rate(), cbs in 1_u32..100_000, two in any::<bool>(),
         batches in prop::collection::vec((gap(), prop::collection::vec(frame(), 1..32)), 1..20),
     ) {
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn frames_per_second_are_bounded_likewise(
+    fn frames_per_second_are_bounded_too(
         pps in 1_u64..10_000_000, burst in 1_u32..1_000, stream in stream(),
     ) {
         let limit = Limit::Packets { rate: PacketsPerSecond(pps), burst };
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// Two threads at one stream: what passes in all is what one thread would let pass.
+/// Two threads that police one stream pass what one thread would pass.
 #[test]
 fn threads_share_one_limit() {
     let (cir, cbs) = (BitsPerSecond(800_000_000), 64_000_u32);
@@ -199,7 +199,7 @@ fn threads_share_one_limit() {
             });
         }
     });
-    // 40 ms at 100 bytes a microsecond, offered tenfold.
+    // 40 ms at 100 bytes per microsecond, at ten times the rate.
     policer.refill(Nanos(clock.load(Ordering::Relaxed)));
     let left = u64::try_from(policer.levels().0).unwrap();
     let all = 4_000_000 + u64::from(cbs);

@@ -1,5 +1,5 @@
-//! Policing whatever comes: no tenant and no strict VM has more than depth + rate x time, and who
-//! keeps to its terms loses nothing.
+//! Invariants of policing for any traffic: no tenant and no strict VM gets more than depth + rate ×
+//! time, and traffic within its terms loses nothing.
 
 use penstock_qos::policer::Size;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 const VMS: usize = 3;
 
-/// Gaps: mostly short, sometimes minutes, so that buckets are full and idle for long.
+/// Gaps between frames: mostly short, sometimes minutes, so that buckets stay full for long.
 fn gap() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..200_000_u64, 2 => 0..200_000_000_u64, 1 => 0..100_000_000_000_u64]
 }
@@ -41,7 +41,7 @@ fn arrive(policing: &Policing, size: Size, nanos: u64) -> Policed {
 
 type Passed = Vec<(u64, Size)>;
 
-/// No window passes more than the terms allow; a frame may be owed in each.
+/// No window passes more than the terms allow. Each bucket may owe a frame.
 fn within(passed: &Passed, terms: &Terms) -> Result<(), TestCaseError> {
     let longest = passed.iter().map(|(_, size)| size.bytes).max().unwrap_or(0);
     let most = passed.iter().map(|(_, size)| size.frames).max().unwrap_or(0);
@@ -92,9 +92,9 @@ proptest! {
         }
     }
 
-    /// The corrected Eq. (3): however long it was idle, a flood has the depth and its time's worth.
+    /// The corrected Eq. (3): after any idle time, a flood gets the depth and the rate's worth.
     #[test]
-    fn idle_time_is_worth_no_more_than_the_depth(
+    fn idle_time_earns_no_more_than_the_depth(
         rate in 100..100_000_u64, depth in 2..1_000_u32, idle in 1..1_000_u64,
     ) {
         let policing = Policing::new(Meter::new(in_frames(rate, depth)), None, Sharing::Strict);
@@ -108,13 +108,13 @@ proptest! {
         prop_assert!(passed <= most && passed + 1 >= most.min(10 * rate), "{passed} of {most}");
     }
 
-    /// Siblings that keep to their parts, in bursts of their depth, lose nothing to a borrower.
+    /// Siblings that stay within their parts, in bursts of their depth, lose nothing to a borrower.
     #[test]
-    fn who_keeps_to_its_part_loses_nothing_to_a_borrower(
+    fn a_vm_within_its_part_loses_nothing_to_a_borrower(
         rate in 1_000..100_000_u64, burst in 1..20_u32,
         rounds in prop::collection::vec((0..3_u64, 1..200_u64), 1..100),
     ) {
-        // The sibling's burst and the frame under way of the borrower are in the lower half.
+        // The lower half holds the sibling's burst and one frame of the borrower.
         let tenant = Arc::new(Meter::new(in_frames(2 * rate, 2 * burst + 2)));
         let vm = |depth| {
             let part = Meter::new(in_frames(rate, depth));
@@ -127,7 +127,7 @@ proptest! {
             for n in 0..flood {
                 let _ = arrive(&borrower, size, now + n);
             }
-            // Long enough for the sibling's own bucket to be full.
+            // Long enough for the sibling's own bucket to fill.
             now += (idle + u64::from(burst)) * 1_000_000_000 / rate + 1_000;
             let _ = arrive(&borrower, size, now);
             for _ in 0..burst {

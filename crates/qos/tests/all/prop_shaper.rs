@@ -1,4 +1,5 @@
-//! Shapers whatever comes: order, the bound on what departs, and the window of `smooth`.
+//! Invariants of shapers for any traffic: order, the bound on departures, and the window of
+//! `smooth`.
 
 use penstock_qos::shaper::{FRAME, PERIOD_OF_XEN, Shaper, Smooth, TokenBucket};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -17,7 +18,7 @@ fn frame() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(64_u32), 3 => Just(FRAME), 3 => 64..FRAME, 1 => 64..=65_536_u32]
 }
 
-/// What departed: when it came, when it went, how long it was.
+/// Arrival, departure and length of each frame.
 fn run(shaper: &mut Shaper, frames: &[(u64, u32)]) -> Vec<(u64, u64, u32)> {
     let mut now = 0;
     let mut one = |(gap, bytes): &(u64, u32)| {
@@ -27,7 +28,7 @@ fn run(shaper: &mut Shaper, frames: &[(u64, u32)]) -> Vec<(u64, u64, u32)> {
     frames.iter().map(&mut one).collect()
 }
 
-/// Over any window no more than `depth` bytes and what the rate brings, and in order.
+/// In order, and in any window no more than `depth` bytes and what the rate brings.
 fn bounded(sent: &[(u64, u64, u32)], rate: u64, depth: u64) -> Result<(), TestCaseError> {
     for (came, went, _) in sent {
         prop_assert!(went >= came);
@@ -67,13 +68,13 @@ proptest! {
         let worth = rate * period / 8_000_000_000 + 1;
         let longest = frames.iter().map(|(_, bytes)| u64::from(*bytes)).max().unwrap();
         let sent = run(&mut Shaper::TokenBucket(bucket), &frames);
-        // Its depth, and a period's worth more than the time inside of it.
+        // Its depth, plus one period's tokens beyond the time inside the window.
         let depth = worth + u64::from(FRAME);
         bounded(&sent, rate, depth.max(longest) + worth)?;
     }
 
-    /// A VM that always has a frame: after ten seconds every group's spacing lies in the window,
-    /// from wherever that began; and the mean is the rate.
+    /// A VM that always has a frame, from any initial window: after ten seconds every group's
+    /// spacing lies in the window, and the mean is the rate.
     #[test]
     fn spacing_stays_in_the_window_in_steady_state(
         rate in 256_000..20_000_000_u64, off in 0.25..4.0_f64, seed in any::<u64>(),
@@ -106,7 +107,7 @@ proptest! {
         prop_assert!(off <= due * 0.01 + 2.0 * f64::from(FRAME), "{sent} of {due}");
     }
 
-    /// The same where frames depart in groups: groups are spaced, and the mean is the rate.
+    /// The same for frames that depart in groups: groups are spaced, and the mean is the rate.
     #[test]
     fn groups_are_spaced_where_frames_are_too_short_for_it(
         rate in 20_000_000..1_000_000_000_u64, seed in any::<u64>(),

@@ -1,4 +1,4 @@
-//! One port on several workers: whatever is sent where, it gets what it bought, to 1 %.
+//! A port on several workers gets what it bought to within 1 %, wherever it sends.
 
 use penstock_qos::c2tb::{BucketSet, Mode, Terms};
 use penstock_qos::share::{Owner, forecast, settle};
@@ -8,15 +8,15 @@ use proptest::prelude::*;
 const HZ: u64 = 2_200_000_000;
 const INTERVAL: u64 = 110_000;
 
-/// A worker's bucket for the port, and what it and the port's home wrote down about it.
+/// A worker's bucket for the port, and what the worker and the port's home noted about it.
 struct Side {
     set: BucketSet,
-    /// What the home told it, and what of it is booked.
+    /// Total that the home assigned, and the part of it that is booked.
     told: i64,
     booked: i64,
-    /// The level it noted and what was booked by then.
+    /// Published level, and what was booked by then.
     note: (i64, i64),
-    /// Its level at that time, and the time.
+    /// Level and time of the last publication.
     noted: (i64, u64),
 }
 
@@ -27,7 +27,7 @@ impl Side {
         Self { set, told: 0, booked: 0, note: (0, 0), noted: (0, 0) }
     }
 
-    /// An interval; returns what was spent if it has frames.
+    /// Advances one interval. Returns the cycles spent if it has frames.
     fn interval(&mut self, busy: bool, batch: u64) -> u64 {
         self.set.refill(Cycles(INTERVAL));
         let mut spent = 0;
@@ -59,7 +59,7 @@ fn settle_all(sides: &mut [Side], depth: u64) {
 
 proptest! {
     #[test]
-    fn moves_sum_to_nothing(
+    fn transfers_sum_to_zero(
         owners in proptest::collection::vec(
             (-1_000_000..1_000_000_i64, 1..1_000_000_i64, 0..500_000_i64),
             0..9,
@@ -76,8 +76,8 @@ proptest! {
         }
     }
 
-    /// `plan`: which workers have frames of the port, for so many milliseconds each. Notes and
-    /// moves are read one refill in `lag` late.
+    /// `plan` says which workers have frames of the port, and for how many milliseconds. Notes and
+    /// transfers are read one refill in `lag` late.
     #[test]
     fn a_port_on_several_workers_gets_what_it_bought(
         workers in 2..5_usize,
@@ -105,7 +105,7 @@ proptest! {
                 for (w, side) in (0_u32..).zip(&mut sides) {
                     charged += side.interval(mask & 1 << w != 0 || (w == 0 && none), batch);
                 }
-                // Everybody does its bookkeeping at another time.
+                // Workers do their bookkeeping at different times.
                 for (_, side) in (0..).zip(&mut sides).filter(|(w, _)| tick % lag == w % lag) {
                     side.keep_books(elapsed);
                 }
@@ -116,7 +116,7 @@ proptest! {
         }
         let due = u128::from(elapsed) * u128::from(entitlement) / u128::from(HZ);
         let due = u64::try_from(due).unwrap();
-        // Buckets may be fuller or emptier than at the start.
+        // Buckets may end fuller or emptier than they started.
         let slack = workers as u64 * (depth + batch);
         prop_assert!(charged <= due + due / 100 + slack, "{charged} of {due}");
         prop_assert!(charged + due / 100 + slack >= due, "{charged} of {due}");

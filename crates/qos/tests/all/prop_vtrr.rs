@@ -1,4 +1,5 @@
-//! VTRR against the published rules, worked out in fractions: the same schedule, every cycle exact.
+//! VTRR against the published rules, computed in fractions: the same schedule, and every cycle
+//! exact.
 
 use penstock_qos::discipline::Discipline;
 use penstock_qos::vtrr::{CLIENTS_MAX, Vtrr};
@@ -36,7 +37,7 @@ impl Published {
             return 0;
         }
         let left = |c: usize| self.shares[c] - self.turns[c];
-        // VFT - QVT(t + Q) < 1/S, times S x sum(S).
+        // VFT - QVT(t + Q) < 1/S, multiplied by S × sum(S).
         let behind = self.turns[next] * all < (done + 1) * self.shares[next];
         if left(next) > left(this) || behind { next } else { 0 }
     }
@@ -80,17 +81,18 @@ proptest! {
         check(weights)?;
     }
 
-    /// The largest weights: rounding of virtual times must not show.
+    /// Even with the largest weights, the rounding of virtual times must not show.
     #[test]
-    fn it_is_with_the_largest_weights_too(
+    fn the_schedule_holds_for_the_largest_weights(
         weights in prop::collection::vec(prop_oneof![1_u64..=3, 9_900..=10_000_u64], 2..=8),
     ) {
         check(weights)?;
     }
 
-    /// Whoever comes and goes: turns of those who stay keep to their proportion within a cycle.
+    /// While others come and go, the turns of clients that stay keep their proportion within a
+    /// cycle.
     #[test]
-    fn who_stays_has_its_part_of_any_long_time(
+    fn a_client_that_stays_gets_its_share_over_a_long_time(
         (weights, events) in (2..=12_usize).prop_flat_map(|n| (
             prop::collection::vec(1_u64..=9, n),
             prop::collection::vec((0..n, 1..200_usize), 1..60),
@@ -101,7 +103,7 @@ proptest! {
             vtrr.join(slot, Weight::new(*weight).unwrap());
             vtrr.backlogged(slot, 64);
         }
-        // 0 and 1 stay.
+        // Clients 0 and 1 stay.
         let mut there = vec![true; weights.len()];
         let mut had = [0_u64; 2];
         for (slot, turns) in events {
@@ -119,7 +121,7 @@ proptest! {
             }
         }
         let (a, b) = (had[0] * weights[1], had[1] * weights[0]);
-        // Each may be off by what the order allows within a cycle, which joining may cut short.
+        // Each may be off by what the order allows within a cycle, which a join may cut short.
         let slack = 2 * weights[0] * weights[1] * 2 + weights[0].max(weights[1]);
         prop_assert!(a.abs_diff(b) <= slack, "{had:?} of {:?}", &weights[..2]);
     }

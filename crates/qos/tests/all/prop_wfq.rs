@@ -1,5 +1,5 @@
-//! What `wfq` promises: due bytes by weight whatever the sizes, nothing left unused, nobody
-//! starved, no frame lost or turned round, also while weights change.
+//! Guarantees of `wfq`, also while weights change: due bytes by weight for any sizes, no unused
+//! capacity, no starvation, and no lost or reordered frames.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ fn weight(weight: u64) -> Weight {
     Weight::new(weight).unwrap()
 }
 
-/// A generator that is cheap: a run takes a million lengths.
+/// A cheap generator, because a run draws a million lengths.
 struct Lengths(u64);
 
 impl Lengths {
@@ -24,7 +24,7 @@ impl Lengths {
         self.0 >> 33
     }
 
-    /// By the kind of queue: short frames, an MTU, large segments, or all of them.
+    /// A length by kind of queue: short frames, an MTU, large segments, or a mix.
     fn of(&mut self, kind: usize) -> u32 {
         let octave = self.next() % 11;
         let bytes = match kind % 4 {
@@ -37,7 +37,7 @@ impl Lengths {
     }
 }
 
-/// Queues that always have two frames, but those that are asleep. Frames are numbered by queue.
+/// Queues that always have two frames, except those that sleep. Frames are numbered by queue.
 struct Bed {
     wfq: Wfq<u32>,
     lengths: Lengths,
@@ -71,7 +71,7 @@ impl Bed {
         }
     }
 
-    /// Sends a frame, which is its queue's oldest; bytes of it.
+    /// Sends a frame, which must be its queue's oldest. Returns its queue and bytes.
     fn next(&mut self) -> Option<(usize, u64)> {
         let gone = self.wfq.next(Nanos(0), |_, _| unreachable!())?;
         assert_eq!(self.waiting[gone.queue].pop_front(), Some(gone.item));
@@ -88,7 +88,7 @@ impl Bed {
     }
 }
 
-/// Each has its due bytes within max(0.1 %, two segments).
+/// Checks that each gets its due bytes within max(0.1 %, two segments).
 fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
@@ -113,7 +113,7 @@ proptest! {
     #![proptest_config(Config { cases: 24, ..Config::default() })]
 
     #[test]
-    fn queues_have_their_due_bytes_whatever_the_sizes(
+    fn queues_get_their_due_bytes_for_any_sizes(
         weights in weights(), kinds in 0..4_usize, seed in any::<u64>(),
     ) {
         let mut bed = Bed::new(&weights, kinds, seed);
@@ -121,9 +121,9 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// While it has frames a queue is never kept from its part for longer than the bound.
+    /// While a queue has frames, it never lacks its share for longer than the bound.
     #[test]
-    fn nobody_starves(weights in weights(), kinds in 0..4_usize, seed in any::<u64>()) {
+    fn no_queue_starves(weights in weights(), kinds in 0..4_usize, seed in any::<u64>()) {
         let mut bed = Bed::new(&weights, kinds, seed);
         let sum: u64 = weights.iter().sum();
         let mut all = 0;
@@ -139,9 +139,10 @@ proptest! {
         }
     }
 
-    /// From when some fall silent, the others share all there is, and again when they are back.
+    /// When some queues fall silent, the others share the whole output. Shares return with the
+    /// queues.
     #[test]
-    fn an_idle_queues_part_is_used_by_the_others_at_once(
+    fn an_idle_queues_share_is_used_by_the_others_at_once(
         weights in weights(), idle in 1..QUEUES_MAX, seed in any::<u64>(),
     ) {
         let idle = idle.min(weights.len() - 1);
@@ -160,13 +161,13 @@ proptest! {
         bed.sent.fill(0);
         bed.run(200_000_000);
         due(&weights, &bed.sent)?;
-        // And when all are silent, all that waits goes.
+        // When all queues fall silent, all waiting frames still leave.
         bed.awake.fill(false);
         while bed.next().is_some() {}
         prop_assert!(bed.wfq.is_empty() && bed.waiting.iter().all(VecDeque::is_empty));
     }
 
-    /// New weights hold from when they are set; what waited goes, each queue's in its order.
+    /// New weights apply from when they are set. Waiting frames leave, each queue's in order.
     #[test]
     fn weights_change_while_frames_wait(
         changes in prop::collection::vec(prop::collection::vec(1..=100_u64, 8), 2..6),
@@ -181,15 +182,16 @@ proptest! {
             let after: Vec<_> = (0..8).map(|queue| bed.wfq.backlog(queue)).collect();
             prop_assert_eq!(before, after);
             bed.sent.fill(0);
-            // What a queue was ahead or behind by the old weights counts too: less than a segment.
+            // A lead or lag under the old weights counts too. It is less than a segment.
             bed.run(400_000_000);
             due(weights, &bed.sent)?;
         }
     }
 
-    /// Whatever comes and goes: all that was taken leaves or is told lost, in its queue's order.
+    /// For any order of events, every accepted frame leaves or is reported lost, in its queue's
+    /// order.
     #[test]
-    fn no_frame_is_lost_or_turned_round(
+    fn no_frame_is_lost_or_reordered(
         steps in prop::collection::vec(
             (0..4_usize, 64..=65_536_u32, 0..40_u64, any::<bool>()), 1..400,
         ),

@@ -1,4 +1,4 @@
-//! The wheel against a list: whatever is armed, moved and cancelled, nothing fires early, more than
+//! The wheel against a list: for any arming, moving and cancelling, no entry fires early, more than
 //! a slot late, twice, or never.
 
 use std::collections::BTreeMap;
@@ -14,11 +14,11 @@ enum Event {
     Arm(usize, u64),
     Cancel(usize),
     Pass(u64),
-    /// To just when the wheel says that it wants to be asked.
+    /// To just when the wheel asks to be called.
     Jump,
 }
 
-/// Times ahead: within a slot, some slots, around the horizon, far beyond, and the past.
+/// Times ahead: within a slot, some slots, around the horizon, far beyond, and in the past.
 fn ahead() -> impl Strategy<Value = u64> {
     let horizon = Wheel::HORIZON.0;
     prop_oneof![
@@ -59,7 +59,7 @@ fn fire(
 
 proptest! {
     #[test]
-    fn nothing_fires_early_or_late_and_nothing_is_lost(
+    fn no_entry_fires_early_or_late_or_gets_lost(
         start in prop_oneof![Just(0), 0..1_u64 << 60],
         events in prop::collection::vec(event(), 1..200),
     ) {
@@ -85,7 +85,7 @@ proptest! {
                         prop_assert!(model.is_empty());
                         continue;
                     };
-                    // Before that nothing is due.
+                    // Before that time no entry is due.
                     let before = next.0.saturating_sub(1).max(now);
                     prop_assert_eq!(wheel.expire(Nanos(before)), None);
                     now = now.max(next.0);

@@ -15,7 +15,7 @@ fn smooth(rate: u64) -> Smooth {
     Smooth::new(BitsPerSecond(rate)).unwrap()
 }
 
-/// Departures of a VM that always has a frame, until `secs`.
+/// Departures until `secs` of a VM that always has a frame.
 fn backlogged(smooth: &mut Smooth, bytes: u32, secs: u64) -> Vec<(Nanos, u32)> {
     let mut sent = Vec::new();
     loop {
@@ -27,7 +27,7 @@ fn backlogged(smooth: &mut Smooth, bytes: u32, secs: u64) -> Vec<(Nanos, u32)> {
     }
 }
 
-/// Bits per second in [from, to), as a multiple of the rate.
+/// Rate from `from` to `to` as a multiple of `rate`.
 fn rate_in(sent: &[(Nanos, u32)], from: u64, to: u64, rate: u64) -> f64 {
     let within = sent.iter().filter(|s| s.0 >= Nanos(from) && s.0 < Nanos(to));
     let bytes: u64 = within.map(|s| u64::from(s.1)).sum();
@@ -88,7 +88,7 @@ fn a_window_that_is_off_by_four_is_back_within_six_intervals() {
 }
 
 #[test]
-fn a_change_of_the_rate_is_met_at_once() {
+fn a_change_of_the_rate_takes_effect_at_once() {
     let mut smooth = smooth(2_000_000);
     let _ = backlogged(&mut smooth, 1_514, 5);
     smooth.set_rate(BitsPerSecond(32_000_000)).unwrap();
@@ -101,9 +101,9 @@ fn a_change_of_the_rate_is_met_at_once() {
 }
 
 #[test]
-fn what_comes_slower_than_the_rate_does_not_wait() {
+fn frames_slower_than_the_rate_do_not_wait() {
     let mut smooth = smooth(8_000_000);
-    // 1,000 B are 1 ms; one comes every 1.5 ms.
+    // 1,000 bytes take 1 ms, and one frame arrives every 1.5 ms.
     let late = (0..10_000_u64)
         .map(|n| n * 1_500_000)
         .filter(|at| smooth.depart(Nanos(*at), 1_000) > Nanos(*at));
@@ -111,13 +111,13 @@ fn what_comes_slower_than_the_rate_does_not_wait() {
 }
 
 #[test]
-fn an_idle_minute_is_worth_no_more_than_the_depth() {
+fn an_idle_minute_earns_no_more_than_the_depth() {
     let mut smooth = smooth(8_000_000);
     let from = 60 * SEC;
     let mut passed = 0;
     while smooth.depart(Nanos(from), 1_000) <= Nanos(from + SEC) {
         passed += 1_000;
     }
-    // 50 ms and a second at a byte a microsecond.
+    // 50 ms and a second, at a byte per microsecond.
     assert!((1_000_000..=1_050_000).contains(&passed), "{passed}");
 }

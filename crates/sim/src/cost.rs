@@ -1,45 +1,45 @@
-//! What a stage costs on the simulated core. Kicks, send calls, scheduling decisions and refills of
-//! the cycle buckets cost nothing.
+//! Cost of the worker's stages on the simulated core. Kicks, send calls, scheduling decisions and
+//! refills of the cycle buckets cost nothing.
 
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::Cycles;
 
-/// Cycles of one stage: so many a batch, a frame and 1,000 bytes.
+/// Cost of one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageCost {
-    /// Cycles a batch.
+    /// Cycles per batch.
     pub batch: u64,
-    /// Cycles a frame.
+    /// Cycles per frame.
     pub frame: u64,
-    /// Cycles 1,000 bytes.
+    /// Cycles per 1,000 bytes.
     pub kilobyte: u64,
 }
 
 impl StageCost {
-    /// The cost of `frames` frames of `bytes` bytes together, rounded down.
+    /// Cost of `frames` frames with `bytes` bytes in total, rounded down.
     #[must_use]
     pub const fn of(self, frames: usize, bytes: usize) -> Cycles {
         Cycles(self.batch + self.frame * frames as u64 + self.kilobyte * bytes as u64 / 1000)
     }
 }
 
-/// The simulated core's costs. Given before a run: from a paper's printed relations or from this
-/// host's calibration.
+/// Costs of the simulated core. They are fixed before a run, from a paper's printed relations or
+/// from this host's calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostTable {
-    /// Taking frames from a port.
+    /// To take frames from a port.
     pub ingress: StageCost,
-    /// Classifying them.
+    /// To classify frames.
     pub classification: StageCost,
-    /// Delivering them.
+    /// To deliver frames.
     pub egress: StageCost,
-    /// A look at all ports that finds nothing.
+    /// To look at all ports without finding a frame.
     pub idle: Cycles,
 }
 
 impl CostTable {
-    /// Round numbers of the order measured for this switch (docs/measurements.md); for tests of
-    /// behaviour, not for figures.
+    /// Round numbers of the magnitude measured for this switch (docs/measurements.md). They serve
+    /// tests of behaviour, not figures.
     pub const EXAMPLE: Self = Self {
         ingress: StageCost { batch: 100, frame: 40, kilobyte: 20 },
         classification: StageCost { batch: 20, frame: 30, kilobyte: 0 },
@@ -48,7 +48,7 @@ impl CostTable {
     };
 }
 
-/// A virtual counter that lets each stage's cost pass.
+/// A virtual counter that advances by the cost of each stage.
 #[derive(Clone, Debug)]
 pub struct SimCounter {
     counter: VirtualCounter,
@@ -56,13 +56,12 @@ pub struct SimCounter {
 }
 
 impl SimCounter {
-    /// A counter at zero.
     #[must_use]
     pub fn new(costs: CostTable) -> Self {
         Self { counter: VirtualCounter::default(), costs }
     }
 
-    /// Jumps to `to` if that lies ahead.
+    /// Advances to `to`, unless that is in the past.
     pub fn advance_to(&self, to: Cycles) {
         self.counter.advance_to(to);
     }

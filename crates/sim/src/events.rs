@@ -1,4 +1,5 @@
-//! Events in the order of their times; those of one moment in the order they were posted.
+//! A queue of events, ordered by time. Events of the same time keep the order in which they were
+//! posted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,7 +14,6 @@ pub struct EventQueue<T> {
 }
 
 impl<T: Ord> EventQueue<T> {
-    /// An empty queue.
     #[must_use]
     pub const fn new() -> Self {
         Self { heap: BinaryHeap::new(), posted: 0 }
@@ -25,7 +25,6 @@ impl<T: Ord> EventQueue<T> {
         self.posted += 1;
     }
 
-    /// When the next event is due.
     #[must_use]
     pub fn next_at(&self) -> Option<Nanos> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)

@@ -2,8 +2,9 @@
 
 use penstock_units::MacAddr;
 
-/// A UDP frame of `len` bytes (without FCS, at least 60) from `source` to `target`, flow `flow`,
-/// with `sequence` in its first payload bytes. The addresses are 10.x with the MACs' last bytes.
+/// A UDP frame of `len` bytes (without FCS, at least 60) from `source` to `target`, of flow `flow`.
+/// Its first payload bytes hold `sequence`. The IP addresses are 10.x with the last bytes of the
+/// MAC addresses.
 #[must_use]
 pub fn udp_frame(
     source: MacAddr,

@@ -1,11 +1,17 @@
-//! The production worker on virtual time.
+//! Runs the production worker on virtual time.
 //!
-//! **Problem.** A published figure must replay in seconds, the same every time, at the paper's own
-//! scale, and the code that produced it must be the code that moves real packets. **Rule.**
-//! [`World`] owns a [`penstock_dataplane::worker::Worker`] on a virtual cycle counter; sources and
-//! sinks act at their own times; what a stage costs comes from a [`CostTable`] that was given
-//! beforehand, never from the outcome. Everything random comes from one seed.
+//! # Problem
+//!
+//! A published figure must replay in seconds, at the paper's scale and with the same result every
+//! time. The code that produces it must be the code that moves real packets.
+//!
+//! # Approach
+//!
+//! [`World`] owns a [`penstock_dataplane::worker::Worker`] on a virtual cycle counter. Sources and
+//! sinks act at their own times. The cost of a stage comes from a [`CostTable`] that is fixed
+//! before the run and never depends on the outcome. All random numbers come from one seed.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
 
 mod cost;
 mod events;

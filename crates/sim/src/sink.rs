@@ -1,19 +1,17 @@
-//! Sinks: a VM that receives, at most so fast.
+//! Sinks: a VM that receives at a limited rate.
 
 /// How fast a VM empties its ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SinkSpec {
-    /// Frames per second; `None`: at once.
+    /// Frames per second; `None` receives at once.
     pub frames_per_second: Option<u64>,
 }
 
-/// What a VM received.
+/// Counters of a sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SinkStats {
-    /// Frames.
     pub frames: u64,
-    /// Their bytes.
     pub bytes: u64,
-    /// Frames whose sequence number was not above the last one of their sender.
+    /// Frames whose sequence number was not higher than their sender's previous one.
     pub reordered: u64,
 }

@@ -2,40 +2,37 @@
 
 use penstock_units::{MacAddr, Nanos};
 
-/// What a VM sends.
+/// Traffic that a VM sends.
 #[derive(Clone, Debug)]
 pub struct SourceSpec {
-    /// To whom.
+    /// Destination address.
     pub target: MacAddr,
-    /// Bytes of a frame without FCS, and how often each comes, as weights.
+    /// Frame sizes in bytes without FCS, and their weights.
     pub sizes: Vec<(usize, u32)>,
-    /// Frames per second while it sends.
     pub frames_per_second: u64,
-    /// Flows it goes round.
+    /// Number of flows, used in turn.
     pub flows: u16,
-    /// When it starts.
     pub from: Nanos,
-    /// When it stops.
     pub until: Nanos,
     /// Frames lost before they reach the ring, in parts per million.
     pub loss_ppm: u32,
 }
 
-/// What became of a source's frames.
+/// Counters of a source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceStats {
-    /// Frames it made.
+    /// Frames generated.
     pub made: u64,
-    /// Frames lost on the way to the ring.
+    /// Frames lost before they reached the ring.
     pub lost: u64,
-    /// Frames its ring had no room for.
+    /// Frames for which the ring had no room.
     pub refused: u64,
-    /// Frames in the ring or taken by the switch.
+    /// Frames in the ring or received by the switch.
     pub sent: u64,
 }
 
 impl SourceSpec {
-    /// The size of the frame for a `draw` below the sum of the weights.
+    /// The frame size for a `draw` below the sum of the weights.
     #[must_use]
     pub(crate) fn size(&self, mut draw: u64) -> usize {
         for &(size, weight) in &self.sizes {
@@ -51,7 +48,7 @@ impl SourceSpec {
         self.sizes.iter().map(|s| u64::from(s.1)).sum()
     }
 
-    /// When frame number `n` is due: spaced evenly, without an error that adds up.
+    /// When frame number `n` is due. Frames are evenly spaced, without an accumulating error.
     pub(crate) fn due(&self, n: u64) -> Nanos {
         let rate = u128::from(self.frames_per_second.max(1));
         let after = u128::from(n) * 1_000_000_000 / rate;

@@ -1,7 +1,8 @@
 //! A switch, its VMs and their traffic on one virtual clock.
 //!
-//! Each worker has a core, so a counter, of its own; the one that is furthest behind has the next
-//! turn. So what one hands another is there at the time at which it was done, up to one turn.
+//! Each worker has a core with its own counter. The core that is furthest behind runs the next
+//! turn. What a core hands to another therefore arrives at the time when it was done, to within one
+//! turn.
 
 use std::sync::Arc;
 
@@ -23,22 +24,23 @@ use crate::sink::{SinkSpec, SinkStats};
 use crate::source::{SourceSpec, SourceStats};
 use penstock_units::Rng;
 
-/// A VM of the world, by number.
+/// Number of a VM in the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortHandle(u16);
 
-/// How a world's workers are set up.
+/// Configuration of a world's workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorldConfig {
-    /// How many; at least one.
+    /// Number of workers, at least one.
     pub workers: u16,
-    /// Whose turn it is.
+    /// Schedule of the workers.
     pub schedule: ScheduleKind,
     /// How `hbs` treats VMs without frames.
     pub readiness: Readiness,
-    /// Between two refills of the cycle buckets.
+    /// Time between two refills of the cycle buckets.
     pub refill: Nanos,
-    /// Cycles per second that each may spend on VMs with a bucket; `None`: the whole core.
+    /// Cycles per second that each worker may spend on VMs with a bucket; `None` for the whole
+    /// core.
     pub capacity: Option<CyclesPerSecond>,
 }
 
@@ -54,11 +56,11 @@ impl Default for WorldConfig {
     }
 }
 
-/// The world cannot be built so.
+/// Why the world cannot be built.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// More ports than the worker was made for.
+    /// There are more ports than the worker was made for.
     #[error("{0} ports; the world was made for {1}")]
     TooManyPorts(usize, usize),
 }
@@ -85,19 +87,19 @@ struct Vm {
 struct Core {
     worker: Worker<SimCounter>,
     counter: SimCounter,
-    /// Nothing was there at its last turn, and nothing has happened since.
+    /// The last turn found nothing, and nothing has happened since.
     idle: bool,
 }
 
 impl Core {
-    /// Nothing happens until `to`.
+    /// Advances to `to` without any event.
     fn jump(&mut self, to: Cycles) {
         self.counter.advance_to(to);
         self.worker.rested();
     }
 }
 
-/// See the module's text.
+/// A switch, its VMs and their traffic.
 #[derive(Debug)]
 pub struct World {
     cores: Vec<Core>,
@@ -112,13 +114,13 @@ pub struct World {
 }
 
 impl World {
-    /// A core of `rate` cycles per second with the given costs, for up to `max_ports` ports.
+    /// A world with one core of `rate` cycles per second, for up to `max_ports` ports.
     #[must_use]
     pub fn new(rate: TscRate, costs: CostTable, max_ports: usize, seed: u64) -> Self {
         Self::with_workers(1, rate, costs, max_ports, seed)
     }
 
-    /// The same with several workers, a core each; VMs are dealt to them in turn.
+    /// As [`Self::new`], with several workers on a core each. VMs are assigned to them in turn.
     #[must_use]
     pub fn with_workers(
         workers: u16,
@@ -136,7 +138,7 @@ impl World {
         )
     }
 
-    /// The same with workers that are set up as `config` says.
+    /// As [`Self::new`], with workers configured by `config`.
     #[must_use]
     pub fn with_config(
         config: &WorldConfig,
@@ -179,15 +181,15 @@ impl World {
         }
     }
 
-    /// The address of VM number `n`.
+    /// MAC address of VM number `n`.
     #[must_use]
     pub fn mac_of(n: u16) -> MacAddr {
         let [high, low] = n.to_be_bytes();
         MacAddr([0x52, 0x54, 0, 0, high, low])
     }
 
-    /// Adds a VM with an access port in `tenant`'s untagged network; its ring holds `ring` frames
-    /// each way.
+    /// Adds a VM with an access port in `tenant`'s untagged network. Its ring holds `ring` frames
+    /// in each direction.
     ///
     /// # Errors
     /// [`WorldError::TooManyPorts`].
@@ -240,14 +242,14 @@ impl World {
         Ok(PortHandle(id))
     }
 
-    /// Lets a VM send.
+    /// Makes a VM send.
     pub fn set_source(&mut self, vm: PortHandle, spec: SourceSpec) {
         self.events.post(spec.due(0), Event::Send(vm.0));
         let rng = self.seed.fork(u64::from(vm.0));
         self.vms[usize::from(vm.0)].source = Some((spec, SourceStats::default(), rng));
     }
 
-    /// Has a VM send one frame to nobody in particular, so that the switch knows where it is.
+    /// Makes a VM send one frame to an unused address, so that the switch learns where it is.
     pub fn introduce(&mut self, vm: PortHandle) {
         let mac = self.vms[usize::from(vm.0)].mac;
         let frame = udp_frame(mac, Self::mac_of(u16::MAX), 60, 0, 0);
@@ -255,7 +257,7 @@ impl World {
         self.cores.iter_mut().for_each(|core| core.idle = false);
     }
 
-    /// What a VM buys, from now on.
+    /// Sets what a VM bought.
     pub fn set_qos(&mut self, vm: PortHandle, qos: PortQos) {
         if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
             let policy = Arc::make_mut(policy);
@@ -264,7 +266,7 @@ impl World {
         self.swap();
     }
 
-    /// Changes what a VM's port may do, and what stands before it.
+    /// Changes a VM's port policy.
     pub fn set_policy(&mut self, vm: PortHandle, change: impl FnOnce(&mut PortPolicy)) {
         if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
             change(Arc::make_mut(policy));
@@ -272,7 +274,7 @@ impl World {
         self.swap();
     }
 
-    /// A VM's tokens, on all workers together.
+    /// Tokens of a VM, summed over all workers.
     #[must_use]
     pub fn tokens(&self, vm: PortHandle) -> i64 {
         self.cores.iter().map(|core| core.worker.tokens(PortId(vm.0))).sum()
@@ -288,19 +290,19 @@ impl World {
         }
     }
 
-    /// Now, on the core that is furthest behind.
+    /// The current time on the core that is furthest behind.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.rate.to_nanos(self.cores[self.behind()].counter.now())
     }
 
-    /// The core whose turn it is; of several alike, the first.
+    /// Index of the core that runs next; the first of equal ones.
     fn behind(&self) -> usize {
         let cores = self.cores.iter().enumerate();
         cores.min_by_key(|(_, core)| core.counter.now()).map_or(0, |(at, _)| at)
     }
 
-    /// Lets the world go on until `end`.
+    /// Runs the world until `end`.
     pub fn run_until(&mut self, end: Nanos) {
         loop {
             let now = self.now();
@@ -323,9 +325,9 @@ impl World {
         }
     }
 
-    /// Core `at` found nothing: lets the time pass in which it would go on finding nothing.
+    /// Core `at` found nothing: skips the time in which it would keep finding nothing.
     fn skip_idle(&mut self, at: usize, end: Nanos) {
-        // One that is busy may hand something over at any moment: not beyond it.
+        // A busy core may hand something over at any moment, so do not go beyond it.
         let busy = self.cores.iter().filter(|core| !core.idle).map(|core| core.counter.now()).min();
         if let Some(busy) = busy {
             self.cores[at].jump(Cycles(busy.0 + 1));
@@ -333,10 +335,10 @@ impl World {
         }
         // Nothing changes before the next event: jump there, or to the end.
         let next = self.events.next_at().unwrap_or(end).min(end);
-        // The counter's rounding must not leave us a nanosecond short of it.
+        // Rounding of the counter must not leave the time a nanosecond short.
         let cycles = self.rate.to_cycles(next).0;
         let to = Cycles(cycles.saturating_add(self.rate.hz() / 1_000_000_000 + 1));
-        // A refill may let somebody go on.
+        // A refill may allow a port to continue.
         let refill = self.cores.iter().filter_map(|core| core.worker.next_due()).min();
         let to = refill.map_or(to, |refill| refill.min(to));
         self.cores.iter_mut().for_each(|core| core.jump(to));
@@ -402,31 +404,30 @@ impl World {
         true
     }
 
-    /// What a VM's source made.
+    /// Counters of a VM's source.
     #[must_use]
     pub fn sent(&self, vm: PortHandle) -> SourceStats {
         self.vms[usize::from(vm.0)].source.as_ref().map(|s| s.1).unwrap_or_default()
     }
 
-    /// What a VM received.
+    /// Counters of a VM's sink.
     #[must_use]
     pub fn received(&self, vm: PortHandle) -> SinkStats {
         self.vms[usize::from(vm.0)].received
     }
 
-    /// Frames in a VM's transmit ring.
+    /// Number of frames in a VM's transmit ring.
     #[must_use]
     pub fn unsent(&self, vm: PortHandle) -> usize {
         self.vms[usize::from(vm.0)].driver.unsent()
     }
 
-    /// A port's counters.
     #[must_use]
     pub fn port(&self, vm: PortHandle) -> PortReading {
         self.vms[usize::from(vm.0)].counters.read()
     }
 
-    /// The worker's counters, those of all workers added up.
+    /// Counters of all workers, summed.
     #[must_use]
     pub fn worker(&self) -> WorkerReading {
         let mut sum = WorkerReading::default();

@@ -1,18 +1,28 @@
-//! The flow-level simulator: connections, the flows they ask for, and time.
+//! The flow-level simulator: connections, the flows that they request, and time.
 //!
-//! **Problem.** Minutes of ten tenants on a gigabit are a hundred million packets and a hundred
-//! thousand flows. **Rule.** Between two events every flow has a constant rate, the one that
-//! [`Rates`] settles on. Events are: a flow has come whole, a connection asks, limits move, queues
-//! are bound, a sample is taken. At each, what was transferred since the last is accounted, the
-//! event does what it does, and rates are settled anew.
+//! # Problem
 //!
-//! All flows of a pair of VMs have the same way, queue and limit and so the same rate: a pair is
-//! one stream, and what each of its flows has received is one number. **Randomness.** Every
-//! connection draws from its own generator, so that the same flows come in the same order whatever
-//! the system; the same seed gives the same run.
+//! Minutes of ten tenants on a gigabit link are a hundred million packets but only a hundred
+//! thousand flows.
 //!
-//! **Left out.** Packets, so queuing delays and slow starts; a flow has its rate from its first
-//! bit. [`super::packets`] is one bottleneck with packets, which tests compare.
+//! # Approach
+//!
+//! Between two events every flow has the constant rate that [`Rates`] computes. Events are: a flow
+//! is complete, a connection requests a flow, limits change, queues are bound, a sample is taken.
+//! Each event first accounts for what was transferred since the last one. Then rates are
+//! recomputed.
+//!
+//! All flows between a pair of VMs have the same path, queue and limit, and therefore the same
+//! rate. A pair is one stream, and a single number says what each of its flows has received.
+//!
+//! Each connection draws from its own generator, so every system sees the same flows in the same
+//! order. The same seed gives the same run.
+//!
+//! # Limits
+//!
+//! There are no packets, so there is no queuing delay and no slow start. A flow has its full rate
+//! from its first bit. Tests compare the rates with [`super::packets`], which simulates one
+//! bottleneck with packets.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -24,7 +34,7 @@ use super::spec::{Connection, Order, Spec, SpecError, TenantNo, VmNo};
 use super::system::{HostUsage, QueueControl, System};
 use crate::{EventQueue, Rng};
 
-/// What happens, in the order in which things of one moment do.
+/// An event. The order of variants is the order of events at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Ask(usize),
@@ -35,26 +45,26 @@ enum Event {
     Sample,
 }
 
-/// Two VMs, sender and receiver, of a tenant.
+/// A sending and a receiving VM of a tenant.
 #[derive(Debug)]
 struct Pair {
     tenant: TenantNo,
     vms: [VmNo; 2],
     stream: StreamId,
-    /// Trinity's lower priority.
+    /// Stream of lower priority, for Trinity.
     low: Option<StreamId>,
     entitled: Option<StreamId>,
-    /// Bit n: the pair's path has the n-th watched link.
+    /// Bit n says that the pair's path includes the n-th watched link.
     watched: u32,
-    /// Its flows: what each of them will have received when it is whole, and its connection.
+    /// For each flow, the value of `served` at which it is complete, and its connection.
     flows: Vec<(f64, usize)>,
     next: f64,
-    /// What each of its flows has received since the pair began.
+    /// Bits that each flow received since the pair became active.
     served: f64,
     per_flow: f64,
     rate: f64,
     refused: f64,
-    /// All that it sent, and how much of that at the last sample and at the last interval's end.
+    /// Bits sent in total, at the last sample, and at the end of the last control interval.
     bits: f64,
     sampled: f64,
     measured: f64,
@@ -63,7 +73,7 @@ struct Pair {
     place: usize,
 }
 
-/// A connection at work.
+/// State of a connection.
 #[derive(Debug)]
 struct Client {
     rng: Rng,
@@ -73,7 +83,7 @@ struct Client {
     done: u64,
 }
 
-/// A simulation.
+/// A running simulation.
 #[derive(Debug)]
 pub struct FlowSim {
     spec: Spec,
@@ -83,17 +93,17 @@ pub struct FlowSim {
     rates: Rates,
     entitled: Option<Rates>,
     pairs: Vec<Pair>,
-    /// `pair_of[tenant]`: its first pair, and how many VMs it has.
+    /// For each tenant, the index of its first pair and its number of VMs.
     pair_of: Vec<(usize, usize)>,
     vm_base: Vec<usize>,
     active: Vec<usize>,
     clients: Vec<Client>,
     waiting: usize,
     limits: Option<Limits>,
-    /// Who has a queue of its own, and who will.
+    /// Tenants with a queue of their own, and those that the last decision gives one.
     dedicated: Vec<bool>,
     pending: Vec<bool>,
-    /// What each tenant has reserved on each link.
+    /// Reservation of each tenant on each link.
     reserved: Vec<Vec<BitsPerSecond>>,
     last_control: Nanos,
     settled: u64,
@@ -104,7 +114,7 @@ impl FlowSim {
     /// Sets up `spec` under `system`.
     ///
     /// # Errors
-    /// What cannot be simulated.
+    /// The specification cannot be simulated.
     pub fn new(spec: Spec, system: System) -> Result<Self, SpecError> {
         spec.check()?;
         let mut vm_base = Vec::new();
@@ -150,8 +160,8 @@ impl FlowSim {
         Ok(sim)
     }
 
-    /// The same that also accounts what tenants are entitled to: the rates that their flows would
-    /// have if the hose guarantees were all that limits them.
+    /// Also computes tenants' entitlements: the rates of their flows if only the hose guarantees
+    /// limited them.
     #[must_use]
     pub fn with_entitlements(mut self) -> Self {
         let vms: usize = self.spec.tenants.iter().map(|t| t.vms.len()).sum();
@@ -220,34 +230,32 @@ impl FlowSim {
         }
     }
 
-    /// Runs until `end`.
     pub fn run_until(&mut self, end: Nanos) {
         while self.now < end {
             self.step(end);
         }
     }
 
-    /// Runs until all connections have had all of their flows, at most until `end`.
+    /// Runs until all connections have completed their flows, at most until `end`.
     pub fn run_to_completion(&mut self, end: Nanos) {
         while self.now < end && self.waiting > 0 {
             self.step(end);
         }
     }
 
-    /// What was recorded so far.
+    /// Results so far.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// The simulated time.
     #[must_use]
     pub const fn now(&self) -> Nanos {
         self.now
     }
 
-    /// How often rates had to be cut to fit into a link ([`Rates::cut`]), and how often they were
-    /// settled.
+    /// How often rates were cut to fit into a link ([`Rates::cut`]), and how often they were
+    /// computed.
     #[must_use]
     pub const fn cuts(&self) -> (u64, u64) {
         (self.rates.cut(), self.settled)
@@ -264,7 +272,7 @@ impl FlowSim {
         }
     }
 
-    /// Settles rates; returns when the next flow will be whole.
+    /// Computes rates. Returns when the next flow will be complete.
     fn settle(&mut self) -> Nanos {
         self.rates.settle();
         self.settled += 1;
@@ -293,7 +301,7 @@ impl FlowSim {
         self.now + Nanos(wait.max(1))
     }
 
-    /// `seconds` passed at the settled rates; flows that are whole now are done.
+    /// Accounts for `seconds` at the current rates and completes flows.
     fn account(&mut self, seconds: f64) {
         let mut whole = Vec::new();
         for number in &self.active {
@@ -304,7 +312,8 @@ impl FlowSim {
             if let Some(limits) = &mut self.limits {
                 limits.refused(low32(*number), pair.refused, seconds);
             }
-            // Within what passes in a nanosecond, which is as finely as time is told.
+            // A flow is complete if at most a nanosecond's bits, the resolution of time, are
+            // missing.
             if pair.next - pair.served <= pair.per_flow * 1e-9 {
                 whole.push(*number);
             }
@@ -397,7 +406,7 @@ impl FlowSim {
         self.flows_changed(number);
     }
 
-    /// A pair has more or fewer flows than before.
+    /// Handles a change in a pair's number of flows.
     fn flows_changed(&mut self, number: usize) {
         let ends = self.ends(number);
         let pair = &mut self.pairs[number];
@@ -422,7 +431,7 @@ impl FlowSim {
         self.set_streams(number);
     }
 
-    /// Tells the streams of a pair how many flows they have and what its limit is.
+    /// Sets the number of flows and the limit of a pair's streams.
     fn set_streams(&mut self, number: usize) {
         let pair = &self.pairs[number];
         let flows = count(pair.flows.len());
@@ -463,7 +472,7 @@ impl FlowSim {
         Ends { pair: low32(number), vms: pair.vms.map(vm), hose }
     }
 
-    /// A control interval ends: measure, decide, and have it applied later.
+    /// Ends a control interval: measures, decides, and schedules the change.
     fn control(&mut self) {
         let usage = self.usage();
         let System::QShare(QueueControl { interval, delay, binder, .. }) = &mut self.system else {
@@ -474,7 +483,7 @@ impl FlowSim {
         self.events.post(self.now + *interval, Event::Control);
     }
 
-    /// What every host measured of every tenant since the last interval's end.
+    /// What every host measured of every tenant since the end of the last interval.
     fn usage(&mut self) -> Vec<Vec<HostUsage>> {
         let seconds = secs(self.now) - secs(self.last_control);
         self.last_control = self.now;
@@ -499,7 +508,7 @@ impl FlowSim {
         bits.into_iter().map(of).collect()
     }
 
-    /// Queues, weights and limits as the last decision wants them.
+    /// Applies the queues, weights and limits of the last decision.
     fn apply(&mut self) {
         self.dedicated.clone_from(&self.pending);
         self.record.bindings.push((self.now, self.dedicated.clone()));
@@ -531,7 +540,7 @@ impl FlowSim {
         }
     }
 
-    /// A link's queues, the shared one first, weighted by what is reserved in them.
+    /// The queues of a link, weighted by their reservations. The shared queue is the first.
     fn queues(&self, link: usize) -> (Vec<Queue>, Vec<usize>) {
         let mut queues = vec![Queue { priority: 0, weight: 0.0 }];
         let mut queue_of = Vec::new();
@@ -545,7 +554,7 @@ impl FlowSim {
                 queues[0].weight += weight;
             }
         }
-        // A queue that nobody uses divides nothing, but it needs a weight.
+        // An unused queue divides nothing, but it needs a positive weight.
         queues[0].weight = queues[0].weight.max(1.0);
         (queues, queue_of)
     }
@@ -599,7 +608,7 @@ impl Pair {
         self.next = self.flows.iter().map(|flow| flow.0).fold(f64::INFINITY, f64::min);
     }
 
-    /// Without flows it begins anew, so that what they received stays a small, exact number.
+    /// Resets an idle pair, so that `served` stays small and exact.
     fn restart(&mut self) {
         (self.served, self.next) = (0.0, f64::INFINITY);
         (self.rate, self.per_flow, self.refused, self.entitled_rate) = (0.0, 0.0, 0.0, 0.0);
@@ -625,7 +634,7 @@ impl Client {
 }
 
 impl System {
-    /// Whether VMs may be held to their guarantees.
+    /// Whether VMs may be limited to their guarantees.
     fn has_hoses(&self) -> bool {
         match self {
             Self::StaticReservation => true,
@@ -639,7 +648,7 @@ impl System {
     }
 }
 
-/// The network's links, and two more for each VM where VMs may be held to their guarantees.
+/// The network's links, plus two for each VM if VMs may be limited to their guarantees.
 fn capacities(spec: &Spec, system: &System, vms: usize) -> Vec<f64> {
     let mut links: Vec<_> = spec.network.links.iter().map(|link| bits_per_sec(*link)).collect();
     if system.has_hoses() {
@@ -648,7 +657,7 @@ fn capacities(spec: &Spec, system: &System, vms: usize) -> Vec<f64> {
     links
 }
 
-/// What each VM may send and what it may receive, as links.
+/// Sending and receiving guarantee of each VM, as links.
 fn hoses(spec: &Spec, vms: usize) -> Vec<f64> {
     let mut hoses = Vec::with_capacity(2 * vms);
     for tenant in &spec.tenants {
@@ -657,7 +666,7 @@ fn hoses(spec: &Spec, vms: usize) -> Vec<f64> {
     hoses
 }
 
-/// The links of [`hoses`] that a pair passes.
+/// The two links of [`hoses`] that a pair uses.
 fn hose_path(links: usize, vm_base: usize, [from, to]: [VmNo; 2]) -> [LinkId; 2] {
     [link_id(links + 2 * (vm_base + from)), link_id(links + 2 * (vm_base + to) + 1)]
 }

@@ -1,24 +1,40 @@
-//! How one link divides its rate: strict priorities, weights between queues, equal parts within.
+//! How one link divides its rate: strict priorities, weights between queues, and equal shares
+//! within a queue.
 //!
-//! **Problem.** Packets of a thousand flows are too many to simulate for minutes; what they would
-//! get is known. **Source.** The fluid limit of weighted fair queuing (generalised processor
-//! sharing, Parekh and Gallager 1993) with max-min fairness inside a queue. **Rule.** Priorities
-//! in order, the lowest number first, each divides what those before left. Within a priority every
-//! queue gets at most what it asks for; what is left is divided among those that ask for more, in
-//! proportion to their weights. Within a queue likewise among flows, with equal weights.
+//! # Problem
 //!
-//! **Result.** For each queue a level: what each of its flows may have at most here, infinite where
-//! the queue gets all that it asks for; and which share of what was asked is refused.
-//! **Example** (a test). 100 Mbit/s, weights 1 and 3; the first queue asks for 20, the second has
-//! flows that ask for 10, 60 and anything: 20; and 10, 35, 35. **Cost.** A few passes over those
-//! that ask; no allocation once the scratch space has grown.
+//! A thousand flows send too many packets to simulate minutes of them. Their fair rates can be
+//! computed.
+//!
+//! # Source
+//!
+//! The fluid limit of weighted fair queuing (generalised processor sharing, Parekh and Gallager
+//! 1993), with max-min fairness inside a queue.
+//!
+//! # Approach
+//!
+//! Priorities are served in order, lowest number first. Each divides what earlier ones left. Within
+//! a priority, a queue gets at most its demand. The rest is divided by weight among queues that
+//! demand more. Within a queue, flows share in the same way with equal weights.
+//!
+//! The result for each queue is a level, the most that each of its flows may have here, and the
+//! fraction of the demand that is refused. The level is infinite if the queue's whole demand is
+//! met.
+//!
+//! # Example
+//!
+//! A test: 100 Mbit/s, weights 1 and 3. The first queue demands 20 and gets 20. The flows of the
+//! second demand 10, 60 and infinitely much, and get 10, 35 and 35.
+//!
+//! # Cost
+//!
+//! A few passes over the demands. Nothing is allocated once the scratch space has grown.
 
-/// A queue of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Queue {
-    /// Served before all queues with a higher number.
+    /// Priority. Lower numbers are served first.
     pub priority: u8,
-    /// Its part among the queues of its priority, above 0.
+    /// Weight among the queues of its priority, above 0.
     pub weight: f64,
 }
 
@@ -27,23 +43,23 @@ impl Queue {
     pub const ONLY: Self = Self { priority: 0, weight: 1.0 };
 }
 
-/// A number of equal flows that ask for a rate.
+/// A number of equal flows with a common demand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Asker {
-    /// Number of its queue.
+    /// Index of the queue.
     pub queue: usize,
-    /// How many flows, above 0.
+    /// Number of flows, above 0.
     pub flows: f64,
-    /// What they ask for together, bits/s, not below 0; may be infinite.
+    /// Demand of all flows together in bits/s, at least 0; may be infinite.
     pub demand: f64,
 }
 
-/// What a queue came to.
+/// Result for a queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// What each of its flows may have at most, bits/s; infinite: whatever it asks for.
+    /// Most that each flow may have in bits/s; infinite if all demands are met.
     pub per_flow: f64,
-    /// Which share of what it asked for it did not get, 0 to 1.
+    /// Fraction of the demand that was refused, 0 to 1.
     pub refused: f64,
 }
 
@@ -61,7 +77,7 @@ pub struct Scratch {
     done: Vec<bool>,
 }
 
-/// Divides `capacity` (bits/s) among `askers`; `levels` gets one entry for each of `queues`.
+/// Divides `capacity` (bits/s) among `askers`. `levels` gets one entry for each queue.
 pub fn divide(
     capacity: f64,
     queues: &[Queue],
@@ -93,8 +109,8 @@ pub fn divide(
     within_queues(askers, scratch, levels);
 }
 
-/// Gives `left` to the queues of a priority: their `share`, and `open` where that is all they asked
-/// for. Returns what they leave.
+/// Divides `left` among the queues of a priority. Sets their `share`, and clears `open` for those
+/// that get less than their demand. Returns what remains.
 fn among_queues(mut left: f64, priority: u8, queues: &[Queue], scratch: &mut Scratch) -> f64 {
     let Scratch { asked, share, open, done, .. } = scratch;
     done.clear();
@@ -121,7 +137,8 @@ fn among_queues(mut left: f64, priority: u8, queues: &[Queue], scratch: &mut Scr
     }
 }
 
-/// The level of every queue that did not get all: each pass settles those that ask for less.
+/// Computes the level of each queue that gets less than its demand. Each pass settles flows with
+/// small demands.
 fn within_queues(askers: &[Asker], scratch: &mut Scratch, levels: &mut [Level]) {
     let Scratch { asked, share, flows, open, done } = scratch;
     for (queue, level) in levels.iter_mut().enumerate().filter(|(q, _)| !open[*q]) {
@@ -144,7 +161,7 @@ fn within_queues(askers: &[Asker], scratch: &mut Scratch, levels: &mut [Level]) 
             return;
         }
         for (queue, level) in levels.iter_mut().enumerate().filter(|(q, _)| !open[*q]) {
-            // Flows are whole numbers; what is left of a queue without any is rounding.
+            // The number of flows is whole. A remainder without flows is a rounding error.
             if flows[queue] > 0.5 {
                 level.per_flow = (share[queue] / flows[queue]).max(level.per_flow);
             }
@@ -175,19 +192,19 @@ mod tests {
     const ANY: f64 = f64::INFINITY;
 
     #[test]
-    fn who_asks_for_less_leaves_the_rest_by_weight_and_then_equally() {
+    fn small_demands_leave_the_rest_by_weight_and_then_equally() {
         let queues = [weighted(1.0), weighted(3.0)];
         let askers = [(0, 1.0, 20.0), (1, 1.0, 10.0), (1, 1.0, 60.0), (1, 1.0, ANY)];
         let found = levels(100.0, &queues, &askers);
         assert_eq!(found[0], Level::OPEN);
         assert!((found[1].per_flow - 35.0).abs() < 1e-9 && found[1].refused == 1.0);
-        // Both backlogged: by weight, and in the second queue three flows share.
+        // Both are backlogged: they share by weight, and three flows share the second queue.
         let found = levels(100.0, &queues, &[(0, 1.0, ANY), (1, 3.0, ANY)]);
         assert_eq!((found[0].per_flow, found[1].per_flow), (25.0, 25.0));
     }
 
     #[test]
-    fn what_is_refused_is_told_as_a_share_of_what_was_asked() {
+    fn refusals_are_a_fraction_of_the_demand() {
         let found = levels(100.0, &[Queue::ONLY], &[(0, 1.0, 80.0), (0, 1.0, 120.0)]);
         assert_eq!(found[0], Level { per_flow: 50.0, refused: 0.5 });
         let found = levels(200.0, &[Queue::ONLY], &[(0, 1.0, 80.0), (0, 1.0, 120.0)]);
@@ -195,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_priority_gets_what_the_higher_leaves_and_nothing_if_that_is_nothing() {
+    fn a_lower_priority_gets_only_what_the_higher_leaves() {
         let queues = [Queue { priority: 0, weight: 1.0 }, Queue { priority: 1, weight: 1.0 }];
         let found = levels(100.0, &queues, &[(0, 2.0, 70.0), (1, 1.0, ANY)]);
         assert_eq!(found[0], Level::OPEN);

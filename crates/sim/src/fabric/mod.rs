@@ -1,20 +1,25 @@
-//! A datacenter's network at the level of flows: tenants, queues, limits and the systems that set
-//! them.
+//! A datacenter network at the level of flows: tenants, queues, limits, and the systems that
+//! control them.
 //!
-//! **Problem.** What a queue of its own is worth to a tenant shows in seconds and minutes of
-//! thousands of flows (QShare §VII). **Rule.** Flows have rates, and rates follow from links,
-//! queues, weights and limits alone ([`rates`]); limits and queues are moved by the code that would
-//! move them in production (`penstock_fabric`), which sees what it could measure, as late as it
-//! could. Everything random comes from one seed.
+//! # Problem
 //!
-//! | Module | What it is |
+//! The benefit of a queue of its own shows to a tenant over minutes and thousands of flows (QShare
+//! §VII).
+//!
+//! # Approach
+//!
+//! Flows have rates, which follow only from links, queues, weights and limits ([`rates`]). The
+//! production code (`penstock_fabric`) controls limits and queues. It sees only what it could
+//! measure, with the same delay. All random numbers come from one seed.
+//!
+//! | Module | Content |
 //! |---|---|
-//! | [`spec`], [`sizes`] | links, tenants, connections; how long flows are |
+//! | [`spec`], [`sizes`] | links, tenants and connections; flow sizes |
 //! | [`system`] | QShare, ElasticSwitch, Trinity, static reservation, plain TCP |
-//! | [`link_share`], [`rates`] | how a link divides its rate, and what follows for all streams |
-//! | [`peers`] | settings of the systems compared with, and what they must show first |
-//! | [`packets`] | one bottleneck packet by packet, to hold the rates against |
-//! | [`flow_sim`], [`record`] | time, and what is left of a run |
+//! | [`link_share`], [`rates`] | how a link divides its rate; rates of all streams |
+//! | [`peers`] | settings of the compared systems, and their acceptance check |
+//! | [`packets`] | one bottleneck packet by packet, to validate the rates |
+//! | [`flow_sim`], [`record`] | time and results |
 
 pub mod flow_sim;
 pub mod link_share;

@@ -1,17 +1,21 @@
-//! One bottleneck, packet by packet: what the fluid rates are held against.
+//! One bottleneck simulated packet by packet, to validate the fluid rates.
 //!
-//! **Problem.** [`super::link_share`] says what a link would do if flows were fluids. **Rule.** The
-//! same link with packets: strict priorities, between the queues of one priority self-clocked fair
-//! queuing (Golestani, INFOCOM 1994), within a queue first come, first served, and a bound on what
-//! a queue holds; what comes above it is lost.
+//! # Problem
 //!
-//! **Sources.** With a window: so many packets of the flow are at the link, another comes when one
-//! leaves, which is TCP with equal windows on a link whose delay is its queue. Paced: one packet
-//! after the other at a rate, whatever becomes of them, which is a limit that lets out more than
-//! the queue gets.
+//! [`super::link_share`] computes what a link would do if flows were fluids.
 //!
-//! **Quantities.** The virtual time of the link is the tag of the packet in service; a packet that
-//! comes to the head of queue q gets the tag max(virtual time, last tag of q) + bits / weight.
+//! # Approach
+//!
+//! The same link with packets: strict priorities, self-clocked fair queuing (Golestani, INFOCOM
+//! 1994) between queues of a priority, and first come, first served within a queue. A queue holds a
+//! bounded number of packets and loses the rest.
+//!
+//! A flow with a window keeps a fixed number of packets at the link and sends another when one
+//! leaves. This is TCP with equal windows, if all delay comes from the queue. A paced flow sends at
+//! a fixed rate regardless of losses. This is a limit that exceeds what the queue gets.
+//!
+//! The link's virtual time is the tag of the packet in service. A packet at the head of queue q
+//! gets the tag max(virtual time, last tag of q) + bits / weight.
 
 use std::collections::VecDeque;
 
@@ -23,46 +27,41 @@ use crate::EventQueue;
 /// How a flow sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// So many packets at the link at once.
+    /// Number of packets at the link at once.
     Window(u32),
-    /// At this rate.
+    /// Fixed rate.
     Rate(BitsPerSecond),
 }
 
-/// A flow of packets of one size.
+/// A flow of equal packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFlow {
-    /// Number of its queue.
+    /// Index of its queue.
     pub queue: usize,
     /// When it begins.
     pub from: Nanos,
-    /// How many packets it has; `None`: it does not end.
+    /// Number of packets; `None` for an endless flow.
     pub packets: Option<u64>,
     /// Bytes of a packet.
     pub bytes: u32,
-    /// How it sends.
     pub pace: Pace,
 }
 
-/// What became of a flow.
+/// Result of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// Packets that left the link.
     pub packets: u64,
-    /// Packets that were lost.
     pub lost: u64,
     /// When its last packet left.
     pub done: Option<Nanos>,
 }
 
-/// A link with queues.
 #[derive(Clone, Debug)]
 pub struct PacketLink {
-    /// Its rate.
     pub rate: BitsPerSecond,
-    /// Its queues.
     pub queues: Vec<Queue>,
-    /// Packets that each of them holds.
+    /// Number of packets that each queue holds.
     pub room: usize,
 }
 
@@ -79,7 +78,7 @@ struct Run<'a> {
     flows: &'a [PacketFlow],
     events: EventQueue<Event>,
     lines: Vec<VecDeque<usize>>,
-    /// The last tag of each queue, and the tag of the packet at its head.
+    /// Last tag of each queue, and the tag of the packet at its head.
     tags: Vec<(f64, f64)>,
     virtual_time: f64,
     busy: bool,
@@ -88,7 +87,7 @@ struct Run<'a> {
 }
 
 impl PacketLink {
-    /// Carries `flows` until a time; what became of each.
+    /// Simulates `flows` until a time. Returns the result of each.
     #[must_use]
     pub fn carry(&self, flows: &[PacketFlow], until: Nanos) -> Vec<Sent> {
         let mut run = Run {
@@ -140,7 +139,7 @@ impl Run<'_> {
         }
     }
 
-    /// A flow's next packet comes, if it has one.
+    /// Emits a flow's next packet, if it has one.
     fn emit(&mut self, flow: usize) {
         let PacketFlow { queue, packets, .. } = self.flows[flow];
         if packets.is_some_and(|packets| self.emitted[flow] >= packets) {
@@ -157,7 +156,7 @@ impl Run<'_> {
         }
     }
 
-    /// The packet at the head of a queue gets its tag.
+    /// Tags the packet at the head of a queue.
     fn tag(&mut self, queue: usize) {
         let Some(flow) = self.lines[queue].front() else { return };
         let bits = f64::from(self.flows[*flow].bytes) * 8.0;
@@ -165,7 +164,7 @@ impl Run<'_> {
         self.tags[queue] = (tag, tag);
     }
 
-    /// An idle link takes the packet with the smallest tag of the first priority that has one.
+    /// If the link is idle, sends the packet with the smallest tag of the first nonempty priority.
     fn serve(&mut self, now: Nanos) {
         if self.busy {
             return;
@@ -177,7 +176,7 @@ impl Run<'_> {
             a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         let Some(queue) = next else {
-            // Between busy periods nobody has anything to catch up with.
+            // A new busy period starts with equal tags.
             self.virtual_time = 0.0;
             self.tags.fill((0.0, 0.0));
             return;
@@ -189,7 +188,7 @@ impl Run<'_> {
         self.events.post(now + self.time(flow, self.link.rate), Event::Departs(flow));
     }
 
-    /// How long a packet of a flow takes at a rate.
+    /// Time that a packet of a flow takes at a rate.
     fn time(&self, flow: usize, rate: BitsPerSecond) -> Nanos {
         let bits = u128::from(self.flows[flow].bytes) * 8 * 1_000_000_000;
         Nanos(u64::try_from(bits / u128::from(rate.0.max(1))).unwrap_or(u64::MAX).max(1))

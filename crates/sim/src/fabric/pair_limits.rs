@@ -1,50 +1,48 @@
-//! Limits on pairs of VMs, as hypervisors keep them: [`penstock_fabric::rate_alloc`] at work.
+//! Limits on pairs of VMs, as hypervisors enforce them with [`penstock_fabric::rate_alloc`].
 //!
-//! **Rule.** A pair that begins has the smaller of an equal part of its two VMs' guarantees, and
-//! that rate. Every `partition` both of its VMs divide their guarantees anew, by what was measured
-//! since the last time and by what the other side then said. Every period of the rates it gets a
-//! signal: the share of what it asked of its queue that was refused, over the period. A TCP that is
-//! held by a limit above what it can have would lose that share of what the limit lets out.
+//! A new pair gets the smaller of equal parts of its two VMs' guarantees, as guarantee and as rate.
+//! Every `partition` interval, both VMs divide their guarantees again. They use demands measured
+//! since the last time and what the other side then announced. Every rate period, a pair gets a
+//! signal: the mean fraction of its queue demand that was refused in the period. A TCP flow whose
+//! limit is above its share would lose that fraction of its packets.
 
 use penstock_fabric::rate_alloc::{DemandEstimate, PairRate, Signal, UNLIMITED, WHOLE, partition};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::system::PairLimits;
 
-/// What is known of a pair that is limited.
+/// State of a limited pair.
 #[derive(Debug)]
 struct Limited {
     rate: PairRate,
     demand: DemandEstimate,
-    /// What the two sides kept for it last.
+    /// What the two sides last assigned to the pair.
     sides: [BitsPerSecond; 2],
-    /// Bits that it had sent when its guarantee was last looked at.
+    /// Bits sent when its guarantee was last evaluated.
     bits: f64,
-    /// Of the time since the rates' last period, refused share times seconds.
+    /// Integral of the refused fraction over time since the last rate period, in seconds.
     refused: f64,
-    /// Whether anything was refused since its guarantee was last looked at.
+    /// Whether anything was refused since its guarantee was last evaluated.
     pressed: bool,
     idle_since: Option<Nanos>,
 }
 
-/// A pair as limits see it.
+/// Ends of a limited pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// The pair.
     pub pair: u32,
-    /// Its VMs: sender, receiver.
+    /// Its sending and its receiving VM.
     pub vms: [u32; 2],
-    /// What each of its VMs is guaranteed.
+    /// Guarantee of each of its VMs.
     pub hose: BitsPerSecond,
 }
 
-/// All limits.
 #[derive(Debug)]
 pub(super) struct Limits {
     settings: PairLimits,
     pairs: Vec<Option<Limited>>,
     listed: Vec<Ends>,
-    /// How many limited pairs a VM has as sender and as receiver.
+    /// Number of limited pairs of each VM as sender and as receiver.
     busy: Vec<[usize; 2]>,
     last_period: Nanos,
     last_partition: Nanos,
@@ -67,7 +65,7 @@ impl Limits {
         &self.settings
     }
 
-    /// A pair has flows again; `bits` is what it sent in all.
+    /// Starts limiting a pair that has flows again. `bits` is its total so far.
     pub fn begins(&mut self, ends: Ends, bits: f64) {
         if let Some(limited) = &mut self.pairs[ends.pair as usize] {
             limited.idle_since = None;
@@ -92,14 +90,14 @@ impl Limits {
         });
     }
 
-    /// A pair has no flows any more.
+    /// Notes that a pair has no flows any more.
     pub fn ends(&mut self, pair: u32, now: Nanos) {
         if let Some(limited) = &mut self.pairs[pair as usize] {
             limited.idle_since = Some(now);
         }
     }
 
-    /// Limits of pairs for which `gone` says so are lifted.
+    /// Removes the limits of pairs for which `gone` returns true.
     pub fn lift(&mut self, mut gone: impl FnMut(&Ends) -> bool) {
         let Self { pairs, listed, busy, .. } = self;
         listed.retain(|ends| {
@@ -114,14 +112,14 @@ impl Limits {
         });
     }
 
-    /// For `seconds`, this share of what a pair asked for was refused.
+    /// Notes that this fraction of a pair's demand was refused for `seconds`.
     pub fn refused(&mut self, pair: u32, share: f64, seconds: f64) {
         if let Some(limited) = &mut self.pairs[pair as usize] {
             limited.refused += share * seconds;
         }
     }
 
-    /// A pair's guarantee and rate, bits/s; infinite if it is not limited.
+    /// A pair's guarantee and rate in bits/s; infinite if it is not limited.
     pub fn of(&self, pair: u32) -> (f64, f64) {
         match &self.pairs[pair as usize] {
             Some(limited) => (bits(limited.rate.guarantee()), bits(limited.rate.rate())),
@@ -129,12 +127,11 @@ impl Limits {
         }
     }
 
-    /// The limited pairs.
     pub fn pairs(&self) -> impl Iterator<Item = u32> + '_ {
         self.listed.iter().map(|ends| ends.pair)
     }
 
-    /// A period of the rates ends.
+    /// Ends a period of the rates.
     pub fn period_ends(&mut self, now: Nanos) {
         let seconds = secs(now) - secs(self.last_period);
         self.last_period = now;
@@ -144,14 +141,14 @@ impl Limits {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1")]
             let share = (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32;
             limited.pressed |= share > 0;
-            // A pair without flows has nothing to learn from.
+            // A pair without flows learns nothing.
             if limited.idle_since.is_none() {
                 limited.rate.period_ends(now, Signal::Lost(share), &self.settings.rates);
             }
         }
     }
 
-    /// Guarantees are divided anew; `sent` says how many bits a pair sent in all.
+    /// Divides the guarantees again. `sent` returns the total bits of a pair.
     pub fn divide(&mut self, now: Nanos, sent: impl Fn(u32) -> f64) {
         let seconds = secs(now) - secs(self.last_partition);
         self.last_partition = now;
@@ -165,7 +162,7 @@ impl Limits {
             let all = sent(ends.pair);
             let rate = ((all - limited.bits) / seconds).max(0.0);
             limited.bits = all;
-            // What ran at its limit, or was refused something, may want anything.
+            // A pair that reached its limit or was refused something may want any rate.
             let held = limited.pressed || rate >= 0.95 * bits(limited.rate.rate());
             limited.pressed = false;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate")]
@@ -187,7 +184,7 @@ impl Limits {
         }
     }
 
-    /// One side's division: what every VM keeps for each of its pairs.
+    /// One side's division: what each VM assigns to each of its pairs.
     fn side(&self, side: usize) -> Vec<(u32, BitsPerSecond)> {
         let mut order: Vec<Ends> = self.listed.clone();
         order.sort_by_key(|ends| (ends.vms[side], ends.pair));
@@ -205,7 +202,7 @@ impl Limits {
         found
     }
 
-    /// What of a VM's guarantee is given to its pairs.
+    /// The part of a VM's guarantee that is divided among its pairs.
     fn given(&self, hose: BitsPerSecond) -> BitsPerSecond {
         let kept = u128::from(WHOLE - self.settings.rates.head_room.min(WHOLE));
         let given = u128::from(hose.0) * kept / u128::from(WHOLE);

@@ -1,22 +1,30 @@
-//! Settings of the systems that QShare is compared with, and what a setting must show first.
+//! Settings of the systems that QShare is compared with, and the check that a setting must pass.
 //!
-//! **Problem.** A comparison with a system that was set badly says nothing. **Rule.** Settings are
-//! swept ([`candidates`]); one counts as that system only if by itself it does what the system is
-//! for ([`check`]), and a figure compares with the best of those that do.
+//! # Problem
 //!
-//! **The check.** One gigabit between two racks. X has one VM in each, with 450 Mbit/s; Y has five
-//! in each, with 90 Mbit/s each, which is 450 in all. Five runs of 20 s:
-//! - X has one flow without end, Y 25 pairs without end, from 5 s on;
-//! - the same, Y's clients ask their servers by turns for short flows, so that who sends to whom
-//!   changes all the time;
-//! - X alone;
-//! - X asks for 5 MB at a time and sleeps up to 0.4 s in between, beside Y's 25 pairs, and beside
-//!   five of them: they have what is spare whenever X comes back.
+//! A comparison with a badly configured system is meaningless.
 //!
-//! **Quantities.** [`Check::guarantee`]: the least that X had in any tenth of a second of the first
-//! two runs, from 6 s on, over its guarantee; [`Check::spare`]: its part of the link alone, from 10
-//! s on; [`Check::bursts`]: its mean rate while it had a burst to fetch, over its guarantee, in the
-//! worse of the last two. [`Check::holds`]: at least 0.95, 0.90 and 0.95.
+//! # Approach
+//!
+//! Settings are swept ([`candidates`]). A setting counts only if it achieves the system's purpose
+//! on its own ([`check`]). A figure compares with the best of these settings.
+//!
+//! # The check
+//!
+//! One gigabit link connects two racks. Tenant X has one VM in each rack with 450 Mbit/s. Tenant Y
+//! has five VMs in each with 90 Mbit/s each, 450 Mbit/s in total. There are five runs of 20 s:
+//!
+//! - X has one endless flow; Y has 25 endless pairs from 5 s on.
+//! - X as before; Y's clients request short flows from their servers in turn, so that the active
+//!   pairs change constantly.
+//! - X alone.
+//! - X requests 5 MB at a time and pauses for up to 0.4 s, beside Y's 25 pairs.
+//! - As before, beside five of Y's pairs, which use all spare bandwidth when X returns.
+//!
+//! [`Check::guarantee`] is the least rate of X in any tenth of a second of the first two runs, from
+//! 6 s on, relative to its guarantee. [`Check::spare`] is its fraction of the link when alone, from
+//! 10 s on. [`Check::bursts`] is its mean rate during bursts in the worse of the last two runs,
+//! relative to its guarantee. [`Check::holds`] requires at least 0.95, 0.90 and 0.95.
 
 use std::sync::Arc;
 
@@ -32,43 +40,43 @@ const LINK: BitsPerSecond = BitsPerSecond(1_000_000_000);
 const X: BitsPerSecond = BitsPerSecond(450_000_000);
 const Y: BitsPerSecond = BitsPerSecond(90_000_000);
 const SECS: u64 = 20;
-/// X's bursts, bytes.
+/// X's bursts in bytes.
 const BURST: &str = "5000000 1";
-/// Short flows: 10 kB to 2 MB.
+/// Short flows of 10 kB to 2 MB.
 const SHORT: &str = "10000 0.5\n100000 0.8\n2000000 1";
 
-/// What a setting showed.
+/// Results of the check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Check {
-    /// The least that was had in a tenth of a second, over what was guaranteed.
+    /// Least rate in a tenth of a second, relative to the guarantee.
     pub guarantee: f64,
-    /// What was had alone, over the link.
+    /// Rate of X alone, relative to the link.
     pub spare: f64,
-    /// What was had in bursts, over what was guaranteed.
+    /// Rate in bursts, relative to the guarantee.
     pub bursts: f64,
 }
 
-/// A check that could not be made.
+/// Why the check failed to run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// Its world cannot be simulated.
+    /// The setup cannot be simulated.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// Its sizes are none.
+    /// The flow sizes are invalid.
     #[error(transparent)]
     Sizes(#[from] SizeTableError),
 }
 
 impl Check {
-    /// Whether guarantees were held and a spare link was used.
+    /// Whether guarantees were met and a spare link was used.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.guarantee >= 0.95 && self.bursts >= 0.95 && self.spare >= 0.90
     }
 }
 
-/// Settings from slow to fast, with and without caution, hold and head-room, each at two periods
+/// Settings from slow to fast, with and without caution, hold and headroom, each at two periods,
 /// and with limits that are forgotten at once or after 10 s.
 #[must_use]
 pub fn candidates() -> Vec<PairLimits> {
@@ -96,10 +104,10 @@ pub fn candidates() -> Vec<PairLimits> {
     all
 }
 
-/// What `system` shows.
+/// Runs the check for `system`.
 ///
 /// # Errors
-/// When the check itself is wrong.
+/// The check itself is invalid.
 pub fn check(system: impl Fn() -> System) -> Result<Check, CheckError> {
     let beside = |spec: Spec| -> Result<f64, CheckError> {
         let rates = x_by_tenth(spec, system())?;
@@ -163,7 +171,7 @@ fn world(beside: &Beside) -> Result<Spec, CheckError> {
     })
 }
 
-/// X's mean rate while it has flows of [`BURST`], over its guarantee.
+/// X's mean rate while it has flows of [`BURST`], relative to its guarantee.
 fn x_in_bursts(beside: Beside, system: System) -> Result<f64, CheckError> {
     let mut spec = world(&beside)?;
     spec.connections[0] = Connection {
@@ -180,7 +188,7 @@ fn x_in_bursts(beside: Beside, system: System) -> Result<f64, CheckError> {
     Ok(bits(BitsPerSecond(8 * bytes)) / seconds / bits(X))
 }
 
-/// What X had in each tenth of a second, bits/s.
+/// X's rate in each tenth of a second, in bits/s.
 fn x_by_tenth(spec: Spec, system: System) -> Result<Vec<f64>, CheckError> {
     let mut sim = FlowSim::new(spec, system)?;
     sim.run_until(Nanos::from_secs(SECS));

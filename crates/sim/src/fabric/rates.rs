@@ -1,62 +1,69 @@
-//! The rates of all streams of a network: at every link as [`super::link_share`] divides it.
+//! The rates of all streams of a network whose links divide as in [`super::link_share`].
 //!
-//! **Problem.** What a stream asks of a link is what all its other links let it have, and what they
-//! let it have depends on what others get here. **Rule.** Every link tells each of its streams the
-//! most that it may have there, by what its streams may have elsewhere. When one link's answer
-//! changes, the links of the streams concerned answer again, until no answer changes any more. A
-//! stream's rate is the least of its limit and its links' answers.
+//! # Problem
 //!
-//! With one queue a link this is the known way to max-min fair rates by advertised rates (Bertsekas
-//! and Gallager, "Data Networks", §6.5.2): settled links stay settled, one bottleneck after the
-//! other. With several queues a link there may be a whole range of answers that agree: two streams
-//! that share two full links, which weigh them in opposite ways, may divide them in any proportion
-//! between, and their links can go on answering each other. Therefore a link that was asked often
-//! goes half way and is content with less; whatever is above a capacity at the end is cut in
-//! proportion. [`Rates::cut`] counts how often that was needed.
+//! A stream's demand at a link is what its other links allow. What they allow depends on what other
+//! streams get here.
 //!
-//! **Quantities.** Bits per second; a stream is a number of flows with the same way, queue and
-//! limit. **Cost.** What changed and what that touches: most changes touch the links of one stream
-//! and those of its neighbours at a bottleneck.
+//! # Approach
+//!
+//! Each link offers each of its streams the most that it may have there, given the offers of other
+//! links. If a link's offers change, the other links of the affected streams recompute theirs,
+//! until nothing changes. A stream's rate is the minimum of its limit and its offers.
+//!
+//! With one queue per link, this is the known method for max-min fair rates by advertised rates
+//! (Bertsekas and Gallager, "Data Networks", §6.5.2). Settled links stay settled, one bottleneck
+//! after the other. With several queues per link, a range of solutions may exist. For example, two
+//! streams that share two saturated links with opposite weights may divide them in any ratio in
+//! between, and the links can alternate forever. Therefore a link that recomputes often moves only
+//! half way and tolerates a larger difference. Rates above a capacity at the end are cut in
+//! proportion. [`Rates::cut`] counts how often that was necessary.
+//!
+//! Rates are in bits per second. A stream is a number of flows with the same path, queue and limit.
+//!
+//! # Cost
+//!
+//! Work is proportional to what changes. Most changes affect the links of one stream and those of
+//! its neighbours at a bottleneck.
 
 use std::collections::VecDeque;
 
 use super::link_share::{Asker, Level, Queue, Scratch, divide};
 
-/// A link, by its number in the list that [`Rates::new`] was given.
+/// Index of a link in the list passed to [`Rates::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
 impl LinkId {
-    /// The number as an index.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A stream, as [`Rates::add`] named it.
+/// A stream returned by [`Rates::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u32);
 
-/// A link that answers more often than this in one [`Rates::settle`] goes only half way to its new
-/// answer, and takes one that differs by less than [`NEAR`] as the same.
+/// A link that recomputes more often than this in one [`Rates::settle`] moves only half way to a
+/// new offer, and treats offers that differ by less than [`NEAR`] as equal.
 const TURNS_FREE: u32 = 8;
-/// A link that has answered so often answers no more.
+/// A link that has recomputed this often stops.
 const TURNS_MAX: u32 = 64;
-/// See [`TURNS_FREE`].
+/// See [`TURNS_FREE`]. A relative difference.
 const NEAR: f64 = 1e-3;
-/// An answer that differs by less, relatively, is the same.
+/// Relative difference below which offers are equal.
 const SAME: f64 = 1e-10;
 
-/// Longest path of a stream: two interfaces, a core, two hoses, and room.
+/// Longest path of a stream: two interfaces, a core, two hoses, and one spare.
 pub const HOPS_MAX: usize = 6;
 
 #[derive(Clone, Copy, Debug)]
 struct Hop {
     link: u32,
-    /// Where the link's list of members has this stream.
+    /// Index of this stream in the link's list of members.
     place: u32,
-    /// What the link lets the stream have.
+    /// What the link allows the stream.
     offer: f64,
 }
 
@@ -69,9 +76,10 @@ struct Stream {
     class: usize,
     flows: f64,
     limit: f64,
-    /// The smallest offer and the next one, which links ask for far more often than they change.
+    /// The smallest offer and the next one, cached because links read them far more often than they
+    /// change.
     least: [f64; 2],
-    /// The hop of the smallest.
+    /// Index of the hop with the smallest offer.
     at_least: usize,
     path: [Hop; HOPS_MAX],
     len: usize,
@@ -82,7 +90,7 @@ impl Stream {
         &self.path[..self.len]
     }
 
-    /// What it asks of a link, given all others.
+    /// Demand at one link, given the offers of all others.
     fn demand(&self, except: usize) -> f64 {
         self.limit.min(self.least[usize::from(except == self.at_least)])
     }
@@ -108,12 +116,12 @@ impl Stream {
 struct Link {
     capacity: f64,
     queues: Vec<Queue>,
-    /// The queue of each class; classes beyond its end are in queue 0.
+    /// The queue of each class. Classes beyond the end use queue 0.
     queue_of: Vec<usize>,
     members: Vec<(u32, u32)>,
     levels: Vec<Level>,
     waits: bool,
-    /// How often it answered since rates began to settle.
+    /// How often the link recomputed its offers since rates began to settle.
     turns: u32,
 }
 
@@ -123,22 +131,22 @@ impl Link {
     }
 }
 
-/// Links, streams, and the rates that follow.
+/// Links, streams, and their rates.
 #[derive(Debug)]
 pub struct Rates {
     links: Vec<Link>,
     streams: Vec<Stream>,
-    /// Links that must answer again.
+    /// Links that must recompute their offers.
     waiting: VecDeque<u32>,
     askers: Vec<Asker>,
     scratch: Scratch,
-    /// Links that answered since rates began to settle.
+    /// Links that recomputed since rates began to settle.
     asked: Vec<u32>,
     cut: u64,
 }
 
 impl Rates {
-    /// Links of these capacities, bits/s, each with one queue.
+    /// Links of these capacities in bits/s, each with one queue.
     #[must_use]
     pub fn new(capacities: &[f64]) -> Self {
         let link = |capacity: &f64| Link {
@@ -161,7 +169,7 @@ impl Rates {
         }
     }
 
-    /// Adds a stream of a class over `path`, without flows yet.
+    /// Adds a stream of a class over `path`, without flows.
     pub fn add(&mut self, class: usize, path: &[LinkId]) -> StreamId {
         assert!(path.len() <= HOPS_MAX, "a path of {} links", path.len());
         let mut hops = [Hop::NONE; HOPS_MAX];
@@ -181,7 +189,7 @@ impl Rates {
         StreamId(id)
     }
 
-    /// The stream has so many flows now, and they may send `limit` together.
+    /// Sets a stream's number of flows and their common limit in bits/s.
     pub fn set(&mut self, id: StreamId, flows: f64, limit: f64) {
         let stream = &mut self.streams[id.0 as usize];
         let (had, has) = (stream.flows > 0.0, flows > 0.0);
@@ -203,7 +211,7 @@ impl Rates {
         }
     }
 
-    /// The link has another capacity now.
+    /// Sets a link's capacity in bits/s.
     pub fn set_capacity(&mut self, link: LinkId, capacity: f64) {
         if !same(self.links[link.index()].capacity, capacity) {
             self.links[link.index()].capacity = capacity;
@@ -211,8 +219,8 @@ impl Rates {
         }
     }
 
-    /// The link has these queues now, and `queue_of[class]` says which a class uses; classes beyond
-    /// its end use the first.
+    /// Sets a link's queues. `queue_of[class]` is the queue of a class; classes beyond its end use
+    /// the first.
     pub fn set_queues(&mut self, link: LinkId, queues: Vec<Queue>, queue_of: Vec<usize>) {
         assert!(queue_of.iter().all(|q| *q < queues.len()), "a class without a queue");
         let at = &mut self.links[link.index()];
@@ -221,14 +229,14 @@ impl Rates {
         ask(&mut self.links, &mut self.waiting, link.0);
     }
 
-    /// What a stream has, bits/s, as of the last [`Self::settle`].
+    /// Rate of a stream in bits/s, as of the last [`Self::settle`].
     #[must_use]
     pub fn rate(&self, id: StreamId) -> f64 {
         let stream = &self.streams[id.0 as usize];
         if stream.flows > 0.0 { stream.rate() } else { 0.0 }
     }
 
-    /// Which share of what it asked for is refused to the worst of the queues on a stream's way.
+    /// Refused fraction of the demand at the worst queue on a stream's path.
     #[must_use]
     pub fn refused(&self, id: StreamId) -> f64 {
         let stream = &self.streams[id.0 as usize];
@@ -239,13 +247,13 @@ impl Rates {
         stream.hops().iter().map(at).fold(0.0, f64::max)
     }
 
-    /// How often rates had to be cut at the end to fit into a link.
+    /// How often rates had to be cut to fit into a link.
     #[must_use]
     pub const fn cut(&self) -> u64 {
         self.cut
     }
 
-    /// Has links answer until no answer changes.
+    /// Recomputes offers until they are stable.
     pub fn settle(&mut self) {
         let mut rough = false;
         while let Some(number) = self.waiting.pop_front() {
@@ -268,7 +276,7 @@ impl Rates {
         }
     }
 
-    /// Cuts what is above a capacity, link by link: what one cuts is not more than before on any.
+    /// Cuts rates above a capacity, link by link. A cut raises no rate elsewhere.
     fn fit(&mut self) {
         let Self { links, streams, .. } = self;
         let mut cut = false;
@@ -333,7 +341,7 @@ impl Rates {
             }
             stream.path[hop as usize].offer = offer;
             stream.find_least();
-            // Beyond its limit it is the same to the other links.
+            // Above the stream's limit, a change does not matter to other links.
             let (before, offer) = (before.min(stream.limit), offer.min(stream.limit));
             if same(before, offer) || often && (before - offer).abs() <= NEAR * before.min(offer) {
                 continue;
@@ -345,7 +353,7 @@ impl Rates {
     }
 }
 
-/// Half way from one offer to another; twice or half as much where one of them has no end.
+/// Half way from one offer to another. If one is infinite, twice the other or the new one.
 fn between(before: f64, offer: f64) -> f64 {
     match (before.is_finite(), offer.is_finite()) {
         (true, true) => f64::midpoint(before, offer),
@@ -354,7 +362,7 @@ fn between(before: f64, offer: f64) -> f64 {
     }
 }
 
-/// The link must answer again.
+/// Makes a link recompute its offers.
 fn ask(links: &mut [Link], waiting: &mut VecDeque<u32>, link: u32) {
     if !std::mem::replace(&mut links[link as usize].waits, true) {
         waiting.push_back(link);
@@ -362,7 +370,7 @@ fn ask(links: &mut [Link], waiting: &mut VecDeque<u32>, link: u32) {
 }
 
 fn same(a: f64, b: f64) -> bool {
-    // Equal infinities have no difference that is a number.
+    // The difference of equal infinities is not a number.
     a == b || (a - b).abs() <= SAME * a.abs().min(b.abs())
 }
 
@@ -382,7 +390,8 @@ mod tests {
 
     #[test]
     fn a_stream_held_back_elsewhere_leaves_its_part() {
-        // The textbook's line: links of 1, 1 and 2; two streams share the first, three the second.
+        // The textbook example: links of 1, 1 and 2. Two streams share the first link, three the
+        // second.
         let mut rates = Rates::new(&[1.0, 1.0, 2.0]);
         let ways = [&[0, 1][..], &[0], &[1], &[1, 2], &[2]];
         let streams: Vec<_> = ways.iter().map(|way| rates.add(0, &links(way))).collect();
@@ -394,7 +403,7 @@ mod tests {
         let third = 1.0 / 3.0;
         let wanted = [third, 2.0 * third, third, third, 5.0 * third];
         assert!(found.iter().zip(wanted).all(|(f, w)| close(*f, w)), "{found:?}");
-        // One leaves: half each on the second link.
+        // One leaves: the others get half each on the second link.
         rates.set(streams[2], 0.0, ANY);
         rates.settle();
         assert!(close(rates.rate(streams[0]), 0.5) && close(rates.rate(streams[3]), 0.5));

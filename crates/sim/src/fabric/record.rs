@@ -1,26 +1,24 @@
-//! What a simulation leaves: flows, samples, and who had a queue when.
+//! Results of a simulation: flows, samples and queue bindings.
 
 use penstock_units::Nanos;
 
 use super::spec::TenantNo;
 
-/// A flow that has come whole.
+/// A completed flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// Whose.
     pub tenant: TenantNo,
     /// Whether it passed a watched link.
     pub far: bool,
-    /// Its size.
     pub bytes: u64,
-    /// When its client asked for it.
+    /// When its client requested it.
     pub asked: Nanos,
-    /// When its last bit came.
+    /// When its last bit arrived.
     pub done: Nanos,
 }
 
 impl FlowRecord {
-    /// Its completion time, seconds.
+    /// Completion time in seconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "simulated time is far below 2^53 ns")]
@@ -29,25 +27,25 @@ impl FlowRecord {
     }
 }
 
-/// What passed the watched links since the sample before.
+/// Traffic over the watched links since the previous sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// When the sample ended.
     pub at: Nanos,
-    /// Bits, `[tenant * watched links + link]`.
+    /// Bits, indexed by `tenant * watched links + link`.
     pub bits: Vec<f64>,
-    /// The bits that tenants were entitled to there: what their flows would have had if the hose
-    /// guarantees were all that limits them.
+    /// Bits that tenants were entitled to, with the same index: what their flows would have had if
+    /// only the hose guarantees limited them.
     pub entitled: Vec<f64>,
 }
 
-/// All of it.
+/// All results of a simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
-    /// In the order in which they were whole.
+    /// In order of completion.
     pub flows: Vec<FlowRecord>,
-    /// In the order of time.
+    /// In order of time.
     pub samples: Vec<Sample>,
-    /// From when on who had a queue of its own.
+    /// Times of changes, and which tenants had a queue of their own from then on.
     pub bindings: Vec<(Nanos, Vec<bool>)>,
 }

@@ -1,9 +1,10 @@
 //! Flow sizes drawn from a published table.
 //!
-//! **Rule.** A table has lines of a size in bytes and the probability that a flow is not longer. To
-//! draw: u uniform in [0, 1), and in the segment that holds u the size by linear interpolation; u
-//! below the first point's probability is the first size. That is how the generators from which the
-//! tables come sample them. Lines that begin with `#` say where a table comes from.
+//! A line of the table has a size in bytes and the probability that a flow is not longer. Lines
+//! that begin with `#` state the table's source. A draw takes u uniformly from [0, 1) and
+//! interpolates the size linearly in the segment that contains u. If u is below the first
+//! probability, it returns the first size. The generators from which the tables come sample in the
+//! same way.
 
 use thiserror::Error;
 
@@ -15,26 +16,26 @@ pub struct SizeTable {
     points: Vec<(f64, f64)>,
 }
 
-/// Lines that are no distribution.
+/// Why a text is not a distribution.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SizeTableError {
-    /// Not two numbers, or numbers that cannot be.
+    /// The line does not have two numbers, or one is out of range.
     #[error("line {0}: a size in bytes and a probability from 0 to 1 are wanted")]
     Line(usize),
-    /// A column that goes back.
+    /// A column decreases.
     #[error("line {0}: smaller than the line before; both columns must rise or stay")]
     Order(usize),
-    /// Nothing, or not all.
+    /// The table is empty or does not reach probability 1.
     #[error("the last probability must be 1")]
     End,
 }
 
 impl SizeTable {
-    /// The table of a text with a size and a probability on each line.
+    /// Reads a table with a size and a probability on each line.
     ///
     /// # Errors
-    /// A line that cannot be read, a column that falls, or a last probability that is not 1.
+    /// A line is invalid, a column decreases, or the last probability is not 1.
     pub fn parse(text: &str) -> Result<Self, SizeTableError> {
         let mut points: Vec<(f64, f64)> = Vec::new();
         let empty = |line: &str| line.trim().is_empty() || line.starts_with('#');
@@ -59,13 +60,13 @@ impl SizeTable {
         }
     }
 
-    /// All flows have this size.
+    /// A table in which all flows have this size in bytes.
     #[must_use]
     pub fn fixed(bytes: u32) -> Self {
         Self { points: vec![(f64::from(bytes), 1.0)] }
     }
 
-    /// The mean, bytes.
+    /// The mean size in bytes.
     #[must_use]
     pub fn mean(&self) -> f64 {
         let first = self.points[0];
@@ -74,14 +75,14 @@ impl SizeTable {
         first.0 * first.1 + rest.sum::<f64>()
     }
 
-    /// A size, at least 1 byte.
+    /// Draws a size in bytes, at least 1.
     pub fn draw(&self, rng: &mut Rng) -> u64 {
         let u = rng.unit();
         let at = self.points.partition_point(|(_, part)| *part <= u);
         let size = match (at.checked_sub(1).map(|i| self.points[i]), self.points.get(at)) {
             (Some(from), Some(to)) => from.0 + (to.0 - from.0) * (u - from.1) / (to.1 - from.1),
             (None, Some(first)) => first.0,
-            // u is below 1, which the last point has.
+            // u is below 1, the last point's probability.
             (_, None) => self.points[self.points.len() - 1].0,
         };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, >= 0")]

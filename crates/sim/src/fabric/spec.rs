@@ -1,4 +1,4 @@
-//! What is simulated: links, tenants with their VMs, and who asks whom for what.
+//! Specification of a simulation: links, tenants with their VMs, and their connections.
 
 use std::sync::Arc;
 
@@ -8,25 +8,26 @@ use thiserror::Error;
 use super::rates::LinkId;
 use super::sizes::SizeTable;
 
-/// A tenant, by its number in [`Spec::tenants`].
+/// Index of a tenant in [`Spec::tenants`].
 pub type TenantNo = usize;
-/// A VM, by its number in [`TenantSpec::vms`].
+/// Index of a VM in [`TenantSpec::vms`].
 pub type VmNo = usize;
-/// A host, by its number.
+/// Number of a host, from 0.
 pub type HostNo = usize;
 
-/// Links, and which of them lie between two hosts.
+/// Links, and the paths between hosts.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// The capacity of each link, one direction.
+    /// Capacity of each link in one direction.
     pub links: Vec<BitsPerSecond>,
-    /// `paths[from][to]`: the links from host to host.
+    /// `paths[from][to]` lists the links from host to host.
     pub paths: Vec<Vec<Vec<LinkId>>>,
 }
 
 impl Network {
-    /// Two racks of `hosts` servers each, joined by one link (QShare §VII-A's testbed). Links: the
-    /// core from the first rack to the second and back, then every host's up and down.
+    /// Two racks of `hosts` servers each, joined by one link (QShare §VII-A's testbed). The first
+    /// links are the core from rack 0 to rack 1 and back. Then each host has an uplink and a
+    /// downlink.
     #[must_use]
     pub fn two_racks(hosts: usize, host: BitsPerSecond, core: BitsPerSecond) -> Self {
         let all = 2 * hosts;
@@ -45,25 +46,25 @@ impl Network {
         Self { links, paths }
     }
 
-    /// The core link from rack 0 or rack 1 of [`Self::two_racks`].
+    /// The core link that leaves rack 0 or rack 1 of [`Self::two_racks`].
     #[must_use]
     pub fn core(rack: u32) -> LinkId {
         LinkId(rack.min(1))
     }
 }
 
-/// A tenant: VMs with one hose guarantee each.
+/// A tenant whose VMs all have the same hose guarantee.
 #[derive(Clone, Debug)]
 pub struct TenantSpec {
-    /// The host of each VM.
+    /// Host of each VM.
     pub vms: Vec<HostNo>,
-    /// What each VM may send, and receive, by its guarantee.
+    /// Guaranteed sending and receiving rate of each VM.
     pub hose: BitsPerSecond,
 }
 
 impl TenantSpec {
-    /// What the tenant has reserved on each link: of the VMs on either side of it the fewer, times
-    /// the guarantee (QShare §IV-B).
+    /// Reservation of the tenant on each link: the guarantee times the smaller number of VMs on
+    /// either side of the link (QShare §IV-B).
     #[must_use]
     pub fn reserved(&self, network: &Network) -> Vec<BitsPerSecond> {
         let mut below = vec![(Vec::new(), Vec::new()); network.links.len()];
@@ -87,7 +88,7 @@ impl TenantSpec {
         below.into_iter().map(need).collect()
     }
 
-    /// What it has reserved on a host's interface: `B min(m, N - m)` (QShare §V-A).
+    /// Reservation on a host's interface: `B min(m, N - m)` (QShare §V-A).
     #[must_use]
     pub fn reserved_at(&self, host: HostNo) -> BitsPerSecond {
         let here = self.vms.iter().filter(|vm| **vm == host).count();
@@ -96,46 +97,43 @@ impl TenantSpec {
     }
 }
 
-/// In which order a client asks its servers.
+/// Order in which a client asks its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Any of them, each time anew.
+    /// A random server each time.
     Random,
-    /// Each once, in an order that is drawn anew for every round.
+    /// Each server once per round, in a random order.
     Rounds,
 }
 
-/// A client's connection: it asks a server for a flow, waits until that has come, and asks again.
+/// A client's connection: it requests a flow from a server, waits for its completion, and repeats.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// Whose.
     pub tenant: TenantNo,
-    /// The VM that asks.
     pub client: VmNo,
-    /// The VMs that it asks.
+    /// The VMs that serve it.
     pub servers: Vec<VmNo>,
-    /// In which order.
     pub order: Order,
-    /// How long flows are; `None`: the first never ends.
+    /// Flow sizes; `None` for a single endless flow.
     pub sizes: Option<Arc<SizeTable>>,
-    /// What the server sends at most, even if it could send more; `None`: all that it may.
+    /// Limit of the server's sending rate; `None` for no limit.
     pub paced: Option<BitsPerSecond>,
-    /// After a flow it sleeps once in so many flows (parts per million), 0 to `pause_max` long.
+    /// Probability that it pauses after a flow, in parts per million. A pause lasts 0 to
+    /// `pause_max`.
     pub pause_ppm: u32,
-    /// The longest sleep.
     pub pause_max: Nanos,
-    /// From asking to the first bit.
+    /// Time from the request to the first bit.
     pub latency: Nanos,
-    /// It asks first then.
+    /// Time of the first request.
     pub from: Nanos,
-    /// It does not ask any more from then on.
+    /// Time from which it makes no more requests.
     pub until: Nanos,
-    /// It does not ask any more after so many flows.
+    /// Number of flows after which it makes no more requests.
     pub flows_max: u64,
 }
 
 impl Connection {
-    /// A connection that asks for one flow without end at the beginning.
+    /// A connection that requests one endless flow at the beginning.
     #[must_use]
     pub const fn endless(tenant: TenantNo, client: VmNo, servers: Vec<VmNo>) -> Self {
         Self {
@@ -155,46 +153,41 @@ impl Connection {
     }
 }
 
-/// All of it.
+/// A complete specification.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Links and paths.
     pub network: Network,
-    /// Who shares them.
     pub tenants: Vec<TenantSpec>,
-    /// What they do.
     pub connections: Vec<Connection>,
-    /// Samples are taken so often.
+    /// Time between two samples, at least 1 ms.
     pub sample: Nanos,
     /// Links on which each tenant's traffic is sampled.
     pub watched: Vec<LinkId>,
-    /// The seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
-/// Something that cannot be simulated.
+/// Why a specification cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// A host without paths.
+    /// A VM is on a host that does not exist.
     #[error("tenant {tenant}: VM {vm} is on host {host}, of {hosts}; put it on one that there is")]
     Host {
-        /// The tenant.
         tenant: TenantNo,
-        /// Its VM.
         vm: VmNo,
-        /// Where it should be.
+        /// Host of the VM.
         host: HostNo,
-        /// How many there are.
+        /// Number of hosts.
         hosts: usize,
     },
-    /// A connection of somebody who is not there, or to nobody or itself.
+    /// A connection's tenant or client does not exist, or it has no server on another host.
     #[error("connection {0}: tenant, client and at least one server on another host are wanted")]
     Connection(usize),
-    /// A sample time of 0, which would never pass.
+    /// The time between samples is below 1 ms.
     #[error("samples 0 ns apart; write at least 1 ms")]
     Sample,
-    /// Rates that nothing passes.
+    /// A link has no capacity.
     #[error("link {0} has no capacity; write at least 1 bit/s")]
     Capacity(usize),
 }
@@ -238,7 +231,7 @@ mod tests {
     #[test]
     fn a_tenant_reserves_what_the_fewer_vms_on_one_side_of_a_link_may_send() {
         let network = Network::two_racks(5, GBIT, GBIT);
-        // Three VMs in rack 0, two of them on one host, and two in rack 1.
+        // Three VMs in rack 0, two of them on one host, and two VMs in rack 1.
         let tenant = TenantSpec { vms: vec![0, 0, 1, 5, 6], hose: BitsPerSecond(47) };
         let reserved = tenant.reserved(&network);
         assert_eq!((reserved[0].0, reserved[1].0), (94, 94));

@@ -1,4 +1,4 @@
-//! Who decides how fast a flow may be: the systems that are compared.
+//! The compared systems, which decide how fast flows may be.
 
 use penstock_fabric::rate_alloc::{Parts, RateSettings};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -8,63 +8,63 @@ use super::spec::{HostNo, TenantNo};
 /// How a network's rates are shared among tenants.
 #[derive(Debug)]
 pub enum System {
-    /// Nothing but TCP: every flow on a link is equal to every other.
+    /// TCP alone: all flows on a link are equal.
     PlainTcp,
-    /// Every VM is held to its guarantee, in each direction.
+    /// Each VM is limited to its guarantee in each direction.
     StaticReservation,
-    /// Limits on pairs of VMs, guarantees divided among them and rates allocated above; one queue.
+    /// Limits on pairs of VMs. Guarantees are divided among pairs, and rates above them are
+    /// allocated. All share one queue.
     ElasticSwitch(PairLimits),
-    /// The same with two strict priorities: what is guaranteed goes first.
+    /// As [`Self::ElasticSwitch`], with two strict priorities: guaranteed traffic goes first.
     Trinity(PairLimits),
-    /// Queues of their own for some tenants, weights by what is reserved.
+    /// Some tenants have queues of their own, weighted by their reservations.
     QShare(QueueControl),
 }
 
-/// How pairs of VMs are limited.
+/// Parameters of the limits on pairs of VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairLimits {
-    /// How rates move.
+    /// How rates change.
     pub rates: RateSettings,
-    /// A VM's guarantee is divided anew so often.
+    /// Time between two divisions of a VM's guarantee.
     pub partition: Nanos,
-    /// How much more than it sent a pair is thought to want, parts of a million.
+    /// Assumed demand of a pair beyond what it sent, in parts per million.
     pub slack: Parts,
-    /// A pair without flows keeps its limit for so long.
+    /// Time for which a pair without flows keeps its limit.
     pub forget: Nanos,
 }
 
-/// QShare's loop.
+/// Parameters of QShare's control loop.
 #[derive(Debug)]
 pub struct QueueControl {
-    /// Usage is measured over so long, and queues are bound anew at the end.
+    /// Interval over which usage is measured. Queues are bound at its end.
     pub interval: Nanos,
-    /// From the end of an interval to the moment at which its decision is in force.
+    /// Time from the end of an interval until its decision takes effect.
     pub delay: Nanos,
-    /// Who decides.
     pub binder: Box<dyn Binder>,
-    /// Rates for tenants in the shared queue; `None`: their VMs are held to their guarantees.
+    /// Limits for tenants in the shared queue; `None` limits their VMs to their guarantees.
     pub shared: Option<PairLimits>,
 }
 
-/// What a host measured of a tenant in an interval.
+/// Usage of a tenant on one host in an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostUsage {
-    /// The host.
     pub host: HostNo,
-    /// What the tenant's VMs there sent to other hosts.
+    /// Rate that the tenant's VMs on the host sent to other hosts.
     pub sent: BitsPerSecond,
-    /// What they received from them.
+    /// Rate that they received from other hosts.
     pub received: BitsPerSecond,
 }
 
 /// Decides which tenants have a queue of their own.
 pub trait Binder: std::fmt::Debug + Send {
-    /// An interval is over. `usage[tenant]` is what its hosts measured; returns who has a queue of
-    /// its own, on all links on which it has something reserved, from now on.
+    /// Decides at the end of an interval. `usage[tenant]` has the measurements of its hosts.
+    /// Returns for each tenant whether it has its own queue from now on, on all links with a
+    /// reservation of it.
     fn bind(&mut self, usage: &[Vec<HostUsage>]) -> Vec<bool>;
 }
 
-/// The same tenants always.
+/// Always gives a queue to the same tenants.
 #[derive(Clone, Debug)]
 pub struct Always(pub Vec<TenantNo>);
 

@@ -1,8 +1,8 @@
-//! What a batch costs on the simulated core.
+//! Cost of a batch on the simulated core.
 //!
-//! **What costs nothing.** Time passes by the stages of a batch and by looks that find nothing. A
-//! kick, a send call of a kernel port, a scheduling decision and a refill of the cycle buckets take
-//! no cycles ([`NOT_CHARGED`]).
+//! Time advances with the stages of a batch, and with looks that find nothing. Kicks, send calls of
+//! kernel ports, scheduling decisions and refills of the cycle buckets take no cycles
+//! ([`NOT_CHARGED`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,37 +11,38 @@ use penstock_units::Cycles;
 
 use penstock_units::Rng;
 
-/// Ethernet's frame check sequence: cost tables count it, frames of ours do not have it.
+/// Ethernet's frame check sequence. Cost tables include it, but simulated frames do not have it.
 const FCS: usize = 4;
 
-/// What takes cycles on a real core and none on the simulated one.
+/// Operations that take cycles on a real core but not on the simulated one.
 pub const NOT_CHARGED: [&str; 4] =
     ["kicks", "send calls", "scheduling decisions", "refills of cycle buckets"];
 
-/// What frames truly cost. Given before a run, from stated numbers or a calibration; only the
-/// simulated core sees it.
+/// True cost of frames. It is fixed before a run, from stated numbers or a calibration, and only
+/// the simulated core knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrueCosts {
-    /// Ingress: cycles a frame.
+    /// Ingress cycles per frame.
     pub ingress_frame: f64,
-    /// Ingress: cycles a byte, FCS included.
+    /// Ingress cycles per byte, FCS included.
     pub ingress_byte: f64,
-    /// Classification: cycles a frame whose flow is in the exact-match cache.
+    /// Classification cycles per frame whose flow is in the exact-match cache.
     pub hit: f64,
-    /// Classification: cycles a frame whose flow is not.
+    /// Classification cycles per frame whose flow is not in the cache.
     pub miss: f64,
-    /// Egress: cycles a frame.
+    /// Egress cycles per frame.
     pub egress_frame: f64,
-    /// On all of it: VMs, I/O cores, memory nodes.
+    /// Factor on all costs, for the number of VMs and I/O cores and for memory nodes.
     pub factor: f64,
-    /// A batch's cost is up to so much above or below (a part of it); triangular, mean 0.
+    /// Relative amplitude of the noise on a batch's cost. The distribution is triangular with mean
+    /// 0.
     pub noise: f64,
-    /// A look at all ports that finds nothing.
+    /// Cycles to look at all ports without finding a frame.
     pub idle: Cycles,
 }
 
 impl TrueCosts {
-    /// What a stage costs without factor and noise.
+    /// Cycles of a stage without factor and noise.
     fn stage(&self, stage: Stage, work: &Work) -> f64 {
         let bytes = work.bytes + FCS * work.frames;
         match stage {
@@ -63,7 +64,7 @@ const fn float(n: usize) -> f64 {
     n as f64
 }
 
-/// A virtual counter that lets pass what batches truly cost.
+/// A virtual counter that advances by the true cost of batches.
 #[derive(Clone, Debug)]
 pub struct BatchCounter {
     counter: VirtualCounter,
@@ -74,9 +75,9 @@ pub struct BatchCounter {
 #[derive(Debug)]
 struct Noise {
     rng: Rng,
-    /// Of the batch under way.
+    /// Noise factor of the current batch.
     factor: f64,
-    /// Parts of a cycle not yet passed.
+    /// Fractional cycles that have not passed yet.
     carry: f64,
 }
 
@@ -86,7 +87,7 @@ impl BatchCounter {
         Self { counter: VirtualCounter::default(), costs, noise: Arc::new(Mutex::new(noise)) }
     }
 
-    /// Jumps to `to` if that lies ahead.
+    /// Advances to `to`, unless that is in the past.
     pub(super) fn advance_to(&self, to: u64) {
         self.counter.advance_to(Cycles(to));
     }

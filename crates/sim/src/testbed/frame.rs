@@ -1,29 +1,30 @@
-//! Heads of synthetic frames: what a classifier reads, and a mark by which the far end knows them.
+//! Headers of synthetic frames: what the classifier reads, and a mark by which the receiver
+//! recognises them.
 
 use penstock_dataplane::batch::{Batch, BatchFull};
 use penstock_units::MacAddr;
 
-/// Bytes of a head; no frame is shorter.
+/// Bytes of a header. No frame is shorter.
 const HEAD: usize = 56;
 const FCS: usize = 4;
 const MARK: usize = 42;
 
-/// What a frame is about; bulk has no mark.
+/// What a frame is for. Numbers are counter values at which it was sent. Bulk frames have no mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Mark {
-    /// A message of the probe, sent at this count.
+    /// A message of the probe.
     Probe(u64),
-    /// The answer to it.
+    /// Reply to a probe message that was sent at this count.
     Reply(u64),
-    /// A frame whose one-way time counts, put into the ring at this count.
+    /// A frame whose one-way time is measured from this count, at which it entered the ring.
     Sample(u64),
-    /// A request of a client, sent at this count.
+    /// A client's request.
     Request(u64),
-    /// Part of a response to one that was sent at this count; others follow.
+    /// A frame of a response, except the last, to a request sent at this count.
     Part(u64),
-    /// Its last frame.
+    /// The last frame of a response to a request sent at this count.
     Response(u64),
-    /// Makes addresses known.
+    /// Makes addresses known to the switch.
     Greeting,
     /// A client's acknowledgement.
     Ack,
@@ -58,7 +59,7 @@ impl Mark {
     }
 }
 
-/// The address of the VM on port `port`, or of the server (port 0).
+/// MAC address of the VM on port `port`; port 0 is the server.
 pub(super) const fn mac_of(port: u16) -> MacAddr {
     let [high, low] = port.to_be_bytes();
     MacAddr([0x52, 0x54, 0, 0, high, low])
@@ -82,7 +83,7 @@ impl Writer {
         Self { head }
     }
 
-    /// Adds a frame of `size` bytes with FCS, of the flow that `flow` picks, if any.
+    /// Adds a frame of `size` bytes with FCS. `flow` selects its flow, if any.
     pub(super) fn push(
         &mut self,
         batch: &mut Batch,
@@ -97,14 +98,14 @@ impl Writer {
         self.head[MARK] = code;
         self.head[MARK + 1..MARK + 9].copy_from_slice(&at.to_be_bytes());
         let Some(flow) = flow else { return batch.push_head(&self.head, len) };
-        // Destination address, both ports (C2QoS §III-B).
+        // The destination address and both ports (C2QoS §III-B).
         let mut head = self.head;
         head[30..38].copy_from_slice(&flow.to_be_bytes());
         batch.push_head(&head, len)
     }
 }
 
-/// The sender's port, the receiver's, and the mark of a frame of ours.
+/// Reads the sender's port, the receiver's port and the mark from a header.
 pub(super) fn read(head: &[u8]) -> Option<(u16, u16, Option<Mark>)> {
     let word = |at: usize| Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]));
     let at = u64::from_be_bytes(head.get(MARK + 1..MARK + 9)?.try_into().ok()?);

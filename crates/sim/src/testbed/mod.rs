@@ -1,19 +1,28 @@
-//! The production worker at the scale of a published testbed: VMs that send millions of frames a
+//! Runs the production worker at the scale of a published testbed: VMs send millions of frames a
 //! second through an uplink to a second server, for tens of seconds.
 //!
-//! **Problem.** A figure takes 30 s of four VMs at 2 M frames/s and must replay in seconds, for
-//! many
-//! seeds. **Rule.** Workers, classifier, cycle buckets and schedule are those of the data path.
-//! What
-//! is simulated stands around them: ports that make a frame's head when it is taken and forget it
-//! when it is delivered, so that nothing is kept or posted a frame; a link of a rate behind a
-//! finite
-//! ring; the second server; clients; and the costs ([`TrueCosts`]), that were given beforehand and
-//! that no model sees. Everything random comes from one seed; the same seed, the same numbers.
+//! # Problem
 //!
-//! **What is where in time.** A stage's cycles pass when it is over: what is delivered leaves at
-//! the start of egress. The core that is furthest behind has the next turn. A VM is served by one
-//! worker, and so are the frames that come for it.
+//! A figure takes 30 s of four VMs at 2 M frames/s. It must replay in seconds, for many seeds.
+//!
+//! # Approach
+//!
+//! Workers, classifier, cycle buckets and schedule are those of the data path. The simulation
+//! replaces their surroundings:
+//!
+//! - Ports create a frame's header when it is taken and forget it when it is delivered, so no frame
+//!   is stored and no event is posted per frame.
+//! - The uplink is a link of a given rate behind a finite ring.
+//! - The second server and the clients are modelled.
+//! - Costs ([`TrueCosts`]) are fixed before the run, and no cost model sees them.
+//!
+//! All random numbers come from one seed. The same seed gives the same results.
+//!
+//! # Time
+//!
+//! The cycles of a stage pass at its end, so a delivered frame leaves at the start of egress. The
+//! core that is furthest behind runs the next turn. One worker serves a VM and the frames that
+//! arrive for it.
 
 mod cost;
 mod frame;
@@ -45,61 +54,59 @@ use nic::{Nic, NicPort};
 use penstock_units::Rng;
 use vm::{SMALL, Vm, VmPort, lock};
 
-/// The uplink's port.
+/// Port number of the uplink.
 const UPLINK: u16 = 0;
 const TENANT: u16 = 1;
 
-/// A testbed as it is built.
+/// Configuration of a testbed.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Cycles a second of each core.
+    /// Cycles per second of each core.
     pub core: TscRate,
-    /// How many of them may be spent on frames; `None`: all.
+    /// Cycles per second of each core that may be spent on frames; `None` for all.
     pub capacity: Option<CyclesPerSecond>,
-    /// How many I/O cores, a worker each.
+    /// Number of I/O cores, with a worker each.
     pub workers: u16,
-    /// What frames cost.
+    /// Cost of frames.
     pub costs: TrueCosts,
-    /// The uplink.
     pub link: Link,
-    /// What the uplink's port is to the workers: its class.
+    /// Purchase and class of the uplink's port.
     pub uplink: PortQos,
-    /// Most VMs.
+    /// Largest number of VMs.
     pub vms: usize,
-    /// Whose batch is next.
+    /// Schedule of the workers.
     pub schedule: ScheduleKind,
-    /// How `hbs` treats who has no frames.
+    /// How `hbs` treats units without frames.
     pub readiness: Readiness,
-    /// Between two refills of the cycle buckets.
+    /// Time between two refills of the cycle buckets.
     pub refill: Nanos,
-    /// Of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
-/// A VM, by number from 0.
+/// Number of a VM, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VmId(u16);
 
 impl VmId {
-    /// Its port.
     #[must_use]
     pub const fn port(self) -> PortId {
         PortId(self.0 + 1)
     }
 }
 
-/// What a VM has done so far.
+/// Counters of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmReading {
-    /// The switch's counters.
+    /// The switch's counters of its port.
     pub port: PortReading,
-    /// What of it went over the link.
+    /// Traffic that went over the link.
     pub carried: Carried,
     /// Frames that found its ring full.
     pub held_back: u64,
 }
 
-/// A time that was measured, and when it began.
+/// A measured duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
     /// When it began.
@@ -116,7 +123,7 @@ struct Core {
     idle: bool,
 }
 
-/// See the module's text.
+/// A simulated testbed.
 #[derive(Debug)]
 pub struct Testbed {
     core: TscRate,
@@ -133,7 +140,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// The switch and its uplink, without VMs yet.
+    /// The switch and its uplink, without VMs.
     #[must_use]
     pub fn new(setup: &Setup) -> Self {
         let seed = Rng::new(setup.seed);
@@ -184,17 +191,17 @@ impl Testbed {
         bed
     }
 
-    /// Adds a VM whose ring holds `ring` frames, on worker number `worker`.
+    /// Adds a VM with a ring of `ring` frames on worker number `worker`.
     ///
     /// # Panics
-    /// If there are more VMs than the testbed was made for, or fewer workers.
+    /// The testbed has no room for the VM, or no such worker.
     pub fn add_vm(&mut self, ring: usize, qos: PortQos, worker: usize) -> VmId {
         let number = self.vms.len();
         assert!(number + 1 < self.max && worker < self.cores.len(), "VM {number} has no place");
         let id = VmId(u16::try_from(number).unwrap_or(u16::MAX));
         let port = id.port();
         let mut vm = Vm::new(port.0, self.core, ring, self.seed.fork(u64::from(port.0)));
-        // After the server's greeting, so that nothing is ever flooded afterwards.
+        // After the server's greeting, so that no later frame is flooded.
         vm.post(self.cycles(Nanos::from_micros(5)), SMALL, |_| Mark::Greeting);
         let vm = Arc::new(Mutex::new(vm));
         let counter = self.cores[worker].counter.clone();
@@ -240,12 +247,12 @@ impl Testbed {
         self.swap();
     }
 
-    /// What a VM buys from now on.
+    /// Sets what a VM bought.
     pub fn set_qos(&mut self, vm: VmId, qos: PortQos) {
         self.set_all_qos(&[(vm, qos)]);
     }
 
-    /// What several VMs buy from now on, in one snapshot.
+    /// Sets what several VMs bought, in one snapshot.
     pub fn set_all_qos(&mut self, all: &[(VmId, PortQos)]) {
         for (vm, qos) in all {
             if let Some(Some(policy)) = self.policies.get_mut(vm.port().index()) {
@@ -257,7 +264,7 @@ impl Testbed {
         }
     }
 
-    /// Holds a VM's frames to rates, or no longer.
+    /// Sets or removes the rate limits of a VM.
     pub fn set_limits(&mut self, vm: VmId, limits: Option<Arc<Limits>>) {
         if let Some(Some(policy)) = self.policies.get_mut(vm.port().index()) {
             Arc::make_mut(policy).limits = limits;
@@ -265,7 +272,7 @@ impl Testbed {
         self.swap();
     }
 
-    /// What a VM has bought.
+    /// What a VM bought.
     #[must_use]
     pub fn qos(&self, vm: VmId) -> PortQos {
         let policy = self.policies.get(vm.port().index()).and_then(Option::as_ref);
@@ -277,7 +284,7 @@ impl Testbed {
         let members = (0..u16::try_from(self.policies.len()).unwrap_or(u16::MAX)).collect();
         let domain = Domain { tenant: Some(TENANT), vid: 0, members, fdb_limit: 1024 };
         let policies = self.policies.clone();
-        // Addresses never age: a figure is not about learning.
+        // Addresses never age, because figures do not test learning.
         let snapshot = Snapshot::new(self.generation, policies, vec![domain], Vec::new(), 0);
         let snapshot = Arc::new(snapshot);
         for core in &mut self.cores {
@@ -285,19 +292,19 @@ impl Testbed {
         }
     }
 
-    /// From `from` on a VM sends `traffic` as its bulk. Phases are given in the order of time.
+    /// Makes a VM send `traffic` as its bulk from `from` on. Call it in the order of time.
     pub fn send(&mut self, vm: VmId, from: Nanos, traffic: Traffic) {
         lock(&self.vms[usize::from(vm.0)]).send_from(from, traffic);
     }
 
-    /// Lets a VM measure its round trip, beside what else it sends.
+    /// Makes a VM measure its round trip, in addition to its other traffic.
     pub fn probe(&mut self, vm: VmId, probe: Probe) {
         lock(&self.vms[usize::from(vm.0)]).probe(probe);
         lock(&self.nic).set_server(vm.port().0, probe.server);
     }
 
-    /// Puts small frames at random times into a VM's ring, so many a second, whose way to the link
-    /// is timed.
+    /// Puts `per_second` small frames at random times into a VM's ring. Their time to the link is
+    /// measured.
     pub fn sample(&mut self, vm: VmId, (from, until): (Nanos, Nanos), per_second: u64) {
         let mut rng = self.seed.fork(0x3000 + u64::from(vm.0));
         let (from, until) = (self.cycles(from), self.cycles(until));
@@ -308,7 +315,7 @@ impl Testbed {
         }
     }
 
-    /// Lets clients on the far side send requests to a VM, which answers them.
+    /// Makes clients on the far side send requests to a VM, which answers them.
     pub fn serve(&mut self, vm: VmId, requests: Requests) {
         lock(&self.vms[usize::from(vm.0)]).serve(requests);
         let rng = self.seed.fork(0x4000 + u64::from(vm.0));
@@ -319,14 +326,15 @@ impl Testbed {
         self.core.to_cycles(time).0
     }
 
-    /// Lets the world go on until `end`.
+    /// Runs the testbed until `end`.
     pub fn run_until(&mut self, end: Nanos) {
         let end = self.cycles(end);
         loop {
             let Some(at) = self.behind(end) else { return };
             let core = &mut self.cores[at];
             let idle = core.worker.turn() == Turn::Idle;
-            // A turn looks at the time of the last one's end: two in a row have seen all there is.
+            // A turn sees the time at which the last one ended, so only two idle turns in a row
+            // have seen everything.
             let skips = idle && core.idle;
             core.idle = idle && !skips;
             if skips {
@@ -335,7 +343,7 @@ impl Testbed {
         }
     }
 
-    /// The core that is furthest behind, of those before `end`.
+    /// Index of the core that is furthest behind, if one is before `end`.
     fn behind(&self, end: u64) -> Option<usize> {
         let now = |core: &Core| core.counter.now().0;
         let at = match &self.cores[..] {
@@ -345,12 +353,12 @@ impl Testbed {
         (now(&self.cores[at]) < end).then_some(at)
     }
 
-    /// Lets the time pass in which an idle core would go on finding nothing.
+    /// Skips the time in which an idle core would keep finding nothing.
     fn skip(&mut self, at: usize, end: u64) {
         let core = &self.cores[at];
         let now = core.counter.now().0;
         let mut next = lock(&self.nic).next_at(at).min(end);
-        // Who waits now waits for cycles, or came after the last look.
+        // Frames that wait now wait for cycles, or came after the last look.
         let refill = core.worker.next_due().map_or(now, |refill| refill.0);
         for vm in &core.vms {
             let mut vm = lock(&self.vms[*vm]);
@@ -359,14 +367,14 @@ impl Testbed {
         core.counter.advance_to(next);
     }
 
-    /// Now, on the core that is furthest behind.
+    /// The current time on the core that is furthest behind.
     #[must_use]
     pub fn now(&self) -> Nanos {
         let now = self.cores.iter().map(|core| core.counter.now()).min();
         now.map_or(Nanos::ZERO, |now| self.core.to_nanos(now))
     }
 
-    /// What a VM has done so far.
+    /// Counters of a VM.
     #[must_use]
     pub fn vm(&self, vm: VmId) -> VmReading {
         let number = usize::from(vm.0);
@@ -377,25 +385,23 @@ impl Testbed {
         }
     }
 
-    /// The uplink's counters.
     #[must_use]
     pub fn uplink(&self) -> PortReading {
         self.uplink.read()
     }
 
-    /// A worker's counters.
     #[must_use]
     pub fn worker(&self, worker: usize) -> WorkerReading {
         self.cores[worker].worker.counters().read()
     }
 
-    /// Where a worker's cycles went.
+    /// Account of a worker's cycles.
     #[must_use]
     pub fn ledger(&self, worker: usize) -> Ledger {
         self.cores[worker].worker.ledger()
     }
 
-    /// A VM's tokens.
+    /// Tokens of a VM, summed over all workers.
     #[must_use]
     pub fn tokens(&self, vm: VmId) -> i64 {
         self.cores.iter().map(|core| core.worker.tokens(vm.port())).sum()
@@ -413,14 +419,14 @@ impl Testbed {
         self.timed(&round_trips)
     }
 
-    /// Times from a VM's ring to the end of its frame on the link.
+    /// Times from a VM's ring to the end of the frame on the link.
     #[must_use]
     pub fn one_way(&self, vm: VmId) -> Vec<Timed> {
         let one_way = lock(&self.nic).far[vm.port().index()].one_way.clone();
         self.timed(&one_way)
     }
 
-    /// Response times that a VM's clients have seen.
+    /// Response times seen by a VM's clients.
     #[must_use]
     pub fn responses(&self, vm: VmId) -> Vec<Timed> {
         let responses = lock(&self.nic).far[vm.port().index()].responses.clone();
@@ -434,8 +440,8 @@ impl Testbed {
     }
 }
 
-/// A rule that looks at all of the five-tuple and never matches: flows then differ in it, as they
-/// do in OVS's exact-match cache, where its key is all of the header.
+/// A rule that reads the whole five-tuple and never matches. Flows then differ in it, as in OVS's
+/// exact-match cache, whose key is the whole header.
 fn five_tuple() -> RuleTables {
     let host = |last| Some(IpMatch::v4_prefix(std::net::Ipv4Addr::new(240, 0, 0, last), 32));
     let matching = Match {
@@ -451,7 +457,7 @@ fn five_tuple() -> RuleTables {
     RuleTables { global: table, ..RuleTables::default() }
 }
 
-/// Cycles a second that a share of a core is.
+/// Cycles per second of a fraction of a core.
 #[must_use]
 pub fn share(core: TscRate, share: f64) -> CyclesPerSecond {
     #[expect(clippy::cast_precision_loss, reason = "a frequency")]

@@ -1,4 +1,4 @@
-//! The uplink: a link of some rate behind a finite ring, and the second server on its far side.
+//! The uplink: a link of a given rate behind a finite ring, and the second server on its far side.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,37 +16,35 @@ use super::traffic::Requests;
 use super::vm::{SMALL, around, lock};
 use penstock_units::Rng;
 
-/// What Ethernet adds to a frame on the wire: FCS, preamble, start delimiter, gap.
+/// Bytes that Ethernet adds to a frame on the wire: FCS, preamble, start delimiter and gap.
 const OVERHEAD: u64 = 24;
 const FCS: u64 = 4;
 
-/// The uplink's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Bits a second on the wire, preamble and gap included.
+    /// Bits per second on the wire, preamble and gap included.
     pub rate: BitsPerSecond,
-    /// Frames that its ring holds.
+    /// Number of frames that the ring holds.
     pub ring: usize,
 }
 
-/// What of a VM went over the link.
+/// A VM's traffic over the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Frames.
     pub frames: u64,
-    /// Their bytes, with FCS.
+    /// Bytes of these frames, with FCS.
     pub bytes: u64,
     /// Frames that found the ring full.
     pub dropped: u64,
 }
 
-/// What the far side knows of a VM.
+/// State of a VM on the far side.
 #[derive(Debug, Default)]
 pub(super) struct Far {
     pub(super) carried: Carried,
-    /// From the ring to the link, in nanoseconds, with the count at which they were put there.
+    /// Counter value at which a frame was put into the ring, and its time to the link in ns.
     pub(super) one_way: Vec<(u64, u64)>,
-    /// Response times of requests, in nanoseconds, with the count at which they were sent.
+    /// Counter value at which a request was sent, and its response time in ns.
     pub(super) responses: Vec<(u64, u64)>,
     server: u64,
     outside: u64,
@@ -55,26 +53,26 @@ pub(super) struct Far {
     worker: usize,
 }
 
-/// When, in which order it was posted, to which port, what.
+/// Arrival time, order of posting, port and mark of an inbound frame.
 type Inbound = (u64, u64, u16, Mark);
 
 #[derive(Debug)]
 pub(super) struct Nic {
     rate: TscRate,
-    /// Cycles a byte, in 2^-32.
+    /// Cycles per byte, in 2^-32.
     byte: u64,
     ring: usize,
     free_at: u64,
     fraction: u64,
     departures: VecDeque<u64>,
-    /// By port.
+    /// State by port.
     pub(super) far: Vec<Far>,
-    /// On its way to the switch, by worker.
+    /// Frames on their way to the switch, by worker.
     inbound: Vec<BinaryHeap<Reverse<Inbound>>>,
     writers: Vec<Writer>,
     posted: u64,
     rng: Rng,
-    /// Bytes on the wire, all told.
+    /// Total bytes on the wire.
     pub(super) wire_bytes: u64,
 }
 
@@ -97,7 +95,7 @@ impl Nic {
         }
     }
 
-    /// A VM has come, on `worker`.
+    /// Adds a VM that `worker` serves.
     pub(super) fn add_vm(&mut self, port: u16, worker: usize) {
         self.far.push(Far { worker, ..Far::default() });
         self.writers.push(Writer::new(0, port));
@@ -137,7 +135,7 @@ impl Nic {
         }
         let wire = ((SMALL as u64 + OVERHEAD - FCS) * self.byte) >> 32;
         for i in 0..u64::from(burst) {
-            // The last of a burst brings the next.
+            // The last frame of a burst triggers the next burst.
             let at = at + i * wire;
             let mark = if i + 1 == u64::from(burst) { Mark::Sample(at) } else { Mark::Request(at) };
             self.post(at, port, mark);
@@ -164,7 +162,7 @@ impl Nic {
         }
     }
 
-    /// Sends a frame of `len` bytes without FCS; false if the ring is full.
+    /// Sends a frame of `len` bytes without FCS. Returns false if the ring is full.
     fn send(&mut self, head: &[u8], len: u64, now: u64) -> bool {
         while self.departures.front().is_some_and(|at| *at <= now) {
             self.departures.pop_front();
@@ -193,7 +191,7 @@ impl Nic {
             }
             Some(Mark::Sample(sent)) => far.one_way.push((sent, nanos(at - sent))),
             None if far.clients.is_some() => {
-                // TCP: every second segment is acknowledged.
+                // TCP acknowledges every second segment.
                 far.unacknowledged = !far.unacknowledged;
                 if !far.unacknowledged {
                     let back = at + far.outside;

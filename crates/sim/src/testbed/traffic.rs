@@ -1,71 +1,67 @@
-//! What a VM sends, phase by phase.
+//! Traffic that a VM sends, by phase.
 
 use penstock_units::Nanos;
 
-/// How fast.
+/// Sending rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pace {
-    /// Nothing.
+    /// Sends nothing.
     #[default]
     Off,
-    /// So many frames a second, evenly; what finds the ring full is held back in the guest and
-    /// made up for by nobody.
+    /// Frames per second, evenly spaced. Frames that find the ring full are dropped in the guest.
     FramesPerSecond(f64),
-    /// So many frames a second, in bursts of so many.
+    /// Frames per second, and the number of frames in a burst.
     Bursts(f64, u64),
-    /// The ring is always full: a sender at its maximum that feels back-pressure.
+    /// Keeps the ring full: a sender at its maximum that obeys back-pressure.
     Greedy,
 }
 
-/// How many flows.
+/// Number of flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flows {
-    /// One.
     #[default]
     Single,
-    /// Addresses and ports drawn anew for each frame.
+    /// Addresses and ports are drawn for each frame.
     Multiple,
 }
 
-/// What a VM sends from some time on.
+/// Traffic that a VM sends from some time on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// How fast.
     pub pace: Pace,
-    /// Bytes of a frame with FCS, and how often each comes, as weights.
+    /// Frame sizes in bytes with FCS, and their weights.
     pub sizes: Vec<(usize, u32)>,
-    /// How many flows.
     pub flows: Flows,
 }
 
 impl Traffic {
-    /// Nothing.
+    /// No traffic.
     #[must_use]
     pub fn off() -> Self {
         Self { sizes: vec![(64, 1)], ..Self::default() }
     }
 
-    /// Frames of one size, one flow, at the maximum.
+    /// Frames of one size and one flow, at the maximum rate.
     #[must_use]
     pub fn greedy(size: usize) -> Self {
         Self { pace: Pace::Greedy, sizes: vec![(size, 1)], flows: Flows::Single }
     }
 
-    /// Frames of one size, one flow, at a pace of so many frames a second.
+    /// Frames of one size and one flow, at a fixed rate.
     #[must_use]
     pub fn paced(size: usize, frames_per_second: f64) -> Self {
         let pace = Pace::FramesPerSecond(frames_per_second);
         Self { pace, sizes: vec![(size, 1)], flows: Flows::Single }
     }
 
-    /// The same with many flows.
+    /// The same traffic with many flows.
     #[must_use]
     pub fn with_many_flows(mut self) -> Self {
         self.flows = Flows::Multiple;
         self
     }
 
-    /// The same in other sizes.
+    /// The same traffic with other sizes.
     #[must_use]
     pub fn with_sizes(mut self, sizes: &[(usize, u32)]) -> Self {
         self.sizes = sizes.to_vec();
@@ -73,37 +69,36 @@ impl Traffic {
     }
 }
 
-/// A request-response probe as `qperf tcp_lat` is one: one message outstanding, of one small frame.
+/// A request-response probe like `qperf tcp_lat`: one small message is outstanding at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// When the first message leaves.
     pub from: Nanos,
-    /// No new message from here on.
+    /// No message leaves from this time on.
     pub until: Nanos,
-    /// From the link to the server's program and back to the link, in the mean; each time is
-    /// from half of it to one and a half times.
+    /// Mean time from the link through the server's program back to the link. Actual times vary
+    /// from half to one and a half times the mean.
     pub server: Nanos,
-    /// From the reply in the VM's ring to the next message in its ring, likewise.
+    /// Mean time in the guest from the reply in its ring to the next message in its ring. It varies
+    /// in the same way.
     pub guest: Nanos,
 }
 
 /// Clients on the far side of the uplink that send requests to a VM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Requests {
-    /// When they begin.
     pub from: Nanos,
-    /// When they end.
     pub until: Nanos,
-    /// Bursts a second, at random times (exponential gaps).
+    /// Bursts per second, at random times (exponential gaps).
     pub bursts_per_second: f64,
-    /// Requests of a burst, that arrive back to back.
+    /// Requests of a burst, which arrive back to back.
     pub burst: u32,
-    /// Frames of a response.
+    /// Number of frames in a response.
     pub response_frames: u32,
-    /// Time in the guest between a request and its response; likewise.
+    /// Mean time in the guest between a request and its response. It varies like [`Probe::server`].
     pub service: Nanos,
-    /// Time outside of the switch that a response has cost: wires and the client.
+    /// Time of a response outside of the switch: wires and the client.
     pub outside: Nanos,
-    /// Bytes of a frame of a response, with FCS.
+    /// Bytes of a response frame, with FCS.
     pub size: usize,
 }

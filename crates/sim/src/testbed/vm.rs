@@ -1,8 +1,9 @@
-//! A VM: its ring towards the switch, what fills it, and what it does with what it gets.
+//! A VM: its ring towards the switch, the traffic that fills it, and its reaction to received
+//! frames.
 //!
-//! **Rule.** Nothing happens a frame: how many frames of bulk are in the ring follows from the time
-//! when somebody looks. Marked frames have their place among them: a frame that is put into the
-//! ring has all before it that were there at that time.
+//! No event happens per frame. The number of bulk frames in the ring follows from the time of the
+//! query. A marked frame has a position among them: frames that were in the ring when it arrived
+//! are before it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -19,22 +20,22 @@ use super::frame::{Mark, Writer, read};
 use super::traffic::{Flows, Pace, Probe, Requests, Traffic};
 use penstock_units::Rng;
 
-/// Bytes of a frame of a probe, of a sample or a request, with FCS.
+/// Bytes of a probe, sample or request frame, with FCS.
 pub(super) const SMALL: usize = 64;
 
-/// A phase of bulk.
+/// A phase of bulk traffic.
 #[derive(Debug)]
 struct Phase {
     from: u64,
     traffic: Traffic,
     /// Frames per cycle, in 2^-64.
     rate: u64,
-    /// Frames that come together.
+    /// Frames that arrive together.
     burst: u64,
     weights: u64,
 }
 
-/// Everything about one VM; shared by its port and the testbed.
+/// State of a VM, shared by its port and the testbed.
 #[derive(Debug)]
 pub(super) struct Vm {
     port: u16,
@@ -44,23 +45,23 @@ pub(super) struct Vm {
     ring: u64,
     phases: Vec<Phase>,
     phase: usize,
-    /// Frames of this phase's bulk made so far.
+    /// Bulk frames of this phase generated so far.
     made: u64,
-    /// Frames that went into the ring, and that came out of it.
+    /// Frames that entered the ring and frames that left it.
     put: u64,
     taken: u64,
-    /// Marked frames in the ring, by place.
+    /// Marked frames in the ring, by position.
     marked: VecDeque<(u64, usize, Mark)>,
-    /// Marked frames that are to come: when, in which order, how large.
+    /// Future marked frames: time, order of posting, size and mark.
     to_come: BinaryHeap<Reverse<(u64, u64, usize, Mark)>>,
     posted: u64,
-    /// Up to when `put` is right.
+    /// Time up to which `put` is current.
     at: u64,
     probe: Option<Probe>,
     requests: Option<Requests>,
-    /// Round trips of the probe, in nanoseconds.
+    /// Counter value at which a probe message was sent, and its round trip in ns.
     pub(super) round_trips: Vec<(u64, u64)>,
-    /// Bulk that found the ring full.
+    /// Bulk frames that found the ring full.
     pub(super) held_back: u64,
     /// Frames received.
     pub(super) received: u64,
@@ -117,7 +118,7 @@ impl Vm {
         self.requests = Some(requests);
     }
 
-    /// A marked frame is put into the ring at `at`.
+    /// Puts a marked frame into the ring at `at`.
     pub(super) fn post(&mut self, at: u64, size: usize, mark: impl Fn(u64) -> Mark) {
         self.post_as(at, size, mark(at));
     }
@@ -155,7 +156,7 @@ impl Vm {
         }
     }
 
-    /// Bulk up to `to`, all of it of the phase under way.
+    /// Adds bulk up to `to`, all of it of the current phase.
     fn add_bulk(&mut self, to: u64) {
         self.at = to;
         let Some(phase) = self.phases.get(self.phase) else { return };
@@ -182,7 +183,7 @@ impl Vm {
         self.put > self.taken
     }
 
-    /// When the next frame comes, if none waits now.
+    /// When the next frame arrives, if none waits now.
     pub(super) fn next_at(&self) -> u64 {
         let come = self.to_come.peek().map_or(u64::MAX, |Reverse(first)| first.0);
         let next = self.phases.get(self.phase + 1).map_or(u64::MAX, |phase| phase.from);
@@ -212,7 +213,7 @@ impl Vm {
 
     fn push_marked(&mut self, batch: &mut Batch) -> Option<()> {
         let (_, size, mark) = *self.marked.front()?;
-        // Responses are of many flows, one a client.
+        // Each response belongs to a flow of its own, one per client.
         let flow = matches!(mark, Mark::Response(_) | Mark::Part(_)).then(|| self.rng.next_u64());
         self.writer.push(batch, size, flow, Some(mark)).ok()?;
         self.marked.pop_front();
@@ -238,7 +239,7 @@ impl Vm {
         self.writer.push(batch, size, flow, None).ok()
     }
 
-    /// A frame has come.
+    /// Handles a received frame.
     fn receive(&mut self, mark: Mark, now: u64) {
         self.received += 1;
         match mark {
@@ -267,8 +268,8 @@ impl Vm {
     }
 }
 
-/// A time of so many cycles in the mean, half of it up to one and a half times: programs are not
-/// clockwork, and a switch that is polled in turn would fall into step with one that were.
+/// A random time from half to one and a half times `mean`, in cycles. Real programs vary. A
+/// constant time would synchronise with a switch that polls in turn.
 pub(super) fn around(rng: &mut Rng, mean: u64) -> u64 {
     mean / 2 + rng.below(mean + 1)
 }

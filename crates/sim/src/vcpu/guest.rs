@@ -1,8 +1,8 @@
-//! What runs in a VM: work that can wait, and work that cannot.
+//! Work of a guest: some can wait and some is urgent.
 //!
-//! **Rule.** Inside a guest, what a packet or a timer asks for goes before background work at once
-//! (an I/O-bound thread beside a compute-bound one, VM jitter §II-B), in the order in which it
-//! came. A guest that runs sees its timers at once; one that does not, when it runs again.
+//! Work for a packet or a timer goes before background work, in the order of arrival, like an
+//! I/O-bound thread beside a compute-bound one (VM jitter §II-B). A running guest sees its timers
+//! at once. Another guest sees them when it next runs.
 
 use std::collections::VecDeque;
 
@@ -10,66 +10,62 @@ use penstock_units::Nanos;
 
 use crate::Rng;
 
-/// A frame on its way.
+/// A frame in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Frame {
-    /// A request from outside, sent then.
+    /// A request from outside, sent at this time.
     Ping(Nanos),
-    /// A packet of a guest's stream, due then.
+    /// A packet of a guest's stream, due at this time.
     Stream(Nanos),
 }
 
 /// Work that can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Background {
-    /// None.
     None,
-    /// Without end.
+    /// Endless work.
     Hog,
-    /// So much every period, each give or take `spread_pct` by the seed: an encoder.
+    /// Periodic work, like an encoder's. Its amount varies by up to `spread_pct`.
     Batches {
-        /// Between two.
         period: Nanos,
-        /// Processor time of each.
+        /// Mean processor time per period.
         work: Nanos,
-        /// How much more or less at most.
+        /// Largest deviation from the mean, in per cent.
         spread_pct: u8,
     },
-    /// Bursts and pauses, each up to twice so long by the seed.
+    /// Bursts and pauses of random length, up to twice the mean.
     OnOff {
         /// Mean processor time of a burst.
         burst: Nanos,
-        /// Mean pause.
         pause: Nanos,
     },
 }
 
-/// What a guest does when it has nothing to do.
+/// What a guest does when it has no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// It blocks; its own timers wake it.
+    /// It blocks, and its own timers wake it.
     Blocks,
-    /// It gives its processor up and is activated again after so long, whatever its timers say.
+    /// It gives up its processor and is activated after this time, whatever its timers say.
     ActivatedAfter(Nanos),
-    /// It gives its processor up and leaves it to the scheduler when to come again.
+    /// It gives up its processor, and the scheduler decides when it runs again.
     Yields,
 }
 
-/// A guest.
+/// Configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
     /// Work that can wait.
     pub background: Background,
-    /// When packets of its stream are due, rising; and the processor time of each.
+    /// Due times of its stream's packets, ascending, and the processor time of each packet.
     pub stream: (Vec<Nanos>, Nanos),
-    /// Processor time to answer a packet, or to carry it on.
+    /// Processor time to answer or forward a packet.
     pub answer: Nanos,
-    /// What it does when it is idle.
     pub idle: Idle,
 }
 
 impl GuestSpec {
-    /// Computes without end, and answers in 50 us.
+    /// A guest that computes endlessly and answers in 50 µs.
     #[must_use]
     pub const fn hog() -> Self {
         Self {
@@ -80,7 +76,7 @@ impl GuestSpec {
         }
     }
 
-    /// A driver domain that carries a frame in 10 us.
+    /// A driver domain that forwards a frame in 10 µs.
     #[must_use]
     pub fn driver() -> Self {
         let answer = Nanos::from_micros(10);
@@ -88,7 +84,7 @@ impl GuestSpec {
     }
 }
 
-/// What one that is activated without work does: look, and go again.
+/// Processor time of a guest that is activated without work: it checks and gives up the processor.
 const LOOK: Nanos = Nanos::from_micros(5);
 
 #[derive(Clone, Copy, Debug)]
@@ -97,13 +93,13 @@ struct Task {
     sends: Option<Frame>,
 }
 
-/// A guest's state.
+/// State of a guest.
 #[derive(Clone, Debug)]
 pub struct Guest {
     spec: GuestSpec,
     rng: Rng,
     urgent: VecDeque<Task>,
-    /// Background work at hand.
+    /// Remaining background work.
     left: Nanos,
     /// Index of the stream's next packet.
     next_packet: usize,
@@ -123,7 +119,6 @@ impl Guest {
         Self { spec, rng, urgent, left, next_packet, next_batch }
     }
 
-    /// What it does when it is idle.
     #[must_use]
     pub const fn idle(&self) -> Idle {
         self.spec.idle
@@ -136,7 +131,7 @@ impl Guest {
         packet.into_iter().chain(self.next_batch).min()
     }
 
-    /// It sees what its timers say.
+    /// Handles all timers that are due.
     pub fn see(&mut self, now: Nanos) {
         while let Some(due) = self.spec.stream.0.get(self.next_packet).filter(|due| **due <= now) {
             let sends = Some(Frame::Stream(*due));
@@ -161,19 +156,19 @@ impl Guest {
         }
     }
 
-    /// A frame came for it; it answers, or carries it on, at the end of the work for it.
+    /// Receives a frame. The guest answers or forwards it at the end of the work for it.
     pub fn receive(&mut self, frame: Frame) {
         self.urgent.push_back(Task { left: self.spec.answer, sends: Some(frame) });
     }
 
-    /// It was activated: it looks at least, if there is nothing to do.
+    /// Activates the guest. Without work it only checks and gives up the processor.
     pub fn activate(&mut self) {
         if self.work().is_none() {
             self.urgent.push_back(Task { left: LOOK, sends: None });
         }
     }
 
-    /// Processor time to the end of what it is at; `None`: it is idle.
+    /// Remaining processor time of its current work; `None` if it is idle.
     #[must_use]
     pub fn work(&self) -> Option<Nanos> {
         if let Some(task) = self.urgent.front() {
@@ -185,7 +180,8 @@ impl Guest {
         }
     }
 
-    /// It ran until `now`, not beyond the end of what it was at. A frame that it sends.
+    /// Accounts for `ran` of processor time up to `now`, at most to the end of the current work.
+    /// Returns the frame that the guest sends, if any.
     pub fn run(&mut self, now: Nanos, ran: Nanos) -> Option<Frame> {
         if let Some(task) = self.urgent.front_mut() {
             task.left = task.left.saturating_sub(ran);

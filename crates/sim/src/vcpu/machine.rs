@@ -1,4 +1,4 @@
-//! Processors, guests and time.
+//! A machine with processors, guests and a virtual clock.
 
 use penstock_units::{CpuId, Nanos, VcpuId, VmId};
 use penstock_vcpu::credit_book::CreditTerms;
@@ -8,26 +8,23 @@ use penstock_vcpu::{Cause, Contract, Lane, Leave, VcpuScheduler};
 use super::guest::{Frame, Guest, GuestSpec, Idle};
 use crate::{EventQueue, Rng};
 
-/// A guest of a machine, from 0 in the order in which they were added.
+/// Number of a guest, from 0 in the order of start.
 pub type GuestId = usize;
 
 /// A frame that left the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Whose.
     pub guest: GuestId,
-    /// What.
     pub frame: Frame,
-    /// When.
     pub at: Nanos,
 }
 
-/// How long a guest waited for a processor while it had work.
+/// How long a guest with work waited for a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// The longest, from when it became runnable or lost its processor.
+    /// Longest wait since it became runnable or lost its processor.
     pub longest: Nanos,
-    /// The longest from an external event that found it without a processor.
+    /// Longest wait from an external event that arrived while it had no processor.
     pub longest_event: Nanos,
     /// How often it began to run because its deadline had come.
     pub by_deadline: u64,
@@ -38,14 +35,14 @@ enum Event {
     Tick,
     Account,
     Poll,
-    /// A slice or a piece of work ends; of the turn of this number.
+    /// End of a slice or of work, in the turn of this number.
     End(CpuId, u64),
     Timer(GuestId),
-    /// A guest that gave its processor up this many turns after its start is activated.
+    /// Activation of a guest that gave up its processor after this many turns.
     Activate(GuestId, u64),
-    /// A frame reaches the machine for a guest.
+    /// A frame for a guest reaches the machine.
     Arrive(GuestId, Frame),
-    /// A frame reaches a guest, from within the machine.
+    /// A frame reaches a guest from within the machine.
     Deliver(GuestId, Frame),
 }
 
@@ -73,14 +70,15 @@ struct Slot {
     waits_since: Option<Nanos>,
     event_since: Option<Nanos>,
     turns: u64,
-    /// The timer that is posted.
+    /// Time of the timer event that is posted.
     armed: Option<Nanos>,
     gone: bool,
-    /// Frames it is to carry: whose each is.
+    /// For a driver domain: the guest of each frame that it must forward, and whether the frame is
+    /// inbound.
     carries: std::collections::VecDeque<(GuestId, bool)>,
 }
 
-/// See the module's text.
+/// A machine. See [`super`].
 #[derive(Debug)]
 pub struct Machine<S> {
     scheduler: S,
@@ -95,7 +93,7 @@ pub struct Machine<S> {
 }
 
 impl<S: VcpuScheduler> Machine<S> {
-    /// So many idle processors under `scheduler`, which was made for as many.
+    /// A machine with `cpus` idle processors. `scheduler` must be made for as many.
     #[must_use]
     pub fn new(scheduler: S, cpus: u16, seed: u64) -> Self {
         let mut events = EventQueue::new();
@@ -115,7 +113,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Starts a VM of one vCPU on `home`; `None` if the scheduler does not take it.
+    /// Starts a VM with one vCPU on `home`. `None` if the scheduler refuses it.
     pub fn start(&mut self, contract: &Contract, home: CpuId, spec: GuestSpec) -> Option<GuestId> {
         let vm = self.scheduler.add(self.now, contract, &[home])?;
         let id = self.slots.len();
@@ -143,14 +141,13 @@ impl<S: VcpuScheduler> Machine<S> {
         Some(id)
     }
 
-    /// Starts the driver domain, through which frames go from then on.
+    /// Starts the driver domain, which forwards all frames from then on.
     pub fn start_driver(&mut self, contract: &Contract, home: CpuId) -> Option<GuestId> {
         let id = self.start(contract, home, GuestSpec::driver())?;
         self.driver = Some(id);
         Some(id)
     }
 
-    /// Stops a VM.
     pub fn stop(&mut self, id: GuestId) {
         if std::mem::replace(&mut self.slots[id].gone, true) {
             return;
@@ -167,12 +164,12 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// A frame for a guest reaches the machine at `at`.
+    /// Posts the arrival of a frame for a guest.
     pub fn arrive(&mut self, at: Nanos, guest: GuestId, frame: Frame) {
         self.events.post(at, Event::Arrive(guest, frame));
     }
 
-    /// Lets time pass.
+    /// Runs the machine until `until`.
     pub fn run_until(&mut self, until: Nanos) {
         while let Some((at, event)) = self.events.pop_due(until) {
             self.now = at.max(self.now);
@@ -182,31 +179,29 @@ impl<S: VcpuScheduler> Machine<S> {
         (0..self.cpus.len()).for_each(|cpu| self.settle(cpu));
     }
 
-    /// Processor time that a guest had so far.
+    /// Processor time that a guest has used.
     #[must_use]
     pub fn used(&self, guest: GuestId) -> Nanos {
         self.slots[guest].used
     }
 
-    /// How long a guest waited.
     #[must_use]
     pub fn waits(&self, guest: GuestId) -> Waits {
         self.slots[guest].waits
     }
 
-    /// Frames that left, in the order of time.
+    /// Frames that left the machine, in order of time.
     #[must_use]
     pub fn sent(&self) -> &[Sent] {
         &self.sent
     }
 
-    /// How often a processor went from one vCPU to another.
+    /// Number of switches from one vCPU to another.
     #[must_use]
     pub const fn switches(&self) -> u64 {
         self.switches
     }
 
-    /// The scheduler.
     #[must_use]
     pub const fn scheduler(&self) -> &S {
         &self.scheduler
@@ -283,10 +278,10 @@ impl<S: VcpuScheduler> Machine<S> {
         } else if self.slots[id].guest.idle() == Idle::Blocks {
             self.wake(id, Cause::Timer);
         }
-        // Else it sees when it runs again.
+        // Otherwise the guest sees the timer when it next runs.
     }
 
-    /// A frame reaches a guest.
+    /// Delivers a frame to a guest.
     fn deliver(&mut self, id: GuestId, frame: Frame) {
         if self.slots[id].gone {
             return;
@@ -309,14 +304,14 @@ impl<S: VcpuScheduler> Machine<S> {
             self.slots[id].waits_since.get_or_insert(self.now);
         }
         let vcpu = self.slots[id].vcpu;
-        // What runs where the decision falls is charged before.
+        // The running vCPU must be charged before the decision about it.
         (0..self.cpus.len()).for_each(|cpu| self.settle(cpu));
         if let Some(cpu) = self.scheduler.wake(self.now, vcpu, cause) {
             self.decide_anew(cpu.index(), Leave::Preempted);
         }
     }
 
-    /// Charges what runs on a processor for the time since it was last charged.
+    /// Charges the vCPU on a processor for the time since the last charge.
     fn settle(&mut self, cpu: usize) {
         let Some(run) = self.cpus[cpu].run.as_mut() else { return };
         let (id, vcpu) = (run.guest, run.vcpu);
@@ -332,7 +327,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// A frame leaves a guest: through the driver domain, or for good.
+    /// Handles a frame that a guest sends: to the driver domain, or out of the machine.
     fn leaves(&mut self, id: GuestId, frame: Frame) {
         if Some(id) == self.driver {
             let carried = self.slots[id].carries.pop_front();
@@ -352,7 +347,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// A slice or a piece of work is over.
+    /// Handles the end of a slice or of work.
     fn end(&mut self, cpu: usize) {
         self.settle(cpu);
         let Some(run) = self.cpus[cpu].run else { return };
@@ -380,7 +375,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// What runs leaves; who is next begins.
+    /// Stops the running vCPU and starts the next one.
     fn decide_anew(&mut self, cpu: usize, how: Leave) {
         self.settle(cpu);
         let left = self.cpus[cpu].run.take();
@@ -420,7 +415,7 @@ impl<S: VcpuScheduler> Machine<S> {
         self.plan(cpu);
     }
 
-    /// Posts the end of what runs: of its slice, or of its work.
+    /// Posts the end of the running vCPU's slice or work.
     fn plan(&mut self, cpu: usize) {
         let Some(run) = self.cpus[cpu].run else { return };
         self.cpus[cpu].turn += 1;

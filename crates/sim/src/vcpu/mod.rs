@@ -1,11 +1,16 @@
 //! Virtual processors on virtual time: guests that compute, send, answer and sleep, on processors
-//! that `penstock_vcpu` schedules.
+//! scheduled by `penstock_vcpu`.
 //!
-//! **Problem.** How soon a VM runs shows only beside neighbours, over minutes, and must replay.
-//! **Rule.** A [`Machine`] asks the production scheduler whenever a real one would be asked: at
-//! wake-ups, at the end of slices, at polls, ticks and epochs. Guests are generators of work
-//! ([`Guest`]); what they send goes through the driver domain, which is a guest itself. Switching
-//! between vCPUs costs nothing, caches have no state. Everything random comes from one seed.
+//! # Problem
+//!
+//! How soon a VM runs shows only beside neighbours and over minutes, and it must be reproducible.
+//!
+//! # Approach
+//!
+//! A [`Machine`] calls the production scheduler whenever a real machine would: at wake-ups, ends of
+//! slices, polls, ticks and epochs. Guests generate work ([`Guest`]). Their frames pass through the
+//! driver domain, which is a guest itself. Context switches cost nothing, and caches have no state.
+//! All random numbers come from one seed.
 
 mod guest;
 mod machine;

@@ -1,4 +1,4 @@
-//! Cycle buckets and the batch scheduler in the production worker: who bought what gets it.
+//! Cycle buckets and the batch scheduler in the production worker: each VM gets what it bought.
 
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
 use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, StageCost, World, WorldConfig};
@@ -6,7 +6,7 @@ use penstock_units::{CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
 const HZ: u64 = 2_200_000_000;
 
-/// Of the order of what the paper's switch costs: some 1,300 cycles for a small frame.
+/// Similar to the paper's switch: about 1,300 cycles for a small frame.
 const COSTS: CostTable = CostTable {
     ingress: StageCost { batch: 1_000, frame: 400, kilobyte: 200 },
     classification: StageCost { batch: 200, frame: 300, kilobyte: 0 },
@@ -14,14 +14,14 @@ const COSTS: CostTable = CostTable {
     ..CostTable::EXAMPLE
 };
 
-/// VMs that send to a last one.
+/// VMs that send to the last one.
 struct Bed {
     world: World,
     senders: Vec<PortHandle>,
     sink: PortHandle,
 }
 
-/// What a sender buys and how it sends: frames of `size` bytes, `rate` a second.
+/// Purchase and traffic of a sender: frames of `size` bytes at `rate` per second.
 #[derive(Clone, Copy)]
 struct Sender {
     qos: PortQos,
@@ -45,7 +45,7 @@ fn sender(qos: PortQos) -> Sender {
     Sender { qos, size: 1_024, rate: 800_000, flows: 4 }
 }
 
-/// More frames of 64 bytes than the core can carry, of many flows.
+/// More frames of 64 bytes than the core can carry, from many flows.
 fn flood(qos: PortQos) -> Sender {
     Sender { qos, size: 60, rate: 1_800_000, flows: 500 }
 }
@@ -57,7 +57,7 @@ impl Bed {
         let ports: Vec<PortHandle> =
             senders.iter().map(|_| world.add_vm(1, 256, SinkSpec::default()).unwrap()).collect();
         let sink = world.add_vm(1, 256, SinkSpec::default()).unwrap();
-        // Speaks once, so that nothing is flooded.
+        // The receiver sends once, so that the switch floods nothing.
         let hello = SourceSpec {
             target: World::mac_of(0),
             sizes: vec![(60, 1)],
@@ -85,7 +85,7 @@ impl Bed {
         Self { world, senders: ports, sink }
     }
 
-    /// Each sender's part of the core between two moments, in percent.
+    /// Each sender's share of the core between two times, in per cent.
     fn shares(&mut self, from_ms: u64, until_ms: u64) -> Vec<f64> {
         self.world.run_until(Nanos::from_millis(from_ms));
         let cycles = |bed: &Self| -> Vec<u64> {
@@ -104,7 +104,7 @@ fn hbs() -> WorldConfig {
     WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() }
 }
 
-/// Both disciplines, and both ways to treat the idle.
+/// Both disciplines, and both ways to treat idle units.
 fn all() -> [WorldConfig; 3] {
     [WorldConfig::default(), hbs(), WorldConfig { readiness: Readiness::Demotion, ..hbs() }]
 }
@@ -148,7 +148,7 @@ fn minmax_ports_share_what_is_idle_by_weight() {
         let third = 40.0 / 3.0;
         let want = [10.0 + third / 2.0, 10.0 + third / 2.0, 20.0 + third, 20.0 + third];
         close(&Bed::new(&config, &senders).shares(40, 160), &want, 0.3);
-        // One sleeps: the others share what it bought, too.
+        // One VM is idle, and the others also share what it bought.
         senders[3].rate = 1;
         close(&Bed::new(&config, &senders).shares(40, 160), &[25.0, 25.0, 50.0, 0.0], 0.5);
     }
@@ -164,7 +164,7 @@ fn a_capped_worker_spends_no_more_than_it_may() {
     }
 }
 
-/// A first class that is backlogged, whose members share the worker with others of a lower class.
+/// A backlogged first class shares the worker with ports of a lower class.
 #[test]
 fn no_class_starves_another_of_what_it_bought() {
     for readiness in [Readiness::Pending, Readiness::Demotion] {

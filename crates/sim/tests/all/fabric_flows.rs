@@ -1,4 +1,4 @@
-//! The flow simulator against what can be worked out by hand.
+//! The flow simulator against results computed by hand.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 const MBIT: u64 = 1_000_000;
 const GBIT: BitsPerSecond = BitsPerSecond(1000 * MBIT);
 
-/// Tenants of `vms` VMs in each rack, all with 94 Mbit/s over the core.
+/// Tenants with `vms` VMs in each rack, each tenant with 94 Mbit/s over the core.
 fn spec(tenants: usize, vms: u64) -> Spec {
     let rack = |from: usize| (0..usize::try_from(vms).unwrap()).map(move |vm| from + vm % 5);
     let tenant =
@@ -27,7 +27,7 @@ fn spec(tenants: usize, vms: u64) -> Spec {
     }
 }
 
-/// VM `from` of the first rack sends to its like in the second, without end.
+/// VM `from` of the first rack sends endlessly to its counterpart in the second.
 fn across(tenant: usize, vms: usize, from: usize) -> Connection {
     Connection::endless(tenant, vms + from, vec![from])
 }
@@ -40,7 +40,7 @@ fn ended(spec: Spec, system: System, secs: u64) -> FlowSim {
     sim
 }
 
-/// What a tenant had over the core in the last sample, Mbit/s.
+/// A tenant's rate over the core in the last sample, in Mbit/s.
 fn last_mbps(record: &Record, tenant: usize) -> f64 {
     record.samples.last().unwrap().bits[2 * tenant] / 1e5
 }
@@ -65,7 +65,7 @@ fn close(found: f64, wanted: f64) -> bool {
 
 #[test]
 fn tcp_shares_by_flows_static_reservation_wastes_and_a_queue_shares_by_guarantees() {
-    // One tenant with one flow, another with five.
+    // One tenant with one flow, and another with five.
     let mut spec = spec(2, 5);
     spec.connections.push(across(0, 5, 0));
     spec.connections.extend((0..5).map(|vm| across(1, 5, vm)));
@@ -76,7 +76,8 @@ fn tcp_shares_by_flows_static_reservation_wastes_and_a_queue_shares_by_guarantee
     assert!(close(last_mbps(fixed.record(), 1), 94.0));
     let own = ended(spec.clone(), qshare(&[0, 1], None), 1);
     assert!(close(last_mbps(own.record(), 0), 500.0) && close(last_mbps(own.record(), 1), 500.0));
-    // Only one has a queue: the other is held to its guarantee, or finds the rest by its rates.
+    // One tenant has a queue. The other is limited to its guarantee, or finds the spare rate by
+    // rate allocation.
     let held = ended(spec.clone(), qshare(&[0], None), 1);
     assert!(close(last_mbps(held.record(), 1), 94.0) && close(last_mbps(held.record(), 0), 906.0));
     let shared = RateSettings::shared_queue(GBIT);
@@ -93,14 +94,14 @@ fn a_flow_takes_its_size_over_its_rate_and_the_latency() {
     spec.connections = vec![one.clone(), one];
     let mut sim = FlowSim::new(spec, System::PlainTcp).unwrap();
     sim.run_to_completion(Nanos::from_secs(9));
-    // Two flows of 1 Mbit at 500 Mbit/s: 2 ms and the latency, three times.
+    // Two flows of 1 Mbit at 500 Mbit/s take 2 ms plus latency, three times.
     let flows = &sim.record().flows;
     assert_eq!((flows.len(), sim.now()), (6, Nanos::from_millis(9)));
     assert!(flows.iter().all(|f| f.done.0 - f.asked.0 == 3_000_000 && f.bytes == 125_000));
     assert!(flows.iter().all(|f| f.far));
 }
 
-/// Clients of a mixed world: sizes by a table, sleeps, all servers of the other hosts.
+/// Clients with mixed traffic: sizes from a table, pauses, and servers on all other hosts.
 fn mixed(seed: u64) -> Spec {
     let mut spec = Spec { seed, ..spec(4, 6) };
     let sizes = Some(Arc::new(SizeTable::parse("1000 0.5\n1000000 0.95\n20000000 1").unwrap()));
@@ -145,7 +146,7 @@ fn the_same_seed_gives_the_same_run_and_another_another() {
 }
 
 #[test]
-fn what_passes_the_core_is_what_arrived_and_never_more_than_it_carries() {
+fn bits_over_the_core_are_those_that_arrived_and_never_exceed_its_capacity() {
     for system in systems() {
         let name = format!("{system:?}");
         let record = ended(mixed(3), system, 5).record().clone();
@@ -153,7 +154,7 @@ fn what_passes_the_core_is_what_arrived_and_never_more_than_it_carries() {
         let far = record.flows.iter().filter(|f| f.far);
         #[expect(clippy::cast_precision_loss, reason = "bits of five seconds")]
         let arrived = far.map(|f| f.bytes as f64 * 8.0).sum::<f64>();
-        // Flows under way passed too: at most one of 20 MB a client.
+        // Unfinished flows passed too: at most one of 20 MB per client.
         assert!(passed >= arrived * (1.0 - 1e-9) && passed - arrived < 48.0 * 1.6e8, "{name}");
         for sample in &record.samples {
             for link in 0..2 {
@@ -165,7 +166,7 @@ fn what_passes_the_core_is_what_arrived_and_never_more_than_it_carries() {
 }
 
 #[test]
-fn whoever_is_held_to_his_guarantee_gets_what_he_is_entitled_to() {
+fn a_tenant_limited_to_its_guarantee_gets_its_entitlement() {
     let sim = FlowSim::new(mixed(5), System::StaticReservation).unwrap();
     let mut sim = sim.with_entitlements();
     sim.run_until(Nanos::from_secs(5));

@@ -32,7 +32,7 @@ fn packets(queues: &[Queue], flows: &[PacketFlow]) -> Vec<Sent> {
     link.carry(flows, Nanos::from_secs(SECS))
 }
 
-/// The fluid's rate of each flow, and what is refused to its queue.
+/// The fluid rate of each flow, and the fraction refused to its queue.
 fn fluid(queues: &[Queue], flows: &[PacketFlow]) -> Vec<(f64, f64)> {
     let mut rates = Rates::new(&[1e9]);
     rates.set_queues(LinkId(0), queues.to_vec(), (0..queues.len()).collect());
@@ -54,13 +54,13 @@ fn rate(sent: &Sent) -> f64 {
 }
 
 #[test]
-fn rates_by_weight_within_queues_and_beside_slow_flows_are_those_of_packets() {
+fn fluid_rates_match_those_of_packets() {
     let window = |queue| endless(queue, Pace::Window(8));
     let worlds: [(&[Queue], Vec<PacketFlow>); 4] = [
         (&[weighted(1.0), weighted(3.0)], vec![window(0), window(1), window(1), window(1)]),
-        // A queue that asks for less than its part leaves it by weight.
+        // A queue with a small demand leaves the rest to others by weight.
         (&[weighted(4.0), weighted(2.0), weighted(1.0)], vec![paced(0, 200), window(1), window(2)]),
-        // A slow flow inside a queue leaves its part to its siblings.
+        // A slow flow inside a queue leaves the rest to its siblings.
         (&[weighted(1.0), weighted(1.0)], vec![paced(0, 50), window(0), window(0), window(1)]),
         (&[Queue::ONLY], vec![window(0), window(0), paced(0, 100), paced(0, 30)]),
     ];
@@ -84,8 +84,8 @@ fn a_strict_priority_starves_the_other_in_both() {
 }
 
 #[test]
-fn the_share_of_lost_packets_is_the_share_that_the_fluid_refuses() {
-    // Two limits in one queue let out 600 Mbit/s, and half of the link is 500.
+fn the_lost_fraction_of_packets_is_what_the_fluid_refuses() {
+    // Two limits in one queue let out 600 Mbit/s, but the queue's half of the link is 500.
     let queues = [weighted(1.0), weighted(1.0)];
     let flows = [paced(0, 450), paced(0, 150), endless(1, Pace::Window(8))];
     let sent = packets(&queues, &flows);
@@ -98,9 +98,9 @@ fn the_share_of_lost_packets_is_the_share_that_the_fluid_refuses() {
     assert!((share - refused).abs() < 0.01, "{share} lost, {refused} refused");
 }
 
-/// Flows of 1.5 MB of three tenants with a queue each, at the same random moments in both.
+/// Flows of 1.5 MB of three tenants with a queue each, at the same random times in both models.
 #[test]
-fn completion_times_are_those_of_packets() {
+fn completion_times_match_those_of_packets() {
     let mut rng = Rng::new(11);
     let guarantees = [100, 200, 400];
     let arrivals: Vec<(usize, Nanos)> = (0..60)

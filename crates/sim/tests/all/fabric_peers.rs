@@ -1,4 +1,4 @@
-//! ElasticSwitch and Trinity do what they are for before anything is compared with them.
+//! ElasticSwitch and Trinity achieve their purpose before anything is compared with them.
 
 use penstock_fabric::rate_alloc::RateSettings;
 use penstock_sim::fabric::peers::{Check, candidates, check};
@@ -24,7 +24,7 @@ fn every_setting_uses_a_spare_link_and_only_some_hold_guarantees() {
 }
 
 #[test]
-fn fast_growth_without_hold_or_head_room_breaks_guarantees_and_two_priorities_mend_it() {
+fn fast_growth_without_hold_or_head_room_breaks_guarantees_unless_there_are_two_priorities() {
     let fast = |limits: &PairLimits| {
         limits.rates.step >= BitsPerSecond(200_000_000)
             && limits.rates.hold.0 == 0
@@ -41,7 +41,7 @@ fn fast_growth_without_hold_or_head_room_breaks_guarantees_and_two_priorities_me
 }
 
 #[test]
-fn systems_without_guarantees_fail_the_check_and_without_work_conservation_too() {
+fn systems_without_guarantees_or_work_conservation_fail_the_check() {
     let tcp = check(|| System::PlainTcp).unwrap();
     assert!(tcp.guarantee < 0.1 && tcp.spare >= 0.99, "{tcp:?}");
     let fixed = check(|| System::StaticReservation).unwrap();
@@ -54,7 +54,7 @@ fn the_checks_numbers_are_pinned_for_the_proposed_setting() {
     let limits =
         PairLimits { rates, partition: rates.period, slack: 100_000, forget: rates.period };
     let found = check(|| System::ElasticSwitch(limits)).unwrap();
-    // It holds a standing guarantee and needs a period or two to give room to a burst.
+    // It keeps a standing guarantee, but needs a period or two to make room for a burst.
     assert!((1.15..1.30).contains(&found.guarantee), "{found:?}");
     assert!((0.85..0.95).contains(&found.bursts) && found.spare >= 0.99, "{found:?}");
 }

@@ -1,4 +1,4 @@
-//! The first simulated switch: four VMs, loss on a wire, a slow receiver; counters add up, and a
+//! The first simulated switch: four VMs, loss on a wire and a slow receiver. Counters add up, and a
 //! seed replays to the last frame.
 
 use penstock_dataplane::counters::PortReading;
@@ -14,7 +14,8 @@ struct Outcome {
     cycles: (u64, u64),
 }
 
-/// VMs 0, 1, 2 send to VM 3; 3 sends to 0. VM 3 drains 2 M frames/s; VM 1's wire loses 1 %.
+/// VMs 0, 1 and 2 send to VM 3, which sends to VM 0. VM 3 receives 2 M frames/s, and VM 1's wire
+/// loses 1 %.
 fn run(seed: u64, rates: [u64; 4]) -> Outcome {
     let mut world = World::new(TscRate::from_hz(2_000_000_000), CostTable::EXAMPLE, 8, seed);
     let slow = SinkSpec { frames_per_second: Some(2_000_000) };
@@ -57,8 +58,8 @@ fn counters_add_up_with_loss_and_a_slow_receiver() {
         delivered += port.tx_frames;
     }
     assert_eq!(forwarded, delivered);
-    // 3.5 M frames/s towards a receiver of 2 M: the rest is dropped at its ring, and counted on
-    // both sides.
+    // 3.5 M frames/s go to a receiver of 2 M. The rest is dropped at its ring and counted on both
+    // sides.
     let full = DropReason::RingFull as usize;
     let at_target = outcome.vms[3].2.tx_drops[full];
     let at_sources: u64 = outcome.vms[..3].iter().map(|vm| vm.2.drops[full]).sum();
@@ -66,11 +67,11 @@ fn counters_add_up_with_loss_and_a_slow_receiver() {
     assert!(at_target > 50_000, "the slow receiver drops: {at_target}");
     let got = outcome.vms[3].1.frames;
     assert!((100_000..=111_000).contains(&got), "2 M frames/s for 50-55 ms: {got}");
-    // Loss on VM 1's wire, and only there.
+    // Only VM 1's wire loses frames.
     assert!((300..=700).contains(&outcome.vms[1].0.lost), "{}", outcome.vms[1].0.lost);
     assert_eq!(outcome.vms[0].0.lost + outcome.vms[2].0.lost, 0);
-    // VM 0 is not hurt by any of this: all that 3 sent to it came, in order; beside them only the
-    // copies flooded while addresses were still unknown.
+    // VM 0 is not affected: everything that VM 3 sent to it arrived in order. It also got copies
+    // that were flooded while addresses were unknown.
     let copies: u64 = outcome.vms.iter().map(|vm| vm.2.replicated).sum();
     assert!((1..=200).contains(&copies), "{copies}");
     let beside = outcome.vms[0].1.frames - outcome.vms[3].0.sent;
@@ -79,13 +80,13 @@ fn counters_add_up_with_loss_and_a_slow_receiver() {
 }
 
 #[test]
-fn cycles_charged_are_cycles_passed() {
+fn charged_cycles_are_elapsed_cycles() {
     let outcome = run(2, [400_000, 200_000, 100_000, 100_000]);
     let charged: u64 = outcome.vms.iter().map(|vm| vm.2.cycles).sum();
     assert_eq!(charged, outcome.cycles.0, "what ports are charged is what the worker was busy");
     let total = outcome.cycles.0 + outcome.cycles.1;
     let due = 2_000_000_000 / 1000 * 55;
-    // The world's jumps over idle time are idle cycles too; only the last jump is in no account.
+    // Skipped idle time counts as idle cycles. Only the last skip is in no account.
     assert!(total.abs_diff(due) < 10_000, "{total} of {due}");
 }
 
@@ -97,7 +98,7 @@ fn a_seed_replays_exactly_and_another_does_not() {
     assert!(a.vms != c.vms);
 }
 
-/// Twenty VMs that speak every 10 ms, one after the other.
+/// Twenty VMs that send every 10 ms, one after the other.
 fn with_pauses(seed: u64) -> (Vec<PortReading>, u64, u64) {
     let mut world = World::new(TscRate::from_hz(2_000_000_000), CostTable::EXAMPLE, 20, seed);
     let vms: Vec<PortHandle> =
@@ -120,7 +121,7 @@ fn with_pauses(seed: u64) -> (Vec<PortReading>, u64, u64) {
 }
 
 #[test]
-fn who_rests_is_woken_by_its_bell_and_loses_nothing() {
+fn a_resting_queue_pair_is_woken_by_its_bell_and_loses_nothing() {
     let (ports, wakes, resting) = with_pauses(3);
     assert!(ports.iter().all(|port| (99..=100).contains(&port.rx_frames)), "none is forgotten");
     assert!(wakes >= 1_000, "most speak after their rest began: {wakes}");
@@ -128,7 +129,7 @@ fn who_rests_is_woken_by_its_bell_and_loses_nothing() {
     assert_eq!((ports, wakes, resting), with_pauses(3), "a seed replays");
 }
 
-/// Six VMs dealt to `workers` workers, each sending to the next, which another worker has.
+/// Six VMs on `workers` workers. Each sends to the next one, which is on another worker.
 fn ring_of_six(workers: u16, seed: u64) -> (Vec<(SourceStats, SinkStats, PortReading)>, u64) {
     let rate = TscRate::from_hz(2_000_000_000);
     let mut world = World::with_workers(workers, rate, CostTable::EXAMPLE, 6, seed);

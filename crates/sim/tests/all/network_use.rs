@@ -1,4 +1,4 @@
-//! What tenants send and receive over the network is counted apart from what stays on the host.
+//! Network traffic of tenants is counted separately from traffic that stays on the host.
 
 use std::sync::Arc;
 
@@ -11,10 +11,11 @@ use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, World, WorldConf
 use penstock_units::{BitsPerSecond, Nanos, TscRate};
 
 const END: Nanos = Nanos::from_millis(50);
-/// Frames of VM 1 to the uplink, of VM 2 to VM 1, and of the uplink to VM 2, each of its size.
+/// Frames from VM 1 to the uplink, from VM 2 to VM 1, and from the uplink to VM 2. Each kind has
+/// its own size.
 const FLOWS: [(u16, u16, usize); 3] = [(1, 0, 300), (2, 1, 500), (0, 2, 900)];
 
-/// Port 0 is shared, perhaps with a queue; 1 and 2 are VMs of two tenants on one network.
+/// Port 0 is shared and may have a queue. Ports 1 and 2 are VMs of two tenants on one network.
 fn world(workers: u16, queued: bool) -> (World, [PortHandle; 3]) {
     let config = WorldConfig { workers, ..WorldConfig::default() };
     let rate = TscRate::from_hz(2_000_000_000);
@@ -48,7 +49,7 @@ fn net(reading: &PortReading) -> [u64; 4] {
 }
 
 #[test]
-fn a_tenant_sends_so_much_over_the_network_and_what_it_likes_within_the_host() {
+fn a_tenants_network_traffic_is_limited_but_not_its_traffic_within_the_host() {
     for (workers, queued) in [(1, false), (1, true), (2, false), (2, true)] {
         let (mut world, ports) = world(workers, queued);
         world.run_until(Nanos::from_millis(5));
@@ -73,7 +74,7 @@ fn a_tenant_sends_so_much_over_the_network_and_what_it_likes_within_the_host() {
         let [_, one, two] = [0, 1, 2].map(|at| world.port(ports[at]).since(&before[at]));
         let case = format!("{workers} workers, queue {queued}");
         let above = one.drops[DropReason::SendLimit as usize];
-        // 30,000 bytes at once and 1,000,000 a second, FCS included.
+        // A burst of 30,000 bytes and 1,000,000 a second, FCS included.
         let most = (30_000 + 100_000) / 304;
         assert!(one.net_sent_frames <= most && one.net_sent_frames >= most - 10, "{case}: {one:?}");
         assert_eq!(one.net_sent_frames + above, 2_000, "{case}");
@@ -82,10 +83,10 @@ fn a_tenant_sends_so_much_over_the_network_and_what_it_likes_within_the_host() {
 }
 
 #[test]
-fn only_what_leaves_the_host_or_comes_into_it_is_network_use() {
+fn only_traffic_that_leaves_or_enters_the_host_is_network_use() {
     for (workers, queued) in [(1, false), (1, true), (2, false), (2, true)] {
         let (mut world, ports) = world(workers, queued);
-        // Until all know where everybody is.
+        // Until the switch knows all addresses.
         world.run_until(Nanos::from_millis(5));
         let before = ports.map(|port| world.port(port));
         assert_eq!(before[1].net_sent_frames, 1, "of a flood the copy that left");

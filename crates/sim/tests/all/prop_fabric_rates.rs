@@ -1,5 +1,5 @@
-//! Rates of any network: nothing above a capacity, everybody held back by something, and the same
-//! whatever came before.
+//! Invariants of the rates of any network: no link exceeds its capacity, every stream has a
+//! bottleneck or its full demand, and history does not matter.
 
 use penstock_sim::fabric::link_share::Queue;
 use penstock_sim::fabric::rates::{LinkId, Rates, StreamId};
@@ -16,7 +16,7 @@ struct Stream {
 #[derive(Debug, Clone)]
 struct Net {
     capacities: Vec<f64>,
-    /// Queues of each link: priority and weight; class c is in queue c modulo their number.
+    /// Priority and weight of each link's queues. Class c uses queue c modulo their number.
     queues: Vec<Vec<Queue>>,
     streams: Vec<Stream>,
 }
@@ -79,8 +79,8 @@ impl Net {
         (rates, found)
     }
 
-    /// Whether `link` holds stream `of` back: it is full, no flow of the queue has more, and no
-    /// queue that is served with or after this one has more for its weight.
+    /// Whether `link` is the bottleneck of stream `of`: the link is full, no flow of the queue has
+    /// more, and no queue of equal or later priority has more for its weight.
     fn holds_back(&self, link: usize, of: usize, rates: &[f64]) -> bool {
         let on = |s: &&(usize, &Stream)| s.1.path.iter().any(|l| l.index() == link);
         let numbered: Vec<_> = self.streams.iter().enumerate().collect();
@@ -114,7 +114,7 @@ impl Net {
         self.streams.iter().zip(rates).filter(|(s, _)| on(s)).map(|(_, rate)| rate).sum()
     }
 
-    /// No link carries more than it can; returns the rates.
+    /// Checks that no link exceeds its capacity. Returns the rates.
     fn within_capacities(&self) -> Result<(Rates, Vec<f64>), TestCaseError> {
         let (rates, found) = self.settled();
         for (link, capacity) in self.capacities.iter().enumerate() {
@@ -128,7 +128,7 @@ impl Net {
         rates[of] >= self.streams[of].limit * (1.0 - 1e-6)
     }
 
-    /// Everybody has what he asks for or is held back, by the rules of a link.
+    /// Every stream gets its demand or has a bottleneck by the rules of a link.
     fn check(&self) -> Result<(), TestCaseError> {
         let (rates, found) = self.within_capacities()?;
         prop_assert_eq!(rates.cut(), 0);
@@ -140,7 +140,7 @@ impl Net {
         Ok(())
     }
 
-    /// Everybody has what he asks for or passes a full link.
+    /// Every stream gets its demand or passes a full link.
     fn conserves_work(&self) -> Result<(), TestCaseError> {
         let (_, found) = self.within_capacities()?;
         for (of, stream) in self.streams.iter().enumerate() {
@@ -155,7 +155,7 @@ impl Net {
 
 proptest! {
     #[test]
-    fn on_one_link_everybody_is_held_back_by_it_or_has_all(net in net(1, 2)) {
+    fn on_one_link_every_stream_is_limited_by_it_or_gets_its_demand(net in net(1, 2)) {
         net.check()?;
     }
 
@@ -166,10 +166,10 @@ proptest! {
     }
 
     #[test]
-    fn with_queues_on_a_tree_everybody_has_what_he_asks_for_or_passes_a_full_link(
+    fn with_queues_on_a_tree_every_stream_gets_its_demand_or_passes_a_full_link(
         mut net in net(5, 1),
     ) {
-        // Up, core, down: every path is host links around one core, as in a tree.
+        // Up, core, down: as in a tree, each path consists of host links around one core link.
         for (number, stream) in net.streams.iter_mut().enumerate() {
             let (up, down) = (number % 2, 3 + number / 2 % 2);
             let link = |number: usize| LinkId(u32::try_from(number).unwrap());
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn rates_depend_on_what_there_is_and_not_on_what_was(
+    fn rates_depend_on_the_present_network_and_not_on_its_history(
         net in net(4, 1), others in prop::collection::vec((0..40_usize, 0..4_u32), 0..40),
     ) {
         let mut net = net;

@@ -1,4 +1,4 @@
-//! Any set of VMs: admitted deadlines are kept, shares are those of the weights, nobody starves,
+//! Invariants for any set of VMs: admitted deadlines are met, shares match weights, no VM starves,
 //! and a seed replays.
 
 use penstock_sim::Rng;
@@ -44,14 +44,14 @@ fn vm(background: impl Strategy<Value = Background>) -> impl Strategy<Value = Vm
     let idle = prop_oneof![Just(Idle::Blocks), Just(Idle::Yields)];
     (modes, 1..30_u64, 1..=10_u16, background, idle).prop_map(
         |(mode, deadline_slots, weight, background, idle)| {
-            // Only the scheduler's periodic ones come again by themselves.
+            // Only periodic work returns without the scheduler.
             let idle = if mode == Mode::Periodic { idle } else { Idle::Blocks };
             Vm { mode, deadline_slots, weight, background, idle }
         },
     )
 }
 
-/// Contracts of VMs on one processor; whose deadline is refused has none.
+/// Contracts of VMs on one processor. A VM whose deadline is refused has no deadline.
 fn admitted(vms: &[Vm]) -> Vec<Contract> {
     let all: u64 = vms.iter().map(|vm| u64::from(vm.weight)).sum();
     let mut claims = Vec::new();
@@ -74,7 +74,7 @@ fn admitted(vms: &[Vm]) -> Vec<Contract> {
 
 type World = Machine<DoubleQueue>;
 
-/// A machine of one processor with these VMs, and pings to all that answer, some ms apart.
+/// A machine with one processor, these VMs, and pings some ms apart to all VMs that answer.
 fn world(vms: &[Vm], contracts: &[Contract], seed: u64, until: Nanos) -> (World, Vec<GuestId>) {
     let mut machine = Machine::new(DoubleQueue::new(1), 1, seed);
     let start = |(vm, contract): (&Vm, &Contract)| {
@@ -96,10 +96,10 @@ fn world(vms: &[Vm], contracts: &[Contract], seed: u64, until: Nanos) -> (World,
     (machine, guests)
 }
 
-/// What answering costs at most while several pings wait.
+/// Longest time to answer while several pings wait.
 const ANSWERS: Nanos = Nanos::from_micros(500);
 
-/// Two slices: at either end of a window a VM may be one ahead or behind.
+/// Two slices: at either end of a window a VM may be one slice ahead or behind.
 const SLICES: u64 = 60_000_000;
 
 proptest! {
@@ -132,7 +132,7 @@ proptest! {
     }
 
     #[test]
-    fn who_always_has_work_gets_its_share_and_nobody_starves(
+    fn a_vm_with_endless_work_gets_its_share_and_no_vm_starves(
         vms in prop::collection::vec(vm(Just(Background::Hog)), 2..9),
         seed in 0..u64::MAX,
     ) {
@@ -146,13 +146,14 @@ proptest! {
         for at in 1..=windows {
             machine.run_until(Nanos(window.0 * at));
             for ((guest, vm), before) in guests.iter().zip(&vms).zip(&mut before) {
-                // Ten epochs are ten slices, which no rule divides by three: within 1 % of the
-                // window and SLICES, which are not lost but follow in the next.
+                // Ten epochs are ten slices, which no rule divides by three. Shares are therefore
+                // within 1 % of the window and SLICES, which are not lost but follow in the next
+                // window.
                 let used = machine.used(*guest);
                 let got = used.saturating_sub(std::mem::replace(before, used));
                 let off = got.0.abs_diff(due(vm, window));
                 prop_assert!(off <= window.0 / 100 + SLICES, "{off} ns of {vm:?}");
-                // They do not add up.
+                // These deviations do not accumulate.
                 let all_time = Nanos(window.0 * at);
                 let off = used.0.abs_diff(due(vm, all_time));
                 prop_assert!(off <= SLICES, "{off} ns of {vm:?}");

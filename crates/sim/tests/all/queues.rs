@@ -1,4 +1,4 @@
-//! Frames that wait for an output: shares, rates, back-pressure, and that none is lost uncounted.
+//! Frames that wait for an output: shares, rates and back-pressure. Every lost frame is counted.
 
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{
@@ -11,7 +11,7 @@ use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, W
 
 const RATE: u64 = 2_000_000_000;
 const LINK: u64 = 1_000_000_000;
-/// What Ethernet adds to a frame on a link.
+/// Bytes that Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
 
 fn fair(link: u64) -> QueueTerms {
@@ -45,15 +45,15 @@ fn to_vm0(size: usize, frames_per_second: u64, from: Nanos, until: Nanos) -> Sou
     }
 }
 
-/// A VM that others' frames go to by a queue, and tenants' VMs that flood it.
+/// A VM that receives through a queue, and tenants' VMs that flood it.
 struct Uplink {
     world: World,
     up: PortHandle,
-    /// VM, bytes of its frames, its tenant's weight.
+    /// VM, frame size in bytes, and the weight of its tenant.
     vms: Vec<(PortHandle, usize, u64)>,
 }
 
-/// `tenants`: weight, and for each of its VMs the size of its frames.
+/// `tenants` has the weight of each tenant and the frame size of each of its VMs.
 fn uplink(config: &WorldConfig, terms: QueueTerms, tenants: &[(u64, &[usize])]) -> Uplink {
     let mut world = world(config);
     let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
@@ -74,11 +74,12 @@ fn uplink(config: &WorldConfig, terms: QueueTerms, tenants: &[(u64, &[usize])]) 
     Uplink { world, up, vms }
 }
 
-/// Lets every VM offer twice the link for `secs`; bytes on the link by VM after the first tenth.
+/// Makes every VM offer twice the link for `secs`. Returns bytes on the link by VM after the first
+/// tenth.
 fn flood(case: &mut Uplink, secs: u64) -> Vec<u64> {
     let end = Nanos::from_secs(secs);
     for (&(vm, size, _), n) in case.vms.iter().zip(0..) {
-        // Not in step with each other.
+        // Start times differ, so that senders are not synchronised.
         let frames = 2 * LINK / 8 / size as u64 * (100 + n) / 100;
         case.world.set_source(vm, to_vm0(size, frames, Nanos(0), end));
     }
@@ -119,12 +120,12 @@ fn tenants_get_their_shares_and_nothing_is_dropped() {
         let due = all * due / 9;
         assert!(got.abs_diff(due) <= (due / 1_000).max(2 * 1_514), "{got} of {due}: {bytes:?}");
     }
-    // Within a tenant VMs get the same time of the link, whatever their frames' sizes.
+    // Within a tenant, VMs get the same link time for any frame sizes.
     for pair in [(0, 1), (1, 2), (3, 4)] {
         let (a, b) = (bytes[pair.0], bytes[pair.1]);
         assert!((0.99..1.01).contains(&ratio(a, b)), "{bytes:?}");
     }
-    // The link is full, no frame was dropped: what is too much stays in the VMs' rings.
+    // The link is full and no frame was dropped. Excess frames stay in the VMs' rings.
     let up = case.world.port(case.up);
     let wire = (up.tx_bytes + OVERHEAD * up.tx_frames) * 8;
     assert!((0.985..1.002).contains(&ratio(wire, LINK)), "{wire}");
@@ -136,8 +137,8 @@ fn tenants_get_their_shares_and_nothing_is_dropped() {
     all_add_up(&case);
 }
 
-/// Every tenant gets its due bytes over 10 s, within 0.1 % or two of the longest segments, however
-/// many there are and whatever the sizes of their frames; and its VMs get the same.
+/// Every tenant gets its due bytes over 10 s, within 0.1 % or two of the longest segments, for any
+/// number of tenants and any frame sizes. Its VMs get equal parts.
 fn shares_hold(tenants: u16, link: u64) {
     const VMS: [&[usize]; 5] = [&[60], &[60, 1_514], &[1_514], &[600, 65_000], &[65_000, 9_000]];
     const SEGMENT: u64 = 65_000;
@@ -164,7 +165,7 @@ fn shares_hold(tenants: u16, link: u64) {
                 let tenant = Weight::new(weight_of(tenant)).expect("possible");
                 policy.share = ShareTerms { tenant, vm: Weight::ONE };
             });
-            // Twice what its tenant is due.
+            // Twice its tenant's share.
             let bytes = 2 * link / 8 * weight_of(tenant) / weights;
             let frames = (bytes / size as u64).max(2);
             world.set_source(vm, to_vm0(size, frames, Nanos(0), end));
@@ -188,8 +189,8 @@ fn shares_hold(tenants: u16, link: u64) {
         assert!(got.abs_diff(due) <= allowed, "{tenant} of {tenants}: {got} of {due}");
         let (most, least) = (of_tenant.iter().max(), of_tenant.iter().min());
         let apart = most.zip(least).map_or(0, |(most, least)| most - least);
-        // Of a thousand tenants one's VM with short frames has not enough of them waiting for all
-        // of its turn, and its siblings have what it leaves.
+        // With a thousand tenants, a VM with short frames does not have enough of them queued for
+        // its whole turn. Its siblings use the rest.
         let few = tenants <= 40;
         assert!(!few || apart <= (got / 200).max(2 * SEGMENT), "{tenant}: {of_tenant:?}");
     }
@@ -201,7 +202,7 @@ fn shares_hold_for_few_and_many_tenants_and_any_sizes() {
     shares_hold(40, 100_000_000);
 }
 
-/// Minutes without optimisation; `cargo test --release -p penstock-sim -- --ignored`.
+/// Takes minutes without optimisation; `cargo test --release -p penstock-sim -- --ignored`.
 #[test]
 #[ignore = "takes long without optimisation"]
 fn shares_hold_for_a_thousand_tenants() {
@@ -210,7 +211,7 @@ fn shares_hold_for_a_thousand_tenants() {
 }
 
 #[test]
-fn first_come_first_served_gives_to_who_has_most() {
+fn first_come_first_served_favours_the_vm_with_most_frames() {
     let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
     let terms = QueueTerms { order: Order::Fifo, bound, ..fair(LINK) };
     let tenants: &[(u64, &[usize])] = &[(1, &[1_000, 1_000, 1_000]), (1, &[1_000])];
@@ -243,7 +244,7 @@ fn two_workers_that_feed_one_uplink_keep_the_shares() {
 }
 
 #[test]
-fn what_a_vm_sends_keeps_its_rate_and_waits_in_its_ring() {
+fn a_sending_limit_keeps_its_rate_and_frames_wait_in_the_ring() {
     for (rate, size) in [(2_000_000, 1_514), (32_000_000, 200), (200_000_000, 1_514)] {
         let mut world = world(&WorldConfig::default());
         let sink = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
@@ -265,7 +266,7 @@ fn what_a_vm_sends_keeps_its_rate_and_waits_in_its_ring() {
 }
 
 #[test]
-fn what_a_vm_receives_keeps_its_rate_and_order() {
+fn a_receiving_limit_keeps_its_rate_and_order() {
     for kind in [ShaperKind::Smooth, ShaperKind::TokenBucket(Nanos::from_millis(50))] {
         let mut case = uplink(
             &WorldConfig::default(),
@@ -282,7 +283,7 @@ fn what_a_vm_receives_keeps_its_rate_and_order() {
 }
 
 #[test]
-fn a_queue_that_goes_or_changes_counts_what_waited() {
+fn a_removed_or_changed_queue_counts_its_waiting_frames() {
     let mut case =
         uplink(&WorldConfig::default(), fair(LINK / 100), &[(1, &[1_000]), (2, &[1_000])]);
     flood(&mut case, 1);
@@ -299,7 +300,7 @@ fn a_queue_that_goes_or_changes_counts_what_waited() {
     };
     assert_eq!(gone(&case), queued);
     all_add_up(&case);
-    // Those that were held back are polled again, and what comes goes at once.
+    // Ports that were held back are polled again, and their frames leave at once.
     let end = Nanos::from_secs(2);
     let before = case.world.port(case.vms[0].0).forwarded;
     case.world.set_source(case.vms[0].0, to_vm0(1_000, 10_000, Nanos::from_secs(1), end));
@@ -310,7 +311,7 @@ fn a_queue_that_goes_or_changes_counts_what_waited() {
 }
 
 #[test]
-fn a_flooded_vm_pays_for_what_it_gets_and_the_others_keep_their_rate() {
+fn a_flooded_vm_pays_for_its_frames_and_the_others_keep_their_rate() {
     let run = |flooded: bool| {
         let config = WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() };
         let mut world = world(&config);
@@ -347,18 +348,18 @@ fn a_flooded_vm_pays_for_what_it_gets_and_the_others_keep_their_rate() {
     let (alone, ..) = run(false);
     let (beside, victim, outside) = run(true);
     assert!(beside * 100 >= alone * 99, "{beside} of {alone}");
-    // It got no more cycles than it bought, and the rest was dropped before it was copied.
+    // It got no more cycles than it bought. The rest was dropped before it was copied.
     assert!(victim.cycles <= RATE / 20 / 2 * 21 / 20, "{}", victim.cycles);
     assert!(victim.tx_frames > 0);
     assert!(outside.drops[DropReason::QueueFull as usize] > outside.rx_frames / 2);
     assert_eq!((outside.unaccounted(), victim.unaccounted()), (0, 0));
 }
 
-/// A VM of the last class that bought a fifth of the core and sends by an output with a queue,
-/// beside one of the first class that takes all it can get: the departures of its frames must not
-/// take from it what it could not use while its turn did not come.
+/// A VM of the last class bought a fifth of the core and sends through an output with a queue,
+/// beside a VM of the first class that takes all it can get. Departures of its frames must not cost
+/// it tokens that it could not use while it waited for its turn.
 #[test]
-fn a_late_class_keeps_what_it_bought_though_its_frames_leave_by_a_queue() {
+fn a_late_class_keeps_its_purchase_with_an_output_queue() {
     let run = |order: Order, both: bool| {
         let config = WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() };
         let mut world = world(&config);
@@ -392,16 +393,16 @@ fn a_late_class_keeps_what_it_bought_though_its_frames_leave_by_a_queue() {
         world.run_until(end);
         ratio(world.port(late).cycles * 10, RATE)
     };
-    // What it bought, and half of the 70 % that nobody did.
+    // Its purchase, and half of the unsold 70 %.
     for (order, both) in [(Order::FairShare, true), (Order::Wfq, true), (Order::Wfq, false)] {
         let share = run(order, both);
         assert!((0.54..0.56).contains(&share), "{order:?}, both there {both}: {share}");
     }
 }
 
-/// Four tenants 3:1:1:7 of which one has short frames: what they share is the link's time.
+/// Four tenants with weights 3:1:1:7, one with short frames: they share the link's time.
 #[test]
-fn short_frames_are_no_way_to_more_of_the_link() {
+fn short_frames_gain_no_larger_share_of_the_link() {
     let tenants: &[(u64, &[usize])] = &[(3, &[60]), (1, &[1_514]), (1, &[1_514]), (7, &[1_514])];
     let mut case = uplink(&WorldConfig::default(), fair(LINK / 10), tenants);
     let bytes = flood(&mut case, 1);

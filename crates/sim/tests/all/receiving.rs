@@ -1,4 +1,4 @@
-//! What may come for a VM and for a tenant, policed at the switch's output.
+//! Limits on what VMs and tenants receive, policed at the switch's output.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn vm(world: &mut World) -> PortHandle {
     world.add_vm(1, 1_024, SinkSpec::default()).expect("possible")
 }
 
-/// Frames of `size` for the VM that was added as number `to`.
+/// Frames of `size` bytes for VM number `to`.
 fn flood(to: u16, size: usize, per_second: u64, from: Nanos, until: Nanos) -> SourceSpec {
     SourceSpec {
         target: World::mac_of(to),
@@ -40,9 +40,9 @@ fn limit(world: &mut World, port: PortHandle, policing: Policing) {
     world.set_policy(port, |policy| policy.receive = Some(Arc::clone(&policing)));
 }
 
-/// FS-VDE's Eq. (3) as printed would let 70,000 frames of this flood pass.
+/// FS-VDE's Eq. (3) as printed would pass 70,000 frames of this flood.
 #[test]
-fn a_minute_of_silence_is_worth_the_depth_and_no_more() {
+fn a_minute_of_silence_earns_no_more_than_the_depth() {
     let mut world = world(1);
     let (to, from) = (vm(&mut world), vm(&mut world));
     world.introduce(to);
@@ -77,7 +77,7 @@ fn the_tenants_contract_holds_over_workers_and_siblings_keep_their_parts() {
                 Policing::new(part, Some(Arc::clone(&tenant)), Sharing::Borrow),
             );
         }
-        // 996 bytes and the FCS: 10,000 frames a second are the contract.
+        // 996 bytes plus FCS: the contract allows 10,000 frames a second.
         let end = Nanos::from_secs(2);
         world.set_source(senders[0], flood(0, 996, 50_000, Nanos(0), end));
         world.set_source(senders[1], flood(1, 996, 4_500, Nanos(0), end));
@@ -94,7 +94,7 @@ fn the_tenants_contract_holds_over_workers_and_siblings_keep_their_parts() {
 }
 
 #[test]
-fn a_strict_part_is_all_that_a_vm_has() {
+fn a_strict_vm_gets_no_more_than_its_part() {
     let mut world = world(1);
     let (to, from) = (vm(&mut world), vm(&mut world));
     world.introduce(to);
@@ -107,10 +107,10 @@ fn a_strict_part_is_all_that_a_vm_has() {
     assert!((5_005..=5_011).contains(&got), "{got}");
 }
 
-/// What is dropped never gets into the queue behind the limit, and what another VM sends does not
+/// Frames dropped by the limit never enter the queue behind it, and traffic of another VM does not
 /// wait there.
 #[test]
-fn a_queue_takes_what_comes_from_outside_and_is_allowed() {
+fn a_queue_takes_permitted_traffic_from_outside() {
     let mut world = world(1);
     let (to, outside, neighbour) = (vm(&mut world), vm(&mut world), vm(&mut world));
     let bound = Bound { excess: Excess::Drop, ..Bound::default() };

@@ -1,4 +1,4 @@
-//! The testbed: what it carries follows from its costs, and a seed replays to the last frame.
+//! The testbed: its throughput follows from its costs, and a seed replays to the last frame.
 
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
 use penstock_sim::testbed::{
@@ -76,7 +76,7 @@ fn a_paced_vm_gets_its_pace_and_a_link_no_more_than_its_rate() {
     let fast = bed.add_vm(256, PortQos::default(), 0);
     bed.send(fast, Nanos::ZERO, Traffic::greedy(1500));
     bed.run_until(ms(100));
-    // A tenth of a second, and what stands in the ring.
+    // A tenth of a second, and the frames in the ring.
     let due = 100_000_000 / 8 + 512 * 1520;
     assert!(bed.wire_bytes().abs_diff(due) < due / 50, "{} of {due}", bed.wire_bytes());
     assert!(bed.vm(fast).carried.dropped > 1_000);
@@ -98,7 +98,7 @@ fn an_entitlement_bounds_a_strict_vm() {
     assert!(used.abs_diff(due) < due / 100, "{used} of {due}");
 }
 
-/// What [`penstock_sim::testbed::NOT_CHARGED`] names: a refill every 50 us, each for nothing.
+/// As [`penstock_sim::testbed::NOT_CHARGED`] says, a refill every 50 µs costs nothing.
 #[test]
 fn refills_take_no_cycles() {
     let mut bed = Testbed::new(&setup(1));
@@ -113,7 +113,7 @@ fn refills_take_no_cycles() {
 }
 
 #[test]
-fn a_probe_alone_takes_what_it_is_told_and_its_two_batches() {
+fn a_probe_alone_takes_its_configured_times_and_two_batches() {
     let mut bed = Testbed::new(&setup(1));
     let vm = bed.add_vm(256, PortQos::default(), 0);
     let (server, guest) = (Nanos::from_micros(20), Nanos::from_micros(30));

@@ -12,7 +12,7 @@ fn hog() -> Contract {
     Contract::by_credit(Weight::ONE)
 }
 
-/// Percent of a processor that each had.
+/// Per cent of a processor that each guest got.
 fn shares<S: VcpuScheduler>(machine: &mut Machine<S>, secs: u64) -> Vec<f64> {
     let guests: Vec<_> =
         (0..3).map(|_| machine.start(&hog(), CpuId(0), GuestSpec::hog()).unwrap()).collect();
@@ -31,7 +31,7 @@ fn three_hogs_divide_two_processors() {
 }
 
 #[test]
-fn frames_pass_the_driver_domain_whose_processor_computes_beside() {
+fn frames_pass_through_the_driver_domain_on_a_busy_processor() {
     let mut machine = Machine::new(DoubleQueue::new(2), 2, 1);
     machine.start_driver(&Contract::driver(Weight::ONE), CpuId(0)).unwrap();
     machine.start(&hog(), CpuId(0), GuestSpec::hog()).unwrap();
@@ -48,14 +48,14 @@ fn frames_pass_the_driver_domain_whose_processor_computes_beside() {
         Frame::Ping(from) | Frame::Stream(from) => sent.at.saturating_sub(from),
     };
     let most = machine.sent().iter().map(delay).max().unwrap();
-    // 3.5 ms, the driver twice and the answer.
+    // 3.5 ms, the driver twice, and the answer.
     assert!(most <= Nanos::from_micros(3_500 + 70), "{most:?}");
     let least = machine.sent().iter().map(delay).min().unwrap();
     assert_eq!(least, Nanos::from_micros(70));
 }
 
 #[test]
-fn who_stops_leaves_its_share_to_the_others() {
+fn a_stopped_vm_leaves_its_share_to_the_others() {
     let mut machine = Machine::new(DoubleQueue::new(1), 1, 1);
     let first = machine.start(&hog(), CpuId(0), GuestSpec::hog()).unwrap();
     let second = machine.start(&hog(), CpuId(0), GuestSpec::hog()).unwrap();

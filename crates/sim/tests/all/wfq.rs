@@ -1,5 +1,5 @@
-//! A `wfq` output through the worker: tenants marked at the edge, a queue for each code point, the
-//! link divided by weight; classes changed while it is full.
+//! A `wfq` output through the worker: tenants are marked at the edge, each code point has a queue,
+//! and the link is divided by weight. Classes change while the link is full.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use penstock_units::{BitsPerSecond, Nanos, TscRate, Weight};
 
 const RATE: u64 = 2_000_000_000;
 const LINK: u64 = 1_000_000_000;
-/// What Ethernet adds to a frame on a link.
+/// Bytes that Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
 
-/// One VM a tenant: its code point, if it has one, and bytes of its frames.
+/// A tenant with one VM: its code point, if any, and its frame size in bytes.
 type Tenant = (Option<u8>, usize);
 
 struct Uplink {
@@ -65,13 +65,13 @@ fn uplink(config: &WorldConfig, classes: Arc<Classes>, tenants: &[Tenant]) -> Up
 }
 
 impl Uplink {
-    /// VM `n` offers so many bits per second in one flow.
+    /// Makes VM `n` offer this many bits per second in one flow.
     fn offer(&mut self, n: usize, bits: u64, until: Nanos) {
         let (vm, size) = self.vms[n];
         let spec = SourceSpec {
             target: World::mac_of(0),
             sizes: vec![(size, 1)],
-            // Not in step with each other.
+            // Start times differ, so that senders are not synchronised.
             frames_per_second: bits / 8 / size as u64 * (100 + n as u64) / 100,
             flows: 1,
             from: self.world.now(),
@@ -115,7 +115,7 @@ impl Uplink {
     }
 }
 
-/// Each queue's part is its weight's, within 0.1 % or two of the longest frames.
+/// Each queue's share matches its weight within 0.1 % or two of the longest frames.
 fn shares(bytes: &[u64], weights: &[u64], longest: u64) {
     let (all, sum) = (bytes.iter().sum::<u64>(), weights.iter().sum::<u64>());
     for (queue, weight) in weights.iter().enumerate() {
@@ -131,7 +131,7 @@ fn load(bytes: u64, frames: u64, nanos: u64) -> f64 {
 }
 
 #[test]
-fn a_full_link_is_divided_by_weight_whatever_the_sizes() {
+fn a_full_link_is_divided_by_weight_for_any_sizes() {
     let weights = [1, 10, 30, 7];
     let map = classes(&[(8, 1), (16, 2), (24, 3)], &weights);
     for workers in [1, 2] {
@@ -153,14 +153,14 @@ fn a_full_link_is_divided_by_weight_whatever_the_sizes() {
 }
 
 #[test]
-fn what_a_queue_leaves_the_others_use_and_what_is_due_to_it_is_never_dropped() {
+fn unused_shares_go_to_others_and_due_frames_are_never_dropped() {
     let weights = [1, 50, 50];
     let map = classes(&[(8, 1), (16, 2)], &weights);
     let tenants = [(None, 1_000), (Some(8), 1_000), (Some(16), 1_000)];
     let mut case = uplink(&WorldConfig::default(), map, &tenants);
     let end = Nanos::from_millis(400);
     case.offer(0, 2 * LINK, end);
-    // Far less than the half that is its part, beside a queue that is empty.
+    // Far less than its half, beside an empty queue.
     case.offer(1, LINK / 10, end);
     case.world.run_until(Nanos::from_millis(100));
     let before = case.lanes();
@@ -185,7 +185,7 @@ fn classes_change_between_two_batches_and_nothing_is_lost() {
     let waiting = |case: &Uplink| -> Vec<u64> {
         case.lanes().iter().map(|lane| lane.backlog_frames).collect()
     };
-    // Another weight: from the next frame on, and what waits stays where it is.
+    // A new weight applies from the next frame on, and waiting frames stay queued.
     let (before, drops) = (waiting(&case), case.lanes()[1].drops + case.lanes()[2].drops);
     assert!(before[1] > 100 && before[2] > 100, "{before:?}");
     case.home.set_classes(classes(&[(8, 1), (16, 2)], &[1, 1, 4]));
@@ -195,8 +195,8 @@ fn classes_change_between_two_batches_and_nothing_is_lost() {
     let bytes = case.bytes_until(Nanos::from_millis(500));
     shares(&bytes[1..3], &[1, 4], 1_000);
     assert_eq!(case.world.received(case.up).reordered, 0);
-    // Another map: the first tenant is in the shared queue now; its old one sends what it has, and
-    // as that is always full, what comes in the next 100 ms.
+    // A new map: the first tenant now uses the shared queue. Its old queue sends what it has.
+    // Because it was full, that is what arrives in the next 100 ms.
     case.home.set_classes(classes(&[(16, 2)], &[1, 1, 4]));
     case.world.set_policy(case.up, |_| {});
     assert!(waiting(&case)[1] > 100 && waiting(&case)[0] == 0);
@@ -223,14 +223,14 @@ fn a_flow_whose_code_point_moves_keeps_its_order() {
     case.world.run_until(Nanos::from_millis(10));
     (0..2).for_each(|n| case.offer(n, LINK * 3 / 10, Nanos::from_millis(100)));
     assert!(case.lanes()[1].backlog_frames > 50, "{:?}", case.lanes());
-    // The shared queue is served a hundred times as fast: it would overtake.
+    // The shared queue is served a hundred times as fast, so it would overtake.
     case.home.set_classes(classes(&[(16, 2)], &[100, 1, 1]));
     case.world.set_policy(case.up, |_| {});
     let bytes = case.bytes_until(Nanos::from_millis(60));
     assert!(bytes[0] > 0 && bytes[1] > 50_000, "{bytes:?}");
     assert_eq!(case.lanes()[1].backlog_frames, 0);
     let up = case.world.received(case.up);
-    // Each of the sources began to count anew once.
+    // Each source restarted its numbering once.
     assert!(up.frames > 1_000 && up.reordered == 2, "{up:?}");
     assert!(case.lanes().iter().all(|lane| lane.drops == 0));
     case.adds_up();

@@ -73,6 +73,7 @@ pub enum Readiness {
 }
 
 impl Readiness {
+    /// The policy's name in configuration and statistics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -237,6 +237,7 @@ impl Spec {
         self
     }
 
+    /// The limit without the bytes added by [`Self::per_frame`].
     #[must_use]
     pub const fn limit(&self) -> Limit {
         self.limit

@@ -161,6 +161,7 @@ pub enum Flows {
 }
 
 impl Flows {
+    /// Both variants, in the order of declaration.
     pub const ALL: [Self; 2] = [Self::Single, Self::Multiple];
 
     /// The name in files.
@@ -246,6 +247,7 @@ pub enum Action {
 }
 
 impl Action {
+    /// All variants, in the order of declaration.
     pub const ALL: [Self; 5] =
         [Self::VlanPush, Self::VlanPop, Self::Dscp, Self::Checksum, Self::Segmentation];
 

@@ -103,6 +103,7 @@ impl Shaper {
         }
     }
 
+    /// Configured rate, between [`RATE_MIN`] and [`RATE_MAX`].
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         match self {

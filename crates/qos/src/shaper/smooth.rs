@@ -205,6 +205,7 @@ impl Smooth {
         self.window = Window { low: centre * (1.0 - half), centre, high: centre * (1.0 + half) };
     }
 
+    /// Configured rate, between [`super::RATE_MIN`] and [`super::RATE_MAX`].
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate

@@ -67,6 +67,7 @@ impl TokenBucket {
         self.worth() + i64::from(FRAME) * PARTS
     }
 
+    /// Configured rate, between [`super::RATE_MIN`] and [`super::RATE_MAX`].
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate

@@ -1,4 +1,4 @@
-//! One tenant leaves and another comes at 90 % load, and one pass of binding, by size.
+//! Cost of replacing a tenant at 90 % load, and of a binding pass, by size of the fabric.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
@@ -8,7 +8,7 @@ use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot}
 use penstock_fabric::topology::Regular;
 use penstock_units::BitsPerSecond;
 
-/// A linear congruential generator (Knuth's constants): a benchmark needs no better one.
+/// A linear congruential generator (Knuth's constants), which is good enough for a benchmark.
 struct Draws(u64);
 
 impl Draws {

@@ -1,18 +1,29 @@
-//! Code points: tenants with a queue of their own that meet on a link are told apart by theirs.
+//! Code points: tenants with queues of their own that meet on a link need different values.
 //!
-//! **Problem.** Six bits of a packet say whose queue it goes to; a fabric has more tenants than
-//! values. **Source.** QShare §V-D: tenants whose trees share no link may have the same value;
-//! fewest values is graph colouring. Brélaz, CACM 1979 (DSATUR).
+//! # Problem
 //!
-//! **Rule.** 0 is the shared queue's. A tenant keeps its value where that is legal: a change
-//! is work for every host. Earlier tenants of the list keep theirs first. Of the others, the one
-//! with most values around it is next (of equals, the one with most links, then the first), and
-//! takes the lowest value that is free around it. Who finds none shares a queue, and is listed.
-//! Where a tenant has one queue a switch, a value is in one queue of each switch: tenants in
-//! different queues of a switch differ even if they share no link, because the switch would need
-//! a traffic class more for them.
+//! Six bits of a packet select its queue, and a fabric has more tenants than values.
 //!
-//! **Cost.** For each tenant its links times the tenants on them; 8 bytes a link.
+//! # Source
+//!
+//! QShare §V-D: tenants whose trees share no link may have the same value. The fewest values are a
+//! graph colouring. Brélaz, CACM 1979 (DSATUR).
+//!
+//! # Approach
+//!
+//! Value 0 belongs to the shared queue. A tenant keeps its value if that is legal, because a change
+//! means work on every host. Earlier tenants in the list keep theirs first. Of the others, the
+//! tenant with the most values among its neighbours is next. Ties go to the one with most links,
+//! then to the first. It takes the lowest value that no neighbour has. A tenant that finds no value
+//! shares queue 0 and is listed.
+//!
+//! If a tenant has one queue per switch, a value belongs to one queue of each switch. Tenants in
+//! different queues of a switch then differ even if they share no link. Otherwise the switch would
+//! need an additional traffic class.
+//!
+//! # Cost
+//!
+//! For each tenant, its links times the tenants on them; 8 bytes per link.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -20,35 +31,35 @@ use thiserror::Error;
 
 use crate::topology::{LinkId, NodeId};
 
-/// The shared queue's value.
+/// The value of the shared queue.
 pub const SHARED: u8 = 0;
-/// The highest value of six bits.
+/// The largest value of six bits.
 pub const HIGHEST: u8 = 63;
 
-/// The values that may be given to tenants, in the order in which they are.
+/// Values that tenants may get, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Palette(Vec<u8>);
 
-/// Values that cannot be given out.
+/// Why values cannot be a palette.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PaletteError {
-    /// A value of more than six bits.
+    /// The value has more than six bits.
     #[error("code point {0} has more than six bits; write 1 to {HIGHEST}")]
     TooHigh(u8),
-    /// The shared queue's.
+    /// The value belongs to the shared queue.
     #[error("code point 0 is the shared queue's; write 1 to {HIGHEST}")]
     Shared,
-    /// A value twice.
+    /// The value occurs twice.
     #[error("code point {0} is there twice; write it once")]
     Twice(u8),
-    /// No value.
-    #[error("no DSCP is free; reserve fewer")]
+    /// There are no values.
+    #[error("no code point is left; reserve fewer")]
     Empty,
 }
 
 impl Palette {
-    /// Exactly these values.
+    /// A palette of exactly these values.
     ///
     /// # Errors
     /// See [`PaletteError`].
@@ -65,10 +76,10 @@ impl Palette {
         if values.is_empty() { Err(PaletteError::Empty) } else { Ok(Self(values)) }
     }
 
-    /// All values but 0 and those that the fabric uses for something else.
+    /// All values except 0 and those that the fabric reserves for other purposes.
     ///
     /// # Errors
-    /// When a reserved value has more than six bits, or none is left.
+    /// A reserved value has more than six bits, or no value remains.
     pub fn without(reserved: &[u8]) -> Result<Self, PaletteError> {
         if let Some(high) = reserved.iter().find(|value| **value > HIGHEST) {
             return Err(PaletteError::TooHigh(*high));
@@ -76,33 +87,33 @@ impl Palette {
         Self::new((1..=HIGHEST).filter(|value| !reserved.contains(value)).collect())
     }
 
-    /// The values.
+    /// The values in order of preference.
     #[must_use]
     pub fn values(&self) -> &[u8] {
         &self.0
     }
 
-    /// A value's place, if it may be given out.
+    /// Index of a value in the palette, if it is there.
     fn place(&self, value: u8) -> Option<u32> {
         self.0.iter().position(|v| *v == value).and_then(|at| u32::try_from(at).ok())
     }
 }
 
-/// A tenant with a queue of its own.
+/// A tenant with queues of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User<'a> {
-    /// The value that it has.
+    /// Its current value, if any.
     pub has: Option<u8>,
-    /// The links that it uses.
+    /// The links of its tree.
     pub links: &'a [LinkId],
-    /// Its queue on each switch, where that is one queue for all ports of the switch. A switch then
-    /// needs no more traffic classes than queues, if a value is in one queue of it alone.
+    /// Its queue on each switch, if that is the same on all ports of the switch. If each value is in
+    /// only one queue of a switch, the switch needs no more traffic classes than queues.
     pub queues: &'a [(NodeId, u8)],
 }
 
-/// Gives each user a value that nobody else on its links has, and nobody who has another queue on
-/// one of its switches; `None` where there is none. A user keeps the value that it has if nobody
-/// else on its links has it. `links`: how many there are.
+/// Assigns values to users on `links` links. Users with a common link get different values, and so
+/// do users with different queues on a common switch. `None` means that no value was free. A user
+/// keeps its value if no earlier user on its links has it.
 #[must_use]
 pub fn colour(palette: &Palette, links: usize, users: &[User<'_>]) -> Vec<Option<u8>> {
     let mut colouring = Colouring::new(palette, links, users);
@@ -114,12 +125,12 @@ pub fn colour(palette: &Palette, links: usize, users: &[User<'_>]) -> Vec<Option
 struct Colouring<'a> {
     palette: &'a Palette,
     users: &'a [User<'a>],
-    /// By link: which values, by place in the palette, are taken on it.
+    /// For each link, a bitmap of the values used on it, by index in the palette.
     taken: Vec<u64>,
-    /// By switch, and by switch and queue: which values are in use there.
+    /// Bitmaps of the values in use on each switch, and in each queue of a switch.
     on_switch: BTreeMap<NodeId, u64>,
     in_queue: BTreeMap<(NodeId, u8), u64>,
-    /// By link: the users on it without a value.
+    /// For each link, the users on it without a value.
     waiting: Vec<Vec<u32>>,
     values: Vec<Option<u8>>,
 }
@@ -136,7 +147,7 @@ impl<'a> Colouring<'a> {
         self.users[user].links.iter().fold(0, |mask, link| mask | self.taken[link.index()])
     }
 
-    /// The values that a user cannot be given.
+    /// Bitmap of the values that a user cannot get.
     fn around(&self, user: usize) -> u64 {
         let elsewhere = |place: &(NodeId, u8)| {
             let all = self.on_switch.get(&place.0).copied().unwrap_or(0);
@@ -180,7 +191,7 @@ impl<'a> Colouring<'a> {
             if self.values[user].is_some() {
                 continue;
             }
-            // Ranks only rise. Who shares a switch and no link is not told of it at once.
+            // Ranks only rise. A change on a shared switch without a shared link is noticed here.
             if rank != self.rank(id) {
                 next.push(self.rank(id));
                 continue;
@@ -206,7 +217,7 @@ impl<'a> Colouring<'a> {
     }
 }
 
-/// How many different values were given out.
+/// Number of different values in use.
 #[must_use]
 pub fn used(values: &[Option<u8>]) -> usize {
     let mask = values.iter().flatten().fold(0_u64, |mask, value| mask | 1 << value);
@@ -224,7 +235,7 @@ mod tests {
     const L: [LinkId; 4] = [LinkId(0), LinkId(1), LinkId(2), LinkId(3)];
 
     #[test]
-    fn those_that_meet_differ_and_those_that_do_not_may_be_the_same() {
+    fn users_that_meet_differ_and_others_may_share_a_value() {
         let palette = Palette::without(&[1, 2]).unwrap();
         let users = [user(None, &L[0..2]), user(None, &L[1..3]), user(None, &L[2..4])];
         assert_eq!(colour(&palette, 4, &users), [Some(3), Some(4), Some(3)]);
@@ -255,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_value_has_none() {
+    fn a_user_without_a_free_value_gets_none() {
         let palette = Palette::new(vec![10, 11]).unwrap();
         let users = [user(None, &L[0..1]), user(None, &L[0..1]), user(None, &L[0..1])];
         assert_eq!(colour(&palette, 1, &users), [Some(10), Some(11), None]);
     }
 
     #[test]
-    fn a_palette_has_no_shared_no_high_and_no_double_value() {
+    fn a_palette_has_no_shared_no_high_and_no_duplicate_value() {
         assert_eq!(Palette::new(vec![0]), Err(PaletteError::Shared));
         assert_eq!(Palette::new(vec![64]), Err(PaletteError::TooHigh(64)));
         assert_eq!(Palette::new(vec![3, 3]), Err(PaletteError::Twice(3)));

@@ -1,44 +1,55 @@
-//! What tenants get beyond their guarantees, and how much of the links is then used.
+//! Throughput of tenants beyond their guarantees, and the resulting use of links.
 //!
-//! **Problem.** Packets of a hundred thousand VMs cannot be simulated for every question; rates of
-//! tenants can. **Source.** QShare §VII-C2: tenant-level throughput, any communication pattern.
+//! # Problem
 //!
-//! **Quantities.** A tenant's *gain* is its throughput over its guarantee, the same on all links
-//! of its tree. A link's *use* is a part of its rate.
+//! Packets of a hundred thousand VMs cannot be simulated for every question. Rates of tenants can.
 //!
-//! **Rule.** Who is in the shared queue, or wants less than its guarantee, has what it wants and
-//! no more than that guarantee. What is left of a link goes to those with queues of their own by
-//! weight, that is by guarantee, so it offers each the same gain. [`printed`]: a tenant has the
-//! least gain of its links, as the paper counts. [`max_min`]: what it then leaves on other links
-//! goes to who can use it, as weighted queues do.
+//! # Source
 //!
-//! **Worked example** (a test). Two tenants with 10 on a link of 100 get 50 each, a gain of 5. One
-//! of them has another link of 30: its gain is 3 there, so the first has 70 by max-min, a gain of
-//! 7, and still 5 as printed.
+//! QShare §VII-C2: tenant-level throughput, any communication pattern.
+//!
+//! # Quantities
+//!
+//! A tenant's *gain* is its throughput divided by its guarantee. It is the same on all links of its
+//! tree. A link's *use* is a fraction of its rate.
+//!
+//! # Approach
+//!
+//! A tenant in the shared queue, or one that wants less than its guarantee, gets what it wants up
+//! to its guarantee. The rest of a link goes to tenants with queues of their own by weight, i.e. by
+//! guarantee, so the link offers each the same gain. In [`printed`], a tenant gets the smallest
+//! gain of its links, as the paper counts. In [`max_min`], what it leaves on its other links goes
+//! to tenants that can use it, as weighted queues do.
+//!
+//! # Example
+//!
+//! A test: two tenants with guarantees of 10 on a link of 100 get 50 each, a gain of 5. If one of
+//! them also uses a link of 30, its gain is 3. The other gets 70 by max-min, a gain of 7, and still
+//! 5 as printed.
 
 use crate::hose::Need;
 use crate::topology::{LinkId, Topology};
 
-/// A tenant and what it wants.
+/// A tenant and its demand.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow<'a> {
-    /// Its links and its guarantees there.
+    /// Its links, and its guarantees there.
     pub links: &'a [(LinkId, Need)],
-    /// The part of its guarantee that it uses, 0 to 1; `None`: all that it can get, which is more
-    /// than its guarantee only with a queue of its own.
+    /// Fraction of its guarantee that it uses, 0 to 1. `None` means unlimited demand, which exceeds
+    /// the guarantee only with a queue of its own.
     pub part: Option<f64>,
-    /// Whether it has a queue of its own on all of its links.
+    /// Whether it has a queue of its own on all its links.
     pub has_queue: bool,
 }
 
 impl Flow<'_> {
-    /// Whether it can have more than its guarantee.
+    /// Whether it can get more than its guarantee.
     #[must_use]
     pub fn may_gain(&self) -> bool {
         self.part.is_none() && self.has_queue
     }
 
-    /// What it has without a queue of its own.
+    /// Its gain without a queue of its own.
     fn held(&self) -> f64 {
         self.part.unwrap_or(1.0)
     }
@@ -54,7 +65,7 @@ fn capacity(topology: &Topology, link: LinkId) -> f64 {
     topology.rate(link).0 as f64
 }
 
-/// By link: what those use who cannot gain, and the guarantees of those who can.
+/// For each link: the use by tenants that cannot gain, and the guarantees of those that can.
 fn demands(topology: &Topology, flows: &[Flow<'_>]) -> Vec<(f64, f64)> {
     let mut by_link = vec![(0.0, 0.0); topology.links()];
     for flow in flows {
@@ -70,8 +81,8 @@ fn demands(topology: &Topology, flows: &[Flow<'_>]) -> Vec<(f64, f64)> {
     by_link
 }
 
-/// Each tenant's gain: the least that its links offer. A tenant without links has none to count
-/// and gets infinity.
+/// Each tenant's gain: the smallest that its links offer. A tenant that may gain but has no links
+/// gets infinity.
 #[must_use]
 pub fn printed(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     let demands = demands(topology, flows);
@@ -86,10 +97,12 @@ pub fn printed(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     flows.iter().map(gain).collect()
 }
 
-/// Each tenant's gain by weighted max-min: the scarcest link settles its tenants, then the next of
-/// what is left.
+/// Each tenant's gain by weighted max-min: the scarcest link settles its tenants, then the scarcest
+/// of the remaining links, and so on.
 ///
-/// **Cost.** Links times links, at most.
+/// # Cost
+///
+/// At most links times links.
 #[must_use]
 pub fn max_min(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     let mut demands = demands(topology, flows);
@@ -122,7 +135,7 @@ pub fn max_min(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     }
 }
 
-/// By link: the part that is used when tenants have these gains.
+/// Fraction of each link that is used at these gains.
 #[must_use]
 pub fn link_use(topology: &Topology, flows: &[Flow<'_>], gains: &[f64]) -> Vec<f64> {
     let mut used = vec![0.0; topology.links()];
@@ -134,7 +147,7 @@ pub fn link_use(topology: &Topology, flows: &[Flow<'_>], gains: &[f64]) -> Vec<f
     used
 }
 
-/// What tenants have when nobody may have more than its guarantee.
+/// Each tenant's gain if no tenant may exceed its guarantee.
 #[must_use]
 pub fn fixed(flows: &[Flow<'_>]) -> Vec<f64> {
     flows.iter().map(Flow::held).collect()
@@ -146,7 +159,7 @@ mod tests {
     use crate::topology::{LinkSpec, NodeSpec, TopologySpec};
     use penstock_units::BitsPerSecond;
 
-    /// Servers a and b below a rack; the links carry 100 and 30.
+    /// Servers a and b below a rack. Their links have rates of 100 and 30.
     fn topology() -> Topology {
         let node = |name: &str, slots| NodeSpec { name: name.to_owned(), slots };
         let link = |child: &str, rate| LinkSpec {
@@ -174,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_queue_nobody_has_more_than_its_guarantee() {
+    fn without_a_queue_no_tenant_exceeds_its_guarantee() {
         let links = [(LinkId(0), need(10))];
         let flow = |part, has_queue| Flow { links: &links, part, has_queue };
         let flows = [flow(None, false), flow(Some(0.5), true), flow(None, true)];

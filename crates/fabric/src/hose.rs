@@ -1,14 +1,23 @@
-//! Hose guarantees, and what a link must carry of them.
+//! Hose guarantees, and the part of them that a link must carry.
 //!
-//! **Problem.** A tenant buys a rate for each VM and not for each pair: any VM may talk to any.
-//! **Source.** QShare §II-A, Fig. 1(b) and §IV-B; Duffield et al., SIGCOMM 1999, also for separate
-//! rates to send and to receive.
+//! # Problem
 //!
-//! **Rule.** A link splits a tenant's VMs into those below it and the others. Upwards it carries
-//! no more than those below may send and the others may receive, whichever is less; downwards the
-//! reverse. With equal rates B: `B * min(m, N - m)` for m of N VMs below.
+//! A tenant buys a rate for each VM, not for each pair, so any VM may send to any other.
 //!
-//! **Worked example** (a test): Fig. 1(b), VMs of rates 1, 2 | 3 | 4: the links need min(1 + 2, 3
+//! # Source
+//!
+//! QShare §II-A, Fig. 1(b) and §IV-B; Duffield et al., SIGCOMM 1999, also for separate sending and
+//! receiving rates.
+//!
+//! # Approach
+//!
+//! A link separates a tenant's VMs into those below it and the others. Upwards it carries at most
+//! what the VMs below may send and what the others may receive, whichever is less. Downwards it is
+//! the reverse. With equal rates B, this is `B * min(m, N - m)` for m of N VMs below.
+//!
+//! # Example
+//!
+//! A test, Fig. 1(b): servers hold VMs with rates 1 and 2, 3, and 4. Their links need min(1 + 2, 3
 //! + 4) = 3, min(3, 7) = 3 and min(4, 6) = 4.
 
 use penstock_units::BitsPerSecond;
@@ -17,42 +26,42 @@ use thiserror::Error;
 /// Most VMs of a tenant.
 pub const VMS_MAX: u32 = 1 << 20;
 
-/// VMs of one kind.
+/// VMs with the same guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmClass {
-    /// How many; at least 1.
+    /// Number of VMs, at least 1.
     pub vms: u32,
-    /// Guaranteed to each, to send; above 0.
+    /// Guaranteed sending rate of each VM, above 0.
     pub send: BitsPerSecond,
-    /// Guaranteed to each, to receive; above 0.
+    /// Guaranteed receiving rate of each VM, above 0.
     pub recv: BitsPerSecond,
 }
 
-/// A tenant's VMs and what is guaranteed to each.
+/// The VMs of a tenant and their guarantees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hose {
     classes: Vec<VmClass>,
 }
 
-/// A hose that guarantees nothing or too much.
+/// Why a hose is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HoseError {
-    /// No VMs, or a kind of none.
+    /// The hose or one of its classes has no VMs.
     #[error("a tenant has at least one VM of each kind; write 1 or more")]
     NoVms,
-    /// Too many VMs.
+    /// The hose has more than [`VMS_MAX`] VMs.
     #[error("{0} VMs are too many; a tenant has at most {VMS_MAX}")]
     TooMany(u64),
-    /// A rate of 0.
+    /// A guarantee is 0.
     #[error("a guarantee of 0 bit/s; write a rate above 0 to send and to receive")]
     ZeroRate,
-    /// All guarantees together do not fit into 64 bits.
+    /// The sum of all guarantees reaches 2^63 bit/s.
     #[error("all guarantees together exceed 2^63 bit/s; guarantee less")]
     Overflow,
 }
 
-/// What a link must carry in each direction.
+/// Bandwidth that a link must carry in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// From the child to the parent.
@@ -62,16 +71,16 @@ pub struct Need {
 }
 
 impl Need {
-    /// Nothing.
+    /// No bandwidth in either direction.
     pub const ZERO: Self = Self { up: BitsPerSecond(0), down: BitsPerSecond(0) };
 
-    /// The larger direction.
+    /// The larger of both directions.
     #[must_use]
     pub fn larger(self) -> BitsPerSecond {
         self.up.max(self.down)
     }
 
-    /// Whether it asks for nothing.
+    /// Whether both directions are 0.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self == Self::ZERO
@@ -79,7 +88,7 @@ impl Need {
 }
 
 impl Hose {
-    /// `vms` VMs with `rate` each, to send and to receive.
+    /// A hose of `vms` VMs that may each send and receive at `rate`.
     ///
     /// # Errors
     /// See [`HoseError`].
@@ -87,7 +96,7 @@ impl Hose {
         Self::new(vec![VmClass { vms, send: rate, recv: rate }])
     }
 
-    /// VMs of several kinds.
+    /// A hose of several classes of VMs.
     ///
     /// # Errors
     /// See [`HoseError`].
@@ -110,33 +119,33 @@ impl Hose {
         fits.map(|_| Self { classes }).ok_or(HoseError::Overflow)
     }
 
-    /// The kinds of VMs.
+    /// The classes of VMs.
     #[must_use]
     pub fn classes(&self) -> &[VmClass] {
         &self.classes
     }
 
-    /// How many VMs there are.
+    /// Number of VMs.
     #[must_use]
     pub fn vms(&self) -> u32 {
         self.classes.iter().map(|class| class.vms).sum()
     }
 
-    /// The one rate of all VMs in both directions, if there is one.
+    /// The common rate of all VMs in both directions, if there is one.
     #[must_use]
     pub fn uniform(&self) -> Option<BitsPerSecond> {
         let first = self.classes[0].send;
         self.classes.iter().all(|c| c.send == first && c.recv == first).then_some(first)
     }
 
-    /// What all VMs may send, and what all may receive.
+    /// What all VMs together may send (`up`) and receive (`down`).
     #[must_use]
     pub fn total(&self) -> Need {
         let all: Vec<u32> = self.classes.iter().map(|class| class.vms).collect();
         self.sum(&all)
     }
 
-    /// What `vms` of each kind may send (`up`) and receive (`down`) together.
+    /// What `vms` of each class together may send (`up`) and receive (`down`).
     fn sum(&self, vms: &[u32]) -> Need {
         let sum = |rate: fn(&VmClass) -> u64| {
             self.classes.iter().zip(vms).map(|(class, n)| rate(class) * u64::from(*n)).sum()
@@ -145,7 +154,7 @@ impl Hose {
         Need { up: BitsPerSecond(up), down: BitsPerSecond(down) }
     }
 
-    /// What a link needs with `below` VMs of each kind below it.
+    /// What a link needs if `below` VMs of each class are below it.
     #[must_use]
     pub fn need(&self, below: &[u32]) -> Need {
         let (inside, all) = (self.sum(below), self.total());
@@ -154,13 +163,13 @@ impl Hose {
         Need { up: BitsPerSecond(up), down: BitsPerSecond(down) }
     }
 
-    /// The same hose with the VMs of kind `class` changed to `vms`.
+    /// The hose with `vms` VMs in class `class`.
     ///
     /// # Errors
     /// See [`HoseError`].
     ///
     /// # Panics
-    /// When there is no such kind.
+    /// There is no such class.
     pub fn with_vms(&self, class: usize, vms: u32) -> Result<Self, HoseError> {
         let mut classes = self.classes.clone();
         classes[class].vms = vms;
@@ -199,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn a_link_carries_no_more_than_is_sent_and_no_more_than_is_received() {
-        // One server that sends 10 and receives 1; three clients the other way round.
+    fn a_link_carries_at_most_what_is_sent_and_what_is_received() {
+        // One server that sends 10 and receives 1, and three clients with the reverse.
         let hose = Hose::new(vec![class(1, 10, 1), class(3, 1, 2)]).unwrap();
         let need = hose.need(&[1, 0]);
         assert_eq!((need.up.0, need.down.0), (6, 1));
@@ -208,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_guarantees_nothing_or_too_much_is_refused() {
+    fn an_invalid_hose_is_refused() {
         assert_eq!(Hose::homogeneous(0, BitsPerSecond(1)), Err(HoseError::NoVms));
         assert_eq!(Hose::homogeneous(1, BitsPerSecond(0)), Err(HoseError::ZeroRate));
         assert_eq!(Hose::homogeneous(2, BitsPerSecond(1 << 62)), Err(HoseError::Overflow));

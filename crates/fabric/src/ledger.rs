@@ -1,11 +1,15 @@
-//! What is free and what is reserved: slots of servers, rates of links, tenants on links.
+//! Accounts of a datacenter: slots of servers, rates of links, and tenants on links.
 //!
-//! **Rule.** Whole bits per second, so that what was taken is given back exactly. An entry that
-//! would exceed a link's limit or a server's slots is refused whole. A link's limit is its rate
-//! less the head-room that is never reserved; with an end out of service it is nothing, while what
-//! is reserved there stays in the books until its tenant moves.
+//! # Approach
 //!
-//! **Cost.** 28 bytes a link, 5 bytes a node. Every call takes time in proportion to the entry.
+//! Amounts are whole bits per second, so what was taken is returned exactly. An entry that exceeds
+//! a link's limit or a server's slots is refused as a whole. A link's limit is its rate minus the
+//! headroom that is never reserved. If one of its ends is out of service, the limit is 0. Existing
+//! reservations stay in the ledger until their tenants move.
+//!
+//! # Cost
+//!
+//! 28 bytes per link and 5 bytes per node. Each call takes time proportional to the entry.
 
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
@@ -13,27 +17,27 @@ use thiserror::Error;
 use crate::hose::Need;
 use crate::topology::{LinkId, NodeId, Topology};
 
-/// Parts of a rate, in 1/1000.
+/// A whole rate in thousandths.
 pub const WHOLE_PERMILLE: u32 = 1000;
 
-/// Why a node takes no new VMs and no new traffic.
+/// Whether a node takes new VMs and new traffic, and why not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Service {
-    /// It takes them.
+    /// The node takes them.
     #[default]
     In,
-    /// Somebody wants it empty: what is there goes on.
+    /// An operator wants the node empty. Existing VMs and traffic stay.
     Drained,
-    /// It is broken.
+    /// The node is broken.
     Failed,
 }
 
-/// What one tenant takes.
+/// Resources of one tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Slots by server; each server once.
+    /// Slots on servers; each server occurs once.
     pub slots: Vec<(NodeId, u32)>,
-    /// Rates by link; each link once, none of zero.
+    /// Rates on links; each link occurs once, and no rate is 0 in both directions.
     pub links: Vec<(LinkId, Need)>,
 }
 
@@ -41,31 +45,31 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// Not enough slots.
+    /// A server has too few free slots.
     #[error("server {} has {free} slots free and not {wanted}; place fewer VMs there", .server.0)]
     Slots {
-        /// The server.
+        /// The overcommitted server.
         server: NodeId,
-        /// What it has.
+        /// Free slots of the server.
         free: u32,
-        /// What was asked for.
+        /// Slots of the entry.
         wanted: u32,
     },
-    /// Not enough of a link.
+    /// A link has too little bandwidth.
     #[error(
         "link {} has {} bit/s free and not {}; reserve less there", .link.0, .free.0, .wanted.0
     )]
     Link {
-        /// The link.
+        /// The overcommitted link.
         link: LinkId,
-        /// What it has in the scarcer direction.
+        /// Free bandwidth in the refused direction.
         free: BitsPerSecond,
-        /// What was asked for in that direction.
+        /// Bandwidth of the entry in that direction.
         wanted: BitsPerSecond,
     },
 }
 
-/// The books of a datacenter.
+/// The accounts of a datacenter.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     topology: Topology,
@@ -76,12 +80,12 @@ pub struct Ledger {
     down: Vec<u64>,
     limit: Vec<u64>,
     tenants: Vec<u32>,
-    /// By layer of links, the first for layer 1: reserved and limit, both directions.
+    /// For each layer of links, from layer 1: sums of reservations and limits in both directions.
     layers: Vec<(u128, u128)>,
 }
 
 impl Ledger {
-    /// Empty books; `headroom_permille` of each link's rate is never reserved (at most 1000).
+    /// An empty ledger. `headroom_permille` of each link's rate (at most 1000) is never reserved.
     #[must_use]
     pub fn new(topology: Topology, headroom_permille: u32) -> Self {
         let headroom_permille = headroom_permille.min(WHOLE_PERMILLE);
@@ -102,38 +106,38 @@ impl Ledger {
         ledger
     }
 
-    /// The tree.
+    /// Topology whose resources the ledger accounts for.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Slots of a server that a new VM may take: none out of service.
+    /// Slots of a server that a new VM may take; 0 if the server is out of service.
     #[must_use]
     pub fn usable_slots(&self, server: NodeId) -> u32 {
         if self.in_service(server) { self.free[server.index()] } else { 0 }
     }
 
-    /// Slots of a server that no VM has.
+    /// Slots of a server without a VM.
     #[must_use]
     pub fn free_slots(&self, server: NodeId) -> u32 {
         self.free[server.index()]
     }
 
-    /// What may be reserved on a link in each direction.
+    /// Largest reservation on a link in each direction.
     #[must_use]
     pub fn limit(&self, link: LinkId) -> BitsPerSecond {
         BitsPerSecond(self.limit[link.index()])
     }
 
-    /// What is reserved on a link.
+    /// Reservations on a link.
     #[must_use]
     pub fn reserved(&self, link: LinkId) -> Need {
         let at = link.index();
         Need { up: BitsPerSecond(self.up[at]), down: BitsPerSecond(self.down[at]) }
     }
 
-    /// What may still be reserved on a link, by direction.
+    /// Bandwidth of a link that is not reserved, by direction.
     #[must_use]
     pub fn available(&self, link: LinkId) -> Need {
         let at = link.index();
@@ -141,20 +145,20 @@ impl Ledger {
         Need { up: left(self.up[at]), down: left(self.down[at]) }
     }
 
-    /// What may still be reserved on a link in both directions alike.
+    /// Bandwidth that can be reserved on a link in both directions.
     pub(crate) fn available_both(&self, link: u32) -> u64 {
         let at = link as usize;
         self.limit[at].saturating_sub(self.up[at].max(self.down[at]))
     }
 
-    /// How many tenants have a reservation on a link: the paper's N_L.
+    /// Number of tenants with a reservation on a link: N_L in the paper.
     #[must_use]
     pub fn tenants(&self, link: LinkId) -> u32 {
         self.tenants[link.index()]
     }
 
-    /// The reserved part of a layer's links (from 1), both directions together, 0 to 1; 1 if
-    /// nothing can be reserved.
+    /// Reserved fraction of a layer's links (from 1), both directions together, from 0 to 1. It is
+    /// 1 if nothing can be reserved.
     #[must_use]
     pub fn reserved_share(&self, layer: usize) -> f64 {
         let (reserved, limit) = self.layers[layer - 1];
@@ -163,7 +167,7 @@ impl Ledger {
         if limit == 0 { 1.0 } else { share(reserved, limit).min(1.0) }
     }
 
-    /// The reserved part of the layer that has most of it reserved.
+    /// Reserved fraction of the most reserved layer.
     #[must_use]
     pub fn scarcest_share(&self) -> f64 {
         (1..=self.layers.len()).map(|layer| self.reserved_share(layer)).fold(0.0, f64::max)
@@ -175,13 +179,13 @@ impl Ledger {
         self.service[node.index()] == Service::In
     }
 
-    /// A node's state.
+    /// State of a node.
     #[must_use]
     pub fn service(&self, node: NodeId) -> Service {
         self.service[node.index()]
     }
 
-    /// Changes a node's state. What is reserved stays reserved.
+    /// Changes a node's state. Existing reservations stay.
     pub fn set_service(&mut self, node: NodeId, service: Service) {
         self.service[node.index()] = service;
         self.set_limits();
@@ -207,10 +211,10 @@ impl Ledger {
         }
     }
 
-    /// Enters what a tenant takes.
+    /// Adds an entry.
     ///
     /// # Errors
-    /// When a server or a link has not enough; then nothing is entered.
+    /// A server or a link has too little. Nothing is added then.
     pub fn take(&mut self, entry: &Entry) -> Result<(), LedgerError> {
         for (server, wanted) in &entry.slots {
             let free = self.usable_slots(*server);
@@ -230,10 +234,11 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes back what [`Self::take`] entered; the books are then as if it had never been.
+    /// Removes an entry that [`Self::take`] added. The ledger is then as if it had never been
+    /// added.
     ///
     /// # Panics
-    /// When the entry is not in the books.
+    /// The entry is not in the ledger.
     pub fn give_back(&mut self, entry: &Entry) {
         let missing = "what is given back was taken";
         for (server, taken) in &entry.slots {
@@ -251,8 +256,8 @@ impl Ledger {
         }
     }
 
-    /// Enters what is there already, whatever its state and limits: what a drained server holds,
-    /// when a change that was tried is taken back.
+    /// Adds an entry that existed before, regardless of states and limits. This reverts a tentative
+    /// change, for example on a drained server.
     pub(crate) fn restore(&mut self, entry: &Entry) {
         for (server, taken) in &entry.slots {
             self.free[server.index()] -= taken;
@@ -267,7 +272,7 @@ impl Ledger {
         }
     }
 
-    /// Whether both books hold the same.
+    /// Whether both ledgers hold the same amounts.
     #[must_use]
     pub fn same_books(&self, other: &Self) -> bool {
         (&self.free, &self.up, &self.down) == (&other.free, &other.up, &other.down)
@@ -296,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_given_back_exactly() {
+    fn a_removed_entry_is_returned_exactly() {
         let mut ledger = ledger(100);
         let empty = ledger.clone();
         assert_eq!(ledger.limit(LinkId(0)), BitsPerSecond(900));
@@ -312,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_refused_whole() {
+    fn an_excessive_entry_is_refused_as_a_whole() {
         let mut ledger = ledger(100);
         let empty = ledger.clone();
         assert!(matches!(ledger.take(&entry(5, 1)), Err(LedgerError::Slots { free: 4, .. })));
@@ -322,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_out_of_service_takes_nothing_and_keeps_what_it_has() {
+    fn a_node_out_of_service_takes_nothing_and_keeps_its_entries() {
         let mut ledger = ledger(0);
         ledger.take(&entry(2, 600)).unwrap();
         ledger.set_service(NodeId(0), Service::Drained);

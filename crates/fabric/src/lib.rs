@@ -1,8 +1,8 @@
 //! The fabric as pure algorithms: where a tenant's VMs go, and which tenants have a switch queue of
 //! their own.
 //!
-//! **Rule.** Nothing here reads a clock or draws a random number: time and choices are arguments,
-//! so the controller, the simulator and property tests run the same code, and a run replays.
+//! Nothing here reads a clock or draws a random number. Time and choices are arguments, so the
+//! controller, the simulator and property tests run the same code, and runs can be replayed.
 //!
 //! Source: "Enabling Work-Conserving Bandwidth Guarantees for Multi-Tenant Datacenters via Dynamic
 //! Tenant-Queue Binding" (Z. Liu et al., QShare).

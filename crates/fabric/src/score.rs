@@ -1,38 +1,52 @@
-//! How much a tenant deserves a queue of its own.
+//! Scores: how much a tenant needs queues of its own.
 //!
-//! **Problem.** Queues go to tenants with more to send than they are guaranteed, and a tenant must
-//! not get one by lying about what it needs. **Source.** QShare §V-A, eq. (1); §V-B, eq. (2).
+//! # Problem
 //!
-//! **Quantities.** On host j a tenant has m of its N VMs, which sent U^o and received U^i bit/s
-//! during the interval; the payment factor is what it pays for, N * B bit/s (the pricing constant
-//! k is 1: only comparisons matter).
+//! Queues go to tenants that send more than their guarantee. A tenant must not get one by lying
+//! about its needs.
 //!
-//! **Rule.** The usage factor is the largest of max(U^i, U^o) / (B * min(m, N - m)) over its hosts,
-//! at most 1; the score is payment * usage. With equal rates B drops out of it below the bound, so
-//! the score is `min(payment, max of max(U^i, U^o) * N / min(m, N - m))`, which is how it is
-//! computed, for all tenants. So for the same traffic a smaller guarantee never scores more, and
-//! one beyond the use never either: properties in `tests/all/prop_score.rs`.
+//! # Source
 //!
-//! **Worked example** (a test). Ten VMs of 100 Mbit/s, two on each of five hosts. One host sends
-//! 100 of its 200 Mbit/s: the usage is 0.5, the payment 1,000, the score 500. Had the tenant
-//! declared 10 Mbit/s a VM, its score would be 100; with 1,000 Mbit/s a VM it would still be 500.
+//! QShare §V-A, eq. (1); §V-B, eq. (2).
 //!
-//! **Departures.** A host with all VMs of a tenant (m = N) has no network, and no usage; printed
-//! eq. (1) would divide by 0. With different rates a host's guarantee is not used for the score:
-//! a tenant could lower it on one host and appear to use all of it.
+//! # Quantities
+//!
+//! On host j, a tenant has m of its N VMs, which sent U^o and received U^i bit/s during the
+//! interval. The payment factor is what the tenant pays for, N * B bit/s. The pricing constant k is
+//! 1, because only comparisons matter.
+//!
+//! # Approach
+//!
+//! The usage factor is the largest max(U^i, U^o) / (B * min(m, N - m)) over its hosts, at most 1.
+//! The score is payment * usage. With equal rates, B cancels out below the bound. The score is
+//! computed as `min(payment, max of max(U^i, U^o) * N / min(m, N - m))` for all tenants. For the
+//! same traffic, a smaller guarantee never scores more, and neither does one beyond the use.
+//! `tests/all/prop_score.rs` tests both properties.
+//!
+//! # Example
+//!
+//! A test: ten VMs of 100 Mbit/s, two on each of five hosts. One host sends 100 of its 200 Mbit/s,
+//! so the usage is 0.5, the payment 1,000 and the score 500. Had the tenant declared 10 Mbit/s per
+//! VM, its score would be 100. With 1,000 Mbit/s per VM it would still be 500.
+//!
+//! # Departures
+//!
+//! A host with all VMs of a tenant (m = N) has no network traffic and no usage; eq. (1) as printed
+//! would divide by 0. With different rates, the score ignores a host's guarantee. Otherwise a
+//! tenant could lower it on one host and appear to use all of it.
 
 use penstock_units::BitsPerSecond;
 
 use crate::hose::Hose;
 
-/// What a tenant's VMs on one host did during an interval.
+/// Traffic of a tenant's VMs on one host during an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostUsage {
-    /// Its VMs there.
+    /// Number of its VMs on the host.
     pub vms: u32,
-    /// What they sent.
+    /// Rate that they sent.
     pub sent: BitsPerSecond,
-    /// What they received.
+    /// Rate that they received.
     pub received: BitsPerSecond,
 }
 
@@ -42,14 +56,14 @@ impl HostUsage {
     }
 }
 
-/// Payment factor: half of all guarantees to send and to receive, which is N * B, in bit/s.
+/// Payment factor in bit/s: half the sum of all sending and receiving guarantees, i.e. N * B.
 #[must_use]
 pub fn payment(hose: &Hose) -> u64 {
     let total = hose.total();
     total.up.0.midpoint(total.down.0)
 }
 
-/// Usage factor by eq. (1), 0 to 1, for a tenant with the rate `rate` for each of `vms` VMs.
+/// Usage factor by eq. (1), 0 to 1, for a tenant with `vms` VMs of rate `rate`.
 #[must_use]
 pub fn usage_factor(vms: u32, rate: BitsPerSecond, hosts: &[HostUsage]) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a share to be shown")]
@@ -61,7 +75,7 @@ pub fn usage_factor(vms: u32, rate: BitsPerSecond, hosts: &[HostUsage]) -> f64 {
     hosts.iter().map(share).fold(0.0, f64::max).min(1.0)
 }
 
-/// The score of an interval, in bit/s; at most [`payment`].
+/// Score of an interval in bit/s, at most [`payment`].
 #[must_use]
 pub fn score(hose: &Hose, hosts: &[HostUsage]) -> u64 {
     let vms = hose.vms();
@@ -74,21 +88,23 @@ pub fn score(hose: &Hose, hosts: &[HostUsage]) -> u64 {
     u64::try_from(used).unwrap_or(u64::MAX).min(payment(hose))
 }
 
-/// A score that follows with half of each change: a burst of one interval is not a trend.
+/// A smoothed score. It follows half of each change, so that a burst of one interval counts less
+/// than a trend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Smoothed {
     value: Option<u64>,
 }
 
 impl Smoothed {
-    /// Takes in the score of an interval; returns the smoothed one. The first is taken as it is.
+    /// Adds the score of an interval and returns the smoothed score. The first score is not
+    /// smoothed.
     pub fn follow(&mut self, score: u64) -> u64 {
         let value = self.value.map_or(score, |old| old.midpoint(score));
         self.value = Some(value);
         value
     }
 
-    /// The smoothed score; 0 before the first.
+    /// The smoothed score; 0 before the first interval.
     #[must_use]
     pub fn get(self) -> u64 {
         self.value.unwrap_or(0)
@@ -120,7 +136,7 @@ mod tests {
 
     #[test]
     fn many_to_one_traffic_shows_at_the_receiver() {
-        // Nine senders of 10 Mbit/s each, one receiver alone on its host: 90 of 100.
+        // Nine senders of 10 Mbit/s each and one receiver alone on its host: 90 of 100 Mbit/s.
         let senders = [host(3, 30 * M, 0); 3];
         let hosts = [senders.as_slice(), &[host(1, 0, 90 * M)]].concat();
         let hose = Hose::homogeneous(10, BitsPerSecond(100 * M)).unwrap();

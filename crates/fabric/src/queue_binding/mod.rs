@@ -1,20 +1,32 @@
-//! Which tenants have a switch queue of their own.
+//! Queue binding: which tenants have a switch queue of their own.
 //!
-//! **Problem.** A port has eight queues and may carry more tenants than that; only those with more
-//! to send than they are guaranteed gain from a queue of their own, and who that is changes.
+//! # Problem
 //!
-//! **Source.** QShare §V-C, Algorithm 2. Hysteresis, the sum of several victims, epochs and the
-//! order of change are ours: `docs/fabric.md`.
+//! A port has eight queues and may carry more tenants. Only tenants that want more than their
+//! guarantee gain from a queue of their own, and these tenants change.
 //!
-//! **Rule.** Once an interval, tenants are looked at by score, highest first. Who has queues keeps
-//! them. Else a tenant gets one on *every* port of its tree: a spare one, or that of a tenant with
-//! less score. It may take one only from tenants that have had it for [`Settings::hold`] intervals
-//! and whose score it exceeds by [`Settings::hysteresis_permille`], and only if its score is above
-//! that of all who lose theirs together. What is spare after that goes to those who were looked at
-//! too early for it, highest score first. All others share queue 0.
+//! # Source
 //!
-//! **Cost.** For each tenant its ports times the queues, and 100 times the queues for each port
-//! whose reservations changed.
+//! QShare §V-C, Algorithm 2. Hysteresis, the sum over several victims, epochs and the order of
+//! changes are additions (`docs/fabric.md`).
+//!
+//! # Approach
+//!
+//! Once an interval, tenants are visited by score, highest first. A tenant with queues keeps them.
+//! Another tenant gets a queue on *every* port of its tree: a spare queue, or one of a tenant with
+//! a lower score. It may take a queue only under these conditions:
+//!
+//! - The holder has had it for [`Settings::hold`] intervals.
+//! - The tenant's score exceeds the holder's by [`Settings::hysteresis_permille`].
+//! - Its score exceeds the sum of the scores of all tenants that lose queues.
+//!
+//! Queues that remain spare go to tenants that were visited before these became free, highest score
+//! first. All other tenants share queue 0.
+//!
+//! # Cost
+//!
+//! For each tenant, its ports times the queues. For each port whose reservations changed, 100 times
+//! the queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,77 +48,77 @@ use plan::Reweigh;
 
 /// Most queues of a port.
 pub const QUEUES_MAX: u8 = 64;
-/// Most that a tenant in the shared queue may send, in thousandths of what it is guaranteed.
+/// Largest sending limit of a tenant in the shared queue, in thousandths of its guarantee.
 pub const HEADROOM_MAX: u32 = 100_000;
 
-/// How switches get from a code point to a queue.
+/// How switches map code points to queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One map for all ports, set once: a code point means the same queue everywhere, so a tenant
-    /// has the same queue on its whole tree. A change is the hosts' business and the weights'.
+    /// One fixed map for all ports: a code point selects the same queue everywhere, so a tenant has
+    /// the same queue on its whole tree. Only hosts and weights change.
     StaticMap,
-    /// Maps by port in two steps, as switches have them: the code point gives a traffic class where
-    /// a packet comes in, the class a queue where it goes out. A tenant has the same queue on all
-    /// ports of one switch; others elsewhere.
+    /// Maps per port in two steps, as in real switches. The code point selects a traffic class at
+    /// the ingress port, and the class selects a queue at the egress port. A tenant has the same
+    /// queue on all ports of a switch; queues of different switches may differ.
     PerPortMap,
-    /// A map from code point to queue for each port going out, which QShare assumes.
+    /// A map from code point to queue for each egress port, which QShare assumes.
     PerEgressMap,
 }
 
-/// The settings of binding.
+/// Settings of queue binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Queues of a port, the shared one included; 2 to 64.
+    /// Queues of a port including the shared one, 2 to 64.
     pub queues: u8,
-    /// How code points become queues.
+    /// How switches map code points to queues.
     pub mode: Mode,
-    /// The code points that may be used. [`Mode::StaticMap`] uses the first of them, one a queue.
+    /// Usable code points. [`Mode::StaticMap`] uses the first of them, one per queue.
     pub palette: Palette,
-    /// What a score must be, in thousandths of the one whose queue it takes; above 1000.
+    /// Score needed to take a queue, in thousandths of the holder's score; above 1000.
     pub hysteresis_permille: u32,
     /// Intervals for which a queue cannot be taken away.
     pub hold: u64,
-    /// For how long a packet may be on its way.
+    /// Longest time that a packet may be in transit.
     pub drain: Nanos,
 }
 
-/// Settings that cannot work.
+/// Why settings are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// No dedicated queue, or too many.
+    /// There is no dedicated queue, or there are too many queues.
     #[error("{0} queues a port; write 2 to {QUEUES_MAX}")]
     Queues(u8),
-    /// Fewer code points than queues.
+    /// There are fewer code points than dedicated queues.
     #[error("{points} code points for {queues} dedicated queues; reserve fewer code points")]
     Palette {
-        /// Usable values.
+        /// Number of usable code points.
         points: usize,
-        /// Queues that need one.
+        /// Number of queues that need one.
         queues: u8,
     },
 }
 
-/// A binding that cannot be gone on with.
+/// Why a stored binding cannot be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// The settings cannot work.
+    /// The settings are invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// A queue that is not there, or is somebody else's.
+    /// A tenant's queue does not exist or belongs to another tenant.
     #[error("tenant {} has queue {queue} of a port that has none such or gave it away", .tenant.0)]
     Queue {
-        /// Whose.
+        /// Tenant whose stored binding conflicts.
         tenant: TenantSlot,
-        /// Which.
+        /// Number of the conflicting queue, from 1 in a valid binding.
         queue: u8,
     },
 }
 
 impl Settings {
-    /// Eight queues, all code points but 0, a tenth of hysteresis, two intervals of hold and 100 ms
-    /// of drain.
+    /// Eight queues, all code points but 0, 10 % hysteresis, two intervals of hold, and a drain
+    /// time of 100 ms.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         let palette = Palette::without(&[]).expect("63 values are left");
@@ -128,72 +140,73 @@ impl Settings {
     }
 }
 
-/// A tenant that wants a queue.
+/// A tenant that may get queues.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// The tenant.
+    /// Slot of the tenant in [`crate::tenant_placement::Datacenter`].
     pub tenant: TenantSlot,
     /// Its score; see [`crate::score`].
     pub score: u64,
-    /// The links of its tree and what it has reserved there. Without links it wants none.
+    /// The links of its tree and its reservations there. Without links it needs no queue.
     pub links: &'a [(LinkId, Need)],
-    /// Whether it may get or lose queues; `false` if a host or a switch of its tree cannot be told,
-    /// so that what it has is all that is certain.
+    /// Whether it may get or lose queues. `false` if a host or a switch of its tree cannot be
+    /// reached, so that only its present state is certain.
     pub movable: bool,
 }
 
-/// What a pass did.
+/// Result of a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Its number, from 1.
+    /// Number of the pass, from 1.
     pub interval: u64,
-    /// Who has queues now and had none before.
+    /// Tenants that had no queues before and have some now.
     pub promoted: Vec<TenantSlot>,
-    /// Who had queues before and has none now.
+    /// Tenants that had queues before and have none now.
     pub demoted: Vec<TenantSlot>,
-    /// Who would have queues, were there a code point for it: it shares queue 0.
+    /// Tenants that share queue 0 only because no code point is free.
     pub without_code_point: Vec<TenantSlot>,
-    /// How to get there.
+    /// Steps to the new binding.
     pub plan: Plan,
 }
 
 const NOBODY: u32 = u32::MAX;
 
-/// Queues that a tenant may have, and who loses theirs for it.
+/// Queues that a tenant may take, and the tenants that lose theirs.
 struct Grab {
     queues: Vec<(Port, u8)>,
     victims: BTreeSet<u32>,
 }
 
-/// The weights of a port: old and new reservations, the link's rate, during and after.
+/// Cached weights of a port: old and new reservations, the link's rate, and the weights during and
+/// after the change.
 struct Known<'a> {
     old: &'a [u64],
     new: &'a [u64],
-    /// Reserved by those who are still in queue 0 and get another.
+    /// Reservations of tenants that are still in queue 0 and will get another queue.
     guests: u64,
     rate: u64,
     during: Weights,
     after: Weights,
 }
 
-/// Who has which queue, from interval to interval.
+/// The binding of tenants to queues, across intervals.
 #[derive(Clone, Debug)]
 pub struct Binding {
     settings: Settings,
     interval: u64,
     bound: BTreeMap<TenantSlot, Bound>,
-    /// By port and dedicated queue.
+    /// Holder of each dedicated queue of each port.
     holders: Vec<u32>,
-    /// By port and queue: what is reserved in it.
+    /// Reservation in each queue of each port.
     reserved: Vec<u64>,
     weights: BTreeMap<Port, Weights>,
 }
 
 impl Binding {
-    /// Nobody has a queue on any of `links` links.
+    /// A binding in which no tenant has a queue on any of `links` links.
     ///
     /// # Errors
-    /// When the settings cannot work.
+    /// The settings are invalid.
     pub fn new(settings: Settings, links: usize) -> Result<Self, SettingsError> {
         settings.check()?;
         let holders = vec![NOBODY; 2 * links * usize::from(settings.dedicated())];
@@ -202,11 +215,11 @@ impl Binding {
         Ok(Self { settings, interval: 0, bound, holders, reserved, weights })
     }
 
-    /// Goes on where another has stopped: after `interval` passes these tenants have these queues.
-    /// What is reserved where is known after the next pass.
+    /// Resumes a stored binding: after `interval` passes, these tenants have these queues.
+    /// Reservations are unknown until the next pass or [`Self::reserve_all`].
     ///
     /// # Errors
-    /// When the settings cannot work, or a queue is not there or is somebody else's.
+    /// The settings are invalid, or a queue does not exist or has another holder.
     pub fn resume(
         settings: Settings,
         links: usize,
@@ -232,59 +245,58 @@ impl Binding {
         Ok(binding)
     }
 
-    /// How many passes there were.
+    /// Number of passes so far.
     #[must_use]
     pub const fn interval(&self) -> u64 {
         self.interval
     }
 
-    /// The settings.
+    /// Settings that the binding was made or resumed with.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// A tenant's queues; `None`: it shares queue 0.
+    /// A tenant's queues; `None` if it shares queue 0.
     #[must_use]
     pub fn of(&self, tenant: TenantSlot) -> Option<&Bound> {
         self.bound.get(&tenant)
     }
 
-    /// Whether a tenant's queues are those of these links: if not, it has none or has moved since.
+    /// Whether a tenant has queues for exactly these links. If not, it has none or has moved since.
     #[must_use]
     pub fn covers(&self, tenant: TenantSlot, links: &[(LinkId, Need)]) -> bool {
         let bound = self.bound.get(&tenant);
         bound.is_some_and(|b| ports(links).eq(b.queues.iter().map(|(port, _)| *port)))
     }
 
-    /// All who have queues, by tenant.
+    /// All tenants with queues, ordered by slot.
     pub fn bound(&self) -> impl Iterator<Item = (TenantSlot, &Bound)> {
         self.bound.iter().map(|(tenant, bound)| (*tenant, bound))
     }
 
-    /// Who has a queue (from 1) of a port.
+    /// Holder of a port's queue (from 1); `None` if it has none.
     #[must_use]
     pub fn holder(&self, port: Port, queue: u8) -> Option<TenantSlot> {
         let holder = *self.holders.get(self.place(index(port), queue))?;
         (holder != NOBODY).then_some(TenantSlot(holder))
     }
 
-    /// A port's weights; `None` where nobody has reserved anything.
+    /// Weights of a port; `None` if nothing is reserved there.
     #[must_use]
     pub fn weights(&self, port: Port) -> Option<&Weights> {
         self.weights.get(&port)
     }
 
-    /// The largest guarantee error of any port, in millionths of its link.
+    /// Largest guarantee error of any port, in millionths of its link.
     #[must_use]
     pub fn worst_error_ppm(&self) -> u32 {
         self.weights.values().map(|weights| weights.error_ppm).max().unwrap_or(0)
     }
 
-    /// What tenants without a queue of their own may send at most, in thousandths of what they are
-    /// guaranteed, by what there is on these links: if all who share queue 0 with them send as
-    /// much, all of it still has room in the part of the link that queue 0 has by its weight. At
-    /// least 1000, and at most [`HEADROOM_MAX`].
+    /// Sending limit of tenants without a queue of their own on these links, in thousandths of
+    /// their guarantee. If all tenants in queue 0 send that much, it fits into queue 0's weighted
+    /// share of each link. The result is between 1000 and [`HEADROOM_MAX`].
     #[must_use]
     pub fn headroom_permille(&self, topology: &Topology, links: &[(LinkId, Need)]) -> u32 {
         let queues = usize::from(self.settings.queues);
@@ -296,7 +308,7 @@ impl Binding {
             let permille = given.checked_div(all)?.checked_div(reserved.into())?;
             Some(u32::try_from(permille).unwrap_or(HEADROOM_MAX))
         };
-        // Where nothing is known to wait in queue 0 nothing is promised.
+        // If no reservation in queue 0 is known, promise nothing beyond the guarantee.
         let least = ports(links).map(|port| of(port).unwrap_or(1_000)).min();
         least.unwrap_or(1_000).clamp(1_000, HEADROOM_MAX)
     }
@@ -305,14 +317,14 @@ impl Binding {
         port * usize::from(self.settings.dedicated()) + usize::from(queue) - 1
     }
 
-    /// One interval. `tenants` are all that are placed, each once, in any order; who had queues and
-    /// is not among them, or has another tree, loses them.
+    /// Runs one interval. `tenants` lists all placed tenants once, in any order. A tenant that is
+    /// missing or has another tree loses its queues.
     pub fn pass(&mut self, topology: &Topology, tenants: &[Candidate<'_>]) -> Pass {
         self.interval += 1;
         let mut lost = self.drop_strangers(tenants);
         let mut order: Vec<usize> = (0..tenants.len()).collect();
         order.sort_by_key(|at| (core::cmp::Reverse(tenants[*at].score), tenants[*at].tenant));
-        // Nobody's score is above that of who cannot be told.
+        // No score exceeds that of a tenant that cannot be moved.
         let price = |t: &Candidate<'_>| if t.movable { t.score } else { u64::MAX };
         let scores: BTreeMap<u32, u64> = tenants.iter().map(|t| (t.tenant.0, price(t))).collect();
         let mut won = BTreeSet::new();
@@ -324,7 +336,7 @@ impl Binding {
                 continue;
             };
             for victim in victims {
-                // One that was promoted in this pass cannot be a victim: it holds its queue.
+                // A tenant promoted in this pass cannot be a victim, because it holds its queue.
                 lost.extend(self.release(TenantSlot(victim)));
             }
             self.seize(candidate.tenant, queues);
@@ -335,9 +347,9 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, without_code_point)
     }
 
-    /// Goes back to queues that tenants had: they have those of `target` again and nobody else has
-    /// any. Who has another tree now, or would meet a stranger, shares queue 0; who cannot be told
-    /// keeps what it has.
+    /// Returns to an earlier binding: tenants get the queues of `target` back, and no other tenant
+    /// has any. A tenant that has another tree now, or whose queue is taken, shares queue 0. A
+    /// tenant that is not movable keeps what it has.
     pub fn return_to(
         &mut self,
         topology: &Topology,
@@ -374,8 +386,8 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, Vec::new())
     }
 
-    /// Gives what is still spare to those who were looked at before it was: a victim leaves queues
-    /// on ports where nobody took one from it.
+    /// Gives spare queues to tenants that were visited before these became free. A victim loses
+    /// queues on all its ports, even where no other tenant took them.
     fn sweep(
         &mut self,
         topology: &Topology,
@@ -384,7 +396,7 @@ impl Binding {
         won: &mut BTreeSet<TenantSlot>,
     ) {
         for at in order {
-            // With no score nobody is a victim.
+            // With score 0, no tenant can be a victim.
             let candidate = Candidate { score: 0, ..tenants[*at] };
             if !self.wants(&candidate) {
                 continue;
@@ -401,7 +413,7 @@ impl Binding {
         !has && candidate.movable && !candidate.links.is_empty()
     }
 
-    /// Takes the queues of those who are gone or have other links.
+    /// Releases the queues of tenants that left or have other links.
     fn drop_strangers(&mut self, tenants: &[Candidate<'_>]) -> Vec<(TenantSlot, Bound)> {
         let links: BTreeMap<TenantSlot, _> = tenants.iter().map(|t| (t.tenant, t.links)).collect();
         let same = |tenant| links.get(&tenant).is_some_and(|links| self.covers(tenant, links));
@@ -410,7 +422,7 @@ impl Binding {
         strangers.into_iter().filter_map(|tenant| self.release(tenant)).collect()
     }
 
-    /// Queues for a tenant on all of its ports, and whose they are now.
+    /// Queues for a tenant on all its ports, and their present holders.
     fn choose(
         &self,
         topology: &Topology,
@@ -434,7 +446,8 @@ impl Binding {
         (victims.is_empty() || candidate.score > price).then_some(Grab { queues, victims })
     }
 
-    /// What a queue on these ports costs: the scores of those who lose theirs, and who they are.
+    /// Price of a queue on these ports: the summed scores of the holders that lose it, and their
+    /// slots.
     fn price(
         &self,
         group: &[Port],
@@ -465,7 +478,7 @@ impl Binding {
         held >= self.settings.hold && u128::from(to) * 1000 > wanted
     }
 
-    /// A tenant's ports, those together that must have the same queue.
+    /// A tenant's ports, grouped by those that must have the same queue.
     fn groups(&self, topology: &Topology, candidate: &Candidate<'_>) -> Vec<Vec<Port>> {
         let ports = ports(candidate.links);
         match self.settings.mode {
@@ -481,7 +494,7 @@ impl Binding {
         }
     }
 
-    /// A tenant's queue on each switch, where that is one queue.
+    /// A tenant's queue on each switch, if it has one queue per switch.
     fn by_switch(&self, topology: &Topology, tenant: TenantSlot) -> Vec<(NodeId, u8)> {
         let bound = self.bound.get(&tenant).filter(|_| self.settings.mode == Mode::PerPortMap);
         let queues = bound.into_iter().flat_map(|bound| &bound.queues);
@@ -507,7 +520,8 @@ impl Binding {
         Some((tenant, bound))
     }
 
-    /// Gives code points to those who won queues; who finds none is returned, without queues.
+    /// Assigns code points to tenants with new queues. Returns tenants without a code point, which
+    /// lose their queues.
     fn mark(
         &mut self,
         topology: &Topology,
@@ -572,7 +586,7 @@ impl Binding {
         Pass { interval: self.interval, promoted, demoted, without_code_point, plan }
     }
 
-    /// By port of these links the tenant's queue there and what it has reserved.
+    /// For each port of these links, the tenant's queue there and its reservation.
     fn parts(
         &self,
         tenant: TenantSlot,
@@ -586,8 +600,7 @@ impl Binding {
         })
     }
 
-    /// Works out anew what all tenants have reserved, and all weights, without a pass: after
-    /// [`Self::resume`].
+    /// Recomputes all reservations and weights without a pass, after [`Self::resume`].
     pub fn reserve_all<'a>(
         &mut self,
         topology: &Topology,
@@ -609,9 +622,9 @@ impl Binding {
         }
     }
 
-    /// A tenant that had `before` has `now`: enters what it reserves at once, so that no port waits
-    /// for the next pass. It gets no queues by that, and what it had stays reserved till then.
-    /// Returns the steps that give ports their new weights.
+    /// Adds the reservations of a tenant whose links changed from `before` to `now`, so that no
+    /// port has to wait for the next pass. The tenant gets no queues, and its old reservations stay
+    /// until then. Returns the steps that set new weights.
     pub fn reserve(
         &mut self,
         topology: &Topology,
@@ -636,15 +649,15 @@ impl Binding {
         steps
     }
 
-    /// A port's weights by what is reserved there.
+    /// Weights of a port for its reservations.
     fn weigh(&self, topology: &Topology, port: Port) -> Weights {
         let queues = usize::from(self.settings.queues);
         let reserved = &self.reserved[index(port) * queues..][..queues];
         weights(reserved, topology.rate(port.link).0)
     }
 
-    /// Works out what is reserved in each queue; returns the ports where that changed. Meanwhile
-    /// queue 0 has those who have lost their queues already and those who are still to get some.
+    /// Recomputes the reservations of each queue. Returns the ports where they changed. During the
+    /// change, queue 0 has the tenants that lost their queues and those that will get one.
     fn reweigh(
         &mut self,
         topology: &Topology,
@@ -653,7 +666,7 @@ impl Binding {
     ) -> Vec<Reweigh> {
         let queues = usize::from(self.settings.queues);
         let mut now = vec![0_u64; self.reserved.len()];
-        // By port: of those who are still to get a queue.
+        // For each port, reservations of tenants that will get a queue.
         let mut guests: BTreeMap<usize, u64> = BTreeMap::new();
         for candidate in tenants {
             for (port, queue, rate) in self.parts(candidate.tenant, candidate.links) {
@@ -674,7 +687,7 @@ impl Binding {
             }
             let port = Port { link: LinkId(crate::topology::number(at / 2)), up: at % 2 == 1 };
             let rate = topology.rate(port.link).0;
-            // The two directions of a link are mostly alike.
+            // Both directions of a link usually have the same reservations.
             let same = |l: &Known<'_>| (l.old, l.new, l.guests, l.rate) == (old, new, guests, rate);
             let known = last.filter(same).unwrap_or_else(|| {
                 let mut either: Vec<u64> = old.iter().zip(new).map(|(a, b)| *a.max(b)).collect();
@@ -700,7 +713,7 @@ fn ports(links: &[(LinkId, Need)]) -> impl Iterator<Item = Port> + '_ {
     links.iter().flat_map(|(link, _)| [false, true].map(|up| Port { link: *link, up }))
 }
 
-/// Which node sends by a port.
+/// The node that sends through a port.
 fn sender(topology: &Topology, port: Port) -> NodeId {
     if port.up { topology.child(port.link) } else { topology.parent(port.link) }
 }

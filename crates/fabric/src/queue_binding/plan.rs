@@ -1,15 +1,27 @@
-//! From one binding to the next, in steps that never leave a packet with an unmapped code point.
+//! Steps from one binding to the next in which every packet has a mapped code point.
 //!
-//! **Problem.** Hosts mark packets, switches sort marked packets; the two do not change at the same
-//! instant, and packets are on their way meanwhile. **Source.** QShare §V-D leaves the order open;
-//! `docs/fabric.md` has ours.
+//! # Problem
 //!
-//! **Rule.** (1) Where anything changes each queue gets the weight of the larger of its old and new
-//! guarantee. (2) Hosts stop marking the tenants that lose their queue, (3) wait until what they
-//! marked has left the network, (4) only then the switches forget these values and (5) learn the
-//! new ones, which (6) is read back before (7) hosts mark by them. (8) Final weights. A tenant
-//! whose value changes loses its queue and gets one in the same plan. Every plan has an epoch;
-//! whoever carries it out refuses one that is older than what it has.
+//! Hosts mark packets and switches sort them. They do not change at the same time, and packets are
+//! in transit meanwhile.
+//!
+//! # Source
+//!
+//! QShare §V-D does not define the order. `docs/fabric.md` defines it.
+//!
+//! # Approach
+//!
+//! 1. On each changed port, every queue gets the weight of the larger of its old and new guarantee.
+//! 2. Hosts stop marking tenants that lose their queue.
+//! 3. Wait until marked packets have left the network.
+//! 4. Switches remove the old values.
+//! 5. Switches add the new values.
+//! 6. The new maps are read back.
+//! 7. Hosts mark with the new values.
+//! 8. Final weights are set.
+//!
+//! A tenant whose value changes loses its queue and gets one in the same plan. Each plan has an
+//! epoch, and executors refuse plans that are older than the last one they accepted.
 
 use penstock_units::Nanos;
 
@@ -17,76 +29,76 @@ use super::weights::Weights;
 use crate::tenant_placement::TenantSlot;
 use crate::topology::LinkId;
 
-/// A switch port, or a host's: one end of a link, as a sender.
+/// The sending end of a link, at a switch or a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// The link.
+    /// Sending end of the link.
     pub link: LinkId,
     /// Whether it is the lower end, which sends up.
     pub up: bool,
 }
 
-/// One thing to be done, by all whom it concerns, before the next.
+/// One step. All parties complete it before the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// A port's queues have these weights.
+    /// Set the weights of a port's queues.
     Weigh {
-        /// The port.
+        /// Port whose weights change.
         port: Port,
-        /// The weights.
+        /// New weights of all its queues, the shared one first.
         weights: Weights,
     },
-    /// Hosts mark the tenant's packets with this value, 0 for the shared queue.
+    /// Hosts mark the tenant's packets with this value; 0 selects the shared queue.
     Mark {
-        /// The tenant.
+        /// Tenant whose packets the hosts mark.
         tenant: TenantSlot,
-        /// The value.
+        /// Code point of the packets; 0 selects the shared queue.
         dscp: u8,
     },
-    /// Nothing for so long: what was marked before has left the network.
+    /// Wait this long, so that previously marked packets leave the network.
     Wait(Nanos),
-    /// A port does not know the value any more.
+    /// A port removes a value from its map.
     Unmap {
-        /// The port.
+        /// Port whose map changes.
         port: Port,
-        /// The value.
+        /// Code point that the port must forget.
         dscp: u8,
     },
-    /// A port puts packets of this value into this queue, from 1.
+    /// A port maps packets with this value to this queue, from 1.
     Map {
-        /// The port.
+        /// Port whose map changes.
         port: Port,
-        /// The value.
+        /// Code point that the port must learn.
         dscp: u8,
-        /// The queue.
+        /// Dedicated queue for these packets, from 1.
         queue: u8,
     },
-    /// What the ports say they do is compared with what they were told.
+    /// The maps of these ports are read back and compared.
     ReadBack(Vec<Port>),
 }
 
 /// The steps from one binding to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Counts up; older ones are refused.
+    /// Ascending number. Older plans are refused.
     pub epoch: u64,
-    /// In this order.
+    /// Steps in order.
     pub steps: Vec<Step>,
 }
 
 /// A tenant's queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// The value of its packets.
+    /// Code point of its packets.
     pub dscp: u8,
-    /// Its queue on each port of its tree, from 1; by port.
+    /// Its queue on each port of its tree, from 1, in order of ports.
     pub queues: Vec<(Port, u8)>,
-    /// The interval in which it got them.
+    /// Interval in which it got them.
     pub since: u64,
 }
 
-/// Weights of one port: while the change goes on, and after it.
+/// Weights of one port during and after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reweigh {
     pub(super) port: Port,
@@ -94,7 +106,7 @@ pub(super) struct Reweigh {
     pub(super) after: Weights,
 }
 
-/// The plan that takes `lost` queues away and gives `won` ones.
+/// The plan that removes the queues of `lost` tenants and adds those of `won` tenants.
 pub(super) fn plan(
     epoch: u64,
     drain: Nanos,

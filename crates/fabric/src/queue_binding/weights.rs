@@ -1,31 +1,39 @@
-//! Queue weights as hardware has them: whole numbers.
+//! Queue weights as whole numbers, as hardware has them.
 //!
-//! **Problem.** A queue's share of a link must be at least what is reserved in it (QShare §V-C:
-//! reserved in the queue over reserved on the link), and switches take weights from 1 to 100.
+//! # Problem
 //!
-//! **Rule.** The largest queue gets s, the others ceil(s * g / g_max); of all s the one whose worst
-//! shortfall max(g / C - w / sum of w) is least, of equal ones the smallest. What is left of the
-//! shortfall is reported as the guarantee error.
+//! A queue's share of a link must be at least its reservation (QShare §V-C: the reservation in the
+//! queue divided by that on the link). Switches take weights from 1 to 100.
 //!
-//! **Worked example** (a test). 500, 300 and 200 of 1,000 Mbit/s: 5, 3, 2, error 0.
+//! # Approach
+//!
+//! The largest queue gets weight s, the others ceil(s * g / g_max). Of all s, choose the smallest
+//! with the least worst shortfall max(g / C - w / sum of w). The remaining shortfall is reported as
+//! the guarantee error.
+//!
+//! # Example
+//!
+//! A test: for 500, 300 and 200 of 1,000 Mbit/s the weights are 5, 3 and 2, and the error is 0.
 
-/// The largest weight of a queue.
+/// Largest weight of a queue.
 pub const WEIGHT_MAX: u32 = 100;
 
 /// Weights of a port's queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
-    /// By queue, the shared one first; 1 to [`WEIGHT_MAX`].
+    /// Weight of each queue, the shared one first; 1 to [`WEIGHT_MAX`].
     pub weights: Vec<u32>,
-    /// By how much the worst queue's share of the link is below its guarantee, in millionths of
-    /// the link; 0 if none is.
+    /// Largest difference between a queue's guarantee and its share, in millionths of the link; 0
+    /// if all shares suffice.
     pub error_ppm: u32,
 }
 
-/// The weights for what is reserved in each queue, on a link of `rate`, all in bit/s. A queue with
-/// nothing reserved gets the least weight that there is.
+/// Weights for the reservations of each queue on a link of `rate`, all in bit/s. A queue without a
+/// reservation gets weight 1.
 ///
-/// **Cost.** 100 times the queues.
+/// # Cost
+///
+/// 100 times the queues.
 #[must_use]
 pub fn weights(reserved: &[u64], rate: u64) -> Weights {
     let most = reserved.iter().copied().max().unwrap_or(0);
@@ -50,7 +58,7 @@ pub fn weights(reserved: &[u64], rate: u64) -> Weights {
     best.unwrap_or_default()
 }
 
-/// max(g / C - w / sum of w), not below 0, in millionths, rounded up.
+/// max(g / C - w / sum of w), at least 0, in millionths, rounded up.
 #[must_use]
 pub fn shortfall_ppm(reserved: &[u64], weights: &[u32], rate: u64) -> u32 {
     let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
@@ -81,8 +89,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_met_is_reported() {
-        // 1 of 10,000 takes at least 1 of 101 parts.
+    fn an_unavoidable_error_is_reported() {
+        // 1 of 10,000 gets at least 1 of 101 parts.
         let fair = weights(&[9_999, 1], 10_000);
         assert_eq!((fair.weights, fair.error_ppm), (vec![100, 1], 9_801));
     }

@@ -1,11 +1,15 @@
-//! What a pair of VMs seems to want.
+//! Estimated demand of a pair of VMs.
 //!
-//! **Problem.** A guarantee that is kept for a pair without traffic is missing to its siblings; one
-//! that is taken from a pair that wanted it is broken. **Rule.** Once a period: a pair that was
-//! held back, by its limit or by the network, may want anything; of any other what it sent is known
-//! to be all that it wanted, and it is given a slack to grow into. The estimate lags a period
-//! behind what it estimates. That is the weakness of guarantee partitioning which a queue of one's
-//! own does not have (QShare §II-B).
+//! # Problem
+//!
+//! A guarantee kept for an idle pair is missing for its siblings. A guarantee taken from a pair
+//! that needs it is broken.
+//!
+//! # Approach
+//!
+//! Once a period: a pair that was limited, by its rate limit or by the network, may want any rate.
+//! Another pair wanted exactly what it sent, and it gets some slack to grow. The estimate lags by a
+//! period. Guarantee partitioning has this weakness; a queue of one's own does not (QShare §II-B).
 
 use penstock_units::BitsPerSecond;
 
@@ -14,7 +18,7 @@ use super::{Parts, WHOLE, scaled};
 /// A demand that no rate satisfies.
 pub const UNLIMITED: BitsPerSecond = BitsPerSecond(u64::MAX);
 
-/// What a pair wants, as far as is known.
+/// Estimated demand of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DemandEstimate {
     slack: Parts,
@@ -22,14 +26,14 @@ pub struct DemandEstimate {
 }
 
 impl DemandEstimate {
-    /// Nothing is known yet: it may want anything. `slack`: how much more than what it sent a pair
-    /// is thought to want, in parts of a million of that.
+    /// An estimate without measurements: the pair may want any rate. `slack` is the assumed demand
+    /// beyond what it sent, in parts per million of that.
     #[must_use]
     pub const fn new(slack: Parts) -> Self {
         Self { slack, want: UNLIMITED }
     }
 
-    /// A period in which the pair sent `rate` and was `held_back` or not.
+    /// Records a period in which the pair sent `rate` and was or was not limited.
     pub fn measured(&mut self, rate: BitsPerSecond, held_back: bool) {
         self.want = if held_back {
             UNLIMITED
@@ -39,7 +43,7 @@ impl DemandEstimate {
         };
     }
 
-    /// What it wants; [`UNLIMITED`] where that is not known.
+    /// The demand; [`UNLIMITED`] if it is unknown.
     #[must_use]
     pub const fn want(&self) -> BitsPerSecond {
         self.want
@@ -51,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_held_back_may_want_anything_and_what_was_not_has_told() {
+    fn a_limited_pair_may_want_anything_and_another_wanted_what_it_sent() {
         let mut demand = DemandEstimate::new(100_000);
         assert_eq!(demand.want(), UNLIMITED);
         demand.measured(BitsPerSecond(10_000_000), false);

@@ -1,40 +1,56 @@
-//! A pair's rate: its guarantee, and above that what is spare.
+//! A pair's rate: its guarantee, plus spare bandwidth.
 //!
-//! **Problem.** Nobody tells a hypervisor what is spare on the links of a pair; it finds out by
-//! sending more until frames are lost or marked, and by then it has taken it from somebody.
-//! **Source.** ElasticSwitch, rate allocation: R = max(B, what a weighted TCP would have), with
-//! hold-increase and rate-caution.
+//! # Problem
 //!
-//! **Quantities.** R: [`PairRate::rate`]; B: the pair's guarantee
-//! ([`super::partition::pair`]); weight w = B / 100 Mbit/s; p: the share of the period's frames
-//! that was lost or marked; goal: the rate at the last marks.
+//! A hypervisor does not know how much bandwidth is spare on a pair's links. It finds out by
+//! sending more until frames are lost or marked, and by then it has taken bandwidth from others.
 //!
-//! **Rule.** Once a period, R not above the interface's rate:
-//! - p > 0: `goal = R; R = max(B, R (1 - cut p'))` with p' = min(1, gain x p) of losses and the
-//!   moving average of marks; then no growth for `hold / w`.
-//! - p = 0 and that time is over: R grows by w times `step`, with caution divided by R / B; below
-//!   the goal by an eighth of what is missing to it, if that is more.
+//! # Source
 //!
-//! The way back to the goal is not weighted: if it were, pairs with small weights would still be on
-//! it when the next marks come, their goal would be lower each time, and shares would end up in
-//! proportion to the squares of the guarantees.
+//! ElasticSwitch, rate allocation: R = max(B, rate of a weighted TCP), with hold-increase and
+//! rate-caution.
 //!
-//! **Example** (a test). B = 100 Mbit/s, R = 200, all frames lost, a cut of a quarter: 150 and a
-//! goal of 200; the next period without loss 50 / 8 more: 156.25.
+//! # Quantities
 //!
-//! **Bounds** (properties). B <= R <= the interface's rate, whatever is signalled. Pairs of one
-//! queue that get the same signals come to R in proportion to B.
+//! - R is [`PairRate::rate`].
+//! - B is the pair's guarantee ([`super::partition::pair`]).
+//! - w = B / 100 Mbit/s is its weight.
+//! - p is the fraction of the period's frames that was lost or marked.
+//! - The goal is the rate at the last loss or mark.
+//!
+//! # Approach
+//!
+//! Once a period, with R limited to the interface's rate:
+//!
+//! - p > 0: `goal = R; R = max(B, R (1 - cut p'))`. Here p' is min(1, gain × p) for losses, and the
+//!   moving average of p for marks. Then R does not grow for `hold / w`.
+//! - p = 0 and the hold is over: R grows by w times `step`. With caution, this is divided by R / B.
+//!   Below the goal, R grows by an eighth of the distance to it, if that is more.
+//!
+//! The return to the goal is not weighted. Otherwise pairs with small weights would still be
+//! returning when the next marks arrive, and their goal would sink each time. Shares would then be
+//! proportional to the squares of the guarantees.
+//!
+//! # Example
+//!
+//! A test: with B = 100 Mbit/s, R = 200, all frames lost and a cut of a quarter, R is 150 and the
+//! goal is 200. The next period without loss adds 50 / 8, which gives 156.25.
+//!
+//! # Bounds
+//!
+//! Properties: B <= R <= the interface's rate for any signals. Pairs of one queue with the same
+//! signals reach rates proportional to B.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{Parts, RateSettings, WHOLE, scaled};
 
-/// What a receiver says of a period.
+/// A receiver's report about a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// This share of the pair's frames was lost.
+    /// Fraction of the pair's frames that was lost.
     Lost(Parts),
-    /// This share arrived with a congestion mark.
+    /// Fraction that arrived with a congestion mark.
     Marked(Parts),
 }
 
@@ -46,7 +62,7 @@ impl Signal {
     }
 }
 
-/// A pair's rate.
+/// Rate state of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairRate {
     guarantee: BitsPerSecond,
@@ -56,38 +72,37 @@ pub struct PairRate {
     held_until: Nanos,
 }
 
-/// Guarantees below this count as this where a pair's weight is asked for, so that one whose
-/// guarantee is divided among hundreds still moves.
+/// Smallest guarantee for computing weights, so that a pair with a tiny guarantee still moves.
 const WEIGHT_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
 impl PairRate {
-    /// A pair that begins, at its guarantee.
+    /// A new pair, which starts at its guarantee.
     #[must_use]
     pub fn new(guarantee: BitsPerSecond, settings: &RateSettings) -> Self {
         let rate = guarantee.min(settings.most);
         Self { guarantee: rate, rate, goal: rate, marked: 0, held_until: Nanos(0) }
     }
 
-    /// What it may send now.
+    /// Permitted sending rate.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// What it is guaranteed.
+    /// The pair's guarantee, at most the interface's rate.
     #[must_use]
     pub const fn guarantee(&self) -> BitsPerSecond {
         self.guarantee
     }
 
-    /// Its guarantee is another now; the rate is at least that.
+    /// Changes the guarantee. The rate rises to at least that.
     pub fn set_guarantee(&mut self, guarantee: BitsPerSecond, settings: &RateSettings) {
         self.guarantee = guarantee.min(settings.most);
         self.rate = self.rate.max(self.guarantee);
         self.goal = self.goal.max(self.rate);
     }
 
-    /// A period ends; returns the new rate.
+    /// Ends a period. Returns the new rate.
     pub fn period_ends(
         &mut self,
         now: Nanos,
@@ -95,7 +110,8 @@ impl PairRate {
         settings: &RateSettings,
     ) -> BitsPerSecond {
         let share = signal.share().min(WHOLE);
-        // A quarter of the new: a mark counts for some periods.
+        // An average with a weight of a quarter for new values, so that a mark counts for some
+        // periods.
         self.marked = self.marked - self.marked / 4 + share / 4;
         if share > 0 {
             self.cut(now, signal, settings);
@@ -149,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_is_given_up_and_won_back_by_eighths() {
+    fn a_quarter_is_cut_and_regained_by_eighths() {
         let settings = settings();
         let mut pair = PairRate::new(BitsPerSecond(100 * MBIT), &settings);
         pair.rate = BitsPerSecond(200 * MBIT);
         let at = |ms| Nanos::from_millis(ms);
         let lost = pair.period_ends(at(50), Signal::Lost(WHOLE), &settings);
         assert_eq!(lost, BitsPerSecond(150 * MBIT));
-        // The hold of a pair of weight 1 is over with the next period.
+        // The hold of a pair of weight 1 ends with the next period.
         let back = pair.period_ends(at(100), Signal::Lost(0), &settings);
         assert_eq!(back, BitsPerSecond(156_250_000));
     }

@@ -1,32 +1,49 @@
-//! Guarantee partitioning: a VM's hose guarantee divided among the pairs that it is part of.
+//! Guarantee partitioning: a VM's hose guarantee divided among its pairs.
 //!
-//! **Problem.** A hose says what a VM may send to, or receive from, all others together; limits
-//! stand on pairs. **Source.** ElasticSwitch, guarantee partitioning. **Rule.** Either side of a
-//! pair divides its VM's guarantee by itself, the sender what it may send and the receiver what it
-//! may receive; the pair is guaranteed the smaller part ([`pair`]). Two ways to divide:
+//! # Problem
 //!
-//! - [`equal`]: the same for every pair that is active;
-//! - [`fill`]: by water-filling. No pair gets more than it wants (the least of its estimated demand
-//!   and of what the other side reported) before all have that; what is left then is spread
-//!   equally, so that a pair which begins to want more finds it.
+//! A hose limits what a VM may send to, or receive from, all others together. Rate limits apply to
+//! pairs.
 //!
-//! **Example** (a test). 100 Mbit/s and three pairs that want 10, 60 and anything: 10, 45 and 45.
+//! # Source
 //!
-//! **Bounds** (properties). The parts never sum to more than the guarantee; a pair has at least the
-//! smaller of an equal part and what it wants. **Departures** from the source: see
-//! [`super`]. **Cost.** One sort of the VM's active pairs a period.
+//! ElasticSwitch, guarantee partitioning. For departures see [`super`].
+//!
+//! # Approach
+//!
+//! Each side of a pair divides its VM's guarantee on its own: the sender its sending rate, the
+//! receiver its receiving rate. The pair's guarantee is the smaller part ([`pair`]). There are two
+//! ways to divide:
+//!
+//! - [`equal`]: the same part for each active pair.
+//! - [`fill`]: water-filling. No pair gets more than it wants before all have what they want. A
+//!   pair wants the minimum of its estimated demand and the other side's report. The rest is
+//!   divided equally, so that a pair with growing demand finds some.
+//!
+//! # Example
+//!
+//! A test: of 100 Mbit/s, three pairs that want 10, 60 and infinitely much get 10, 45 and 45.
+//!
+//! # Bounds
+//!
+//! Properties: the parts never exceed the guarantee in sum. A pair gets at least the smaller of an
+//! equal part and what it wants.
+//!
+//! # Cost
+//!
+//! One sort of the VM's active pairs per period.
 
 use penstock_units::BitsPerSecond;
 
-/// An equal part of `hose` for each of `pairs` active pairs, rounded down; all of it for none.
+/// An equal part of `hose` for each of `pairs` pairs, rounded down; all of it if there are none.
 #[must_use]
 pub fn equal(hose: BitsPerSecond, pairs: usize) -> BitsPerSecond {
     BitsPerSecond(hose.0 / u64::try_from(pairs.max(1)).unwrap_or(u64::MAX))
 }
 
-/// Divides `hose` among pairs that want `wants`, into `parts`, in their order.
+/// Divides `hose` among pairs that want `wants`. `parts` gets the results in the same order.
 ///
-/// Parts are rounded down: of `hose` up to one bit/s for each pair may stay undivided.
+/// Parts are rounded down, so up to one bit/s per pair may remain undivided.
 pub fn fill(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPerSecond>) {
     parts.clear();
     parts.resize(wants.len(), BitsPerSecond(0));
@@ -46,7 +63,7 @@ pub fn fill(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPe
     }
 }
 
-/// What a pair is guaranteed: the smaller of what its two sides keep for it.
+/// Guarantee of a pair: the smaller of the parts that its two sides assign.
 #[must_use]
 pub fn pair(sender: BitsPerSecond, receiver: BitsPerSecond) -> BitsPerSecond {
     sender.min(receiver)
@@ -68,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_less_than_an_equal_part_leaves_the_rest_to_the_others() {
+    fn a_pair_that_wants_less_leaves_the_rest_to_the_others() {
         let mut wants = mbps(&[10, 60]);
         wants.push(UNLIMITED);
         assert_eq!(filled(100, &wants), mbps(&[10, 45, 45]));
@@ -76,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_is_spread_and_no_pair_is_no_part() {
+    fn unwanted_bandwidth_is_spread_and_no_pairs_get_nothing() {
         assert_eq!(filled(100, &mbps(&[10, 20])), mbps(&[45, 55]));
         assert_eq!(filled(100, &[]), []);
         assert_eq!(equal(BitsPerSecond(7), 0), BitsPerSecond(7));

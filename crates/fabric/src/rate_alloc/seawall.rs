@@ -1,27 +1,44 @@
-//! Seawall's kind of rate: by weight, without a guarantee.
+//! A rate like Seawall's: by weight, without a guarantee.
 //!
-//! **Problem.** Where a guarantee is not sold, a tunnel from a VM still must not get more by
-//! opening more flows. **Source.** Seawall (NSDI 2011): a rate for each tunnel, cut by the share of
-//! lost frames, grown by weight along a curve that is flat around the rate at which loss was seen.
+//! # Problem
 //!
-//! **Quantities.** r: [`SeawallRate::rate`]; p: share of the period's frames that was lost; goal:
-//! r at the last loss; weight 1 and up. **Rule.** Once a period: p > 0: `goal = r; r = r (1 - cut
-//! p')`, not below [`RATE_MIN`]. Else weight times step more; below the goal an eighth of the way
-//! to it, if that is more; above the goal as much again as r is above it. That is slow around the
-//! goal and fast far from it.
+//! If no guarantee is sold, a tunnel from a VM must still not gain by opening more flows.
 //!
-//! **Bounds** (a property). [`RATE_MIN`] <= r <= the interface's rate. Tunnels of one queue with
-//! the same signals come to rates in proportion to their weights. **Departures.** A curve of two
-//! straight parts and not a cubic one: the same shape, in integers.
+//! # Source
+//!
+//! Seawall (NSDI 2011): a rate per tunnel, cut by the fraction of lost frames. It grows by weight
+//! along a curve that is flat around the rate at the last loss.
+//!
+//! # Approach
+//!
+//! r is [`SeawallRate::rate`], p the fraction of the period's frames that was lost, and the goal is
+//! r at the last loss. Weights are 1 or more. Once a period:
+//!
+//! - p > 0: `goal = r; r = r (1 - cut p')`, at least [`RATE_MIN`].
+//! - p = 0 and r below the goal: r grows by weight times step, or by an eighth of the distance to
+//!   the goal if that is more.
+//! - p = 0 and r at or above the goal: r grows by weight times step plus its distance above the
+//!   goal.
+//!
+//! Growth is therefore slow around the goal and fast far from it.
+//!
+//! # Bounds
+//!
+//! A property: [`RATE_MIN`] <= r <= the interface's rate. Tunnels of one queue with the same
+//! signals reach rates proportional to their weights.
+//!
+//! # Departures
+//!
+//! The curve consists of two parts instead of a cubic function. The shape is the same, in integers.
 
 use penstock_units::{BitsPerSecond, Weight};
 
 use super::{Parts, RateSettings, WHOLE, scaled};
 
-/// A tunnel is never slower.
+/// Lowest rate of a tunnel.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
-/// A tunnel's rate.
+/// Rate state of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeawallRate {
     weight: Weight,
@@ -30,7 +47,7 @@ pub struct SeawallRate {
 }
 
 impl SeawallRate {
-    /// A tunnel that begins, at [`RATE_MIN`] for each unit of its weight.
+    /// A new tunnel, which starts at [`RATE_MIN`] times its weight.
     #[must_use]
     pub fn new(weight: Weight, settings: &RateSettings) -> Self {
         let rate = RATE_MIN.0.saturating_mul(u64::from(weight.get()));
@@ -38,13 +55,13 @@ impl SeawallRate {
         Self { weight, rate, goal: rate }
     }
 
-    /// What it may send now.
+    /// Permitted sending rate.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// A period ends in which the share `lost` of its frames was lost; returns the new rate.
+    /// Ends a period in which the fraction `lost` of its frames was lost. Returns the new rate.
     pub fn period_ends(&mut self, lost: Parts, settings: &RateSettings) -> BitsPerSecond {
         let step = settings.step.0.saturating_mul(u64::from(self.weight.get()));
         let rate = if lost > 0 {

@@ -1,50 +1,50 @@
 //! Periods, steps and margins of rate allocation.
 //!
-//! **Problem.** How fast a pair takes what is spare, and how fast it gives it back, is a matter of
-//! what else is in its queue. **Rule.** One set of numbers, checked once. Three sets are known to
-//! be good for something ([`RateSettings::cautious`], [`RateSettings::shared_queue`],
-//! [`RateSettings::low_priority`]); the simulator sweeps around them.
+//! How fast a pair should take and return spare bandwidth depends on what else is in its queue.
+//! Three sets of values are known to work for a purpose: [`RateSettings::cautious`],
+//! [`RateSettings::shared_queue`] and [`RateSettings::low_priority`]. The simulator sweeps around
+//! them.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{Parts, WHOLE};
 
-/// How pairs' rates move.
+/// How rates of pairs change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateSettings {
     /// Time between two changes of a pair's rate, 1 ms to 1 s.
     pub period: Nanos,
-    /// A pair with a guarantee of [`Self::WEIGHT_ONE`] grows by this much a period.
+    /// Growth per period of a pair with a guarantee of [`Self::WEIGHT_ONE`].
     pub step: BitsPerSecond,
-    /// Which part of its rate a pair gives up when all of its frames are lost or marked.
+    /// Fraction of its rate that a pair gives up if all its frames are lost or marked.
     pub cut: Parts,
-    /// How many times its share of lost frames a loss counts; marks count once.
+    /// Factor on the fraction of lost frames. Marks count once.
     pub loss_gain: u32,
-    /// After marks a pair with a guarantee of [`Self::WEIGHT_ONE`] does not grow for so long;
-    /// others in inverse proportion to their guarantees.
+    /// Time after a loss or mark in which a pair with a guarantee of [`Self::WEIGHT_ONE`] does not
+    /// grow. It is inversely proportional to the guarantee.
     pub hold: Nanos,
-    /// The longest that a pair is held so.
+    /// Longest time without growth.
     pub hold_max: Nanos,
-    /// Whether a pair grows the more slowly the further it is above its guarantee.
+    /// Whether a pair grows more slowly the further it is above its guarantee.
     pub caution: bool,
-    /// Which part of a VM's guarantee is not given to pairs, so that guarantees alone never fill a
-    /// link.
+    /// Fraction of a VM's guarantee that is not divided among pairs, so that guarantees alone never
+    /// fill a link.
     pub head_room: Parts,
-    /// The highest rate of a pair: its interface's.
+    /// Highest rate of a pair, which is its interface's.
     pub most: BitsPerSecond,
 }
 
-/// Settings that no rate allocation can work with.
+/// Why settings are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// Outside of its range.
+    /// The period is outside its range.
     #[error("period of {} ns is out of range; write 1 ms to 1 s", .0.0)]
     Period(Nanos),
-    /// A pair would never grow.
+    /// The step is 0, so no pair would grow.
     #[error("step is 0, so no pair would grow; write at least 1 bit/s")]
     Step,
-    /// More than all.
+    /// A fraction is too large.
     #[error("{name} of {parts} parts per million is more than {most}; write less")]
     Parts {
         /// Which one.
@@ -54,7 +54,7 @@ pub enum SettingsError {
         /// The most that it may be.
         most: Parts,
     },
-    /// The interface would carry nothing.
+    /// The highest rate is 0.
     #[error("the highest rate is 0; write the interface's")]
     Most,
 }
@@ -63,8 +63,8 @@ impl RateSettings {
     /// The guarantee at which a pair's weight is 1.
     pub const WEIGHT_ONE: BitsPerSecond = BitsPerSecond(100_000_000);
 
-    /// For a queue in which all tenants' pairs meet: a tenth of every guarantee stays free, pairs
-    /// wait after marks, and grow the more slowly the more they have.
+    /// For a queue that the pairs of all tenants share. A tenth of each guarantee stays free, pairs
+    /// pause after marks, and they grow more slowly the more they have.
     #[must_use]
     pub const fn cautious(most: BitsPerSecond) -> Self {
         Self {
@@ -80,8 +80,8 @@ impl RateSettings {
         }
     }
 
-    /// For a shared queue that weighted fair queuing keeps apart from tenants with a queue of their
-    /// own: what it takes too much of is its own, so it need not be slow.
+    /// For a shared queue that weighted fair queuing separates from tenants with queues of their
+    /// own. It can take bandwidth only from itself, so it need not be slow.
     #[must_use]
     pub const fn shared_queue(most: BitsPerSecond) -> Self {
         Self {
@@ -94,17 +94,17 @@ impl RateSettings {
         }
     }
 
-    /// For what is above the guarantee when it has the lower of two strict priorities: it cannot
-    /// take what is guaranteed.
+    /// For traffic above the guarantee that has the lower of two strict priorities. It cannot take
+    /// guaranteed bandwidth.
     #[must_use]
     pub const fn low_priority(most: BitsPerSecond) -> Self {
         Self { step: BitsPerSecond(100_000_000), ..Self::shared_queue(most) }
     }
 
-    /// The same if they can work.
+    /// Returns the settings if they are valid.
     ///
     /// # Errors
-    /// A value out of its range.
+    /// A value is out of its range.
     pub fn checked(self) -> Result<Self, SettingsError> {
         if self.period < Nanos::from_millis(1) || self.period > Nanos::from_secs(1) {
             return Err(SettingsError::Period(self.period));
@@ -115,7 +115,7 @@ impl RateSettings {
         if self.most.0 == 0 {
             return Err(SettingsError::Most);
         }
-        // A pair that gives up all, or keeps all of its guarantee free, has no rate.
+        // A pair that gives up everything, or keeps its whole guarantee free, has no rate.
         let bounds = [("cut", self.cut, WHOLE), ("head_room", self.head_room, WHOLE / 2)];
         match bounds.into_iter().find(|(_, parts, most)| parts > most) {
             Some((name, parts, most)) => Err(SettingsError::Parts { name, parts, most }),

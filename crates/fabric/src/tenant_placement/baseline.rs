@@ -1,16 +1,16 @@
-//! Placement without thought, for comparison.
+//! Random placement, for comparison.
 
 use super::mixed::{Base, in_tree};
 use super::{Checked, Datacenter, Placement, Request};
 use crate::topology::NodeId;
 
-/// How often random places are tried before a request is given up.
+/// Number of random placements that are tried before a request is given up.
 const TRIES: u32 = 16;
 
 impl Datacenter {
-    /// Where a request goes when each VM goes to a random server with a free slot and the tree is a
-    /// random one of the lowest layer that has one over all of them. `below(n)` draws from 0 to
-    /// n - 1. `None` after 16 tries without enough rate.
+    /// Places each VM on a random server with a free slot, in a random tree of the lowest layer
+    /// with a tree over all of them. `below(n)` draws from 0 to n - 1. Returns `None` if 16
+    /// attempts found too little bandwidth.
     pub fn find_random(
         &self,
         request: &Request,

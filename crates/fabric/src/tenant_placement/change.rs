@@ -1,7 +1,7 @@
-//! Growth, and emptying a node.
+//! Growing tenants and emptying nodes.
 //!
-//! **Rule.** VMs that can stay, stay; then the tree stays; then only is a tenant placed anew. A
-//! change that fails leaves everything as it was.
+//! VMs stay where they are if possible. Else the tree stays. Only if neither is possible is a
+//! tenant placed again. A change that fails leaves everything as it was.
 
 use thiserror::Error;
 
@@ -11,23 +11,23 @@ use crate::hose::HoseError;
 use crate::ledger::Service;
 use crate::topology::NodeId;
 
-/// What a change did to a tenant.
+/// Effect of a change on a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// No VM moved but those that had to, and the tree is the same.
+    /// Only VMs that had to move did, and the tree is the same.
     InPlace,
-    /// No VM moved but those that had to; the tree has another root.
+    /// Only VMs that had to move did, but the tree has another root.
     Rerouted,
-    /// Placed anew.
+    /// The tenant was placed again.
     Anew,
 }
 
-/// What became of a tenant that had to move.
+/// Result for a tenant that had to move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Move {
-    /// The tenant.
+    /// Slot of the tenant.
     pub tenant: TenantSlot,
-    /// How it moved; or why it stays where it was.
+    /// How it moved, or why it stays where it was.
     pub outcome: Result<Moved, Refusal>,
 }
 
@@ -35,31 +35,31 @@ pub struct Move {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ChangeError {
-    /// There is no such tenant, or no such kind of VM.
+    /// There is no such tenant or class of VMs.
     #[error("tenant {} has no kind {class} of VMs; name one that it has", .tenant.0)]
     Unknown {
-        /// The tenant.
+        /// Slot given by the caller.
         tenant: TenantSlot,
-        /// The kind.
+        /// Index of the class given by the caller.
         class: usize,
     },
-    /// The hose would be none.
+    /// The larger hose is invalid.
     #[error(transparent)]
     Hose(#[from] HoseError),
-    /// The request makes no sense any more.
+    /// The larger request is invalid in this datacenter.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// There is no room.
+    /// The datacenter has no room.
     #[error(transparent)]
     Refused(Refusal),
 }
 
 impl Datacenter {
-    /// Gives a tenant `more` VMs of one kind. `may_move`: it may be placed anew when its VMs cannot
-    /// stay where they are.
+    /// Adds `more` VMs of one class to a tenant. `may_move` permits placing the tenant again if its
+    /// VMs cannot stay.
     ///
     /// # Errors
-    /// When it has no room; then it has what it had.
+    /// The tenant cannot grow; it then keeps what it has.
     pub fn grow(
         &mut self,
         slot: TenantSlot,
@@ -76,7 +76,7 @@ impl Datacenter {
         self.change(slot, request, may_move).map_err(ChangeError::Refused)
     }
 
-    /// Takes a node out of service and moves those who use it.
+    /// Takes a node out of service and moves the tenants that use it.
     pub fn evacuate(&mut self, node: NodeId, service: Service) -> Vec<Move> {
         self.set_service(node, service);
         let topology = self.topology();
@@ -96,7 +96,8 @@ impl Datacenter {
             .collect()
     }
 
-    /// Gives a tenant the place of a new request, as near as possible to its old one.
+    /// Replaces a tenant's request and placement. The new placement is as close as possible to the
+    /// old one.
     fn change(
         &mut self,
         slot: TenantSlot,
@@ -122,7 +123,7 @@ impl Datacenter {
         Err(outcome)
     }
 
-    /// A place in which all VMs on servers in service stay.
+    /// A placement that keeps all VMs on servers in service.
     fn beside(&self, old: &Placement, request: &Request) -> Option<(Placement, Moved)> {
         let checked = Checked::new(self, request).ok()?;
         let wish = checked.wish(request);

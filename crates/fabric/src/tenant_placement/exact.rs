@@ -1,33 +1,49 @@
-//! The least bandwidth that a tenant of equal guarantees needs in each tree of a layer.
+//! The least bandwidth that a tenant with equal guarantees needs, for each tree of a layer.
 //!
-//! **Problem.** QShare §IV-B asks for the optimal allocation in every candidate tree. Trees of a
-//! layer share most of their nodes, so nothing may be computed once a tree that can be computed
-//! once a node.
+//! # Problem
 //!
-//! **Source.** QShare Algorithm 1, `get_optimal_allocation`. That one virtual cluster can be
-//! embedded optimally in polynomial time: Rost, Fuerst, Schmid, CCR 2015.
+//! QShare §IV-B asks for the optimal allocation in every candidate tree. Trees of a layer share
+//! most of their nodes. Whatever depends on a node alone must therefore be computed once per node,
+//! not once per tree.
 //!
-//! **Quantities.** N VMs of rate B; a(l) VMs' worth of rate is free on link l, at most N; m(l) VMs
-//! lie below it. The link needs min(m, N - m) * B.
+//! # Source
 //!
-//! **Rule.** A link has room if m <= a or N - m <= a. Call *centre* the node to which on every link
-//! the side away from it is the one that counts: below a link that does not lead to the centre
-//! there may be a(l) VMs, and above a link that does, a(l). For a given centre the cost of a VM is
-//! its distance, and all limits are on nested sets, so taking as many as possible nearest to the
-//! centre first is optimal. A node's *front* holds, for the centres below it that are worth it,
-//! how many VMs it then holds and what the links below it carry; an entry with fewer VMs and more
-//! cost than another is dropped. A centre that holds no more than half of the VMs is never worth
-//! it: the node above it does as well.
+//! QShare Algorithm 1, `get_optimal_allocation`. A single virtual cluster can be embedded optimally
+//! in polynomial time: Rost, Fuerst, Schmid, CCR 2015.
 //!
-//! **Worked example** (a test). N = 6, two servers with 5 and 4 slots, both links have room for 1
-//! VM: m = 5 is allowed, for only one VM is on the other side; cost 2.
+//! # Quantities
 //!
-//! **Departures.** The printed algorithm takes the server with the most usable slots of the whole
-//! tree next, which in trees of more than one layer of switches spreads over racks what one rack
-//! could hold; see `departures.md`.
+//! There are N VMs of rate B. Link l has free bandwidth for a(l) VMs, at most N. m(l) VMs are below
+//! it. The link needs min(m, N - m) * B.
 //!
-//! **Cost.** Time in proportion to the links of the layers looked at, three for each server in a
-//! fat-tree: O(V), where the paper's bound is O(V^(5/3)). 8 bytes a node, 24 a way.
+//! # Approach
+//!
+//! A link has room if m <= a or N - m <= a. The *centre* is the node for which, on every link, the
+//! side away from it is the smaller one that counts. At most a(l) VMs may be below a link that does
+//! not lead to the centre, and at most a(l) above one that does. For a given centre, the cost of a
+//! VM is its distance, and all limits are on nested sets. Taking as many VMs as possible nearest to
+//! the centre is therefore optimal.
+//!
+//! A node's *front* holds, for each useful centre below it, the number of VMs that the node then
+//! holds and the load of the links below it. An entry with fewer VMs and a higher cost than another
+//! is dropped. A centre with at most half of the VMs is never useful, because the node above it
+//! does as well.
+//!
+//! # Example
+//!
+//! A test: N = 6, two servers with 5 and 4 slots, and room for 1 VM on both links. m = 5 is
+//! possible, because only one VM is on the other side. The cost is 2.
+//!
+//! # Departures
+//!
+//! The printed algorithm takes the server with the most usable slots in the whole tree next. In
+//! trees with several layers of switches, this spreads over racks what one rack could hold; see
+//! `departures.md`.
+//!
+//! # Cost
+//!
+//! Time is proportional to the links of the visited layers, three per server in a fat-tree. This is
+//! O(V), where the paper's bound is O(V^(5/3)). 8 bytes per node and 24 per way.
 
 use crate::ledger::Ledger;
 use crate::topology::{LinkId, NodeId};
@@ -35,34 +51,34 @@ use crate::topology::{LinkId, NodeId};
 /// No link: the centre is the node itself.
 const HERE: u32 = u32::MAX;
 
-/// A way to have `vms` VMs below a node.
+/// A possibility to have `vms` VMs below a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Way {
     vms: u32,
-    /// What the links below carry, in VMs.
+    /// Load of the links below, in VMs.
     carried: u64,
-    /// The link down to the centre, and the way of its lower end.
+    /// The link down towards the centre, and the index of its lower end's way.
     via: u32,
     next: u32,
 }
 
-/// What is being placed.
+/// The request that is being placed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask<'a> {
     pub(super) vms: u32,
-    /// Bits per second of each VM; above 0, or 0 to ask about slots alone.
+    /// Bits per second of each VM, above 0. 0 considers slots only.
     pub(super) rate: u64,
-    /// Most VMs in a node, by layer; see `Request::caps`.
+    /// Most VMs in a node of each layer; see `Request::caps`.
     pub(super) caps: &'a [u32],
-    /// Servers that may be used, by server; `None`: all.
+    /// Whether each server may be used; `None` for all.
     pub(super) allowed: Option<&'a [bool]>,
 }
 
 impl Ask<'_> {
-    /// How many of `vms` VMs a link has rate for.
+    /// For how many of `vms` VMs a link has free bandwidth.
     fn share(&self, ledger: &Ledger, link: u32, vms: u32) -> u32 {
         let free = ledger.available_both(link);
-        // Most links have room for all, and a division takes as long as all the rest.
+        // Most links have room for all, and the division would dominate the cost.
         if u128::from(free) >= u128::from(self.rate) * u128::from(vms) {
             return vms;
         }
@@ -70,14 +86,14 @@ impl Ask<'_> {
     }
 }
 
-/// What is known of each node for one request; its memory is used again for the next.
+/// Results per node for one request. The memory is reused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Survey {
-    /// By node: most VMs below it with the centre at it or elsewhere.
+    /// For each node, most VMs below it if the centre is at it or elsewhere.
     plain: Vec<u32>,
-    /// By link: most VMs below it when it does not lead to the centre.
+    /// For each link, most VMs below it if it does not lead to the centre.
     shares: Vec<u32>,
-    /// By node: where its front is in `ways`.
+    /// For each node, the range of its front in `ways`.
     fronts: Vec<(u32, u32)>,
     ways: Vec<Way>,
 }
@@ -85,25 +101,26 @@ pub(super) struct Survey {
 /// An allocation in one tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Laid {
-    /// Servers and their VMs.
+    /// Servers and their numbers of VMs.
     pub(super) servers: Vec<(u32, u32)>,
-    /// Links and the VMs below them.
+    /// Links and the numbers of VMs below them.
     pub(super) links: Vec<(u32, u32)>,
-    /// Children that are being chosen from: room, tenants, link.
+    /// Candidate children: room, tenants on the link, and link.
     choice: Vec<(u32, u32, u32)>,
 }
 
-/// The order in which a node's children are filled.
+/// Order in which a node's children are filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Best fit, else most room first, then fewest tenants on the link, then by number.
+    /// Best fit, else most room first. Ties go to the fewest tenants on the link, then to the
+    /// lowest number.
     Room,
     /// By number: first fit.
     Number,
 }
 
 impl Survey {
-    /// Looks at the servers.
+    /// Evaluates the servers.
     pub(super) fn servers(&mut self, ledger: &Ledger, ask: &Ask<'_>) {
         let topology = ledger.topology();
         self.plain.resize(topology.nodes(), 0);
@@ -127,7 +144,7 @@ impl Survey {
         crate::topology::number(self.ways.len())
     }
 
-    /// Looks at a layer of switches; the layers below have been looked at.
+    /// Evaluates a layer of switches. The layers below must be evaluated already.
     pub(super) fn switches(&mut self, ledger: &Ledger, ask: &Ask<'_>, layer: usize) {
         let topology = ledger.topology();
         let (all, cap) = (ask.vms, ask.caps[layer]);
@@ -166,8 +183,8 @@ impl Survey {
         }
     }
 
-    /// Adds a way to the front that begins at `start`, unless another is as good in both; those
-    /// that it beats go.
+    /// Adds a way to the front that begins at `start`, unless another way is at least as good in
+    /// both respects. Removes ways that it dominates.
     fn keep(&mut self, start: u32, way: Way) {
         let front = &self.ways[start as usize..];
         if front.iter().any(|w| w.vms >= way.vms && w.carried <= way.carried) {
@@ -192,7 +209,7 @@ impl Survey {
         front.iter().map(|way| way.vms).max().unwrap_or(self.plain[root.index()])
     }
 
-    /// Most VMs below a link's lower end, with the centre elsewhere and whatever the link has.
+    /// Most VMs below a link's lower end, if the centre is elsewhere and the link is unlimited.
     pub(super) fn below(&self, child: NodeId) -> u32 {
         self.plain[child.index()]
     }
@@ -204,7 +221,7 @@ impl Survey {
         front.filter(|way| way.vms == all).min_by_key(|way| way.carried).copied()
     }
 
-    /// Lays all VMs out in the tree of `root`, as cheaply as possible; `None` if they do not fit.
+    /// Lays out all VMs in the tree of `root` at the least cost; `None` if they do not fit.
     pub(super) fn lay(
         &self,
         ledger: &Ledger,
@@ -230,7 +247,8 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// `vms` below a node on the way to the centre: first the centre's side, then the others.
+    /// Puts `vms` below a node on the path to the centre: first on the centre's side, then on the
+    /// others.
     fn toward_centre(&mut self, node: NodeId, way: Way, vms: u32) {
         if way.via == HERE {
             self.fill(node, vms, None);
@@ -243,7 +261,7 @@ impl Layout<'_> {
         self.fill(node, vms - nearer, Some(way.via));
     }
 
-    /// `vms` below a node, by its links but `except`, none of which leads to the centre.
+    /// Puts `vms` below a node, using its links except `except`. None of them leads to the centre.
     fn fill(&mut self, node: NodeId, mut vms: u32, except: Option<u32>) {
         if vms == 0 {
             return;
@@ -275,9 +293,9 @@ impl Layout<'_> {
         self.laid.choice.truncate(base);
     }
 
-    /// Swaps the best child of those from `at` on to `at`: one that takes all of `vms` and has
-    /// least room beyond that, so that large rooms stay whole; else the one with most room. Of
-    /// equal ones that with fewest tenants on its link.
+    /// Swaps the best child from `at` on to `at`. A child that takes all of `vms` with the least
+    /// room to spare is best, because it keeps large rooms intact. Otherwise the child with the
+    /// most room is best. Ties go to the fewest tenants on the link.
     fn bring_best_to(&mut self, at: usize, vms: u32) {
         let key = |(share, tenants, link): (u32, u32, u32)| match share.checked_sub(vms) {
             Some(beyond) => (false, beyond, tenants, link),
@@ -331,7 +349,7 @@ mod tests {
 
     #[test]
     fn what_fits_into_one_rack_with_little_elsewhere_stays_there() {
-        // Racks of two servers with four slots; 10 VMs need two racks.
+        // Racks have two servers with four slots, so 10 VMs need two racks.
         let ledger = ledger(&[(2, 100), (3, 2)], 4);
         let found = laid(&ledger, 10, 2).unwrap();
         let racks: Vec<_> = found.links.iter().filter(|(link, _)| *link >= 6).collect();

@@ -1,15 +1,21 @@
-//! Tenants whose VMs have different guarantees, and VMs that are added to others.
+//! Tenants whose VMs have different guarantees, and VMs added to existing ones.
 //!
-//! **Problem.** With rates g, a link needs min(sum below, sum elsewhere) in each direction, which
-//! is no longer a matter of counts, and packing VMs of several sizes is hard.
+//! # Problem
 //!
-//! **Rule.** Largest VMs first, onto the servers with most room first, as long as what lies below
-//! each link may send and receive no more than is free on it. That is more than a link needs, so
-//! links on the way to one server, the centre, are left out of the bound, from none of them to all
-//! of them, and the true need of every link is looked at when all VMs have a place (it is not
-//! monotone while they are being placed: `control-notes`, "heterogeneous hose").
+//! With rates g, a link needs min(sum below, sum elsewhere) in each direction. This no longer
+//! depends on counts alone, and packing VMs of several sizes is hard.
 //!
-//! **Cost.** For each tree, VM kinds times servers times layers; not as fast as [`super::exact`].
+//! # Approach
+//!
+//! The largest VMs go first, onto the servers with the most room, while the VMs below each link may
+//! send and receive no more than its free bandwidth. This bound exceeds a link's need. Therefore
+//! links on the path to one server, the centre, are exempt from it, first none of them, then more,
+//! up to all. The true need of each link is checked once all VMs are placed, because it is not
+//! monotone during placement (`control-notes`, "heterogeneous hose").
+//!
+//! # Cost
+//!
+//! For each tree, VM classes times servers times layers. It is slower than [`super::exact`].
 
 use std::collections::BTreeMap;
 
@@ -22,15 +28,15 @@ use crate::hose::{Hose, Need};
 use crate::ledger::Ledger;
 use crate::topology::{LinkId, NodeId};
 
-/// The largest rate of any VM, in bit/s.
+/// Largest rate of any VM in bit/s.
 pub(super) fn largest(hose: &Hose) -> u64 {
     hose.classes().iter().map(|class| class.send.max(class.recv).0).max().unwrap_or(0)
 }
 
-/// VMs of each kind by server: what is there already.
+/// VMs of each class that are already on each server.
 pub(super) type Base = BTreeMap<NodeId, Vec<u32>>;
 
-/// The placement with the counts of `laid`: largest VMs first.
+/// The placement with the counts of `laid`, largest VMs first.
 pub(super) fn of_laid(
     ledger: &Ledger,
     policy: &Policy,
@@ -57,7 +63,7 @@ pub(super) fn of_laid(
     finish(ledger, policy, request, root, shares, links)
 }
 
-/// Kinds of VMs, largest first.
+/// Indices of the VM classes, largest first.
 fn by_size(hose: &Hose) -> Vec<usize> {
     let mut order: Vec<usize> = (0..hose.classes().len()).collect();
     let size = |class: &usize| {
@@ -68,7 +74,7 @@ fn by_size(hose: &Hose) -> Vec<usize> {
     order
 }
 
-/// What every link of the tree of `root` needs, none of zero.
+/// Need of every link in the tree of `root`, without zeros.
 fn needs(ledger: &Ledger, hose: &Hose, root: NodeId, shares: &[VmShare]) -> Vec<(LinkId, Need)> {
     let mut below: BTreeMap<LinkId, Vec<u32>> = BTreeMap::new();
     for share in shares {
@@ -101,8 +107,8 @@ pub(super) fn in_layer(
     best
 }
 
-/// All VMs of the request in the tree of `root`, those of `base` where they are. What `base` took
-/// is not in the books.
+/// Places all VMs of the request in the tree of `root` and keeps those of `base` in place. The
+/// resources of `base` must not be in the ledger.
 pub(super) fn in_tree(
     ledger: &Ledger,
     policy: &Policy,
@@ -130,12 +136,12 @@ struct Tree<'a> {
     base: &'a Base,
     /// Servers with their slots and their links up to the root, in the order of filling.
     servers: Vec<(NodeId, u32, Vec<LinkId>)>,
-    /// The first server's links, lowest first: the way to the centre.
+    /// Links of the first server, lowest first: the path to the centre.
     to_centre: Vec<LinkId>,
 }
 
 impl<'a> Tree<'a> {
-    /// `None` if it has too few slots or does not have all of `base`.
+    /// `None` if the tree has too few slots or does not contain all of `base`.
     fn new(ledger: &'a Ledger, wish: &'a Wish<'a>, root: NodeId, base: &'a Base) -> Option<Self> {
         let topology = ledger.topology();
         let mut servers = Vec::new();
@@ -166,17 +172,19 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// A tree while it is being filled.
+/// State while a tree is filled.
 struct Filling<'a> {
     tree: &'a Tree<'a>,
-    /// What those below a link may still send and receive; of links to the centre there is none.
+    /// What the VMs below a link may still send and receive. Exempt links to the centre have no
+    /// entry.
     free: BTreeMap<LinkId, Need>,
-    /// VMs below a link, for the bounds of fault domains.
+    /// VMs below each link, for the bounds of fault domains.
     below: BTreeMap<LinkId, u32>,
 }
 
 impl<'a> Filling<'a> {
-    /// The lowest `kept` links on the way to the centre are bounded as all others are.
+    /// Bounds the lowest `kept` links on the path to the centre like all others, and exempts the
+    /// rest.
     fn new(tree: &'a Tree<'a>, kept: usize) -> Self {
         let mut free = BTreeMap::new();
         let links = tree.servers.iter().flat_map(|(_, _, path)| path.iter().copied());
@@ -219,7 +227,7 @@ impl<'a> Filling<'a> {
         left.iter().all(|left| *left == 0).then_some(shares)
     }
 
-    /// Most VMs of a kind that the links of a path and the fault domains have room for.
+    /// Most VMs of a class for which the links of a path and the fault domains have room.
     fn room(&self, class: usize, path: &[LinkId]) -> u32 {
         let wish = self.tree.wish;
         let kind = wish.request.hose.classes()[class];
@@ -247,7 +255,7 @@ impl<'a> Filling<'a> {
         for link in path {
             *self.below.entry(*link).or_default() += vms;
             if let Some(free) = self.free.get_mut(link) {
-                // What is there already may be more than this bound, which is not the true one.
+                // Existing VMs may exceed this bound, which is stricter than the true need.
                 let less = |free: u64, rate: u64| free.saturating_sub(rate * u64::from(vms));
                 free.up.0 = less(free.up.0, kind.send.0);
                 free.down.0 = less(free.down.0, kind.recv.0);

@@ -1,17 +1,25 @@
-//! Where tenants' VMs go: balanced tenant placement.
+//! Tenant placement: where tenants' VMs go.
 //!
-//! **Problem.** A tenant needs slots and, on every link of one tree, the rate that its guarantees
-//! may use; and few tenants on any port, because a port has few queues.
+//! # Problem
 //!
-//! **Source.** QShare §IV, Algorithm 1; parameters that it leaves open: `docs/fabric.md`.
+//! A tenant needs slots and, on every link of one tree, the bandwidth that its guarantees may use.
+//! Ports should carry few tenants, because a port has few queues.
 //!
-//! **Rule.** From the servers up, the first layer with a tree that has room is taken; of its trees
-//! that of least cost, of equal ones the first. In a tree VMs are laid out so that the least
-//! bandwidth is reserved (`exact`). What does not fit is refused with the constraint that binds
-//! and the nearest requests that would fit ([`Refusal`]).
+//! # Source
 //!
-//! **Invariants** (properties in `tests/`). Reserved <= limit on every link; removing all tenants
-//! restores the empty books exactly; what one tenant could be given at all, it is given.
+//! QShare §IV, Algorithm 1. `docs/fabric.md` lists the parameters that it leaves open.
+//!
+//! # Approach
+//!
+//! From the servers up, the first layer with a tree that has room is used. Among its trees, the one
+//! with the least cost is chosen; ties go to the first. In a tree, VMs are laid out so that the
+//! least bandwidth is reserved (`exact`). A refusal states the binding constraint and the nearest
+//! requests that would fit ([`Refusal`]).
+//!
+//! # Invariants
+//!
+//! Properties in `tests/`: reservations never exceed the limit of any link. Removing all tenants
+//! restores the empty ledger exactly. If one tenant can be placed at all, it is placed.
 
 use thiserror::Error;
 
@@ -36,36 +44,36 @@ pub use request::{Affinity, Request, RequestError, Spread, TenantSlot};
 
 use search::{Search, Wish};
 
-/// A tenant that has its place.
+/// A placed tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// What it asked for.
+    /// Its request.
     pub request: Request,
-    /// What it has.
+    /// Its placement.
     pub placement: Placement,
 }
 
-/// A placement that the books have no room for.
+/// Error: the ledger has no room for a placement that was computed earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the placement does not fit the books as they are; look for one anew")]
 pub struct Stale(#[source] LedgerError);
 
-/// A datacenter: its tree, its books and its tenants.
+/// A datacenter: its topology, ledger and tenants.
 #[derive(Clone, Debug)]
 pub struct Datacenter {
     ledger: Ledger,
     policy: Policy,
     tenants: Vec<Option<Tenant>>,
-    /// Slots of `tenants` that nobody has, the lowest last.
+    /// Unused slots of `tenants`, the lowest last.
     vacant: Vec<u32>,
     search: Search,
 }
 
 impl Datacenter {
-    /// An empty datacenter; `headroom_permille` of each link is never reserved.
+    /// An empty datacenter. `headroom_permille` of each link is never reserved.
     ///
     /// # Errors
-    /// When the policy leaves nothing to choose.
+    /// The policy is invalid.
     pub fn new(
         topology: Topology,
         headroom_permille: u32,
@@ -77,48 +85,48 @@ impl Datacenter {
         Ok(Self { ledger, policy, tenants, vacant, search })
     }
 
-    /// The books.
+    /// Reservations of slots and bandwidth.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The tree.
+    /// Servers, switches and links of the datacenter.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         self.ledger.topology()
     }
 
-    /// The settings.
+    /// Settings of placement.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// A tenant.
+    /// The tenant in a slot, if there is one.
     #[must_use]
     pub fn tenant(&self, slot: TenantSlot) -> Option<&Tenant> {
         self.tenants.get(slot.index())?.as_ref()
     }
 
-    /// All tenants, by slot.
+    /// All tenants in order of their slots.
     pub fn tenants(&self) -> impl Iterator<Item = (TenantSlot, &Tenant)> {
         let slots = (0_u32..).map(TenantSlot).zip(&self.tenants);
         slots.filter_map(|(slot, tenant)| Some((slot, tenant.as_ref()?)))
     }
 
-    /// Puts a node in or out of service without moving anybody; see also [`Self::evacuate`].
+    /// Changes a node's state without moving tenants; see also [`Self::evacuate`].
     pub fn set_service(&mut self, node: NodeId, service: Service) {
         self.ledger.set_service(node, service);
     }
 
-    /// Where a request would go; `None` if nowhere, or if it makes no sense.
+    /// Finds a placement for a request; `None` if there is none or the request is invalid.
     pub fn find(&mut self, request: &Request) -> Option<Placement> {
         let checked = Checked::new(self, request).ok()?;
         self.search.run(&self.ledger, &self.policy, &checked.wish(request))
     }
 
-    /// Places a tenant. `None` says nothing about why; [`Self::place`] does, and takes longer.
+    /// Places a tenant. On failure, [`Self::place`] takes longer but gives the reason.
     pub fn try_place(&mut self, request: &Request) -> Option<TenantSlot> {
         let placement = self.find(request)?;
         let placed = self.place_at(request.clone(), placement);
@@ -128,7 +136,7 @@ impl Datacenter {
     /// Places a tenant.
     ///
     /// # Errors
-    /// When it has no place, with the reason and what would fit.
+    /// The tenant cannot be placed. The refusal has the reason and what would fit.
     pub fn place(&mut self, request: &Request) -> Result<TenantSlot, Refusal> {
         match self.try_place(request) {
             Some(slot) => Ok(slot),
@@ -136,10 +144,10 @@ impl Datacenter {
         }
     }
 
-    /// Enters a placement that was found before, or by another rule.
+    /// Adds a tenant with a placement that was computed earlier, or by other code.
     ///
     /// # Errors
-    /// When the books have no room for it.
+    /// The ledger has no room for the placement.
     pub fn place_at(
         &mut self,
         request: Request,
@@ -160,25 +168,25 @@ impl Datacenter {
         Ok(TenantSlot(slot))
     }
 
-    /// Takes a tenant away, and gives back all that it had.
+    /// Removes a tenant and frees its resources and slot.
     pub fn remove(&mut self, slot: TenantSlot) -> Option<Tenant> {
         let tenant = self.retire(slot)?;
         self.free(slot);
         Some(tenant)
     }
 
-    /// Takes a tenant away, and gives back all but its slot: something still goes by that. Who is
-    /// placed next has another one, until [`Self::free`].
+    /// Removes a tenant and frees its resources but not its slot, which something still refers to.
+    /// The slot is not reused until [`Self::free`].
     pub fn retire(&mut self, slot: TenantSlot) -> Option<Tenant> {
         let tenant = self.tenants.get_mut(slot.index())?.take()?;
         self.ledger.give_back(&tenant.placement.entry);
         Some(tenant)
     }
 
-    /// Gives back the slot of a tenant that was retired.
+    /// Frees the slot of a retired tenant.
     pub fn free(&mut self, slot: TenantSlot) {
         let retired = self.tenants.get(slot.index()).is_some_and(Option::is_none);
-        // The lowest is given out first, so that a replay gives the same slots.
+        // The lowest slot is reused first, so that a replay gives the same slots.
         let at = self.vacant.partition_point(|vacant| *vacant > slot.0);
         if retired && self.vacant.get(at) != Some(&slot.0) {
             self.vacant.insert(at, slot.0);
@@ -186,7 +194,7 @@ impl Datacenter {
     }
 }
 
-/// What was worked out of a request that makes sense.
+/// Derived data of a valid request.
 #[derive(Debug)]
 struct Checked {
     caps: Vec<u32>,
@@ -205,7 +213,7 @@ impl Checked {
     }
 }
 
-/// By server, whether a VM may be there; `None`: all.
+/// Whether VMs may be on each server; `None` for all servers.
 fn allowed(
     datacenter: &Datacenter,
     affinity: &Affinity,

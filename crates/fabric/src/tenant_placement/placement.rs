@@ -1,4 +1,4 @@
-//! Where a tenant went, and what that costs.
+//! A tenant's placement and its cost.
 
 use penstock_units::BitsPerSecond;
 
@@ -9,27 +9,28 @@ use crate::hose::Need;
 use crate::ledger::{Entry, Ledger};
 use crate::topology::{LinkId, NodeId};
 
-/// VMs of one kind on one server.
+/// VMs of one class on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VmShare {
-    /// The server.
+    /// Server in layer 0 that has the VMs.
     pub server: NodeId,
-    /// The kind: its place in the hose's classes.
+    /// Index of the class in the hose.
     pub class: u32,
-    /// How many; at least 1.
+    /// Number of VMs, at least 1.
     pub vms: u32,
 }
 
-/// What a placement costs (QShare §IV-B).
+/// Cost of a placement (QShare §IV-B).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// c_b: reserved on all links of the tree, the larger direction of each, in bit/s.
+    /// c_b in bit/s: the sum of reservations on all links of the tree, in the larger direction of
+    /// each.
     pub bandwidth: u128,
-    /// c_q: most tenants on any link that the tenant uses, itself included; 0 without links.
+    /// c_q: the most tenants on any link of the tenant, including itself; 0 without links.
     pub queue: u32,
-    /// Links that the tenant uses with more tenants than dedicated queues.
+    /// Number of the tenant's links with more tenants than dedicated queues.
     pub overfull: u32,
-    /// Both weighed: a * c_q / Q + (1 - a) * c_b / (N * B * depth).
+    /// Weighted sum of both: a * c_q / Q + (1 - a) * c_b / (N * B * depth).
     pub weighed: f64,
 }
 
@@ -38,16 +39,16 @@ pub struct Cost {
 pub struct Placement {
     /// Root of the tenant's tree; a server if all VMs are on it.
     pub root: NodeId,
-    /// Its VMs, by server and kind.
+    /// Its VMs, ordered by server and class.
     pub shares: Vec<VmShare>,
-    /// Slots and rates that it takes; its links are those of its tree that it needs.
+    /// Its slots and its bandwidth on the links of its tree.
     pub entry: Entry,
-    /// What it cost when it was placed.
+    /// Cost when it was placed.
     pub cost: Cost,
 }
 
 impl Placement {
-    /// VMs on a server, of all kinds.
+    /// Number of VMs on a server, of all classes.
     #[must_use]
     pub fn vms_on(&self, server: NodeId) -> u32 {
         self.shares.iter().filter(|share| share.server == server).map(|share| share.vms).sum()
@@ -60,7 +61,7 @@ impl Placement {
     }
 }
 
-/// The placement of a tenant of one kind as laid out in the tree of `root`.
+/// The placement of a tenant with equal guarantees, from its layout in the tree of `root`.
 pub(super) fn of_laid(
     ledger: &Ledger,
     policy: &Policy,
@@ -70,7 +71,7 @@ pub(super) fn of_laid(
 ) -> Placement {
     let mut shares = Vec::new();
     for (server, vms) in &laid.servers {
-        // All kinds are alike, so they are dealt out in order.
+        // All classes have the same guarantees, so VMs are assigned in order.
         deal(request, NodeId(*server), *vms, &mut shares);
     }
     let links = laid.links.iter().filter_map(|(link, below)| {
@@ -82,7 +83,7 @@ pub(super) fn of_laid(
     finish(ledger, policy, request, root, shares, links.collect())
 }
 
-/// Takes the next VMs of the request, kind by kind.
+/// Assigns the next VMs of the request to a server, class by class.
 fn deal(request: &Request, server: NodeId, mut vms: u32, shares: &mut Vec<VmShare>) {
     for (class, kind) in (0_u32..).zip(request.hose.classes()) {
         let dealt: u32 = shares.iter().filter(|s| s.class == class).map(|s| s.vms).sum();
@@ -94,7 +95,7 @@ fn deal(request: &Request, server: NodeId, mut vms: u32, shares: &mut Vec<VmShar
     }
 }
 
-/// A placement of shares and links, with its cost.
+/// Completes a placement and computes its cost.
 pub(super) fn finish(
     ledger: &Ledger,
     policy: &Policy,
@@ -118,14 +119,14 @@ pub(super) fn finish(
     Placement { root, shares, entry: Entry { slots, links }, cost }
 }
 
-/// What costs of one request are weighed by, in the books as they are.
+/// Weights for the costs of one request, for the ledger's present state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     dedicated: u32,
     queues: f64,
-    /// What c_q weighs; c_b weighs the rest.
+    /// Weight of c_q; c_b has the rest.
     a: f64,
-    /// N * B, in bit/s.
+    /// N * B in bit/s.
     total: f64,
 }
 
@@ -140,8 +141,8 @@ impl Scale {
         Self { dedicated: policy.dedicated(), queues: f64::from(policy.queues), a, total }
     }
 
-    /// The cost of using these links, with the larger direction of each, in a tree whose root is
-    /// in layer `depth`.
+    /// Cost of links, given the larger direction of each need, in a tree with its root in layer
+    /// `depth`.
     pub(super) fn cost(
         &self,
         ledger: &Ledger,

@@ -1,58 +1,58 @@
-//! How trees are chosen.
+//! Settings that decide which tree is chosen.
 
 use thiserror::Error;
 
-/// What c_q weighs against c_b (QShare §IV-B: more when the datacenter is lightly loaded).
+/// Weight of c_q relative to c_b (QShare §IV-B: larger if the datacenter is lightly loaded).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QueueWeight {
-    /// 1 less the reserved share of the scarcest layer, within 0.2 and 0.9.
+    /// 1 minus the reserved fraction of the scarcest layer, clamped to 0.2 and 0.9.
     ByLoad,
-    /// Always this, from 0 to 1: 0.9 is the stress test of QShare §VII-C.
+    /// A constant from 0 to 1; 0.9 is the stress test of QShare §VII-C.
     Fixed(f64),
 }
 
-/// Which tree of a layer is taken.
+/// Which tree of a layer is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// That of least cost among all (QShare Algorithm 1).
+    /// The tree of least cost (QShare Algorithm 1).
     Balanced,
-    /// The first that fits, filled from the left: greedy as in Oktopus, for comparison.
+    /// The first tree that fits, filled from the left: greedy as in Oktopus, for comparison.
     FirstFit,
 }
 
-/// The settings of placement.
+/// Settings of placement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
     /// Queues of a switch port, 2 or more.
     pub queues: u32,
-    /// Queues of a port that no tenant may have for itself: the shared one and those of other
-    /// uses; at least 1.
+    /// Queues of a port that no tenant may own: the shared queue and those for other purposes; at
+    /// least 1.
     pub reserved_queues: u32,
-    /// What c_q weighs.
+    /// Weight of the queue cost.
     pub queue_weight: QueueWeight,
-    /// Which tree is taken.
+    /// Which tree of a layer is chosen.
     pub choice: Choice,
 }
 
-/// A policy that leaves nothing to choose.
+/// Why a policy is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// No dedicated queue.
+    /// There is no shared or no dedicated queue.
     #[error("{reserved} of {queues} queues are reserved; keep at least 1 shared and 1 for tenants")]
     Queues {
-        /// Of a port.
+        /// Queues of a port.
         queues: u32,
-        /// Of these.
+        /// Reserved queues of a port.
         reserved: u32,
     },
-    /// A weight that is none.
+    /// The weight is outside 0 to 1.
     #[error("the weight of queues is {0}; write 0 to 1")]
     Weight(f64),
 }
 
 impl Default for Policy {
-    /// Eight queues a port, one of them shared, weights by load.
+    /// Eight queues per port, one of them shared, and a weight by load.
     fn default() -> Self {
         let queue_weight = QueueWeight::ByLoad;
         Self { queues: 8, reserved_queues: 1, queue_weight, choice: Choice::Balanced }
@@ -60,14 +60,16 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Queues of a port that tenants may have for themselves.
+    /// Queues of a port that tenants may own.
     #[must_use]
     pub const fn dedicated(&self) -> u32 {
         self.queues.saturating_sub(self.reserved_queues)
     }
 
+    /// Validates the policy.
+    ///
     /// # Errors
-    /// When there is no dedicated or no shared queue, or the weight is not from 0 to 1.
+    /// There is no dedicated or no shared queue, or the weight is not from 0 to 1.
     pub fn check(&self) -> Result<(), PolicyError> {
         if self.reserved_queues == 0 || self.dedicated() == 0 {
             let (queues, reserved) = (self.queues, self.reserved_queues);

@@ -1,7 +1,7 @@
-//! Why a request has no place, and what would have one.
+//! Why a request cannot be placed, and which requests could.
 //!
-//! **Rule.** Wishes are dropped one after the other, rates first, until the request fits; what was
-//! dropped last is what binds. The offers are found by halving and have been tried.
+//! Constraints are dropped one by one, bandwidth first, until the request fits. The last one
+//! dropped is the binding constraint. Offers are found by bisection, and each has been tried.
 
 use core::fmt;
 
@@ -13,70 +13,70 @@ use super::{Checked, Datacenter, mixed};
 use crate::hose::{Hose, Need, VmClass};
 use crate::topology::{LinkId, NodeId, Topology};
 
-/// A request that was refused.
+/// A refused request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// What binds.
+    /// The binding constraint.
     pub reason: Reason,
-    /// What would fit instead, now.
+    /// Requests that would fit now.
     pub fits: Vec<Offer>,
 }
 
-/// The constraint that binds.
+/// The binding constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// It makes no sense here.
+    /// The request is invalid in this datacenter.
     Request(RequestError),
-    /// The slots in service.
+    /// Too few free slots on servers in service.
     Slots {
-        /// VMs that would fit into one tree, were there nothing but slots.
+        /// VMs that fit into one tree if only slots count.
         fit: u32,
-        /// VMs.
+        /// VMs requested.
         wanted: u32,
     },
-    /// Where the VMs may be.
+    /// Affinity leaves too few servers.
     Affinity {
-        /// VMs that would fit there.
+        /// VMs that fit on the permitted servers.
         fit: u32,
-        /// VMs.
+        /// VMs requested.
         wanted: u32,
     },
-    /// How many VMs a fault domain may hold.
+    /// Bounds on VMs per fault domain leave too little room.
     Spread {
-        /// VMs that would fit under these bounds.
+        /// VMs that fit under these bounds.
         fit: u32,
-        /// VMs.
+        /// VMs requested.
         wanted: u32,
     },
-    /// A link; of those that keep VMs out, the one that keeps out most.
+    /// A link has too little bandwidth. Of several, the one that excludes most VMs.
     Link {
-        /// The link.
+        /// The binding link.
         link: LinkId,
-        /// Its lower end's name.
+        /// Name of its lower end.
         child: String,
-        /// Its upper end's name.
+        /// Name of its upper end.
         parent: String,
-        /// What is reserved on it, the larger direction.
+        /// Reservation on it, in the larger direction.
         reserved: BitsPerSecond,
-        /// What may be.
+        /// Largest possible reservation.
         limit: BitsPerSecond,
         /// VMs for which there are slots below it.
         slots: u32,
-        /// VMs for which it has rate.
+        /// VMs for which it has bandwidth.
         room: u32,
     },
 }
 
-/// A request like the one that was refused, but for one thing; it would fit now.
+/// A variant of the refused request that would fit now. It differs in one respect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Offer {
-    /// With so many VMs.
+    /// This number of VMs.
     Vms(u32),
-    /// With this rate for each VM.
+    /// This rate for each VM.
     Rate(BitsPerSecond),
-    /// With all rates at so many thousandths.
+    /// All rates multiplied by this number of thousandths.
     RatesPermille(u32),
 }
 
@@ -122,7 +122,7 @@ impl fmt::Display for Reason {
 impl core::error::Error for Refusal {}
 
 impl Datacenter {
-    /// Why a request has no place now, and what would have one.
+    /// Explains why a request cannot be placed now, and what would fit.
     pub fn explain(&mut self, request: &Request) -> Refusal {
         let checked = match Checked::new(self, request) {
             Ok(checked) => checked,
@@ -155,7 +155,7 @@ impl Datacenter {
         self.tightest(&ask, root)
     }
 
-    /// Most VMs that any tree holds, and the first tree that holds them.
+    /// Most VMs that any tree holds, and the root of the first such tree.
     fn most(&mut self, ask: &Ask<'_>) -> (u32, NodeId) {
         let survey = &mut self.search.survey;
         survey.servers(&self.ledger, ask);
@@ -172,7 +172,7 @@ impl Datacenter {
         best
     }
 
-    /// The link below `root` that keeps most VMs out; with none, the root's first link up.
+    /// The link below `root` that excludes most VMs; the root's first uplink if there is none.
     fn tightest(&self, ask: &Ask<'_>, root: NodeId) -> Reason {
         let topology = self.topology();
         let lost = |link: LinkId| {
@@ -186,7 +186,7 @@ impl Datacenter {
             (slots.saturating_sub(room), core::cmp::Reverse(*link))
         });
         let Some(link) = worst else {
-            // A server without links whose slots are too few.
+            // A server without links that has too few slots.
             return Reason::Slots { fit: self.search.survey.most(root), wanted: ask.vms };
         };
         let (slots, room) = lost(link);
@@ -243,7 +243,7 @@ fn scaled(hose: &Hose, rate: impl Fn(u64) -> u64) -> Option<Hose> {
     Hose::new(hose.classes().iter().map(class).collect()).ok()
 }
 
-/// The largest number from 1 to `most` that fits, found by halving; `None` if 1 does not.
+/// The largest number from 1 to `most` that fits, found by bisection; `None` if 1 does not fit.
 fn largest(most: u64, mut fits: impl FnMut(u64) -> bool) -> Option<u64> {
     if most == 0 || !fits(1) {
         return None;

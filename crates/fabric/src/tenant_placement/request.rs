@@ -1,104 +1,104 @@
-//! What a tenant asks for: VMs, guarantees, and where they may be.
+//! A tenant's request: VMs, guarantees and constraints on places.
 
 use thiserror::Error;
 
 use crate::hose::Hose;
 use crate::topology::{NodeId, Topology};
 
-/// A tenant's place in the datacenter's table; reused after it is gone.
+/// Index of a tenant in the datacenter's table. It is reused after the tenant is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantSlot(pub u32);
 
 impl TenantSlot {
-    /// As an index into a table.
+    /// The slot as an index into a table.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// How many VMs one failure may take. The fault domain of layer i is what lies below one node of
-/// layer i in the tenant's tree: 0 a server, 1 a rack, 2 a pod.
+/// How many VMs one failure may affect. A fault domain of layer i is everything below one node of
+/// layer i in the tenant's tree: 0 is a server, 1 a rack, 2 a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// The layer of the domain.
+    /// Layer of the fault domain.
     pub layer: usize,
-    /// Most of the tenant's VMs in one domain; at least 1.
+    /// Most VMs of the tenant in one domain, at least 1.
     pub most_vms: Option<u32>,
-    /// Least number of domains; at least 1. It is kept by an even bound: with d domains and N VMs
-    /// none holds more than (N - 1) / (d - 1), rounded down, the largest bound that forces d.
+    /// Least number of domains, at least 1. A uniform bound enforces it: with d domains and N VMs,
+    /// no domain holds more than (N - 1) / (d - 1), rounded down, the largest bound that forces d.
     pub least_domains: Option<u32>,
 }
 
 /// Where a tenant's VMs may be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Affinity {
-    /// Below one of these nodes only; empty: anywhere.
+    /// Only below one of these nodes; anywhere if empty.
     pub within: Vec<NodeId>,
-    /// In the fault domains, of this layer, that these tenants have VMs in.
+    /// Only in fault domains, of this layer, in which these tenants have VMs.
     pub near: Vec<(TenantSlot, usize)>,
-    /// Not in the fault domains, of this layer, that these tenants have VMs in.
+    /// Not in fault domains, of this layer, in which these tenants have VMs.
     pub apart: Vec<(TenantSlot, usize)>,
 }
 
-/// All of it.
+/// A complete request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// VMs and guarantees.
+    /// VMs and their guarantees.
     pub hose: Hose,
-    /// By fault domain.
+    /// Bounds on fault domains.
     pub spread: Vec<Spread>,
-    /// By place.
+    /// Constraints on places.
     pub affinity: Affinity,
 }
 
-/// A request that makes no sense in this datacenter.
+/// Why a request is invalid in this datacenter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// A fault domain of a layer that is not there.
+    /// The layer of a fault domain does not exist.
     #[error("there is no layer {layer}; fault domains are of layers 0 to {highest}")]
     NoLayer {
-        /// What was asked for.
+        /// Layer of the request.
         layer: usize,
-        /// The highest that there is.
+        /// Highest layer of the datacenter.
         highest: usize,
     },
-    /// A bound of 0.
+    /// A bound is 0.
     #[error("a bound of 0 VMs or 0 fault domains; write 1 or more")]
     ZeroBound,
-    /// More fault domains than VMs.
+    /// There are fewer VMs than requested fault domains.
     #[error("{domains} fault domains for {vms} VMs; ask for at most as many as there are VMs")]
     MoreDomainsThanVms {
-        /// Asked for.
+        /// Fault domains requested.
         domains: u32,
-        /// VMs.
+        /// VMs requested.
         vms: u32,
     },
-    /// A node that is not there.
+    /// The node does not exist.
     #[error("there is no node {}; name one of the topology", .0.0)]
     NoNode(NodeId),
-    /// A tenant that is not there.
+    /// The tenant does not exist.
     #[error("there is no tenant {}; name one that is placed", .0.0)]
     NoTenant(TenantSlot),
 }
 
 impl Request {
-    /// A request without wishes about places.
+    /// A request without constraints on places.
     #[must_use]
     pub fn new(hose: Hose) -> Self {
         Self { hose, spread: Vec::new(), affinity: Affinity::default() }
     }
 
-    /// The same with at most `vms` VMs a server.
+    /// Adds a bound of `vms` VMs per server.
     #[must_use]
     pub fn most_per_server(mut self, vms: u32) -> Self {
         self.spread.push(Spread { layer: 0, most_vms: Some(vms), least_domains: None });
         self
     }
 
-    /// Most VMs in one node of each layer. All VMs are in one domain of each layer from the root
-    /// of their tree on, so a bound holds for the layers below it as well.
+    /// Most VMs in a node of each layer. From the root of its tree up, all VMs of a tenant are in
+    /// one domain of each layer. A bound therefore holds for the layers below it too.
     pub(super) fn caps(&self, topology: &Topology) -> Result<Vec<u32>, RequestError> {
         let (vms, highest) = (self.hose.vms(), topology.layers() - 1);
         let mut caps = vec![vms; topology.layers()];

@@ -1,4 +1,4 @@
-//! Algorithm 1: the lowest layer that has a tree with room, and of its trees the best.
+//! Algorithm 1: the lowest layer with a tree that has room, and the best of its trees.
 
 use super::exact::{Ask, Laid, Order, Survey};
 use super::mixed;
@@ -8,7 +8,7 @@ use super::request::Request;
 use crate::ledger::Ledger;
 use crate::topology::{LinkId, NodeId};
 
-/// Memory of a search, used again for the next.
+/// Memory of a search, which is reused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Search {
     pub(super) survey: Survey,
@@ -16,7 +16,7 @@ pub(super) struct Search {
     best: Laid,
 }
 
-/// A request with what was worked out of it.
+/// A request with its derived data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish<'a> {
     pub(super) request: &'a Request,
@@ -25,7 +25,7 @@ pub(super) struct Wish<'a> {
 }
 
 impl Search {
-    /// Where the request goes, if anywhere.
+    /// Finds the placement of a request.
     pub(super) fn run(
         &mut self,
         ledger: &Ledger,
@@ -36,7 +36,7 @@ impl Search {
         let uniform = request.hose.uniform();
         let ask = Ask {
             vms: request.hose.vms(),
-            // With several rates, all taken as the largest is enough though not necessary.
+            // With several rates, treating all as the largest is sufficient but not necessary.
             rate: uniform.map_or_else(|| mixed::largest(&request.hose), |rate| rate.0),
             caps: wish.caps,
             allowed: wish.allowed,
@@ -61,7 +61,7 @@ impl Search {
         None
     }
 
-    /// The best tree of a layer; its layout is left in `best`.
+    /// Finds the best tree of a layer. Its layout is left in `best`.
     fn best_of(
         &mut self,
         ledger: &Ledger,
@@ -92,7 +92,7 @@ impl Search {
                 best = Some((root, found));
                 core::mem::swap(&mut self.best, &mut self.laid);
             }
-            // All servers cost nothing, and first fit asks no further.
+            // Trees of single servers all cost nothing, and first fit stops at the first tree.
             if layer == 0 || policy.choice == Choice::FirstFit {
                 break;
             }
@@ -101,7 +101,7 @@ impl Search {
     }
 }
 
-/// Fewest links pushed past their queues, then the weighed cost; what comes first keeps its place.
+/// Compares by the number of overfull links, then by weighted cost. Ties keep the earlier one.
 pub(super) fn is_better(a: &Cost, than: &Cost) -> bool {
     (a.overfull, a.weighed) < (than.overfull, than.weighed)
 }

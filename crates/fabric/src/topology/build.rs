@@ -1,20 +1,20 @@
-//! Lays a tree's parts out in memory, by layer and by parent.
+//! Builds the arrays of a topology, ordered by layer and by parent.
 
 use super::{Names, Topology, number};
 
-/// Nodes in the order of their layers, and links between them in any order.
+/// Nodes ordered by layer, and links between them in any order.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// How many nodes each layer has, servers first.
+    /// Number of nodes in each layer, servers first.
     pub(super) layers: Vec<u32>,
-    /// By server.
+    /// Slots of each server.
     pub(super) slots: Vec<u32>,
-    /// Child, parent and rate.
+    /// Child, parent and rate in bit/s of each link.
     pub(super) links: Vec<(u32, u32, u64)>,
     pub(super) names: Names,
 }
 
-/// The topology of parts that have been checked.
+/// Builds a topology from validated parts.
 pub(super) fn build(mut parts: Parts) -> Topology {
     parts.links.sort_unstable_by_key(|(child, parent, _)| (*parent, *child));
     let layer_end: Vec<u32> = parts
@@ -42,7 +42,7 @@ pub(super) fn build(mut parts: Parts) -> Topology {
     Topology { layer_end, slots, child, parent, rate, first_down, first_up, up, names }
 }
 
-/// Where each node's links begin when they are sorted by it, and where the last one's end.
+/// For each node, where its links begin if links are sorted by it; and where the last node's end.
 fn starts(nodes: usize, of: &[u32]) -> Vec<u32> {
     let mut starts = vec![0_u32; nodes + 1];
     for node in of {

@@ -1,22 +1,32 @@
-//! Multi-rooted trees: servers, switches in layers above them, and links between neighbours.
+//! Multi-rooted trees: servers, switches in layers above them, and links between adjacent layers.
 //!
-//! **Problem.** A tenant's traffic stays inside one tree, so that what its links must carry is
-//! known (QShare §II-A); a datacenter has several trees over the same servers, and a hundred
-//! thousand servers must fit beside each other in memory.
+//! # Problem
 //!
-//! **Source.** QShare §IV-A ("a layer-i TR option is a tree rooted at layer i; its leaves are all
-//! servers reachable from the root using only downward paths"); Al-Fares et al., SIGCOMM 2008, for
+//! A tenant's traffic stays inside one tree, so that the load of its links is known (QShare §II-A).
+//! A datacenter has several trees over the same servers, and memory must suffice for a hundred
+//! thousand servers.
+//!
+//! # Source
+//!
+//! QShare §IV-A ("a layer-i TR option is a tree rooted at layer i; its leaves are all servers
+//! reachable from the root using only downward paths"); Al-Fares et al., SIGCOMM 2008, for
 //! fat-trees.
 //!
-//! **Quantities.** Layer 0 is servers, layer 1 the switches over them, and so on. A link joins a
-//! *child* to a *parent* one layer above; its rate is bits per second *in each direction*, up and
-//! down. A *slot* is room for one VM.
+//! # Quantities
 //!
-//! **Rule.** Whatever node is taken as root, there is one way down to each server below it;
-//! [`spec`] refuses a topology where that is not so. Nodes are numbered by layer, links by parent,
-//! so that a node's links down are neighbours in memory.
+//! Layer 0 has the servers, layer 1 the switches above them, and so on. A link connects a *child*
+//! to a *parent* one layer above. Its rate is in bits per second *in each direction*. A *slot* is
+//! room for one VM.
 //!
-//! **Cost.** 32 bytes a link and 16 a node; a fat-tree of k = 74 (101,306 servers) takes 11 MB.
+//! # Approach
+//!
+//! For any node as root, there is exactly one path down to each server below it. [`spec`] refuses
+//! topologies that violate this. Nodes are numbered by layer and links by parent, so a node's
+//! downlinks are adjacent in memory.
+//!
+//! # Cost
+//!
+//! 32 bytes per link and 16 per node. A fat-tree of k = 74 (101,306 servers) takes 11 MB.
 
 use core::fmt;
 use core::ops::Range;
@@ -37,16 +47,16 @@ pub const ELEMENTS_MAX: usize = 1 << 26;
 /// Most slots of a server.
 pub const SLOTS_MAX: u32 = 1 << 20;
 
-/// A server or a switch; servers come first.
+/// A server or a switch. Servers have the lowest numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
-/// A link between a node and one a layer above it.
+/// A link between a node and one in the layer above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
 impl NodeId {
-    /// As an index into a table.
+    /// The number as an index into a table.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -54,52 +64,53 @@ impl NodeId {
 }
 
 impl LinkId {
-    /// As an index into a table.
+    /// The number as an index into a table.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// An index as the number of an element.
+/// Converts an index to the number of an element.
 ///
 /// # Panics
-/// Above [`ELEMENTS_MAX`], which no topology has.
+/// The index does not fit into 32 bits. [`ELEMENTS_MAX`] keeps all indices of a topology below
+/// that.
 pub(crate) fn number(index: usize) -> u32 {
     u32::try_from(index).expect("a topology has fewer than 2^26 elements")
 }
 
-/// A validated multi-rooted tree. Immutable; what is reserved on it is [`crate::ledger`]'s.
+/// A validated multi-rooted tree. It is immutable; [`crate::ledger`] has the reservations.
 #[derive(Clone, Debug)]
 pub struct Topology {
-    /// Ends of the layers' node numbers.
+    /// For each layer, the end of its range of node numbers.
     layer_end: Vec<u32>,
-    /// By server.
+    /// Slots of each server.
     slots: Vec<u32>,
-    /// By link.
+    /// Lower end of each link.
     child: Vec<u32>,
     parent: Vec<u32>,
     rate: Vec<u64>,
-    /// By node, and one more: its first link down.
+    /// For each node, its first downlink; one more entry marks the end.
     first_down: Vec<u32>,
-    /// By node, and one more: where its links up begin in `up`.
+    /// For each node, where its uplinks begin in `up`; one more entry marks the end.
     first_up: Vec<u32>,
     up: Vec<u32>,
     names: Names,
 }
 
-/// What nodes are called.
+/// Names of nodes.
 #[derive(Clone, Debug)]
 pub(crate) enum Names {
-    /// By layer and place in it.
+    /// Generated from the layer and the position in it.
     Numbered,
-    /// By node, and the nodes in the order of their names.
+    /// Names by node, and the nodes ordered by name.
     Given(Vec<Box<str>>, Vec<u32>),
 }
 
 impl Names {
-    /// By node. A tree of ten thousand nodes is asked for each of them once an interval, so the
-    /// order of names is kept.
+    /// Names by node. They are indexed, because a controller with ten thousand nodes looks up each
+    /// of them once an interval.
     pub(crate) fn given(names: Vec<Box<str>>) -> Self {
         let mut order: Vec<u32> = (0..names.len()).map(number).collect();
         order.sort_by(|a, b| names[*a as usize].cmp(&names[*b as usize]));
@@ -107,11 +118,11 @@ impl Names {
     }
 }
 
-/// Names of numbered nodes by layer, in a tree of three tiers.
+/// Generated names by layer, for a tree with three tiers of switches.
 const KINDS: [&str; 4] = ["server", "rack", "pod-switch", "core"];
 
 impl Topology {
-    /// How many layers there are, servers included.
+    /// Number of layers, including servers.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layer_end.len()
@@ -120,7 +131,7 @@ impl Topology {
     /// The nodes of a layer.
     ///
     /// # Panics
-    /// Where there is no such layer.
+    /// There is no such layer.
     pub fn layer(&self, layer: usize) -> impl DoubleEndedIterator<Item = NodeId> + Clone + use<> {
         self.layer_range(layer).map(NodeId)
     }
@@ -136,67 +147,67 @@ impl Topology {
         self.layer_end.partition_point(|end| *end <= node.0)
     }
 
-    /// How many servers there are; they are the nodes from 0.
+    /// Number of servers. They are the nodes from 0.
     #[must_use]
     pub fn servers(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many servers and switches there are.
+    /// Number of servers and switches.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.first_down.len() - 1
     }
 
-    /// How many links there are.
+    /// Number of links.
     #[must_use]
     pub fn links(&self) -> usize {
         self.child.len()
     }
 
-    /// Whether a node is a server.
+    /// Whether a node is a server, i.e. in layer 0.
     #[must_use]
     pub fn is_server(&self, node: NodeId) -> bool {
         node.index() < self.slots.len()
     }
 
-    /// Slots of a server; a switch has none.
+    /// Slots of a server; 0 for a switch.
     #[must_use]
     pub fn slots(&self, node: NodeId) -> u32 {
         self.slots.get(node.index()).copied().unwrap_or(0)
     }
 
-    /// Slots of all servers.
+    /// Sum of the slots of all servers.
     #[must_use]
     pub fn slots_all(&self) -> u64 {
         self.slots.iter().map(|slots| u64::from(*slots)).sum()
     }
 
-    /// The lower end of a link.
+    /// Lower end of a link.
     #[must_use]
     pub fn child(&self, link: LinkId) -> NodeId {
         NodeId(self.child[link.index()])
     }
 
-    /// The upper end of a link.
+    /// Upper end of a link.
     #[must_use]
     pub fn parent(&self, link: LinkId) -> NodeId {
         NodeId(self.parent[link.index()])
     }
 
-    /// A link's rate in each direction.
+    /// Rate of a link in each direction.
     #[must_use]
     pub fn rate(&self, link: LinkId) -> BitsPerSecond {
         BitsPerSecond(self.rate[link.index()])
     }
 
-    /// The layer of a link: that of its upper end, from 1.
+    /// Layer of a link: that of its upper end, from 1.
     #[must_use]
     pub fn link_layer(&self, link: LinkId) -> usize {
         self.layer_of(self.parent(link))
     }
 
-    /// A node's links down; none of a server.
+    /// Downlinks of a node; a server has none.
     pub fn down(&self, node: NodeId) -> impl DoubleEndedIterator<Item = LinkId> + Clone + use<> {
         self.down_range(node).map(LinkId)
     }
@@ -205,13 +216,14 @@ impl Topology {
         self.first_down[node.index()]..self.first_down[node.index() + 1]
     }
 
-    /// A node's links up; none of the highest layer's.
+    /// Uplinks of a node; nodes of the highest layer have none.
     pub fn up(&self, node: NodeId) -> impl Iterator<Item = LinkId> + Clone + '_ {
         let range = self.first_up[node.index()] as usize..self.first_up[node.index() + 1] as usize;
         self.up[range].iter().map(|link| LinkId(*link))
     }
 
-    /// A node's rate down over its rate up: 4 is 4:1. `None` for the highest layer.
+    /// Downlink rate of a switch divided by its uplink rate: 4 means 4:1. `None` for servers and
+    /// for the highest layer.
     #[must_use]
     pub fn oversubscription(&self, node: NodeId) -> Option<f64> {
         #[expect(clippy::cast_precision_loss, reason = "a ratio to be shown")]
@@ -222,13 +234,13 @@ impl Topology {
         (up > 0.0 && !self.is_server(node)).then(|| sum(&mut self.down(node)) / up)
     }
 
-    /// What a node is called.
+    /// Name of a node.
     #[must_use]
     pub fn name(&self, node: NodeId) -> NodeName<'_> {
         NodeName { topology: self, node }
     }
 
-    /// The node of a name.
+    /// The node with a name, if there is one.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<NodeId> {
         match &self.names {
@@ -253,7 +265,7 @@ impl Topology {
         if layer + 1 == self.layers() { KINDS[3].to_owned() } else { format!("layer{layer}") }
     }
 
-    /// All nodes that can be reached from `root` going down, itself first.
+    /// All nodes reachable from `root` downwards, starting with `root`.
     #[must_use]
     pub fn cone(&self, root: NodeId) -> Vec<NodeId> {
         let mut cone = vec![root];
@@ -265,14 +277,14 @@ impl Topology {
         cone
     }
 
-    /// The links from `node` up to `root`, lowest first; `None` if it is not below it.
+    /// Links from `node` up to `root`, lowest first; `None` if `node` is not below `root`.
     #[must_use]
     pub fn path_up(&self, node: NodeId, root: NodeId) -> Option<Vec<LinkId>> {
         if node == root {
             return Some(Vec::new());
         }
         self.up(node).find_map(|link| {
-            // Only the layers below the root can lead there.
+            // Only layers below the root can lead to it.
             let parent = self.parent(link);
             if parent.0 > root.0 {
                 return None;
@@ -284,7 +296,7 @@ impl Topology {
     }
 }
 
-/// A node's name, to be shown.
+/// Displays a node's name.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeName<'a> {
     topology: &'a Topology,

@@ -1,17 +1,26 @@
-//! Regular trees: every node of a layer looks like the others. Fat-trees are among them.
+//! Regular trees, in which all nodes of a layer are alike. Fat-trees are regular.
 //!
-//! **Problem.** Nobody writes a hundred thousand servers down. **Source.** Al-Fares et al.,
-//! SIGCOMM 2008 (fat-tree); QShare §VII-C: k = 16, over-subscribed "by disabling certain links and
-//! switches".
+//! # Problem
 //!
-//! **Rule.** A *group* of layer i is `fan_out` groups of layer i - 1 and the switches over them.
-//! A group of layer 0 is a server. If a group below has R roots and each has u links up, the group
-//! has R * u switches; switch (j, x) has a link to root j of each group below. So every switch has
-//! one way down to each server below it. A fat-tree of k has fan-outs k/2, k/2, k and links up
-//! 1, k/2, k/2.
+//! Nobody writes down a hundred thousand servers.
 //!
-//! **Worked example** (a test). Fan-outs 8, 8, 16, links up 1, 1, 1 and rates 10G, 40G, 40G: 1,024
-//! servers; a rack has 80G down and 40G up, a pod's one switch 320G down and 40G up: 16:1.
+//! # Source
+//!
+//! Al-Fares et al., SIGCOMM 2008 (fat-tree); QShare §VII-C: k = 16, oversubscribed "by disabling
+//! certain links and switches".
+//!
+//! # Approach
+//!
+//! A *group* of layer i consists of `fan_out` groups of layer i - 1 and the switches above them. A
+//! group of layer 0 is a server. If a group below has R roots with u uplinks each, the group has R
+//! * u switches. Switch (j, x) has a link to root j of each group below, so every switch has one
+//! path down to each server below it. A fat-tree of k has fan-outs k/2, k/2, k and uplinks 1, k/2,
+//! k/2.
+//!
+//! # Example
+//!
+//! A test: fan-outs 8, 8, 16, uplinks 1, 1, 1 and rates 10G, 40G, 40G give 1,024 servers. A rack
+//! has 80G down and 40G up. A pod's single switch has 320G down and 40G up. Together they are 16:1.
 
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
@@ -19,23 +28,23 @@ use thiserror::Error;
 use super::build::{Parts, build};
 use super::{ELEMENTS_MAX, Names, SLOTS_MAX, TIERS_MAX, Topology};
 
-/// One layer of switches and the links below it.
+/// A layer of switches and the links below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tier {
-    /// Groups of the layer below in a group of this layer; at least 1.
+    /// Groups of the layer below in a group of this layer, at least 1.
     pub fan_out: u32,
-    /// Links up of each node below into this layer; at least 1.
+    /// Uplinks of each node below into this layer, at least 1.
     pub uplinks: u32,
-    /// Rate of each of these links, in each direction; above 0.
+    /// Rate of each of these links in each direction, above 0.
     pub rate: BitsPerSecond,
 }
 
 /// A regular tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regular {
-    /// Slots of each server; at least 1.
+    /// Slots of each server, at least 1.
     pub slots: u32,
-    /// From the servers up; at least one.
+    /// Tiers from the servers up, at least one.
     pub tiers: Vec<Tier>,
 }
 
@@ -43,35 +52,36 @@ pub struct Regular {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RegularError {
-    /// No tier or too many.
+    /// There is no tier, or there are too many.
     #[error("{0} tiers: a tree has 1 to {TIERS_MAX}")]
     Tiers(usize),
-    /// A server without slots or with too many.
+    /// Servers have no slots or too many.
     #[error("{0} slots a server: 1 to {SLOTS_MAX} are possible")]
     Slots(u32),
-    /// A tier with a zero.
+    /// A value of a tier is 0.
     #[error("tier {tier}: `{what}` is 0; write 1 or more")]
     Zero {
-        /// From 1, the lowest first.
+        /// Number of the tier from 1, lowest first.
         tier: usize,
-        /// Which of its values.
+        /// Name of the value.
         what: &'static str,
     },
-    /// More nodes or links than can be numbered.
+    /// There are too many nodes or links.
     #[error("the tree has more than {ELEMENTS_MAX} nodes or links; take a smaller one")]
     Size,
-    /// A fat-tree of an odd or zero k.
+    /// k of a fat-tree is odd or 0.
     #[error("a fat-tree's k is even and at least 2, and not {0}")]
     OddK(u32),
 }
 
 impl Regular {
-    /// A fat-tree of k-port switches with `slots` VMs a server, rates of server links and of all
-    /// others. `agg` of the k/2 aggregation switches of a pod are there, and `core` links up of
-    /// each: k/2 and k/2 are the full tree, less is over-subscription as in QShare §VII-C.
+    /// A fat-tree of k-port switches with `slots` slots per server. The rates are those of server
+    /// links and of all others. `agg` is the number of aggregation switches per pod, and `core` the
+    /// number of uplinks of each. k/2 and k/2 give the full tree; smaller numbers give
+    /// oversubscription as in QShare §VII-C.
     ///
     /// # Errors
-    /// When k is odd or 0, or `agg` or `core` is 0.
+    /// k is odd or 0, or `agg` or `core` is 0.
     pub fn fat_tree(
         k: u32,
         slots: u32,
@@ -90,8 +100,10 @@ impl Regular {
         tree.check().map(|()| tree)
     }
 
+    /// Validates the tree.
+    ///
     /// # Errors
-    /// When it has zeroes or is too large; see [`RegularError`].
+    /// A value is 0 or the tree is too large; see [`RegularError`].
     pub fn check(&self) -> Result<(), RegularError> {
         if self.tiers.is_empty() || self.tiers.len() > TIERS_MAX {
             return Err(RegularError::Tiers(self.tiers.len()));
@@ -117,7 +129,8 @@ impl Regular {
         fits.then_some(()).ok_or(RegularError::Size)
     }
 
-    /// By layer: how many groups, and how many roots each has. `None` when far too many.
+    /// For each layer, the number of groups and the roots of each. `None` if there are far too
+    /// many.
     fn counts(&self) -> Option<Vec<(u64, u64)>> {
         let most = ELEMENTS_MAX as u64;
         let within = |n: Option<u64>| n.filter(|n| *n <= most);
@@ -137,7 +150,7 @@ impl Regular {
         Some(counts)
     }
 
-    /// The tree.
+    /// Builds the topology.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -237,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_built_is_refused_with_the_reason() {
+    fn an_invalid_tree_is_refused_with_the_reason() {
         let rates = (BitsPerSecond(G), BitsPerSecond(G));
         assert_eq!(Regular::fat_tree(3, 1, rates, (1, 1)), Err(RegularError::OddK(3)));
         assert_eq!(

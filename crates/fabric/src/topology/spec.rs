@@ -1,8 +1,8 @@
-//! A topology written down node by node and link by link, and what may be wrong with it.
+//! A topology described node by node and link by link, and its validation.
 //!
-//! **Rule.** A description is taken whole or refused whole, with all of its mistakes. A node's
-//! layer is one above its highest child; a link must join neighbouring layers; from every switch
-//! there is one way down to each server, so that a tenant's tree is a tree.
+//! A description is accepted or refused as a whole, with all of its errors. A node's layer is one
+//! above its highest child. A link must connect adjacent layers. Every switch must have exactly one
+//! path down to each server below it, so that a tenant's tree is a tree.
 
 use std::collections::HashMap;
 
@@ -12,155 +12,157 @@ use thiserror::Error;
 use super::build::{Parts, build};
 use super::{ELEMENTS_MAX, Names, SLOTS_MAX, TIERS_MAX, Topology, number};
 
-/// A server or a switch.
+/// Description of a server or a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// Its name, unique among servers and switches.
+    /// Name, unique among servers and switches.
     pub name: String,
-    /// Slots of a server; `None`: a switch.
+    /// Slots of a server; `None` for a switch.
     pub slots: Option<u32>,
 }
 
-/// A link: from `child` up to `parent`. Several cables between the two are one link of their sum.
+/// Description of a link. Several cables between two nodes are one link with the sum of their
+/// rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// The lower end's name.
+    /// Name of the lower end.
     pub child: String,
-    /// The upper end's name.
+    /// Name of the upper end.
     pub parent: String,
-    /// Rate in each direction; above 0.
+    /// Rate in each direction, above 0.
     pub rate: BitsPerSecond,
 }
 
-/// All of a datacenter.
+/// Description of a datacenter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TopologySpec {
-    /// Servers and switches.
+    /// Servers and switches in any order.
     pub nodes: Vec<NodeSpec>,
-    /// Links.
+    /// Links in any order.
     pub links: Vec<LinkSpec>,
 }
 
-/// A mistake. `at` is the place in [`TopologySpec::nodes`] or [`TopologySpec::links`], from 0.
+/// An error in a description. `at` is an index into [`TopologySpec::nodes`] or
+/// [`TopologySpec::links`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// No server.
+    /// There is no server.
     #[error("there is no server; describe at least one")]
     NoServer,
-    /// Too many nodes or links.
+    /// There are too many nodes or links.
     #[error("more than {ELEMENTS_MAX} nodes or links; describe fewer")]
     Size,
-    /// Two nodes of one name.
+    /// Two nodes have the same name.
     #[error("the name `{name}` is taken; give each server and switch a name of its own")]
     DuplicateName {
-        /// The second of them.
+        /// Index of the second node.
         at: usize,
-        /// The name.
+        /// Name that both nodes have.
         name: String,
     },
-    /// A server without slots, or with too many.
+    /// A server has no slots or too many.
     #[error("`{name}` has {slots} slots; write 1 to {SLOTS_MAX}")]
     Slots {
-        /// The server.
+        /// Index of the server.
         at: usize,
-        /// Its name.
+        /// Name of the server.
         name: String,
-        /// What was written.
+        /// Its number of slots.
         slots: u32,
     },
-    /// A link names a node that is not there.
+    /// A link refers to a node that does not exist.
     #[error("no server or switch is called `{name}`; correct the name or describe it")]
     Unknown {
-        /// The link.
+        /// Index of the link.
         at: usize,
-        /// The name.
+        /// Name that no node has.
         name: String,
     },
-    /// A link without a rate.
+    /// A link has rate 0.
     #[error("the link from `{child}` to `{parent}` carries nothing; give it a rate above 0")]
     ZeroRate {
-        /// The link.
+        /// Index of the link.
         at: usize,
-        /// Its lower end.
+        /// Name of its lower end.
         child: String,
-        /// Its upper end.
+        /// Name of its upper end.
         parent: String,
     },
-    /// Two links between the same nodes.
+    /// Two links connect the same nodes.
     #[error("a second link from `{child}` to `{parent}`; write one link of their sum")]
     DuplicateLink {
-        /// The second of them.
+        /// Index of the second link.
         at: usize,
-        /// Its lower end.
+        /// Name of its lower end.
         child: String,
-        /// Its upper end.
+        /// Name of its upper end.
         parent: String,
     },
-    /// A link whose upper end is a server.
+    /// The upper end of a link is a server.
     #[error("`{parent}` is a server and has nothing below it; name a switch as the upper end")]
     AboveServer {
-        /// The link.
+        /// Index of the link.
         at: usize,
-        /// Its upper end.
+        /// Name of its upper end.
         parent: String,
     },
-    /// A way up that comes back to where it began.
+    /// A path up leads back to its start.
     #[error("going up from `{name}` leads back to it; a link's upper end is nearer to the core")]
     Cycle {
-        /// A link of the circle.
+        /// Index of a link in the cycle.
         at: usize,
-        /// Its lower end.
+        /// Name of its lower end.
         name: String,
     },
-    /// A link that jumps over a layer.
+    /// A link skips a layer.
     #[error(
         "the link from `{child}` (layer {low}) to `{parent}` (layer {high}) jumps over a layer; \
          join neighbouring layers"
     )]
     Jump {
-        /// The link.
+        /// Index of the link.
         at: usize,
-        /// Its lower end.
+        /// Name of its lower end.
         child: String,
-        /// Its layer.
+        /// Layer of its lower end.
         low: usize,
-        /// Its upper end.
+        /// Name of its upper end.
         parent: String,
-        /// Its layer.
+        /// Layer of its upper end.
         high: usize,
     },
-    /// A switch with nothing below it.
+    /// A switch has nothing below it.
     #[error("`{name}` has no server below it; join it to one or leave it out")]
     Childless {
-        /// The switch.
+        /// Index of the switch.
         at: usize,
-        /// Its name.
+        /// Name of the switch.
         name: String,
     },
-    /// Two ways down.
+    /// There are two paths down from a switch to a node.
     #[error(
         "from `{root}` there are two ways down to `{to}`, so what lies below it is no tree; \
          each switch has one way down to each server"
     )]
     TwoWays {
-        /// The upper switch.
+        /// Index of the switch.
         at: usize,
-        /// Its name.
+        /// Name of the switch.
         root: String,
-        /// The node that is reached twice.
+        /// Name of the node that is reached twice.
         to: String,
     },
-    /// More layers than are possible.
+    /// There are too many layers of switches.
     #[error("{0} layers of switches; at most {TIERS_MAX} are possible")]
     Layers(usize),
 }
 
 impl TopologySpec {
-    /// The topology.
+    /// Validates the description and builds the topology.
     ///
     /// # Errors
-    /// All mistakes of the first kind that was found: of single nodes and links, then of the whole.
+    /// All errors of the first kind found: of single nodes and links, then of the whole.
     pub fn build(&self) -> Result<Topology, Vec<SpecError>> {
         if self.nodes.len() > ELEMENTS_MAX || self.links.len() > ELEMENTS_MAX {
             return Err(vec![SpecError::Size]);
@@ -173,7 +175,7 @@ impl TopologySpec {
         if errors.is_empty() { Ok(topology) } else { Err(errors) }
     }
 
-    /// Each link's ends as places in `nodes`.
+    /// Indices in `nodes` of each link's lower and upper end.
     fn ends(&self) -> Result<Vec<(usize, usize)>, Vec<SpecError>> {
         let mut errors = Vec::new();
         let mut names = HashMap::new();
@@ -212,7 +214,7 @@ impl TopologySpec {
         if errors.is_empty() { Ok(ends) } else { Err(errors) }
     }
 
-    /// Each node's layer: one above its highest child.
+    /// Layer of each node: one above its highest child.
     fn layers(&self, ends: &[(usize, usize)]) -> Result<Vec<usize>, Vec<SpecError>> {
         let mut layers = vec![0; self.nodes.len()];
         let mut waiting = vec![0_u32; self.nodes.len()];
@@ -238,8 +240,8 @@ impl TopologySpec {
         if highest > TIERS_MAX { Err(vec![SpecError::Layers(highest)]) } else { Ok(layers) }
     }
 
-    /// A link of a circle: going down from a node that waits, always to one that waits as well,
-    /// comes to a node a second time, and the link to it is one of a circle's.
+    /// A link of a cycle. Going down from a waiting node to waiting nodes only must reach some node
+    /// a second time, and the last link is part of a cycle.
     fn circle(&self, ends: &[(usize, usize)], waiting: &[u32]) -> Option<usize> {
         let mut below = vec![None; self.nodes.len()];
         for (at, (child, parent)) in ends.iter().enumerate().rev() {
@@ -293,8 +295,8 @@ impl TopologySpec {
         build(Parts { layers: (0..=highest).map(count).collect(), slots, links, names })
     }
 
-    /// Switches from which a node can be reached twice. The lowest that has such a node is named;
-    /// those above it would only repeat it.
+    /// Switches with two paths down to some node. Only the lowest such layer is reported, because
+    /// higher ones would repeat it.
     fn two_ways(&self, topology: &Topology) -> Vec<SpecError> {
         let mut seen = vec![u32::MAX; topology.nodes()];
         let mut errors = Vec::new();
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_a_jump_and_two_ways_down_are_refused() {
+    fn a_cycle_a_skipped_layer_and_two_paths_down_are_refused() {
         let mut circle = two_racks();
         circle.nodes.push(NodeSpec { name: "x".to_owned(), slots: None });
         for (child, parent) in [("core", "x"), ("x", "r1")] {
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_of_single_objects_are_told_at_once() {
+    fn all_errors_of_single_objects_are_reported_at_once() {
         let mut wrong = two_racks();
         wrong.nodes[1].name = "a".to_owned();
         wrong.nodes[2].slots = Some(0);

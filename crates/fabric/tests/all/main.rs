@@ -1,4 +1,4 @@
-//! Properties of placement and of the allocation of rates.
+//! Property tests of placement, queue binding and rate allocation.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! What binding keeps from interval to interval, and at every step between two.
+//! Invariants of binding from interval to interval, and at every step in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,14 +15,14 @@ use proptest::sample::Index;
 
 use crate::common;
 
-/// Hosts and switches that do what plans say, with packets still on their way.
+/// Hosts and switches that carry out plans, with packets still in transit.
 #[derive(Default)]
 struct Fabric {
     epoch: u64,
     maps: BTreeMap<(Port, u8), u8>,
     weights: BTreeMap<Port, Weights>,
     marks: BTreeMap<TenantSlot, u8>,
-    /// Values with which a tenant's packets may still be under way.
+    /// Values that a tenant's packets in transit may still have.
     flying: BTreeMap<TenantSlot, BTreeSet<u8>>,
 }
 
@@ -36,8 +36,8 @@ impl Fabric {
     ) {
         assert!(plan.epoch > self.epoch, "a plan is newer than the one before");
         self.epoch = plan.epoch;
-        // Weights come first; until they are there, whoever was placed since the last plan is not
-        // counted in.
+        // Weights come first. Until they are set, tenants placed since the last plan are not
+        // counted.
         let mut weighed = false;
         for step in &plan.steps {
             weighed |= !matches!(step, Step::Weigh { .. });
@@ -73,7 +73,7 @@ impl Fabric {
         }
     }
 
-    /// Who marks nothing has, together, what it has reserved on each port, in queue 0.
+    /// On each port, queue 0 has at least the sum of the reservations of unmarked tenants.
     fn check_shared(&self, reserved: &Reserved) {
         for (port, weights) in &self.weights {
             let shares = |t: &TenantSlot| self.marks.get(t).is_none_or(|dscp| *dscp == SHARED);
@@ -89,7 +89,7 @@ impl Fabric {
         }
     }
 
-    /// Every packet under way has a queue, and no two tenants are in one that is not shared.
+    /// Every packet in transit has a queue, and no two tenants are in the same dedicated queue.
     fn check(&self, ports: &BTreeMap<TenantSlot, Vec<Port>>) {
         let mut inside: BTreeMap<(Port, u8), TenantSlot> = BTreeMap::new();
         for (tenant, values) in &self.flying {
@@ -105,7 +105,7 @@ impl Fabric {
     }
 }
 
-/// What is reserved on each port, and what it carries.
+/// Reservations on each port, and its rate.
 struct Reserved {
     needs: BTreeMap<Port, Vec<(TenantSlot, u64)>>,
     rates: BTreeMap<Port, u64>,
@@ -149,7 +149,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn settings() -> impl Strategy<Value = Settings> {
     let mode = prop_oneof![Just(Mode::StaticMap), Just(Mode::PerPortMap), Just(Mode::PerEgressMap)];
     (mode, 2_u8..=5, 0_u64..=2, 0_u8..=4).prop_map(|(mode, queues, hold, spare)| {
-        // Few values, so that they run out where the mode allows that.
+        // Few values, so that they run out if the mode permits that.
         let least = if mode == Mode::StaticMap { queues - 1 } else { 2 };
         let palette = Palette::new((1..=least + spare).map(|value| 3 * value).collect()).unwrap();
         Settings { queues, hold, palette, ..Settings::new(mode) }
@@ -170,7 +170,7 @@ fn ports_of(candidates: &[Candidate<'_>]) -> BTreeMap<TenantSlot, Vec<Port>> {
     candidates.iter().map(|c| (c.tenant, ports(c))).collect()
 }
 
-/// What holds between two intervals.
+/// Invariants between two intervals.
 fn audit(binding: &Binding, datacenter: &Datacenter, candidates: &[Candidate<'_>]) {
     let settings = binding.settings();
     let ports = ports_of(candidates);
@@ -233,7 +233,7 @@ proptest! {
                     let tenants = candidates(&datacenter, scores);
                     let topology = datacenter.topology();
                     let pass = binding.pass(topology, &tenants);
-                    // The packets of a tenant that is gone still go where they went.
+                    // Packets of a tenant that left still go where they went.
                     let now = ports_of(&tenants);
                     let lost: BTreeSet<_> = pass.plan.steps.iter().filter_map(|step| match step {
                         Step::Mark { tenant, dscp: SHARED } => Some(*tenant),
@@ -259,14 +259,14 @@ proptest! {
     }
 }
 
-/// The two lists and the state say the same.
+/// The two lists of a pass match the binding's state.
 fn check_pass(binding: &Binding, pass: &Pass) {
     assert!(pass.promoted.iter().all(|tenant| binding.of(*tenant).is_some()));
     assert!(pass.demoted.iter().all(|tenant| binding.of(*tenant).is_none()));
     assert!(pass.without_code_point.iter().all(|tenant| binding.of(*tenant).is_none()));
 }
 
-/// Tenants of two VMs, one on each of two servers: all meet on both links.
+/// Tenants of two VMs, one on each of two servers. All meet on both links.
 fn meeting(tenants: u32) -> Datacenter {
     let tier = Tier { fan_out: 2, uplinks: 1, rate: BitsPerSecond(1000) };
     let tree = Regular { slots: 100, tiers: vec![tier] };
@@ -298,7 +298,7 @@ fn a_queue_is_taken_only_by_a_clearly_higher_score_and_after_its_hold() {
 }
 
 #[test]
-fn who_would_cost_more_than_it_is_worth_takes_nothing() {
+fn a_tenant_whose_victims_score_more_in_sum_takes_nothing() {
     // Tenant 2 meets tenant 0 on one rack and tenant 1 on the other.
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1000) };
     let tree = Regular { slots: 2, tiers: vec![tier(2), tier(2)] };
@@ -321,7 +321,7 @@ fn who_would_cost_more_than_it_is_worth_takes_nothing() {
 }
 
 #[test]
-fn who_cannot_be_told_keeps_what_it_has_and_gets_nothing() {
+fn a_tenant_that_is_not_movable_keeps_what_it_has_and_gets_nothing() {
     let datacenter = meeting(4);
     let settings = Settings { queues: 3, hold: 0, ..Settings::new(Mode::StaticMap) };
     let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
@@ -338,7 +338,7 @@ fn who_cannot_be_told_keeps_what_it_has_and_gets_nothing() {
 }
 
 #[test]
-fn queues_of_before_come_back() {
+fn earlier_queues_are_restored() {
     let datacenter = meeting(5);
     let settings = Settings { queues: 4, hold: 0, ..Settings::new(Mode::PerPortMap) };
     let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
@@ -360,7 +360,7 @@ fn queues_of_before_come_back() {
 }
 
 #[test]
-fn a_binding_goes_on_where_another_stopped() {
+fn a_binding_resumes_where_another_stopped() {
     let datacenter = meeting(5);
     let settings = Settings { queues: 4, ..Settings::new(Mode::StaticMap) };
     let links = datacenter.topology().links();
@@ -388,19 +388,19 @@ fn a_binding_goes_on_where_another_stopped() {
     );
 }
 
-/// What its links say, for [`Binding::reserve`].
+/// Links of a tenant, for [`Binding::reserve`].
 fn links_of(datacenter: &Datacenter, tenant: TenantSlot) -> Vec<(LinkId, Need)> {
     datacenter.tenant(tenant).unwrap().placement.entry.links.clone()
 }
 
 #[test]
-fn what_is_reserved_between_passes_is_what_the_next_pass_finds() {
+fn reservations_between_passes_are_those_that_the_next_pass_finds() {
     let mut datacenter = meeting(3);
     let settings = Settings { queues: 4, ..Settings::new(Mode::PerPortMap) };
     let links = datacenter.topology().links();
     let mut binding = Binding::new(settings.clone(), links).unwrap();
     binding.pass(datacenter.topology(), &candidates(&datacenter, &[9, 8, 7]));
-    // A large one comes, and shares queue 0.
+    // A large tenant arrives and shares queue 0.
     let request = Request::new(Hose::homogeneous(2, BitsPerSecond(600)).unwrap());
     let new = datacenter.place(&request.most_per_server(1)).unwrap();
     let now = links_of(&datacenter, new);
@@ -413,7 +413,7 @@ fn what_is_reserved_between_passes_is_what_the_next_pass_finds() {
     };
     assert!(share(&binding) >= 0.6, "{steps:?}");
     assert_eq!(binding.reserve(datacenter.topology(), new, &now, &now), [], "the same again");
-    // Who goes on from what is stored has the same weights before any pass.
+    // A resumed binding has the same weights before any pass.
     let had = binding.bound().map(|(tenant, bound)| (tenant, bound.clone()));
     let mut next = Binding::resume(settings, links, binding.interval(), had).unwrap();
     let all: Vec<_> = datacenter.tenants().map(|(t, _)| (t, links_of(&datacenter, t))).collect();
@@ -426,7 +426,7 @@ fn what_is_reserved_between_passes_is_what_the_next_pass_finds() {
 }
 
 #[test]
-fn a_slot_that_was_retired_is_given_to_nobody_before_it_is_free() {
+fn a_retired_slot_is_not_reused_before_it_is_free() {
     let mut datacenter = meeting(3);
     let request = Request::new(Hose::homogeneous(2, BitsPerSecond(1)).unwrap());
     assert!(datacenter.retire(TenantSlot(1)).is_some());
@@ -441,7 +441,7 @@ fn a_slot_that_was_retired_is_given_to_nobody_before_it_is_free() {
     assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(4));
 }
 
-/// Two racks of eight servers; tenants of two to five VMs come, go and change their scores.
+/// Two racks of eight servers. Tenants of two to five VMs come, go and change their scores.
 #[test]
 fn a_switch_has_each_code_point_in_one_queue_and_so_no_more_classes_than_queues() {
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1_000_000) };

@@ -1,4 +1,4 @@
-//! What placement keeps, whatever is asked of it.
+//! Invariants of placement under any sequence of requests.
 
 use penstock_fabric::ledger::{Entry, Service};
 use penstock_fabric::tenant_placement::{
@@ -102,7 +102,7 @@ fn run(datacenter: &mut Datacenter, act: &Act) {
     }
 }
 
-/// All slots, the reserved share, and the refusals: everything that shows.
+/// All visible state: placements, reservations and refusals.
 fn picture(datacenter: &Datacenter) -> Vec<(TenantSlot, NodeId, Entry)> {
     let tenants = datacenter.tenants();
     tenants.map(|(slot, t)| (slot, t.placement.root, t.placement.entry.clone())).collect()
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_refusal_offers_fits(
+    fn the_offers_of_a_refusal_fit(
         tree in common::regular(),
         others in prop::collection::vec(common::uniform(6), 0..6),
         request in common::uniform(20),

@@ -1,4 +1,4 @@
-//! Placement of one tenant against all that is possible, on trees small enough to try it all.
+//! Placement of one tenant against exhaustive search on small trees.
 
 use penstock_fabric::tenant_placement::{Datacenter, Policy, QueueWeight, Request};
 use penstock_fabric::topology::NodeId;
@@ -68,7 +68,7 @@ proptest! {
         request in common::uniform(10),
     ) {
         let queue_weight = QueueWeight::Fixed(0.0);
-        // More queues than tenants: bandwidth alone decides.
+        // There are more queues than tenants, so bandwidth alone decides.
         let policy = Policy { queues: 64, queue_weight, ..Policy::default() };
         let mut datacenter = common::datacenter(&tree, 0, policy);
         for other in &others {
@@ -95,7 +95,7 @@ proptest! {
         for other in &others {
             let _ = datacenter.try_place(other);
         }
-        // If all VMs had the largest rate and it fits, it fits with their own rates as well.
+        // If all VMs fit at the largest rate, they fit at their own rates too.
         let rate = request.hose.classes().iter().map(|c| c.send.max(c.recv)).max().unwrap();
         let vms = request.hose.vms();
         let largest = penstock_fabric::hose::Hose::homogeneous(vms, rate).unwrap();

@@ -1,4 +1,5 @@
-//! Rate allocation whatever is measured and signalled: guarantees, bounds, and where rates settle.
+//! Invariants of rate allocation for any measurements and signals: guarantees, bounds and steady
+//! states.
 
 use penstock_fabric::rate_alloc::seawall::RATE_MIN;
 use penstock_fabric::rate_alloc::{
@@ -38,7 +39,7 @@ fn settings() -> impl Strategy<Value = RateSettings> {
     })
 }
 
-/// Which share of the frames of `offered` a link of `capacity` loses.
+/// Fraction of the frames of `offered` that a link of `capacity` loses.
 fn lost(offered: u64, capacity: u64) -> u32 {
     let above = u128::from(offered.saturating_sub(capacity));
     u32::try_from(above * 1_000_000 / u128::from(offered.max(1))).unwrap()
@@ -55,7 +56,7 @@ proptest! {
         let sum: u64 = parts.iter().map(|part| part.0).sum();
         prop_assert!(sum <= hose.0);
         let pairs = u64::try_from(wants.len()).unwrap();
-        // Rounding takes less than a bit/s a pair, twice.
+        // Rounding takes less than a bit/s per pair, twice.
         prop_assert!(wants.is_empty() || sum + 2 * pairs >= hose.0, "{sum} of {}", hose.0);
         let equal = partition::equal(hose, wants.len());
         for (part, want) in parts.iter().zip(&wants) {
@@ -64,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_vms_pairs_are_guaranteed_fits_into_its_hose_whatever_the_other_sides_say(
+    fn the_guarantees_of_a_vms_pairs_fit_into_its_hose_whatever_the_other_sides_report(
         hose in 1..20_000 * MBIT, pairs in prop::collection::vec((want(), want()), 1..40),
     ) {
         let mut parts = Vec::new();
@@ -136,7 +137,7 @@ proptest! {
         }
         let mean: u64 = sums.iter().map(|sum| sum / look).sum();
         prop_assert!((850 * MBIT..1150 * MBIT).contains(&mean), "{mean} on average");
-        // Three times its guarantee is what a pair is due.
+        // A pair is due three times its guarantee.
         for (sum, part) in sums.iter().zip(&parts) {
             let (got, due) = (sum / look, 3 * guarantee(part).0);
             prop_assert!((due * 7 / 10..=due * 14 / 10).contains(&got), "{got} of {due}");

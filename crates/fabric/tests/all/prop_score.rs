@@ -1,4 +1,4 @@
-//! A tenant cannot gain by lying about what it needs.
+//! A tenant cannot gain by lying about its needs.
 
 use penstock_fabric::hose::{Hose, VmClass};
 use penstock_fabric::score::{HostUsage, payment, score, usage_factor};
@@ -18,7 +18,7 @@ fn hosts() -> impl Strategy<Value = Vec<HostUsage>> {
 }
 
 fn hose(vms: u32, rates: &[(u64, u64)]) -> Hose {
-    // The VMs are dealt to as many kinds as there are rates.
+    // The VMs are divided into as many classes as there are rates.
     let kinds = u32::try_from(rates.len()).unwrap().min(vms);
     let class = |at: u32| VmClass {
         vms: vms / kinds + u32::from(at < vms % kinds),
@@ -44,7 +44,7 @@ proptest! {
         let less = hose(vms, &less.collect::<Vec<_>>());
         prop_assert!(score(&less, &hosts) <= score(&honest, &hosts));
         prop_assert!(score(&honest, &hosts) <= payment(&honest));
-        // Where the honest guarantee is not fully used, a larger one is worth nothing.
+        // If the honest guarantee is not fully used, a larger one gains nothing.
         if score(&honest, &hosts) < payment(&honest) {
             let more = rates.iter().zip(&parts).map(|(r, p)| (r.0 + p.0 * 1_000_000, r.1 + p.1));
             let more = hose(vms, &more.collect::<Vec<_>>());

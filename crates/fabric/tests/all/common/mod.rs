@@ -1,4 +1,5 @@
-//! What the properties share: small random datacenters and requests, and books checked by hand.
+//! Shared by the property tests: small random datacenters and requests, and an independent audit of
+//! the ledger.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use penstock_fabric::topology::{LinkId, NodeId, Regular, Tier, Topology};
 use penstock_units::BitsPerSecond;
 use proptest::prelude::*;
 
-/// Two or three tiers, at most 8 servers.
+/// Two or three tiers with at most 8 servers.
 pub fn regular() -> impl Strategy<Value = Regular> {
     let tier = |fan_out: core::ops::RangeInclusive<u32>| {
         (fan_out, 1_u32..=2, 1_u64..=12).prop_map(|(fan_out, uplinks, rate)| Tier {
@@ -21,13 +22,13 @@ pub fn regular() -> impl Strategy<Value = Regular> {
     let two = (tier(1..=3), tier(1..=2)).prop_map(|(a, b)| vec![a, b]);
     let three = (tier(1..=2), tier(1..=2), tier(1..=2)).prop_map(|(a, b, c)| vec![a, b, c]);
     (1_u32..=4, prop_oneof![two, three]).prop_map(|(slots, mut tiers)| {
-        // A server with two links up would have two racks, each with its own tree.
+        // A server with two uplinks would have two racks, each with its own tree.
         tiers[0].uplinks = 1;
         Regular { slots, tiers }
     })
 }
 
-/// Equal guarantees, perhaps with a bound a server or a rack.
+/// Equal guarantees, with an optional bound per server or rack.
 pub fn uniform(most: u32) -> impl Strategy<Value = Request> {
     (1..=most, 1_u64..=4, prop::option::of((0_usize..=1, 1_u32..=4))).prop_map(
         |(vms, rate, bound)| {
@@ -43,7 +44,7 @@ pub fn uniform(most: u32) -> impl Strategy<Value = Request> {
     )
 }
 
-/// Two kinds of VMs with rates of their own.
+/// Two classes of VMs with different rates.
 pub fn mixed() -> impl Strategy<Value = Request> {
     let class = (1_u32..=3, 1_u64..=4, 1_u64..=4).prop_map(|(vms, send, recv)| VmClass {
         vms,
@@ -54,12 +55,11 @@ pub fn mixed() -> impl Strategy<Value = Request> {
         .prop_map(|classes| Request::new(Hose::new(classes).unwrap()))
 }
 
-/// An empty datacenter.
 pub fn datacenter(tree: &Regular, headroom: u32, policy: Policy) -> Datacenter {
     Datacenter::new(tree.build().unwrap(), headroom, policy).unwrap()
 }
 
-/// The links from a server to a root, found by trying.
+/// The links from a server to a root, found by exhaustive search.
 pub fn path(topology: &Topology, server: NodeId, root: NodeId) -> Vec<LinkId> {
     if server == root {
         return Vec::new();
@@ -76,7 +76,7 @@ pub fn path(topology: &Topology, server: NodeId, root: NodeId) -> Vec<LinkId> {
     all.into_iter().next().unwrap()
 }
 
-/// What a tenant must have reserved, worked out from its VMs alone.
+/// What a tenant must have reserved, computed from its VMs alone.
 pub fn entry_of(
     topology: &Topology,
     request: &Request,
@@ -96,7 +96,7 @@ pub fn entry_of(
     Entry { slots: slots.into_iter().collect(), links }
 }
 
-/// Panics unless every tenant has what it must have and the books say so.
+/// Panics unless every tenant has exactly what it must have and the ledger agrees.
 pub fn audit(datacenter: &Datacenter) {
     let (topology, ledger) = (datacenter.topology(), datacenter.ledger());
     let mut up = vec![0_u64; topology.links()];

@@ -1,14 +1,14 @@
-//! Compiles the descriptions of gRPC services without `protoc`: protox parses, tonic generates.
+//! Compiles the gRPC services without `protoc`: protox parses and tonic generates code.
 
 use std::error::Error;
 
-/// Ours: both ends.
+/// Penstock's own interface, client and server.
 const FABRIC: &str = "penstock/fabric/v1/fabric.proto";
-/// Ours: a daemon of ours as a switch, both ends.
+/// Interface of a Penstock daemon as a switch, client and server.
 const SWITCH: &str = "penstock/switch/v1/switch.proto";
-/// The part of etcd's interface that is used, as a client.
+/// The used part of etcd's interface, client only.
 const ETCD: &str = "etcd/rpc.proto";
-/// OpenConfig's interface to switches; tests are a switch.
+/// OpenConfig's interface to switches. Tests implement the server.
 const GNMI: &str = "github.com/openconfig/gnmi/proto/gnmi/gnmi.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptors = protox::compile([proto], ["proto"])?;
         let mut generator = tonic_prost_build::configure().build_server(server);
         if proto == GNMI {
-            // Its comments are not written for rustdoc.
+            // Its comments are not valid for rustdoc.
             generator = generator.disable_comments(["."]);
         }
         generator.compile_fds(descriptors)?;

@@ -1,6 +1,6 @@
-//! What happened, for people: the last of it, in memory.
+//! The last events, in memory, for operators.
 //!
-//! Metrics say how often, logs say everything; this is what an operator asks for first.
+//! Metrics count and logs keep everything. This list is what an operator asks for first.
 
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,39 +9,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::Stamp;
 
-/// So many are kept.
+/// Number of events that are kept.
 pub const EVENTS_MAX: usize = 1_000;
 
-/// How bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// As it should be.
+    /// Normal operation.
     Info,
-    /// Somebody should look.
+    /// An operator should look at it.
     Warning,
 }
 
-/// One thing that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts up.
+    /// Ascending number, from 1.
     pub number: u64,
-    /// Milliseconds since 1970, by this machine's clock.
+    /// Milliseconds since 1970 by this machine's clock.
     pub at_ms: u64,
-    /// The decision in force.
+    /// Stamp of the decision in force.
     pub stamp: Stamp,
-    /// How bad.
     pub severity: Severity,
-    /// What kind: `promoted`, `refused`, `drift`, ...
+    /// Kind, such as `promoted`, `refused` or `drift`.
     pub kind: String,
-    /// Tenant, host or switch; empty: the controller.
+    /// Name of a tenant, host or switch; empty for the controller itself.
     pub subject: String,
-    /// What happened.
     pub text: String,
 }
 
-/// The last events.
+/// The last [`EVENTS_MAX`] events.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
     list: VecDeque<Event>,
@@ -49,7 +46,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Enters one.
+    /// Adds an event and logs it.
     pub fn push(
         &mut self,
         stamp: Stamp,
@@ -77,13 +74,13 @@ impl Events {
         });
     }
 
-    /// All that are kept, the oldest first.
+    /// All kept events, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Event> {
         self.list.iter()
     }
 }
 
-/// Milliseconds since 1970; 0 before that.
+/// Milliseconds since 1970; 0 if the clock is before that.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "people want to know at what time of day it was")]
 pub fn now_ms() -> u64 {

@@ -1,7 +1,8 @@
-//! Tenants, their places, scores and queues: what a leader knows, and what an interval decides.
+//! Tenants with their placements, scores and queues: the leader's knowledge, and the decision of an
+//! interval.
 //!
-//! **Rule.** No clock, no disk, no network: what happened comes in, a decision goes out. Whoever
-//! runs it stores a change first and carries it out then; what was not stored did not happen.
+//! Nothing here uses a clock, a disk or the network. Events come in, decisions go out. The caller
+//! stores a change before it carries it out. A change that was not stored did not happen.
 //!
 //! Source: QShare §IV, §V.
 
@@ -30,88 +31,76 @@ use crate::southbound::PortState;
 
 pub use penstock_fabric::queue_binding::Binding;
 
-/// A change that was not made.
+/// Why a change was refused.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ChangeRefused {
-    /// There is one of that name.
-    #[error("tenant {0} exists already; remove it first, or grow it")]
+    /// A tenant of that name exists.
+    #[error("tenant {0} is there already; remove it first, or grow it")]
     Exists(String),
-    /// There is none of that name.
+    /// No tenant of that name exists.
     #[error("there is no tenant {0}; `penstock controller tenants` lists them")]
     Unknown(String),
-    /// There is no such node.
+    /// No server or switch of that name exists.
     #[error("there is no server or switch {0}; `penstock controller topology` lists them")]
     UnknownNode(String),
-    /// It has no place.
+    /// The tenant cannot be placed.
     #[error("tenant {name}: {refusal}")]
     NoPlace {
-        /// The tenant.
         name: String,
-        /// Why, and what would fit.
+        /// The reason, and what would fit.
         refusal: Box<Refusal>,
     },
-    /// It cannot grow so.
+    /// The tenant cannot grow in this way.
     #[error("tenant {name}: {problem}")]
     Change {
-        /// The tenant.
         name: String,
-        /// Why.
         problem: Box<ChangeError>,
     },
-    /// What it asks for makes no sense.
+    /// The request is invalid.
     #[error(transparent)]
     Intent(#[from] IntentError),
-    /// What is stored does not fit the topology as it is.
-    #[error(
-        "tenant {name}: {problem}; add the missing part of the topology again, or remove the tenant"
-    )]
+    /// A stored placement does not fit the present topology.
+    #[error("tenant {name}: {problem}; bring back what the topology lost, or remove the tenant")]
     NoRoom {
-        /// The tenant.
         name: String,
-        /// Why.
         problem: String,
     },
 }
 
-/// Settings that cannot work.
+/// Why settings are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    /// Of placement.
     #[error("placement: {0}")]
     Policy(#[from] PolicyError),
-    /// Of binding.
     #[error("binding: {0}")]
     Binding(#[from] SettingsError),
 }
 
-/// What a tenant's VMs on one server sent and received during an interval, over the network.
+/// Network traffic of a tenant's VMs on one server during an interval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// The tenant.
     pub tenant: String,
-    /// Sent, bit/s.
     pub sent: BitsPerSecond,
-    /// Received, bit/s.
     pub received: BitsPerSecond,
 }
 
-/// What was measured in an interval, by server.
+/// Measurements of an interval, by server.
 pub type Usage = BTreeMap<NodeId, Vec<Used>>;
 
-/// What a tenant's usage came to.
+/// Usage of a tenant, derived from the measurements of an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Sent by all of its VMs, bit/s.
+    /// Sent by all of its VMs in bit/s.
     pub sent: u64,
-    /// Received by all of its VMs, bit/s.
+    /// Received by all of its VMs in bit/s.
     pub received: u64,
-    /// The largest part of what its VMs on a server are guaranteed that was used, in 1/1000.
+    /// Largest used fraction of the guarantee on any server, in thousandths.
     pub used_permille: u64,
 }
 
-/// See the module's text.
+/// The leader's state of the fabric. See the module documentation.
 #[derive(Clone, Debug)]
 pub struct Fabric {
     datacenter: Datacenter,
@@ -120,9 +109,10 @@ pub struct Fabric {
     binding: Binding,
     scores: BTreeMap<TenantSlot, Smoothed>,
     measured: BTreeMap<TenantSlot, Measured>,
-    /// Which servers each tenant has VMs on.
+    /// The tenants with VMs on each server.
     present: BTreeMap<NodeId, BTreeSet<TenantSlot>>,
-    /// Slots of tenants that are gone and had queues: nobody has them until these are taken back.
+    /// Slots of removed tenants that still have queues. They are not reused until these are
+    /// released.
     leaving: BTreeSet<TenantSlot>,
 }
 
@@ -130,7 +120,7 @@ impl Fabric {
     /// A datacenter without tenants.
     ///
     /// # Errors
-    /// Settings that cannot work.
+    /// The settings are invalid.
     pub fn new(
         topology: Topology,
         headroom_permille: u32,
@@ -151,25 +141,23 @@ impl Fabric {
         })
     }
 
-    /// Where everybody is.
+    /// Placements and reservations.
     #[must_use]
     pub fn datacenter(&self) -> &Datacenter {
         &self.datacenter
     }
 
-    /// The tree.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         self.datacenter.topology()
     }
 
-    /// Who has which queues.
     #[must_use]
     pub fn binding(&self) -> &Binding {
         &self.binding
     }
 
-    /// All tenants, by name.
+    /// All tenants, ordered by name.
     pub fn tenants(&self) -> impl Iterator<Item = (&str, TenantSlot, &Tenant)> {
         let tenant = |slot: &TenantSlot| self.datacenter.tenant(*slot);
         self.slots
@@ -177,36 +165,33 @@ impl Fabric {
             .filter_map(move |(name, slot)| Some((name.as_str(), *slot, tenant(slot)?)))
     }
 
-    /// A tenant's slot.
     #[must_use]
     pub fn slot(&self, name: &str) -> Option<TenantSlot> {
         self.slots.get(name).copied()
     }
 
-    /// A tenant's name.
+    /// Name of a tenant; empty if the slot has none.
     #[must_use]
     pub fn name(&self, slot: TenantSlot) -> &str {
         self.specs.get(&slot).map_or("", |spec| spec.name.as_str())
     }
 
-    /// The smoothed score of a tenant, bit/s.
+    /// Smoothed score of a tenant in bit/s.
     #[must_use]
     pub fn score(&self, slot: TenantSlot) -> u64 {
         self.scores.get(&slot).map_or(0, |score| score.get())
     }
 
-    /// What a tenant did in the last interval.
+    /// Usage of a tenant in the last interval.
     #[must_use]
     pub fn measured(&self, slot: TenantSlot) -> Measured {
         self.measured.get(&slot).copied().unwrap_or_default()
     }
 
-    /// The tenants with VMs on a server.
     pub fn tenants_on(&self, server: NodeId) -> impl Iterator<Item = TenantSlot> + '_ {
         self.present.get(&server).into_iter().flatten().copied()
     }
 
-    /// The servers with VMs of a tenant.
     pub fn servers_of(&self, slot: TenantSlot) -> impl Iterator<Item = NodeId> + '_ {
         let tenant = self.datacenter.tenant(slot);
         let slots = tenant.into_iter().flat_map(|tenant| &tenant.placement.entry.slots);
@@ -216,7 +201,7 @@ impl Fabric {
     /// Places a tenant.
     ///
     /// # Errors
-    /// When it is there, makes no sense, or has no place.
+    /// The tenant exists, is invalid, or cannot be placed.
     pub fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, ChangeRefused> {
         if self.slots.contains_key(&spec.name) {
             return Err(ChangeRefused::Exists(spec.name));
@@ -231,10 +216,10 @@ impl Fabric {
         Ok(self.record(slot))
     }
 
-    /// Takes in a tenant where it is.
+    /// Adds a stored tenant at its stored placement.
     ///
     /// # Errors
-    /// When the topology has no such place, or no room there.
+    /// The topology lacks the place or has no room there.
     pub fn restore(&mut self, record: TenantRecord) -> Result<(), ChangeRefused> {
         let name = record.spec.name.clone();
         if self.slots.contains_key(&name) {
@@ -254,10 +239,10 @@ impl Fabric {
         Ok(())
     }
 
-    /// Takes a tenant away; its queues go with the next interval.
+    /// Removes a tenant. Its queues are released in the next interval.
     ///
     /// # Errors
-    /// When there is none.
+    /// There is no such tenant.
     pub fn remove(&mut self, name: &str) -> Result<(), ChangeRefused> {
         let slot = self.slots.remove(name);
         let slot = slot.ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
@@ -270,7 +255,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Gives away again the slots of tenants whose queues were taken back.
+    /// Frees the slots of removed tenants whose queues were released.
     fn free_slots(&mut self) {
         let Self { leaving, binding, datacenter, .. } = self;
         leaving.retain(|slot| {
@@ -282,10 +267,10 @@ impl Fabric {
         });
     }
 
-    /// Gives a tenant `more` VMs of a kind.
+    /// Adds `more` VMs of a class to a tenant.
     ///
     /// # Errors
-    /// When it has no room; then it has what it had.
+    /// The tenant cannot grow; it then keeps what it has.
     pub fn grow(
         &mut self,
         name: &str,
@@ -305,10 +290,10 @@ impl Fabric {
         Ok((moved, self.record(slot)))
     }
 
-    /// Puts a node in or out of service. Who is there moves if `evacuate` says so.
+    /// Changes a node's state. With `evacuate`, its tenants move.
     ///
     /// # Errors
-    /// When there is no such node.
+    /// There is no such node.
     pub fn set_service(
         &mut self,
         node: &str,
@@ -327,7 +312,7 @@ impl Fabric {
         Ok(moves)
     }
 
-    /// What is kept of a tenant.
+    /// The stored form of a tenant.
     #[must_use]
     pub fn record(&self, slot: TenantSlot) -> TenantRecord {
         let names = Names(self.topology());
@@ -341,7 +326,7 @@ impl Fabric {
 
     fn request(&self, spec: &TenantSpec) -> Result<Request, ChangeRefused> {
         let names = Names(self.topology());
-        // A tenant near or apart from one that is gone is as if that one had never been.
+        // A reference to a removed tenant has no effect.
         let others = |list: &[(String, usize)]| {
             list.iter().filter_map(|(name, layer)| Some((self.slot(name)?, *layer))).collect()
         };
@@ -370,15 +355,15 @@ impl Fabric {
         }
     }
 
-    /// Queues follow scores. `reachable` says whether a server or switch can be told; `hold`:
-    /// nobody gets or loses queues who need not.
+    /// Runs a binding pass by scores. `reachable` says whether a server or switch can be reached.
+    /// With `hold`, tenants get or lose queues only if they must.
     pub fn rebind(&mut self, reachable: impl Fn(NodeId) -> bool, hold: bool) -> Pass {
         self.with_candidates(reachable, hold, |binding, topology, candidates| {
             binding.pass(topology, candidates)
         })
     }
 
-    /// Has the binding change by all tenants with their scores and links.
+    /// Changes the binding, given all tenants with their scores and links.
     pub(crate) fn with_candidates(
         &mut self,
         reachable: impl Fn(NodeId) -> bool,
@@ -401,14 +386,14 @@ impl Fabric {
         change(binding, topology, &candidates)
     }
 
-    /// An interval ends: scores follow usage.
+    /// Ends an interval: updates scores and usage.
     pub fn follow(&mut self, usage: &Usage) {
         let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
         for (server, used) in usage {
             for used in used {
                 let Some(slot) = self.slots.get(&used.tenant) else { continue };
                 let Some(tenant) = self.datacenter.tenant(*slot) else { continue };
-                // What is said of VMs that are not there was measured before they moved.
+                // Usage reported for VMs that are not there was measured before they moved.
                 let vms = tenant.placement.vms_on(*server);
                 let (sent, received) = (used.sent, used.received);
                 of_tenant.entry(*slot).or_default().push(HostUsage { vms, sent, received });
@@ -428,10 +413,10 @@ impl Fabric {
         }
     }
 
-    /// Goes on with a binding that was stored. Tenants and links that are gone lose theirs.
+    /// Resumes a stored binding. Tenants and links that no longer exist lose their queues.
     ///
     /// # Errors
-    /// When it contradicts itself.
+    /// The record contradicts itself.
     pub fn resume(&mut self, record: &BindingRecord) -> Result<(), ResumeError> {
         let names = Names(self.datacenter.topology());
         let known =
@@ -442,15 +427,15 @@ impl Fabric {
         Ok(())
     }
 
-    /// Enters what all tenants reserve, so that ports have weights before the first pass.
+    /// Adds the reservations of all tenants, so that ports have weights before the first pass.
     pub fn reserve_all(&mut self) {
         let Self { datacenter, binding, .. } = self;
         let all = datacenter.tenants().map(|(slot, t)| (slot, t.placement.entry.links.as_slice()));
         binding.reserve_all(datacenter.topology(), all);
     }
 
-    /// A tenant came, grew or moved, and had `before`: enters at once what it reserves now. Returns
-    /// the steps that give ports their new weights.
+    /// Adds the reservations of a tenant that arrived, grew or moved and had `before`. Returns the
+    /// steps that set new weights.
     pub fn reserve(&mut self, slot: TenantSlot, before: &[(LinkId, Need)]) -> Vec<Step> {
         let Self { datacenter, binding, .. } = self;
         let Some(tenant) = datacenter.tenant(slot) else { return Vec::new() };
@@ -458,19 +443,19 @@ impl Fabric {
         binding.reserve(datacenter.topology(), slot, before, now)
     }
 
-    /// A tenant's links, and what it has reserved there.
+    /// Links of a tenant, and its reservations there.
     #[must_use]
     pub fn links(&self, slot: TenantSlot) -> &[(LinkId, Need)] {
         let tenant = self.datacenter.tenant(slot);
         tenant.map_or(&[][..], |tenant| tenant.placement.entry.links.as_slice())
     }
 
-    /// The binding as it is before a pass that may have to be taken back.
+    /// Restores a binding from before a pass that was rolled back.
     pub fn put_back(&mut self, binding: Binding) {
         self.binding = binding;
     }
 
-    /// What is kept of the binding.
+    /// The stored form of the binding.
     #[must_use]
     pub fn binding_record(&self, stamp: Stamp) -> BindingRecord {
         let names = Names(self.topology());
@@ -483,7 +468,7 @@ impl Fabric {
         }
     }
 
-    /// What a port should do, by the binding.
+    /// Intended state of a port.
     #[must_use]
     pub fn port(&self, port: Port) -> PortState {
         let settings = self.binding.settings();
@@ -503,15 +488,15 @@ impl Fabric {
         PortState { weights, map }
     }
 
-    /// A tenant's code point; 0: it shares queue 0, as it does until the next pass when it has
-    /// moved away from its queues.
+    /// Code point of a tenant; 0 if it shares queue 0. A tenant that moved away from its queues
+    /// shares queue 0 until the next pass.
     #[must_use]
     pub fn dscp(&self, slot: TenantSlot) -> u8 {
         let bound = self.binding.of(slot).filter(|_| self.binding.covers(slot, self.links(slot)));
         bound.map_or(0, |bound| bound.dscp)
     }
 
-    /// The ports of a node as a sender.
+    /// The ports through which a node sends.
     #[must_use]
     pub fn ports_of(&self, node: NodeId) -> Vec<Port> {
         let topology = self.topology();
@@ -520,13 +505,13 @@ impl Fabric {
         down.chain(up).collect()
     }
 
-    /// What a tenant may send without a queue of its own, in thousandths of what it is guaranteed.
+    /// Sending limit of a tenant without a queue of its own, in thousandths of its guarantee.
     #[must_use]
     pub fn headroom_permille(&self, slot: TenantSlot) -> u32 {
         self.binding.headroom_permille(self.topology(), self.links(slot))
     }
 
-    /// What VMs of a tenant on a server may send and receive, bit/s.
+    /// Sum of the guarantees of a tenant's VMs on a server, in bit/s.
     #[must_use]
     pub fn guarantee_on(&self, slot: TenantSlot, server: NodeId) -> ClassRecord {
         let mut all = ClassRecord { vms: 0, send: 0, recv: 0 };
@@ -543,7 +528,7 @@ impl Fabric {
     }
 }
 
-/// The largest part of a server's guarantee that was used, in 1/1000, at most 1,000.
+/// Largest used fraction of a guarantee on any server, in thousandths, at most 1,000.
 fn used_permille(hose: &penstock_fabric::hose::Hose, hosts: &[HostUsage]) -> u64 {
     let payment = penstock_fabric::score::payment(hose);
     let used = u128::from(score(hose, hosts)) * 1000;

@@ -1,8 +1,9 @@
-//! FNV-1a, 64 bits: spreads names, and finds what a disk did; never what an enemy did.
+//! FNV-1a with 64 bits, to distribute names and to detect disk errors. It does not resist
+//! attackers.
 //!
 //! Source: RFC 9923.
 
-/// The hash of some bytes; the same everywhere and for ever.
+/// Hash of some bytes. It is the same on every machine and in every version.
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

@@ -1,56 +1,59 @@
-//! How tenants did in the last intervals: for the lines of the page, in memory only.
+//! Usage of tenants in the last intervals, in memory, for the graphs of the page.
 //!
-//! **Rule.** Every tenant that is there gets one sample an interval, so a tenant's samples are
-//! always the last of all intervals; who is gone is forgotten. A new leader begins anew: monitoring
-//! keeps the past, this is what somebody sees who has just opened the page.
-//! **Cost.** [`INTERVALS_MAX`] intervals, and [`SAMPLES_MAX`] samples of 40 bytes in all (40 MB):
-//! with more than 3,333 tenants fewer intervals are kept.
+//! Every tenant gets one sample per interval, so its samples are those of the most recent
+//! intervals. Removed tenants are forgotten. A new leader starts with an empty history, because
+//! monitoring keeps the past and this serves a page that was just opened.
+//!
+//! # Cost
+//!
+//! At most [`INTERVALS_MAX`] intervals and [`SAMPLES_MAX`] samples of 40 bytes (40 MB). With more
+//! than 3,333 tenants, fewer intervals are kept.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-/// So many intervals are kept.
+/// Largest number of intervals.
 pub const INTERVALS_MAX: usize = 300;
-/// So many samples of all tenants together.
+/// Largest number of samples, of all tenants together.
 pub const SAMPLES_MAX: usize = 1_000_000;
-/// A view of all tenants has no more samples than this: some 2 MB as JSON.
+/// Largest number of samples in a view of all tenants: about 2 MB as JSON.
 pub const SHOWN_MAX: usize = 60_000;
 
 /// A tenant in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Sent by all of its VMs, bit/s.
+    /// Sent by all of its VMs in bit/s.
     pub sent: u64,
-    /// Received by all of its VMs, bit/s.
+    /// Received by all of its VMs in bit/s.
     pub received: u64,
-    /// Its smoothed score, bit/s.
+    /// Smoothed score in bit/s.
     pub score: u64,
-    /// The largest part of its guarantee that was used, in 1/1000.
+    /// Largest used fraction of its guarantee, in thousandths.
     pub used_permille: u64,
-    /// Its code point; 0: it shared queue 0.
+    /// Code point; 0 if it shared queue 0.
     pub dscp: u8,
 }
 
 /// The last intervals of all tenants.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// When each interval ended, milliseconds since 1970.
+    /// End of each interval, in milliseconds since 1970.
     times: VecDeque<u64>,
-    /// How many there were.
+    /// Number of intervals so far.
     intervals: u64,
     tenants: BTreeMap<String, Line>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Line {
-    /// The interval of the last sample.
+    /// Number of the last interval with a sample.
     last: u64,
     samples: VecDeque<Sample>,
 }
 
 impl History {
-    /// An interval ended at `at_ms` (since 1970) with these tenants.
+    /// Adds an interval that ended at `at_ms` (since 1970), with a sample per tenant.
     pub fn push<'a>(&mut self, at_ms: u64, samples: impl Iterator<Item = (&'a str, Sample)>) {
         self.intervals += 1;
         let now = self.intervals;
@@ -71,8 +74,8 @@ impl History {
         self.times.drain(..self.times.len().saturating_sub(most));
     }
 
-    /// One tenant's samples, or with an empty name all tenants' last ones, as columns. `None`:
-    /// there is no such tenant.
+    /// The samples of one tenant, or the last ones of all tenants if the name is empty, as columns.
+    /// `None` if there is no such tenant.
     #[must_use]
     pub fn view(&self, name: &str, interval_ms: u64) -> Option<Value> {
         let most = match name {
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_intervals_are_kept_and_who_goes_is_forgotten() {
+    fn the_last_intervals_are_kept_and_removed_tenants_are_forgotten() {
         let mut history = History::default();
         for at in 0..310 {
             let late = (at >= 308).then_some(("late", sample(at)));

@@ -1,9 +1,14 @@
-//! What a host is told, and by whom.
+//! Plans for hosts.
 //!
-//! **Problem.** Hosts mark, and hosts' uplinks are the first queues that a packet meets; so a host
-//! is told of its tenants and of its own port, and says when it has done so. **Rule.** A host is
-//! told all that concerns it at once, never a difference: whoever was away is up to date with the
-//! next message. What is stamped lower than what it has, it refuses.
+//! # Problem
+//!
+//! Hosts mark packets, and their uplinks have the first queues that a packet meets. A host
+//! therefore needs to know its tenants and its own port, and must confirm changes.
+//!
+//! # Approach
+//!
+//! A plan contains everything for the host, never a difference. A host that was away is up to date
+//! with the next plan. A host refuses a plan with a lower stamp than its present one.
 
 use std::collections::BTreeMap;
 
@@ -17,30 +22,29 @@ use crate::southbound::PortState;
 /// A tenant on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTenant {
-    /// What it is called.
     pub name: String,
-    /// The code point of what its VMs send; 0: it has no queue of its own.
+    /// Code point of its VMs' packets; 0 if it has no queue of its own.
     pub dscp: u8,
-    /// How many of its VMs are here.
+    /// Number of its VMs on the host.
     pub vms: u32,
-    /// What these are guaranteed to send together, bit/s.
+    /// Sum of their guaranteed sending rates in bit/s.
     pub send: u64,
-    /// What these are guaranteed to receive together, bit/s.
+    /// Sum of their guaranteed receiving rates in bit/s.
     pub recv: u64,
-    /// With code point 0, what they may have in the shared queue, in thousandths of both; less than
-    /// 1000 counts as that.
+    /// With code point 0, the limit in the shared queue, in thousandths of both guarantees. Less
+    /// than 1000 counts as 1000.
     #[serde(default)]
     pub headroom_permille: u32,
 }
 
-/// All that a host is told.
+/// The complete plan of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPlan {
-    /// The decision that it follows from.
+    /// Stamp of the decision from which the plan follows.
     pub stamp: Stamp,
-    /// By name.
+    /// Tenants, ordered by name.
     pub tenants: Vec<HostTenant>,
-    /// The host's ports into the fabric, by the switch that they lead to.
+    /// State of the host's ports into the fabric, by the switch at the other end.
     pub uplinks: BTreeMap<String, PortState>,
 }
 
@@ -50,50 +54,45 @@ impl crate::saved::Stamped for HostPlan {
     }
 }
 
-/// Why a host did not do what it was told.
+/// Why a host did not apply a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// Its agent is not here.
+    /// Its agent is not connected.
     #[error("host {0}: its agent is not connected; it gets the plan when it is")]
     Away(String),
     /// It did not answer in time.
     #[error("host {host}: no answer within {millis} ms")]
     Silent {
-        /// Which.
         host: String,
-        /// How long was waited.
+        /// Time limit in milliseconds.
         millis: u64,
     },
-    /// It could not.
+    /// It failed.
     #[error("host {host}: {problem}")]
     Failed {
-        /// Which.
         host: String,
-        /// What it said.
+        /// The host's error message.
         problem: String,
     },
-    /// It was told by somebody with a later stamp.
+    /// It has a plan with a later stamp.
     #[error(
         "host {host}: has decision {has}, so {told} is too late; another controller leads, or the \
          store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
     )]
     Fenced {
-        /// Which.
         host: String,
-        /// What it has.
+        /// Stamp of its present plan.
         has: Stamp,
-        /// What it was told.
+        /// Stamp of the refused plan.
         told: Stamp,
     },
 }
 
-/// All hosts.
 #[async_trait]
 pub trait Hosts: Send + Sync + std::fmt::Debug {
-    /// Tells a host, and waits until it has done it.
+    /// Sends a plan to a host and waits until it is applied.
     async fn tell(&self, host: &str, plan: HostPlan) -> Result<(), HostError>;
 
-    /// Whether a host's agent is connected.
     fn connected(&self, host: &str) -> bool;
 }

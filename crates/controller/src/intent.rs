@@ -1,18 +1,24 @@
-//! What is kept of tenants and of the binding: by names, so that it outlives every numbering.
+//! Stored records of tenants and of the binding. They use names and are therefore independent of
+//! any numbering.
 //!
-//! **Problem.** A successor, and a restart with a larger tree, number nodes and tenants anew.
-//! **Rule.** Records name servers and switches; a link is its two ends. They are JSON with a
-//! version, and a record of a later version is refused, not guessed at.
+//! # Problem
+//!
+//! A successor, or a restart with a larger topology, numbers nodes and tenants differently.
+//!
+//! # Approach
+//!
+//! Records name servers and switches; a link is identified by its two ends. Records are JSON with a
+//! version. A record of another version is refused.
 //!
 //! | Key | Value |
 //! |---|---|
 //! | `penstock/tenants/NAME` | [`TenantRecord`] |
-//! | `penstock/binding` | [`BindingHead`](crate::leader::BindingHead) of the one in force |
-//! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a binding, an array of [`BoundRecord`] |
-//! | `penstock/history/EPOCH.GENERATION` | the heads of the last ones that were carried out whole |
+//! | `penstock/binding` | [`BindingHead`](crate::leader::BindingHead) of the binding in force |
+//! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a binding: an array of [`BoundRecord`] |
+//! | `penstock/history/EPOCH.GENERATION` | heads of the last completed bindings |
 //! | `penstock/mode` | [`Mode`] |
-//! | `penstock/epochs` | what is added to the store's revision to make an epoch; 0 if absent |
-//! | `penstock/leader/...` | who leads; [`crate::store`] |
+//! | `penstock/epochs` | added to the store's revision to make an epoch; 0 if absent |
+//! | `penstock/leader/...` | the election; see [`crate::store`] |
 
 use penstock_fabric::hose::{Hose, HoseError, Need, VmClass};
 use penstock_fabric::ledger::Entry;
@@ -25,212 +31,191 @@ use thiserror::Error;
 
 use crate::Stamp;
 
-/// All keys begin with this.
+/// Prefix of all keys.
 pub const ROOT: &str = "penstock/";
-/// Below it, one key a tenant.
+/// Prefix of tenants' keys.
 pub const TENANTS: &str = "penstock/tenants/";
-/// The binding in force.
+/// Key of the binding in force.
 pub const BINDING: &str = "penstock/binding";
-/// Below it, parts of bindings.
+/// Prefix of the parts of bindings.
 pub const BOUND: &str = "penstock/bound/";
-/// Below it, heads of bindings that were carried out whole.
+/// Prefix of the heads of completed bindings.
 pub const HISTORY: &str = "penstock/history/";
-/// The controller's mode.
+/// Key of the controller's mode.
 pub const MODE: &str = "penstock/mode";
-/// What is added to the revision of an election to make an epoch.
+/// Key of the number that is added to an election's revision to make an epoch.
 pub const EPOCHS: &str = "penstock/epochs";
-/// The election.
+/// Prefix of the election's keys.
 pub const LEADER: &str = "penstock/leader/";
 
 /// What the controller may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// It decides and carries out.
+    /// It decides and carries out its decisions.
     #[default]
     Active,
-    /// It decides and says what it would do; nothing is changed on switches or hosts.
+    /// It decides and reports what it would do, but changes no switches or hosts.
     Observe,
-    /// Queues stay as they are; weights and hosts follow tenants that come and go.
+    /// Bindings stay as they are. Weights and hosts follow arriving and leaving tenants.
     Hold,
 }
 
-/// Several VMs with the same guarantee.
+/// VMs with the same guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassRecord {
-    /// How many.
+    /// Number of VMs.
     pub vms: u32,
-    /// What each may send, bit/s.
+    /// Guaranteed sending rate of each VM in bit/s.
     pub send: u64,
-    /// What each may receive, bit/s.
+    /// Guaranteed receiving rate of each VM in bit/s.
     pub recv: u64,
 }
 
 /// A bound on a tenant's VMs in fault domains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpreadRecord {
-    /// 0: servers, 1: racks, ...
+    /// Layer of the fault domain: 0 for servers, 1 for racks, and so on.
     pub layer: usize,
-    /// Most of its VMs in one.
+    /// Most of its VMs in one domain.
     pub most_vms: Option<u32>,
-    /// Least number of them.
+    /// Least number of domains.
     pub least_domains: Option<u32>,
 }
 
-/// What a tenant asked for.
+/// A tenant's request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantSpec {
-    /// What it is called.
     pub name: String,
-    /// Its VMs.
     pub classes: Vec<ClassRecord>,
-    /// Bounds by fault domain.
     #[serde(default)]
     pub spread: Vec<SpreadRecord>,
-    /// Only below these nodes.
+    /// Nodes below which its VMs must be; anywhere if empty.
     #[serde(default)]
     pub within: Vec<String>,
-    /// In the same domains of a layer as these tenants.
+    /// Tenants and layers: its VMs must be in the same fault domains.
     #[serde(default)]
     pub near: Vec<(String, usize)>,
-    /// In none of theirs.
+    /// Tenants and layers: its VMs must not be in the same fault domains.
     #[serde(default)]
     pub apart: Vec<(String, usize)>,
 }
 
-/// VMs of one kind on one server.
+/// VMs of one class on one server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareRecord {
-    /// The server.
     pub server: String,
-    /// The kind, from 0.
+    /// Index of the class, from 0.
     pub class: u32,
-    /// How many.
     pub vms: u32,
 }
 
-/// What is reserved on a link.
+/// Reservation on a link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkRecord {
-    /// Its lower end.
+    /// Name of the link's lower end.
     pub below: String,
-    /// Its upper end.
+    /// Name of the link's upper end.
     pub above: String,
-    /// Reserved from the lower end up, bit/s.
+    /// Reserved from the lower to the upper end, in bit/s.
     pub up: u64,
-    /// Reserved down, bit/s.
+    /// Reserved from the upper to the lower end, in bit/s.
     pub down: u64,
 }
 
-/// Where a tenant is.
+/// A tenant's placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementRecord {
-    /// The root of its tree.
+    /// Name of the root of its tree.
     pub root: String,
-    /// Its VMs.
     pub shares: Vec<ShareRecord>,
-    /// What it has reserved.
     pub links: Vec<LinkRecord>,
-    /// Its cost when it was placed.
+    /// Weighted cost when it was placed.
     pub cost: f64,
 }
 
-/// A tenant and its place.
+/// A tenant and its placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TenantRecord {
-    /// Of this record's form: [`VERSION`].
+    /// Version of the record: [`VERSION`].
     pub version: u32,
-    /// What it asked for.
     pub spec: TenantSpec,
-    /// Where it is.
     pub placement: PlacementRecord,
 }
 
 /// A queue of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueRecord {
-    /// The link's lower end.
+    /// Name of the link's lower end.
     pub below: String,
-    /// The link's upper end.
+    /// Name of the link's upper end.
     pub above: String,
-    /// Whether the port is the lower end's.
+    /// Whether the port is at the lower end.
     pub up: bool,
-    /// The queue, from 1.
+    /// Number of the queue, from 1.
     pub queue: u8,
 }
 
 /// A tenant's queues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoundRecord {
-    /// The tenant.
     pub tenant: String,
-    /// Its code point.
     pub dscp: u8,
-    /// The interval in which it got them.
+    /// Interval in which it got them.
     pub since: u64,
-    /// On each port of its tree.
+    /// One queue for each port of its tree.
     pub queues: Vec<QueueRecord>,
 }
 
-/// Who has which queues; in the store in parts: [`BOUND`].
+/// A complete binding. The store has it in parts: [`BOUND`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingRecord {
-    /// Of this record's form: [`VERSION`].
+    /// Version of the record: [`VERSION`].
     pub version: u32,
-    /// The decision.
+    /// Stamp of the decision.
     pub stamp: Stamp,
-    /// How many passes there were.
+    /// Number of passes so far.
     pub interval: u64,
-    /// By tenant.
+    /// Ordered by tenant.
     pub bound: Vec<BoundRecord>,
 }
 
-/// The form of records that this program writes.
+/// Version of the records that this program writes.
 pub const VERSION: u32 = 1;
 
-/// A record that cannot be made sense of here.
+/// Why a record cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum IntentError {
-    /// Written by a later program.
+    /// Another version of the program wrote it.
     #[error(
         "{key}: form {version} is unknown, this program reads {VERSION}; use the later program"
     )]
     Version {
-        /// Where it is.
         key: String,
-        /// What it says.
         version: u32,
     },
-    /// Not what it should be.
+    /// It cannot be parsed.
     #[error("{key}: {problem}; restore a copy of the store")]
     Malformed {
-        /// Where it is.
         key: String,
-        /// What is wrong.
         problem: String,
     },
-    /// It names what the topology has not.
-    #[error(
-        "{tenant}: the topology has no {what}; add it again, and drain it before you remove it"
-    )]
+    /// It refers to something that the topology lacks.
+    #[error("{tenant}: the topology has no {what}; bring it back, or drain it before it goes")]
     Missing {
-        /// Whose.
         tenant: String,
-        /// What.
         what: String,
     },
-    /// Its hose is none.
+    /// Its hose is invalid.
     #[error("{tenant}: {problem}")]
     Hose {
-        /// Whose.
         tenant: String,
-        /// What is wrong.
         problem: HoseError,
     },
 }
 
-/// Nodes and links by name.
+/// Converts between names and identifiers of a topology.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a>(pub &'a Topology);
 
@@ -252,13 +237,12 @@ impl Names<'_> {
         self.0.up(low).find(|link| self.0.parent(*link) == high).ok_or_else(missing)
     }
 
-    /// A node's name.
     #[must_use]
     pub fn of(&self, node: NodeId) -> String {
         self.0.name(node).to_string()
     }
 
-    /// Both ends of a link: the lower, the upper.
+    /// Names of a link's lower and upper end.
     #[must_use]
     pub fn ends(&self, link: LinkId) -> (String, String) {
         (self.of(self.0.child(link)), self.of(self.0.parent(link)))
@@ -266,10 +250,10 @@ impl Names<'_> {
 }
 
 impl TenantSpec {
-    /// Its hose.
+    /// The request's hose.
     ///
     /// # Errors
-    /// When it is none.
+    /// The hose is invalid.
     pub fn hose(&self) -> Result<Hose, IntentError> {
         let class = |c: &ClassRecord| VmClass {
             vms: c.vms,
@@ -280,7 +264,6 @@ impl TenantSpec {
             .map_err(|problem| IntentError::Hose { tenant: self.name.clone(), problem })
     }
 
-    /// Its bounds.
     #[must_use]
     pub fn spread(&self) -> Vec<Spread> {
         let one = |s: &SpreadRecord| Spread {
@@ -291,17 +274,17 @@ impl TenantSpec {
         self.spread.iter().map(one).collect()
     }
 
-    /// The nodes below which it must be.
+    /// The nodes below which the tenant must be.
     ///
     /// # Errors
-    /// One that the topology has not.
+    /// The topology lacks one of them.
     pub fn within(&self, names: Names<'_>) -> Result<Vec<NodeId>, IntentError> {
         self.within.iter().map(|node| names.node(&self.name, node)).collect()
     }
 }
 
 impl PlacementRecord {
-    /// What is kept of a placement.
+    /// The stored form of a placement.
     #[must_use]
     pub fn of(placement: &Placement, names: Names<'_>) -> Self {
         let share = |s: &VmShare| {
@@ -320,10 +303,10 @@ impl PlacementRecord {
         }
     }
 
-    /// The placement again, as this topology numbers it.
+    /// The placement in the numbering of this topology.
     ///
     /// # Errors
-    /// A node or link that the topology has not.
+    /// The topology lacks a node or link.
     pub fn placement(&self, tenant: &str, names: Names<'_>) -> Result<Placement, IntentError> {
         let mut shares = Vec::new();
         for share in &self.shares {
@@ -345,7 +328,7 @@ impl PlacementRecord {
             }
         }
         let bandwidth = links.iter().map(|(_, need)| u128::from(need.larger().0)).sum();
-        // How crowded its links were then is not known any more, and only told.
+        // The number of tenants on its links is unknown now. It is only informational.
         let cost = Cost { bandwidth, queue: 0, overfull: 0, weighed: self.cost };
         let root = names.node(tenant, &self.root)?;
         Ok(Placement { root, shares, entry: Entry { slots, links }, cost })
@@ -353,7 +336,7 @@ impl PlacementRecord {
 }
 
 impl BoundRecord {
-    /// What is kept of a tenant's queues.
+    /// The stored form of a tenant's queues.
     #[must_use]
     pub fn of(tenant: &str, bound: &Bound, names: Names<'_>) -> Self {
         let queue = |(port, queue): &(Port, u8)| {
@@ -368,10 +351,10 @@ impl BoundRecord {
         }
     }
 
-    /// The queues again, as this topology numbers links.
+    /// The queues in the numbering of this topology.
     ///
     /// # Errors
-    /// A link that the topology has not.
+    /// The topology lacks a link.
     pub fn bound(&self, names: Names<'_>) -> Result<Bound, IntentError> {
         let mut queues = Vec::new();
         for queue in &self.queues {
@@ -383,7 +366,7 @@ impl BoundRecord {
     }
 }
 
-/// A record as it is stored.
+/// Serializes a record.
 ///
 /// # Panics
 /// Never: records are plain data.
@@ -392,10 +375,10 @@ pub fn to_bytes<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("records are plain data")
 }
 
-/// A record from the store; `version` says of which form it is, if it has one.
+/// Reads a record from the store and checks its version, if it has one.
 ///
 /// # Errors
-/// When it is of another form, or nothing of the kind.
+/// The record has another version or is malformed.
 pub fn from_bytes<T: for<'a> Deserialize<'a>>(key: &str, bytes: &[u8]) -> Result<T, IntentError> {
     #[derive(Deserialize)]
     struct Form {

@@ -1,11 +1,13 @@
-//! The fabric's service: what `penstock-fabric` decides, stored, and carried out on switches and
-//! hosts.
+//! The fabric controller: it stores decisions of `penstock-fabric` and carries them out on switches
+//! and hosts.
 //!
-//! **Rule.** Decisions are made in [`penstock_fabric`], which is pure. Here is what needs a clock,
-//! a disk or a network: where intent is kept ([`store`]), how switches are told ([`southbound`]).
+//! Decisions are made in [`penstock_fabric`], which is pure. This crate has everything that needs a
+//! clock, a disk or a network: the [`store`], the drivers of switches ([`southbound`]) and the
+//! sessions of hosts ([`agents`]).
 //!
 //! Source: QShare §V-D, §VI.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
 
 pub mod agent;
 pub mod agents;
@@ -29,6 +31,6 @@ pub mod wire;
 
 pub use stamp::Stamp;
 
-/// Doubles that tests of this crate share with those of others call it by its name.
+/// Test doubles that this crate shares with others refer to it by this name.
 #[cfg(test)]
 extern crate self as penstock_controller;

@@ -1,13 +1,13 @@
-//! What was told last, in a file.
+//! The last plan, stored in a file.
 //!
-//! **Rule.** A file is whole or not there: a new one is written beside it, brought to the disk and
-//! renamed. One that is damaged, of another host or of a later program counts as none, and its name
-//! is told.
+//! A file is complete or absent: a new file is written beside it, synced and renamed. A file that
+//! is damaged, or belongs to another host or a later program, counts as absent, and its name is
+//! reported.
 //!
-//! **When it cannot be kept.** What the file has is out of date then and must not be done after a
-//! restart; its stamp must not be forgotten all the same, or whoever was deposed would be believed.
-//! So the file is written over, in its own place, with the stamp alone, which is shorter and needs
-//! no room on the disk; if that fails too it is removed. [`Keeper`] goes on trying to keep all.
+//! If a plan cannot be stored, the old one is out of date and must not be applied after a restart.
+//! Its stamp must survive nevertheless, or a deposed controller would be believed. The file is then
+//! overwritten in place with the stamp alone. This is shorter and needs no space on the disk. If
+//! that fails too, the file is removed. [`Keeper`] keeps trying to store the plan.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -25,33 +25,33 @@ use tokio::time::sleep;
 use crate::Stamp;
 use crate::fnv::fnv1a;
 
-/// The form that this program writes.
+/// Version of the file format.
 const VERSION: u32 = 1;
-/// Largest file that is read, bytes: four times the largest message.
+/// Largest file that is read, in bytes: four times the largest message.
 const BYTES_MAX: u64 = 4 << 20;
-/// Before the first attempt to keep what could not be kept, and most between two.
+/// First and longest pause between attempts to store a plan.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// What can be kept.
+/// A plan that can be stored.
 pub(crate) trait Stamped:
     Clone + Serialize + DeserializeOwned + Send + Sync + 'static
 {
-    /// The decision that it follows from.
+    /// Stamp of the decision from which it follows.
     fn stamp(&self) -> Stamp;
 }
 
-/// What a file has.
+/// Contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found<T> {
-    /// Nothing was ever told.
+    /// There is no file.
     Nothing,
-    /// This was told last.
+    /// The last plan.
     Whole(T),
-    /// What was told last could not be kept; this is its stamp.
+    /// Only the stamp of the last plan, which could not be stored.
     Stamp(Stamp),
 }
 
-/// Where a host's plan is kept.
+/// The file of a host's plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
     host: String,
@@ -64,7 +64,7 @@ struct Record<T> {
     version: u32,
     host: String,
     plan: Option<T>,
-    /// Of what is not here.
+    /// Stamp of a plan that is not in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stamp: Option<Stamp>,
 }
@@ -74,15 +74,15 @@ impl<T: Stamped> Saved<T> {
         Self { host: host.to_owned(), path: path.to_owned(), kind: PhantomData }
     }
 
-    /// What is kept.
+    /// Reads the file.
     pub(crate) async fn load(&self) -> Result<Found<T>, String> {
         let this = self.clone();
         on_a_thread(move || this.read()).await
     }
 
-    /// Keeps a plan. If that fails only its stamp is kept, or nothing; if that fails too, why.
+    /// Stores a plan. If that fails, stores its stamp or removes the file.
     ///
-    /// `Ok` has what went wrong, if the plan is not kept.
+    /// `Ok` has a message if the plan is not stored. `Err` means that the old file is still there.
     async fn keep(&self, plan: T) -> Result<Option<String>, String> {
         let this = self.clone();
         on_a_thread(move || {
@@ -100,7 +100,7 @@ impl<T: Stamped> Saved<T> {
         .await
     }
 
-    /// Keeps a plan that could not be kept before.
+    /// Stores a plan that could not be stored before.
     async fn keep_now(&self, plan: T) -> Result<(), String> {
         let this = self.clone();
         on_a_thread(move || this.write(Some(plan), None).map_err(|error| error.to_string())).await
@@ -156,7 +156,7 @@ impl<T: Stamped> Saved<T> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
         let new = PathBuf::from(name);
-        // Whatever stands there is not written to: a link would lead to somebody else's file.
+        // Remove whatever is there: a link could lead to another user's file.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -168,7 +168,7 @@ impl<T: Stamped> Saved<T> {
         self.sync_folder()
     }
 
-    /// In the file's own place, where there is room on a full disk. A torn one counts as none.
+    /// Overwrites the file in place, which works on a full disk. A torn file counts as absent.
     fn write_over(&self, stamp: Stamp) -> io::Result<()> {
         let text = self.text(None, Some(stamp))?;
         let mut options = OpenOptions::new();
@@ -187,20 +187,20 @@ impl<T: Stamped> Saved<T> {
         }
     }
 
-    /// A name is on the disk when its folder is.
+    /// A name is on the disk only when its directory is synced.
     fn sync_folder(&self) -> io::Result<()> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 }
 
-/// Keeps what is told, and tries again what could not be kept.
+/// Stores plans and retries failed attempts.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeper<T> {
     saved: Saved<T>,
     /// Held while the file is written.
     writing: Arc<Mutex<()>>,
-    /// What is in force and not in the file.
+    /// The plan in force, if it is not in the file.
     owed: watch::Sender<Option<T>>,
 }
 
@@ -209,12 +209,12 @@ impl<T: Stamped> Keeper<T> {
         Self { saved, writing: Arc::default(), owed: watch::Sender::new(None) }
     }
 
-    /// What is kept.
+    /// Reads the file.
     pub(crate) async fn load(&self) -> Result<Found<T>, String> {
         self.saved.load().await
     }
 
-    /// As [`Saved::keep`]; what is not kept is tried again by [`Self::make_up`].
+    /// As [`Saved::keep`]. [`Self::make_up`] retries a plan that was not stored.
     pub(crate) async fn keep(&self, plan: T) -> Result<Option<String>, String> {
         let _writing = self.writing.lock().await;
         let kept = self.saved.keep(plan.clone()).await;
@@ -222,24 +222,23 @@ impl<T: Stamped> Keeper<T> {
         kept
     }
 
-    /// The stamp of what is in force and not in the file.
+    /// Stamp of the plan in force, if it is not in the file.
     pub(crate) fn owed(&self) -> Option<Stamp> {
         self.owed.borrow().as_ref().map(T::stamp)
     }
 
-    /// Tries again what could not be kept, less and less often, and says when it is kept. Never
-    /// ends.
+    /// Retries at growing intervals and reports when the plan is stored. Never returns.
     pub(crate) async fn make_up(self, mut kept: impl FnMut(Stamp)) {
         let mut owes = self.owed.subscribe();
         loop {
-            // The sender is held here: it cannot be gone.
+            // `self` holds the sender, so the channel cannot be closed.
             let _ = owes.wait_for(Option::is_some).await;
             let mut pause = PAUSES.0;
             loop {
                 sleep(pause).await;
                 pause = (pause * 2).min(PAUSES.1);
                 let _writing = self.writing.lock().await;
-                // Something later may have been kept meanwhile.
+                // A later plan may have been stored meanwhile.
                 let Some(plan) = self.owed.borrow().clone() else { break };
                 let stamp = plan.stamp();
                 if self.saved.keep_now(plan).await.is_ok() {
@@ -303,7 +302,7 @@ mod tests {
         let path = folder.join("plan");
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
         keeper.keep(plan(1)).await.unwrap();
-        // What is written first cannot be.
+        // The first write must fail.
         fs::create_dir(folder.join("plan.new")).unwrap();
         let told = keeper.keep(plan(2)).await.unwrap().unwrap();
         assert!(told.contains("make room"), "{told}");
@@ -330,7 +329,7 @@ mod tests {
         std::os::unix::fs::symlink(&precious, folder.join("plan.new")).unwrap();
         assert_eq!(saved.keep(plan(1)).await, Ok(None));
         assert_eq!((saved.load().await, named().as_str()), (Ok(Found::Whole(plan(1))), "precious"));
-        // Nor where there is no room for a new file, and the old one is written over.
+        // The same if there is no room for a new file: the old one is overwritten.
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&precious, &path).unwrap();
         fs::create_dir(folder.join("plan.new")).unwrap();
@@ -343,7 +342,7 @@ mod tests {
     async fn a_plan_of_before_is_removed_where_not_even_the_stamp_can_be_written() {
         let folder = folder("unwritten");
         let path = folder.join("plan");
-        // A name that leads nowhere can be removed and not be written.
+        // This name leads nowhere. It can be removed but not written.
         std::os::unix::fs::symlink(folder.join("no/such"), &path).unwrap();
         fs::create_dir(folder.join("plan.new")).unwrap();
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));

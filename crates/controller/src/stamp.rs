@@ -1,32 +1,38 @@
-//! Which decision something is the result of: the fence against a controller that was deposed.
+//! Stamps of decisions: the fence against a controller that was deposed.
 //!
-//! **Problem.** A leader that was cut off goes on for a while, and what it says may arrive after
-//! what its successor said. **Rule.** Everything that a controller tells a host or a switch carries
-//! the number of its term, which the store counts up with every election, and within it the number
-//! of the decision. Who is told keeps the highest it has seen and refuses what is lower. A store
-//! that was restored or is new counts from lower numbers; an operator raises them then
-//! (`penstock controller epoch`, `docs/disaster-recovery.md`).
+//! # Problem
+//!
+//! A leader that was cut off continues for a while. Its messages may arrive after those of its
+//! successor.
+//!
+//! # Approach
+//!
+//! Every message from a controller to a host or switch carries the number of its term and the
+//! number of the decision within it. The store increases the term with every election. A receiver
+//! keeps the highest stamp that it has seen and refuses lower ones. A restored or new store starts
+//! with lower numbers; an operator then raises them (`penstock controller epoch`,
+//! `docs/disaster-recovery.md`).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A term and a decision in it. Orders by term first.
+/// Term and number of a decision. Stamps are ordered by term first.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Stamp {
-    /// Larger with every election of a store: its revision then, and what an operator added.
+    /// Increases with every election of a store: the store's revision plus an operator's offset.
     pub epoch: u64,
-    /// Counted up with every decision, from 1 in each term.
+    /// Increases with every decision, from 1 in each term.
     pub generation: u64,
 }
 
-/// The highest epoch that an operator may ask for: it leaves room for every election to come.
+/// Highest epoch that an operator may request. It leaves room for all future elections.
 pub const EPOCH_MAX: u64 = 1 << 62;
 
 impl Stamp {
-    /// The lowest epoch whose decisions are all later than this one.
+    /// The lowest epoch whose stamps are all later than this one.
     #[must_use]
     pub const fn next_epoch(self) -> u64 {
         self.epoch.saturating_add(1)

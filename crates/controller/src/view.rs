@@ -1,6 +1,7 @@
-//! What people and programs are shown, as JSON: the same for the command line and the page.
+//! Views for operators and programs in JSON, shared by the command line and the page.
 //!
-//! Rates are bit/s, shares 1/1000 where a name ends in `permille`, times milliseconds.
+//! Rates are in bit/s, fractions in thousandths if the name ends in `permille`, and times in
+//! milliseconds.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::agents::Registry;
 use crate::events::now_ms;
 use crate::leader::Leader;
 
-/// The controller itself.
+/// State of the controller itself.
 #[must_use]
 pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -> Value {
     let (last, all, counts) = (leader.last(), leader.totals(), hosts.counts());
@@ -79,7 +80,7 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
     })
 }
 
-/// Servers, switches and links, with what is reserved and used.
+/// Servers, switches and links, with their reservations and use.
 #[must_use]
 pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
     let fabric = leader.fabric();
@@ -126,7 +127,7 @@ pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
     json!({ "nodes": nodes.collect::<Vec<_>>(), "links": links.collect::<Vec<_>>() })
 }
 
-/// What was measured on servers' own links: what goes further up is not known by link.
+/// Measured use of the servers' own links. The use of higher links is not known.
 fn used_by_link(leader: &Leader) -> BTreeMap<LinkId, (u64, u64)> {
     let topology = leader.fabric().topology();
     let of_server = |(server, (sent, received)): (&NodeId, &(u64, u64))| {
@@ -171,14 +172,14 @@ fn tenant_json(leader: &Leader, name: &str, slot: TenantSlot, tenant: &Tenant) -
     })
 }
 
-/// All tenants, by name.
+/// All tenants, ordered by name.
 #[must_use]
 pub fn tenants(leader: &Leader) -> Value {
     let tenants = leader.fabric().tenants();
     tenants.map(|(name, slot, tenant)| tenant_json(leader, name, slot, tenant)).collect()
 }
 
-/// All ports with tenants: their queues, weights and holders.
+/// Queues, weights and holders of all ports with tenants.
 #[must_use]
 pub fn bindings(leader: &Leader) -> Value {
     let fabric = leader.fabric();
@@ -209,20 +210,20 @@ pub fn bindings(leader: &Leader) -> Value {
     ports.filter_map(|(node, p)| port(node, p)).collect()
 }
 
-/// How a tenant, or with an empty name all of them, did in the last intervals; `None`: there is
+/// Usage of a tenant in the last intervals; of all tenants if the name is empty. `None` if there is
 /// no such tenant.
 #[must_use]
 pub fn history(leader: &Leader, name: &str, interval_ms: u64) -> Option<Value> {
     leader.samples().view(name, interval_ms)
 }
 
-/// The last events, the oldest first.
+/// The last events, oldest first.
 #[must_use]
 pub fn events(leader: &Leader) -> Value {
     leader.events().iter().map(|event| json!(event)).collect()
 }
 
-/// Why a tenant has what it has; `None`: there is no such tenant.
+/// Reasons for a tenant's present state; `None` if there is no such tenant.
 #[must_use]
 pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     let fabric = leader.fabric();
@@ -269,7 +270,7 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     Some(json!({ "tenant": shown, "why": why, "events": recent }))
 }
 
-/// Who has the queues that a tenant would need.
+/// The tenants that hold the queues that a tenant would need.
 fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
     let fabric = leader.fabric();
     let Some(tenant) = fabric.datacenter().tenant(slot) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! The messages of `proto/penstock/fabric/v1/fabric.proto`, and what they mean here.
+//! Conversion of the messages in `proto/penstock/fabric/v1/fabric.proto`.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ pub mod v1 {
     tonic::include_proto!("penstock.fabric.v1");
 }
 
-/// Largest message between a controller and an agent, bytes: 4,096 tenants with long names.
+/// Largest message between a controller and an agent in bytes: 4,096 tenants with long names.
 pub const AGENT_BYTES_MAX: usize = 1 << 20;
-/// Largest message between a controller and an operator: 100,000 tenants as JSON.
+/// Largest message between a controller and an operator in bytes: 100,000 tenants as JSON.
 pub const OPERATOR_BYTES_MAX: usize = 64 << 20;
-/// Most tenants of a host's report or plan.
+/// Most tenants in a host's report or plan.
 pub const TENANTS_MAX: usize = 4_096;
-/// Longest name.
+/// Longest name in bytes.
 pub const NAME_BYTES_MAX: usize = 63;
-/// Longest time that a report may be about, ms.
+/// Longest period of a report in milliseconds.
 pub const MILLIS_MAX: u64 = 3_600_000;
 
-/// An error with its causes; transports say the useful thing last.
+/// An error with its causes. Transport errors have the useful information in the last one.
 #[must_use]
 pub fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -40,21 +40,18 @@ pub fn describe(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A message that makes no sense.
+/// Why a message is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// A field that must be there is not.
-    #[error("{0} is missing; use the same version of Penstock on both sides")]
+    /// A required field is missing.
+    #[error("{0} is missing; use the same version on both sides")]
     Missing(&'static str),
-    /// A number out of its range.
-    #[error("{what} {value} is out of range (maximum {most})")]
+    /// A number is out of its range.
+    #[error("{what} of {value} is out of range (most {most})")]
     Range {
-        /// What.
         what: &'static str,
-        /// What it says.
         value: u64,
-        /// The most.
         most: u64,
     },
 }
@@ -133,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_comes_out_as_it_went_in_and_nonsense_is_refused() {
+    fn a_plan_round_trips_and_invalid_ones_are_refused() {
         let (name, headroom_permille) = ("a".to_owned(), 1_063);
         let tenant = HostTenant { name, dscp: 63, vms: 2, send: 7, recv: 8, headroom_permille };
         let state = PortState { weights: vec![1, 5], map: [(63, 1)].into() };

@@ -1,4 +1,4 @@
-//! A connection to a controller.
+//! Connections to controllers.
 
 use std::io;
 use std::path::Path;
@@ -20,15 +20,15 @@ use super::{AgentSettings, AgentTls};
 use crate::listen::tls::{chain, lists, roots};
 use crate::wire::describe;
 
-/// How often a connection is asked whether it lives, and how long it may take to say so: a
-/// controller that vanished is noticed within their sum.
+/// Interval of keep-alive pings, and time limit of an answer. A vanished controller is noticed
+/// within their sum.
 const PING_EVERY: Duration = Duration::from_secs(4);
 const PING_LIMIT: Duration = Duration::from_secs(4);
 
-/// Connects; what went wrong, otherwise.
+/// Connects to a controller. The error says what went wrong.
 pub(super) async fn connect(settings: &AgentSettings, named: &str) -> Result<Channel, String> {
     let uri = settings.uri(named)?;
-    // Encryption is the connector's below.
+    // The connector below adds TLS.
     let endpoint = Endpoint::from_shared(uri.replacen("https://", "http://", 1));
     let endpoint = endpoint.map_err(|error| describe(&error))?;
     let endpoint = endpoint
@@ -54,14 +54,14 @@ pub(super) async fn connect(settings: &AgentSettings, named: &str) -> Result<Cha
         });
         endpoint.connect_with_connector(encrypted).await.map_err(|error| describe(&error))
     };
-    // The limit of a connection does not cover its TLS handshake.
+    // The connection's time limit does not cover its TLS handshake.
     match tokio::time::timeout(settings.connect_limit, connected).await {
         Ok(channel) => channel,
         Err(_) => Err(format!("no connection within {:?}", settings.connect_limit)),
     }
 }
 
-/// What encrypts, and the name that the other side must have.
+/// The TLS connector, and the name that the server must have.
 async fn client(tls: &AgentTls) -> Result<(TlsConnector, ServerName<'static>), String> {
     let (ca, crl) = (read(&tls.ca).await?, tls.crl.as_deref());
     let (certificate, key) = (read(&tls.certificate).await?, read(&tls.key).await?);

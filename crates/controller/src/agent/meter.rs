@@ -1,20 +1,20 @@
-//! What was carried since the report before.
+//! Traffic since the previous report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 
-/// Bytes of a tenant over the network, since its counters began.
+/// Bytes of a tenant over the network since its counters started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Sent by its VMs here.
+    /// Sent by its VMs on this host.
     pub sent: u64,
-    /// Received by them.
+    /// Received by its VMs on this host.
     pub received: u64,
 }
 
-/// What the counters said at the report before.
+/// Counters at the previous report.
 #[derive(Debug)]
 pub(super) struct Meter {
     number: u64,
@@ -22,15 +22,16 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// A session begins, with these counters.
+    /// Starts a session with these counters.
     pub(super) fn new(now: BTreeMap<String, Carried>) -> Self {
         Self { number: 0, before: now }
     }
 
-    /// The next report, `after` the one before; `None`: that was too long ago to tell a rate.
+    /// The next report, made `after` the previous one. `None` if that was too long ago to give a
+    /// rate.
     ///
-    /// A counter that went back began anew with 0, and so did one that was not there before.
-    /// Of more tenants than a report may have, those that carried most are told of.
+    /// A counter that decreased was restarted at 0; so was a new one. If there are more tenants
+    /// than a report may have, it contains those with the most traffic.
     pub(super) fn report(
         &mut self,
         after: Duration,
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_what_was_added() {
+    fn reports_add_up_to_the_traffic() {
         let second = Duration::from_secs(1);
         let mut meter = Meter::new(counters(&[("a", 1_000, 50)]));
         let report = meter.report(second, counters(&[("a", 1_500, 50), ("b", 7, 8)])).unwrap();
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_tenants_those_that_carried_most_are_told() {
+    fn a_report_with_too_many_tenants_has_those_with_the_most_traffic() {
         let many: BTreeMap<_, _> = (0..5_000_u64)
             .map(|n| (format!("t{n}"), Carried { sent: n, received: 0 }))
             .chain([("x".repeat(64), Carried { sent: 1 << 40, received: 0 })])

@@ -1,19 +1,27 @@
-//! A host's agent: it tells a controller what tenants used, and its switch what to do.
+//! A host's agent: it reports the usage of tenants to a controller and applies plans on its switch.
 //!
-//! **Problem.** Controllers come and go, and a host must neither lose what tenants were sold
-//! meanwhile nor do what a deposed controller says. **Rule.** The agent asks the controllers that
-//! it knows in turn, follows the word of one that another leads, and pauses longer with every round
-//! that brought nothing. What it was told last it keeps in a file, and does again after a restart,
-//! before it has found a controller. A plan with a lower stamp than one it was told of is refused.
-//! Nobody to report to is a flag ([`AgentState::stale_since`]) and changes nothing on the switch.
+//! # Problem
 //!
-//! **Order.** A plan is applied, then kept, then answered: a host that ends in between does what
-//! the controller believes it does, the plan of before. If a plan cannot be kept, that of before is
-//! written over with the new one's stamp: without any plan all tenants share queue 0, which is
-//! always there, while an old code point may be somebody else's by then. It is in force meanwhile,
-//! [`AgentState::unkept`] says so, and keeping it is tried again.
+//! Controllers come and go. Meanwhile a host must not lose what was sold to tenants, and must not
+//! follow a deposed controller.
 //!
-//! Source: QShare §V-D leaves failures open; `docs/controller.md` has ours.
+//! # Approach
+//!
+//! The agent asks its known controllers in turn and follows redirections to the leader. Pauses grow
+//! with every round without success. The agent stores the last plan in a file and applies it after
+//! a restart, before it has found a controller. It refuses a plan with a lower stamp than one that
+//! it has seen. If no controller takes reports, a flag says so ([`AgentState::stale_since`]), but
+//! the switch does not change.
+//!
+//! # Order
+//!
+//! A plan is applied, then stored, then acknowledged. A host that fails in between follows the
+//! previous plan, which is what the controller believes. If a plan cannot be stored, the stored one
+//! is overwritten with the new stamp alone. Without a plan, all tenants share queue 0, which always
+//! exists. An old code point may belong to another tenant by then. The plan is in force meanwhile,
+//! [`AgentState::unkept`] says that it is not stored, and storing is retried.
+//!
+//! Source: QShare §V-D does not specify failures; `docs/controller.md` does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,47 +51,48 @@ pub use state::{AgentState, Counts, STALE_AFTER};
 use retry::Retry;
 use session::{End, Ended};
 
-/// How often the agent goes where a controller sends it before it asks all it knows again.
+/// Number of redirections that the agent follows before it asks all its known controllers again.
 const HOPS_MAX: u32 = 3;
 
-/// What the switch of this host can do.
+/// The switch of this host.
 ///
-/// Neither call may take longer than [`AgentSettings::side_limit`]: it is dropped then, and what it
+/// A call that takes longer than [`AgentSettings::side_limit`] is dropped and counts as failed.
 /// did counts as not done.
 #[async_trait]
 pub trait HostSide: Send + Sync + fmt::Debug {
-    /// What each tenant's VMs here sent and received over the network so far. Counters only grow,
-    /// save when the switch starts anew; traffic between two VMs of this host does not count.
+    /// Bytes that each tenant's VMs on this host sent and received over the network so far.
+    /// Counters only grow, unless the switch restarts. Traffic between VMs of this host does not
+    /// count.
     async fn usage(&self) -> Result<BTreeMap<String, Carried>, SideError>;
 
-    /// Does what the plan says; all of it, whatever it did before.
+    /// Applies the whole plan, whatever was applied before.
     async fn apply(&self, plan: &HostPlan) -> Result<(), SideError>;
 }
 
-/// The switch did not do it; the text names what, and the remedy.
+/// Error of the switch: the text says what is wrong, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct SideError(pub String);
 
-/// See the module's text.
+/// The agent. See the module documentation.
 #[derive(Debug)]
 pub struct Agent {
     settings: AgentSettings,
     side: Arc<dyn HostSide>,
     saved: Keeper<HostPlan>,
     state: watch::Sender<AgentState>,
-    /// The highest decision that it was told of.
+    /// Highest stamp that it has seen.
     has: Stamp,
-    /// The plan of before a restart, until it is done.
+    /// The plan from before a restart, until it is applied.
     pending: Option<HostPlan>,
     retry: Retry,
 }
 
 impl Agent {
-    /// An agent that has not begun.
+    /// An agent that has not started.
     ///
     /// # Errors
-    /// Settings that cannot work, with the remedy.
+    /// The settings are invalid.
     pub fn new(settings: AgentSettings, side: Arc<dyn HostSide>) -> Result<Self, SettingsError> {
         settings.check()?;
         let saved = Keeper::new(Saved::new(&settings.host, &settings.plan_file));
@@ -93,13 +102,13 @@ impl Agent {
         Ok(Self { settings, side, saved, state, has, pending, retry })
     }
 
-    /// What it is doing, as it changes.
+    /// Its state, as it changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<AgentState> {
         self.state.subscribe()
     }
 
-    /// Works until `stop`. A plan that is being applied then is finished, kept and answered first.
+    /// Runs until `stop`. A plan that is being applied is completed, stored and acknowledged first.
     pub async fn run(mut self, stop: impl Future<Output = ()> + Send) {
         let (tell, mut told) = watch::channel(false);
         let watcher = state::watch_staleness(self.state.clone());
@@ -125,7 +134,7 @@ impl Agent {
         }
     }
 
-    /// Takes up what it was told before a restart.
+    /// Loads and applies the plan from before a restart.
     #[doc(hidden)]
     pub async fn take_up(&mut self) {
         match self.saved.load().await {
@@ -147,7 +156,7 @@ impl Agent {
         }
     }
 
-    /// Does what it was told before a restart, if it could not be done yet.
+    /// Applies the plan from before a restart, if that has not succeeded yet.
     async fn do_pending(&mut self) {
         let Some(plan) = &self.pending else { return };
         match apply(&*self.side, plan, self.settings.side_limit).await {
@@ -194,7 +203,7 @@ impl Agent {
                 End::Problem(problem) => {
                     self.problem(format!("controller {address}: {problem}"));
                     (at, hops) = (next, 0);
-                    // A round is over: nobody is there.
+                    // No controller of this round took the session.
                     if next == 0 && !served { self.retry.next() } else { self.retry.spread() }
                 }
             };
@@ -205,7 +214,8 @@ impl Agent {
         }
     }
 
-    /// Whether an address that a controller named is one: of the same security as all others.
+    /// Whether a redirection may be followed: its address must be valid and as secure as the
+    /// others.
     fn may_follow(&self, leader: &str) -> bool {
         !leader.is_empty() && self.settings.uri(leader).is_ok()
     }
@@ -219,12 +229,12 @@ impl Agent {
     }
 }
 
-/// Waits until the agent is to end.
+/// Waits until the agent must stop.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Has the switch do it, within the time.
+/// Applies a plan on the switch within the time limit.
 async fn apply(side: &dyn HostSide, plan: &HostPlan, limit: Duration) -> Result<(), String> {
     let begin = Instant::now();
     match timeout(limit, side.apply(plan)).await {

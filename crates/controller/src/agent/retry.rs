@@ -1,7 +1,7 @@
-//! How long to wait before asking again.
+//! Pauses between attempts.
 //!
-//! **Problem.** Ten thousand agents lose their controller in the same moment. **Rule.** Pauses
-//! double from round to round up to a bound, and half of each is random, so that they spread.
+//! Ten thousand agents may lose their controller at the same moment. Pauses therefore double from
+//! round to round up to a bound, and half of each is random, so that attempts spread.
 
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(super) struct Retry {
     random: u64,
 }
 
-/// A number that differs from process to process.
+/// A number that differs between processes.
 pub(super) fn seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
@@ -25,24 +25,24 @@ impl Retry {
         Self { least, most, current: least, random: seed }
     }
 
-    /// After a round that brought nothing: from half of the pause to all of it.
+    /// Pause after a round without success: from half of the current pause to all of it.
     pub(super) fn next(&mut self) -> Duration {
         let half = self.current / 2;
         self.current = (self.current * 2).min(self.most);
         half + self.part(half)
     }
 
-    /// Before another controller of the same round, or the one that leads now: up to the least.
+    /// Pause before another controller of the same round or the leader: up to the shortest pause.
     pub(super) fn spread(&mut self) -> Duration {
         self.part(self.least)
     }
 
-    /// A session brought something.
+    /// Resets the pauses after a successful session.
     pub(super) fn reset(&mut self) {
         self.current = self.least;
     }
 
-    /// From none of it to all of it.
+    /// A random time from zero to `of`.
     fn part(&mut self, of: Duration) -> Duration {
         const STEPS: u64 = 1 << 16;
         // SplitMix64: https://prng.di.unimi.it/splitmix64.c

@@ -1,4 +1,4 @@
-//! One session with one controller.
+//! A session with one controller.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,34 +19,34 @@ use crate::wire::v1::controller_message::Message as ToAgent;
 use crate::wire::v1::{self, AgentMessage, ControllerMessage};
 use crate::wire::{AGENT_BYTES_MAX, describe};
 
-/// Messages that may wait to go out.
+/// Messages that may wait to be sent.
 const QUEUE: usize = 16;
-/// The least and the most time between two reports that a controller may ask for, ms.
+/// Shortest and longest report interval that a controller may request, in milliseconds.
 const REPORT_MILLIS: std::ops::RangeInclusive<u64> = 10..=600_000;
 
-/// Why a session is over.
+/// Why a session ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The agent ends.
+    /// The agent stops.
     Stopped,
-    /// Another controller leads; empty: nobody knows which.
+    /// Another controller leads; empty if it is unknown.
     Elsewhere(String),
-    /// Anything else.
+    /// Any other reason.
     Problem(String),
 }
 
-/// The end of a session.
+/// End of a session.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) how: End,
-    /// Whether it was of use: a report went out, or a plan came.
+    /// Whether a report was sent or a plan received.
     pub(super) served: bool,
 }
 
-/// A plan that the switch is working on.
+/// A plan that the switch is applying.
 type Work = Pin<Box<dyn Future<Output = (HostPlan, Result<(), String>)> + Send>>;
 
-/// A session that was welcomed.
+/// An accepted session.
 struct Open {
     out: mpsc::Sender<AgentMessage>,
     from: Streaming<ControllerMessage>,
@@ -57,7 +57,7 @@ struct Open {
 }
 
 impl Agent {
-    /// Talks to the controller at `address` until one of them ends it.
+    /// Talks to the controller at `address` until one side ends the session.
     pub(super) async fn session(
         &mut self,
         address: &str,
@@ -87,7 +87,7 @@ impl Agent {
         Ended { how, served: open.served }
     }
 
-    /// Says hello; the session and the time between two reports.
+    /// Opens a session. Returns it and the time between two reports.
     async fn open(&self, address: &str) -> Result<(Open, Duration), End> {
         let settings = &self.settings;
         let limit = settings.connect_limit;
@@ -142,7 +142,7 @@ impl Agent {
         loop {
             let idle = work.is_none();
             tokio::select! {
-                // A plan that has begun is finished, whatever happens meanwhile.
+                // A plan that is being applied is completed in any case.
                 (plan, done) = async { work.as_mut().expect("not idle").await }, if !idle => {
                     work = None;
                     let answer = self.done(plan, done).await;
@@ -176,7 +176,7 @@ impl Agent {
         }
     }
 
-    /// A plan came: what is being done, or why not.
+    /// Handles a received plan: starts to apply it, or answers why not.
     fn told(&mut self, plan: v1::HostPlan, epoch: u64) -> Result<Work, Box<AgentMessage>> {
         let stamp: Stamp = plan.stamp.unwrap_or_default().into();
         let plan = match HostPlan::try_from(plan) {
@@ -203,7 +203,7 @@ impl Agent {
         }))
     }
 
-    /// Hears a plan as from a controller of this epoch, without a session; the answer.
+    /// Handles a plan as if from a controller of this epoch, without a session. Returns the answer.
     #[doc(hidden)]
     pub async fn hear(&mut self, plan: v1::HostPlan, epoch: u64) -> AgentMessage {
         match self.told(plan, epoch) {
@@ -215,7 +215,7 @@ impl Agent {
         }
     }
 
-    /// Keeps a plan that was done; the answer.
+    /// Stores an applied plan. Returns the answer.
     async fn done(&mut self, plan: HostPlan, done: Result<(), String>) -> AgentMessage {
         let stamp = plan.stamp;
         let done = match done {
@@ -248,7 +248,7 @@ impl Agent {
 
     async fn report(&self, open: &mut Open) {
         let missed = || self.state.send_modify(|state| state.counts.missed += 1);
-        // What does not go out now is in the next one.
+        // A report that cannot be sent now is part of the next one.
         let Ok(place) = open.out.clone().try_reserve_owned() else { return missed() };
         let Some(now) = self.usage().await else { return missed() };
         let at = Instant::now();
@@ -285,7 +285,7 @@ fn answer(stamp: Stamp, problem: &str, has: Option<Stamp>) -> AgentMessage {
     AgentMessage { message: Some(FromAgent::Applied(applied)) }
 }
 
-/// What a controller said, or why it was not heard.
+/// The controller's message, or the transport error.
 fn describe_status(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(source) => describe(source),

@@ -1,73 +1,69 @@
-//! What an agent is told by who starts it.
+//! Settings of an agent.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// An agent's settings.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
-    /// This server's name in the topology; its certificate must have it.
+    /// Name of this server in the topology. Its certificate must contain it.
     pub host: String,
-    /// Controllers, `host:port` or with `https://` before; asked in this order.
+    /// Controllers as `host:port`, optionally with `https://`, in the order of asking.
     pub endpoints: Vec<String>,
-    /// Certificates. `None`: no encryption and no proof of who is who, for tests and for one
+    /// Certificates. `None` means neither encryption nor authentication, for tests and for a single
     /// machine.
     pub tls: Option<AgentTls>,
-    /// Where the last plan is kept.
+    /// File of the last plan.
     pub plan_file: PathBuf,
-    /// The least and the most time between two rounds of asking all controllers, without the
-    /// random part: [`super`].
+    /// Shortest and longest pause between two rounds, without the random part; see [`super`].
     pub pause: (Duration, Duration),
-    /// How long a controller may take to answer.
+    /// Time limit of a controller's answer.
     pub connect_limit: Duration,
-    /// How long the switch may take for one call.
+    /// Time limit of a call to the switch.
     pub side_limit: Duration,
-    /// Between two reports, until a controller has said.
+    /// Time between two reports, until a controller sets it.
     pub interval: Duration,
 }
 
-/// Files, PEM. They are read anew for each connection, so a renewed certificate is used from the
-/// next one on.
+/// PEM files. They are read for each connection, so a renewed certificate is used from the next
+/// connection on.
 #[derive(Clone, Debug)]
 pub struct AgentTls {
-    /// Who signed the controllers' certificates.
+    /// CA of the controllers' certificates.
     pub ca: PathBuf,
     /// This host's certificate.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of this host's certificate.
     pub key: PathBuf,
-    /// Revocation lists of who signed the controllers' certificates.
+    /// Revocation lists of the controllers' CA.
     pub crl: Option<PathBuf>,
-    /// The name that every controller's certificate has.
+    /// Name that every controller's certificate has.
     pub server_name: String,
 }
 
-/// Settings that cannot work.
+/// Why settings are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// A setting.
+    /// A setting is invalid.
     #[error("agent of host {host}: {problem}")]
     Setting {
-        /// Whose.
         host: String,
-        /// Which, what is wrong, and the remedy.
+        /// Name of the setting, what is wrong, and the remedy.
         problem: String,
     },
-    /// A file that cannot be read.
-    #[error("{path}: {problem}; name a file that the agent can read")]
+    /// A file cannot be read.
+    #[error("{path}: {problem}; give a file that the agent may read")]
     File {
-        /// Which.
         path: String,
-        /// Why.
         problem: String,
     },
 }
 
 impl AgentSettings {
-    /// Pauses of 0.5 to 10 s, 3 s for a controller, 5 s for the switch, a report a second.
+    /// Default settings: pauses of 0.5 to 10 s, limits of 3 s for a controller and 5 s for the
+    /// switch, a report per second.
     #[must_use]
     pub fn new(host: &str, endpoints: Vec<String>, tls: Option<AgentTls>, plan: &Path) -> Self {
         Self {
@@ -124,7 +120,7 @@ impl AgentSettings {
         Ok(())
     }
 
-    /// An address with its scheme: `https` if there are certificates, and nothing else then.
+    /// An address with its scheme. With certificates, only `https` is valid.
     pub(super) fn uri(&self, named: &str) -> Result<String, String> {
         let wanted = if self.tls.is_some() { "https" } else { "http" };
         let (scheme, address) = named.split_once("://").unwrap_or((wanted, named));
@@ -151,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_a_remedy() {
+    fn invalid_settings_are_refused_with_a_remedy() {
         assert_eq!(settings("10.0.0.1:7000").check(), Ok(()));
         let error = |settings: AgentSettings| settings.check().unwrap_err().to_string();
         assert!(error(settings("10.0.0.1")).ends_with("has no port; write host:port"));

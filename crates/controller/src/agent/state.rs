@@ -1,4 +1,4 @@
-//! What an agent is doing.
+//! State of an agent.
 
 use std::time::Duration;
 
@@ -7,51 +7,51 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::Stamp;
 
-/// Intervals without a report after which a host is stale.
+/// Number of intervals without a report after which a host is stale.
 pub const STALE_AFTER: u32 = 3;
 
-/// What an agent did since its start.
+/// Counters since the agent's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Sessions that a controller welcomed.
+    /// Sessions accepted by a controller.
     pub sessions: u64,
-    /// Reports that went out.
+    /// Reports sent.
     pub reports: u64,
-    /// Reports that could not be made or did not go out; what they would have said is in the next.
+    /// Reports that could not be made or sent. Their contents are part of the next one.
     pub missed: u64,
-    /// Plans that were done.
+    /// Plans applied.
     pub applied: u64,
-    /// Plans that the switch could not do.
+    /// Plans that the switch could not apply.
     pub failed: u64,
-    /// Plans refused because they were older than what it had been told.
+    /// Plans refused for an older stamp.
     pub refused: u64,
-    /// Plans of before a restart that were done again; 0 or 1.
+    /// Plans from before a restart that were applied again; 0 or 1.
     pub resumed: u64,
-    /// Problems of any kind; the last one is [`AgentState::last_error`].
+    /// Problems of any kind. [`AgentState::last_error`] has the last one.
     pub problems: u64,
 }
 
-/// What an agent is doing, for people and for metrics.
+/// State of an agent, for operators and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentState {
-    /// The controller whose session it is in.
+    /// The controller of its session.
     pub connected: Option<String>,
-    /// The highest decision that it was told of.
+    /// Highest stamp that it has seen.
     pub told: Stamp,
-    /// The decision that the switch does; `None`: none that this agent knows of.
+    /// Stamp of the plan on the switch; `None` if the agent knows of none.
     pub applied: Option<Stamp>,
-    /// The decision that is in force and could not be kept: after a restart there would be no plan.
-    /// Keeping it is tried again.
+    /// Stamp of a plan that is in force but not stored. After a restart there would be no plan.
+    /// Storing is retried.
     pub unkept: Option<Stamp>,
-    /// Since when nobody has had a report for [`STALE_AFTER`] intervals. Nothing is dropped for it.
+    /// Since when no controller has taken a report for [`STALE_AFTER`] intervals. This affects no
+    /// traffic.
     pub stale_since: Option<Instant>,
-    /// When the last report went out, or a session or the agent began.
+    /// When the last report was sent, or the session or the agent started.
     pub heard: Instant,
-    /// Between two reports.
+    /// Time between two reports.
     pub interval: Duration,
-    /// What went wrong last, with the remedy.
+    /// Last error, with its remedy.
     pub last_error: Option<String>,
-    /// What it did so far.
     pub counts: Counts,
 }
 
@@ -70,14 +70,14 @@ impl AgentState {
         }
     }
 
-    /// A controller has been heard of.
+    /// Records contact with a controller.
     pub(super) fn hear(&mut self) {
         self.heard = Instant::now();
         self.stale_since = None;
     }
 }
 
-/// Raises the flag when its time has come. Never ends.
+/// Sets the stale flag when it is due. Never returns.
 pub(super) async fn watch_staleness(state: watch::Sender<AgentState>) {
     let mut changes = state.subscribe();
     loop {
@@ -86,7 +86,7 @@ pub(super) async fn watch_staleness(state: watch::Sender<AgentState>) {
             (state.heard + STALE_AFTER * state.interval, state.stale_since.is_some())
         };
         tokio::select! {
-            // The sender is held here: it cannot be gone.
+            // This future holds the sender, so the channel cannot be closed.
             _ = changes.changed() => continue,
             () = sleep_until(due), if !stale => {}
         }

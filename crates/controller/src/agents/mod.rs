@@ -1,12 +1,17 @@
-//! The hosts' agents, as a controller sees them: sessions, what they measured, what they were told.
+//! The hosts' agents from the controller's side: sessions, measurements and plans.
 //!
-//! **Problem.** Thousands of agents come and go, and any of them may be wrong, slow or hostile.
-//! **Rule.** A session is bound to a host that the topology has, by the certificate it came with.
-//! It may hold its own host's numbers and nothing else: reports are bounded, counted from 1 without
-//! a gap, and a session that breaks a rule ends with a reason. What is to be told waits in a
-//! channel of [`QUEUE`] messages; an agent that does not take them is as good as gone.
+//! # Problem
 //!
-//! **Quantities.** Usage is bytes over the network between two reports, and the time between them.
+//! Thousands of agents come and go, and any of them may be faulty, slow or hostile.
+//!
+//! # Approach
+//!
+//! A session belongs to a host of the topology, which its certificate must name. It can affect only
+//! that host's measurements. Reports are bounded and numbered from 1 without gaps. A session that
+//! breaks a rule ends with a reason. Messages to an agent wait in a channel of [`QUEUE`] entries.
+//! An agent that does not receive them counts as gone.
+//!
+//! Usage is measured in bytes over the network between two reports, and the time between them.
 
 mod registry;
 mod serve;

@@ -1,4 +1,4 @@
-//! The sessions of all agents, and the counts of what they did.
+//! The sessions of all agents, and their counters.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,41 +16,38 @@ use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 /// Messages that may wait for an agent.
 pub const QUEUE: usize = 16;
 
-/// What an agent did wrong. Its session ends.
+/// A violation by an agent. Its session ends.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// The topology has no such server.
     #[error("host {0} is not a server of the topology; correct the agent's name or the topology")]
     UnknownHost(String),
-    /// The certificate is another host's.
+    /// The certificate belongs to another host.
     #[error("host {host}: the certificate is for {names}; use the host's own")]
     WrongCertificate {
-        /// What it says it is.
+        /// Name that the agent claims.
         host: String,
-        /// What its certificate says.
+        /// Names in its certificate.
         names: String,
     },
-    /// It was told by a later leader.
+    /// A later leader sent it a plan.
     #[error(
         "host {host}: has decision {has}, later than this controller's {ours}; if no other \
          controller leads, the store is an older copy: `penstock controller epoch --at-least {}`",
         .has.next_epoch()
     )]
     Later {
-        /// Which.
         host: String,
-        /// What it has.
+        /// Stamp that the host has.
         has: Stamp,
-        /// What this controller is at.
+        /// Stamp of this controller.
         ours: Stamp,
     },
-    /// A message out of turn.
+    /// The agent sent an unexpected message.
     #[error("host {host}: {problem}")]
     Protocol {
-        /// Which.
         host: String,
-        /// What.
         problem: String,
     },
 }
@@ -66,22 +63,21 @@ struct Session {
     waiting: Vec<(Stamp, oneshot::Sender<Result<(), HostError>>)>,
 }
 
-/// Counts of what agents did, since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentCounts {
-    /// Sessions that began.
+    /// Sessions that started.
     pub sessions: u64,
-    /// Sessions that ended.
     pub ended: u64,
     /// Sessions or messages that were refused.
     pub refused: u64,
-    /// Connections that were refused because their certificate had too many already.
+    /// Connections refused because their certificate had too many.
     pub crowded: u64,
-    /// Reports taken in.
+    /// Reports accepted.
     pub reports: u64,
-    /// Plans that hosts said they did.
+    /// Plans that hosts applied.
     pub applied: u64,
-    /// Plans that hosts could not do or refused.
+    /// Plans that hosts refused or could not apply.
     pub failed: u64,
 }
 
@@ -90,23 +86,21 @@ struct Inner {
     sessions: HashMap<String, Session>,
     next: u64,
     came: Vec<String>,
-    /// Hosts that have decisions later than this controller's, until their next session.
+    /// Hosts with later stamps than this controller's, until their next session.
     later: BTreeMap<String, Stamp>,
 }
 
-/// All sessions.
 #[derive(Debug)]
 pub struct Registry {
     known: Box<dyn Known>,
     inner: Mutex<Inner>,
     counts: watch::Sender<AgentCounts>,
-    /// Somebody came.
+    /// Notified when an agent connects.
     arrived: tokio::sync::Notify,
 }
 
-/// Which hosts there are.
+/// The known hosts.
 pub trait Known: Send + Sync + std::fmt::Debug {
-    /// Whether there is such a host.
     fn is_host(&self, name: &str) -> bool;
 }
 
@@ -117,7 +111,7 @@ impl Known for penstock_fabric::topology::Topology {
 }
 
 impl Registry {
-    /// Nobody is here yet.
+    /// A registry without sessions.
     #[must_use]
     pub fn new(known: Box<dyn Known>) -> Self {
         let (inner, counts) = (Mutex::default(), watch::Sender::default());
@@ -125,7 +119,7 @@ impl Registry {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // What it holds is whole between any two statements that could panic.
+        // The contents are consistent between any two statements that could panic.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,7 +127,7 @@ impl Registry {
         self.counts.send_modify(one);
     }
 
-    /// A session begins. The number names it; messages for the agent come out of the channel.
+    /// Starts a session. Returns its number and the channel with messages for the agent.
     ///
     /// # Errors
     /// The host is not known.
@@ -156,7 +150,7 @@ impl Registry {
         inner.later.remove(host);
         let session =
             Session { number, out, has, reports: 0, millis: 0, used, waiting: Vec::new() };
-        // An earlier session ends: its channel is dropped.
+        // Dropping its channel ends an earlier session.
         inner.sessions.insert(host.to_owned(), session);
         inner.came.push(host.to_owned());
         drop(inner);
@@ -164,7 +158,6 @@ impl Registry {
         Ok((number, messages))
     }
 
-    /// A session is over.
     pub fn end(&self, host: &str, number: u64) {
         let mut inner = self.inner();
         if inner.sessions.get(host).is_some_and(|session| session.number == number) {
@@ -174,12 +167,12 @@ impl Registry {
         self.count(|counts| counts.ended += 1);
     }
 
-    /// Ends all sessions: this controller does not lead any more.
+    /// Ends all sessions, because this controller no longer leads.
     pub fn end_all(&self) {
         self.inner().sessions.clear();
     }
 
-    /// A host was not let in: it has a later decision than this controller's.
+    /// Notes that a host was refused because its stamp is later than this controller's.
     pub(super) fn is_later(&self, host: &str, has: Stamp) {
         self.refused();
         if self.known.is_host(host) {
@@ -187,26 +180,26 @@ impl Registry {
         }
     }
 
-    /// Hosts that have decisions later than this controller's, and how late.
+    /// Hosts with later stamps than this controller's.
     #[must_use]
     pub fn later(&self) -> BTreeMap<String, Stamp> {
         self.inner().later.clone()
     }
 
-    /// Counts what was refused before a session began.
+    /// Counts a refusal before a session started.
     pub fn refused(&self) {
         self.count(|counts| counts.refused += 1);
     }
 
-    /// Counts a connection too many of one certificate.
+    /// Counts a connection beyond the limit of its certificate.
     pub fn crowded(&self) {
         self.count(|counts| counts.crowded += 1);
     }
 
-    /// A report of a session.
+    /// Handles a report of a session.
     ///
     /// # Errors
-    /// It breaks a rule: the session must end.
+    /// It violates a rule. The session must end.
     pub fn report(&self, host: &str, number: u64, report: v1::Report) -> Result<(), Violation> {
         let result = self.inner().report(host, number, report);
         self.count(|counts| match result {
@@ -216,10 +209,10 @@ impl Registry {
         result.map(|_| ())
     }
 
-    /// A host says what it did with a plan.
+    /// Handles a host's result of a plan.
     ///
     /// # Errors
-    /// It breaks a rule: the session must end.
+    /// It violates a rule. The session must end.
     pub fn applied(&self, host: &str, number: u64, done: v1::Applied) -> Result<(), Violation> {
         let mut inner = self.inner();
         let Some(session) = inner.sessions.get_mut(host).filter(|s| s.number == number) else {
@@ -239,7 +232,7 @@ impl Registry {
             session.has = session.has.max(stamp);
         }
         let later = has.filter(|has| *has > stamp);
-        // Plans are whole: who did a later one did the earlier ones.
+        // Plans are complete, so a later plan includes the earlier ones.
         let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
             .into_iter()
             .partition(|(waits_for, _)| *waits_for <= stamp);
@@ -258,18 +251,18 @@ impl Registry {
         Ok(())
     }
 
-    /// Who came since the last time.
+    /// Hosts that connected since the last call.
     #[must_use]
     pub fn take_arrivals(&self) -> Vec<String> {
         std::mem::take(&mut self.inner().came)
     }
 
-    /// Waits until somebody came.
+    /// Waits until an agent connects.
     pub async fn somebody_came(&self) {
         self.arrived.notified().await;
     }
 
-    /// What was measured since the last time, by host: of those that reported.
+    /// Usage since the last call, for hosts that reported.
     #[must_use]
     pub fn take_usage(&self) -> BTreeMap<String, Vec<Used>> {
         let mut inner = self.inner();
@@ -294,25 +287,24 @@ impl Registry {
         usage
     }
 
-    /// What a host said it did last; `None`: its agent is not here.
+    /// Stamp of the last plan that a host applied; `None` if its agent is not connected.
     #[must_use]
     pub fn has(&self, host: &str) -> Option<Stamp> {
         self.inner().sessions.get(host).map(|session| session.has)
     }
 
-    /// How many are here.
+    /// Number of connected agents.
     #[must_use]
     pub fn connected_count(&self) -> usize {
         self.inner().sessions.len()
     }
 
-    /// What agents did so far.
     #[must_use]
     pub fn counts(&self) -> AgentCounts {
         *self.counts.borrow()
     }
 
-    /// The same as it changes.
+    /// The counters, as they change.
     #[must_use]
     pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
         self.counts.subscribe()
@@ -320,7 +312,7 @@ impl Registry {
 }
 
 impl Inner {
-    /// Whether it was taken in: not of a session that was replaced.
+    /// Returns whether the report was accepted. A report of a replaced session is not.
     fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<bool, Violation> {
         let Some(session) = self.sessions.get_mut(host).filter(|s| s.number == number) else {
             return Ok(false);
@@ -366,7 +358,7 @@ impl Hosts for Registry {
             let message = v1::controller_message::Message::Plan((&plan).into());
             let message = v1::ControllerMessage { message: Some(message) };
             if session.out.try_send(message).is_err() {
-                // It takes nothing any more; when it comes back it is told anew.
+                // The agent no longer receives messages. It gets its plan when it returns.
                 inner.sessions.remove(host);
                 return Err(HostError::Away(host.to_owned()));
             }
@@ -425,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn who_breaks_a_rule_is_told_which() {
+    fn a_violation_is_named() {
         let registry = Registry::new(Box::new(Two));
         let unknown = registry.begin("c", stamp(0)).unwrap_err().to_string();
         assert!(unknown.contains("host c is not a server"), "{unknown}");
@@ -491,7 +483,7 @@ mod tests {
         drop(messages);
     }
 
-    /// Polls once.
+    /// Polls a future once.
     fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         let mut future = std::pin::pin!(future);

@@ -1,7 +1,7 @@
-//! The port that agents connect to.
+//! The port for agents.
 //!
-//! **Rule.** Who is let in is [`crate::listen`]'s to say; sessions end when the controller does, or
-//! soon after.
+//! [`crate::listen`] decides who is admitted. Sessions end when the controller stops, or soon
+//! after.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::listen::{Door, Limits, ServeError, ServerTls, incoming};
 use crate::wire::v1::agent_service_server::AgentServiceServer;
 use crate::wire::{AGENT_BYTES_MAX, describe};
 
-/// How long sessions have to end when the controller does.
+/// Time limit for sessions to end when the controller stops.
 const GRACE: Duration = Duration::from_secs(3);
 
 impl Door for Registry {
@@ -29,10 +29,10 @@ impl Door for Registry {
     }
 }
 
-/// Serves agents until `stop`; then sessions end.
+/// Serves agents until `stop`, then ends their sessions.
 ///
 /// # Errors
-/// Without certificates when agents are to be known by theirs; or when the port is of no use.
+/// Certificates are missing although agents must be authenticated, or the listener cannot be used.
 pub async fn serve(
     listener: TcpListener,
     server: AgentServer,
@@ -62,7 +62,7 @@ pub async fn serve(
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, stop);
     let overdue = async {
-        // Dropped without a word: it does not stop.
+        // Dropped, because it does not stop by itself.
         if stops.await.is_err() {
             std::future::pending::<()>().await;
         }

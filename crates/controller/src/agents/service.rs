@@ -1,4 +1,4 @@
-//! The agents' end of the controller: gRPC, certificates, sessions.
+//! The controller's gRPC service for agents.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -20,28 +20,28 @@ use crate::wire::v1::agent_service_server::AgentService;
 use crate::wire::v1::controller_message::Message as ToAgent;
 use crate::wire::v1::{self, AgentMessage, ControllerMessage};
 
-/// How long an agent may take to say who it is.
+/// Time limit for an agent's first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 
 /// Whether this controller leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leading {
-    /// It does, at this decision or a later one.
+    /// It leads, at this stamp or a later one.
     Here(Stamp),
-    /// Another does, there; empty: nobody known.
+    /// Another controller leads at this address; empty if it is unknown.
     Elsewhere(String),
 }
 
-/// Who may say that it is which host.
+/// How agents are authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Its certificate names the host.
+    /// By certificates that name the host.
     Certificate,
-    /// Nobody asks: for tests and for one machine.
+    /// Not at all, for tests and for a single machine.
     Trusted,
 }
 
-/// See the module's text.
+/// The service for agents.
 #[derive(Clone, Debug)]
 pub struct AgentServer {
     registry: Arc<Registry>,
@@ -53,7 +53,7 @@ pub struct AgentServer {
 type Out = Pin<Box<dyn Stream<Item = Result<ControllerMessage, Status>> + Send>>;
 
 impl AgentServer {
-    /// Sessions go to `registry` while `leading` says that this controller leads.
+    /// Adds sessions to `registry` while `leading` says that this controller leads.
     #[must_use]
     pub fn new(
         registry: Arc<Registry>,
@@ -64,19 +64,18 @@ impl AgentServer {
         Self { registry, leading, identity, report_millis }
     }
 
-    /// Where sessions are.
     #[must_use]
     pub fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 
-    /// Who may say that it is which host.
+    /// How agents are authenticated.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Whether who asks may be this host.
+    /// Checks whether a client may act as this host.
     fn check(&self, host: &str, names: Option<&BTreeSet<String>>) -> Result<(), Violation> {
         if self.identity == Identity::Trusted {
             return Ok(());
@@ -144,7 +143,8 @@ impl AgentServer {
         Ok(Box::pin(tokio_stream::once(Ok(welcome)).chain(rest)))
     }
 
-    /// Until either side ends it, a rule is broken, or this controller does not lead any more.
+    /// Runs until either side ends the session, a rule is violated, or this controller no longer
+    /// leads.
     async fn session(
         &self,
         host: &str,
@@ -219,8 +219,7 @@ impl AgentServer {
         }
     }
 
-    /// A message that is too large or no message at all counts as refused; a connection that broke
-    /// does not.
+    /// A message that is too large or invalid counts as refused. A broken connection does not.
     fn count_malformed(&self, status: &Status) {
         let code = status.code();
         if matches!(code, Code::OutOfRange | Code::Internal | Code::InvalidArgument) {
@@ -229,12 +228,12 @@ impl AgentServer {
     }
 }
 
-/// Waits until this controller does not lead; who does.
+/// Waits until this controller no longer leads. Returns who does.
 async fn elsewhere(leading: &mut watch::Receiver<Leading>) -> String {
     let not_here = leading.wait_for(|leading| matches!(leading, Leading::Elsewhere(_))).await;
     match not_here.as_deref() {
         Ok(Leading::Elsewhere(leader)) => leader.clone(),
-        // The controller ends.
+        // The controller stops.
         _ => String::new(),
     }
 }

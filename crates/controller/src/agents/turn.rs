@@ -1,34 +1,32 @@
-//! What an agent may say, and how often.
+//! Limits of an agent's messages.
 //!
-//! **Rule.** A session has room for [`BURST`] reports at once and two an interval after that: an
-//! agent that was held up has one to send, not hundreds. It may answer as often as it was told
-//! something.
+//! A session may send [`BURST`] reports at once and two per interval after that. A delayed agent
+//! has one report to send, not hundreds. It may answer each plan once.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Reports that may come at once.
+/// Reports that may arrive at once.
 pub(super) const BURST: u32 = 8;
 
-/// Of one session.
+/// Limits of one session.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// Each report takes that much of the time in which they may come.
+    /// Time that each report consumes.
     each: Duration,
-    /// When all reports so far would have come at that pace.
+    /// When all reports so far would have arrived at the permitted rate.
     paced: Instant,
-    /// Plans that were told and not answered.
+    /// Plans without an answer.
     owed: u32,
 }
 
 impl Turn {
-    /// A session begins.
     pub(super) fn new(report_millis: u64, now: Instant) -> Self {
         Self { each: Duration::from_millis(report_millis) / 2, paced: now, owed: 0 }
     }
 
-    /// A report came.
+    /// Checks a report.
     pub(super) fn report(&mut self, now: Instant) -> Result<(), String> {
         self.paced = self.paced.max(now) + self.each;
         if self.paced - now > self.each * BURST {
@@ -38,12 +36,12 @@ impl Turn {
         Ok(())
     }
 
-    /// A plan was told.
+    /// Notes a plan.
     pub(super) fn tell(&mut self) {
         self.owed += 1;
     }
 
-    /// An answer came.
+    /// Checks an answer.
     pub(super) fn answer(&mut self) -> Result<(), String> {
         self.owed = self.owed.checked_sub(1).ok_or("an answer to a plan that it was not told")?;
         Ok(())
@@ -55,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_may_come_late_together_and_twice_as_often_but_not_more() {
+    fn reports_may_be_late_and_twice_as_frequent_but_no_more() {
         let begin = Instant::now();
         let at = |millis| begin + Duration::from_millis(millis);
         let mut turn = Turn::new(1_000, begin);
@@ -68,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_told_twice_answers_twice() {
+    fn an_agent_with_two_plans_answers_twice() {
         let mut turn = Turn::new(1_000, Instant::now());
         assert!(turn.answer().is_err());
         turn.tell();

@@ -1,15 +1,22 @@
-//! The binding in the store: who has queues now, and had before.
+//! The binding in the store: present and earlier queues of tenants.
 //!
-//! **Problem.** The binding of ten thousand tenants is megabytes, more than a value or a
-//! transaction may have, and most of it is the same from one interval to the next. A crash between
-//! two transactions must not leave half of each. **Rule.** Tenants are dealt out to [`SHARDS`] by
-//! name. A shard that changed is written under a new key with the decision's stamp; one key, the
-//! head, says which stamp each shard has, and is written after them. What is in force is what the
-//! head names, so it changes as a whole; earlier heads are kept to go back to. Shards that no head
-//! names are deleted when they are found.
+//! # Problem
 //!
-//! **Cost.** A comparison of all queues; of `n` tenants that changed at most `n` shards are
-//! written. A pass after which all have the queues that they had writes nothing.
+//! The binding of ten thousand tenants takes megabytes. This exceeds the limit of a value or a
+//! transaction, and most of it does not change between intervals. A crash between two transactions
+//! must not leave parts of both bindings.
+//!
+//! # Approach
+//!
+//! Tenants are distributed over [`SHARDS`] by name. A changed shard is written under a new key that
+//! contains the decision's stamp. Then a single key, the head, is written. It names the stamp of
+//! each shard and so switches the whole binding atomically. Earlier heads are kept to allow a
+//! revert. Shards that no head names are deleted.
+//!
+//! # Cost
+//!
+//! A comparison of all queues. If `n` tenants changed, at most `n` shards are written. A pass
+//! without changes writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +30,7 @@ use crate::intent::{
 };
 use crate::store::{Store, Write};
 
-/// The binding of a head.
+/// Reads the binding of a head.
 async fn record_of(store: &dyn Store, head: &BindingHead) -> Result<BindingRecord, LeaderError> {
     let mut all = Vec::new();
     for key in head.keys() {
@@ -39,7 +46,7 @@ async fn record_of(store: &dyn Store, head: &BindingHead) -> Result<BindingRecor
 }
 
 impl Leader {
-    /// Finds what the store has; the binding in force, if there is one.
+    /// Reads the stored state of bindings. Returns the binding in force, if there is one.
     pub(super) async fn load_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
         let mut kept = Kept::default();
         let history = self.store.list(HISTORY).await.map_err(LeaderError::Store)?;
@@ -53,24 +60,24 @@ impl Leader {
         self.stored_binding().await
     }
 
-    /// The binding in force as it is stored.
+    /// Reads the binding in force.
     pub(super) async fn stored_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
         let entry = self.store.get(BINDING).await.map_err(LeaderError::Store)?;
         let Some(entry) = entry else { return Ok(None) };
         let head: BindingHead = intent::from_bytes(BINDING, &entry.value)?;
         let record = record_of(&*self.store, &head).await?;
         self.kept.head = Some(head);
-        // What of it this topology has is known only after it was taken in.
+        // Only after it was resumed is it known which part of it this topology has.
         self.kept.tenants = None;
         Ok(Some(record))
     }
 
-    /// Stores the binding; one that was carried out whole is kept to go back to. Its stamp must be
-    /// later than that of any other that was stored, unless it is the same binding.
+    /// Stores the binding. `done` adds a completed binding to the history. Its stamp must be later
+    /// than that of any stored binding, unless it is the same binding.
     pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
         let (stamp, binding) = (self.stamp, self.fabric.binding());
         let named = |(slot, bound): (TenantSlot, &Bound)| {
-            // Who is gone has no name, and loses its queues with the next pass.
+            // A removed tenant has no name and loses its queues in the next pass.
             let name = self.fabric.name(slot);
             (!name.is_empty()).then(|| (name.to_owned(), bound.clone()))
         };
@@ -102,7 +109,7 @@ impl Leader {
             }
         }
         self.kept.present.extend(written);
-        // Until it is certain what was written.
+        // It is uncertain what was written until the commit returns.
         self.kept.tenants = None;
         self.commit(writes).await?;
         (self.kept.head, self.kept.tenants) = (Some(head), Some(now));
@@ -110,7 +117,7 @@ impl Leader {
         self.sweep().await
     }
 
-    /// The shards that changed, as writes; `head` names them then.
+    /// The changed shards as writes. Updates `head` to name them.
     fn shards(
         &self,
         now: &BTreeMap<String, Bound>,
@@ -134,7 +141,7 @@ impl Leader {
         parts.into_iter().map(write).collect()
     }
 
-    /// Deletes what no head names; what cannot be deleted now is tried again the next time.
+    /// Deletes shards that no head names. A failed deletion is repeated next time.
     async fn sweep(&mut self) -> Result<(), LeaderError> {
         let garbage = self.kept.garbage();
         if garbage.is_empty() {
@@ -149,7 +156,7 @@ impl Leader {
         Ok(())
     }
 
-    /// The binding before the one in force that differs from it, if one is kept.
+    /// The last binding in the history that differs from the one in force.
     pub(super) async fn binding_before(&self) -> Result<Vec<(TenantSlot, Bound)>, LeaderError> {
         let queues = |record: &BindingRecord| {
             let of = |b: &BoundRecord| (b.tenant.clone(), (b.dscp, b.queues.clone()));

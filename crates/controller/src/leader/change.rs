@@ -1,4 +1,4 @@
-//! What operators ask a leader to change.
+//! Changes that operators request from a leader.
 
 use std::collections::BTreeSet;
 
@@ -23,17 +23,17 @@ fn tenant_key(name: &str) -> String {
 }
 
 impl Leader {
-    /// Places a tenant, and tells its hosts.
+    /// Places a tenant and informs its hosts.
     ///
     /// # Errors
-    /// It has no place, or the store did not take it: then nothing has changed.
+    /// The tenant cannot be placed, or the store refused it. Nothing has changed then.
     pub async fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, LeaderError> {
         let mut added = self.add_all(vec![spec]).await;
         added.pop().expect("one was asked for")
     }
 
-    /// Places tenants in this order, and then tells all of their hosts. Ends with the first that
-    /// the store did not take.
+    /// Places tenants in this order, then informs all of their hosts. Stops at the first one that
+    /// the store refuses.
     pub async fn add_all(
         &mut self,
         specs: Vec<TenantSpec>,
@@ -78,10 +78,10 @@ impl Leader {
         Ok(record)
     }
 
-    /// Takes a tenant away. Its queues are taken back with the next interval.
+    /// Removes a tenant. Its queues are released in the next interval.
     ///
     /// # Errors
-    /// There is none, or the store did not take it: then nothing has changed.
+    /// There is no such tenant, or the store refused it. Nothing has changed then.
     pub async fn remove(&mut self, name: &str) -> Result<(), LeaderError> {
         if self.fabric.slot(name).is_none() {
             return Err(ChangeRefused::Unknown(name.to_owned()).into());
@@ -94,10 +94,10 @@ impl Leader {
         Ok(())
     }
 
-    /// Gives a tenant `more` VMs of a kind.
+    /// Adds `more` VMs of a class to a tenant.
     ///
     /// # Errors
-    /// It has no room, or the store did not take it: then nothing has changed.
+    /// There is no room, or the store refused it. Nothing has changed then.
     pub async fn grow(
         &mut self,
         name: &str,
@@ -122,10 +122,10 @@ impl Leader {
         Ok((moved, record))
     }
 
-    /// Puts a node in or out of service; who is there moves, if there is room elsewhere.
+    /// Changes a node's state. Its tenants move if there is room elsewhere.
     ///
     /// # Errors
-    /// There is no such node, or the store did not take it: then nothing has changed.
+    /// There is no such node, or the store refused it. Nothing has changed then.
     pub async fn set_service(
         &mut self,
         node: &str,
@@ -166,14 +166,14 @@ impl Leader {
         Ok(moves)
     }
 
-    /// What this controller and its successors may do from now on.
+    /// Sets the mode of this controller and its successors.
     ///
     /// # Errors
-    /// The store did not take it: then nothing has changed.
+    /// The store refused it. Nothing has changed then.
     pub async fn set_mode(&mut self, mode: Mode) -> Result<(), LeaderError> {
         self.commit(vec![put(MODE.to_owned(), &mode)]).await?;
         if self.mode == Mode::Observe && mode != Mode::Observe {
-            // What was decided meanwhile was never carried out.
+            // Decisions made while observing were never carried out.
             self.mode = mode;
             self.back_to_stored().await?;
         }
@@ -182,11 +182,12 @@ impl Leader {
         Ok(())
     }
 
-    /// Decisions of this controller and its successors have this epoch or a later one; the epoch
-    /// that is in force. Switches are told again; hosts must be, in new sessions.
+    /// Raises the epoch of this controller and its successors to at least `at_least`. Returns the
+    /// epoch in force. Switches get their state again; the caller must make hosts start new
+    /// sessions.
     ///
     /// # Errors
-    /// It is above [`EPOCH_MAX`], or the store did not take it: then nothing has changed.
+    /// The epoch is above [`EPOCH_MAX`], or the store refused it. Nothing has changed then.
     pub async fn raise_epoch(&mut self, at_least: u64) -> Result<u64, LeaderError> {
         if at_least > EPOCH_MAX {
             return Err(LeaderError::Epoch { asked: at_least, most: EPOCH_MAX });
@@ -194,7 +195,7 @@ impl Leader {
         if at_least <= self.stamp.epoch {
             return Ok(self.stamp.epoch);
         }
-        // As a difference, so that a successor's epoch is later again.
+        // Store a difference, so that a successor's epoch is later again.
         let more = at_least.saturating_sub(self.leadership.created.0);
         self.commit(vec![put(EPOCHS.to_owned(), &more)]).await?;
         self.stamp = Stamp { epoch: at_least, generation: 0 };
@@ -220,10 +221,10 @@ impl Leader {
         Ok(())
     }
 
-    /// Goes back to the binding before the one in force, and holds it.
+    /// Returns to the binding before the one in force, and holds it.
     ///
     /// # Errors
-    /// None is kept, or the store did not take it.
+    /// None is stored, or the store refused it.
     pub async fn revert(&mut self) -> Result<IntervalReport, LeaderError> {
         let target = self.binding_before().await?;
         self.set_mode(Mode::Hold).await?;
@@ -242,8 +243,8 @@ impl Leader {
         slot.into_iter().flat_map(|slot| self.fabric.servers_of(slot)).collect()
     }
 
-    /// Tenants came, grew or moved. Ports have room for them before their hosts hear of it, and
-    /// hosts mark none by queues of where it was.
+    /// Handles tenants that arrived, grew or moved. Ports reserve room for them before their hosts
+    /// are informed, and hosts stop marking for queues of an earlier place.
     async fn make_room(&mut self, changes: &[Changed], servers: impl IntoIterator<Item = NodeId>) {
         let steps = changes.iter().flat_map(|c| self.fabric.reserve(c.slot, &c.links));
         let steps: Vec<Step> = steps.collect();
@@ -258,7 +259,7 @@ impl Leader {
         self.tell_hosts(servers).await;
     }
 
-    /// These hosts' tenants have changed.
+    /// Informs the hosts whose tenants have changed.
     async fn tell_hosts(&mut self, servers: impl IntoIterator<Item = NodeId>) {
         if self.mode == Mode::Observe {
             return;
@@ -269,14 +270,14 @@ impl Leader {
     }
 }
 
-/// A tenant that came, grew or moved.
+/// A tenant that arrived, grew or moved.
 struct Changed {
     slot: TenantSlot,
-    /// What it had reserved before.
+    /// Its earlier reservations.
     links: Vec<(LinkId, Need)>,
 }
 
-/// Names are keys and labels.
+/// Names are used as keys and labels.
 fn check_name(name: &str) -> Result<(), ChangeRefused> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 63 || !name.chars().all(fine) {
@@ -288,14 +289,14 @@ fn check_name(name: &str) -> Result<(), ChangeRefused> {
 }
 
 impl Fabric {
-    /// The nodes of the tree that can be told something now.
+    /// The nodes that can be reached now.
     pub(super) fn clone_reach(&self, crew: &crate::carry_out::Crew) -> BTreeSet<NodeId> {
         let topology = self.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
         nodes.filter(|node| crew.reachable(self, *node)).collect()
     }
 
-    /// Goes back to these queues.
+    /// Returns to the queues of an earlier binding.
     pub(super) fn return_to(
         &mut self,
         target: &[(TenantSlot, super::Bound)],

@@ -1,11 +1,16 @@
-//! Up to where the store forgets its history.
+//! When, and up to which revision, the store compacts its history.
 //!
-//! **Problem.** etcd keeps every value that a key ever had until somebody has it compacted. A
-//! binding of 18,000 tenants writes gigabytes an hour, and above its quota etcd takes no writes.
-//! **Rule.** The leader, and nobody else, has it compacted, up to the last revision that it knew
-//! one period before: so between one and two periods of history are kept. What keys have now stays,
-//! and with it all that a transaction compares: who leads is a key that is there. A watch that was
-//! cut off for longer than that is told so, and its reader lists again.
+//! # Problem
+//!
+//! etcd keeps every earlier value of a key until a client compacts it. A binding of 18,000 tenants
+//! writes gigabytes an hour, and etcd refuses writes above its quota.
+//!
+//! # Approach
+//!
+//! Only the leader compacts. It compacts up to the last revision that it knew one period ago, so
+//! between one and two periods of history are kept. Present values stay, including everything that
+//! a transaction compares, because the leader's key exists. A watch that was interrupted for longer
+//! gets an error, and its reader lists again.
 
 use std::time::Duration;
 
@@ -13,21 +18,21 @@ use tokio::time::Instant;
 
 use crate::store::Revision;
 
-/// What the store's revisions were.
+/// Known revisions of the store.
 #[derive(Debug, Default)]
 pub(super) struct Horizon {
     last: Revision,
-    /// The beginning of this period, and the last revision then.
+    /// Start of this period, and the last revision at that time.
     mark: Option<(Instant, Revision)>,
 }
 
 impl Horizon {
-    /// A write was this change.
+    /// Records the revision of a write.
     pub(super) fn saw(&mut self, revision: Revision) {
         self.last = self.last.max(revision);
     }
 
-    /// Up to where to compact, if a period has passed and something was written in it.
+    /// The revision to compact up to, if a period has passed with a write in it.
     pub(super) fn due(&mut self, now: Instant, period: Duration) -> Option<Revision> {
         let mark = self.mark;
         if mark.is_some_and(|(began, _)| now.saturating_duration_since(began) < period) {
@@ -48,7 +53,7 @@ mod tests {
         let (mut horizon, start) = (Horizon::default(), Instant::now());
         let period = Duration::from_secs(120);
         let mut compacted = Vec::new();
-        // A change a second, its number that of the second.
+        // A change per second, numbered by the second.
         for second in 1..=600 {
             horizon.saw(Revision(second));
             if let Some(to) = horizon.due(start + Duration::from_secs(second), period) {

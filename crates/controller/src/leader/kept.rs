@@ -1,4 +1,4 @@
-//! What the store has of bindings, and which of it nobody needs any more.
+//! Bindings in the store, and which of their parts are no longer needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,31 +9,33 @@ use crate::Stamp;
 use crate::fnv::fnv1a;
 use crate::intent::{BOUND, BindingRecord, BoundRecord, VERSION};
 
-/// Parts of a binding: of 10,000 tenants with queues on 20 ports each a part is 80 kB.
+/// Number of parts of a binding. With 10,000 tenants that have queues on 20 ports each, a part is
+/// 80 kB.
 pub const SHARDS: usize = 256;
 
-/// Which parts make up a binding.
+/// The parts of a binding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingHead {
-    /// Of this record's form: [`VERSION`].
+    /// Version of the record: [`VERSION`].
     pub version: u32,
-    /// The decision.
+    /// Stamp of the decision.
     pub stamp: Stamp,
-    /// How many passes there were.
+    /// Number of passes so far.
     pub interval: u64,
-    /// By shard, with which decision it was written; `None`: nobody in it has queues.
+    /// Stamp with which each shard was written; `None` for a shard without queues.
     pub shards: Vec<Option<Stamp>>,
 }
 
-/// What the store has of bindings, as far as this leader knows.
+/// What this leader knows of the stored bindings.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) head: Option<BindingHead>,
-    /// What the head's shards say; `None`: not known for certain, all of them are written next.
+    /// Contents of the head's shards. `None` if they are uncertain; the next write then includes
+    /// all shards.
     pub(super) tenants: Option<BTreeMap<String, Bound>>,
-    /// Earlier heads, the oldest first.
+    /// Earlier heads, oldest first.
     pub(super) history: Vec<BindingHead>,
-    /// Keys of shards that are in the store.
+    /// Keys of the stored shards.
     pub(super) present: BTreeSet<String>,
 }
 
@@ -41,7 +43,7 @@ pub(super) fn shard_of(tenant: &str) -> usize {
     usize::try_from(fnv1a(tenant.as_bytes()) % SHARDS as u64).unwrap_or(0)
 }
 
-/// Sorts as stamps do.
+/// A key that sorts in the order of stamps.
 pub(super) fn stamped(below: &str, stamp: Stamp) -> String {
     format!("{below}{:020}.{:020}", stamp.epoch, stamp.generation)
 }
@@ -63,7 +65,7 @@ impl BindingHead {
 }
 
 impl Kept {
-    /// The shards that are not as they should be.
+    /// Shards whose stored contents differ from the binding.
     pub(super) fn dirty(&self, now: &BTreeMap<String, Bound>) -> BTreeSet<usize> {
         let Some(kept) = &self.tenants else { return (0..SHARDS).collect() };
         let gone = kept.keys().filter(|name| !now.contains_key(*name));
@@ -71,7 +73,7 @@ impl Kept {
         gone.chain(changed.map(|(name, _)| name)).map(|name| shard_of(name)).collect()
     }
 
-    /// Keys that no head names.
+    /// Stored keys that no head names.
     pub(super) fn garbage(&self) -> Vec<String> {
         let named: BTreeSet<String> =
             self.history.iter().chain(&self.head).flat_map(BindingHead::keys).collect();

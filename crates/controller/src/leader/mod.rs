@@ -1,11 +1,11 @@
-//! The controller that leads: it takes over what is stored, and decides once an interval.
+//! The leading controller: it takes over the stored state and decides once an interval.
 //!
-//! **Rule.** A change is stored before it is carried out, by a transaction that compares that this
-//! controller leads still; what the store refuses is not done. A tenant is told of as placed when
-//! it is stored. A plan that failed is taken back in the store as well. What cannot be reached is
-//! mended when it can be; nothing else waits for it.
+//! A change is stored before it is carried out. The transaction compares that this controller still
+//! leads. A change that the store refuses is not carried out. A tenant is reported as placed when
+//! it is stored. A failed plan is rolled back in the store too. An unreachable element is brought
+//! up to date later, and nothing else waits for it.
 //!
-//! Source: QShare §V, §VI; takeover, modes and reverting are ours: `docs/controller.md`.
+//! Source: QShare §V, §VI. Takeover, modes and reverting are additions: `docs/controller.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,42 +43,40 @@ pub use kept::{BindingHead, SHARDS};
 pub use observe::begin_observing;
 pub use report::{IntervalReport, Totals};
 
-/// Bindings that are kept to go back to.
+/// Number of earlier bindings that are kept for reverting.
 pub const HISTORY_MAX: usize = 16;
-/// Plans that are tried in an interval: each leaves out who did not follow the one before.
+/// Number of plans that are tried in an interval. Each leaves out the elements that failed before.
 const TRIES: usize = 4;
-/// Below it, one key a node that is out of service.
+/// Prefix of the keys of nodes that are out of service.
 pub const OUT: &str = "penstock/out/";
 
-/// Why a leader stops, or did not do something.
+/// Why a leader stops or refuses a request.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum LeaderError {
-    /// Somebody else leads.
+    /// Another controller leads.
     #[error("another controller leads; ask that one")]
     Deposed,
-    /// The store did not do it.
+    /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// What is stored makes no sense.
+    /// A stored record cannot be used.
     #[error(transparent)]
     Intent(#[from] IntentError),
     /// The change was refused.
     #[error(transparent)]
     Refused(#[from] Box<ChangeRefused>),
-    /// An epoch that is no store's.
+    /// The requested epoch is above the limit.
     #[error(
         "epoch {asked}: the limit is {most}; a host that has a later one is wrong or lies: remove \
          its plan file and restart it"
     )]
     Epoch {
-        /// What was asked for.
         asked: u64,
-        /// The most.
         most: u64,
     },
-    /// There is nothing to go back to.
-    #[error("no earlier binding is stored, so a rollback is not possible")]
+    /// There is no earlier binding.
+    #[error("no earlier binding is kept; there is nothing to go back to")]
     NoHistory,
 }
 
@@ -88,12 +86,13 @@ impl From<ChangeRefused> for LeaderError {
     }
 }
 
-/// How a leader works.
+/// Settings of a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Intervals between two comparisons of all switches with what they were told; 0: never.
+    /// Number of intervals between two comparisons of all switches with their intended state; 0 for
+    /// never.
     pub verify_every: u64,
-    /// How long the store keeps at least what keys had before.
+    /// Least time for which the store keeps earlier values.
     pub history: Duration,
 }
 
@@ -103,7 +102,6 @@ impl Default for Settings {
     }
 }
 
-/// A controller that leads.
 #[derive(Debug)]
 pub struct Leader {
     fabric: Fabric,
@@ -118,22 +116,22 @@ pub struct Leader {
     last: IntervalReport,
     totals: Totals,
     samples: History,
-    /// What servers sent and received in the last interval, bit/s.
+    /// Rates that each server sent and received in the last interval, in bit/s.
     used: BTreeMap<NodeId, (u64, u64)>,
     horizon: Horizon,
-    /// What was told of elements that are in trouble still.
+    /// The reported problem of each element that still has one.
     complaints: BTreeMap<NodeId, String>,
-    /// Whether tenants came or moved since hosts were told what they may send in the shared queue.
+    /// Whether tenants arrived or moved since hosts got their limits for the shared queue.
     headroom_changed: bool,
 }
 
 impl Leader {
-    /// Takes over: reads what is stored, and makes switches and hosts do it.
+    /// Takes over: reads the stored state and makes switches and hosts follow it.
     ///
-    /// A tenant that the topology has no room for any more is told of and left in the store.
+    /// A tenant for which the topology has no room any more is reported and stays in the store.
     ///
     /// # Errors
-    /// The store cannot be read, or holds what this program does not understand.
+    /// The store cannot be read, or holds records that this program does not understand.
     pub async fn take_over(
         fabric: Fabric,
         crew: Crew,
@@ -188,7 +186,7 @@ impl Leader {
             let record: TenantRecord = intent::from_bytes(&entry.key, &entry.value)?;
             records.push((entry.created, record));
         }
-        // In the order in which they came, for those that are near or apart from others.
+        // In the order of arrival, because tenants may refer to earlier ones.
         records.sort_by_key(|(created, _)| *created);
         for (_, record) in records {
             let name = record.spec.name.clone();
@@ -215,78 +213,75 @@ impl Leader {
         Ok(())
     }
 
-    /// What is known.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
-    /// Switches and hosts.
     #[must_use]
     pub fn crew(&self) -> &Crew {
         &self.crew
     }
 
-    /// The decision in force.
+    /// Stamp of the decision in force.
     #[must_use]
     pub const fn stamp(&self) -> Stamp {
         self.stamp
     }
 
-    /// What it may do.
     #[must_use]
     pub const fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What happened.
     #[must_use]
     pub fn events(&self) -> &Events {
         &self.events
     }
 
-    /// The last interval.
+    /// Report of the last interval.
     #[must_use]
     pub fn last(&self) -> &IntervalReport {
         &self.last
     }
 
-    /// All intervals of this term.
+    /// Sums over all intervals of this term.
     #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// How tenants did in the last intervals.
+    /// Usage of tenants in the last intervals.
     #[must_use]
     pub fn samples(&self) -> &History {
         &self.samples
     }
 
-    /// What servers sent and received in the last interval, bit/s.
+    /// Rates that each server sent and received in the last interval, in bit/s.
     #[must_use]
     pub fn used(&self) -> &BTreeMap<NodeId, (u64, u64)> {
         &self.used
     }
 
-    /// A host's agent came, or came back: it is told with the next interval.
+    /// Notes that a host's agent connected. The host gets its plan with the next interval or
+    /// [`Self::catch_up`].
     pub fn host_came(&mut self, host: &str) {
         if let Some(node) = self.fabric.topology().find(host) {
             self.crew.came(node);
         }
     }
 
-    /// Tells hosts and switches that are out of date, without an interval.
+    /// Brings hosts and switches that are out of date up to date, outside of an interval.
     pub async fn catch_up(&mut self) {
         if self.mode != Mode::Observe && !self.crew.out_of_date().is_empty() {
             self.mend().await;
         }
     }
 
-    /// An interval ends.
+    /// Ends an interval.
     ///
     /// # Errors
-    /// [`LeaderError::Deposed`], or the store cannot be written: then nothing was changed.
+    /// [`LeaderError::Deposed`], or the store cannot be written. Nothing has changed then.
     pub async fn interval(&mut self, usage: &Usage) -> Result<IntervalReport, LeaderError> {
         let began = Instant::now();
         let sum = |of: fn(&Used) -> u64, used: &[Used]| used.iter().map(of).sum::<u64>();
@@ -324,8 +319,8 @@ impl Leader {
         Ok(report)
     }
 
-    /// Decides by `pass`, which is given the nodes that can be told something, stores and carries
-    /// out. If that is taken back, decides again without those that did not follow.
+    /// Decides by `pass`, which gets the reachable nodes, then stores the decision and carries it
+    /// out. If it is rolled back, decides again without the elements that failed.
     async fn decide(
         &mut self,
         pass: impl Fn(&mut Fabric, &BTreeSet<NodeId>) -> Pass,
@@ -344,7 +339,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Keeps how tenants did, for [`Self::samples`].
+    /// Stores the usage of tenants for [`Self::samples`].
     fn sample(&mut self) {
         let Self { fabric, samples, .. } = self;
         let sample = |(name, slot, _)| {
@@ -356,7 +351,7 @@ impl Leader {
         samples.push(now_ms(), fabric.tenants().map(sample));
     }
 
-    /// Stores and carries out what a pass decided; whether that was done and not taken back.
+    /// Stores and carries out a pass. Returns whether it was completed and not rolled back.
     async fn follow(
         &mut self,
         before: Binding,
@@ -402,8 +397,8 @@ impl Leader {
                 self.troubles("taken-back", &why);
                 self.troubles("out-of-date", &stuck);
                 self.fabric.put_back(before);
-                // Parts of the plan's binding are stored under its stamp. Who says that another
-                // leads may be wrong or lie: the store knows.
+                // Parts of the plan's binding are stored under its stamp. An element's claim that
+                // another controller leads may be wrong, but the store knows.
                 self.next_stamp();
                 self.put_binding(false).await?;
                 Ok(false)
@@ -428,7 +423,7 @@ impl Leader {
     fn changes(&mut self, promoted: &str, demoted: &str, pass: &Pass) {
         for (kind, list) in [(demoted, &pass.demoted), (promoted, &pass.promoted)] {
             for slot in list {
-                // Who is gone has no name any more, and its going was told.
+                // A removed tenant has no name any more, and its removal was reported.
                 let name = self.fabric.name(*slot).to_owned();
                 if name.is_empty() {
                     continue;
@@ -444,7 +439,7 @@ impl Leader {
         }
     }
 
-    /// Tells of troubles, each once until it is over.
+    /// Reports problems, each once until it is resolved.
     fn troubles(&mut self, kind: &str, troubles: &[Trouble]) {
         for trouble in troubles {
             let told = self.complaints.insert(trouble.node, trouble.problem.clone());
@@ -461,7 +456,7 @@ impl Leader {
     }
 }
 
-/// The first of many words.
+/// Joins the first few texts.
 fn shortened(words: &[String]) -> String {
     const SHOWN: usize = 3;
     let mut text = words.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");

@@ -1,13 +1,13 @@
-//! What is told a store that was restored.
+//! Observe mode for a restored store.
 
 use crate::intent::{self, MODE, Mode};
 use crate::store::{Store, StoreError, Transaction, Write};
 
-/// Has whoever leads next by this store observe, before anybody does: nothing is told to switches
-/// or hosts until an operator says otherwise. For a store that was restored.
+/// Sets the mode to observe before any controller leads with this store. Switches and hosts then
+/// get no changes until an operator changes the mode.
 ///
 /// # Errors
-/// The store did not take it.
+/// The store refused it.
 pub async fn begin_observing(store: &dyn Store) -> Result<(), StoreError> {
     let value = intent::to_bytes(&Mode::Observe);
     let writes = vec![Write::Put { key: MODE.to_owned(), value, lease: None }];

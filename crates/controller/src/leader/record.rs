@@ -1,12 +1,13 @@
-//! How a leader writes into the store.
+//! Writing to the store.
 
 use super::{Instant, Leader, LeaderError, OPERATIONS_MAX, StoreError, Transaction, Write};
 use crate::store::limits::TRANSACTION_BYTES_MAX;
 
-/// Room in a transaction for the comparison with its leadership.
+/// Space in a transaction for the comparison that this controller leads.
 const FENCE_BYTES: usize = 4_096;
 
-/// Parts that a store takes, in the same order; one without writes if there are none.
+/// Splits writes, in order, into parts that a store accepts. Without writes, returns one empty
+/// part.
 fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
     if writes.is_empty() {
         return vec![writes];
@@ -28,8 +29,8 @@ fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
 }
 
 impl Leader {
-    /// Commits, if this controller leads still, which is asked also if there is nothing to write.
-    /// Large changes go in parts, in order; each is whole by itself.
+    /// Commits if this controller still leads. This is checked even without writes. Large changes
+    /// are split in order, and each part is atomic.
     pub(super) async fn commit(&mut self, writes: Vec<Write>) -> Result<(), LeaderError> {
         for writes in parts(writes) {
             let transaction = Transaction { compare: vec![self.leadership.fence()], writes };
@@ -42,7 +43,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Has the store forget its history, where that is due.
+    /// Compacts the store's history if it is due.
     pub(super) async fn forget(&mut self) {
         let Some(revision) = self.horizon.due(Instant::now(), self.settings.history) else {
             return;
@@ -59,7 +60,7 @@ mod tests {
     use crate::store::limits::{VALUE_BYTES_MAX, check};
 
     #[test]
-    fn every_part_is_one_that_a_store_takes_and_none_is_lost() {
+    fn every_part_fits_into_a_transaction_and_none_is_lost() {
         let put = |n: usize, size: usize| {
             let (key, value) = (format!("key-{n}"), vec![0; size]);
             Write::Put { key, value, lease: None }

@@ -1,52 +1,50 @@
-//! What a leader reports of an interval, and of all of them.
+//! Reports of an interval, and sums over all of them.
 
 use std::time::Duration;
 
-/// What an interval came to.
+/// Results of an interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntervalReport {
-    /// Its number.
     pub interval: u64,
-    /// Hosts whose usage was known.
+    /// Hosts that reported usage.
     pub hosts_heard: usize,
     /// Tenants that got queues.
     pub promoted: usize,
-    /// Tenants that lost them.
+    /// Tenants that lost queues.
     pub demoted: usize,
-    /// Tenants for which there was no code point.
+    /// Tenants without a free code point.
     pub without_code_point: usize,
     /// Steps of the plan.
     pub steps: usize,
-    /// Whether the plan was taken back.
+    /// Whether the plan was rolled back.
     pub taken_back: bool,
-    /// Elements that did not follow.
+    /// Elements that failed.
     pub failed: usize,
-    /// Switches that did not do what they were told.
+    /// Switches whose state differed from the intended state.
     pub drifted: usize,
-    /// How long scoring and binding took.
+    /// Time for scoring and binding.
     pub decided_in: Duration,
-    /// How long all of it took.
+    /// Total time.
     pub took: Duration,
 }
 
-/// What all intervals of a leader's term came to; a new leader begins at 0.
+/// Sums over all intervals of a leader's term.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Intervals.
     pub intervals: u64,
     /// Tenants that got queues.
     pub promoted: u64,
-    /// Tenants that lost them.
+    /// Tenants that lost queues.
     pub demoted: u64,
-    /// Plans that were taken back.
+    /// Plans that were rolled back.
     pub taken_back: u64,
-    /// Elements that did not follow.
+    /// Elements that failed.
     pub failed: u64,
-    /// Switches that did not do what they were told.
+    /// Switches whose state differed from the intended state.
     pub drifted: u64,
-    /// Time that scoring and binding took.
+    /// Time for scoring and binding.
     pub decided_in: Duration,
-    /// Time that all of it took.
+    /// Total time.
     pub took: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! A connection that was let in.
+//! An admitted connection.
 
 use std::fmt;
 use std::io;
@@ -10,16 +10,16 @@ use tonic::transport::server::Connected;
 
 use super::peer::Peer;
 
-/// What carries bytes.
+/// A stream of bytes.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// A connection with who is at its other end, and its places among those that there may be.
+/// A connection with its peer, and the places that it occupies.
 pub struct Connection {
     stream: Box<dyn Stream>,
     peer: Peer,
-    /// Ready when its end comes, as if the other side had closed it.
+    /// Resolves when the connection must end, as if the peer had closed it.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     _places: Box<dyn Send>,
 }
@@ -39,7 +39,7 @@ impl Connection {
         Self { stream: Box::new(stream), peer, end: None, _places: Box::new(places) }
     }
 
-    /// It ends with this, whatever it does.
+    /// Ends the connection when the future resolves.
     pub(super) fn ending_with(mut self, end: impl Future<Output = ()> + Send + 'static) -> Self {
         self.end = Some(Box::pin(end));
         self

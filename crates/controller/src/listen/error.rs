@@ -1,4 +1,4 @@
-//! Why a port is not served.
+//! Errors of serving a port.
 
 use thiserror::Error;
 
@@ -6,36 +6,28 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Of the certificates or the key.
-    #[error("{what}: {problem}; write a PEM file")]
+    /// A certificate or key is invalid.
+    #[error("{what}: {problem}; give it as a PEM file")]
     Certificate {
-        /// Which.
         what: &'static str,
-        /// What is wrong.
         problem: String,
     },
-    /// Of a file of revocation lists.
-    #[error("revocation lists {}: {problem}; write the authority's lists as PEM", path.display())]
+    /// A file of revocation lists is invalid.
+    #[error("revocation lists {}: {problem}; give lists of the authority as PEM", path.display())]
     Lists {
-        /// Which.
         path: std::path::PathBuf,
-        /// What is wrong.
         problem: String,
     },
-    /// A file.
+    /// A file cannot be read.
     #[error("file {}: {problem}; make it readable", path.display())]
     Unreadable {
-        /// Which.
         path: std::path::PathBuf,
-        /// What is wrong.
         problem: String,
     },
-    /// Nobody could be let in.
-    #[error(
-        "agents need certificates, and no authority is configured; write `ca`, `cert` and `key`"
-    )]
+    /// No client could be admitted.
+    #[error("agents must show certificates, and there are none to check them by; name the files")]
     NoCertificates,
-    /// The port.
+    /// The listener or transport failed.
     #[error("agents cannot be served: {0}")]
     Transport(String),
 }

@@ -1,11 +1,15 @@
-//! A listener that takes a bounded number of connections at a time.
+//! A listener with a bounded number of connections.
 //!
-//! **Problem.** Connections cost descriptors, and a process has a limited number of them. A
-//! listener whose `accept` fails for lack of descriptors stays readable, so that a loop around it
-//! spins. **Rule.** A connection needs a place before it is accepted; others wait in the kernel's
-//! queue. There are never more places than a set part of the descriptors that the process may
-//! have, so that the rest is left for what matters more. After a failed `accept` the listener
-//! rests for [`PAUSE`].
+//! # Problem
+//!
+//! Connections use descriptors, of which a process has a limited number. If `accept` fails for lack
+//! of descriptors, the listener stays readable, and a loop around it would spin.
+//!
+//! # Approach
+//!
+//! A connection needs a place before it is accepted. Others wait in the kernel's queue. The number
+//! of places is limited to a fraction of the process's descriptors, so that the rest stays
+//! available for more important uses. After a failed `accept`, the listener pauses for [`PAUSE`].
 
 use std::io;
 use std::sync::Arc;
@@ -17,20 +21,18 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// After a failed `accept`.
+/// Pause after a failed `accept`.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Between two log lines about failed `accept` calls.
+/// Time between two log lines about failed `accept` calls.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// A place of a connection, free again when it is dropped.
+/// A place of a connection. Dropping it frees the place.
 pub type Place = OwnedSemaphorePermit;
 
-/// What accepts connections.
+/// A source of connections.
 pub trait Listener: Send + Sync + 'static {
-    /// A connection.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
-    /// The next connection.
     fn accept_one(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
@@ -55,7 +57,7 @@ impl Listener for UnixListener {
 /// A listener and the places of its connections.
 #[derive(Debug)]
 pub struct Gate<L> {
-    /// Its name in the log.
+    /// Name in the log.
     what: &'static str,
     listener: L,
     places: Arc<Semaphore>,
@@ -64,19 +66,19 @@ pub struct Gate<L> {
 }
 
 impl<L: Listener> Gate<L> {
-    /// At most `connections` at a time, and at most one for each `descriptors` that this process
-    /// may have.
+    /// Permits at most `connections` at a time, and at most one for each `descriptors` that this
+    /// process may have.
     #[must_use]
     pub fn new(what: &'static str, listener: L, connections: usize, descriptors: usize) -> Self {
         let places = connections.min(descriptor_limit() / descriptors.max(1)).max(1);
         Self { what, listener, places: Arc::new(Semaphore::new(places)), told: None }
     }
 
-    /// The next connection, when there is a place for it.
+    /// The next connection, when a place is free.
     pub async fn next(&mut self) -> (L::Stream, Place) {
         loop {
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
-                // Nobody closes the semaphore.
+                // The semaphore is never closed.
                 return std::future::pending().await;
             };
             let error = match self.listener.accept_one().await {
@@ -99,7 +101,7 @@ impl<L: Listener> Gate<L> {
     }
 }
 
-/// Descriptors that this process may have.
+/// Number of descriptors that this process may have.
 fn descriptor_limit() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(soft, _)| soft);
     usize::try_from(limit).unwrap_or(usize::MAX)
@@ -121,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Fails so often, then gives connections.
+    /// Fails this often, then returns connections.
     struct Failing {
         left: AtomicUsize,
         calls: Arc<AtomicUsize>,

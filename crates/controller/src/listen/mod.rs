@@ -1,11 +1,11 @@
-//! A port that is served to whoever shows a certificate: limits, and who is not let in.
+//! A port for clients with certificates: admission and limits.
 //!
-//! **Rule.** Who has not shown a certificate of the authority within [`Limits::handshake`] is sent
-//! away and counted. A certificate has a bounded number of connections
-//! ([`Limits::per_certificate`]), so that one that was stolen cannot take all places: the first
-//! ones too many are told so, by the service, and end within [`TOLD_FOR`]; more are dropped. Of all
-//! others each has a bounded number of streams, of bytes in a message and of time to show that it
-//! lives; whoever breaks a bound loses its connection and nobody else's.
+//! A client that shows no valid certificate within [`Limits::handshake`] is disconnected and
+//! counted. A certificate has a bounded number of connections ([`Limits::per_certificate`]), so
+//! that a stolen one cannot use all places. The first connections beyond that get an error from the
+//! service and end within [`TOLD_FOR`]; further ones are dropped. Every admitted connection has
+//! limits on streams, message sizes and signs of life. A client that exceeds a limit loses only its
+//! own connection.
 
 use std::fmt;
 use std::io;
@@ -33,33 +33,33 @@ use peer::host_of_certificate;
 use places::{Admission, Places};
 pub use tls::{PemFiles, ServerTls};
 
-/// Connections that have been accepted and wait to be served.
+/// Accepted connections that wait to be served.
 const BACKLOG: usize = 64;
-/// How long who is one too many has to hear it.
+/// Time in which a connection beyond the limit may read its error.
 pub const TOLD_FOR: Duration = Duration::from_secs(2);
 
-/// What one port takes.
+/// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at a time; more wait to be accepted.
+    /// Connections at a time. Others wait to be accepted.
     pub connections: usize,
-    /// Of each so many descriptors that the process may have, one at most is for a connection.
+    /// Number of the process's descriptors per connection.
     pub descriptors: usize,
-    /// Of these, with the same certificate. An agent has one, and two while it connects again.
+    /// Connections with the same certificate. An agent has one, and two while it reconnects.
     pub per_certificate: usize,
-    /// How long a TLS handshake may take.
+    /// Time limit of a TLS handshake.
     pub handshake: Duration,
-    /// Streams of one connection. An agent has one.
+    /// Streams of a connection. An agent has one.
     pub streams: u32,
-    /// Without a sign of life for so long an agent is asked for one ...
+    /// Time without traffic after which a client is pinged.
     pub ping_every: Duration,
-    /// ... and has so long to give it: an agent that vanished is noticed within their sum.
+    /// Time limit for its answer. A vanished client is noticed within the sum of both.
     pub ping_limit: Duration,
 }
 
 impl Default for Limits {
-    /// 20,000 connections and half of the descriptors, 4 with the same certificate, 5 s for a
-    /// handshake, 4 streams, and 8 s until a dead agent is noticed.
+    /// 20,000 connections and half of the descriptors, 4 connections per certificate, 5 s for a
+    /// handshake, 4 streams, and 8 s until a vanished client is noticed.
     fn default() -> Self {
         let four = Duration::from_secs(4);
         Self {
@@ -74,20 +74,20 @@ impl Default for Limits {
     }
 }
 
-/// Who counts those that are not let in.
+/// Counts clients that are not admitted.
 pub trait Door: Send + Sync + fmt::Debug + 'static {
-    /// Who has shown nothing, or what is not believed.
+    /// A client showed no certificate or an invalid one.
     fn refused(&self);
 
-    /// Who has too many connections already.
+    /// A client has too many connections already.
     fn crowded(&self);
 }
 
-/// Connections that are let in, as they come.
+/// A stream of admitted connections.
 pub type Incoming = ReceiverStream<io::Result<Connection>>;
 
-/// Takes connections in, each with a handshake of its own, until nobody takes them any more.
-/// Without `tls` nobody shows anything.
+/// Admits connections, with concurrent handshakes, until the stream is dropped. Without `tls`,
+/// clients are not authenticated.
 #[must_use]
 pub fn incoming(
     listener: TcpListener,
@@ -117,8 +117,8 @@ pub fn incoming(
     ReceiverStream::new(incoming)
 }
 
-/// Takes in the connections of a socket that is its owner's alone: at most `connections`, and one
-/// for each `descriptors` that the process may have.
+/// Admits connections of a socket that only its owner can open: at most `connections`, and one for
+/// each `descriptors` that the process may have.
 #[must_use]
 pub fn local(listener: UnixListener, connections: usize, descriptors: usize) -> Incoming {
     let (out, incoming) = mpsc::channel(1);
@@ -138,7 +138,7 @@ pub fn local(listener: UnixListener, connections: usize, descriptors: usize) -> 
     ReceiverStream::new(incoming)
 }
 
-/// What all connections of a port have in common.
+/// State common to all connections of a port.
 #[derive(Debug)]
 struct Hall {
     tls: Option<ServerTls>,
@@ -148,7 +148,7 @@ struct Hall {
 }
 
 impl Hall {
-    /// Who it is, and whether there is a place; why not, otherwise.
+    /// Authenticates a connection and finds a place for it. The error says why it is not admitted.
     async fn admit(&self, tcp: TcpStream, place: Place) -> Result<Connection, String> {
         let Some(tls) = &self.tls else {
             return Ok(Connection::new(tcp, Peer::default(), place));

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! The peer of a connection.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use tonic::Status;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// Who is at the other end of a connection: in the extensions of each of its requests.
+/// The peer of a connection. Each of its requests has it as an extension.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
-    /// The names in its certificate, if it has shown one.
+    /// Names in its certificate, if it showed one.
     pub names: Option<Arc<BTreeSet<String>>>,
-    /// It is one too many: of so many that there may be.
+    /// The limit of connections, if this one exceeds it.
     pub crowded: Option<usize>,
 }
 
 impl Peer {
-    /// What whoever is one too many is told.
+    /// Checks the limit of connections.
     ///
     /// # Errors
-    /// It is one too many.
+    /// The connection exceeds the limit.
     pub fn admitted(&self) -> Result<(), Status> {
         let Some(limit) = self.crowded else { return Ok(()) };
         let names = self.names.as_deref().into_iter().flatten();
@@ -31,7 +31,7 @@ impl Peer {
     }
 }
 
-/// The names in a certificate (DER): its DNS names, and its common name.
+/// Names in a certificate (DER): its DNS names and its common name.
 #[must_use]
 pub(super) fn host_of_certificate(der: &[u8]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();

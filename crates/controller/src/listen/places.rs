@@ -1,35 +1,35 @@
-//! Places of a kind, counted while they are held.
+//! Places of several kinds, counted while they are held.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is counted: a certificate, by its fingerprint.
+/// The kind of a place: a certificate, by its fingerprint.
 pub(super) type Key = [u8; 32];
 
-/// Places that are held, by what for.
+/// Number of held places by kind.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places(Arc<Mutex<HashMap<Key, usize>>>);
 
-/// A place; it is free again when this is dropped.
+/// A held place. Dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct Place {
     of: Places,
     key: Key,
 }
 
-/// Whether there was one.
+/// Result of asking for a place.
 #[derive(Debug)]
 pub(super) enum Admission {
-    /// One of those that there may be.
+    /// The place is within the limit.
     Fits(Place),
-    /// One too many, of as many more.
+    /// The place exceeds the limit, and only an error may be sent.
     Crowded(Place),
-    /// Not even that.
+    /// There is no place at all.
     Full,
 }
 
 impl Places {
-    /// Takes a place of `limit`, or of as many more for those that are only told.
+    /// Takes a place of `limit`, or of as many again for connections that only get an error.
     pub(super) fn take(&self, key: Key, limit: usize) -> Admission {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = held.entry(key).or_default();

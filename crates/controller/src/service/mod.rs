@@ -1,8 +1,8 @@
-//! A controller from its start to its end: it campaigns, leads, and campaigns again.
+//! The life of a controller: it campaigns, leads, and campaigns again.
 //!
-//! **Rule.** The lease is kept alive three times in its time. A leader that could not do so in time
-//! stops by itself before another can lead: it ends all sessions, and what it would still write the
-//! store refuses. Everything it knew is read again when it leads again.
+//! A controller renews its lease three times per lease time. A leader that cannot renew it stops
+//! before another can lead: it ends all sessions, and the store refuses its writes. When it leads
+//! again, it reads all state again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,31 +25,27 @@ mod operator;
 
 pub use operator::{Operator, ReadTenants};
 
-/// How long a leader that is gone holds its place.
+/// Time for which a leader that is gone keeps its leadership.
 pub const LEASE: Duration = Duration::from_secs(10);
-/// Between two signs of life.
+/// Time between two renewals of the lease.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
-/// After this without a sign of life that the store took, a leader stops: well before the lease
-/// ends.
+/// A leader stops if no renewal succeeded for this time, well before the lease ends.
 const GIVE_UP: Duration = Duration::from_secs(7);
-/// Before the store is tried again.
+/// Pause before the store is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What a controller is made of.
+/// Parts of a controller.
 pub struct Setup {
-    /// Its name among controllers.
+    /// Name among the controllers.
     pub name: String,
-    /// Where agents are sent by those that do not lead.
+    /// Address to which other controllers redirect agents.
     pub advertise: String,
-    /// Between two decisions.
+    /// Time between two decisions.
     pub interval: Duration,
-    /// How it leads.
     pub leader: Settings,
-    /// Where intent is kept.
     pub store: Arc<dyn Store>,
-    /// Hosts' agents.
     pub hosts: Arc<Registry>,
-    /// An empty fabric and its switches, anew for each term.
+    /// Makes an empty fabric and the drivers of its switches for each term.
     pub make: Box<dyn Fn() -> Result<(Fabric, Crew), String> + Send + Sync>,
 }
 
@@ -59,7 +55,6 @@ impl std::fmt::Debug for Setup {
     }
 }
 
-/// A controller.
 #[derive(Debug)]
 pub struct Controller {
     setup: Setup,
@@ -68,31 +63,30 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// One that does not lead yet.
+    /// A controller that does not lead yet.
     #[must_use]
     pub fn new(setup: Setup) -> Arc<Self> {
         let leading = watch::channel(Leading::Elsewhere(String::new())).0;
         Arc::new(Self { setup, leader: Mutex::new(None), leading })
     }
 
-    /// Whether it leads, and if not who does.
+    /// Whether it leads, and who leads if it does not.
     #[must_use]
     pub fn leading(&self) -> watch::Receiver<Leading> {
         self.leading.subscribe()
     }
 
-    /// Hosts' agents.
     #[must_use]
     pub fn hosts(&self) -> &Arc<Registry> {
         &self.setup.hosts
     }
 
-    /// The leader, if it is this one.
+    /// The leader's state, if this controller leads.
     pub(crate) async fn leader(&self) -> MutexGuard<'_, Option<Leader>> {
         self.leader.lock().await
     }
 
-    /// Runs until `stop` turns true.
+    /// Runs until `stop` becomes true.
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
             let led = tokio::select! {
@@ -113,7 +107,7 @@ impl Controller {
         }
     }
 
-    /// This controller leads at this decision: hosts begin new sessions and are told again.
+    /// Restarts the sessions of hosts under this stamp, so that they get their plans again.
     pub(crate) fn begin_anew(&self, stamp: Stamp) {
         self.leading.send_replace(Leading::Here(stamp));
         self.setup.hosts.end_all();
@@ -125,7 +119,7 @@ impl Controller {
         *self.leader.lock().await = None;
     }
 
-    /// Campaigns, and leads until it does not any more.
+    /// Campaigns, and leads until leadership ends.
     async fn term(&self) -> Result<(), LeaderError> {
         let store = &self.setup.store;
         let lease = store.lease(LEASE).await.map_err(LeaderError::Store)?;
@@ -156,7 +150,7 @@ impl Controller {
         led
     }
 
-    /// While it waits: keeps the lease alive, and tells agents who leads.
+    /// While waiting for leadership, renews the lease and updates who leads.
     async fn wait_for_turn(&self, lease: LeaseId) -> Result<(), Turn> {
         loop {
             let store = &self.setup.store;
@@ -175,8 +169,8 @@ impl Controller {
         }
     }
 
-    /// Decides for as long as the lease is kept alive. A decision may take long, where switches do
-    /// not answer; the lease must not wait for it.
+    /// Decides while the lease is renewed. A decision may take long if switches do not answer, and
+    /// the lease must not wait for it.
     async fn lead(&self, lease: LeaseId, alive: Instant) -> Result<(), LeaderError> {
         tokio::select! {
             led = self.decide() => led,
@@ -196,7 +190,7 @@ impl Controller {
         }
     }
 
-    /// Returns why this controller must not lead any more.
+    /// Returns why this controller must stop leading.
     async fn stay_alive(&self, lease: LeaseId, mut alive: Instant) -> LeaderError {
         let mut beats = tokio::time::interval(KEEP_ALIVE);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -216,7 +210,7 @@ impl Controller {
         }
     }
 
-    /// Tells those who came.
+    /// Brings newly connected hosts up to date.
     async fn greet(&self) {
         let mut guard = self.leader.lock().await;
         let Some(leader) = guard.as_mut() else { return };
@@ -249,7 +243,7 @@ impl Controller {
         }
     }
 
-    /// A view by its name, as JSON; `None`: there is none of that name, or no such tenant.
+    /// A view by its name, as JSON. `None` if there is no such view or tenant.
     pub async fn view(&self, what: &str, name: &str) -> Option<Value> {
         let guard = self.leader.lock().await;
         let hosts = &self.setup.hosts;
@@ -290,18 +284,18 @@ async fn counters(leader: &Leader) -> Value {
     serde_json::json!(all)
 }
 
-/// Waits until it turns true, or nobody can turn it any more.
+/// Waits until `stop` is true or its sender is gone.
 async fn told(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// How waiting ended.
+/// How waiting for leadership ended.
 enum Turn {
     Leads(crate::store::Leadership),
     Failed(LeaderError),
 }
 
-/// As an error, so that joining with what never ends by itself ends.
+/// Returns leadership as an error, so that joining it with an endless future ends.
 async fn biased_first(
     campaign: impl Future<Output = Result<crate::store::Leadership, LeaderError>>,
 ) -> Result<crate::store::Leadership, Turn> {

@@ -1,4 +1,4 @@
-//! The operators' end: gRPC, answers as JSON.
+//! The operators' API: gRPC with answers in JSON.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use crate::wire::v1::{
     SetServiceRequest, TenantName, TomlText,
 };
 
-/// Reads a tenants' file; the error has every mistake, one a line.
+/// Reads a tenants file. The error has every mistake, one per line.
 pub type ReadTenants =
     Arc<dyn Fn(&str, &Topology, &[String]) -> Result<Vec<TenantSpec>, String> + Send + Sync>;
 
-/// See the module's text.
+/// The operators' service.
 #[derive(Clone)]
 pub struct Operator {
     controller: Arc<Controller>,
@@ -59,7 +59,7 @@ fn status(error: &LeaderError) -> Status {
 }
 
 impl Operator {
-    /// Answers for a controller; `read` knows the grammar of tenants' files.
+    /// A service for a controller. `read` knows the syntax of tenants files.
     #[must_use]
     pub fn new(controller: Arc<Controller>, read: ReadTenants) -> Self {
         Self { controller, read }
@@ -82,7 +82,7 @@ impl OperatorService for Operator {
     async fn get_view(&self, request: Request<GetViewRequest>) -> Reply {
         let GetViewRequest { what, name } = request.into_inner();
         if what != "status" {
-            // Says who leads, if it is not this one.
+            // Fails with the leader's address if another controller leads.
             drop(self.leader().await?);
         }
         match self.controller.view(&what, &name).await {

@@ -1,17 +1,22 @@
-//! A daemon of ours as a switch of a fabric: the switch's end of the driver
+//! A Penstock daemon as a switch of a fabric: the peer of the driver
 //! [`penstock`](crate::southbound::penstock).
 //!
-//! **Problem.** A switch keeps what it was told when controllers are gone, and refuses whoever was
-//! deposed, also when two of them ask in the same moment. **Rule.** One change at a time: its stamp
-//! is compared with the last one, it is worked out on what the switch was told before, the data
-//! path does all of it between two batches, and it is kept in a file before it is answered. After a
-//! restart it is in force again before the first controller is heard. What is read back is asked of
-//! the data path.
+//! # Problem
 //!
-//! **When it cannot be kept** the file says so with the stamp alone, and keeping is tried again
-//! (its stamp is never forgotten while the daemon runs).
+//! A switch must keep its state when controllers are gone. It must refuse a deposed controller,
+//! even if two controllers send changes at the same moment.
 //!
-//! Source: QShare §V-D leaves switches open; `docs/southbound.md`.
+//! # Approach
+//!
+//! Changes are serialized. A change's stamp is compared with the last one, and the change is
+//! computed on the previous state. The data path applies the whole change between two batches. The
+//! change is stored in a file before it is acknowledged. After a restart, the state is in force
+//! again before the first controller is served. Reads return what the data path really does.
+//!
+//! If a state cannot be stored, the file keeps its stamp alone, and storing is retried. The stamp
+//! is never forgotten while the daemon runs.
+//!
+//! Source: QShare §V-D does not specify switches; `docs/southbound.md` does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,7 +38,7 @@ pub mod wire;
 pub use service::{SwitchServer, Who, serve};
 pub use side::{PortReading, SwitchSide};
 
-/// Weights of the data path's queues.
+/// Smallest and largest weight of the data path's queues.
 pub const WEIGHTS: (u32, u32) = (1, 10_000);
 
 impl Stamped for SwitchState {
@@ -42,45 +47,45 @@ impl Stamped for SwitchState {
     }
 }
 
-/// Why a change was not done. Nothing was changed.
+/// Why a change was refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It follows from an older decision than this, which the switch has.
-    #[error("the switch has a later decision, {0}")]
+    /// The switch has this later decision.
+    #[error("the switch has decision {0}, which is later")]
     Late(Stamp),
-    /// It is beyond the switch.
+    /// The switch cannot do it.
     #[error("{0}")]
     Beyond(String),
-    /// The data path could not do it.
+    /// The data path failed.
     #[error("{0}")]
     Failed(String),
 }
 
-/// What a switch is doing, for people and for metrics.
+/// State of a switch, for operators and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStatus {
-    /// The last decision that was carried out whole.
+    /// Stamp of the last complete decision.
     pub stamp: Stamp,
-    /// It is in force and could not be kept for a restart.
+    /// Whether the decision in force is not stored for a restart.
     pub unkept: bool,
-    /// Decisions that were done.
+    /// Decisions applied.
     pub applied: u64,
-    /// Changes that were refused for an older stamp.
+    /// Changes refused for an older stamp.
     pub late: u64,
-    /// Changes that could not be done.
+    /// Changes that failed.
     pub failed: u64,
-    /// What went wrong last, with the remedy.
+    /// Last error, with its remedy.
     pub last_error: Option<String>,
 }
 
-/// See the module's text.
+/// The switch. See the module documentation.
 #[derive(Debug)]
 pub struct FabricSwitch {
     name: String,
     side: Arc<dyn SwitchSide>,
     keeper: Keeper<SwitchState>,
-    /// What it was told last: held through a whole change.
+    /// The intended state. The lock is held during a whole change.
     told: Mutex<SwitchState>,
     status: watch::Sender<SwitchStatus>,
 }
@@ -95,23 +100,23 @@ impl FabricSwitch {
         Self { name: name.to_owned(), side, keeper, told, status }
     }
 
-    /// Its name in the topology.
+    /// Name in the topology.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it is doing, as it changes.
+    /// Its state, as it changes.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<SwitchStatus> {
         self.status.subscribe()
     }
 
-    /// Does what it was told before a restart. To be awaited before it is served.
+    /// Applies the stored state after a restart. Await this before the switch is served.
     ///
     /// # Errors
-    /// The data path does not do it, as when a port of before is gone; its stamp is known all the
-    /// same, and a controller finds out what is missing.
+    /// The data path failed, for example because a port is gone. The stamp is known nevertheless,
+    /// and a controller detects what is missing.
     pub async fn take_up(&self) -> Result<Option<Stamp>, SideError> {
         let found = match self.keeper.load().await {
             Ok(found) => found,
@@ -134,7 +139,7 @@ impl FabricSwitch {
                 let stamp = plan.stamp;
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);
-                // A port that was taken out of the file meanwhile is nobody's any more.
+                // A port removed from the configuration meanwhile has no state.
                 let here = self.side.read().await?;
                 plan.ports.retain(|name, _| here.contains_key(name));
                 self.side.apply(&plan.ports).await?;
@@ -144,7 +149,7 @@ impl FabricSwitch {
         }
     }
 
-    /// Tries again what could not be kept. Never ends.
+    /// Retries storing. Never returns.
     pub async fn make_up(&self) {
         let kept = |stamp| {
             tracing::info!(switch = self.name, %stamp, "the decision is saved now");
@@ -158,7 +163,7 @@ impl FabricSwitch {
         self.status.send_modify(|status| status.last_error = Some(problem));
     }
 
-    /// What it can do, of all its ports alike.
+    /// Capabilities common to all ports.
     fn can(&self, ports: &BTreeMap<String, PortReading>) -> Capabilities {
         let queues = ports.values().map(|port| port.queues).min().unwrap_or(0);
         Capabilities {
@@ -171,7 +176,7 @@ impl FabricSwitch {
         }
     }
 
-    /// What it can do and does, asked of the data path.
+    /// Capabilities and present state, read from the data path.
     ///
     /// # Errors
     /// The data path does not answer.
@@ -181,7 +186,7 @@ impl FabricSwitch {
         Ok((self.can(&ports), truth(&told, &ports)))
     }
 
-    /// What its queues have sent.
+    /// Counters of its queues.
     ///
     /// # Errors
     /// The data path does not answer.
@@ -190,12 +195,12 @@ impl FabricSwitch {
         Ok(ports.into_values().flat_map(|port| port.counters).collect())
     }
 
-    /// Does changes, or with `dry_run` only says what would be done; in the words of the
+    /// Applies changes, or with `dry_run` only returns what would change, in the syntax of the
     /// configuration.
     ///
     /// # Errors
-    /// Nothing was changed, then; [`Refusal::Failed`] may leave the switch as neither before nor
-    /// after if the data path has ended.
+    /// Nothing was changed. After [`Refusal::Failed`], the state is unknown if the data path has
+    /// ended.
     pub async fn apply(
         &self,
         stamp: Stamp,
@@ -214,7 +219,7 @@ impl FabricSwitch {
         };
         let ports = self.side.read().await.map_err(failed)?;
         let mut target = told.clone();
-        // All its ports are there to be set; what was one is not any more.
+        // All present ports can be set. Ports that are gone cannot.
         target.ports.retain(|name, _| ports.contains_key(name));
         for name in ports.keys() {
             target.ports.entry(name.clone()).or_default();
@@ -244,7 +249,7 @@ impl FabricSwitch {
         Ok(words)
     }
 
-    /// Keeps what is in force. It stays in force if that is not possible.
+    /// Stores the state in force. It stays in force if storing fails.
     async fn keep(&self, target: SwitchState) {
         if let Ok(Some(problem)) | Err(problem) = self.keeper.keep(target).await {
             self.problem(problem);
@@ -254,7 +259,7 @@ impl FabricSwitch {
     }
 }
 
-/// What the data path does, with weights of none of their own where those were told.
+/// Present state of the data path. Weight 1 is reported as 0 where the intended weight is 0.
 fn truth(told: &SwitchState, ports: &BTreeMap<String, PortReading>) -> SwitchState {
     let one = |(name, reading): (&String, &PortReading)| {
         let mut state = reading.state.clone();
@@ -269,7 +274,7 @@ fn truth(told: &SwitchState, ports: &BTreeMap<String, PortReading>) -> SwitchSta
     SwitchState { stamp: told.stamp, ports: ports.iter().map(one).collect(), ..<_>::default() }
 }
 
-/// A port's state in the words of the daemon's configuration.
+/// A port's state in the syntax of the daemon's configuration.
 fn words(port: &str, state: &PortState) -> String {
     let weights: Vec<String> =
         state.weights.iter().map(|w| (*w).max(WEIGHTS.0).to_string()).collect();

@@ -1,4 +1,4 @@
-//! The switch's gRPC: who may ask, and what the answers are.
+//! The switch's gRPC service: access control and answers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::listen::{Door, Limits, Peer, ServeError, ServerTls, incoming};
 use crate::southbound::Change;
 use crate::wire::describe;
 
-/// Who may tell a switch.
+/// Who may control a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Whoever could connect: the socket is its owner's.
+    /// Any client that can connect: only the owner can open the socket.
     Connected,
-    /// Whose certificate has one of these names.
+    /// Clients whose certificate has one of these names.
     Named(BTreeSet<String>),
 }
 
-/// See the module's text.
+/// The switch's gRPC service.
 #[derive(Clone, Debug)]
 pub struct SwitchServer {
     switch: Arc<FabricSwitch>,
@@ -33,7 +33,7 @@ pub struct SwitchServer {
 }
 
 impl SwitchServer {
-    /// Serves this switch to these.
+    /// Serves this switch to these clients.
     #[must_use]
     pub const fn new(switch: Arc<FabricSwitch>, who: Who) -> Self {
         Self { switch, who }
@@ -96,7 +96,7 @@ impl SwitchService for SwitchServer {
         let changes: Result<Vec<Change>, String> =
             changes.into_iter().map(Change::try_from).collect();
         let changes = changes.map_err(Status::invalid_argument)?;
-        // A controller that goes away meanwhile must not leave half a change.
+        // A controller that disconnects must not leave a partial change.
         let switch = Arc::clone(&self.switch);
         let done = tokio::spawn(async move { switch.apply(stamp, &changes, dry_run).await });
         match done.await.map_err(|error| Status::internal(error.to_string()))? {
@@ -119,7 +119,7 @@ impl SwitchService for SwitchServer {
     }
 }
 
-/// Who was not let in is told of in the log; nobody counts them.
+/// Refused clients are logged but not counted.
 #[derive(Debug)]
 struct Uncounted;
 
@@ -129,17 +129,17 @@ impl Door for Uncounted {
     fn crowded(&self) {}
 }
 
-/// Serves a switch to controllers that show a certificate, until `stop`.
+/// Serves a switch to controllers with certificates, until `stop`.
 ///
 /// # Errors
-/// The port is of no use.
+/// The listener cannot be used.
 pub async fn serve(
     listener: TcpListener,
     server: SwitchServer,
     tls: ServerTls,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    // A controller asks on a connection of its own each time, and may do so several times at once.
+    // A controller opens a connection for each request, and may send several requests at once.
     let limits =
         Limits { connections: 256, descriptors: 8, per_certificate: 64, ..Limits::default() };
     let service = SwitchServiceServer::new(server)

@@ -1,4 +1,4 @@
-//! What the data path behind a switch can do.
+//! Interface to the data path behind a switch.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,24 +8,24 @@ use async_trait::async_trait;
 use crate::agent::SideError;
 use crate::southbound::{PortState, QueueCounters};
 
-/// A port as the data path has it now.
+/// Present state of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortReading {
-    /// Its queues, the shared one included.
+    /// Number of queues, including the shared one.
     pub queues: u8,
-    /// Weights and map; in a data path where none weighs nothing, weight 1 for none.
+    /// Weights and map. The data path has no weight 0 and reports it as weight 1.
     pub state: PortState,
-    /// By queue.
+    /// Counters of each queue.
     pub counters: Vec<QueueCounters>,
 }
 
-/// The data path. Neither call may take longer than a second.
+/// The data path. Each call may take at most a second.
 #[async_trait]
 pub trait SwitchSide: Send + Sync + fmt::Debug {
-    /// All ports that may be set, by name, as they are.
+    /// All ports that can be set, with their present state.
     async fn read(&self) -> Result<BTreeMap<String, PortReading>, SideError>;
 
-    /// Does all of this between the same two batches, or nothing: ports that are not named share
-    /// queue 0. Weight 0 is none of its own.
+    /// Applies all of this between two batches, or nothing. Ports that are not named use queue 0
+    /// only. Weight 0 means no weight of its own.
     async fn apply(&self, ports: &BTreeMap<String, PortState>) -> Result<(), SideError>;
 }

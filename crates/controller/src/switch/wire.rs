@@ -1,4 +1,4 @@
-//! The messages of `proto/penstock/switch/v1/switch.proto`, and what they mean here.
+//! Conversion of the messages in `proto/penstock/switch/v1/switch.proto`.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub mod v1 {
     tonic::include_proto!("penstock.switch.v1");
 }
 
-/// Largest message between a controller and a switch, bytes: 1,024 ports with all code points.
+/// Largest message between a controller and a switch in bytes: 1,024 ports with all code points.
 pub const SWITCH_BYTES_MAX: usize = 1 << 20;
 
 impl From<Stamp> for v1::Stamp {
@@ -27,7 +27,6 @@ impl From<v1::Stamp> for Stamp {
 }
 
 impl v1::Port {
-    /// A port and its state.
     pub(crate) fn of(name: &str, state: &PortState) -> Self {
         let queues = state.map.iter().map(|(dscp, queue)| ((*dscp).into(), (*queue).into()));
         Self { name: name.to_owned(), weights: state.weights.clone(), queues: queues.collect() }
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out_and_nonsense_is_refused() {
+    fn messages_round_trip_and_invalid_ones_are_refused() {
         let port = || "e0".to_owned();
         for change in [
             Change::Weigh { port: port(), weights: vec![1, 0, 9] },

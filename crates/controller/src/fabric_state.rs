@@ -53,19 +53,13 @@ pub enum ChangeRefused {
     },
     /// The tenant cannot grow in this way.
     #[error("tenant {name}: {problem}")]
-    Change {
-        name: String,
-        problem: Box<ChangeError>,
-    },
+    Change { name: String, problem: Box<ChangeError> },
     /// The request is invalid.
     #[error(transparent)]
     Intent(#[from] IntentError),
     /// A stored placement does not fit the present topology.
     #[error("tenant {name}: {problem}; bring back what the topology lost, or remove the tenant")]
-    NoRoom {
-        name: String,
-        problem: String,
-    },
+    NoRoom { name: String, problem: String },
 }
 
 /// Why settings are invalid.

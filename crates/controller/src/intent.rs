@@ -191,28 +191,16 @@ pub enum IntentError {
     #[error(
         "{key}: form {version} is unknown, this program reads {VERSION}; use the later program"
     )]
-    Version {
-        key: String,
-        version: u32,
-    },
+    Version { key: String, version: u32 },
     /// It cannot be parsed.
     #[error("{key}: {problem}; restore a copy of the store")]
-    Malformed {
-        key: String,
-        problem: String,
-    },
+    Malformed { key: String, problem: String },
     /// It refers to something that the topology lacks.
     #[error("{tenant}: the topology has no {what}; bring it back, or drain it before it goes")]
-    Missing {
-        tenant: String,
-        what: String,
-    },
+    Missing { tenant: String, what: String },
     /// Its hose is invalid.
     #[error("{tenant}: {problem}")]
-    Hose {
-        tenant: String,
-        problem: HoseError,
-    },
+    Hose { tenant: String, problem: HoseError },
 }
 
 /// Converts between names and identifiers of a topology.

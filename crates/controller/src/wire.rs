@@ -49,11 +49,7 @@ pub enum WireError {
     Missing(&'static str),
     /// A number is out of its range.
     #[error("{what} of {value} is out of range (most {most})")]
-    Range {
-        what: &'static str,
-        value: u64,
-        most: u64,
-    },
+    Range { what: &'static str, value: u64, most: u64 },
 }
 
 impl From<Stamp> for v1::Stamp {

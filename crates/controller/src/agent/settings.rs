@@ -55,10 +55,7 @@ pub enum SettingsError {
     },
     /// A file cannot be read.
     #[error("{path}: {problem}; give a file that the agent may read")]
-    File {
-        path: String,
-        problem: String,
-    },
+    File { path: String, problem: String },
 }
 
 impl AgentSettings {

@@ -46,10 +46,7 @@ pub enum Violation {
     },
     /// The agent sent an unexpected message.
     #[error("host {host}: {problem}")]
-    Protocol {
-        host: String,
-        problem: String,
-    },
+    Protocol { host: String, problem: String },
 }
 
 #[derive(Debug)]

@@ -71,10 +71,7 @@ pub enum LeaderError {
         "epoch {asked}: the limit is {most}; a host that has a later one is wrong or lies: remove \
          its plan file and restart it"
     )]
-    Epoch {
-        asked: u64,
-        most: u64,
-    },
+    Epoch { asked: u64, most: u64 },
     /// There is no earlier binding.
     #[error("no earlier binding is kept; there is nothing to go back to")]
     NoHistory,

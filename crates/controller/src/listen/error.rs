@@ -8,22 +8,13 @@ use thiserror::Error;
 pub enum ServeError {
     /// A certificate or key is invalid.
     #[error("{what}: {problem}; give it as a PEM file")]
-    Certificate {
-        what: &'static str,
-        problem: String,
-    },
+    Certificate { what: &'static str, problem: String },
     /// A file of revocation lists is invalid.
     #[error("revocation lists {}: {problem}; give lists of the authority as PEM", path.display())]
-    Lists {
-        path: std::path::PathBuf,
-        problem: String,
-    },
+    Lists { path: std::path::PathBuf, problem: String },
     /// A file cannot be read.
     #[error("file {}: {problem}; make it readable", path.display())]
-    Unreadable {
-        path: std::path::PathBuf,
-        problem: String,
-    },
+    Unreadable { path: std::path::PathBuf, problem: String },
     /// No client could be admitted.
     #[error("agents must show certificates, and there are none to check them by; name the files")]
     NoCertificates,

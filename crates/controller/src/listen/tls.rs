@@ -1,13 +1,15 @@
-//! Certificates of a port, and that they may change while it is served.
+//! Certificates of a port, which may change while it is served.
 //!
-//! **Rule.** Each handshake is by the certificates of its moment. A connection that was let in goes
-//! on whatever becomes of them, with one exception: it ends when a new revocation list has one of
-//! its certificates. Files are read whole and tried before they count: while one is missing or half
-//! written, or the key is another certificate's, those of before stay.
+//! A handshake uses the certificates of its moment. An admitted connection continues whatever
+//! happens to them, with one exception: it ends when a new revocation list contains one of its
+//! certificates. Files are read and validated as a whole. While a file is missing or incomplete, or
+//! the key does not match the certificate, the previous files stay in force.
 //!
-//! **Revocation.** With a list, every certificate between the peer's and the authority needs a list
-//! of its issuer: one without is refused. A list whose time is over stays in force, with a warning:
-//! the certificates that it has are refused still, and nobody else is locked out.
+//! # Revocation
+//!
+//! If there are lists, every certificate between the peer's and the CA needs a list of its issuer,
+//! or it is refused. An expired list stays in force, with a warning: its certificates are still
+//! refused, and others are still admitted.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,40 +32,40 @@ use super::error::ServeError;
 use super::places::Key;
 use crate::wire::describe;
 
-/// PEM files.
+/// Paths of PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PemFiles {
-    /// The authority that signs the certificates of who connects.
+    /// CA of the clients' certificates.
     pub ca: PathBuf,
-    /// Who this is, with the certificates between it and the authority.
+    /// Server certificate, with the intermediate certificates up to the CA.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of the server certificate.
     pub key: PathBuf,
-    /// Revocation lists of the authority, and of those between it and who connects.
+    /// Revocation lists of the CA and of intermediate CAs.
     pub crl: Option<PathBuf>,
 }
 
-/// The files' contents: authority, certificate and key, then the revocation lists.
+/// Contents of the files: CA, certificate and key, then the revocation lists.
 type Contents = ([Vec<u8>; 3], Option<Vec<u8>>);
 
-/// What handshakes are by.
+/// Configuration of handshakes.
 struct InForce {
     config: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
-    /// When the first of the revocation lists ends.
+    /// When the first revocation list expires.
     lists_end: Option<SystemTime>,
 }
 
-/// Certificates of a port.
+/// TLS configuration of a port.
 #[derive(Clone)]
 pub struct ServerTls {
     in_force: Arc<watch::Sender<Arc<InForce>>>,
     files: Option<PemFiles>,
-    /// What was tried last, good or not.
+    /// Contents that were tried last, valid or not.
     tried: Arc<RwLock<Option<Contents>>>,
 }
 
-/// The key stays out of logs.
+/// The key must not appear in logs.
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerTls").field("files", &self.files).finish_non_exhaustive()
@@ -71,21 +73,22 @@ impl fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// From the contents of PEM files: the authority that signs the certificates of who connects,
-    /// the certificate with those between it and the authority, and its key. They do not change.
+    /// Makes a fixed configuration from the contents of PEM files: the CA of the clients, the
+    /// server certificate with its intermediates, and its key.
     ///
     /// # Errors
-    /// One of them is not what it should be.
+    /// One of them is invalid.
     pub fn new(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, ServeError> {
         let contents = ([ca.to_vec(), certificate.to_vec(), key.to_vec()], None);
         let in_force = Arc::new(watch::Sender::new(Arc::new(make(&contents, None)?)));
         Ok(Self { in_force, files: None, tried: Arc::default() })
     }
 
-    /// From files, which may change: see [`Self::watch`] and [`Self::reload`].
+    /// Reads a configuration from files, which may change: see [`Self::watch`] and
+    /// [`Self::reload`].
     ///
     /// # Errors
-    /// One of them cannot be read, or is not what it should be.
+    /// A file cannot be read or is invalid.
     pub fn open(files: PemFiles) -> Result<Self, ServeError> {
         let contents = read(&files)?;
         let made = make(&contents, files.crl.as_deref())?;
@@ -93,19 +96,19 @@ impl ServerTls {
         Ok(Self { in_force, files: Some(files), tried: Arc::new(RwLock::new(Some(contents))) })
     }
 
-    /// What the next handshake is by.
+    /// Configuration of the next handshake.
     #[must_use]
     pub fn current(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.in_force.borrow().config)
     }
 
-    /// Ends when one of these certificates, the peer's first, is revoked.
+    /// Resolves when one of these certificates, the peer's first, is revoked.
     pub(super) async fn revoked(self, chain: Vec<CertificateDer<'static>>) {
         self.revoked_since(&chain, UnixTime::now()).await;
     }
 
-    /// By the time at which the peer was let in: of a certificate that has expired since, rustls
-    /// says that, and does not look for it on a list.
+    /// Checks as of the time of admission. For a certificate that has expired since, rustls reports
+    /// the expiry and does not check the lists.
     async fn revoked_since(self, chain: &[CertificateDer<'static>], let_in: UnixTime) {
         let mut in_force = self.in_force.subscribe();
         let Some((own, between)) = chain.split_first() else { return };
@@ -120,11 +123,12 @@ impl ServerTls {
         }
     }
 
-    /// Reads the files again, if they are any; whether they had changed and are in force now.
+    /// Reads the files again, if there are any. Returns whether they had changed and are in force
+    /// now.
     ///
     /// # Errors
-    /// They have changed, and one of them cannot be read or is not what it should be: those of
-    /// before stay. The same contents are told of once.
+    /// They have changed, and a file cannot be read or is invalid. The previous files stay in
+    /// force. The same contents are reported once.
     pub fn reload(&self) -> Result<bool, ServeError> {
         let Some(files) = &self.files else { return Ok(false) };
         let contents = read(files)?;
@@ -138,7 +142,7 @@ impl ServerTls {
         Ok(true)
     }
 
-    /// As [`Self::reload`], told in the log.
+    /// As [`Self::reload`], and logs the result.
     pub fn reload_and_tell(&self) {
         match self.reload() {
             Ok(true) => tracing::info!(files = ?self.files, "new certificates in force"),
@@ -147,7 +151,7 @@ impl ServerTls {
         }
     }
 
-    /// Looks at the files that often, which are three small reads. Never ends.
+    /// Checks the files at this interval, which takes a few small reads. Never returns.
     pub async fn watch(self, every: Duration) {
         let mut looks = interval(every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -200,7 +204,7 @@ fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// Revocation lists, PEM.
+/// Parses revocation lists in PEM.
 pub(crate) fn lists(
     path: Option<&Path>,
     pem: &[u8],
@@ -217,7 +221,7 @@ pub(crate) fn lists(
     Ok(lists)
 }
 
-/// When the first of them ends.
+/// When the first of them expires.
 fn first_end(lists: &[CertificateRevocationListDer<'_>]) -> Option<SystemTime> {
     let end = |list: &CertificateRevocationListDer<'_>| {
         let (_, list) = CertificateRevocationList::from_der(list).ok()?;
@@ -257,12 +261,12 @@ fn make(contents: &Contents, crl: Option<&Path>) -> Result<InForce, ServeError> 
     Ok(InForce { config: Arc::new(config), verifier, lists_end })
 }
 
-/// Certificates, PEM.
+/// Parses certificates in PEM.
 pub(crate) fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
     CertificateDer::pem_slice_iter(pem).collect()
 }
 
-/// The certificates of authorities, PEM.
+/// Parses CA certificates in PEM.
 pub(crate) fn roots(pem: &[u8]) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let certificates = chain(pem).map_err(|error| TlsError::General(describe(&error)))?;
@@ -305,7 +309,7 @@ mod tests {
         let make = |lists: String| Arc::new(make(&contents(&lists), None).unwrap());
         let in_force = Arc::new(watch::Sender::new(make(authority.revokes(&[9], 2100))));
         let tls = ServerTls { in_force: Arc::clone(&in_force), files: None, tried: Arc::default() };
-        // In 2020, when it was true.
+        // In 2020, when it was valid.
         let let_in = UnixTime::since_unix_epoch(Duration::from_secs(1_590_000_000));
         let session = tls.revoked_since(&peer, let_in);
         tokio::pin!(session);

@@ -1,26 +1,38 @@
-//! Which traffic class each code point has.
+//! Assignment of traffic classes to code points.
 //!
-//! **Problem.** Switches classify twice: code point to traffic class where a frame comes in, class
-//! to queue where it goes out. The first map is the switch's, the second a port's; what is asked
-//! for is a map from code point to queue on each port. **Rule.** Code points that are in the same
-//! queue on every port share a class, others do not; those that are in queue 0 everywhere have
-//! class 0. A class stays with who has it; what is new takes one that nobody has now, if there is
-//! one, so that it can be made ready before a frame has it.
-//! **Example** (a test). Two ports, classes 0 to 7: 8 in queue 1 on both, 16 in 2 and 1, 24 in 1 on
-//! both: classes 1, 2, 1.
-//! **Cost.** O(code points · ports); at most 63 code points and 16 classes.
+//! # Problem
 //!
-//! Source: SONiC `DSCP_TO_TC_MAP`, `TC_TO_QUEUE_MAP`; QShare §VI assumes the one map.
+//! Switches classify in two steps: code point to traffic class at ingress, class to queue at
+//! egress. The first map belongs to the switch, the second to a port. A binding needs a map from
+//! code point to queue on each port.
+//!
+//! # Source
+//!
+//! SONiC `DSCP_TO_TC_MAP`, `TC_TO_QUEUE_MAP`. QShare §VI assumes a single map.
+//!
+//! # Approach
+//!
+//! Code points with the same queue on every port share a class; others do not. Code points in queue
+//! 0 on every port have class 0. A code point keeps its class. A new one gets an unused class if
+//! there is one, so that the class can be prepared before a frame has it.
+//!
+//! # Example
+//!
+//! A test: two ports, classes 0 to 7. Code point 8 is in queue 1 on both, 16 in queues 2 and 1, 24
+//! in queue 1 on both. They get classes 1, 2, 1.
+//!
+//! # Cost
+//!
+//! O(code points · ports), with at most 63 code points and 16 classes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::driver::{Capabilities, ONE_STEP, PortState, SwitchState};
 
-/// What is `wanted` of a switch with classes, as it can do it: a code point that is in one queue
-/// wherever a port names it is in that queue on all ports. No tenant with that code point sends by
-/// the other ports, so nothing is said about them; read as queue 0 each set of ports would need a
-/// class of its own. With one queue a switch for each tenant there are then fewer classes than
-/// queues.
+/// Completes `wanted` for a switch with classes: a code point that has the same queue on every port
+/// that names it gets that queue on all ports. Its tenant does not send through the other ports, so
+/// nothing is specified there. Read as queue 0, each set of ports would need a class of its own.
+/// With one queue per switch and tenant, the switch then needs fewer classes than queues.
 pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
     if can.classes >= ONE_STEP || !can.remap {
         return;
@@ -38,20 +50,20 @@ pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
     }
 }
 
-/// How many classes beside 0 these maps take.
+/// Number of classes besides 0 that these maps need.
 pub(super) fn needed<'a>(ports: impl Iterator<Item = &'a PortState>) -> usize {
     groups(&ports.map(|port| &port.map).collect::<Vec<_>>()).len()
 }
 
-/// The class of each code point that has one but 0, and each class's queue on each port.
+/// Class of each code point except those in class 0, and the queue of each class on each port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Assignment {
     pub(super) class: BTreeMap<u8, u8>,
-    /// By class: the queues, in the order of the ports.
+    /// For each class, its queues in the order of the ports.
     pub(super) queues: BTreeMap<u8, Vec<u8>>,
 }
 
-/// The code points of each class that is needed, by their queues on the ports.
+/// Code points of each needed class, by their queues on the ports.
 fn groups(wanted: &[&BTreeMap<u8, u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let code_points: BTreeSet<u8> = wanted.iter().flat_map(|map| map.keys().copied()).collect();
     let mut groups: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
@@ -64,10 +76,11 @@ fn groups(wanted: &[&BTreeMap<u8, u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     groups
 }
 
-/// Classes for what is `wanted` on the ports, in their order; `now` says who has which.
+/// Assigns classes for the maps `wanted` on the ports, in their order. `now` is the present
+/// assignment.
 ///
 /// # Errors
-/// How many classes beside 0 it takes, when that is more than there are.
+/// The number of classes needed besides 0, if it exceeds the available ones.
 pub(super) fn assign(
     now: &BTreeMap<u8, u8>,
     wanted: &[&BTreeMap<u8, u8>],
@@ -77,7 +90,7 @@ pub(super) fn assign(
     if groups.len() >= usize::from(classes) {
         return Err(groups.len());
     }
-    // The lowest code point first, so that the outcome is the same each time.
+    // The lowest code point goes first, so that the result is deterministic.
     let mut groups: Vec<(Vec<u8>, Vec<u8>)> = groups.into_iter().collect();
     groups.sort_by_key(|(_, members)| members[0]);
     let mut taken = BTreeSet::new();

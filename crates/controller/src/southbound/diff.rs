@@ -1,9 +1,9 @@
-//! From what a switch does to what it should do.
+//! Changes from a present to a wanted state.
 
 use super::driver::{Change, PortState, SwitchState};
 
-/// What makes `is` into `wanted`: what is not wanted is unmapped before anything is mapped, weights
-/// come last. Ports that `wanted` does not name or the switch leaves out are left alone.
+/// The changes that turn `is` into `wanted`. Unmaps come before maps, and weights come last. Ports
+/// that `wanted` does not name, or that the switch leaves out, are not changed.
 #[must_use]
 pub fn diff(is: &SwitchState, wanted: &SwitchState) -> Vec<Change> {
     let nothing = PortState::default();

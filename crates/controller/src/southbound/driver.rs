@@ -1,5 +1,4 @@
-//! What a driver is asked and what it answers: a switch's state, changes to it, and the trait that
-//! every driver keeps.
+//! A switch's state, changes to it, and the trait that every driver implements.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,40 +10,40 @@ use thiserror::Error;
 
 use crate::Stamp;
 
-/// [`Capabilities::classes`] of a switch that has none: as many as there are code points.
+/// [`Capabilities::classes`] of a switch without classes: the number of code points.
 pub const ONE_STEP: u8 = 64;
 
-/// What a switch can do.
+/// Capabilities of a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Queues of a port, the shared one included.
+    /// Queues of a port, including the shared one.
     pub queues: u8,
-    /// Traffic classes between ingress and egress; a map cannot tell more tenants apart.
-    /// [`ONE_STEP`] where code points lead to queues without classes.
+    /// Traffic classes between ingress and egress. They limit the number of distinguishable
+    /// tenants. [`ONE_STEP`] if code points select queues directly.
     pub classes: u8,
-    /// Lowest and highest weight of a queue.
+    /// Smallest and largest weight of a queue.
     pub weights: (u32, u32),
     /// Whether the map from code point to queue can change while traffic runs.
     pub remap: bool,
-    /// Where it cannot: the map that each port has once and for all. Empty otherwise.
+    /// The map of every port, if it cannot change. Empty otherwise.
     pub fixed_map: BTreeMap<u8, u8>,
-    /// Whether maps may differ from port to port of this switch.
+    /// Whether ports of this switch may have different maps.
     pub map_per_port: bool,
 }
 
-/// One port as a sender.
+/// State of a sending port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
-    /// By queue, from 0, the shared one; 0: the queue has no weight of its own and gets what is
-    /// left. Queues beyond the end have 0.
+    /// Weight of each queue; queue 0 is the shared one. Weight 0 means that the queue only gets
+    /// what others leave. Queues beyond the end have weight 0.
     pub weights: Vec<u32>,
-    /// The queue of each code point that is mapped; others are in queue 0. That a code point is
-    /// mapped to 0 says nothing more than that it is not mapped.
+    /// Queue of each mapped code point; others are in queue 0. Mapping to 0 is the same as no
+    /// mapping.
     pub map: BTreeMap<u8, u8>,
 }
 
 impl PortState {
-    /// The same said in one way: no zeros at the end of the weights, nothing mapped to queue 0.
+    /// The canonical form: no zeros at the end of the weights, and nothing mapped to queue 0.
     #[must_use]
     pub fn canonical(mut self) -> Self {
         self.weights.truncate(self.weights.iter().rposition(|w| *w != 0).map_or(0, |at| at + 1));
@@ -53,50 +52,37 @@ impl PortState {
     }
 }
 
-/// A switch as far as binding concerns it.
+/// State of a switch as far as binding concerns it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchState {
-    /// The last decision that was carried out whole.
+    /// Stamp of the last complete decision.
     pub stamp: Stamp,
-    /// By the switch's own name of the port.
+    /// State of each port, by the switch's own name.
     pub ports: BTreeMap<String, PortState>,
-    /// Why ports are not among `ports`: something on the switch keeps the driver from them. The
-    /// other ports do what they are told.
+    /// Ports that the driver must leave alone, with the reason, such as other configuration on the
+    /// switch. All other ports work.
     #[serde(default)]
     pub left_out: BTreeMap<String, String>,
 }
 
-/// One thing to change.
+/// A single change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Change {
-    /// A port's queues have these weights.
+    /// Sets the weights of a port's queues.
     Weigh {
-        /// The port.
         port: String,
-        /// By queue, from 0.
+        /// Weight of each queue, from 0.
         weights: Vec<u32>,
     },
-    /// A port puts this code point into this queue.
-    Map {
-        /// The port.
-        port: String,
-        /// The code point.
-        dscp: u8,
-        /// The queue.
-        queue: u8,
-    },
-    /// A port does not know this code point any more: it is in queue 0.
-    Unmap {
-        /// The port.
-        port: String,
-        /// The code point.
-        dscp: u8,
-    },
+    /// Maps a code point to a queue on a port.
+    Map { port: String, dscp: u8, queue: u8 },
+    /// Removes a code point from a port's map. It is then in queue 0.
+    Unmap { port: String, dscp: u8 },
 }
 
 impl Change {
-    /// Which port it is about.
+    /// The port that changes.
     #[must_use]
     pub fn port(&self) -> &str {
         match self {
@@ -120,91 +106,78 @@ impl fmt::Display for Change {
     }
 }
 
-/// What a queue has sent since the switch began to count.
+/// Counters of a queue since the switch started to count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueCounters {
-    /// The port.
     pub port: String,
-    /// The queue, from 0.
+    /// Number of the queue, from 0.
     pub queue: u8,
-    /// Frames sent.
     pub packets: u64,
-    /// Bytes sent.
     pub bytes: u64,
     /// Frames dropped because the queue was full.
     pub dropped: u64,
 }
 
-/// What a driver is told about its switch.
+/// A port, as configured for a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// The switch's own name of the port.
     pub name: String,
-    /// What the port can send.
+    /// Line rate of the port.
     pub rate: BitsPerSecond,
 }
 
-/// Why a switch did not do what it was told.
+/// Why a switch did not apply changes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// It cannot be reached; it may be later.
+    /// The switch is unreachable for now.
     #[error("switch {switch}: cannot be reached: {problem}")]
-    Unreachable {
-        /// Which one.
-        switch: String,
-        /// What happened.
-        problem: String,
-    },
-    /// It refused.
+    Unreachable { switch: String, problem: String },
+    /// The switch refused a change.
     #[error("switch {switch}: refused {change}: {problem}")]
     Refused {
-        /// Which one.
         switch: String,
-        /// What it was told.
+        /// The refused change.
         change: String,
-        /// What it said.
+        /// The switch's message.
         problem: String,
     },
-    /// It was told by somebody with a later stamp.
+    /// The switch has a later stamp.
     #[error(
         "switch {switch}: has decision {has}, so {told} is too late; another controller leads, or \
          the store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
     )]
     Fenced {
-        /// Which one.
         switch: String,
-        /// What it has.
+        /// Stamp of the switch.
         has: Stamp,
-        /// What it was told.
+        /// Stamp of the refused request.
         told: Stamp,
     },
-    /// What it says makes no sense.
-    #[error("switch {switch}: its answer to {what} is not valid: {problem}")]
+    /// The switch's answer is invalid.
+    #[error("switch {switch}: asked for {what}, it answered what makes no sense: {problem}")]
     Rubbish {
-        /// Which one.
         switch: String,
-        /// What it was asked for.
+        /// What was requested.
         what: String,
         /// What is wrong with the answer.
         problem: String,
     },
-    /// It is asked for what it cannot do.
-    #[error("switch {switch}: {what} is not supported: {limit}; {remedy}")]
+    /// The request exceeds the switch's capabilities.
+    #[error("switch {switch}: {what} is beyond it: {limit}; {remedy}")]
     Beyond {
-        /// Which one.
         switch: String,
-        /// What.
+        /// The request.
         what: String,
-        /// What it can do.
+        /// The switch's limit.
         limit: String,
-        /// What to do.
         remedy: String,
     },
 }
 
 impl DriverError {
-    /// `told`, if that is not older than what the switch `has`.
+    /// Checks that the stamp `told` is not older than what the switch `has`.
     pub(crate) fn fence(switch: &str, has: Stamp, told: Stamp) -> Result<(), Self> {
         if told >= has {
             return Ok(());
@@ -213,30 +186,29 @@ impl DriverError {
     }
 }
 
-/// One switch.
+/// A driver of one switch.
 #[async_trait]
 pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
-    /// The switch's name in the topology.
+    /// Name of the switch in the topology.
     fn name(&self) -> &str;
 
-    /// Which dialect it speaks: `sim`, `linux-tc`, ...
+    /// Kind of the driver: `sim`, `linux-tc`, and so on.
     fn kind(&self) -> &'static str;
 
-    /// What it can do.
     async fn capabilities(&self) -> Result<Capabilities, DriverError>;
 
-    /// What the switch says it does, asked anew: not what it was told.
+    /// Reads the present state from the switch.
     async fn read_back(&self) -> Result<SwitchState, DriverError>;
 
-    /// Does `changes` in their order. When it fails, some of them may have been done; asking for
-    /// the same again is safe. The switch keeps `stamp` once all are done.
+    /// Applies `changes` in order. If it fails, some of them may be in force; repeating the request
+    /// is safe. The switch stores `stamp` after the last change.
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
 
-    /// What [`apply`](Self::apply) would tell the switch now, in the switch's own words; nothing is
-    /// done. The switch is read, because its words depend on what it has: a line may stand for
-    /// several changes, or a change for several lines.
+    /// What [`apply`](Self::apply) would send to the switch now, in the switch's own syntax.
+    /// Nothing is changed. The switch is read first, because the result depends on its state: one
+    /// line may contain several changes, or one change take several lines.
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError>;
 
-    /// What its queues have sent.
+    /// Counters of its queues.
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError>;
 }

@@ -1,15 +1,14 @@
-//! What is left to tell a switch.
+//! Pending changes of a switch.
 
 use super::driver::{Capabilities, Change, DriverError, PortState, SwitchDriver, SwitchState};
 use super::step::{agree, step};
 use super::{classes, diff::diff};
 
-/// What there is to change until a switch does what is `wanted`. Ports that it leaves out are none
-/// of that.
+/// The changes until a switch has the state `wanted`, without the ports that it leaves out.
 ///
 /// # Errors
-/// The switch does not answer, or cannot do what is wanted: then [`DriverError::Beyond`], and it is
-/// not told anything.
+/// The switch does not answer, or [`DriverError::Beyond`] if it cannot have that state. It is not
+/// changed.
 pub async fn missing(
     driver: &dyn SwitchDriver,
     wanted: &SwitchState,
@@ -18,7 +17,7 @@ pub async fn missing(
     Ok(diff(&driver.read_back().await?, &wanted))
 }
 
-/// `wanted`, as a switch that can do this much does it.
+/// `wanted` as a switch with these capabilities implements it.
 fn possible(
     switch: &str,
     can: &Capabilities,

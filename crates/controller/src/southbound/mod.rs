@@ -1,13 +1,18 @@
-//! How switches are told: one driver trait, several dialects.
+//! Drivers of switches: one trait, several kinds of switches.
 //!
-//! **Problem.** What a binding means is weights of queues and a map from code point to queue on
-//! each port; every vendor has its own words for that, its own limits, and ways to lie about it.
-//! **Rule.** A driver turns [`Change`]s into its switch's words and reads back what the switch says
-//! it does, as a [`SwitchState`]. What to change is computed here, from two states ([`diff()`]),
-//! the same for all drivers. Every change carries a [`Stamp`](crate::Stamp), which is kept on the
-//! switch; an older one is refused. A driver decides nothing.
+//! # Problem
 //!
-//! Source: QShare §V-D, §VI; the facts on switches: `docs/fabric.md`.
+//! A binding consists of queue weights and a map from code point to queue on each port. Every
+//! vendor has its own syntax and limits for these, and some report what is not true.
+//!
+//! # Approach
+//!
+//! A driver translates [`Change`]s to its switch's syntax and reads back the switch's real state as
+//! a [`SwitchState`]. Changes are computed from two states ([`diff()`]) in the same way for all
+//! drivers. Every change carries a [`Stamp`](crate::Stamp), which is stored on the switch. A switch
+//! refuses older stamps. A driver makes no decisions.
+//!
+//! Source: QShare §V-D, §VI. `docs/fabric.md` has the facts about switches.
 
 mod classes;
 mod diff;

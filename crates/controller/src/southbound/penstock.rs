@@ -1,8 +1,8 @@
-//! A switch that is a daemon of ours: `penstock host run` with `[switch]` in its file.
+//! Driver of a Penstock daemon as a switch: `penstock host run` with `[switch]` in its file.
 //!
-//! **Rule.** Each call is one request on a connection of its own; certificates are read anew for
-//! each, so that they may change. The switch's end ([`crate::switch`]) compares stamps and does a
-//! change whole or not at all, so nothing has to be held here between reading and telling.
+//! Each call is one request on a connection of its own. Certificates are read for each, so they may
+//! change. The daemon ([`crate::switch`]) compares stamps and applies a change atomically, so this
+//! driver needs no lock.
 //!
 //! Source: `proto/penstock/switch/v1/switch.proto`.
 
@@ -21,34 +21,33 @@ use crate::switch::wire::v1::switch_service_client::SwitchServiceClient;
 use crate::switch::wire::{SWITCH_BYTES_MAX, v1};
 use crate::wire::describe;
 
-/// How long a connection and how long an answer may take.
+/// Time limit of connecting, and of an answer.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// Most queues of a port.
 const QUEUES_MAX: u8 = 64;
 
-/// Where the daemon is.
+/// Address of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// Its socket on this machine, which is its owner's alone.
+    /// Its socket on this machine, which only its owner can open.
     Socket(PathBuf),
-    /// `host:port`, by certificates.
+    /// `host:port`, with certificates.
     Tcp(String, Tls),
 }
 
 /// PEM files, read for each connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// Who signed the switch's certificate.
+    /// CA of the switch's certificate.
     pub ca: PathBuf,
     /// This controller's certificate.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of this controller's certificate.
     pub key: PathBuf,
-    /// The name in the switch's certificate.
+    /// Name in the switch's certificate.
     pub server_name: String,
 }
 
-/// A daemon as a switch.
 #[derive(Debug)]
 pub struct PenstockSwitch {
     name: String,
@@ -58,10 +57,11 @@ pub struct PenstockSwitch {
 }
 
 impl PenstockSwitch {
-    /// The daemon at an address, of whose queues so many may be used; it is not asked anything yet.
+    /// A driver of the daemon at an address that uses this many of its queues. It does not connect
+    /// yet.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] for fewer than 2 or more than 64 queues.
+    /// [`DriverError::Beyond`]: fewer than 2 or more than 64 queues.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -212,7 +212,7 @@ impl SwitchDriver for PenstockSwitch {
             let (name, state) = read.map_err(|problem| self.rubbish("its state", problem))?;
             all.ports.insert(name, state.canonical());
         }
-        // Others are not this controller's to know.
+        // Other ports do not belong to this controller.
         all.ports.retain(|name, _| self.ports.contains(name));
         if let Some(missing) = self.ports.iter().find(|name| !all.ports.contains_key(*name)) {
             return Err(DriverError::Beyond {

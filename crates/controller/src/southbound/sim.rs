@@ -1,10 +1,9 @@
-//! A switch that is not there.
+//! A simulated switch.
 //!
-//! **Problem.** Most of what can go wrong between a controller and a switch cannot be had from a
-//! real one on demand, and nobody has thousands of them. **Rule.** [`SimSwitch`] keeps a
-//! [`SwitchState`] in memory, obeys the rules of [`step()`] and fails as [`Faults`] say.
-//! **Cost.** A change: O(queues) for weights, O(log code points) for a map; the state, and no
-//! thread or task.
+//! Most failures between a controller and a switch cannot be provoked on a real one, and few people
+//! have thousands of switches. [`SimSwitch`] keeps a [`SwitchState`] in memory, follows the rules
+//! of [`step()`] and fails according to [`Faults`]. A change takes O(queues) for weights and O(log
+//! code points) for a map. It needs no thread or task.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,23 +17,24 @@ use super::driver::{
 use super::step::{agree, step};
 use crate::Stamp;
 
-/// What goes wrong with a [`SimSwitch`], from when it is set until it is set otherwise.
+/// Faults of a [`SimSwitch`], until they are set again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// It does not answer.
     pub unreachable: bool,
-    /// It refuses every change after this many, of each [`apply`](SwitchDriver::apply); those
-    /// before are done.
+    /// It refuses every change of an [`apply`](SwitchDriver::apply) after this many. Earlier ones
+    /// are applied.
     pub refuses_after: Option<usize>,
-    /// It says yes and does nothing; what it reads back shows that.
+    /// It reports success and changes nothing. A read-back shows this.
     pub ignores: bool,
-    /// It says yes, does nothing, and reads back what it was told. [`SimSwitch::truth`] shows that.
+    /// It reports success, changes nothing, and reads back the intended state. [`SimSwitch::truth`]
+    /// shows the real one.
     pub lies: bool,
-    /// It takes this long for each answer (of tokio's clock).
+    /// Delay of each answer, by tokio's clock.
     pub slow: Duration,
 }
 
-/// A switch in memory, for tests of what tells switches, small or large.
+/// A switch in memory for tests of any size.
 #[derive(Debug)]
 pub struct SimSwitch {
     name: String,
@@ -44,9 +44,9 @@ pub struct SimSwitch {
 
 #[derive(Debug)]
 struct Inner {
-    /// What it does.
+    /// Real state.
     truth: SwitchState,
-    /// What it was told: differs from `truth` only under [`Faults::lies`].
+    /// Intended state. It differs from `truth` only with [`Faults::lies`].
     told: SwitchState,
     faults: Faults,
     counters: Vec<QueueCounters>,
@@ -54,7 +54,7 @@ struct Inner {
 }
 
 impl SimSwitch {
-    /// A switch that has just started and works.
+    /// A switch that has just started and has no faults.
     #[must_use]
     pub fn new(name: &str, can: Capabilities, ports: &[PortInfo]) -> Self {
         let fresh = PortState { weights: vec![], map: can.fixed_map.clone() };
@@ -70,12 +70,11 @@ impl SimSwitch {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on this goes wrong.
     pub fn set_faults(&self, faults: Faults) {
         self.inner().faults = faults;
     }
 
-    /// It starts anew: no weights, no map, no stamp, counters at 0. Its faults stay.
+    /// Restarts it: no weights, no map, no stamp, counters at 0. Faults stay.
     pub fn restart(&self) {
         let mut inner = self.inner();
         for port in inner.truth.ports.values_mut() {
@@ -86,19 +85,19 @@ impl SimSwitch {
         inner.counters.clear();
     }
 
-    /// What it does, whatever it says.
+    /// Its real state.
     #[must_use]
     pub fn truth(&self) -> SwitchState {
         self.inner().truth.clone()
     }
 
-    /// How many changes it was told and has not refused.
+    /// Number of changes that it has not refused.
     #[must_use]
     pub fn applied(&self) -> u64 {
         self.inner().applied
     }
 
-    /// A queue has sent and dropped this much more.
+    /// Adds to the counters of a queue.
     pub fn count(&self, more: &QueueCounters) {
         let mut inner = self.inner();
         let same = |c: &&mut QueueCounters| c.port == more.port && c.queue == more.queue;
@@ -112,13 +111,13 @@ impl SimSwitch {
         }
     }
 
-    /// Waits as long as it is slow, fails if it does not answer.
+    /// Waits for its delay. Fails if it is unreachable.
     async fn answer(&self) -> Result<(), DriverError> {
         let Faults { slow, .. } = self.inner().faults.clone();
         if !slow.is_zero() {
             tokio::time::sleep(slow).await;
         }
-        // Asked afterwards: it may have gone while it was slow.
+        // Checked afterwards, because it may have failed during the delay.
         if self.inner().faults.unreachable {
             let problem = "simulated".to_owned();
             return Err(DriverError::Unreachable { switch: self.name.clone(), problem });

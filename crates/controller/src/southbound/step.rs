@@ -1,17 +1,17 @@
-//! One change, done to a state: what every driver agrees on, and what it refuses.
+//! Applying one change to a state, with the checks common to all drivers.
 
 use super::classes;
 use super::driver::{Capabilities, Change, DriverError, PortState, SwitchState};
 
-/// The largest code point (RFC 2474 §3: six bits).
+/// Largest code point (RFC 2474 §3: six bits).
 const DSCP_MAX: u8 = 63;
 
-/// Does `change` to `state`, of a switch of this name that can do this much.
+/// Applies `change` to `state` of a switch with these capabilities.
 ///
 /// # Errors
-/// [`DriverError::Beyond`], and `state` is as it was: no such port, queue or code point; code point
-/// 0, which is in the shared queue; a weight that is neither 0 nor in the switch's range; a map
-/// other than the fixed one.
+/// [`DriverError::Beyond`], with `state` unchanged: the port, queue or code point does not exist,
+/// the code point is 0 (the shared queue), a weight is neither 0 nor in the switch's range, or the
+/// map differs from the fixed one.
 pub fn step(
     switch: &str,
     can: &Capabilities,
@@ -79,11 +79,11 @@ fn fixed(can: &Capabilities) -> String {
     format!("its map is set once: {}", pairs.join(", "))
 }
 
-/// Whether the ports' maps may stand beside each other.
+/// Checks that the ports' maps are compatible.
 ///
 /// # Errors
-/// [`DriverError::Beyond`] when the switch has one map for all ports and two differ, or when they
-/// take more classes than it has.
+/// [`DriverError::Beyond`]: the switch has one map for all ports and two differ, or the maps need
+/// more classes than it has.
 pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<(), DriverError> {
     let needed = classes::needed(state.ports.values());
     if can.remap && needed >= usize::from(can.classes) {

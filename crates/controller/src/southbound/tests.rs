@@ -1,4 +1,4 @@
-//! What is asked of a switch before it is told anything.
+//! Checks before a switch is changed.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ fn switch(can: Capabilities) -> SimSwitch {
     SimSwitch::new("leaf1", can, &(0..16).map(port).collect::<Vec<_>>())
 }
 
-/// Tenant n has code point n + 1, on ports n and n + 1 alone, in one of three queues.
+/// Tenant n has code point n + 1, on ports n and n + 1 only, in one of three queues.
 fn tenants(all: u8) -> SwitchState {
     let ports = (0..16).map(|port: u8| (port.to_string(), PortState::default()));
     let mut wanted = SwitchState { ports: ports.collect(), ..SwitchState::default() };
@@ -46,7 +46,7 @@ async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_
     }
     assert_eq!(truth.ports["0"].map[&12], 3, "a port without it says the same");
 
-    // Whoever leaves the switch leaves all of its ports.
+    // A code point that leaves the switch leaves all its ports.
     let fewer = tenants(11);
     let changes = missing(&switch, &fewer).await.expect("answers");
     switch.apply(Stamp::default(), &changes).await.expect("possible");

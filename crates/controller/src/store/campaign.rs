@@ -1,12 +1,17 @@
-//! Who leads, the same way for every store.
+//! Leader election, implemented once for all stores.
 //!
-//! **Rule.** Each candidate writes a key of its own below the election's, under its lease; the one
-//! with the lowest change that created it leads. Everyone else watches the key created just before
-//! its own, so the end of a leader wakes one candidate and not all. Source: etcd's
-//! `client/v3/concurrency`, election.
+//! Each candidate writes a key below the election's, under its lease. The key that was created
+//! first leads. Every other candidate watches the key created just before its own, so the end of a
+//! leader wakes one candidate only.
 //!
-//! **Departure from the source.** A candidate's key carries a number beside the lease's, so that
-//! one that gives up and stands again does not meet its own withdrawal.
+//! # Source
+//!
+//! etcd's `client/v3/concurrency`, election.
+//!
+//! # Departures
+//!
+//! A candidate's key contains a number beside the lease's. A candidate that withdraws and campaigns
+//! again therefore does not meet its own withdrawal.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +21,7 @@ use super::contract::{
     Change, Compare, Entry, Leadership, LeaseId, Revision, Store, StoreError, Transaction, Write,
 };
 
-/// Who leads in the election at `key`: the value is what it calls itself.
+/// The leader of the election at `key`. The entry's value is the candidate's name.
 ///
 /// # Errors
 /// Those of [`Store::list`].
@@ -25,10 +30,10 @@ pub async fn leader(store: &dyn Store, key: &str) -> Result<Option<Entry>, Store
     Ok(candidates.into_iter().min_by_key(|candidate| candidate.created))
 }
 
-/// [`Store::campaign`] for a store of which there may be several handles.
+/// Implements [`Store::campaign`] for a store with several handles.
 ///
-/// What happens runs as a task of its own: a write that is on its way when the caller gives up is
-/// waited for and then taken back, and cannot arrive after its withdrawal.
+/// The campaign runs as a separate task. If the caller gives up, a pending write is awaited and
+/// then undone, so it cannot arrive after the withdrawal.
 pub(super) async fn run<S>(
     store: S,
     key: &str,
@@ -79,16 +84,16 @@ where
             led = wait(&store, &prefix, &key, lease) => {
                 led.map(|()| (place, Leadership { key, created, lease }))
             }
-            // Nobody waits any more: the place is given up as it goes out of scope.
+            // The caller gave up. Dropping the place withdraws it.
             () = answer.closed() => return,
         },
         Err(error) => Err(error),
     };
-    // A place that nobody receives is given up as well.
+    // A place that nobody receives is withdrawn too.
     let _ = answer.send(result);
 }
 
-/// Until no candidate is left that came before.
+/// Waits until no earlier candidate is left.
 async fn wait<S: Store>(
     store: &S,
     prefix: &str,
@@ -108,7 +113,8 @@ async fn wait<S: Store>(
     }
 }
 
-/// Until one of the keys is gone, or the watch is, which asks for a look at the list too.
+/// Waits until one of the keys is gone, or the watch ends, which also requires reading the list
+/// again.
 async fn until_gone(
     changes: &mut mpsc::Receiver<Result<Change, StoreError>>,
     keys: [&str; 2],
@@ -124,7 +130,7 @@ async fn until_gone(
     Ok(())
 }
 
-/// A candidate's key, taken back unless it is kept.
+/// A candidate's key. It is deleted unless it is kept.
 struct Place<S: Store + 'static> {
     store: Option<S>,
     key: String,
@@ -140,7 +146,7 @@ impl<S: Store + 'static> Drop for Place<S> {
     fn drop(&mut self) {
         let Some(store) = self.store.take() else { return };
         let key = std::mem::take(&mut self.key);
-        // Without a runtime the process is ending, and the lease with it.
+        // Without a runtime the process is ending, and its lease with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             let withdrawal =

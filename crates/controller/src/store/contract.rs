@@ -1,5 +1,4 @@
-//! What a store is asked and what it answers: its words, its errors, and the trait that every store
-//! keeps.
+//! Types and errors of stores, and the trait that every store implements.
 
 use std::time::Duration;
 
@@ -7,59 +6,50 @@ use async_trait::async_trait;
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-/// A change's number.
+/// Number of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// A key with its value.
+/// A key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The key.
     pub key: String,
-    /// Its value.
     pub value: Vec<u8>,
-    /// The change that created the key, since it was absent last.
+    /// Revision of the change that created the key, since it was last absent.
     pub created: Revision,
-    /// The change that wrote this value.
+    /// Revision of the change that wrote this value.
     pub modified: Revision,
 }
 
 /// All keys below a prefix at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// The store's revision when it was read: [`Store::watch`] from the next one misses nothing.
+    /// Revision of the store at the time of reading. A [`Store::watch`] from the next revision
+    /// misses nothing.
     pub revision: Revision,
-    /// By key.
+    /// Ordered by key.
     pub entries: Vec<Entry>,
 }
 
-/// What must be so for a transaction to write. A key that is absent was created and last written by
-/// change 0, as etcd has it.
+/// A condition of a transaction. As in etcd, an absent key has revision 0 for both creation and
+/// modification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compare {
-    /// There is no such key.
+    /// The key does not exist.
     Absent(String),
-    /// The key was last written by this change.
+    /// The change with this revision wrote the key last.
     Modified(String, Revision),
-    /// The key was created by this change.
+    /// The change with this revision created the key.
     Created(String, Revision),
 }
 
-/// A write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Write {
-    /// The key has this value; with a lease it vanishes with that.
-    Put {
-        /// The key.
-        key: String,
-        /// The value.
-        value: Vec<u8>,
-        /// The lease.
-        lease: Option<LeaseId>,
-    },
-    /// The key is gone.
+    /// Sets a key. With a lease, the key is deleted when the lease ends.
+    Put { key: String, value: Vec<u8>, lease: Option<LeaseId> },
+    /// Deletes a key.
     Delete(String),
 }
 
@@ -71,7 +61,7 @@ impl Write {
         key
     }
 
-    /// What it adds to a transaction, bytes.
+    /// Size that it adds to a transaction, in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         let value = if let Self::Put { value, .. } = self { value.len() } else { 0 };
@@ -79,127 +69,115 @@ impl Write {
     }
 }
 
-/// Writes that happen together, if all of `compare` holds.
+/// Writes that happen atomically if all of `compare` holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
-    /// What must be so.
+    /// Conditions for the writes.
     pub compare: Vec<Compare>,
-    /// What then happens.
     pub writes: Vec<Write>,
 }
 
-/// A lease: keys under it vanish when it is not kept alive.
+/// A lease. Keys under it are deleted when it is not renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId(pub i64);
 
-/// A change that a watch saw.
+/// A change seen by a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A key has a value.
+    /// The key has a new value.
     Put(Entry),
-    /// A key is gone.
+    /// The key was deleted.
     Deleted {
-        /// The key.
         key: String,
-        /// By which change.
+        /// Revision of the deletion.
         revision: Revision,
     },
 }
 
-/// Who leads, and since when: what a leader's writes compare.
+/// A leadership, which the leader's writes compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leadership {
-    /// The key that says who leads.
+    /// The leader's key.
     pub key: String,
-    /// The change that created it; larger with every election.
+    /// Revision that created it. It is larger in every later election.
     pub created: Revision,
-    /// What it vanishes with.
+    /// Lease with which it ends.
     pub lease: LeaseId,
 }
 
 impl Leadership {
-    /// What a write of this leader compares: it leads still.
+    /// The condition that this leader still leads.
     #[must_use]
     pub fn fence(&self) -> Compare {
         Compare::Created(self.key.clone(), self.created)
     }
 }
 
-/// Why a store did not do what it was asked.
+/// Why a store failed or refused a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// A comparison of a transaction did not hold; nothing was written.
-    #[error("{0} was changed meanwhile, so nothing was written; repeat the request")]
+    /// A condition of a transaction did not hold. Nothing was written.
+    #[error("{0} has changed meanwhile, nothing was written; read it again and repeat")]
     Conflict(String),
-    /// The revisions asked for are gone.
+    /// The requested revisions were compacted.
     #[error("changes before revision {} are gone; list again and watch from there", .0.0)]
     Compacted(Revision),
-    /// A transaction that no store takes, whatever its state: a fault of the program that asks.
+    /// No store accepts the transaction in any state. This is an error of the calling program.
     #[error("transaction refused: {0}")]
     Invalid(String),
-    /// A lease has ended.
+    /// The lease has ended.
     #[error("lease {} has ended; take a new one", .0.0)]
     LeaseEnded(LeaseId),
-    /// Something is larger than the store takes.
+    /// A limit is exceeded.
     #[error("{what} of {size} is above the limit of {most}; {remedy}")]
     TooLarge {
-        /// What.
         what: String,
-        /// How much.
+        /// Actual size.
         size: usize,
-        /// The most.
+        /// Largest size.
         most: usize,
-        /// What to do.
+        /// What to do about it.
         remedy: &'static str,
     },
-    /// The store cannot be reached, or said no; it may be able to later. A transaction that ended
-    /// so may have been written, or be written yet: read again before repeating it.
+    /// The store is unreachable or refused for now. A transaction may have been written or may
+    /// still be written: read again before repeating it.
     #[error("store {store}: {problem}")]
-    Unavailable {
-        /// Which one.
-        store: String,
-        /// What happened.
-        problem: String,
-    },
-    /// What is stored cannot be read by this program.
+    Unavailable { store: String, problem: String },
+    /// The stored data cannot be read by this program.
     #[error("store {store}: {problem}; restore a copy or start from an empty store")]
-    Damaged {
-        /// Which one.
-        store: String,
-        /// What is wrong.
-        problem: String,
-    },
+    Damaged { store: String, problem: String },
 }
 
-/// Keys and values with revisions.
+/// A key-value store with revisions.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// What errors call it: a file or addresses.
+    /// Name in errors: a file or addresses.
     fn name(&self) -> &str;
 
-    /// A key's value, if there is one.
+    /// Entry of a key, if it exists.
     async fn get(&self, key: &str) -> Result<Option<Entry>, StoreError>;
 
     /// All keys that begin with `prefix`, at one revision.
     async fn list(&self, prefix: &str) -> Result<Listing, StoreError>;
 
-    /// Writes if all that is compared holds; the change's number. One that writes nothing, as it
-    /// has no writes or only deletes what is absent, is no change: the number is the last one's.
+    /// Writes if all conditions hold. Returns the revision of the change. A transaction that
+    /// changes nothing, without writes or with deletions of absent keys only, has the last change's
+    /// revision.
     ///
-    /// Dropping it half way leaves open whether it is written.
+    /// If the future is dropped, the transaction may or may not be written.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] with the first key whose comparison did not hold;
-    /// [`StoreError::LeaseEnded`] when a key was to have a lease that has ended;
-    /// [`StoreError::TooLarge`] and [`StoreError::Invalid`] as
-    /// [`limits::check`](super::limits::check) says;
-    /// [`StoreError::Unavailable`] when it is not known whether it was written.
+    /// - [`StoreError::Conflict`] has the first key whose condition did not hold.
+    /// - [`StoreError::LeaseEnded`]: the lease of a write has ended.
+    /// - [`StoreError::TooLarge`] and [`StoreError::Invalid`]: see
+    ///   [`limits::check`](super::limits::check).
+    /// - [`StoreError::Unavailable`]: it is unknown whether it was written.
     async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError>;
 
-    /// All changes below `prefix` from this one on, in order and without a gap; 0 is as 1. The
-    /// channel ends with an error when that cannot be kept up ([`StoreError::Compacted`] when the
-    /// changes asked for are gone already), and then the caller lists again. It ends when the
+    /// Sends all changes below `prefix` from a revision on, in order and without gaps; 0 counts as
+    /// 1. If this is impossible, the channel ends with an error, and the caller must list again
+    /// ([`StoreError::Compacted`] if the changes are gone already). The watch ends when the
     /// receiver is dropped.
     async fn watch(
         &self,
@@ -207,37 +185,37 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         from: Revision,
     ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError>;
 
-    /// Forgets what keys had before `revision`; what they have stays. Who watches from earlier is
-    /// told that it is compacted. A store that forgets by itself does nothing.
+    /// Forgets values from before `revision`; present values stay. Watches from earlier revisions
+    /// fail as compacted. A store that forgets by itself does nothing.
     ///
     /// # Errors
-    /// When it cannot be reached, or has no such revision yet.
+    /// The store is unreachable, or has no such revision yet.
     async fn compact(&self, _revision: Revision) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// A new lease that ends `ttl` after it was last kept alive. A store may round up to its own
-    /// step or its shortest lease; it never ends one early.
+    /// Makes a lease that ends `ttl` after its last renewal. A store may round up to its resolution
+    /// or shortest lease, but never ends a lease early.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
 
-    /// The lease lasts for its time from now on.
+    /// Renews a lease.
     ///
     /// # Errors
-    /// [`StoreError::LeaseEnded`] when it has ended before.
+    /// [`StoreError::LeaseEnded`] if it has ended already.
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// The lease ends now, and its keys vanish. One that has ended already is no error.
+    /// Ends a lease and deletes its keys. A lease that has ended already is no error.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// Waits until `who` leads in the election at `key`; the leadership ends with `lease`. Who
-    /// waits longest comes next. [`leader`](super::leader) tells who leads.
+    /// Waits until `who` leads in the election at `key`. The leadership ends with `lease`.
+    /// Candidates lead in the order of arrival. [`leader`](super::leader) returns the present
+    /// leader.
     ///
-    /// Safe to drop at any time: who does not wait any more does not come to lead. Where the store
-    /// cannot be told so at once, the end of the lease does it.
+    /// The future may be dropped at any time; the candidate then does not become leader. If the
+    /// store cannot be informed at once, the end of the lease withdraws it.
     ///
     /// # Errors
-    /// [`StoreError::LeaseEnded`] when the lease ends before that, and those of
-    /// [`commit`](Store::commit).
+    /// [`StoreError::LeaseEnded`] if the lease ends first, and those of [`commit`](Store::commit).
     async fn campaign(
         &self,
         key: &str,

@@ -1,4 +1,4 @@
-//! What every store takes: the same for all, so that a change of store breaks nothing.
+//! Limits common to all stores, so that changing the store breaks nothing.
 //!
 //! Source: etcd's defaults, `--max-txn-ops` 128 and `--max-request-bytes` 1.5 MiB.
 
@@ -6,21 +6,21 @@ use std::collections::HashSet;
 
 use super::contract::{Compare, StoreError, Transaction, Write};
 
-/// Longest key, bytes.
+/// Longest key in bytes.
 pub const KEY_BYTES_MAX: usize = 1_024;
-/// Longest value, bytes.
+/// Longest value in bytes.
 pub const VALUE_BYTES_MAX: usize = 1_000_000;
-/// Most comparisons of one transaction, and most writes.
+/// Most conditions of a transaction, and most writes.
 pub const OPERATIONS_MAX: usize = 128;
-/// Largest transaction, bytes: values, keys written, and keys compared twice, as etcd is asked for
-/// them again when one does not hold; 1.5 MiB less what it wraps them in.
+/// Largest transaction in bytes: values, written keys, and compared keys twice, because etcd
+/// returns them if a condition fails. It is 1.5 MiB minus the overhead of messages.
 pub const TRANSACTION_BYTES_MAX: usize = 1_500_000;
 
-/// Whether a store takes it.
+/// Checks a transaction against the limits.
 ///
 /// # Errors
-/// [`StoreError::TooLarge`] above one of the limits; [`StoreError::Invalid`] with an empty key or
-/// with two writes of one key.
+/// - [`StoreError::TooLarge`]: a limit is exceeded.
+/// - [`StoreError::Invalid`]: a key is empty, or written twice.
 pub fn check(transaction: &Transaction) -> Result<(), StoreError> {
     for (what, size) in [
         ("comparisons of a transaction", transaction.compare.len()),

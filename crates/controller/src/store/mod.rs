@@ -1,18 +1,22 @@
-//! Where intent is kept: tenants, placements, the term; never samples.
+//! The store of intent: tenants, placements and the term, but no samples.
 //!
-//! **Problem.** A controller ends, and its successor must know what was sold and where it stands;
-//! of several controllers one leads, and one that was deposed must not write. **Rule.** One trait
-//! over whatever holds keys and values with revisions: get, list, a transaction that compares
-//! before it writes, watch, leases, and a campaign. A leader's writes compare its own leadership
-//! first ([`Leadership::fence`]), so what a deposed one writes is refused by the store itself.
+//! # Problem
 //!
-//! **Quantities.** A revision counts the store's changes, one for each transaction that wrote. Keys
-//! are text with `/`; [`limits`] bounds keys, values and transactions alike for every store, so
-//! that what one takes the other takes too.
+//! When a controller ends, its successor must know what was sold and where it is. Of several
+//! controllers one leads, and a deposed leader must not write.
 //!
-//! | Store | Where | Who |
+//! # Approach
+//!
+//! One trait covers any key-value store with revisions: get, list, transactions with conditions,
+//! watch, leases and elections. A leader's writes compare its leadership ([`Leadership::fence`]),
+//! so the store refuses writes of a deposed leader.
+//!
+//! A revision counts the store's changes, one per transaction that wrote. Keys are text with `/`.
+//! [`limits`] bounds keys, values and transactions in the same way for every store.
+//!
+//! | Store | Location | Controllers |
 //! |---|---|---|
-//! | [`Embedded`] | one file | one controller |
+//! | [`Embedded`] | one file | one |
 //! | [`Etcd`] | an etcd cluster | several, of which one leads |
 
 mod campaign;

@@ -91,8 +91,8 @@ pub struct FabricSwitch {
 }
 
 impl FabricSwitch {
-    /// The switch of this name in the topology; `plan` is the file of what it was told last. It
-    /// does nothing yet: see [`Self::take_up`].
+    /// The switch with this name in the topology. `plan` is the file of its last state. Call
+    /// [`Self::take_up`] to apply it.
     #[must_use]
     pub fn new(name: &str, plan: &std::path::Path, side: Arc<dyn SwitchSide>) -> Self {
         let keeper = Keeper::new(Saved::new(name, plan));

@@ -1,9 +1,8 @@
-//! A target's tree as its leaves.
+//! A target's tree, flattened to leaves.
 //!
-//! **Problem.** Targets answer with one value for a whole tree or one for each leaf, with module
-//! names before member names or without, with numbers as numbers or as text (RFC 7951 §6.1).
-//! **Rule.** All of that becomes one map from path to text; lists by their keys, which are
-//! OpenConfig's.
+//! Targets answer with one value for a whole tree or for each leaf, with or without module names
+//! before member names, and with numbers as numbers or as text (RFC 7951 §6.1). All forms become
+//! one map from path to text. Entries of lists are identified by OpenConfig's keys.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +10,11 @@ use serde_json::Value;
 
 use super::proto::{Path, PathElem};
 
-/// The text of each leaf, by its path: `/qos/queues/queue[name=a]/config/name`.
+/// Text of each leaf by its path, such as `/qos/queues/queue[name=a]/config/name`.
 pub type Leaves = BTreeMap<String, String>;
 
-/// The key of a list of OpenConfig's QoS model: by the list, and by what contains it where two have
-/// one name.
+/// Key of a list in OpenConfig's QoS model, by the list and, for lists with the same name, by its
+/// parent.
 fn key_of(list: &str, path: &str) -> Option<&'static str> {
     Some(match list {
         "classifier" if path.contains("/input/") => "type",
@@ -27,7 +26,7 @@ fn key_of(list: &str, path: &str) -> Option<&'static str> {
     })
 }
 
-/// Without the module: `openconfig-qos:queues` is `queues`.
+/// Removes the module: `openconfig-qos:queues` becomes `queues`.
 fn plain(name: &str) -> &str {
     match name.split_once(':') {
         Some((module, rest)) if module.starts_with("openconfig-") => rest,
@@ -44,11 +43,10 @@ fn text(value: &Value) -> Option<String> {
     })
 }
 
-/// Adds the leaves of `value`, which is at `path`. Lists that the model does not have are passed
-/// over.
+/// Adds the leaves of `value` at `path`. Ignores lists that the model does not have.
 ///
 /// # Errors
-/// What is wrong: an entry of a list without its key.
+/// An entry of a list has no key.
 pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), String> {
     let Value::Object(members) = value else {
         leaves.extend(text(value).map(|text| (path.to_owned(), text)));
@@ -71,8 +69,8 @@ pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), Str
     Ok(())
 }
 
-/// A path as gNMI has it, from its text. Names of ours have neither `/` nor `]` within brackets but
-/// in names of ports, where a `/` is no separator.
+/// Converts a textual path to gNMI's form. Within brackets, only names of ports contain `/` or `]`,
+/// and a `/` there is no separator.
 #[must_use]
 pub fn path(text: &str) -> Path {
     let (mut elem, mut rest) = (Vec::new(), text);
@@ -90,7 +88,7 @@ pub fn path(text: &str) -> Path {
     Path { elem, ..Path::default() }
 }
 
-/// The text of a path, behind its prefix.
+/// The textual form of a path with its prefix.
 #[must_use]
 pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     let mut text = String::new();
@@ -104,7 +102,7 @@ pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     text
 }
 
-/// The keys of a list's entries: `list` is a path up to and with `[KEY=`.
+/// Keys of a list's entries. `list` is a path up to and including `[KEY=`.
 pub(super) fn entries<'a>(leaves: &'a Leaves, list: &'a str) -> Vec<&'a str> {
     let from = leaves.range(list.to_owned()..).map(|(path, _)| path);
     let keys = from.map_while(|path| path.strip_prefix(list)?.split_once(']').map(|(key, _)| key));

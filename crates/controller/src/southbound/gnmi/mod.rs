@@ -1,26 +1,34 @@
-//! A switch that speaks gNMI and has OpenConfig's QoS model.
+//! Driver of switches with gNMI and OpenConfig's QoS model.
 //!
-//! **Rule.** Get of `/qos`, and one Set with everything that differs, which a target does whole or
-//! not at all (gNMI specification §3.4.3). What is written is in `model`. Classification is by
-//! forwarding groups, which are the switch's, so all its ports have one map; it may change.
+//! The driver sends a Get of `/qos` and one Set with all differences, which a target applies
+//! atomically (gNMI specification §3.4.3). `model` describes what is written. Classification uses
+//! forwarding groups, which belong to the switch, so all its ports have the same map. The map may
+//! change.
 //!
-//! **Targets differ.** One that refuses Get of type CONFIG is asked for ALL, of which the states
-//! are dropped. One that has nothing under a path may say NOT_FOUND. One that does not know roles
-//! is sent a Set without one. What a target refused once it is not asked again.
+//! # Differences between targets
 //!
-//! **The first Set** has all that there is and may take a target much longer than those after it.
-//! A Set goes on when its caller no longer waits, for up to a minute, and the next
-//! [`apply`](SwitchDriver::apply) waits for its end before it reads: what is done by then is not
-//! told again.
+//! If a target refuses a Get of type CONFIG, the driver requests ALL and drops the state leaves.
+//! For an empty path, a target may answer NOT_FOUND. For a target without roles, the driver sends a
+//! Set without a role. It does not repeat what a target has refused once.
 //!
-//! **Stamp.** In the tree itself (`model`), so that it is there when the controller is not; gNMI
-//! has no comparison before a Set. Between Get and Set another controller is kept away by the
-//! extension MasterArbitration, election id = stamp, where the target has it; where it does not,
-//! two controllers within that moment are not told apart until the next read-back.
+//! # The first Set
 //!
-//! **Weights.** 1 to 100; a queue without a weight has 1, as nothing below is in the model.
+//! The first Set contains everything and may take much longer than later ones. A Set continues for
+//! up to a minute after its caller has given up. The next [`apply`](SwitchDriver::apply) waits for
+//! its end and then reads, so completed changes are not sent again.
 //!
-//! Source: gNMI 0.10, `openconfig-qos`, RFC 7951. Tried against a double alone.
+//! # Stamp
+//!
+//! The stamp is part of the tree (`model`) and so survives the controller. gNMI has no conditional
+//! Set. Between Get and Set, the MasterArbitration extension with election id = stamp excludes
+//! other controllers, if the target supports it. Otherwise, two controllers at the same moment are
+//! noticed only at the next read-back.
+//!
+//! # Weights
+//!
+//! 1 to 100. A queue without a weight has 1, because the model has nothing lower.
+//!
+//! Source: gNMI 0.10, `openconfig-qos`, RFC 7951. Tested with a test double only.
 
 pub mod leaves;
 mod model;
@@ -49,48 +57,48 @@ use proto::get_request::DataType;
 use proto::typed_value::Value as Typed;
 use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 
-/// How long a connection and how long an answer may take.
+/// Time limit of connecting, and of an answer.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
-/// How long a Set may take.
+/// Time limit of a Set.
 const SET_MAX: Duration = Duration::from_secs(60);
-/// The largest answer.
+/// Largest answer in bytes.
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
 const NAME_MAX: usize = 32;
 
-/// How a connection is secured.
+/// TLS settings.
 #[derive(Clone)]
 pub struct Tls {
-    /// Who signs the target's certificate, PEM.
+    /// CA of the target's certificate in PEM.
     pub authority: String,
-    /// The name in that certificate, where it is not the address's.
+    /// Name in that certificate, if it differs from the address.
     pub name: Option<String>,
-    /// Our own certificate and key, PEM, for targets that want one.
+    /// Certificate and key of this client in PEM, if the target requires them.
     pub identity: Option<(String, String)>,
 }
 
-/// What can be chosen about a gNMI target.
+/// Settings of a gNMI target.
 #[derive(Clone)]
 pub struct Settings {
-    /// Host and port; gNMI's is 9339.
+    /// Host and port; gNMI's port is 9339.
     pub address: String,
-    /// Without it nothing is encrypted.
+    /// Encryption; `None` for none.
     pub tls: Option<Tls>,
-    /// User and password, which go with each request; only with `tls`.
+    /// User and password, sent with each request. Requires `tls`.
     pub login: Option<(String, String)>,
-    /// Queues of a port that may be used, the shared one included: 2 to 8.
+    /// Usable queues of a port, including the shared one: 2 to 8.
     pub queues: u8,
 }
 
 impl std::fmt::Debug for Tls {
-    /// Without keys.
+    /// Keys must not appear.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tls").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 impl std::fmt::Debug for Settings {
-    /// Without passwords and keys.
+    /// Passwords and keys must not appear.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { address, tls, login, queues } = self;
         let login = login.as_ref().map(|(user, _)| user);
@@ -108,25 +116,25 @@ pub struct GnmiSwitch {
     settings: Settings,
     endpoint: Endpoint,
     login: Option<[MetadataValue<Ascii>; 2]>,
-    /// The target has refused a Get of one type of data.
+    /// Whether the target has refused a Get of a single type of data.
     only_all: AtomicBool,
-    /// The target has refused a role.
+    /// Whether the target has refused a role.
     no_role: Arc<AtomicBool>,
-    /// Held while a Set is under way.
+    /// Held during a Set.
     setting: Arc<Mutex<()>>,
 }
 
-/// Whether a target says that it does not know what it was asked for.
+/// Whether a target reports that a path does not exist.
 fn is_unknown(status: &Status) -> bool {
     matches!(status.code(), Code::Unimplemented | Code::InvalidArgument)
 }
 
 impl GnmiSwitch {
-    /// The target at an address; it is not asked anything yet.
+    /// A driver for the target at an address. It does not connect yet.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] when a port's name is none, a certificate or address cannot be read,
-    /// or a login would go unencrypted.
+    /// [`DriverError::Beyond`]: a port's name, certificate or address is invalid, or a login would
+    /// be sent without encryption.
     pub fn new(name: &str, ports: &[PortInfo], settings: Settings) -> Result<Self, DriverError> {
         let beyond = |what: String, limit: String, remedy: &str| {
             let remedy = remedy.to_owned();
@@ -258,7 +266,7 @@ impl GnmiSwitch {
         self.leaves(&answer, kind)
     }
 
-    /// What an answer to a question of this kind says.
+    /// The leaves in an answer to a Get of this type.
     fn leaves(&self, answer: &GetResponse, kind: DataType) -> Result<Leaves, DriverError> {
         let mut leaves = Leaves::new();
         for notification in &answer.notification {
@@ -294,7 +302,8 @@ impl GnmiSwitch {
         state.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// What a target that answers so does before and after these changes, without a target.
+    /// What a target with these answers does before and after these changes, computed without a
+    /// target.
     ///
     /// # Errors
     /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
@@ -329,13 +338,13 @@ impl GnmiSwitch {
         let (can, mut target) = (self.can(), state.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
         agree(&self.name, &can, &target)?;
-        // Ports that are left out stay as they are.
+        // Ports that are left out do not change.
         let ports: Vec<String> = target.ports.keys().cloned().collect();
         let orders = model::orders(leaves, &ports, self.settings.queues, &target, stamp);
         orders.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// Goes on when nobody waits for it any more.
+    /// Continues after its caller has given up.
     async fn set(
         &self,
         client: &GNmiClient<Channel>,
@@ -422,7 +431,7 @@ impl SwitchDriver for GnmiSwitch {
             return Ok(());
         }
         let Err(status) = self.set(&client, &orders, stamp, under_way).await else { return Ok(()) };
-        // Who came between has a later stamp by now.
+        // A controller that intervened has a later stamp by now.
         let (_, now) = self.see(&mut client).await?;
         DriverError::fence(&self.name, now.stamp, stamp)?;
         Err(self.failed(&orders.words().join("; "), &status))

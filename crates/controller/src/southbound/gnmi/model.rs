@@ -1,11 +1,11 @@
-//! What a binding is in OpenConfig's QoS model.
+//! A binding in OpenConfig's QoS model.
 //!
-//! **Rule.** Queue n is `pen-qN`, as is the forwarding group in front of it. `pen-v4` and `pen-v6`
-//! classify IPv4 and IPv6: a term for each code point, and `rest` without a condition for all
-//! others, which go to queue 0. A port is bound to both at its input, and to
-//! the scheduler policy `pen-PORT` at its output, whose one scheduler has an input for each queue:
-//! `qN` with its weight, or `rest-N` with 1 where it has none. The classifier `penstock-stamp`,
-//! bound nowhere, has one term, whose id is the stamp.
+//! Queue n is `pen-qN`, and so is its forwarding group. `pen-v4` and `pen-v6` classify IPv4 and
+//! IPv6: they have a term per code point, and an unconditional term `rest` for queue 0. A port's
+//! input is bound to both. Its output is bound to the scheduler policy `pen-PORT`. The policy's
+//! single scheduler has an input per queue: `qN` with the queue's weight, or `rest-N` with weight 1
+//! if it has none. The classifier `penstock-stamp` is not bound. It has a single term, whose id is
+//! the stamp.
 
 use std::collections::BTreeMap;
 
@@ -17,21 +17,21 @@ use crate::southbound::{PortState, SwitchState};
 
 const CLASSIFIERS: &str = "/qos/classifiers/classifier";
 const STAMP: &str = "penstock-stamp";
-/// The term that takes what no other takes; by its name it is behind all numbers.
+/// The term for all other frames. Its name sorts after all numbers.
 const REST: &str = "rest";
-/// Name, type, and where a term has its code point.
+/// Name, type, and location of a term's code point.
 const FAMILIES: [(&str, &str, &str); 2] = [("pen-v4", "IPV4", "ipv4"), ("pen-v6", "IPV6", "ipv6")];
 
-/// Why a tree cannot be worked with.
+/// Why a tree cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
-    /// Something stands where ours has to: the path, what it is.
+    /// Another configuration is in the way: its path and value.
     Foreign(String, String),
-    /// A value makes no sense: where, and what.
+    /// A value is invalid: its path and the problem.
     Rubbish(String, String),
 }
 
-/// What to tell a target in one request.
+/// Contents of a single Set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Orders {
     pub(super) delete: Vec<String>,
@@ -50,7 +50,7 @@ fn interface(port: &str) -> String {
     format!("/qos/interfaces/interface[interface-id={port}]")
 }
 
-/// The path of a port's inputs, up to their key.
+/// Path of a port's inputs, up to their key.
 fn inputs(port: &str) -> String {
     let policy = policy(port);
     format!(
@@ -75,7 +75,7 @@ fn queue_of(leaves: &Leaves, path: &str, queues: u8) -> Result<u8, Unfit> {
     queue.ok_or_else(|| Unfit::Rubbish(path.to_owned(), format!("{text:?}")))
 }
 
-/// A classifier's map.
+/// Reads the map of a classifier.
 fn map(leaves: &Leaves, name: &str, family: &str, queues: u8) -> Result<BTreeMap<u8, u8>, Unfit> {
     let (list, mut map) = (terms(name), BTreeMap::new());
     for id in entries(leaves, &list).into_iter().filter(|id| *id != REST) {
@@ -86,7 +86,7 @@ fn map(leaves: &Leaves, name: &str, family: &str, queues: u8) -> Result<BTreeMap
     Ok(map)
 }
 
-/// What a leaf says, if it is `ours`; nothing if it is not there.
+/// Whether a leaf has the value `ours`; false if it does not exist.
 fn bound(leaves: &Leaves, path: &str, ours: &str) -> Result<bool, Unfit> {
     match leaves.get(path) {
         Some(other) if other != ours => Err(Unfit::Foreign(path.to_owned(), other.clone())),
@@ -102,7 +102,7 @@ fn policy_of(port: &str) -> String {
     format!("{}/output/scheduler-policy", interface(port))
 }
 
-/// The decision that was carried out last.
+/// Reads the stamp of the last decision.
 fn stamp(leaves: &Leaves) -> Result<Stamp, Unfit> {
     let list = terms(STAMP);
     let mut last = Stamp::default();
@@ -117,7 +117,7 @@ fn stamp(leaves: &Leaves) -> Result<Stamp, Unfit> {
     Ok(last)
 }
 
-/// What the tree says about these ports. One that is bound to something else is left out.
+/// Reads the state of these ports. A port bound to another configuration is left out.
 pub(super) fn state(
     leaves: &Leaves,
     ports: &[String],
@@ -126,7 +126,7 @@ pub(super) fn state(
 ) -> Result<SwitchState, Unfit> {
     let [v4, v6] = FAMILIES.map(|(name, _, family)| map(leaves, name, family, queues));
     let (mut both, v6) = (v4?, v6?);
-    // What only one family has is told anew.
+    // A mapping that only one family has must be sent again.
     both.retain(|dscp, queue| v6.get(dscp) == Some(queue));
     let mut state = SwitchState { stamp: stamp(leaves)?, ..SwitchState::default() };
     for port in ports {
@@ -165,7 +165,7 @@ fn port_state(
     Ok(PortState { weights, map }.canonical())
 }
 
-/// An entry of a list at `path`, with its key, what it is called by, and more.
+/// An entry of a list at `path`, with its key and further members.
 fn entry(path: String, key: &str, value: &str, mut more: Value) -> (String, Value) {
     if let Some(members) = more.as_object_mut() {
         let config = members.entry("config").or_insert_with(|| json!({}));
@@ -182,7 +182,7 @@ fn entry(path: String, key: &str, value: &str, mut more: Value) -> (String, Valu
     (path, more)
 }
 
-/// Everything that has to be there for these ports.
+/// All entries that must exist for these ports.
 fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     for name in (0..queues).map(queue_name) {
@@ -190,7 +190,7 @@ fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Va
         let path = format!("/qos/forwarding-groups/forwarding-group[name={name}]");
         all.push(entry(path, "name", &name, json!({"config": {"output-queue": name}})));
     }
-    // One map for all ports: `agree` has seen to it.
+    // All ports have the same map; `agree` has checked this.
     let map = ports.first().map(|port| target.ports[port].map.clone()).unwrap_or_default();
     for (name, kind, family) in FAMILIES {
         let path = format!("{CLASSIFIERS}[name={name}]");
@@ -246,7 +246,7 @@ fn schedulers(port: &str, queues: u8, weights: &[u32]) -> Vec<(String, Value)> {
     all
 }
 
-/// What makes the tree say `target`, whose maps are all the same, and `stamp`.
+/// The operations that make the tree have state `target`, with equal maps, and `stamp`.
 pub(super) fn orders(
     leaves: &Leaves,
     ports: &[String],
@@ -266,7 +266,7 @@ pub(super) fn orders(
     wanted.push(entry(format!("{}{id}]", terms(STAMP)), "id", &id, group));
     let mut orders = Orders::default();
     let lists = FAMILIES.map(|(name, _, _)| terms(name)).into_iter().chain([terms(STAMP)]);
-    // Where no weights are asked for, inputs that are there stay.
+    // If no weights are requested, existing inputs stay.
     let weighed = ports.iter().filter(|port| !target.ports[*port].weights.is_empty());
     for list in lists.chain(weighed.map(|port| inputs(port))) {
         for id in entries(leaves, &list) {

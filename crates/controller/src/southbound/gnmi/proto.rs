@@ -1,4 +1,4 @@
-//! gNMI's messages, generated from `proto/`; both ends, so that a test can be a switch.
+//! gNMI's messages, generated from `proto/`, for client and server, so that a test can be a switch.
 #![allow(
     clippy::all,
     clippy::cast_possible_truncation,
@@ -23,8 +23,8 @@ pub use gnmi::*;
 
 use crate::Stamp;
 
-/// Who is asked to be the master of what we write: whoever has the latest stamp. Without a role it
-/// is the master of everything.
+/// Arbitration in which the latest stamp is the master of what we write. Without a role it is the
+/// master of everything.
 pub(super) fn arbitration(stamp: Stamp, with_role: bool) -> gnmi_ext::Extension {
     let election_id = gnmi_ext::Uint128 { high: stamp.epoch, low: stamp.generation };
     let role = with_role.then(|| gnmi_ext::Role { id: "penstock".to_owned() });

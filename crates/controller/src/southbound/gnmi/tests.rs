@@ -1,4 +1,4 @@
-//! The driver against a double: a target with a tree in memory, over TLS.
+//! The driver against a test double: a target with a tree in memory, over TLS.
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../../tests/all/common/gnmi_target.rs"]
@@ -88,7 +88,7 @@ async fn what_is_not_ours_is_left_alone() {
     let after = target.leaves();
     assert!(before.iter().all(|(path, text)| after.get(path) == Some(text)));
 
-    // A port that becomes somebody else's is left out, and the others are not.
+    // A port that gets another configuration is left out. The other ports are not.
     target.put(&other.replace("eth9", "eth2"), "theirs");
     let is = target.switch().read_back().await.expect("readable");
     let why = &is.left_out["eth2"];
@@ -109,7 +109,7 @@ async fn targets_that_refuse_what_is_optional_are_told_without_it() {
         let switch = target.switch();
         assert_eq!(switch.read_back().await.expect("an empty tree").ports.len(), 2);
         switch.apply(stamp(1), &changes()).await.expect("told");
-        // Where ALL is asked for, states come too.
+        // A Get of ALL also returns state leaves.
         let term = "/qos/classifiers/classifier[name=pen-v4]/terms/term[id=9]";
         target.put(&format!("{term}/state/id"), "9");
         let is = switch.read_back().await.expect("readable");

@@ -1,28 +1,28 @@
-//! Which handle is whose.
+//! Handles of the driver's objects.
 //!
-//! | Handle | What |
+//! | Handle | Object |
 //! |---|---|
 //! | `9e50:` | HTB, the root of a port |
-//! | `9e50:1` | the class of the port's rate |
-//! | `9e50:10` + queue | a queue's class; `9e50:10` is HTB's default |
-//! | `9e60:` + queue | a queue's own qdisc |
+//! | `9e50:1` | class of the port's rate |
+//! | `9e50:10` + queue | class of a queue; `9e50:10` is HTB's default |
+//! | `9e60:` + queue | qdisc of a queue |
 //! | preference 1, handle 1 at `9e50:` | the map |
 
 /// HTB's major number.
 pub(super) const ROOT: u32 = 0x9e50;
-/// The class of the port's rate.
+/// Minor number of the class for the port's rate.
 pub(super) const TOP_MINOR: u32 = 1;
-/// The preference of the map; none comes before it.
+/// Preference of the map. No filter comes before it.
 pub(super) const MAP_PREF: u32 = 1;
-/// The map's handle.
+/// Handle of the map.
 pub(super) const MAP_HANDLE: u32 = 1;
-/// The most queues of a port.
+/// Most queues of a port.
 pub(super) const QUEUES_MAX: u8 = 16;
 
 const FIRST_MINOR: u32 = 0x10;
 const FIRST_LEAF: u32 = 0x9e60;
 
-/// The minor number of a queue's class.
+/// Minor number of a queue's class.
 pub(super) fn class_of(queue: u8) -> u32 {
     FIRST_MINOR + u32::from(queue)
 }
@@ -33,7 +33,7 @@ pub(super) fn queue_of(minor: u32) -> Option<u8> {
     (queue < QUEUES_MAX).then_some(queue)
 }
 
-/// The major number of a queue's own qdisc.
+/// Major number of a queue's qdisc.
 pub(super) fn leaf_of(queue: u8) -> u32 {
     FIRST_LEAF + u32::from(queue)
 }

@@ -1,21 +1,32 @@
-//! A switch that is Linux: HTB on each port, told by `tc`.
+//! Driver of Linux switches: HTB on each port, configured by `tc`.
 //!
-//! **Problem.** Hypervisors' edges and whitebox switches forward by Linux, whose qdiscs can do what
-//! a binding asks for, if told in the right way and order. **Rule.** A port has HTB with a class
-//! for each queue (`plan` says how weights become rates and quanta) and one program that maps code
-//! points to classes (`program`). Read first, then told only what differs, in one `tc -batch` whose
-//! order never lets a frame meet a class that is not there; the map is exchanged whole.
+//! # Problem
 //!
-//! HTB and not ETS or DRR: only it also caps the port at its rate, so that frames wait in our
-//! queues and not in those of the next hop, and a qdisc in software has to do that. It borrows at
-//! two priorities, so that a queue without a weight can have what others leave.
+//! Hypervisor edges and whitebox switches forward with Linux. Its qdiscs can implement a binding if
+//! they are configured correctly and in the right order.
 //!
-//! **Stamp.** `penstock EPOCH.GENERATION` is the alias of the namespace's `lo`: each namespace has
-//! one, it is there when the controller is not, and it goes when the qdiscs go, with the machine.
-//! From reading it until it is written [`Runner::hold`] keeps other controllers away.
+//! # Approach
 //!
-//! **Not ours.** A root qdisc with a handle of its own, another filter at our root or an alias of
-//! `lo` with other words is refused, and is left as it is.
+//! A port has HTB with a class per queue (`plan` computes rates and quanta from weights) and one
+//! program that maps code points to classes (`program`). The driver reads first and sends only
+//! differences, in one `tc -batch`. Its order ensures that no frame meets a class that does not
+//! exist. The map is replaced atomically.
+//!
+//! HTB is used because it also limits the port to its rate, which ETS and DRR do not. A software
+//! qdisc needs this so that frames wait in its own queues and not at the next hop. HTB borrows at
+//! two priorities, so a queue without a weight can get what others leave.
+//!
+//! # Stamp
+//!
+//! The alias `penstock EPOCH.GENERATION` of the namespace's `lo` is the stamp. Each namespace has
+//! one `lo`. The alias survives the controller and disappears together with the qdiscs when the
+//! machine restarts. [`Runner::hold`] excludes other controllers from reading the stamp until
+//! writing it.
+//!
+//! # Other configurations
+//!
+//! A root qdisc with another handle, another filter at the driver's root, or an alias of `lo` with
+//! other text is refused and left unchanged.
 //!
 //! Source: `tc-htb(8)`, `tc-bpf(8)`; Linux `net/sched/sch_htb.c`.
 
@@ -44,12 +55,11 @@ use crate::Stamp;
 use layout::{QUEUES_MAX, ROOT};
 use read::{PortRead, Root};
 
-/// The alias of `lo` that is ours begins so.
+/// Start of the driver's alias of `lo`.
 const STAMP_WORD: &str = "penstock ";
-/// The longest name of an interface (`IFNAMSIZ` - 1).
+/// Longest name of an interface (`IFNAMSIZ` - 1).
 const NAME_MAX: usize = 15;
 
-/// A Linux switch.
 #[derive(Debug)]
 pub struct TcSwitch {
     name: String,
@@ -58,7 +68,7 @@ pub struct TcSwitch {
     runner: Arc<dyn Runner>,
 }
 
-/// What a switch is, as read.
+/// State of a switch, as read.
 struct Seen {
     stamp: Stamp,
     /// In the order of the driver's ports.
@@ -66,11 +76,11 @@ struct Seen {
 }
 
 impl TcSwitch {
-    /// The switch whose interfaces `ports` are, where `runner` runs.
+    /// A driver of the interfaces `ports` on the machine of `runner`.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] when a port is not the name of an interface, a rate is 0, or
-    /// settings are out of range.
+    /// [`DriverError::Beyond`]: a port is not a valid interface name, a rate is 0, or settings are
+    /// out of range.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -84,7 +94,7 @@ impl TcSwitch {
             return Err(this.beyond(what, limit, "change the switch's settings"));
         }
         for PortInfo { name, rate } in ports {
-            // What is told goes through words and lines of a batch.
+            // Commands pass through words and lines of a batch.
             let plain = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
             if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
                 let limit = format!("1 to {NAME_MAX} letters, digits or . _ - @");
@@ -120,7 +130,7 @@ impl TcSwitch {
         }
     }
 
-    /// Runs a program; what it says is the error's text.
+    /// Runs a program. On failure, its output is the error's text.
     async fn ask(
         &self,
         program: &'static str,
@@ -134,7 +144,7 @@ impl TcSwitch {
             RunError::Unreachable(problem) => DriverError::Unreachable { switch, problem },
             RunError::TooLong(_) => self.rubbish(&format!("{program} {args}"), error.to_string()),
             RunError::Failed(problem) => {
-                // `Command failed -:3`: the line, from 1.
+                // `Command failed -:3` has the number of the line, from 1.
                 let number = problem.rsplit_once("Command failed -:").map(|(_, n)| n.trim());
                 let line = number.and_then(|n| n.parse::<usize>().ok()?.checked_sub(1));
                 let line = line.and_then(|n| stdin.lines().nth(n)).unwrap_or(args);
@@ -143,7 +153,7 @@ impl TcSwitch {
         })
     }
 
-    /// The stamp. The error's text says whose alias it is otherwise.
+    /// Reads the stamp. The error names another alias.
     async fn stamp(&self) -> Result<Stamp, DriverError> {
         #[derive(serde::Deserialize)]
         struct Link {
@@ -228,7 +238,7 @@ impl TcSwitch {
         SwitchState { stamp: seen.stamp, ports: ports.collect(), ..SwitchState::default() }
     }
 
-    /// What to tell `tc`; ports that are not set up yet are.
+    /// Lines for `tc`. Ports without a setup get one.
     fn lines(&self, seen: &Seen, changes: &[Change]) -> Result<Vec<String>, DriverError> {
         let (can, mut target) = (self.can(), self.state(seen));
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;

@@ -1,4 +1,4 @@
-//! `tc` and `ip` in a network namespace of this machine.
+//! Runs `tc` and `ip` in a network namespace of this machine.
 
 use std::fs::{File, create_dir_all};
 use std::io;
@@ -13,12 +13,12 @@ use tokio::time::timeout;
 
 use super::runner::{Hold, Run, RunError, Runner};
 
-/// The most that is read of an answer.
+/// Largest output that is read.
 const ANSWER_MAX: usize = 16 << 20;
-/// How long a run may take, and how long somebody else may hold the switch.
+/// Time limit of a run, and of waiting for another controller.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A network namespace of this machine. Entering one needs root.
+/// A network namespace of this machine. Entering one requires root.
 #[derive(Clone, Debug)]
 pub struct Netns {
     path: Option<PathBuf>,
@@ -26,17 +26,17 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// The one we are in ourselves. `locks` is a directory that all controllers on this machine
-    /// share, `/run/penstock` for one.
+    /// The namespace of this process. `locks` is a directory that all controllers of this machine
+    /// share, such as `/run/penstock`.
     #[must_use]
     pub fn own(locks: &Path) -> Self {
         Self { path: None, lock: locks.join("tc.lock") }
     }
 
-    /// One by its name (`ip netns add NAME`), or by its path, such as `/proc/PID/ns/net`.
+    /// A namespace by name (`ip netns add NAME`) or by path, such as `/proc/PID/ns/net`.
     #[must_use]
     pub fn new(name_or_path: &str, locks: &Path) -> Self {
-        // A name is joined, an absolute path replaces what it is joined to.
+        // `join` appends a name, but an absolute path replaces the base.
         let path = Path::new("/run/netns").join(name_or_path);
         let file = name_or_path.replace('/', "_");
         Self { path: Some(path), lock: locks.join(format!("tc-{file}.lock")) }
@@ -57,7 +57,7 @@ impl Netns {
     }
 }
 
-/// Reads to the end, or fails as soon as there is more than is read of an answer.
+/// Reads to the end, and fails if the output exceeds the limit.
 async fn read(from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     let limit = u64::try_from(ANSWER_MAX).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
@@ -68,14 +68,14 @@ async fn read(from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Feeds a program, and reads what it says: standard output and standard error.
+/// Writes a program's input and reads its standard output and standard error.
 async fn converse(child: &mut Child, input: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let missing = || io::Error::other("a pipe is missing");
     let mut stdin = child.stdin.take().ok_or_else(missing)?;
     let stdout = child.stdout.take().ok_or_else(missing)?;
     let stderr = child.stderr.take().ok_or_else(missing)?;
     let feed = async move {
-        // A program that stops reading says why in its standard error.
+        // A program that stops reading explains this in its standard error.
         let _ = stdin.write_all(input.as_bytes()).await;
         Ok(())
     };
@@ -93,7 +93,7 @@ impl Runner for Netns {
             Ok((out, errors, child.wait().await?))
         };
         let late = |_| unreachable(format!("no end after {} s", TIME_MAX.as_secs()));
-        // Who is not listened to any more is dropped, and killed.
+        // When the time limit is exceeded, the child is dropped and killed.
         let answer: io::Result<_> = timeout(TIME_MAX, whole).await.map_err(late)?;
         let (out, errors, status) = answer.map_err(|error| match error.kind() {
             io::ErrorKind::FileTooLarge => RunError::TooLong(ANSWER_MAX),
@@ -102,7 +102,7 @@ impl Runner for Netns {
         let errors = String::from_utf8_lossy(&errors).trim().to_owned();
         match status.success() {
             true => Ok(String::from_utf8_lossy(&out).into_owned()),
-            // nsenter's own complaints: the namespace is not there.
+            // An error of nsenter: the namespace does not exist.
             false if errors.starts_with("nsenter:") => Err(RunError::Unreachable(errors)),
             false => Err(RunError::Failed(errors)),
         }
@@ -118,7 +118,7 @@ impl Runner for Netns {
             Ok(file)
         });
         let unreachable = |what: String| RunError::Unreachable(format!("lock {shown}: {what}"));
-        // The waiting thread of who gave up locks later and lets go at once.
+        // If this times out, its thread takes the lock later and releases it at once.
         match timeout(TIME_MAX, locked).await {
             Err(_) => Err(unreachable(format!("held for {} s", TIME_MAX.as_secs()))),
             Ok(Err(e)) => Err(unreachable(e.to_string())),
@@ -128,7 +128,7 @@ impl Runner for Netns {
     }
 }
 
-/// Closing the file lets go.
+/// Closing the file releases the lock.
 #[derive(Debug)]
 struct FileHold {
     _file: File,

@@ -1,15 +1,22 @@
-//! From what a port's qdiscs are to what they should be, in lines of `tc -batch`.
+//! Lines of `tc -batch` that turn a port's qdiscs into the wanted state.
 //!
-//! **Problem.** HTB keeps guarantees by rates and shares what is left by quanta; its default
-//! quantum (rate / 10, at most 200,000 bytes) is the same for all classes above 16 Mbit/s, so two
-//! classes of 20 and 60 Mbit/s on a link of 200 were seen to get 1:1.46 instead of 1:3.
-//! **Quantities.** R: port's rate; w: weights, W their sum; U: [`Settings::quantum`], bytes.
-//! **Rule.** A queue of weight w has rate R·w/W (less what weightless queues have), ceiling R,
-//! quantum w·U, priority 0. A weightless queue has [`RATE_LEAST`], ceiling R, quantum U, priority
-//! 1: what the others leave. The map comes after all classes that it names are there, and is
-//! exchanged whole. Rates that fall are told before rates that rise, so that their sum never
-//! exceeds R.
-//! **Example** (a test). 100 Mbit/s, weights 1 and 3: 25 and 75 Mbit/s, quanta U and 3·U.
+//! # Problem
+//!
+//! HTB keeps guarantees by rates and divides the rest by quanta. Its default quantum (rate / 10, at
+//! most 200,000 bytes) is the same for all classes above 16 Mbit/s. On a link of 200 Mbit/s, two
+//! classes of 20 and 60 Mbit/s got 1:1.46 instead of 1:3.
+//!
+//! # Approach
+//!
+//! R is the port's rate, w a weight, W the sum of weights, and U is [`Settings::quantum`] in bytes.
+//! A queue of weight w has rate R·w/W (minus the rates of queues without weight), ceiling R,
+//! quantum w·U and priority 0. A queue without weight has rate [`RATE_LEAST`], ceiling R, quantum U
+//! and priority 1, so it gets what the others leave. The map is replaced atomically after all its
+//! classes exist. Rates are lowered before others are raised, so that their sum never exceeds R.
+//!
+//! # Example
+//!
+//! A test: 100 Mbit/s and weights 1 and 3 give 25 and 75 Mbit/s, with quanta U and 3·U.
 
 use std::cmp::Reverse;
 
@@ -21,15 +28,15 @@ use super::read::{Class, PortRead, Root, class_name};
 use super::settings::{Leaf, Settings};
 use crate::southbound::PortState;
 
-/// What a queue without a weight is given for sure, bit/s: the least that keeps it moving.
+/// Guaranteed rate of a queue without a weight, in bit/s: the least that keeps it moving.
 pub(super) const RATE_LEAST: u64 = 8_000;
-/// A burst is what the rate sends in a millisecond, and two large frames.
+/// A burst is a millisecond at the rate plus two large frames.
 const BURSTS_A_SECOND: u64 = 1_000;
 const BURST_LEAST: u64 = 3_200;
-/// `tc` prints rates with four digits at least.
+/// `tc` prints rates with at least four digits.
 const ROUNDING: u64 = 1_000;
 
-/// What a queue's class should be.
+/// Intended class of a queue.
 fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) -> Class {
     let weight = |queue: u8| u64::from(*weights.get(usize::from(queue)).unwrap_or(&0));
     let all = || (0..settings.queues).map(weight);
@@ -47,15 +54,15 @@ fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) 
     }
 }
 
-/// Whether a class is what it should be, as far as `tc` tells rates.
+/// Whether a class is as intended, within the precision of `tc`.
 fn same(is: &Class, wanted: &Class) -> bool {
     let near = |a: u64, b: u64| a.abs_diff(b) <= b / ROUNDING + 1;
     let as_told = (is.prio, is.quantum) == (wanted.prio, wanted.quantum);
     as_told && near(is.rate, wanted.rate) && near(is.ceil, wanted.ceil)
 }
 
-/// The weights that a port has. A class that is not what its weight makes it counts as weightless,
-/// so that it is told anew.
+/// Weights of a port. A class that does not match its weight counts as weightless, so that it is
+/// configured again.
 pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead) -> Vec<u32> {
     let unit = u64::from(settings.quantum);
     let weight = |queue: u8| {
@@ -72,7 +79,7 @@ pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead)
     each.map(|(queue, weight)| if holds(queue) { *weight } else { 0 }).collect()
 }
 
-/// What to tell `tc` so that a port becomes `target`; nothing if it is.
+/// Lines that make a port have state `target`; none if it has.
 pub(super) fn lines(
     settings: &Settings,
     (name, rate): (&str, BitsPerSecond),
@@ -97,7 +104,7 @@ pub(super) fn lines(
     let parent = format!("{ROOT:x}:{TOP_MINOR:x}");
     let line = |queue: u8| class_line(name, &parent, &class_name(queue), &wanted(queue));
     let queues = || 0..settings.queues;
-    // A class that is new begins as it should be; the map may name it afterwards.
+    // A new class is created in its final state. The map may refer to it afterwards.
     let new = queues().filter(|queue| !read.classes.contains_key(queue));
     lines.extend(new.map(line));
     for queue in queues().filter(|queue| !read.leaves.contains(queue)) {
@@ -155,7 +162,7 @@ mod tests {
         PortState { weights: weights.to_vec(), map: map.iter().copied().collect() }
     }
 
-    /// What `tc` would show afterwards, with rates as it rounds them.
+    /// What `tc` would show afterwards, with its rounding of rates.
     fn read(target: &PortState) -> PortRead {
         let class = |queue: u8| {
             let class = wanted(&settings(), RATE, &target.weights, queue);

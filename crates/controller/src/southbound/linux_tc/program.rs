@@ -1,13 +1,21 @@
-//! A map from code point to queue, as a classic BPF program.
+//! A map from code point to queue as a classic BPF program.
 //!
-//! **Problem.** A map of many filters changes filter by filter, and a frame may meet it half
-//! changed. **Rule.** A port's whole map is one program of `cls_bpf`, which the kernel exchanges
-//! atomically under one handle. It looks through up to two VLAN tags at the DSCP of IPv4 and IPv6
-//! and returns the class; 0, for all else, is HTB's default class, queue 0.
-//! **Cost.** At most 38 + 2·63 instructions; a frame runs through those before its code point.
+//! # Problem
 //!
-//! Source: Linux `net/core/filter.c` (instructions), `net/sched/cls_bpf.c` (what 0 means); RFC 2474
-//! §3, RFC 8200 §3 (where the DSCP is).
+//! A map of many filters changes filter by filter, so a frame may meet a partial change.
+//!
+//! # Approach
+//!
+//! A port's map is one program of `cls_bpf`, which the kernel replaces atomically under one handle.
+//! It skips up to two VLAN tags, reads the DSCP of IPv4 and IPv6, and returns the class. For all
+//! else it returns 0, which selects HTB's default class, queue 0.
+//!
+//! # Cost
+//!
+//! At most 38 + 2·63 instructions. A frame executes those before its code point.
+//!
+//! Source: Linux `net/core/filter.c` (instructions), `net/sched/cls_bpf.c` (meaning of 0); RFC 2474
+//! §3, RFC 8200 §3 (location of the DSCP).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,7 +32,7 @@ const RETURN: u16 = 0x06;
 
 const TAGS_MAX: u32 = 2;
 
-/// One instruction, as `tc` prints and takes it.
+/// An instruction in `tc`'s representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Instruction {
     code: u16,
@@ -37,17 +45,18 @@ const fn plain(code: u16, k: u32) -> Instruction {
     Instruction { code, jt: 0, jf: 0, k }
 }
 
-/// The next instruction if equal, else as many further on.
+/// Continues if equal, else skips instructions.
 const fn unless_equal(k: u32, skip: u8) -> Instruction {
     Instruction { code: JUMP_EQUAL, jt: 0, jf: skip, k }
 }
 
-/// As many further on if equal, else the next one.
+/// Skips instructions if equal, else continues.
 const fn if_equal(k: u32, skip: u8) -> Instruction {
     Instruction { code: JUMP_EQUAL, jt: skip, jf: 0, k }
 }
 
-/// Brings the DSCP of an IP frame into the accumulator and falls off the end; returns 0 for others.
+/// Loads the DSCP of an IP frame into the accumulator and falls through; returns 0 for other
+/// frames.
 fn head() -> Vec<Instruction> {
     let mut all = Vec::new();
     let mut found = Vec::new();
@@ -61,7 +70,7 @@ fn head() -> Vec<Instruction> {
         found.push(all.len());
         all.push(plain(JUMP, 0));
         if tags < TAGS_MAX {
-            // 802.1Q and 802.1ad: go on behind the tag.
+            // 802.1Q and 802.1ad: continue behind the tag.
             all.extend([if_equal(0x8100, 2), if_equal(0x88a8, 1)]);
         }
         all.push(plain(RETURN, 0));
@@ -73,7 +82,7 @@ fn head() -> Vec<Instruction> {
     all
 }
 
-/// The program for a map; `class` says which class a queue is.
+/// The program for a map. `class` returns the class of a queue.
 pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<Instruction> {
     let mut all = head();
     for (dscp, queue) in map {
@@ -83,8 +92,7 @@ pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<I
     all
 }
 
-/// The map that a program is, if [`encode`] could have made it; `queue` says which queue a class
-/// is.
+/// The map of a program, if [`encode`] could have made it. `queue` returns the queue of a class.
 pub(super) fn decode(
     program: &[Instruction],
     queue: impl Fn(u32) -> Option<u8>,
@@ -105,7 +113,7 @@ pub(super) fn decode(
     Some(map)
 }
 
-/// In `tc`'s words: `LENGTH,CODE JT JF K,...`.
+/// `tc`'s syntax: `LENGTH,CODE JT JF K,...`.
 pub(super) fn bytecode(program: &[Instruction]) -> String {
     let mut text = program.len().to_string();
     for Instruction { code, jt, jf, k } in program {
@@ -126,7 +134,7 @@ mod tests {
         u8::try_from(class.checked_sub(0x9e50_0010)?).ok()
     }
 
-    /// What the kernel does with the seven instructions that there are.
+    /// Interprets the seven instructions as the kernel does.
     fn run(program: &[Instruction], frame: &[u8]) -> u32 {
         let (mut at, mut a) = (0, 0u32);
         loop {
@@ -136,7 +144,7 @@ mod tests {
             match code {
                 LOAD_BYTE | LOAD_HALF => {
                     let long = if code == LOAD_BYTE { 1 } else { 2 };
-                    // A load beyond the end ends the program with 0.
+                    // A load beyond the end terminates the program with 0.
                     let Some(bytes) = frame.get(from..from + long) else { return 0 };
                     a = bytes.iter().fold(0, |a, b| a << 8 | u32::from(*b));
                 }

@@ -1,7 +1,7 @@
-//! What `tc` shows, read strictly.
+//! Strict parsing of `tc`'s output.
 //!
-//! Qdiscs and filters are JSON. Classes are text, because iproute2 before 6.14 knows no other form
-//! for those of HTB and later ones still print it when not asked for JSON.
+//! Qdiscs and filters are JSON. Classes are text, because iproute2 before 6.14 has no other form
+//! for HTB's classes. Later versions still print text without `-j`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +10,15 @@ use serde::Deserialize;
 use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, TOP_MINOR, class_of, leaf_of, queue_of};
 use super::program::{Instruction, decode};
 
-/// What a port sends by.
+/// Root qdisc of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Root {
-    /// What the kernel gave it.
+    /// The kernel's default.
     #[default]
     Default,
-    /// Ours.
+    /// The driver's own.
     Ours,
-    /// Somebody else's: its kind and handle.
+    /// Another configuration: its kind and handle.
     Foreign(String),
 }
 
@@ -27,26 +27,26 @@ pub(super) enum Root {
 pub(super) struct Class {
     pub(super) prio: u32,
     pub(super) quantum: u64,
-    /// Guaranteed, bit/s; `tc` rounds it.
+    /// Guaranteed rate in bit/s, as rounded by `tc`.
     pub(super) rate: u64,
-    /// At most, bit/s, likewise.
+    /// Ceiling in bit/s, as rounded by `tc`.
     pub(super) ceil: u64,
     pub(super) bytes: u64,
     pub(super) packets: u64,
     pub(super) dropped: u64,
 }
 
-/// What a port's qdiscs are.
+/// State of a port's qdiscs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PortRead {
     pub(super) root: Root,
-    /// Queues that have a qdisc of their own.
+    /// Queues with a qdisc of their own.
     pub(super) leaves: BTreeSet<u8>,
     /// The class above the queues' classes.
     pub(super) top: Option<Class>,
-    /// By queue.
+    /// Class of each queue.
     pub(super) classes: BTreeMap<u8, Class>,
-    /// `None`: there is no program.
+    /// The map; `None` without a program.
     pub(super) map: Option<BTreeMap<u8, u8>>,
 }
 
@@ -61,7 +61,7 @@ struct Qdisc {
     parent: String,
 }
 
-/// All ports' qdiscs: `tc -j qdisc show`.
+/// All ports' qdiscs, from `tc -j qdisc show`.
 pub(super) fn qdiscs(text: &str) -> Result<BTreeMap<String, PortRead>, String> {
     let all: Vec<Qdisc> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let mut ports: BTreeMap<String, PortRead> = BTreeMap::new();
@@ -82,7 +82,7 @@ pub(super) fn qdiscs(text: &str) -> Result<BTreeMap<String, PortRead>, String> {
     Ok(ports)
 }
 
-/// The minor number of a class of ours, such as `9e50:11`.
+/// Minor number of a class of the driver, such as `9e50:11`.
 fn minor(handle: &str) -> Option<u32> {
     let (major, minor) = handle.split_once(':')?;
     (u32::from_str_radix(major, 16).ok()? == ROOT).then_some(())?;
@@ -107,11 +107,11 @@ struct Bytecode {
     insns: Vec<Instruction>,
 }
 
-/// The maps of ports, in their order: one array each. The inner error says that a filter is not
-/// ours.
+/// Maps of the ports in order, from one array each. An inner error means that a filter belongs to
+/// another configuration.
 pub(super) type Maps = Vec<Result<Option<BTreeMap<u8, u8>>, String>>;
 
-/// What `tc -j -batch` answers to one `filter show` a port.
+/// Parses the output of `tc -j -batch` for one `filter show` per port.
 pub(super) fn filters(text: &str, ports: usize) -> Result<Maps, String> {
     let arrays = serde_json::Deserializer::from_str(text).into_iter::<Vec<Filter>>();
     let arrays: Vec<_> = arrays.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
@@ -128,7 +128,7 @@ fn map(filters: Vec<Filter>) -> Result<Option<BTreeMap<u8, u8>>, String> {
         if kind != "bpf" || pref != MAP_PREF {
             return Err(not_ours());
         }
-        // Each filter is announced once without its options.
+        // Each filter is listed once without its options.
         let Some(Options { handle, bytecode }) = options else { continue };
         let program = bytecode.ok_or_else(not_ours)?.insns;
         let decoded = decode(&program, |class| queue_of(class.checked_sub(ROOT << 16)?));
@@ -140,7 +140,7 @@ fn map(filters: Vec<Filter>) -> Result<Option<BTreeMap<u8, u8>>, String> {
     Ok(map)
 }
 
-/// The top class and those of queues: `tc -s -d class show dev PORT`.
+/// The top class and those of queues, from `tc -s -d class show dev PORT`.
 pub(super) fn classes(text: &str) -> Result<(Option<Class>, BTreeMap<u8, Class>), String> {
     let (mut top, mut queues) = (None, BTreeMap::new());
     let mut current: Option<&mut Class> = None;
@@ -174,16 +174,16 @@ pub(super) fn classes(text: &str) -> Result<(Option<Class>, BTreeMap<u8, Class>)
     Ok((top, queues))
 }
 
-/// Names and values behind a class's handle.
+/// Parses the names and values after a class's handle.
 fn class(words: &[&str]) -> Option<Class> {
     let after = |name: &str| {
         let at = words.iter().position(|word| *word == name)?;
         words.get(at + 1).copied()
     };
     Some(Class {
-        // The top class says `root` in place of a priority.
+        // The top class has `root` instead of a priority.
         prio: after("prio").map_or(Some(0), |word| word.parse().ok())?,
-        // Only classes without children have one.
+        // Only leaf classes have a quantum.
         quantum: after("quantum").map_or(Some(0), |word| word.parse().ok())?,
         rate: bits(after("rate")?)?,
         ceil: bits(after("ceil")?)?,
@@ -191,7 +191,7 @@ fn class(words: &[&str]) -> Option<Class> {
     })
 }
 
-/// `33333Kbit`, `1Gbit`, `800bit` in bit/s.
+/// Parses `33333Kbit`, `1Gbit` or `800bit` into bit/s.
 fn bits(word: &str) -> Option<u64> {
     let number = word.strip_suffix("bit")?;
     let digits = number.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -206,7 +206,7 @@ fn bits(word: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// A class of ours, for the plan and its messages.
+/// Name of a queue's class, for commands and messages.
 pub(super) fn class_name(queue: u8) -> String {
     format!("{ROOT:x}:{:x}", class_of(queue))
 }

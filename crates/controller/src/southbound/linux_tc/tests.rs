@@ -1,4 +1,4 @@
-//! The driver against a place that answers what it is told to, rubbish included.
+//! The driver against a runner with prepared answers, including invalid ones.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use penstock_units::BitsPerSecond;
 
 use super::*;
 
-/// Answers in this order, whatever it is asked.
+/// Returns these answers in order, whatever it is asked.
 #[derive(Debug)]
 struct Script(Mutex<VecDeque<Result<String, RunError>>>);
 

@@ -1,4 +1,4 @@
-//! A simulated switch works, and fails as it is told.
+//! A simulated switch works, and fails as configured.
 
 use super::*;
 use crate::southbound::diff;

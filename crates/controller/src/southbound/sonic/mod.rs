@@ -1,24 +1,30 @@
-//! A switch that runs SONiC: told through the tables of its configuration, in redis.
+//! Driver of SONiC switches, which are configured through tables in redis.
 //!
-//! **Rule.** What is written: `SCHEDULER|pen.PORT.QUEUE`, `SCHEDULER|pen.rest`, the field
-//! `scheduler` of `QUEUE|PORT|QUEUE`, `DSCP_TO_TC_MAP|PENSTOCK`, `TC_TO_QUEUE_MAP|PENSTOCK` or
-//! `TC_TO_QUEUE_MAP|PENSTOCK_PORT`, two fields of `PORT_QOS_MAP|PORT`, and the stamp. Nothing else
-//! is written. A port is left out, and the others are not, where something else stands in a place
-//! of these, or where flow control by priority makes a queue of tenants lossless. The order is
-//! `plan`'s; which classes code points have is `southbound::classes`'.
+//! The driver writes `SCHEDULER|pen.PORT.QUEUE`, `SCHEDULER|pen.rest`, the field `scheduler` of
+//! `QUEUE|PORT|QUEUE`, `DSCP_TO_TC_MAP|PENSTOCK`, `TC_TO_QUEUE_MAP|PENSTOCK` or
+//! `TC_TO_QUEUE_MAP|PENSTOCK_PORT`, two fields of `PORT_QOS_MAP|PORT`, and the stamp. It writes
+//! nothing else. It leaves a port out if another configuration uses one of these places, or if
+//! priority flow control makes a tenant's queue lossless. `plan` defines the order, and
+//! `southbound::classes` assigns classes to code points.
 //!
-//! **Stamp.** `PENSTOCK_TABLE|stamp`, fields `epoch` and `generation`, in STATE_DB. CONFIG_DB is
-//! checked against YANG models by `config reload`, `replace` and `rollback`, which end at a table
-//! without a model. STATE_DB is empty after a restart of the switch: until it is told something it
-//! cannot say who is late. Everything that is read to decide is watched (WATCH), in both databases,
-//! so each transaction is done only if no other controller, and no operator, has changed it
-//! meanwhile.
+//! # Stamp
 //!
-//! **Queue 7** is the one by which SONiC sends its own control packets. It is no tenant's unless
-//! [`Settings::control_queue`] says so.
+//! The fields `epoch` and `generation` of `PENSTOCK_TABLE|stamp` in STATE_DB. CONFIG_DB is not
+//! possible: `config reload`, `replace` and `rollback` check it against YANG models and fail at a
+//! table without a model. STATE_DB is empty after a restart of the switch, so until the next change
+//! the switch cannot refuse an old stamp. All keys that a decision depends on are watched (WATCH)
+//! in both databases. A transaction therefore fails if another controller or an operator has
+//! changed them.
 //!
-//! **Weights.** DWRR in bytes, 1 to 100. A queue without a weight has 1: SONiC's model has nothing
-//! below, so beside queues of low weight the rest gets more than what they leave.
+//! # Queue 7
+//!
+//! SONiC sends its own control packets through queue 7. No tenant gets it, unless
+//! [`Settings::control_queue`] permits it.
+//!
+//! # Weights
+//!
+//! DWRR in bytes, 1 to 100. A queue without a weight has 1, because SONiC's model has nothing
+//! lower. Beside queues of low weight, the rest gets more than what they leave.
 //!
 //! Source: SONiC's CONFIG_DB manual and YANG models (`sonic-scheduler`, `sonic-queue`,
 //! `sonic-dscp-tc-map`, `sonic-port-qos-map`); `sonic-swss` `qosorch`.
@@ -46,33 +52,32 @@ use tables::{CLASSES_MAX, STAMP, Tables, Unfit};
 use wire::{TIME_MAX, Wire, WireError};
 
 const COUNTERS_DB: i64 = 2;
-/// How often a transaction is begun anew because somebody changed something meanwhile; four are
-/// needed where nobody does.
+/// Most attempts at a change, each of which ends when another client intervened. Four are
+/// needed without interference.
 const ATTEMPTS: usize = 12;
 const NAME_MAX: usize = 32;
 
-/// A switch that runs SONiC.
 #[derive(Debug)]
 pub struct SonicSwitch {
     name: String,
     endpoint: Endpoint,
     settings: Settings,
     ports: Vec<String>,
-    /// Ports that were left out when it was read last, and why.
+    /// Ports left out at the last read, with the reason.
     left_out: Mutex<BTreeMap<String, String>>,
 }
 
-/// What the configuration says.
+/// The configuration of the switch.
 struct Seen {
     tables: Tables,
     state: SwitchState,
 }
 
 impl SonicSwitch {
-    /// The switch whose redis listens there.
+    /// A driver of the switch whose redis listens at the address.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] when a port's name is none, or settings are out of range.
+    /// [`DriverError::Beyond`]: a port's name is invalid, or settings are out of range.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -111,7 +116,7 @@ impl SonicSwitch {
             let what = format!("port {wrong:?}");
             return Err(this.beyond(what, limit, "name a port of the switch"));
         }
-        // SONiC's model of a map's name: letters, digits, - and _, 32 of them.
+        // SONiC's model permits 32 letters, digits, - and _ in a map's name.
         let fits = |port: &String| {
             let map = tables::queue_map(&this.settings.mode, port);
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
@@ -184,7 +189,7 @@ impl SonicSwitch {
         }
     }
 
-    /// An error of a conversation about `what`.
+    /// Converts an error of a conversation about `what`.
     fn wire(&self, what: &str, error: WireError) -> DriverError {
         let (switch, what) = (self.name.clone(), what.to_owned());
         match error {
@@ -194,7 +199,7 @@ impl SonicSwitch {
         }
     }
 
-    /// All of a conversation has this long.
+    /// Time limit of a whole conversation.
     async fn bounded<T>(
         &self,
         work: impl Future<Output = Result<T, DriverError>> + Send,
@@ -209,7 +214,7 @@ impl SonicSwitch {
         wire.map_err(|error| self.wire("a connection", error))
     }
 
-    /// Reads; what it reads is watched from before.
+    /// Reads the switch. Everything is watched before it is read.
     async fn see(&self, wire: &mut Wire) -> Result<Seen, DriverError> {
         let keys = tables::keys(&self.settings, &self.ports);
         let failed = |error| self.wire("its configuration", error);
@@ -227,7 +232,7 @@ impl SonicSwitch {
         Ok(Seen { tables, state })
     }
 
-    /// Says which ports are left out, once until that changes.
+    /// Logs which ports are left out, once until that changes.
     fn tell_left_out(&self, now: &BTreeMap<String, String>) {
         let mut before = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
@@ -239,11 +244,11 @@ impl SonicSwitch {
         before.clone_from(now);
     }
 
-    /// What is still to be done.
+    /// The remaining transactions.
     fn plan(&self, seen: &Seen, changes: &[Change]) -> Result<Vec<Vec<Op>>, DriverError> {
         let (can, mut target) = (self.can(), seen.state.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
-        // Ports that are left out stay as they are.
+        // Ports that are left out do not change.
         let ports: Vec<String> = target.ports.keys().cloned().collect();
         let stages = plan(&self.settings, &ports, &seen.tables, &target);
         stages.map_err(|why| match why {
@@ -257,8 +262,8 @@ impl SonicSwitch {
         })
     }
 
-    /// What databases with these entries are told by these changes, and what they say before and
-    /// after, without a switch. An error leaves the entries as they were.
+    /// The commands that these changes send to databases with these entries, and the states before
+    /// and after, computed without a switch. An error leaves the entries unchanged.
     ///
     /// # Errors
     /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
@@ -312,7 +317,7 @@ impl SonicSwitch {
                 let done = wire.commit(&ops).await;
                 done.map_err(|error| self.wire(&words, error))?
             };
-            // What a transaction left is seen in the next round, as is who came between.
+            // The next round sees what a transaction left, and any interference.
             if done && is_last {
                 return Ok(());
             }
@@ -329,7 +334,7 @@ impl SonicSwitch {
         let mut queues = Vec::new();
         for port in &self.ports {
             for queue in 0..self.settings.queues {
-                // A queue that the switch does not count is left out.
+                // A queue without counters is left out.
                 if let Some(oid) = tables::get(&names, &map, &format!("{port}:{queue}")) {
                     queues.push((port, queue, format!("COUNTERS:{oid}")));
                 }

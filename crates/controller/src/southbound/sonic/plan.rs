@@ -1,11 +1,21 @@
-//! From what the tables are to what they should be, in transactions.
+//! Transactions that turn the tables into the wanted state.
 //!
-//! **Problem.** A transaction is one for redis, but the switch carries out its entries one after
-//! the other, and a frame may meet two maps of which one is new. **Rule.** Four transactions, each
-//! as often empty as not: (1) code points that lose their class, or whose class is to mean
-//! something else, go to class 0, the shared queue; (2) classes are mapped to queues on each port;
-//! (3) code points get their classes, ports their maps; (4) queues get their schedulers, and those
-//! that nobody uses go. What stays as it is is never told: it is never unmapped.
+//! # Problem
+//!
+//! A transaction is atomic for redis, but the switch applies its entries one by one. A frame may
+//! meet two maps of which only one is new.
+//!
+//! # Approach
+//!
+//! There are four transactions, each of which may be empty:
+//!
+//! 1. Code points that lose their class, or whose class changes its meaning, go to class 0, the
+//!    shared queue.
+//! 2. Classes are mapped to queues on each port.
+//! 3. Code points get their classes, and ports their maps.
+//! 4. Queues get their schedulers, and unused schedulers are deleted.
+//!
+//! Entries that do not change are never written, so they are never unmapped.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,18 +29,18 @@ use crate::Stamp;
 use crate::southbound::classes::{Assignment, assign};
 use crate::southbound::{PortState, SwitchState};
 
-/// Databases of SONiC by its `database_config.json`.
+/// Number of the database in SONiC's `database_config.json`.
 pub(super) const CONFIG_DB: i64 = 4;
 pub(super) const STATE_DB: i64 = 6;
 
-/// One command of a transaction.
+/// A command of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// These fields of a key have these values.
+    /// Sets fields of a key.
     Set(String, Vec<(String, String)>),
-    /// There is no such key.
+    /// Deletes a key.
     Delete(String),
-    /// In STATE_DB: epoch and generation.
+    /// Sets epoch and generation in STATE_DB.
     Stamp(String, String),
 }
 
@@ -39,7 +49,7 @@ impl Op {
         Self::Stamp(stamp.epoch.to_string(), stamp.generation.to_string())
     }
 
-    /// Does to `tables` what a database does.
+    /// Applies the command to `tables`, as a database does.
     pub(super) fn apply(self, tables: &mut Tables) {
         match self {
             Self::Set(key, fields) => tables.entry(key).or_default().extend(fields),
@@ -58,7 +68,7 @@ impl Op {
         }
     }
 
-    /// The command, and its arguments as they are.
+    /// The command and its arguments.
     pub(super) fn arguments(&self) -> Vec<&str> {
         match self {
             Self::Set(key, fields) => {
@@ -75,14 +85,14 @@ impl Op {
 }
 
 impl fmt::Display for Op {
-    /// As a line for a shell.
+    /// The command as a line for a shell.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "redis-cli -n {}", self.database())?;
         self.arguments().iter().try_for_each(|text| write!(f, " {}", quoted(text)))
     }
 }
 
-/// A word for a shell: `|` of a key is a pipe there, and `[` a pattern.
+/// Quotes a word for a shell, where `|` in a key is a pipe and `[` a pattern.
 pub(super) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,".contains(c);
     match !text.is_empty() && text.chars().all(plain) {
@@ -94,9 +104,9 @@ pub(super) fn quoted(text: &str) -> String {
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoPlan {
-    /// What is there does not fit.
+    /// The present configuration does not fit.
     Unfit(Unfit),
-    /// It takes this many classes beside 0.
+    /// It needs this many classes besides 0.
     Classes(usize),
 }
 
@@ -106,7 +116,7 @@ impl From<Unfit> for NoPlan {
     }
 }
 
-/// Sets those of these fields that differ.
+/// Sets the fields that differ; `None` if all are equal.
 fn set(tables: &Tables, key: &str, fields: Vec<(String, String)>) -> Option<Op> {
     let differs = |(field, value): &(String, String)| get(tables, key, field) != Some(value);
     let fields: Vec<_> = fields.into_iter().filter(differs).collect();
@@ -117,7 +127,7 @@ fn pair(field: impl ToString, value: impl ToString) -> (String, String) {
     (field.to_string(), value.to_string())
 }
 
-/// Which class each code point is to have, and its queues.
+/// The class of each code point, and the queues of each class.
 fn assignment(
     settings: &Settings,
     ports: &[String],
@@ -138,7 +148,7 @@ fn assignment(
     }
 }
 
-/// The transactions that make the tables say `target`, which names all of `ports`.
+/// The transactions that give the tables the state `target`, which names all of `ports`.
 pub(super) fn plan(
     settings: &Settings,
     ports: &[String],
@@ -148,7 +158,7 @@ pub(super) fn plan(
     let now = classes(tables)?;
     let Assignment { class, queues: of_class } = assignment(settings, ports, &now, target)?;
     let (mut to_queues, mut bind, mut weigh, mut forget) = (vec![], vec![], vec![], vec![]);
-    // Classes that will mean another queue somewhere.
+    // Classes that will mean another queue on some port.
     let mut moves = [false; 256];
     for (n, port) in ports.iter().enumerate() {
         let name = queue_map(&settings.mode, port);
@@ -172,7 +182,7 @@ pub(super) fn plan(
         let old = format!("TC_TO_QUEUE_MAP|{}", old_queue_map(port));
         forget.extend(tables.contains_key(&old).then_some(Op::Delete(old)));
     }
-    // A static map is one entry, though each port asks for it.
+    // A static map is a single entry for all ports.
     to_queues.dedup();
     let leaves = now.iter().filter(|(dscp, has)| match class.get(dscp) {
         None => true,
@@ -197,8 +207,8 @@ pub(super) fn plan(
     Ok([leave, to_queues, map, weigh].into_iter().filter(|ops| !ops.is_empty()).collect())
 }
 
-/// A port's queues: those with a weight have a scheduler of their own, the others on a port with
-/// weights that of the rest.
+/// The queues of a port. A queue with a weight has its own scheduler. On a port with weights, the
+/// others share the scheduler of the rest.
 fn weights(
     settings: &Settings,
     port: &str,

@@ -1,4 +1,4 @@
-//! Tables of CONFIG_DB: which keys are looked at, and what they say.
+//! Tables of CONFIG_DB: the keys that the driver reads, and their meaning.
 
 use std::collections::BTreeMap;
 
@@ -6,36 +6,36 @@ use super::settings::{MapMode, Reference, Settings};
 use crate::Stamp;
 use crate::southbound::{PortState, SwitchState};
 
-/// Fields and values of each key that exists.
+/// Fields and values of each existing key.
 pub type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Where the stamp is, in STATE_DB.
+/// Key of the stamp, in STATE_DB.
 pub(super) const STAMP: &str = "PENSTOCK_TABLE|stamp";
-/// Where it was up to version 0.1: in CONFIG_DB, whose tables must all have a model.
+/// Key of the stamp up to version 0.1, in CONFIG_DB, whose tables must all have a model.
 pub(super) const OLD_STAMP: &str = "PENSTOCK|stamp";
-/// What kind of switch it is.
+/// Key of the switch's type.
 const DEVICE: &str = "DEVICE_METADATA|localhost";
-/// Our maps' name, and how the names of those of single ports begin.
+/// Name of the driver's maps, and prefix of those of single ports.
 pub(super) const MAP: &str = "PENSTOCK";
-/// The scheduler of queues without a weight.
+/// Scheduler of queues without a weight.
 pub(super) const REST: &str = "pen.rest";
-/// Traffic classes that SONiC's model knows.
+/// Traffic classes of SONiC's model.
 pub(super) const CLASSES_MAX: u8 = 16;
 
-/// Why tables cannot be worked with.
+/// Why tables cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
-    /// The port is not there.
+    /// The port does not exist.
     NoPort(String),
-    /// Something stands where ours has to: the key, the field, what it is.
+    /// Another configuration is in the way: the key, the field, and its value.
     Foreign(String, &'static str, String),
-    /// An entry that is about several queues, and the queue of ours among them.
+    /// An entry covers several queues, including one of the driver.
     Range(String, String),
-    /// Flow control by priority is on for a class or queue of tenants: the port, the priority.
+    /// Priority flow control is on for a class or queue of tenants: the port and the priority.
     Lossless(String, u8),
-    /// The switch has virtual output queues, whose keys are others.
+    /// The switch has virtual output queues, which use different keys.
     Voq,
-    /// A value makes no sense: where, and what.
+    /// A value is invalid: its place and the problem.
     Rubbish(String, String),
 }
 
@@ -43,7 +43,7 @@ pub(super) fn dscp_map() -> String {
     format!("DSCP_TO_TC_MAP|{MAP}")
 }
 
-/// The name of the map from class to queue of a port.
+/// Name of a port's map from class to queue.
 pub(super) fn queue_map(mode: &MapMode, port: &str) -> String {
     match mode {
         MapMode::Static(_) => MAP.to_owned(),
@@ -51,7 +51,7 @@ pub(super) fn queue_map(mode: &MapMode, port: &str) -> String {
     }
 }
 
-/// The same up to version 0.1. SONiC's model has no `.` in the name of a map.
+/// The name up to version 0.1. SONiC's model permits no `.` in the name of a map.
 pub(super) fn old_queue_map(port: &str) -> String {
     format!("{MAP}.{port}")
 }
@@ -60,7 +60,7 @@ pub(super) fn scheduler(port: &str, queue: u8) -> String {
     format!("pen.{port}.{queue}")
 }
 
-/// `name` in `table`, as one entry writes it of another.
+/// A reference to `name` in `table`, in the given notation.
 pub(super) fn refer(reference: Reference, table: &str, name: &str) -> String {
     match reference {
         Reference::Plain => name.to_owned(),
@@ -68,13 +68,13 @@ pub(super) fn refer(reference: Reference, table: &str, name: &str) -> String {
     }
 }
 
-/// The name that a reference of either kind means.
+/// The name in a reference of either notation.
 pub(super) fn name(reference: &str) -> &str {
     let inner = reference.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     inner.map_or(reference, |text| text.split_once('|').map_or(text, |(_, name)| name))
 }
 
-/// All keys of CONFIG_DB that matter for these ports.
+/// All relevant keys of CONFIG_DB for these ports.
 pub(super) fn keys(settings: &Settings, ports: &[String]) -> Vec<String> {
     let mut keys = vec![OLD_STAMP.to_owned(), DEVICE.to_owned(), dscp_map()];
     keys.extend([format!("TC_TO_QUEUE_MAP|{MAP}"), format!("SCHEDULER|{REST}")]);
@@ -91,7 +91,6 @@ pub(super) fn keys(settings: &Settings, ports: &[String]) -> Vec<String> {
     keys
 }
 
-/// The value of a field.
 pub(super) fn get<'a>(tables: &'a Tables, key: &str, field: &str) -> Option<&'a str> {
     tables.get(key)?.get(field).map(String::as_str)
 }
@@ -101,7 +100,7 @@ fn number<T: std::str::FromStr>(tables: &Tables, key: &str, field: &str) -> Resu
     value.parse().map_err(|_| Unfit::Rubbish(format!("{key} {field}"), format!("{value:?}")))
 }
 
-/// A map of small numbers under a key, without its zeros.
+/// A map of small numbers under a key, without zeros.
 fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     let mut all = BTreeMap::new();
     for (field, value) in tables.get(key).into_iter().flatten() {
@@ -115,17 +114,17 @@ fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     Ok(all)
 }
 
-/// The class of each code point that has one.
+/// Class of each code point that has one.
 pub(super) fn classes(tables: &Tables) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &dscp_map())
 }
 
-/// The queue of each class of a port, in the map that it has or is to have.
+/// Queue of each class in the map with this name.
 pub(super) fn queues(tables: &Tables, name: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &format!("TC_TO_QUEUE_MAP|{name}"))
 }
 
-/// The decision that was carried out last.
+/// The stamp of the last decision.
 fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
     let at = |key| {
         let number = |field| number(tables, key, field);
@@ -134,7 +133,7 @@ fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
     Ok(at(STAMP)?.max(at(OLD_STAMP)?))
 }
 
-/// The scheduler of a queue, if it has one.
+/// Scheduler of a queue, if it has one.
 pub(super) fn scheduler_of<'a>(tables: &'a Tables, port: &str, queue: u8) -> Option<&'a str> {
     get(tables, &format!("QUEUE|{port}|{queue}"), "scheduler").map(name)
 }
@@ -149,7 +148,7 @@ fn weight(tables: &Tables, port: &str, queue: u8) -> Result<u32, Unfit> {
     }
 }
 
-/// What the tables say about these ports; `entries` are the keys of table QUEUE.
+/// The state of these ports. `entries` are the keys of table QUEUE.
 pub(super) fn state(
     settings: &Settings,
     ports: &[String],
@@ -205,8 +204,8 @@ fn port_state(
     Ok(PortState { weights, map }.canonical())
 }
 
-/// Whether a port's queues may be ours, and its classes lossy: in a lossless one a tenant that
-/// sends too much would stop the links of all who send in it.
+/// Whether the driver may use a port's queues, and its classes are lossy. In a lossless class, a
+/// tenant that sends too much would block the links of all others in it.
 fn unobstructed(
     settings: &Settings,
     port: &str,
@@ -234,8 +233,8 @@ fn unobstructed(
     Ok(())
 }
 
-/// A key like `QUEUE|Ethernet0|3-4` or `QUEUE|Ethernet0,Ethernet4|3` that is about this queue, and
-/// is not `QUEUE|PORT|QUEUE` itself.
+/// Whether a key such as `QUEUE|Ethernet0|3-4` or `QUEUE|Ethernet0,Ethernet4|3` covers this queue
+/// without being `QUEUE|PORT|QUEUE` itself.
 pub(super) fn covers(key: &str, port: &str, queue: u8) -> bool {
     let mut parts = key.split('|').skip(1);
     let (Some(ports), Some(queues)) = (parts.next(), parts.next()) else { return false };

@@ -1,4 +1,4 @@
-//! One conversation with a switch's redis, bounded in bytes and in time.
+//! A conversation with a switch's redis, limited in bytes and in time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,12 +16,12 @@ use super::plan::{CONFIG_DB, Op};
 use super::settings::{Endpoint, Settings};
 use super::tables::Tables;
 
-/// The most that is read in one conversation.
+/// Most bytes read in one conversation.
 const ANSWERS_MAX: usize = 8 << 20;
-/// How long one may take; tests of who never answers do not wait that long.
+/// Time limit of a conversation. It is shorter in tests of servers that never answer.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
-/// Why a conversation ended.
+/// Why a conversation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WireError {
     Unreachable(String),
@@ -43,7 +43,7 @@ impl From<RedisError> for WireError {
 trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
-/// Fails once too much was read.
+/// A stream that fails after too many bytes were read.
 struct Bounded {
     inner: Pin<Box<dyn Stream>>,
     left: usize,
@@ -87,7 +87,7 @@ impl AsyncWrite for Bounded {
     }
 }
 
-/// A connection of its own: what is watched is watched by it alone.
+/// A connection of its own, because watched keys belong to a connection.
 pub(super) struct Wire {
     connection: MultiplexedConnection,
     task: AbortHandle,
@@ -100,7 +100,7 @@ impl Drop for Wire {
 }
 
 impl Wire {
-    /// Connects and chooses a database.
+    /// Connects and selects a database.
     pub(super) async fn connect(
         endpoint: &Endpoint,
         settings: &Settings,
@@ -117,7 +117,7 @@ impl Wire {
         if let Some(password) = &settings.password {
             info = info.set_password(password);
         }
-        // Time is bounded around the whole conversation.
+        // The time limit covers the whole conversation.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let stream = Bounded { inner, left: ANSWERS_MAX };
         let (connection, drive) =
@@ -125,22 +125,22 @@ impl Wire {
         Ok(Self { connection, task: tokio::spawn(drive).abort_handle() })
     }
 
-    /// What follows is about this database.
+    /// Selects the database for later commands.
     pub(super) async fn select(&mut self, database: i64) -> Result<(), WireError> {
         Ok(redis::cmd("SELECT").arg(database).query_async(&mut self.connection).await?)
     }
 
-    /// From now on [`commit`](Self::commit) does nothing if any of these keys has changed.
+    /// Makes the next [`commit`](Self::commit) fail if one of these keys changes.
     pub(super) async fn watch(&mut self, keys: &[String]) -> Result<(), WireError> {
         Ok(redis::cmd("WATCH").arg(keys).query_async(&mut self.connection).await?)
     }
 
-    /// Keys that look like this.
+    /// Keys that match a pattern.
     pub(super) async fn names(&mut self, pattern: &str) -> Result<Vec<String>, WireError> {
         Ok(redis::cmd("KEYS").arg(pattern).query_async(&mut self.connection).await?)
     }
 
-    /// Fields and values of those of these keys that exist.
+    /// Fields and values of the existing ones of these keys.
     pub(super) async fn hashes(&mut self, keys: &[String]) -> Result<Tables, WireError> {
         if keys.is_empty() {
             return Ok(Tables::new());
@@ -158,8 +158,8 @@ impl Wire {
         Ok(there.collect())
     }
 
-    /// All of `ops` or, when somebody changed what is watched, nothing: then false. CONFIG_DB is
-    /// selected before and after.
+    /// Executes `ops` atomically. Returns false, with no effect, if a watched key has changed.
+    /// CONFIG_DB is selected before and after.
     pub(super) async fn commit(&mut self, ops: &[Op]) -> Result<bool, WireError> {
         let mut pipe = redis::pipe();
         pipe.atomic();

@@ -1,4 +1,4 @@
-//! The file: what is in memory, made durable, one transaction of `redb` for each of ours.
+//! The database file. Each transaction of the store is one transaction of `redb`.
 
 use std::collections::BTreeMap;
 use std::fs::{File as Handle, OpenOptions};
@@ -15,37 +15,37 @@ use redb::{
 use super::super::contract::{Entry, LeaseId, Revision, StoreError};
 use super::state::{Batch, Held};
 
-/// Key to: created by, modified by, lease (0 for none), value.
+/// Maps a key to: created by, modified by, lease (0 for none), value.
 const ENTRIES: TableDefinition<&str, (u64, u64, i64, &[u8])> = TableDefinition::new("entries");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const REVISION: &str = "revision";
 const FORMAT: &str = "format";
-/// Counted up when a program that does not know of a change would read it wrongly.
+/// Increased by a change that older programs would misread.
 const FORMAT_NOW: u64 = 1;
-/// Pages that redb keeps, bytes. Little: reads are answered from memory of ours.
+/// Size of redb's page cache in bytes. It is small because reads are answered from memory.
 const CACHE_BYTES: usize = 8 << 20;
 
-/// What the file holds.
+/// Contents of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) revision: u64,
     pub(super) entries: BTreeMap<String, Held>,
 }
 
-/// How a database is opened; tests put faults in between.
+/// Opens a database. Tests inject faults here.
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
-/// A file of which this process is the only user.
+/// The file, which only this process uses.
 pub(super) struct File {
     path: PathBuf,
     name: String,
     opener: Opener,
-    /// `None` after a fault: redb refuses everything from then on, until it is opened again.
+    /// `None` after a fault: redb then refuses all requests until it is opened again.
     database: Option<Database>,
 }
 
 impl File {
-    /// Opens it, or makes an empty one, and reads all of it.
+    /// Opens the file or creates an empty one, and reads all of it.
     pub(super) fn open(path: &Path, opener: Opener) -> Result<(Self, Content), StoreError> {
         let name = path.display().to_string();
         let mut file = Self { path: path.to_owned(), name, opener, database: None };
@@ -53,8 +53,8 @@ impl File {
         Ok((file, content))
     }
 
-    /// Makes a batch durable; with an error it is not, unless the program ends before the next
-    /// that is. `before` is what the file ought to hold without it.
+    /// Makes a batch durable. After an error it is not durable, unless the program ends before the
+    /// next successful write. `before` is the expected content without the batch.
     pub(super) fn write(
         &mut self,
         batch: &Batch,
@@ -63,8 +63,8 @@ impl File {
         if self.database.is_none() {
             let content = self.reopen()?;
             let before = before();
-            // The write that failed had reached the disk after all, though its caller was told
-            // otherwise and memory goes without it.
+            // The failed write had reached the disk after all, although the caller got an error and
+            // memory does not have it.
             if content.revision != before.revision {
                 self.replace(&before)?;
             }
@@ -72,7 +72,7 @@ impl File {
         self.transaction(|transaction| batch.write(transaction))
     }
 
-    /// Writes all of it to a file that must not exist yet; nothing is left of one that fails.
+    /// Writes everything to a new file. If this fails, the file is removed.
     pub(super) fn copy(content: &Content, to: &Path) -> Result<(), StoreError> {
         if to.exists() {
             let problem = format!("{} exists; name a new file for the copy", to.display());
@@ -140,7 +140,7 @@ impl File {
         let database = self.database.as_ref().ok_or_else(|| self.unavailable("is closed"))?;
         let attempt = || -> Result<(), Fault> {
             let mut transaction = database.begin_write()?;
-            // The primary copy is then always whole, without trust in a checksum.
+            // The primary copy is then always complete and does not depend on a checksum.
             transaction.set_two_phase_commit(true);
             write(&transaction)?;
             transaction.commit()?;
@@ -220,7 +220,7 @@ fn held(key: &str, (created, modified, lease, value): (u64, u64, i64, &[u8])) ->
     }
 }
 
-/// A file for its user alone, its entry in the directory durable too.
+/// Opens a file that only its owner can access, and makes its directory entry durable.
 pub(super) fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -230,11 +230,11 @@ pub(super) fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     builder().create_with_backend(FileBackend::new(file)?)
 }
 
-/// How the file is treated, whatever is below it.
+/// Settings of the database, for any storage.
 pub(super) fn builder() -> redb::Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
-    // Not its default, under which it returns what a damaged page happens to hold.
+    // By default, redb returns the contents of damaged pages.
     builder.set_check_integrity_on_open(true);
     builder
 }
@@ -251,7 +251,7 @@ fn io_problem(error: &io::Error) -> String {
     format!("{error}{remedy}")
 }
 
-/// Any of redb's errors.
+/// Any error of redb.
 pub(super) struct Fault(redb::Error);
 
 macro_rules! faults {

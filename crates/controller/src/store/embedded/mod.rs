@@ -1,19 +1,28 @@
-//! One file, for one controller: durable, without a service to run.
+//! A durable store in one file, for a single controller without another service.
 //!
-//! **Problem.** Most fabrics have one controller, and what it sold must outlive it. **Rule.** All
-//! keys are in memory, where they are read and watched; a write is first made durable in the file
-//! and then seen. So a disk that is full or fails stops writes, and nothing else.
+//! # Problem
 //!
-//! **Failures.** A write that meets a fault is an error and is not seen; the next write opens the
-//! file again, so that it goes on by itself once there is room. The file is [`redb`]'s: copy on
-//! write, so a loss of power leaves it as it was before a transaction or after. A file that is
-//! damaged is refused as a whole. A second program that opens it gets an error that says so.
+//! Most fabrics have a single controller. What it sold must survive its end.
 //!
-//! **Leases** end by tokio's clock. They do not outlive the program: keys under one are deleted
-//! when the file is opened, since nobody is left to keep them alive.
+//! # Approach
 //!
-//! **Cost.** Memory for all keys and values, and for the last 4,096 changes or 64 MiB of them,
-//! whichever is less; a write is two `fsync`s.
+//! All keys are in memory, where they are read and watched. A write is first made durable in the
+//! file and then becomes visible. A full or failing disk therefore stops writes and nothing else.
+//!
+//! # Failures
+//!
+//! A failed write returns an error and does not become visible. The next write opens the file
+//! again, so the store recovers when there is space. The file belongs to [`redb`] and is copy on
+//! write: after a power loss it has the state before or after a transaction. A damaged file is
+//! refused as a whole. A second program that opens it gets an error that says so.
+//!
+//! Leases end by tokio's clock. They do not outlive the program: their keys are deleted when the
+//! file is opened, because no client can renew them.
+//!
+//! # Cost
+//!
+//! Memory for all keys and values, and for the last 4,096 changes or 64 MiB of them, whichever is
+//! less. A write takes two `fsync` calls.
 
 mod file;
 mod state;
@@ -35,14 +44,14 @@ use super::contract::{
 };
 use super::{campaign, limits};
 
-/// After a lease could not be ended because the disk refused: how long until the next attempt.
+/// Pause before the next attempt to end a lease, after the disk failed.
 const RETRY: Duration = Duration::from_secs(1);
-/// Longest lease: etcd's.
+/// Longest lease, as in etcd.
 const LEASE_MAX: Duration = Duration::from_secs(9_000_000_000);
 /// Changes that a watch takes from the history at once.
 const WATCH_CHANGES: usize = 64;
 
-/// A store in one file. Clones are handles of the same store; it closes with the last of them.
+/// A store in one file. Clones are handles of the same store, which closes with the last handle.
 #[derive(Clone)]
 pub struct Embedded {
     inner: Arc<Inner>,
@@ -50,38 +59,38 @@ pub struct Embedded {
 
 struct Inner {
     name: String,
-    /// Held from plan to apply: one write after the other. Always taken before `state`.
+    /// Held from planning to applying, so that writes are serialized. Always locked before `state`.
     file: Mutex<File>,
     shared: Arc<Shared>,
     leases_changed: Arc<Notify>,
 }
 
-/// What a watch needs: it does not keep the file open.
+/// State that watches need. It does not keep the file open.
 struct Shared {
     state: Mutex<State>,
     revision: watch::Sender<u64>,
 }
 
 impl Embedded {
-    /// Opens the file, or creates it; its directory must exist. Needs a runtime of tokio.
+    /// Opens or creates the file. Its directory must exist. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when another program has it open or the disk refuses;
-    /// [`StoreError::Damaged`] when it is no store or not whole.
+    /// - [`StoreError::Unavailable`]: another program has opened it, or the disk failed.
+    /// - [`StoreError::Damaged`]: it is not a complete store.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         Self::open_with(path, Box::new(open_database)).await
     }
 
-    /// Writes all there is at this moment to a new file, which [`Embedded::open`] takes: a backup
-    /// of a store in use. The revision it holds.
+    /// Writes a backup of a store in use to a new file, which [`Embedded::open`] accepts. Returns
+    /// the revision of the backup.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] when the file exists; [`StoreError::Unavailable`] when the disk
-    /// refuses.
+    /// - [`StoreError::Invalid`]: the file exists.
+    /// - [`StoreError::Unavailable`]: the disk failed.
     pub async fn copy_to(&self, path: &Path) -> Result<Revision, StoreError> {
         let path = path.to_owned();
         self.blocking(move |inner| {
-            // Of memory, so that writes go on meanwhile.
+            // From memory, so that writes continue meanwhile.
             let content = inner.state().content();
             File::copy(&content, &path)?;
             Ok(Revision(content.revision))
@@ -120,7 +129,7 @@ impl Embedded {
         Ok((file, state))
     }
 
-    /// Runs what writes where it may wait for a disk.
+    /// Runs blocking disk operations on a suitable thread.
     async fn blocking<T: Send + 'static>(
         &self,
         write: impl FnOnce(&Inner) -> Result<T, StoreError> + Send + 'static,
@@ -139,7 +148,7 @@ impl Inner {
         self.shared.state()
     }
 
-    /// Plans, makes durable, then lets it be seen.
+    /// Plans a write, makes it durable, then applies it.
     fn write(
         &self,
         plan: impl FnOnce(&State) -> Result<Batch, StoreError>,
@@ -253,12 +262,12 @@ impl Store for Embedded {
     }
 }
 
-/// Ends leases at their time, until the store is closed.
+/// Ends leases when they are due, until the store is closed.
 async fn end_leases(store: Weak<Inner>, changed: Arc<Notify>) {
     loop {
         let Some(inner) = store.upgrade() else { return };
         let next = inner.state().next_end();
-        // Not kept while this waits: the store closes with its last handle.
+        // Not kept while waiting, because the store closes with its last handle.
         drop(inner);
         match next {
             Some(at) => tokio::select! {
@@ -281,7 +290,7 @@ async fn end_leases(store: Weak<Inner>, changed: Arc<Notify>) {
     }
 }
 
-/// One watch.
+/// State of a watch.
 struct Follow {
     store: String,
     shared: Weak<Shared>,
@@ -293,12 +302,12 @@ struct Follow {
 impl Follow {
     async fn run(mut self, changes: mpsc::Sender<Result<Change, StoreError>>) {
         if let Err(error) = self.follow(&changes).await {
-            // Nobody there to be told is no fault.
+            // It does not matter if the receiver is gone.
             let _ = changes.send(Err(error)).await;
         }
     }
 
-    /// Until nobody listens, or an error.
+    /// Sends changes until the receiver is gone or an error occurs.
     async fn follow(
         &mut self,
         changes: &mpsc::Sender<Result<Change, StoreError>>,

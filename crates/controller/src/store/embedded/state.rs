@@ -1,4 +1,4 @@
-//! What the store holds in memory: keys, leases, and the last changes for those who watch.
+//! The store in memory: keys, leases, and recent changes for watches.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -15,14 +15,14 @@ pub(super) const HISTORY_CHANGES_MAX: usize = 4_096;
 /// Most bytes of keys and values kept for watches.
 pub(super) const HISTORY_BYTES_MAX: usize = 64 << 20;
 
-/// An entry and what it vanishes with.
+/// An entry and its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) entry: Entry,
     pub(super) lease: Option<LeaseId>,
 }
 
-/// What a transaction comes to, before it is durable: one value or none for each key.
+/// Effect of a transaction before it is durable: a value or a deletion per key.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) revision: u64,
@@ -36,7 +36,7 @@ struct Lease {
     keys: BTreeSet<String>,
 }
 
-/// All of it.
+/// The complete state.
 #[derive(Debug)]
 pub(super) struct State {
     content: Content,
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// What the transaction comes to; an error if it may not be written.
+    /// The effect of a transaction, or an error if it may not be written.
     pub(super) fn plan(&self, asked: Transaction, now: Instant) -> Result<Batch, StoreError> {
         for compare in &asked.compare {
             let (key, holds) = match compare {
@@ -109,13 +109,13 @@ impl State {
         Ok(Batch { revision, writes })
     }
 
-    /// Created by and modified by; 0 for a key that is absent.
+    /// Revisions of creation and modification; 0 for an absent key.
     fn get_revisions(&self, key: &str) -> (u64, u64) {
         let held = self.content.entries.get(key);
         held.map_or((0, 0), |held| (held.entry.created.0, held.entry.modified.0))
     }
 
-    /// A batch is durable: everyone sees it.
+    /// Makes a durable batch visible.
     pub(super) fn apply(&mut self, batch: Batch) {
         let Batch { revision, writes } = batch;
         self.content.revision = revision;
@@ -164,7 +164,7 @@ impl State {
         self.leases.values().map(|lease| lease.ends).min()
     }
 
-    /// Leases that have ended, the longest ended first.
+    /// Leases that have ended, in the order of their ends.
     pub(super) fn ended(&self, now: Instant) -> Vec<LeaseId> {
         let ended = self.leases.iter().filter(|(_, lease)| lease.ends <= now);
         let mut ended: Vec<_> = ended.map(|(id, lease)| (lease.ends, *id)).collect();
@@ -172,19 +172,19 @@ impl State {
         ended.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// From now on nothing is put under it, and nobody keeps it alive.
+    /// Ends a lease: it accepts no keys and no renewals from now on.
     pub(super) fn end_now(&mut self, id: LeaseId, now: Instant) {
         self.leases.entry(id).and_modify(|lease| lease.ends = lease.ends.min(now));
     }
 
-    /// What its end comes to.
+    /// Effect of a lease's end.
     pub(super) fn plan_end(&self, id: LeaseId) -> Batch {
         let keys = self.leases.get(&id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let writes = keys.into_iter().map(|key| (key, None)).collect();
         Batch { revision: self.content.revision + 1, writes }
     }
 
-    /// What the end of all leases that the file knew of comes to.
+    /// Effect of ending all leases found in the file.
     pub(super) fn plan_restart(&self) -> Batch {
         let leased = self.content.entries.values().filter(|held| held.lease.is_some());
         let writes = leased.map(|held| (held.entry.key.clone(), None)).collect();
@@ -195,12 +195,12 @@ impl State {
         self.leases.remove(&id);
     }
 
-    /// The place in the history of the first change from `from` on.
+    /// Position in the history of the first change from `from` on.
     pub(super) fn place(&self, from: u64) -> Result<u64, StoreError> {
         self.history.place(from)
     }
 
-    /// Changes from a place on, at most so many looked at, and the place after them.
+    /// Changes from a position on, after looking at a limited number, and the position after them.
     pub(super) fn changes(
         &self,
         place: u64,
@@ -210,12 +210,12 @@ impl State {
     }
 }
 
-/// The last changes, each with its revision. A place counts changes since the store was opened.
+/// Recent changes with their revisions. A position counts changes since the store was opened.
 #[derive(Debug, Default)]
 struct History {
     changes: VecDeque<(u64, Change)>,
     bytes: usize,
-    /// The place of the first one kept.
+    /// Position of the first change kept.
     first: u64,
     /// All changes from this revision on are kept.
     kept_from: u64,
@@ -227,7 +227,8 @@ impl History {
         self.changes.push_back((revision, change));
     }
 
-    /// Whole revisions go, so that none is seen in part; the last one stays whatever its size.
+    /// Removes whole revisions, so that none is seen in part. The last revision stays regardless of
+    /// its size.
     fn trim(&mut self) {
         while self.changes.len() > HISTORY_CHANGES_MAX || self.bytes > HISTORY_BYTES_MAX {
             let Some((oldest, _)) = self.changes.front() else { return };

@@ -8,7 +8,7 @@ use redb::backends::FileBackend;
 use super::super::{Compare, Write, leader};
 use super::*;
 
-/// A directory that goes with the test.
+/// A directory that is removed after the test.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -155,7 +155,7 @@ async fn a_watch_of_what_is_no_longer_kept_ends_with_compacted() {
     let dir = Dir::new();
     let store = Embedded::open(&dir.file()).await.unwrap();
     let mut slow = store.watch("", Revision(1)).await.unwrap();
-    // The slow one has read one change when the history runs over.
+    // The slow watch has read one change when the history overflows.
     store.commit(write(put("first", b""))).await.unwrap();
     slow.recv().await.unwrap().unwrap();
     let each = limits::OPERATIONS_MAX;
@@ -172,7 +172,7 @@ async fn a_watch_of_what_is_no_longer_kept_ends_with_compacted() {
     let mut late = store.watch("", Revision(1)).await.unwrap();
     let Some(Err(StoreError::Compacted(kept))) = late.recv().await else { panic!("not compacted") };
     assert_eq!(late.recv().await, None);
-    // What is kept begins where the error says, and is whole.
+    // The kept history begins where the error says, and is complete.
     let mut kept = store.watch("", kept).await.unwrap();
     for n in 0..state::HISTORY_CHANGES_MAX {
         let Some(Ok(Change::Put(entry))) = kept.recv().await else { panic!("change {n}") };
@@ -191,12 +191,12 @@ async fn a_watch_ends_when_the_store_is_closed() {
     assert_eq!(changes.recv().await, None);
 }
 
-/// A disk that is full on request: what would be written is refused, what is there can be read.
+/// A disk that becomes full on request: writes fail, reads work.
 #[derive(Debug)]
 struct Disk {
     file: FileBackend,
     full: Arc<AtomicBool>,
-    /// Writes let through before the disk is full.
+    /// Writes permitted before the disk is full.
     room: Arc<AtomicU64>,
 }
 
@@ -239,7 +239,7 @@ impl StorageBackend for Disk {
 #[tokio::test]
 async fn a_full_disk_refuses_writes_keeps_all_else_and_goes_on_when_there_is_room() {
     let dir = Dir::new();
-    // The fault after each number of writes: before, between and after the parts of a commit.
+    // A fault after each number of writes: before, between and after the parts of a commit.
     for room_left in 0..12 {
         let path = dir.0.join(format!("{room_left}.redb"));
         let (full, room) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -296,7 +296,7 @@ async fn a_damaged_file_is_refused_or_read_right_never_read_wrong() {
     drop(store);
     let whole = fs::read(dir.file()).unwrap();
     let (damaged, mut refused) = (dir.0.join("damaged.redb"), 0);
-    // Every 1,009th byte of the file, the header's first ones, and three places of cut.
+    // Every 1,009th byte of the file, the first ones of the header, and three truncations.
     let places = (0..64).chain((64..whole.len()).step_by(1_009));
     for place in places {
         let mut bytes = whole.clone();

@@ -1,4 +1,4 @@
-//! Where an etcd is, and how to speak to it.
+//! Addresses and credentials of an etcd cluster.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,31 +7,31 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use super::super::contract::StoreError;
 
-/// How often a connection in use is asked whether it lives: etcd takes no more than one in 5 s by
-/// default (`--grpc-keepalive-min-time`) and closes the connection on who asks more.
+/// Interval of keep-alive pings on a connection in use. By default, etcd permits one in 5 s
+/// (`--grpc-keepalive-min-time`) and closes connections that send more.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
-/// An etcd to use.
+/// Configuration of an etcd client.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    /// Its members, `host:port` or with `http://` or `https://` before. One is enough to reach a
-    /// cluster, all of them to go on when that one ends.
+    /// Members as `host:port`, optionally with `http://` or `https://`. One member suffices to
+    /// reach a cluster. List all of them to continue when one fails.
     pub endpoints: Vec<String>,
-    /// Encryption; needed for `https://`, refused with `http://`.
+    /// Encryption. It is required for `https://` and refused with `http://`.
     pub tls: Option<EtcdTls>,
-    /// How long one call may take before it is [`StoreError::Unavailable`], all attempts
-    /// together; 100 ms or more. Well below the lease of a leader.
+    /// Time limit of a call including all attempts; at least 100 ms. After it the call is
+    /// [`StoreError::Unavailable`]. It must be well below the leader's lease.
     pub limit: Duration,
 }
 
 impl EtcdConfig {
-    /// Members without encryption, and 3 s for a call.
+    /// Members without encryption, with a limit of 3 s per call.
     #[must_use]
     pub fn new(endpoints: Vec<String>) -> Self {
         Self { endpoints, tls: None, limit: Duration::from_secs(3) }
     }
 
-    /// A channel to each member; none is used yet.
+    /// A channel to each member. None is connected yet.
     pub(super) fn channels(&self) -> Result<Vec<Channel>, StoreError> {
         if self.endpoints.is_empty() {
             return Err(StoreError::Invalid("no etcd endpoint; name at least one".to_owned()));
@@ -79,12 +79,12 @@ impl EtcdConfig {
     }
 }
 
-/// Certificates for an etcd, the contents of PEM files.
+/// Certificates for an etcd cluster, as contents of PEM files.
 #[derive(Clone)]
 pub struct EtcdTls {
-    /// Who signed the members' certificates.
+    /// CA of the members' certificates.
     pub ca: Vec<u8>,
-    /// This client's certificate and its key, if the members ask for one.
+    /// This client's certificate and key, if the members require one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -98,7 +98,7 @@ impl EtcdTls {
     }
 }
 
-/// The key stays out of logs.
+/// The key must not appear in logs.
 impl fmt::Debug for EtcdTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdTls")

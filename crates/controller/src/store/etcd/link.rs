@@ -1,9 +1,15 @@
-//! Calls to one member after the other, within a time.
+//! Calls to etcd members, one after the other, within a time limit.
 //!
-//! **Problem.** A member may be gone, or worse: stopped with its connections open, or cut off from
-//! the others. **Rule.** All calls go to one member until it fails, then to the next. What may be
-//! asked twice is asked elsewhere within the same call; a transaction only if it certainly was not
-//! begun, since a second one could meet the first one's result.
+//! # Problem
+//!
+//! A member may be gone. It may also be stopped with its connections open, or be cut off from the
+//! others.
+//!
+//! # Approach
+//!
+//! All calls go to one member until it fails, then to the next. An idempotent request is repeated
+//! at another member within the same call. A transaction is repeated only if it was certainly not
+//! started, because a second attempt could meet the result of the first.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,12 +21,11 @@ use tonic::{Code, ConnectError, Request, Status};
 
 use super::super::contract::StoreError;
 
-/// Between rounds in which no member could be asked.
+/// Pause between rounds in which no member could be asked.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Most members asked in one call, where each may take its share of the time.
+/// Most members asked in one call, each within its share of the time.
 const SHARES_MAX: u32 = 3;
 
-/// The members of a cluster.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) name: String,
@@ -29,29 +34,29 @@ pub(super) struct Link {
     current: AtomicUsize,
 }
 
-/// What may be done with a call whose fate is not known.
+/// Whether a call with unknown outcome may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Asked again: twice does what once does.
+    /// It may be repeated, because it is idempotent.
     Freely,
-    /// Not asked again.
+    /// It may not be repeated.
     Never,
 }
 
-/// Why a call brought nothing.
+/// Why a call failed.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// etcd said no.
+    /// etcd refused it.
     Refused(Status),
-    /// No answer of use within the time.
+    /// There was no usable answer within the time limit.
     Unavailable(StoreError),
 }
 
-/// What to do after a status.
+/// What follows from a status.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Refused,
-    /// Not begun: another member may be asked.
+    /// The request was not started, so another member may be asked.
     NotBegun,
     Unknown,
 }
@@ -61,19 +66,19 @@ impl Link {
         Self { name, limit, members, current: AtomicUsize::new(0) }
     }
 
-    /// The member to ask, with its number.
+    /// The current member and its number.
     pub(super) fn member(&self) -> (usize, Channel) {
         let number = self.current.load(Ordering::Relaxed) % self.members.len();
         (number, self.members[number].clone())
     }
 
-    /// A member did not do: the next one is asked from now on, unless it has been left already.
+    /// Moves to the next member, unless the failed one is no longer current.
     pub(super) fn leave(&self, number: usize) {
         let next = (number + 1) % self.members.len();
         let _ = self.current.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Asks until there is an answer, or the time is over.
+    /// Calls members until there is an answer or the time is over.
     pub(super) async fn call<T, F>(
         &self,
         repeat: Repeat,
@@ -122,7 +127,7 @@ impl Link {
         StoreError::Unavailable { store: self.name.clone(), problem: problem.to_owned() }
     }
 
-    /// What etcd's refusal means to a caller who has no better word for it.
+    /// Converts an error of etcd without a more specific meaning.
     pub(super) fn refused(&self, failed: Failed) -> StoreError {
         let status = match failed {
             Failed::Unavailable(error) => return error,
@@ -142,7 +147,7 @@ impl Link {
     }
 }
 
-/// A request for a member that knows a leader: one that does not would let it wait.
+/// A request that only a member with a known leader accepts. Another member would let it wait.
 pub(super) fn request<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
@@ -158,7 +163,7 @@ fn fate(status: &Status) -> Fate {
         source = error.source();
     }
     match status.code() {
-        // Said before anything is proposed: by what looks at `hasleader`.
+        // etcd checks `hasleader` before it proposes anything.
         Code::Unavailable if status.message() == "etcdserver: no leader" => Fate::NotBegun,
         Code::Unavailable
         | Code::Cancelled

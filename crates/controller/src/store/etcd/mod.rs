@@ -1,17 +1,26 @@
-//! An etcd cluster, for several controllers of which one leads.
+//! A store in an etcd cluster, for several controllers of which one leads.
 //!
-//! **Problem.** A controller's machine may fail, and another must go on with what it had sold.
-//! **Rule.** What is stored is stored by a majority of etcd's members, or it is an error; this
-//! client goes from member to member, never answers from a member that is behind
-//! (reads are linearizable), and gives up after [`EtcdConfig::limit`].
+//! # Problem
 //!
-//! **Failures.** One member of three gone: the call under way may fail, the next one does not. Two
-//! gone: all calls end with [`StoreError::Unavailable`] in time, and go on when one is back. A
-//! watch resumes by itself.
+//! A controller's machine may fail. Another controller must continue with what it had sold.
 //!
-//! **Departures.** A client of our own: etcd-client needs `protoc` wherever this is built, and
-//! spreads calls over all members, so that with one stopped each third call waits in vain. etcd
-//! 3.4 or later; no passwords, a client's certificate is its name.
+//! # Approach
+//!
+//! A write succeeds only if a majority of etcd's members has stored it. The client moves between
+//! members, never returns stale data (reads are linearizable), and gives up after
+//! [`EtcdConfig::limit`].
+//!
+//! # Failures
+//!
+//! If one of three members fails, the current call may fail, but the next one succeeds. If two
+//! fail, all calls end with [`StoreError::Unavailable`] in time and succeed again when one is back.
+//! A watch resumes by itself.
+//!
+//! # Departures
+//!
+//! This is a custom client. etcd-client needs `protoc` at build time. It also spreads calls over
+//! all members, so with one of three stopped, every third call waits in vain. Requires etcd 3.4 or
+//! later. Passwords are not supported; clients authenticate by certificate.
 
 mod config;
 mod link;
@@ -37,15 +46,15 @@ use super::{campaign, limits};
 
 pub use config::{EtcdConfig, EtcdTls};
 
-/// Keys asked for at once: with the longest values still below [`MESSAGE_BYTES_MAX`].
+/// Keys per page. With the longest values a page stays below [`MESSAGE_BYTES_MAX`].
 const PAGE: i64 = 256;
-/// Longest message taken from a member, bytes.
+/// Longest message from a member in bytes.
 const MESSAGE_BYTES_MAX: usize = 512 << 20;
-/// How often a listing begins anew because etcd was compacted meanwhile.
+/// How often a listing restarts because of a compaction.
 const LISTINGS_MAX: usize = 5;
-/// Changes that wait for who watches.
+/// Changes that wait for a watch's receiver.
 const WATCH_CHANGES: usize = 64;
-/// Longest lease: etcd's, seconds.
+/// Longest lease in seconds, as in etcd.
 const LEASE_SECONDS_MAX: i64 = 9_000_000_000;
 
 /// A store in an etcd cluster. Clones share connections.
@@ -55,10 +64,10 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Prepares connections; the first call makes one. Needs a runtime of tokio.
+    /// Prepares connections; the first call establishes one. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] with an endpoint or certificate that cannot be used.
+    /// [`StoreError::Invalid`]: an endpoint or certificate is invalid.
     pub fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let name = format!("etcd {}", config.endpoints.join(","));
         let link = Link::new(name, config.limit, config.channels()?);
@@ -81,7 +90,7 @@ impl Etcd {
         wire::entry(kv).map_err(|problem| StoreError::Damaged { store: store(), problem })
     }
 
-    /// One listing, page by page at the revision of the first; `None` if that was compacted.
+    /// Lists page by page at the revision of the first page. `None` if that revision was compacted.
     async fn pages(&self, prefix: &str) -> Result<Option<Listing>, StoreError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut at = 0;
@@ -119,7 +128,7 @@ impl Etcd {
         }
     }
 
-    /// What a transaction that etcd did not take means.
+    /// Converts the error of a transaction.
     fn not_committed(&self, failed: Failed, writes: &[Write]) -> StoreError {
         let lease = writes.iter().find_map(|write| match write {
             Write::Put { lease, .. } => *lease,
@@ -133,7 +142,8 @@ impl Etcd {
         }
     }
 
-    /// The first key whose comparison does not hold, by what etcd sent along with its refusal.
+    /// The first key whose condition does not hold, from the entries that etcd returned with its
+    /// refusal.
     fn conflict(compare: &[Compare], responses: Vec<pb::ResponseOp>) -> StoreError {
         let found = responses.into_iter().map(|response| match response.response {
             Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.into_iter().next(),
@@ -230,18 +240,18 @@ impl Store for Etcd {
             KvClient::new(channel).compact(request(asked)).await.map(|_| ())
         });
         match call.await {
-            // Somebody was faster.
+            // Another client compacted first.
             Err(Failed::Refused(status)) if has_been_compacted(&status) => Ok(()),
             done => done.map_err(|failed| self.link.refused(failed)),
         }
     }
 
-    /// etcd counts whole seconds, and lets no lease end before its own elections can.
+    /// etcd counts whole seconds, and its shortest lease exceeds its own election time.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         let whole = i64::try_from(ttl.as_secs()).unwrap_or(LEASE_SECONDS_MAX);
         let seconds = whole.saturating_add(i64::from(ttl.subsec_nanos() > 0));
         let asked = pb::LeaseGrantRequest { ttl: seconds.clamp(1, LEASE_SECONDS_MAX), id: 0 };
-        // Granted twice, the first one ends unused.
+        // If it is granted twice, the unused lease expires.
         let call = self.link.call(Repeat::Freely, |channel| async move {
             Ok(LeaseClient::new(channel).lease_grant(request(asked)).await?.into_inner())
         });
@@ -258,7 +268,7 @@ impl Store for Etcd {
             answer.ok_or_else(|| Status::unavailable("the member closed the stream"))
         });
         let kept = call.await.map_err(|failed| self.link.refused(failed))?;
-        // For a lease that it does not know, etcd answers with no time.
+        // etcd answers with TTL 0 for an unknown lease.
         if kept.ttl > 0 { Ok(()) } else { Err(StoreError::LeaseEnded(lease)) }
     }
 

@@ -1,11 +1,17 @@
-//! A watch that outlives its connection.
+//! A watch that survives its connections.
 //!
-//! **Problem.** A stream breaks, or its member is stopped and the stream just stays quiet. After
-//! either, nothing may be missed or told twice. **Rule.** What was delivered is known by its
-//! revision; the next stream begins one revision *before* the one that is due, and what is older
-//! is dropped. etcd answers `compacted` only for revisions below that of a compaction, but forgets
-//! deletions at the very one; asked for the one before, it says so. A quiet stream is asked for
-//! its progress, and left when it does not answer.
+//! # Problem
+//!
+//! A stream may break, or its member may be stopped so that the stream stays silent. In both cases
+//! no change may be missed or reported twice.
+//!
+//! # Approach
+//!
+//! Delivered changes are tracked by revision. A new stream starts one revision *before* the next
+//! one due, and older changes are dropped. etcd reports `compacted` only for revisions below that
+//! of a compaction, but it forgets deletions at that very revision. Starting one earlier makes it
+//! report the compaction. A silent stream is asked for its progress and abandoned if it does not
+//! answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,29 +29,30 @@ use super::wire::pb::watch_client::WatchClient;
 use super::wire::pb::watch_request::RequestUnion;
 use super::wire::{self, pb};
 
-/// After a stream that brought nothing; doubles up to [`PAUSE_MAX`].
+/// Pause after a stream without changes. It doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 pub(super) type Changes = mpsc::Sender<Result<Change, StoreError>>;
 
-/// One watch.
+/// State of a watch.
 pub(super) struct Follow {
     link: Arc<Link>,
     prefix: String,
-    /// All changes before this one were delivered.
+    /// All changes before this revision were delivered.
     next: u64,
-    /// And so many of this one: etcd may cut a large one into several messages.
+    /// Number of delivered changes of revision `next`. etcd may split a large revision into several
+    /// messages.
     delivered: usize,
 }
 
-/// Why a stream was left.
+/// Why a stream was abandoned.
 enum Left {
-    /// Nobody listens.
+    /// The receiver is gone.
     Unheard,
-    /// Not to be resumed.
+    /// The watch cannot be resumed.
     Ended(StoreError),
-    /// To be resumed; whether it had begun.
+    /// The watch must be resumed. `begun` says whether the stream had started.
     Broken { begun: bool },
 }
 
@@ -54,7 +61,7 @@ impl Follow {
         Self { link, prefix: prefix.to_owned(), next: from.0.max(1), delivered: 0 }
     }
 
-    /// Until nobody listens, or the changes that are due are gone.
+    /// Runs until the receiver is gone or the next changes are compacted.
     pub(super) async fn run(mut self, changes: Changes) {
         let mut pause = PAUSE_MIN;
         loop {
@@ -62,7 +69,7 @@ impl Follow {
             match self.stream(channel, &changes).await {
                 Left::Unheard => return,
                 Left::Ended(error) => {
-                    // Nobody there to be told is no fault.
+                    // It does not matter if the receiver is gone.
                     let _ = changes.send(Err(error)).await;
                     return;
                 }
@@ -87,7 +94,7 @@ impl Follow {
             start_revision: wire::signed(Revision(self.next - 1)).max(1),
             fragment: true,
         };
-        // Two places: it does not wait.
+        // The channel has room for two, so this does not wait.
         let _ = requests.send(ask(RequestUnion::CreateRequest(create))).await;
         let mut client = WatchClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let opened = client.watch(request(ReceiverStream::new(outgoing)));
@@ -105,7 +112,7 @@ impl Follow {
         changes: &Changes,
     ) -> Left {
         let mut asked = false;
-        // How many changes of which revision came on this stream.
+        // The current revision on this stream, and its number of changes.
         let mut seen = (0, 0);
         loop {
             let answer = tokio::select! {
@@ -124,7 +131,7 @@ impl Follow {
                 Err(_) => {
                     asked = true;
                     let progress = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-                    // Full only if the question before was never sent.
+                    // The channel is full only if the previous request was never sent.
                     let _ = requests.try_send(ask(progress));
                 }
             }
@@ -164,7 +171,7 @@ impl Follow {
             changes.send(Ok(change)).await.map_err(|_| Left::Unheard)?;
             (self.next, self.delivered) = *seen;
         }
-        // Only a message that is not cut ends with a revision's last change.
+        // Only a complete message ends with the last change of a revision.
         if any && !answer.fragment && seen.0 >= self.next {
             (self.next, self.delivered) = (seen.0 + 1, 0);
         }

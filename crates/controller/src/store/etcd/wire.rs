@@ -1,4 +1,4 @@
-//! etcd's messages, and ours from them.
+//! Conversion of etcd's messages.
 
 /// Generated from `proto/etcd/rpc.proto`.
 #[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]
@@ -11,24 +11,24 @@ use self::pb::compare::{CompareTarget, TargetUnion};
 use self::pb::request_op::Request;
 use super::super::contract::{Change, Compare, Entry, LeaseId, Revision, Write};
 
-/// The end of the range of keys that begin with `prefix`.
+/// End of the range of keys that begin with `prefix`.
 pub(super) fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
-    // No byte of UTF-8 is 255, so the last one can always be counted up.
+    // UTF-8 has no byte 255, so the last byte can always be incremented.
     match end.last_mut() {
         Some(last) => *last += 1,
-        // To etcd: all there are.
+        // etcd's notation for all keys.
         None => end.push(0),
     }
     end
 }
 
-/// The first key of that range.
+/// Start of that range.
 pub(super) fn range_start(prefix: &str) -> Vec<u8> {
     if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() }
 }
 
-/// etcd's revisions are signed; none is negative.
+/// Converts etcd's signed revisions, which are never negative.
 pub(super) fn revision(number: i64) -> Revision {
     Revision(u64::try_from(number).unwrap_or(0))
 }
@@ -37,7 +37,7 @@ pub(super) fn signed(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
-/// What is wrong with a key that another program wrote.
+/// Converts an entry. The error says what is wrong with a key that another program wrote.
 pub(super) fn entry(kv: pb::KeyValue) -> Result<Entry, String> {
     Ok(Entry {
         key: key(kv.key)?,
@@ -81,7 +81,7 @@ pub(super) fn compare(compare: &Compare) -> pb::Compare {
     }
 }
 
-/// Whether a comparison held, given what etcd has for its key.
+/// Whether a condition holds for etcd's entry of its key.
 pub(super) fn holds(compare: &Compare, found: Option<&pb::KeyValue>) -> bool {
     let (created, modified) = found.map_or((0, 0), |kv| (kv.create_revision, kv.mod_revision));
     match compare {

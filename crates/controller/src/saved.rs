@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_comes_back_and_what_is_damaged_counts_as_none() {
+    async fn a_stored_plan_is_read_back_and_a_damaged_file_counts_as_absent() {
         let folder = folder("saved");
         let path = folder.join("plan");
         let saved = Saved::<HostPlan>::new("server-1", &path);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_cannot_be_kept_leaves_its_stamp_and_no_older_plan_and_is_kept_later() {
+    async fn a_plan_that_cannot_be_stored_leaves_its_stamp_and_is_stored_later() {
         let folder = folder("unsaved");
         let path = folder.join("plan");
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));

@@ -106,8 +106,8 @@ pub struct User<'a> {
     pub has: Option<u8>,
     /// The links of its tree.
     pub links: &'a [LinkId],
-    /// Its queue on each switch, if that is the same on all ports of the switch. If each value is in
-    /// only one queue of a switch, the switch needs no more traffic classes than queues.
+    /// Its queue on each switch, if that is the same on all ports of the switch. If each value is
+    /// in only one queue of a switch, the switch needs no more traffic classes than queues.
     pub queues: &'a [(NodeId, u8)],
 }
 

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_limits_hold_back_keeps_them_in() {
+    fn held_back_traffic_keeps_the_limits_applied() {
         let mut bed = Bed::new();
         assert_eq!(bed.steps(2, 1_000, 0).len(), 1);
         assert_eq!(bed.steps(100, 800, 200), [], "a flood that goes on");

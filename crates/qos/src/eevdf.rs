@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_idle_client_is_owed_is_bounded() {
+    fn the_lag_of_an_idle_client_is_bounded() {
         let mut eevdf = with(&[1, 1]);
         // Client 1 waits for 100 requests and then has no frames for a long time.
         while eevdf.pick() != Some(0) {

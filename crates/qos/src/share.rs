@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_plenty_gives_to_who_has_none() {
+    fn a_bucket_with_plenty_gives_to_one_without() {
         let moved = |mut owners: Vec<Owner>| -> Vec<i64> {
             settle(&mut owners);
             owners.iter().map(|owner| owner.moved).collect()

@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_nothing_is_away() {
+    async fn an_agent_that_takes_no_messages_counts_as_away() {
         let registry = Registry::new(Box::new(Two));
         let (_number, messages) = registry.begin("a", stamp(0)).unwrap();
         for generation in 0..QUEUE as u64 {

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_class_keeps_it_and_the_new_take_what_nobody_has() {
+    fn a_code_point_keeps_its_class_and_new_ones_take_unused_classes() {
         let now = map(&[(16, 1), (40, 2)]);
         let wanted = map(&[(8, 1), (16, 2)]);
         let got = assign(&now, &[&wanted], 4).expect("two classes");

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_in_two_ways_is_no_difference() {
+    fn two_notations_of_one_state_do_not_differ() {
         let (is, wanted) = (state(&[4, 1, 0, 0], &[(8, 1)]), state(&[4, 1], &[(8, 1), (16, 0)]));
         assert_eq!(diff(&is, &wanted), []);
         assert_eq!(diff(&wanted, &is), []);

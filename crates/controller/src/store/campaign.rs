@@ -58,7 +58,7 @@ fn below(key: &str) -> String {
     format!("{key}/")
 }
 
-type Answer<S> = oneshot::Sender<Result<(Place<S>, Leadership), StoreError>>;
+type Answer<S> = oneshot::Sender<Result<(CandidateKey<S>, Leadership), StoreError>>;
 
 async fn stand<S>(store: S, prefix: String, who: String, lease: LeaseId, mut answer: Answer<S>)
 where
@@ -68,7 +68,7 @@ where
     let number = STOOD.fetch_add(1, Ordering::Relaxed);
     let key = format!("{prefix}{:016x}.{number}", lease.0);
     // From here on the key may exist, whatever the store answers.
-    let place = Place { store: Some(store.clone()), key: key.clone() };
+    let place = CandidateKey { store: Some(store.clone()), key: key.clone() };
     let written = store
         .commit(Transaction {
             compare: vec![Compare::Absent(key.clone())],
@@ -131,18 +131,18 @@ async fn until_gone(
 }
 
 /// A candidate's key. It is deleted unless it is kept.
-struct Place<S: Store + 'static> {
+struct CandidateKey<S: Store + 'static> {
     store: Option<S>,
     key: String,
 }
 
-impl<S: Store + 'static> Place<S> {
+impl<S: Store + 'static> CandidateKey<S> {
     fn keep(mut self) {
         self.store = None;
     }
 }
 
-impl<S: Store + 'static> Drop for Place<S> {
+impl<S: Store + 'static> Drop for CandidateKey<S> {
     fn drop(&mut self) {
         let Some(store) = self.store.take() else { return };
         let key = std::mem::take(&mut self.key);

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_the_limit_is_taken_and_one_more_is_refused() {
+    fn a_transaction_at_the_limit_is_accepted_and_one_above_is_refused() {
         assert_eq!(of(vec![put("a", VALUE_BYTES_MAX)]), Ok(()));
         let error = of(vec![put("a", VALUE_BYTES_MAX + 1)]).unwrap_err().to_string();
         assert!(error.contains("the value of a of 1000001"), "{error}");

@@ -1,5 +1,5 @@
-//! A leader with simulated switches and hosts: what it decides is carried out in an order that
-//! keeps every packet mapped, whatever fails; what it stored, its successor goes on with.
+//! A leader with simulated switches and hosts. Decisions are carried out in an order that keeps
+//! every packet mapped, whatever fails. A successor continues from the stored state.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ async fn intervals_are_added_up_and_the_last_of_them_are_kept() {
     let all = leader.samples().view("", 1_000).unwrap();
     assert_eq!(all["times"].as_array().unwrap().len(), 3);
     let a = &all["tenants"]["a"];
-    // Ten servers with 9 Mbit/s each, then nothing; its queue stays while the plan is taken back.
+    // Ten servers send 9 Mbit/s each, then nothing. The tenant's queue stays while the plan is
+    // rolled back.
     assert_eq!(a["sent"], serde_json::json!([90_000_000, 0, 0]));
     assert!(a["dscp"][0] != 0 && a["dscp"][1] == a["dscp"][0], "{a}");
     interval(&mut leader, &BUSY).await;
@@ -157,7 +158,7 @@ async fn a_host_that_fails_or_lies_holds_up_nobody_else() {
         interval(&mut leader, &[("a", 9), ("b", 8), ("d", 9), ("bad", 9)]).await;
     }
     assert!(has_queue(&world).contains(&"d".to_owned()), "{:?}", has_queue(&world));
-    // It says that another leads; the store says no.
+    // A switch claims that another controller leads, but the store denies it.
     world.hosts.fails.lock().unwrap().clear();
     let later = penstock_controller::Stamp { epoch: u64::MAX, generation: 1 };
     world.hosts.plans.lock().unwrap().get_mut("server-7").unwrap().stamp = later;
@@ -197,7 +198,7 @@ async fn a_successor_goes_on_and_a_deposed_leader_can_do_nothing() {
     interval(&mut new, &BUSY).await;
     let same: Vec<_> = world.switches.values().map(|switch| switch.truth().ports).collect();
     assert_eq!(same, switches, "a change of leaders changes nothing else");
-    // The old one believes that it leads still.
+    // The old leader believes that it still leads.
     let used = usage(old.fabric(), &[("d", 9), ("e", 9)]);
     assert_eq!(old.interval(&used).await, Err(LeaderError::Deposed));
     assert_eq!(old.add(tenant("f", 2, 1)).await, Err(LeaderError::Deposed));
@@ -266,7 +267,7 @@ async fn observing_changes_nothing_and_reverting_brings_back() {
 }
 
 #[tokio::test]
-async fn what_has_no_place_is_refused_with_what_would_fit() {
+async fn a_tenant_without_a_place_is_refused_with_what_would_fit() {
     let folder = Folder::new("leader-refuse");
     let world = World::new(Mode::StaticMap);
     let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
@@ -368,12 +369,12 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
             }
         }
     }
-    // All is well again: within a few intervals everybody does what the binding says.
+    // All faults are gone: within a few intervals everything follows the binding.
     world.hosts.away.lock().unwrap().clear();
     world.hosts.fails.lock().unwrap().clear();
     SWITCHES.iter().for_each(|switch| world.fault(switch, Faults::default()));
     (0..10).for_each(|host| leader.host_came(&format!("server-{host}")));
-    // The longest pause of one that refused.
+    // The longest pause of an element that refused.
     for _ in 0..32 {
         interval(&mut leader, &BUSY).await;
     }
@@ -387,7 +388,7 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// The auditor looks at every single change of a host or a switch.
+    /// The auditor checks every single change of a host or a switch.
     #[test]
     fn whatever_fails_no_packet_meets_an_unmapped_code_point(
         mode in prop_oneof![

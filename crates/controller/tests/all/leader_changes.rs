@@ -1,5 +1,5 @@
-//! Tenants that come, grow and move, and elements that refuse: nobody is marked by queues of
-//! another, no port is late with its weights, and one that refuses stops nobody else.
+//! Tenants that arrive, grow and move, and elements that refuse. No tenant is marked for another's
+//! queue, no port gets its weights late, and a refusal delays nothing else.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ async fn a_new_tenant_is_not_marked_as_one_was_that_is_gone() {
 }
 
 #[tokio::test]
-async fn who_grows_or_moves_shares_queue_0_until_its_new_ports_know_it() {
+async fn a_tenant_that_grows_or_moves_shares_queue_0_until_its_new_ports_are_ready() {
     for mode in MODES {
         let folder = Folder::new("changes-moved");
         let world = World::new(mode);
@@ -100,7 +100,7 @@ async fn a_successor_marks_nobody_by_queues_of_where_it_was_before() {
     assert!(!shares_queue_0(&world, "a"));
 }
 
-/// By server of a tenant in rack-0 the weights, by queue from 0, of its rack's port to it.
+/// For each server of a tenant in rack-0, the weights of the rack's port to it, by queue from 0.
 fn all_weights(leader: &Leader, world: &World, tenant: &str) -> Vec<(String, Vec<u32>)> {
     let slot = leader.fabric().slot(tenant).unwrap();
     let name = |server| leader.fabric().topology().name(server).to_string();
@@ -110,7 +110,7 @@ fn all_weights(leader: &Leader, world: &World, tenant: &str) -> Vec<(String, Vec
 }
 
 #[tokio::test]
-async fn what_is_placed_has_its_part_of_each_port_before_its_hosts_are_told() {
+async fn a_placed_tenant_has_its_share_of_each_port_before_its_hosts_know() {
     let folder = Folder::new("changes-weights");
     let world = World::new(Mode::StaticMap);
     let store = store(&folder.0).await;
@@ -118,7 +118,7 @@ async fn what_is_placed_has_its_part_of_each_port_before_its_hosts_are_told() {
     leader.add(within("a", "rack-0", 5, 50)).await.unwrap();
     interval(&mut leader, &[("a", 50)]).await;
     let part = |weights: &[u32]| f64::from(weights[0]) / f64::from(weights.iter().sum::<u32>());
-    // In queue 0, and 40 % of the links of its servers.
+    // In queue 0, with 40 % of the links of its servers.
     leader.add(within("b", "rack-0", 4, 400)).await.unwrap();
     let placed = all_weights(&leader, &world, "b");
     assert!(placed.iter().all(|(_, weights)| part(weights) >= 0.4), "{placed:?}");
@@ -133,7 +133,7 @@ async fn what_is_placed_has_its_part_of_each_port_before_its_hosts_are_told() {
     leader.set_mode(ControlMode::Hold).await.unwrap();
     interval(&mut leader, &[]).await;
     assert_eq!(all_weights(&leader, &world, "b"), placed, "nor does the next interval");
-    // One that moves takes its part with it.
+    // A tenant that moves takes its reservation with it.
     let moves = leader.set_service(&placed[0].0, Service::Drained).await.unwrap();
     assert!(moves.iter().any(|moved| moved.outcome.is_ok()), "{moves:?}");
     let moved = all_weights(&leader, &world, "b");
@@ -189,7 +189,7 @@ async fn an_interval_that_changes_nobodys_queues_writes_nothing() {
     }
     let busy = [("a", 9), ("b", 8), ("c", 7), ("d", 1)];
     interval(&mut leader, &busy).await;
-    // One without a queue: weights change, queues do not.
+    // A tenant without a queue: weights change, queues do not.
     leader.remove("d").await.unwrap();
     let before = store.list("").await.unwrap();
     interval(&mut leader, &busy).await;

@@ -1,5 +1,5 @@
-//! A leader and etcd's history: it has what nobody needs any more forgotten, and what a successor
-//! or one that waits needs is there. Without etcd it says so and passes.
+//! A leader compacts etcd's history but keeps what a successor or a waiting candidate needs.
+//! Skipped with a message without etcd.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use tokio::time::timeout;
 use crate::common::etcd::Cluster;
 use crate::world::{World, tenant, usage};
 
-/// Of a call in these tests.
+/// Time limit of a call in these tests.
 const LIMIT: Duration = Duration::from_secs(15);
-/// Every interval forgets what was before the one before it.
+/// Every interval compacts the history before the previous one.
 const AT_ONCE: Settings = Settings { verify_every: 0, history: Duration::ZERO };
 
-/// The revision up to which etcd has forgotten.
+/// The revision up to which etcd is compacted.
 async fn forgotten(store: &dyn Store) -> Option<Revision> {
     let mut watch = store.watch("penstock/", Revision(1)).await.unwrap();
     match timeout(patience(), watch.recv()).await.unwrap() {
@@ -37,7 +37,7 @@ async fn a_leader_has_etcd_forget_and_who_waits_or_follows_goes_on() {
     for name in ["a", "b", "c", "d", "e"] {
         leader.add(tenant(name, 10, 10)).await.unwrap();
     }
-    // One that waits since before, and is not disturbed.
+    // A candidate that has waited since before is not disturbed.
     let other = store.lease(Duration::from_secs(60)).await.unwrap();
     let waiting = {
         let store = Arc::clone(&store);
@@ -52,7 +52,7 @@ async fn a_leader_has_etcd_forget_and_who_waits_or_follows_goes_on() {
     let now = store.list("penstock/").await.unwrap();
     let gone = forgotten(&*store).await.expect("a watch from the beginning comes too late");
     assert!(Revision(1) < gone && gone < now.revision, "{gone:?} of {:?}", now.revision);
-    // What was forgotten once cannot be again, and a future is none.
+    // A revision cannot be compacted twice, nor in the future.
     store.compact(gone).await.unwrap();
     let future = Revision(now.revision.0 + 1_000);
     assert!(store.compact(future).await.is_err());

@@ -1,5 +1,4 @@
-//! A binding larger than a transaction: it is stored as a whole or not at all, and nothing of old
-//! ones stays behind.
+//! A binding larger than a transaction is stored atomically, and no part of an old one remains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use crate::world::{FakeHosts, Folder, tenant};
 const TENANTS: usize = 900;
 const RATE: u64 = 10_000_000_000;
 
-/// A store that takes so many transactions and then none.
+/// A store that accepts a number of transactions and then fails.
 #[derive(Debug)]
 struct Cut {
     inner: Arc<dyn Store>,
@@ -81,7 +80,7 @@ impl Store for Cut {
     }
 }
 
-/// 16 racks of 16 servers; no switch is told anything.
+/// 16 racks of 16 servers, without managed switches.
 fn fabric() -> Fabric {
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(RATE) };
     let topology = Regular { slots: 10, tiers: vec![tier(16), tier(16)] }.build().unwrap();
@@ -105,7 +104,7 @@ async fn lead(store: &Arc<Cut>, who: &str) -> (Leader, LeaseId) {
     (leader.unwrap(), lease)
 }
 
-/// Every tenant uses what depends on its number and the round.
+/// The usage of a tenant depends on its number and the round.
 fn usage(fabric: &Fabric, round: usize) -> Usage {
     let mut usage = Usage::new();
     for (name, slot, _) in fabric.tenants() {
@@ -168,7 +167,7 @@ async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
         assert!(stored == now || stored == would, "half of each after {cut}");
         assert!(done.is_err() || stored == would, "what was done is stored");
         whole.insert(stored == now);
-        // The next one goes on from there, and leaves nothing behind.
+        // The next leader continues from the stored state and leaves no garbage.
         let used = usage(leader.fabric(), 100 + cut);
         leader.interval(&used).await.unwrap();
         now = queues(leader.fabric());

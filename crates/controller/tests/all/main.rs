@@ -1,4 +1,4 @@
-//! The controller with stores, switches and hosts, tested from outside the crate.
+//! The controller with stores, switches and hosts, tested from outside of the crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod agent;

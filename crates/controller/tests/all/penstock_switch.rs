@@ -1,5 +1,5 @@
-//! The driver `penstock` and the switch's end of it, over a unix socket and over mutual TLS; the
-//! data path is in memory.
+//! The driver `penstock` and its daemon's end, over a unix socket and over mutual TLS. The data
+//! path is in memory.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use tonic::transport::Server;
 use crate::common::authority::Authority;
 use crate::common::dir::Dir;
 
-/// A data path of two ports with eight queues.
+/// A data path with two ports of eight queues.
 #[derive(Debug, Default)]
 struct FakeSide {
     ports: Mutex<BTreeMap<String, PortState>>,
@@ -39,7 +39,7 @@ impl SwitchSide for FakeSide {
         let ports = self.ports.lock().unwrap();
         let one = |name: &str| {
             let told = ports.get(name).cloned().unwrap_or_default();
-            // As the data path has it: every queue weighs something.
+            // As in the real data path, every queue has a weight of at least 1.
             let weight = |queue| told.weights.get(queue).copied().unwrap_or(0).max(1);
             let state = PortState { weights: (0..8).map(weight).collect(), map: told.map };
             let counter = |queue| QueueCounters {
@@ -65,7 +65,7 @@ impl SwitchSide for FakeSide {
     }
 }
 
-/// A switch that is served; it ends with this.
+/// A served switch. Dropping it stops it.
 struct Bed {
     dir: Dir,
     side: Arc<FakeSide>,
@@ -110,7 +110,7 @@ impl Bed {
         Self { dir, side, switch, task }
     }
 
-    /// The process ends; another one has the same files.
+    /// Restarts the process with the same files.
     async fn restart(mut self) -> Self {
         self.task.abort();
         let dir = std::mem::replace(&mut self.dir, Dir::new());
@@ -131,7 +131,7 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn what_was_told_is_read_back_twice_is_once_and_late_is_refused() {
+async fn changes_are_read_back_and_idempotent_and_late_ones_refused() {
     let bed = Bed::start(Dir::new()).await;
     let can = bed.driver().capabilities().await.unwrap();
     assert_eq!(
@@ -176,7 +176,7 @@ async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
     assert_eq!(bed.driver().read_back().await.unwrap(), told);
     let late = bed.driver().apply(stamp(2, 1), &[]).await;
     assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");
-    // What it forgot is found by comparing with the data path, and mended.
+    // A comparison with the data path finds what is missing, and repairs it.
     bed.side.ports.lock().unwrap().clear();
     let is = bed.driver().read_back().await.unwrap();
     assert_eq!(is.ports["e1"], PortState { weights: vec![0, 1], map: [].into() });
@@ -185,7 +185,7 @@ async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_in_force_and_its_stamp_outlives_a_restart() {
+async fn a_state_that_cannot_be_stored_is_in_force_and_its_stamp_survives_a_restart() {
     let bed = Bed::start(Dir::new()).await;
     bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
     std::fs::create_dir(bed.dir.path().join("plan.new")).unwrap();
@@ -201,7 +201,7 @@ async fn what_cannot_be_kept_is_in_force_and_its_stamp_outlives_a_restart() {
 }
 
 #[tokio::test]
-async fn what_is_beyond_it_or_fails_changes_nothing_and_is_told() {
+async fn impossible_or_failed_changes_have_no_effect_and_are_reported() {
     let bed = Bed::start(Dir::new()).await;
     bed.driver().apply(stamp(1, 1), &changes()).await.unwrap();
     let before = bed.driver().read_back().await.unwrap();

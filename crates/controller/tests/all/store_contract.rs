@@ -1,4 +1,4 @@
-//! What every store promises, asked of each of them in the same words.
+//! The contract of stores, tested with each implementation.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,19 +33,19 @@ async fn etcd_keeps_the_contract() {
 }
 
 async fn contract<S: Store + Clone + 'static>(store: &S) {
-    what_is_put_is_there_with_its_revisions(store).await;
+    a_written_key_is_read_with_its_revisions(store).await;
     a_listing_is_what_begins_with_the_prefix(store).await;
     a_long_listing_is_whole(store).await;
     a_transaction_writes_all_or_nothing(store).await;
-    what_changes_nothing_is_no_change(store).await;
-    what_is_too_large_is_refused_and_the_largest_is_taken(store).await;
+    a_transaction_without_effect_is_no_change(store).await;
+    too_large_writes_are_refused_and_the_largest_accepted(store).await;
     of_writers_that_compare_none_is_lost(store).await;
     a_watch_tells_all_in_order_from_any_revision(store).await;
     large_changes_are_told_whole(store).await;
     a_lease_takes_its_keys_with_it(store).await;
     one_leads_then_the_next(store).await;
-    who_gives_up_does_not_lead(store).await;
-    who_waits_without_a_lease_is_told(store).await;
+    a_candidate_that_gives_up_does_not_lead(store).await;
+    a_candidate_without_a_lease_gets_an_error(store).await;
 }
 
 fn put(key: &str, value: impl Into<Vec<u8>>) -> Write {
@@ -70,7 +70,7 @@ async fn keys(store: &dyn Store, prefix: &str) -> Vec<String> {
     store.list(prefix).await.unwrap().entries.into_iter().map(|entry| entry.key).collect()
 }
 
-async fn what_is_put_is_there_with_its_revisions(store: &dyn Store) {
+async fn a_written_key_is_read_with_its_revisions(store: &dyn Store) {
     assert_eq!(store.get("a/x").await.unwrap(), None);
     let created = store.commit(writes(vec![put("a/x", "1")])).await.unwrap();
     let modified = store.commit(writes(vec![put("a/x", "2")])).await.unwrap();
@@ -126,7 +126,8 @@ async fn a_transaction_writes_all_or_nothing(store: &dyn Store) {
         else {
             unreachable!("no other comparison")
         };
-        // One that holds stands before, one that does not after: the first that does not is named.
+        // A condition that holds comes before, one that fails after. The first failing condition is
+        // named.
         let after = Compare::Absent(key("x"));
         let compare = vec![Compare::Absent(key("z")), compare];
         let compare = if holds { compare } else { [compare, vec![after]].concat() };
@@ -143,7 +144,7 @@ async fn a_transaction_writes_all_or_nothing(store: &dyn Store) {
     }
 }
 
-async fn what_changes_nothing_is_no_change(store: &dyn Store) {
+async fn a_transaction_without_effect_is_no_change(store: &dyn Store) {
     let before = store.list("").await.unwrap().revision;
     let absent = writes(vec![Write::Delete("d/absent".to_owned())]);
     assert_eq!(store.commit(absent).await.unwrap(), before);
@@ -151,7 +152,7 @@ async fn what_changes_nothing_is_no_change(store: &dyn Store) {
     assert_eq!(store.list("").await.unwrap().revision, before);
 }
 
-async fn what_is_too_large_is_refused_and_the_largest_is_taken(store: &dyn Store) {
+async fn too_large_writes_are_refused_and_the_largest_accepted(store: &dyn Store) {
     let large = |length: usize| vec![7; length];
     let refused = store.commit(writes(vec![put("e/x", large(VALUE_BYTES_MAX + 1))])).await;
     assert!(matches!(refused, Err(StoreError::TooLarge { .. })), "{refused:?}");
@@ -163,7 +164,7 @@ async fn what_is_too_large_is_refused_and_the_largest_is_taken(store: &dyn Store
     assert_eq!(keys(store, "e/").await, Vec::<String>::new());
     store.commit(writes(vec![put("e/x", large(VALUE_BYTES_MAX))])).await.unwrap();
 
-    // All limits at once: as many comparisons and writes as there may be, of the longest keys.
+    // All limits at once: the most conditions and writes, with the longest keys.
     let name = |n: usize| format!("e/{n:0>width$}", width = KEY_BYTES_MAX - 2);
     let compare: Vec<_> = (0..OPERATIONS_MAX).map(|n| Compare::Absent(name(n))).collect();
     let left = TRANSACTION_BYTES_MAX - 3 * KEY_BYTES_MAX * OPERATIONS_MAX;
@@ -231,7 +232,7 @@ async fn a_watch_tells_all_in_order_from_any_revision(store: &dyn Store) {
             assert_eq!(&next(&mut past).await, change, "from {from:?}");
         }
     }
-    // One that is not due yet does not tell what comes before.
+    // A watch from a future revision skips earlier changes.
     let mut ahead = store.watch("w/", Revision(third.0 + 2)).await.unwrap();
     store.commit(writes(vec![put("w/early", "")])).await.unwrap();
     let due = store.commit(writes(vec![put("w/due", "")])).await.unwrap();
@@ -290,7 +291,7 @@ async fn one_leads_then_the_next<S: Store + Clone + 'static>(store: &S) {
         waiting.push(tokio::spawn(async move {
             store.campaign("lead", &format!("number {n}"), lease).await
         }));
-        // It stands in the queue before the next one comes.
+        // It is queued before the next candidate arrives.
         next(&mut seen).await;
     }
     assert_eq!(leader(store, "lead").await.unwrap().unwrap().value, b"zero");
@@ -314,7 +315,7 @@ async fn one_leads_then_the_next<S: Store + Clone + 'static>(store: &S) {
     assert_eq!(leader(store, "lead").await.unwrap(), None);
 }
 
-async fn who_gives_up_does_not_lead<S: Store + Clone + 'static>(store: &S) {
+async fn a_candidate_that_gives_up_does_not_lead<S: Store + Clone + 'static>(store: &S) {
     let ttl = Duration::from_secs(600);
     let (one, two) = (store.lease(ttl).await.unwrap(), store.lease(ttl).await.unwrap());
     let first = store.campaign("give", "one", one).await.unwrap();
@@ -327,14 +328,14 @@ async fn who_gives_up_does_not_lead<S: Store + Clone + 'static>(store: &S) {
     candidate.abort();
     let Change::Deleted { .. } = next(&mut seen).await else { panic!("not withdrawn") };
     assert_eq!(keys(store, "give/").await, [first.key.as_str()]);
-    // The same lease may stand again.
+    // The same lease may campaign again.
     store.revoke(one).await.unwrap();
     let again = store.campaign("give", "two", two).await.unwrap();
     assert!(again.created > first.created);
     store.revoke(two).await.unwrap();
 }
 
-async fn who_waits_without_a_lease_is_told<S: Store + Clone + 'static>(store: &S) {
+async fn a_candidate_without_a_lease_gets_an_error<S: Store + Clone + 'static>(store: &S) {
     let ttl = Duration::from_secs(600);
     let (one, two) = (store.lease(ttl).await.unwrap(), store.lease(ttl).await.unwrap());
     let first = store.campaign("late", "one", one).await.unwrap();

@@ -1,4 +1,4 @@
-//! What a cluster does when its members fail: killed, cut off, restarted, compacted.
+//! Behaviour of a cluster when its members fail: killed, suspended, restarted and compacted.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::common::etcd::{Cluster, MEMBERS, answers};
 
-/// Of a call in these tests.
+/// Time limit of a call in these tests.
 fn limit() -> Duration {
     scaled(Duration::from_secs(2))
 }
@@ -19,7 +19,7 @@ fn put(key: &str) -> Transaction {
     Transaction { compare: Vec::new(), writes: vec![write] }
 }
 
-/// Writes a key, again and again while the store cannot be reached; how often it failed.
+/// Writes a key repeatedly while the store is unreachable. Returns the number of failures.
 async fn insist(store: &Etcd, key: &str) -> usize {
     let end = Instant::now() + patience();
     let mut failed = 0;
@@ -32,7 +32,7 @@ async fn insist(store: &Etcd, key: &str) -> usize {
     }
 }
 
-/// Until a key is told; every change before it, by revision.
+/// Waits until a key is reported. Returns all earlier changes by revision.
 async fn told_until(
     watch: &mut mpsc::Receiver<Result<Change, StoreError>>,
     last: &str,
@@ -56,7 +56,7 @@ async fn with_its_leader_killed_the_store_goes_on_and_a_watch_misses_nothing() {
     let mut watch = store.watch("k/", Revision(1)).await.unwrap();
     let mut failed = 0;
     for n in 0..60 {
-        // Twice the leader goes, and comes back later.
+        // The leader fails twice and returns later.
         if n % 30 == 10 {
             let leader = cluster.leads().await.unwrap();
             cluster.kill(leader);
@@ -66,7 +66,7 @@ async fn with_its_leader_killed_the_store_goes_on_and_a_watch_misses_nothing() {
         failed += insist(&store, &format!("k/{n:02}")).await;
     }
     insist(&store, "k/last").await;
-    // A write of unknown fate may have been made as well: then it is told too, as etcd has it.
+    // A write with unknown outcome may have succeeded. It is then reported too, as in etcd.
     let told = told_until(&mut watch, "k/last").await;
     assert!(told.is_sorted_by_key(|(_, revision)| *revision), "{told:?}");
     let mut stored: Vec<_> = store.list("k/").await.unwrap().entries;
@@ -87,7 +87,7 @@ async fn one_member_cut_off_costs_a_call_and_two_cost_all_until_one_is_back() {
     let mut watch = store.watch("", Revision(1)).await.unwrap();
     told_until(&mut watch, "before").await;
 
-    // The member that this client uses: the first of the list.
+    // The member that this client uses is the first of the list.
     cluster.stop(0);
     let slow = Instant::now();
     assert!(store.get("before").await.unwrap().is_some(), "a read is asked elsewhere");
@@ -116,7 +116,7 @@ async fn one_member_cut_off_costs_a_call_and_two_cost_all_until_one_is_back() {
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_after_all_members_ended() {
+async fn written_keys_survive_the_end_of_all_members() {
     let Some(mut cluster) = Cluster::start().await else { return };
     let store = cluster.store(limit());
     let mut last = Revision(0);
@@ -145,7 +145,7 @@ async fn a_watch_of_what_was_compacted_ends_and_says_from_where_to_go_on() {
     let gone = store.commit(gone).await.unwrap();
     let last = store.commit(put("c/b")).await.unwrap();
     cluster.compact(gone.0);
-    // At the very revision of the compaction etcd has forgotten the deletion.
+    // At the very revision of the compaction, etcd has forgotten the deletion.
     for from in [Revision(1), first, gone] {
         let mut watch = store.watch("c/", from).await.unwrap();
         let told = timeout(patience(), watch.recv()).await.unwrap();

@@ -1,5 +1,5 @@
-//! The embedded store against a map: whatever is asked of it in whatever order, closed and opened
-//! again in between, it holds what the map holds, and a watch tells how it came to.
+//! The embedded store against a map. For any requests, with restarts in between, it holds what the
+//! map holds, and a watch reports how it came about.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::common::dir::Dir;
 const KEYS: usize = 6;
 const TTL: Duration = Duration::from_secs(3_600);
 
-/// What is done, with numbers that mean something only beside the model.
+/// A step, with numbers that the model interprets.
 #[derive(Clone, Debug)]
 enum Step {
     Commit { compare: Vec<(usize, Kind)>, writes: BTreeMap<usize, Option<(Vec<u8>, Lease)>> },
@@ -25,7 +25,7 @@ enum Step {
     Reopen,
 }
 
-/// A comparison that holds, one with the key's other revision, or one that the key is absent.
+/// A condition that holds, one with the key's other revision, or one that the key is absent.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Absent,
@@ -35,7 +35,7 @@ enum Kind {
     ModifiedByLast,
 }
 
-/// None, or one of those there were so far.
+/// No lease, or one of the leases so far.
 type Lease = Option<usize>;
 
 fn step() -> impl Strategy<Value = Step> {
@@ -63,7 +63,7 @@ struct Model {
     revision: u64,
     entries: BTreeMap<String, (Entry, Option<LeaseId>)>,
     leases: Vec<(LeaseId, bool)>,
-    /// Since the store was opened last.
+    /// Changes since the store was last opened.
     changes: Vec<Change>,
     opened_at: u64,
 }
@@ -89,7 +89,7 @@ impl Model {
         }
     }
 
-    /// What the store ought to answer; does it as well.
+    /// Applies a transaction to the model. Returns the expected answer.
     fn commit(&mut self, asked: &Transaction) -> Result<Revision, StoreError> {
         for compare in &asked.compare {
             let (key, holds) = match compare {
@@ -183,7 +183,7 @@ impl Model {
                 self.told(&store).await;
                 drop(store);
                 self.end_leases(|_| true);
-                // A new program knows none of the old one's leases.
+                // A new process knows no lease of the old one.
                 self.leases.clear();
                 self.changes.clear();
                 self.opened_at = self.revision;
@@ -193,7 +193,7 @@ impl Model {
         store
     }
 
-    /// The store holds what the model does.
+    /// Checks that the store equals the model.
     async fn matches(&self, store: &Embedded) {
         let listing = store.list("").await.unwrap();
         assert_eq!(listing.revision, Revision(self.revision));
@@ -205,7 +205,7 @@ impl Model {
         }
     }
 
-    /// A watch tells all since the store was opened.
+    /// Checks that a watch reports all changes since the store was opened.
     async fn told(&self, store: &Embedded) {
         let mut watch = store.watch("", Revision(self.opened_at + 1)).await.unwrap();
         for change in &self.changes {

@@ -1,4 +1,4 @@
-//! An etcd that speaks TLS and lets in only whom its authority signed.
+//! An etcd with TLS that admits only clients with certificates of its CA.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use rcgen::{
 use crate::common::dir::Dir;
 use crate::common::etcd::{Certificates, Cluster, answers};
 
-/// Who signs certificates.
+/// A CA.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -26,7 +26,7 @@ impl Authority {
         self.0.pem().into_bytes()
     }
 
-    /// A certificate for 127.0.0.1 and its key, PEM; members use theirs as clients as well.
+    /// A certificate for 127.0.0.1 and its key in PEM. Members use theirs as clients too.
     fn sign(&self) -> (Vec<u8>, Vec<u8>) {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.extended_key_usages =

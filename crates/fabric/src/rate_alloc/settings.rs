@@ -131,7 +131,7 @@ mod tests {
     const NIC: BitsPerSecond = BitsPerSecond(1_000_000_000);
 
     #[test]
-    fn what_cannot_work_is_refused_by_name() {
+    fn invalid_settings_are_refused_by_name() {
         for good in [
             RateSettings::cautious(NIC),
             RateSettings::shared_queue(NIC),

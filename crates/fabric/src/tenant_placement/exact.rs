@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_into_one_rack_with_little_elsewhere_stays_there() {
+    fn vms_that_fit_into_one_rack_with_few_elsewhere_stay_there() {
         // Racks have two servers with four slots, so 10 VMs need two racks.
         let ledger = ledger(&[(2, 100), (3, 2)], 4);
         let found = laid(&ledger, 10, 2).unwrap();

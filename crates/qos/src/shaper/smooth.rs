@@ -103,7 +103,7 @@ pub struct Window {
 
 /// Observations of an interval.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct IntervalSums {
     /// Bytes of groups with frames waiting behind them, and the spacing after them in ns.
     bytes: f64,
     spacing: f64,
@@ -132,7 +132,7 @@ pub struct Smooth {
     group_max: u32,
     last: Nanos,
     interval_at: Nanos,
-    seen: Seen,
+    seen: IntervalSums,
     /// e of the previous interval, if that was controlled.
     error: Option<f64>,
     intervals: u64,
@@ -158,7 +158,7 @@ impl Smooth {
             group_max: 0,
             last: Nanos(0),
             interval_at: Nanos(0),
-            seen: Seen::default(),
+            seen: IntervalSums::default(),
             error: None,
             intervals: 0,
         };
@@ -248,7 +248,7 @@ impl Smooth {
         let credit = i128::from(self.credit) * i128::from(self.depth) / i128::from(depth.max(1));
         self.credit = i64::try_from(credit).unwrap_or(0).min(self.depth);
         // Earlier observations belong to the old rate.
-        (self.error, self.seen, self.interval_at) = (None, Seen::default(), self.last);
+        (self.error, self.seen, self.interval_at) = (None, IntervalSums::default(), self.last);
         Ok(())
     }
 
@@ -343,7 +343,7 @@ impl Smooth {
     }
 
     /// The slow rule.
-    fn control(&mut self, seen: &Seen) {
+    fn control(&mut self, seen: &IntervalSums) {
         // The rate relative to R, if the fast rule had left the spacing at the centre.
         let rate = seen.bytes / seen.spacing;
         let middle = rate * seen.spacing / seen.central;

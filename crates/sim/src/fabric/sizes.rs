@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_distribution_is_refused_with_its_line() {
+    fn an_invalid_distribution_is_refused_with_its_line() {
         let error = |text: &str| SizeTable::parse(text).unwrap_err().to_string();
         assert!(error("1 0.5\n2 x").starts_with("line 2"));
         assert!(error("1 0.5 7").starts_with("line 1"));

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn an_invalid_specification_is_refused_by_name() {
         let good = Spec {
             network: Network::two_racks(2, GBIT, GBIT),
             tenants: vec![TenantSpec { vms: vec![0, 0, 3], hose: GBIT }],

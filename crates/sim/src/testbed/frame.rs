@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_header_reads_the_same() {
         let mut batch = Batch::new();
         let marks = [None, Some(Mark::Probe(77)), Some(Mark::Response(u64::MAX))];
         for mark in marks {

@@ -208,7 +208,7 @@ mod tests {
     const MS: fn(u64) -> Nanos = Nanos::from_millis;
 
     #[test]
-    fn what_is_urgent_goes_before_what_is_at_hand() {
+    fn urgent_work_goes_before_background_work() {
         let stream = (vec![MS(1), MS(2)], MS(1));
         let spec = GuestSpec { stream, ..GuestSpec::hog() };
         let mut guest = Guest::new(spec, Rng::new(1), Nanos(0));

@@ -19,7 +19,7 @@ fn changes() -> Vec<Change> {
 }
 
 #[tokio::test]
-async fn what_was_told_is_read_back_and_twice_is_once() {
+async fn changes_are_read_back_and_are_idempotent() {
     let target = Target::start().await;
     let fresh = target.switch().read_back().await.expect("readable");
     assert_eq!((fresh.stamp, fresh.ports.len()), (Stamp::default(), 2));
@@ -49,7 +49,7 @@ async fn what_was_told_is_read_back_and_twice_is_once() {
 }
 
 #[tokio::test]
-async fn who_comes_between_reading_and_setting_prevails() {
+async fn a_controller_between_get_and_set_prevails() {
     let target = Target::start().await;
     target.set_fault(Fault::Overtake(stamp(9)));
     let late = target.switch().apply(stamp(1), &changes()).await;
@@ -76,7 +76,7 @@ async fn a_refusal_changes_nothing_and_is_told() {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone() {
+async fn other_configurations_are_left_alone() {
     let target = Target::start().await;
     target.put("/qos/classifiers/classifier[name=theirs]/config/name", "theirs");
     target.put("/qos/queues/queue[name=NC1]/config/name", "NC1");
@@ -121,7 +121,7 @@ async fn targets_that_refuse_what_is_optional_are_told_without_it() {
 }
 
 #[tokio::test]
-async fn what_no_code_point_takes_has_a_term_of_its_own() {
+async fn frames_without_a_code_point_term_have_a_term_of_their_own() {
     let target = Target::start().await;
     target.switch().apply(stamp(1), &changes()).await.expect("told");
     for family in ["pen-v4", "pen-v6"] {

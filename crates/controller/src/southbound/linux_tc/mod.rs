@@ -69,7 +69,7 @@ pub struct TcSwitch {
 }
 
 /// State of a switch, as read.
-struct Seen {
+struct SwitchReading {
     stamp: Stamp,
     /// In the order of the driver's ports.
     ports: Vec<PortRead>,
@@ -180,7 +180,7 @@ impl TcSwitch {
         })
     }
 
-    async fn see(&self) -> Result<Seen, DriverError> {
+    async fn see(&self) -> Result<SwitchReading, DriverError> {
         let stamp = self.stamp().await?;
         let text = self.ask("tc", "-j qdisc show", "").await?;
         let mut all = read::qdiscs(&text).map_err(|error| self.rubbish("its qdiscs", error))?;
@@ -225,10 +225,10 @@ impl TcSwitch {
                 (read.top, read.classes) = classes.map_err(|error| self.rubbish(&what(), error))?;
             }
         }
-        Ok(Seen { stamp, ports })
+        Ok(SwitchReading { stamp, ports })
     }
 
-    fn state(&self, seen: &Seen) -> SwitchState {
+    fn state(&self, seen: &SwitchReading) -> SwitchState {
         let state = |port: &PortInfo, read: &PortRead| {
             let weights = plan::weights(&self.settings, port.rate, read);
             let map = read.map.clone().unwrap_or_default();
@@ -239,7 +239,7 @@ impl TcSwitch {
     }
 
     /// Lines for `tc`. Ports without a setup get one.
-    fn lines(&self, seen: &Seen, changes: &[Change]) -> Result<Vec<String>, DriverError> {
+    fn lines(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<String>, DriverError> {
         let (can, mut target) = (self.can(), self.state(seen));
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
         let each = self.ports.iter().zip(&seen.ports).flat_map(|(port, read)| {

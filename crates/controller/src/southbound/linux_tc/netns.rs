@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_answers_without_end_is_cut_off() {
+    async fn an_endless_answer_is_cut_off() {
         let (own, _) = here();
         assert_eq!(own.run(&run("yes", &[], "")).await, Err(RunError::TooLong(ANSWER_MAX)));
     }

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_it_should_be_is_left_alone() {
+    fn a_correct_port_is_left_alone() {
         let target = state(&[1, 2, 4], &[(8, 1)]);
         assert_eq!(plan(&read(&target), &target), Vec::<String>::new());
         assert_eq!(weights(&settings(), RATE, &read(&target)), [1, 2, 4]);

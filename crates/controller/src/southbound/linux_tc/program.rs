@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ip_or_cut_short_is_not_mapped() {
+    fn frames_without_ip_or_cut_short_are_not_mapped() {
         let program = encode(&[(8, 1)].into(), class);
         let mut arp = frame(&[], 8, false);
         arp[12..14].copy_from_slice(&[0x08, 0x06]);

@@ -65,7 +65,7 @@ async fn rubbish_is_told_with_the_switchs_name() {
 }
 
 #[tokio::test]
-async fn what_is_late_is_refused_before_anything_is_told() {
+async fn a_late_change_is_refused_before_any_command() {
     let told = Stamp { epoch: 7, generation: 2 };
     let error = switch(&[LO, QDISC]).apply(told, &[]).await.expect_err("late");
     assert!(matches!(error, DriverError::Fenced { .. }), "{error}");

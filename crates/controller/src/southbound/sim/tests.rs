@@ -27,7 +27,7 @@ fn changes() -> Vec<Change> {
 }
 
 #[tokio::test]
-async fn what_it_is_told_it_does_and_says_and_twice_is_once() {
+async fn changes_are_applied_and_read_back_and_are_idempotent() {
     let switch = switch(true);
     let before = switch.read_back().await.expect("answers");
     assert_eq!(before.ports.len(), 2, "its ports are there before anything is told");
@@ -42,7 +42,7 @@ async fn what_it_is_told_it_does_and_says_and_twice_is_once() {
 }
 
 #[tokio::test]
-async fn who_is_late_is_refused_whole() {
+async fn a_late_change_is_refused_as_a_whole() {
     let switch = switch(true);
     switch.apply(stamp(2), &[]).await.expect("does");
     let told = stamp(1);
@@ -66,7 +66,7 @@ async fn a_refusal_half_way_leaves_the_stamp() {
 }
 
 #[tokio::test]
-async fn who_ignores_is_seen_in_the_read_back_and_who_lies_is_not() {
+async fn a_read_back_shows_an_ignored_change_but_not_a_lie() {
     for (faults, seen) in [
         (Faults { ignores: true, ..Faults::default() }, true),
         (Faults { lies: true, ..Faults::default() }, false),

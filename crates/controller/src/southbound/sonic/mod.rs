@@ -52,8 +52,7 @@ use tables::{CLASSES_MAX, STAMP, Tables, Unfit};
 use wire::{TIME_MAX, Wire, WireError};
 
 const COUNTERS_DB: i64 = 2;
-/// Most attempts at a change, each of which ends when another client intervened. Four are
-/// needed without interference.
+/// Most rounds of reading and writing for a change. Four suffice if no other client interferes.
 const ATTEMPTS: usize = 12;
 const NAME_MAX: usize = 32;
 
@@ -68,7 +67,7 @@ pub struct SonicSwitch {
 }
 
 /// The configuration of the switch.
-struct Seen {
+struct SwitchReading {
     tables: Tables,
     state: SwitchState,
 }
@@ -215,7 +214,7 @@ impl SonicSwitch {
     }
 
     /// Reads the switch. Everything is watched before it is read.
-    async fn see(&self, wire: &mut Wire) -> Result<Seen, DriverError> {
+    async fn see(&self, wire: &mut Wire) -> Result<SwitchReading, DriverError> {
         let keys = tables::keys(&self.settings, &self.ports);
         let failed = |error| self.wire("its configuration", error);
         let mut tables = Tables::new();
@@ -229,7 +228,7 @@ impl SonicSwitch {
         let state = tables::state(&self.settings, &self.ports, &tables, &entries, refusal);
         let state = state.map_err(|unfit| self.unfit(unfit))?;
         self.tell_left_out(&state.left_out);
-        Ok(Seen { tables, state })
+        Ok(SwitchReading { tables, state })
     }
 
     /// Logs which ports are left out, once until that changes.
@@ -245,7 +244,7 @@ impl SonicSwitch {
     }
 
     /// The remaining transactions.
-    fn plan(&self, seen: &Seen, changes: &[Change]) -> Result<Vec<Vec<Op>>, DriverError> {
+    fn plan(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<Vec<Op>>, DriverError> {
         let (can, mut target) = (self.can(), seen.state.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
         // Ports that are left out do not change.
@@ -281,7 +280,7 @@ impl SonicSwitch {
             let entries: Vec<String> = names.collect();
             let state = tables::state(&self.settings, &self.ports, tables, &entries, refusal);
             let state = state.map_err(|unfit| self.unfit(unfit))?;
-            Ok(Seen { tables: tables.clone(), state })
+            Ok(SwitchReading { tables: tables.clone(), state })
         };
         let before = seen(&now)?.state;
         DriverError::fence(&self.name, before.stamp, stamp)?;

@@ -95,7 +95,7 @@ fn a_switch_is_set_up_and_says_what_it_was_told() {
 }
 
 #[test]
-fn what_stays_is_in_its_queue_throughout_and_nobody_is_in_anothers() {
+fn unchanged_code_points_keep_their_queue_and_none_enters_anothers() {
     let settings = settings(MapMode::PerPort);
     let states = [
         target(&[(8, 1), (16, 2)], &[(8, 1)], &[1, 2, 3]),
@@ -194,7 +194,7 @@ fn a_remedy_is_for_what_is_in_the_way_alone() {
 /// The patterns of SONiC's YANG models, 086b03bd. `sonic-dscp-tc-map` and `sonic-tc-queue-map`
 /// permit `[a-zA-Z0-9]{1}([-a-zA-Z0-9_]{0,31})` for a name.
 #[test]
-fn what_is_written_into_config_db_has_a_model() {
+fn entries_of_config_db_have_a_model() {
     let tables_with_model =
         ["SCHEDULER", "QUEUE", "DSCP_TO_TC_MAP", "TC_TO_QUEUE_MAP", "PORT_QOS_MAP"];
     let wanted = target(&[(8, 1), (16, 2)], &[(8, 1), (16, 2)], &[0, 40, 60]);
@@ -215,7 +215,7 @@ fn what_is_written_into_config_db_has_a_model() {
 }
 
 #[test]
-fn what_an_older_version_wrote_is_read_and_moved() {
+fn entries_of_an_older_version_are_read_and_moved() {
     let settings = settings(MapMode::PerPort);
     let wanted = target(&[(8, 1), (16, 2)], &[(8, 1)], &[1, 2, 3]);
     let mut tables = bare();
@@ -327,7 +327,7 @@ async fn rubbish_is_told_with_the_switchs_name_within_bounds() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_not_reachable() {
+async fn a_missing_redis_is_unreachable() {
     let endpoint = Endpoint::Unix("/nowhere/redis.sock".into());
     let switch = SonicSwitch::new("leaf1", &[], Settings::default(), endpoint).expect("good");
     let error = switch.read_back().await.expect_err("nobody");

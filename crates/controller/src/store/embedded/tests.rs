@@ -44,7 +44,7 @@ fn write(write: Write) -> Transaction {
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_after_a_restart_with_its_revisions() {
+async fn written_keys_survive_a_restart_with_their_revisions() {
     let dir = Dir::new();
     let store = Embedded::open(&dir.file()).await.unwrap();
     let first = store.commit(write(put("t/a", b"1"))).await.unwrap();

@@ -1,4 +1,4 @@
-//! Controllers on loopback with certificates, and a switch that is not there.
+//! Controllers on loopback with certificates, and a simulated switch.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,9 +25,9 @@ use tokio::time::timeout;
 pub use crate::common::authority::Authority;
 use crate::common::dir::Dir;
 
-/// Between two reports.
+/// Time between two reports.
 pub const REPORT_MILLIS: u64 = 20;
-/// What all controllers' certificates are for.
+/// Name in all controllers' certificates.
 pub const CONTROLLER: &str = "controller.test";
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Known for Three {
     }
 }
 
-/// A folder and an authority.
+/// A directory and a CA.
 pub struct Bed {
     pub dir: Dir,
     pub authority: Authority,
@@ -56,7 +56,7 @@ impl Bed {
         path
     }
 
-    /// An agent of `host` with the certificate of `named`, signed by `by`.
+    /// Settings of an agent of `host` with a certificate for `named`, signed by `by`.
     pub fn settings(&self, host: &str, by: &Authority, named: &str) -> AgentSettings {
         let (certificate, key) = by.sign(named);
         let tls = AgentTls {
@@ -74,7 +74,7 @@ impl Bed {
         settings
     }
 
-    /// A controller on a port of its own, or on that one.
+    /// Starts a controller on a new port, or on the given one.
     pub async fn controller(&self, at: Option<SocketAddr>, leading: Leading) -> Controller {
         self.controller_with(at, leading, Limits::default()).await
     }
@@ -91,7 +91,7 @@ impl Bed {
         Self::serve(at, leading, limits, tls).await
     }
 
-    /// One that leads, with these certificates.
+    /// Starts a leading controller with these certificates.
     pub async fn controller_by(&self, tls: ServerTls) -> Controller {
         Self::serve(None, leads(), Limits::default(), tls).await
     }
@@ -118,12 +118,12 @@ impl Bed {
     }
 }
 
-/// Leads since the start.
+/// Leads from the start.
 pub fn leads() -> Leading {
     Leading::Here(Stamp { epoch: 1, generation: 0 })
 }
 
-/// A controller's end.
+/// A running controller.
 pub struct Controller {
     pub registry: Arc<Registry>,
     pub leading: watch::Sender<Leading>,
@@ -137,7 +137,7 @@ impl Controller {
         format!("localhost:{}", self.address.port())
     }
 
-    /// Waits until its counts are so.
+    /// Waits until its counters satisfy a condition.
     pub async fn counts(&self, what: &str, so: impl Fn(&AgentCounts) -> bool) -> AgentCounts {
         let mut counts = self.registry.watch_counts();
         let reached = timeout(patience(), counts.wait_for(|counts| so(counts))).await;
@@ -145,7 +145,6 @@ impl Controller {
         reached.unwrap_or_else(|_| panic!("{what}: {:?}", self.registry.counts()))
     }
 
-    /// Ends it.
     pub async fn end(mut self) {
         drop(self.stop.take());
         timeout(patience(), self.task).await.expect("it ends").unwrap();
@@ -183,7 +182,7 @@ impl HostSide for FakeSide {
     }
 }
 
-/// An agent at work.
+/// A running agent.
 pub struct Running {
     pub state: watch::Receiver<AgentState>,
     stop: oneshot::Sender<()>,
@@ -200,7 +199,7 @@ impl Running {
         Self { state, stop, task }
     }
 
-    /// Waits until its state is so.
+    /// Waits until its state satisfies a condition.
     pub async fn until(&mut self, what: &str, so: impl Fn(&AgentState) -> bool) -> AgentState {
         let reached = timeout(patience(), self.state.wait_for(|state| so(state))).await;
         let reached = reached.map(|state| state.unwrap().clone());

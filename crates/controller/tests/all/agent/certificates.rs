@@ -1,4 +1,4 @@
-//! How many connections a certificate has, and that a controller's own may change.
+//! Connections per certificate, and changes of a controller's own certificate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ async fn a_certificate_has_so_many_connections_and_the_next_is_told() {
     let settings = bed.settings("server-0", &bed.authority, "server-0");
     let mut first = Running::start(settings.clone(), &[controller.endpoint()], &side);
     first.until("in", |state| state.connected.is_some()).await;
-    // The same certificate, from elsewhere.
+    // The same certificate on another connection.
     let plan_file = bed.dir.path().join("copy.plan");
     let copy = AgentSettings { plan_file, ..settings };
     let began = Instant::now();
@@ -31,13 +31,13 @@ async fn a_certificate_has_so_many_connections_and_the_next_is_told() {
     controller.counts("counted", |counts| counts.crowded > 0).await;
     second.end().await;
     assert!(began.elapsed() < penstock_testing::patience());
-    // Another certificate is let in, and the first goes on.
+    // Another certificate is admitted, and the first session continues.
     let other = bed.settings("server-1", &bed.authority, "server-1");
     let mut other = Running::start(other, &[controller.endpoint()], &side);
     other.until("in", |state| state.connected.is_some()).await;
     let counts = controller.registry.counts();
     assert_eq!((counts.sessions, counts.ended, counts.refused), (2, 0, 0), "{counts:?}");
-    // Its place is free when it goes.
+    // The place is free once the connection ends.
     first.end().await;
     let mut again = Running::start(copy, &[controller.endpoint()], &side);
     again.until("in", |state| state.connected.is_some()).await;
@@ -47,7 +47,7 @@ async fn a_certificate_has_so_many_connections_and_the_next_is_told() {
 }
 
 #[tokio::test]
-async fn who_is_one_too_many_is_gone_soon_whatever_it_does() {
+async fn a_connection_beyond_the_limit_ends_soon_in_any_case() {
     let bed = Bed::new();
     let limits = Limits { per_certificate: 1, ..Limits::default() };
     let controller = bed.controller_with(None, leads(), limits).await;
@@ -65,7 +65,7 @@ async fn who_is_one_too_many_is_gone_soon_whatever_it_does() {
     let endpoint = tonic::transport::Endpoint::from_shared(endpoint).unwrap();
     let silent = endpoint.tls_config(tls).unwrap().connect().await.unwrap();
     controller.counts("one too many", |counts| counts.crowded == 1).await;
-    // It says nothing, and would hold the only place that there is from now on.
+    // This connection is silent and would hold the only place.
     first.end().await;
     let mut next = Running::start(settings, &[controller.endpoint()], &side);
     next.until("in", |state| state.connected.is_some()).await;
@@ -94,7 +94,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
     first.until("in", |state| state.connected.is_some()).await;
     assert!(!tls.reload().unwrap(), "nothing has changed");
 
-    // Half of a change: the key is the old one's. Nobody notices but the log.
+    // Half of a change: the key is still the old one. Only the log mentions it.
     let next = Authority::new();
     bed.file("c.pem", &next.sign(CONTROLLER).0);
     let error = tls.reload().unwrap_err().to_string();
@@ -106,7 +106,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
     let mut second = Running::start(settings, &[controller.endpoint()], &side);
     second.until("still let in", |state| state.connected.is_some()).await;
 
-    // All of it: another authority, for both ends.
+    // The complete change: another CA for both ends.
     files(&next);
     assert!(tls.reload().unwrap());
     let old = bed.settings("server-2", &bed.authority, "server-2");
@@ -118,7 +118,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
     let mut new = Running::start(new, &[controller.endpoint()], &side);
     new.until("by the new ones", |state| state.connected.is_some()).await;
 
-    // Who was in is in, and goes on to report.
+    // Admitted sessions stay and continue to report.
     let counts = controller.registry.counts();
     assert_eq!((counts.sessions, counts.ended), (3, 0), "{counts:?}");
     let before = first.state.borrow().counts.reports;
@@ -180,7 +180,7 @@ async fn a_revoked_certificate_loses_its_session_and_is_refused() {
         agent.until("in", |state| state.connected.is_some()).await;
     }
 
-    // A list that cannot be read changes nothing, and says which file it is.
+    // An unreadable list changes nothing, and the error names the file.
     bed.file("hosts.crl", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
     let error = tls.reload().unwrap_err().to_string();
     assert!(error.contains("hosts.crl") && error.contains("revocation lists"), "{error}");
@@ -189,7 +189,7 @@ async fn a_revoked_certificate_loses_its_session_and_is_refused() {
     assert!(error.contains("hosts.crl: there is no list in it"), "{error}");
     assert_eq!(controller.registry.counts().ended, 0);
 
-    // Revoked: its session ends, and it does not come in again. The other one goes on.
+    // The revoked session ends and is not admitted again. The other one continues.
     bed.file("hosts.crl", &bed.authority.revokes(&[10], 2100));
     assert!(tls.reload().unwrap());
     controller.counts("its session ends", |counts| counts.ended == 1).await;
@@ -197,7 +197,7 @@ async fn a_revoked_certificate_loses_its_session_and_is_refused() {
     let state = stolen.until("told", |state| state.connected.is_none()).await;
     assert_eq!(state.counts.sessions, 1, "{state:?}");
 
-    // A list whose time is over: who is in it stays out, and nobody else.
+    // An expired list: its certificates stay refused, and others are admitted.
     bed.file("hosts.crl", &bed.authority.revokes(&[10], 2021));
     assert!(tls.reload().unwrap());
     let mut third = agent("server-2", 12);
@@ -228,7 +228,7 @@ async fn an_agent_does_not_believe_a_controller_with_a_revoked_certificate() {
     let revoked = |error: &String| error.contains("Revoked");
     agent.until("refuses", |state| state.last_error.as_ref().is_some_and(revoked)).await;
     assert_eq!(controller.registry.counts().sessions, 0);
-    // Read again for each connection.
+    // The file is read again for each connection.
     bed.file("controllers.crl", &bed.authority.revokes(&[8], 2100));
     agent.until("in", |state| state.connected.is_some()).await;
     agent.end().await;

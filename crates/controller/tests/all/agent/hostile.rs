@@ -1,4 +1,4 @@
-//! Who is not let in, and what ends a session; the server goes on in every case.
+//! Clients that are refused, and violations that end a session. The server continues in every case.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,14 @@ use crate::agent::bed::{
     Authority, Bed, CONTROLLER, Controller, FakeSide, REPORT_MILLIS, Running, leads,
 };
 
-/// What is sent by hand.
+/// A session whose messages the test writes.
 struct Raw {
     out: mpsc::Sender<AgentMessage>,
     from: Streaming<ControllerMessage>,
 }
 
 impl Raw {
-    /// A session of `server-0`, welcomed.
+    /// A session of `server-0` that was accepted.
     async fn begin(bed: &Bed, controller: &Controller) -> Self {
         let (certificate, key) = bed.authority.sign("server-0");
         let identity = tonic::transport::Identity::from_pem(certificate, key);
@@ -45,11 +45,11 @@ impl Raw {
     }
 
     async fn say(&self, said: Message) {
-        // Who is thrown out half way cannot say the rest.
+        // A client that is disconnected in between cannot send the rest.
         let _ = self.out.send(message(said)).await;
     }
 
-    /// What the session ended with.
+    /// The status with which the session ended.
     async fn end(mut self) -> Status {
         loop {
             match self.from.message().await {
@@ -83,7 +83,7 @@ fn report(number: u64) -> Message {
     Message::Report(Report { number, millis: 10, tenants: vec![] })
 }
 
-/// An agent that should be let in is.
+/// A legitimate agent is admitted.
 async fn goes_on(bed: &Bed, controller: &Controller) {
     let side = Arc::new(FakeSide::default());
     let settings = bed.settings("server-1", &bed.authority, "server-1");
@@ -93,7 +93,7 @@ async fn goes_on(bed: &Bed, controller: &Controller) {
 }
 
 #[tokio::test]
-async fn nobody_is_let_in_with_the_wrong_certificate_or_name() {
+async fn a_wrong_certificate_or_name_is_refused() {
     let bed = Bed::new();
     let controller = bed.controller(None, leads()).await;
     let stranger = Authority::new();
@@ -112,7 +112,7 @@ async fn nobody_is_let_in_with_the_wrong_certificate_or_name() {
     }
     let without = endpoint(&controller, client(&bed)).connect().await;
     if let Ok(channel) = without {
-        // By TLS 1.3 a client learns only with its first answer that it was not let in.
+        // In TLS 1.3, a client learns of its refusal only with the first answer.
         let (_out, messages) = mpsc::channel(1);
         let session = AgentServiceClient::new(channel).session(ReceiverStream::new(messages)).await;
         assert!(session.is_err());
@@ -145,7 +145,7 @@ async fn a_controller_of_another_authority_or_name_is_not_believed() {
 }
 
 #[tokio::test]
-async fn who_breaks_a_rule_loses_its_session_and_is_counted() {
+async fn a_violation_ends_the_session_and_is_counted() {
     let bed = Bed::new();
     let controller = bed.controller(None, leads()).await;
     let long = "x".repeat(2 << 20);
@@ -220,7 +220,7 @@ async fn an_agent_that_vanished_is_noticed_by_both_sides() {
             _ = copy_bidirectional(&mut near, &mut far) => {}
             _ = is_cut => {}
         }
-        // Both connections stay open, and nothing comes through.
+        // Both connections stay open, and no data arrives.
         std::future::pending::<()>().await;
     });
     let side = Arc::new(FakeSide::default());

@@ -1,5 +1,5 @@
-//! Agents and controllers over gRPC on loopback: who is let in, what ends a session, and what a
-//! host does without a controller.
+//! Agents and controllers over gRPC on loopback: admission, ends of sessions, and hosts without a
+//! controller.
 
 mod bed;
 mod certificates;

@@ -1,5 +1,5 @@
-//! A store that is an older copy: its epochs are lower than those of hosts, and an operator's
-//! command raises them for good.
+//! A store restored from an older copy: its epochs are lower than those of hosts, and an operator's
+//! command raises them permanently.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn fabric() -> Fabric {
     Fabric::new(topology(), 0, Policy { queues: 4, ..Policy::default() }, settings).unwrap()
 }
 
-/// A controller over a store, with a port for agents.
+/// A controller with a store and a port for agents.
 struct Leader {
     controller: Arc<Controller>,
     registry: Arc<Registry>,
@@ -124,7 +124,7 @@ impl Leader {
     }
 }
 
-/// An agent whose plan file lasts.
+/// An agent whose plan file survives it.
 async fn agent(dir: &Dir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
     let plan = dir.path().join("server-0.plan");
     let mut settings = AgentSettings::new("server-0", vec![], None, &plan);
@@ -132,13 +132,13 @@ async fn agent(dir: &Dir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
     Running::start(settings, std::slice::from_ref(&leader.endpoint), side)
 }
 
-/// Its agent does what a leader of this epoch says.
+/// The agent applies plans of this epoch.
 async fn follows(agent: &mut Running, epoch: u64) {
     let applied = move |stamp: penstock_controller::Stamp| stamp.epoch == epoch;
     agent.until("follows", |state| state.applied.is_some_and(applied)).await;
 }
 
-/// Terms after the copy was made; the epoch of the last.
+/// Terms after the copy was made. Returns the epoch of the last one.
 async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn Store>) -> u64 {
     let mut epoch = 0;
     for _ in 0..2 {
@@ -152,7 +152,7 @@ async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn
     epoch
 }
 
-/// The store is the older copy. `epoch` is the last one that the host was told by.
+/// The store is the older copy. `epoch` is the last one that the host has seen.
 async fn recovers(
     dir: &Dir,
     side: &Arc<FakeSide>,
@@ -168,7 +168,7 @@ async fn recovers(
     leader.set_mode("active").await;
     assert!(leader.epoch().await < epoch, "the copy is older");
     let mut host = agent(dir, &leader, side).await;
-    // Refused, and both sides say what to do. What the host was told stays in force.
+    // The host refuses, and both sides report the remedy. The host's plan stays in force.
     let remedy = format!("penstock controller epoch --at-least {}", epoch + 1);
     let told = |error: &String| error.contains(&remedy);
     let state = host.until("told", |state| state.last_error.as_ref().is_some_and(told)).await;
@@ -185,14 +185,14 @@ async fn recovers(
     assert_eq!(raised["epoch"].as_u64(), Some(epoch + 1));
     follows(&mut host, epoch + 1).await;
     assert!(leader.registry.later().is_empty());
-    // A lower number changes nothing, and ends no session.
+    // A lower number changes nothing and ends no session.
     let sessions = leader.registry.counts().sessions;
     assert_eq!(leader.raise(3).await.unwrap()["epoch"].as_u64(), Some(epoch + 1));
     assert_eq!(leader.registry.counts().sessions, sessions);
     host.end().await;
     leader.end().await;
 
-    // It outlives the leader.
+    // The offset survives the leader.
     let leader = Leader::start(store().await).await;
     let next = leader.epoch().await;
     assert!(next > epoch + 1, "{next}");

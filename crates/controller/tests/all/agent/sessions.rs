@@ -1,4 +1,4 @@
-//! Sessions as they should go, and controllers that come and go.
+//! Regular sessions, and controllers that come and go.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -88,7 +88,7 @@ async fn a_host_goes_where_the_leader_is() {
     let first = bed.controller(None, Leading::Elsewhere(second.endpoint())).await;
     let side = Arc::new(FakeSide::default());
     let settings = bed.settings("server-0", &bed.authority, "server-0");
-    // Only the first is known to it.
+    // The agent knows only the first controller.
     let mut agent = Running::start(settings, &[first.endpoint()], &side);
     let at = |controller: String| move |state: &_| connected_to(state, &controller);
     agent.until("at the second", at(second.endpoint())).await;
@@ -101,12 +101,12 @@ async fn a_host_goes_where_the_leader_is() {
     second.counts("it is gone", |counts| counts.ended == 1).await;
     first.registry.tell("server-0", plan(2, 1, 7)).await.unwrap();
 
-    // An election: both name each other, then nobody, then the second leads.
+    // During an election, both redirect to each other, then to nobody. Then the second leads.
     first.leading.send_replace(Leading::Elsewhere(second.endpoint()));
     agent.until("sent in a circle", |state| problem(state, "does not lead, and named")).await;
     first.leading.send_replace(Leading::Elsewhere(String::new()));
     agent.until("nobody is known", |state| problem(state, "named nobody")).await;
-    // One that does not know of the last term is not believed.
+    // A controller of an earlier term is refused.
     second.leading.send_replace(Leading::Here(stamp(1, 9)));
     first.leading.send_replace(Leading::Elsewhere(second.endpoint()));
     agent.until("the old one", |state| problem(state, "later than this controller's")).await;
@@ -138,7 +138,7 @@ async fn a_host_that_starts_anew_does_what_it_was_told_before() {
     agent.end().await;
     controller.end().await;
 
-    // The switch is not ready at once.
+    // The switch is not ready at first.
     let side = Arc::new(FakeSide::default());
     *side.fails.lock().unwrap() = Some("not yet".to_owned());
     let mut agent = Running::start(settings.clone(), std::slice::from_ref(&endpoint), &side);

@@ -1,10 +1,10 @@
-//! A directory that goes with the test.
+//! A directory that is removed after the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Removed with all that is in it when dropped.
+/// Removed with its contents when dropped.
 #[derive(Debug)]
 pub struct Dir(PathBuf);
 

@@ -1,7 +1,7 @@
-//! A cluster of three etcds on this machine, for as long as a test lasts.
+//! A cluster of three etcd members on this machine for the duration of a test.
 //!
-//! Other crates take this file with `#[path = ".../controller/tests/all/common/etcd.rs"]` and the
-//! one beside it, `dir.rs`.
+//! Other crates include this file with `#[path = ".../controller/tests/all/common/etcd.rs"]`,
+//! together with `dir.rs` beside it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,14 +18,14 @@ use tokio::time::{Instant, sleep};
 
 use super::dir::Dir;
 
-/// Three, so that one may be missing.
+/// Three members, so that one may fail.
 pub const MEMBERS: usize = 3;
-/// How often ports are chosen anew when another program was quicker.
+/// How often ports are chosen again after another program took one.
 const STARTS_MAX: usize = 3;
-/// Between two looks at something that is waited for.
+/// Time between two checks while waiting.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What the members present and ask for, if they speak TLS: PEM files.
+/// PEM files with which members use TLS.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     pub ca: PathBuf,
@@ -33,7 +33,7 @@ pub struct Certificates {
     pub key: PathBuf,
 }
 
-/// The cluster; dropped, its processes are killed and its files removed.
+/// The cluster. Dropping it kills the processes and removes the files.
 #[derive(Debug)]
 pub struct Cluster {
     members: Vec<Member>,
@@ -49,12 +49,13 @@ struct Member {
 }
 
 impl Cluster {
-    /// Starts one and waits until it answers; `None`, and says so, where etcd is not installed.
+    /// Starts a cluster and waits until it answers. Without etcd, prints a message and returns
+    /// `None`.
     pub async fn start() -> Option<Self> {
         Self::start_with(None).await
     }
 
-    /// The same with encryption for clients.
+    /// As [`Self::start`], with TLS for clients.
     pub async fn start_with(certificates: Option<Certificates>) -> Option<Self> {
         if program("etcd").is_none() {
             penstock_testing::skip(
@@ -73,7 +74,7 @@ impl Cluster {
     }
 
     fn choose(certificates: Option<Certificates>) -> Self {
-        // All held at once, so that no two are the same.
+        // All ports are held at once, so that they differ.
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let held: Vec<_> = (0..MEMBERS).map(|_| (free(), free())).collect();
         let member = |(client, peer): &(TcpListener, TcpListener)| Member {
@@ -95,7 +96,7 @@ impl Cluster {
         let home = self.dir.path().join(format!("m{number}"));
         let log = self.dir.path().join(format!("m{number}.log"));
         let log = File::options().create(true).append(true).open(log).unwrap();
-        // It must not outlive a test that is killed.
+        // A member must not survive a killed test.
         let mut command = match program("setpriv") {
             Some(setpriv) => {
                 let mut command = Command::new(setpriv);
@@ -110,7 +111,7 @@ impl Cluster {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &own, "--initial-advertise-peer-urls", &own])
             .args(["--initial-cluster", &all, "--initial-cluster-state", "new"])
-            // Without encryption whatever clients use.
+            // Traffic between members is not encrypted, whatever clients use.
             .args(["--listen-metrics-urls", &format!("http://{}", metrics(member))])
             .args(["--heartbeat-interval", "50", "--election-timeout"])
             .arg(scaled(Duration::from_millis(500)).as_millis().to_string())
@@ -124,19 +125,19 @@ impl Cluster {
         self.members[number].child = Some(command.spawn().unwrap());
     }
 
-    /// All members, as [`EtcdConfig`] takes them.
+    /// All members as [`EtcdConfig`] takes them.
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
         self.members.iter().map(|member| format!("{scheme}://{}", member.client)).collect()
     }
 
-    /// A store in it, every call within `limit`.
+    /// A client of the cluster with this time limit per call.
     pub fn store(&self, limit: Duration) -> Etcd {
         Etcd::new(&EtcdConfig { limit, ..EtcdConfig::new(self.endpoints()) }).unwrap()
     }
 
-    /// Which member leads; waits until one does. `None` when a member has ended by itself or all
-    /// take too long.
+    /// The number of the leading member; waits for one. `None` if a member has ended by itself or
+    /// the wait is too long.
     pub async fn leads(&mut self) -> Option<usize> {
         let end = Instant::now() + patience();
         while Instant::now() < end {
@@ -157,7 +158,7 @@ impl Cluster {
         None
     }
 
-    /// Kills a member at once, as a machine ends that loses its power.
+    /// Kills a member at once, like a power failure.
     pub fn kill(&mut self, number: usize) {
         if let Some(mut child) = self.members[number].child.take() {
             child.kill().unwrap();
@@ -165,20 +166,20 @@ impl Cluster {
         }
     }
 
-    /// Starts a member that was killed, with the data it had.
+    /// Restarts a killed member with its data.
     pub fn restart(&mut self, number: usize) {
         assert!(self.members[number].child.is_none(), "member {number} is running");
         self.launch(number);
     }
 
-    /// Copies all members' data to `copy`; they end for it and start again.
+    /// Copies all members' data to `copy`. The members stop for this and restart.
     pub async fn save(&mut self, copy: &str) {
         let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
         let pairs = names.iter().map(|name| (name.clone(), format!("{name}.{copy}")));
         self.replace(pairs.collect()).await;
     }
 
-    /// Goes back to the data in `copy`.
+    /// Restores the data in `copy`.
     pub async fn restore(&mut self, copy: &str) {
         let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
         let pairs = names.iter().map(|name| (format!("{name}.{copy}"), name.clone()));
@@ -197,12 +198,12 @@ impl Cluster {
         assert!(self.leads().await.is_some(), "the members start again");
     }
 
-    /// Cuts a member off: it neither hears nor speaks, and its connections stay open.
+    /// Suspends a member: it neither receives nor sends, and its connections stay open.
     pub fn stop(&self, number: usize) {
         self.signal(number, Signal::SIGSTOP);
     }
 
-    /// Ends that.
+    /// Resumes a suspended member.
     pub fn resume(&self, number: usize) {
         self.signal(number, Signal::SIGCONT);
     }
@@ -212,7 +213,7 @@ impl Cluster {
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
     }
 
-    /// Forgets the changes before a revision.
+    /// Compacts the history before a revision.
     pub fn compact(&self, revision: u64) {
         let asked = format!(r#"{{"revision":"{revision}","physical":true}}"#);
         let answer = http(self.members[0].client, "POST", "/v3/kv/compaction", &asked).unwrap();
@@ -235,7 +236,7 @@ pub async fn answers(store: &dyn Store) {
     }
 }
 
-/// Where a member tells how it is. That needs no port of its own: all of 127/8 is this machine.
+/// Address of a member's metrics. It needs no separate port, because all of 127/8 is this machine.
 fn metrics(member: &Member) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), member.client.port()))
 }
@@ -246,7 +247,7 @@ fn program(name: &str) -> Option<PathBuf> {
     found.find(|file: &PathBuf| Path::is_file(file))
 }
 
-/// One request without encryption, and all of the answer.
+/// Sends one unencrypted request and reads the whole answer.
 fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;

@@ -21,24 +21,24 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
-/// What goes wrong.
+/// A fault of the target.
 #[derive(Clone)]
 pub enum Fault {
-    /// Set is refused.
+    /// Refuses Set.
     Refuse,
-    /// Before the next Set another controller has been there with this stamp.
+    /// Before the next Set, another controller with this stamp intervenes.
     Overtake(Stamp),
-    /// Get of anything is this.
+    /// Answers every Get with this.
     Answer(Vec<u8>),
-    /// Get does not end.
+    /// Never answers Get.
     Hang,
-    /// Get of one type of data is refused.
+    /// Refuses Get of one type of data.
     OnlyAll,
-    /// Get of what has nothing is NOT_FOUND.
+    /// Answers NOT_FOUND for empty paths.
     NotFound,
-    /// Set with a role is refused, as SONiC's target does.
+    /// Refuses a Set with a role, as SONiC's target does.
     NoRole,
-    /// Set does not end before the target is told so.
+    /// Delays Set until the test releases it.
     SlowSet(Arc<Notify>),
 }
 
@@ -48,7 +48,7 @@ struct Inner {
     fault: Option<Fault>,
     master: Stamp,
     sets: u32,
-    /// Of Sets: how many came, and that one waits.
+    /// Number of Sets received, and whether one waits.
     asked: u32,
     setting: Arc<Notify>,
 }
@@ -56,7 +56,7 @@ struct Inner {
 #[derive(Clone, Default)]
 struct Double(Arc<Mutex<Inner>>);
 
-/// A running target; it ends with this.
+/// A running target. Dropping it stops it.
 pub struct Target {
     double: Double,
     address: String,
@@ -68,13 +68,13 @@ fn certified() -> rcgen::CertifiedKey<rcgen::KeyPair> {
     rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate")
 }
 
-/// A certificate that signed nothing of ours.
+/// A CA certificate unrelated to the target's.
 pub fn stranger() -> String {
     certified().cert.pem()
 }
 
 impl Target {
-    /// On a free port, with a certificate of its own.
+    /// Starts a target on a free port with its own certificate.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("bound").port();
@@ -90,14 +90,14 @@ impl Target {
         Self { double, address, authority: key.cert.pem(), task }
     }
 
-    /// How it is reached.
+    /// Settings to reach it.
     pub fn settings(&self) -> Settings {
         let tls = Tls { authority: self.authority.clone(), name: None, identity: None };
         let login = Some(("admin".to_owned(), "secret".to_owned()));
         Settings { address: self.address.clone(), tls: Some(tls), login, queues: 8 }
     }
 
-    /// A driver of it.
+    /// A driver for it.
     pub fn switch(&self) -> GnmiSwitch {
         let rate = penstock_units::BitsPerSecond(1);
         let ports = ["Ethernet1/1", "eth2"].map(|name| PortInfo { name: name.into(), rate });
@@ -117,23 +117,23 @@ impl Target {
         self.double.0.lock().expect("no panic").leaves.clone()
     }
 
-    /// It starts anew, with an empty tree.
+    /// Restarts it with an empty tree.
     pub fn forget(&self) {
         self.double.0.lock().expect("no panic").leaves.clear();
     }
 
-    /// A Set is under way, and waits.
+    /// Waits until a Set is in progress.
     pub async fn setting(&self) {
         let setting = self.double.0.lock().expect("no panic").setting.clone();
         setting.notified().await;
     }
 
-    /// How many Sets came, done or not.
+    /// Number of Sets received, completed or not.
     pub fn asked(&self) -> u32 {
         self.double.0.lock().expect("no panic").asked
     }
 
-    /// How many Sets were done.
+    /// Number of completed Sets.
     pub fn sets(&self) -> u32 {
         self.double.0.lock().expect("no panic").sets
     }
@@ -209,7 +209,7 @@ impl GNmi for Double {
         Err(Status::unimplemented("not needed"))
     }
 
-    /// One update a leaf.
+    /// One update per leaf.
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         login(&request)?;
         let (leaves, fault) = {

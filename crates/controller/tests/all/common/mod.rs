@@ -1,4 +1,4 @@
-//! What several tests use.
+//! Helpers shared by several tests.
 
 pub mod authority;
 pub mod dir;

@@ -1,4 +1,5 @@
-//! The driver of Linux switches against the kernel: shares, maps, counters, changes under traffic.
+//! The driver of Linux switches against the kernel: shares, maps, counters, and changes under
+//! traffic.
 
 mod net;
 
@@ -33,10 +34,10 @@ fn weigh(weights: &[u32]) -> Change {
     Change::Weigh { port: PORT.to_owned(), weights: weights.to_vec() }
 }
 
-/// Windows of traffic of which one should find the port full.
+/// Measurement windows, of which one should find the port saturated.
 const WINDOWS_MAX: usize = 10;
 
-/// Tests with traffic run one after the other: two at once would share the processor's time.
+/// Tests with traffic run one at a time, because they share the CPU.
 static TRAFFIC: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
@@ -45,7 +46,7 @@ async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
     all.into_iter().find(|counters| counters.queue == queue).expect("there")
 }
 
-/// Two tenants, one by IPv4 and one by IPv6, each with more than its share.
+/// Two tenants, one with IPv4 and one with IPv6, each sending more than its share.
 #[tokio::test]
 async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
     if !is_root() {
@@ -61,8 +62,8 @@ async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
         .map(|(ip, port, dscp)| net.send(ip, port, dscp, Window::Open));
     sink.take_bytes(2_000_000);
 
-    // Where others use the processor for a while, the senders do not fill the port, and its shares
-    // say nothing. The rate alone tells that: the first window in which the port is full is judged.
+    // If other programs use the CPU, the senders may not saturate the port, and its shares mean
+    // nothing. The total rate shows this. The first window with a saturated port is evaluated.
     let full = (0..WINDOWS_MAX).find_map(|_| {
         let begun = tokio::time::Instant::now();
         let got = sink.take_bytes(10_000_000);
@@ -79,7 +80,7 @@ async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
 
     let sent = flows.map(net::Flow::stop);
     for (queue_number, sent) in [(1, sent[0]), (2, sent[1])] {
-        // What still waits is sent within half a second.
+        // Remaining frames are sent within half a second.
         let mut counters = queue(&switch, queue_number).await;
         for _ in 0..500 {
             if counters.packets + counters.dropped == sent {
@@ -94,7 +95,7 @@ async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
 }
 
 #[tokio::test]
-async fn what_is_not_mapped_is_in_the_shared_queue() {
+async fn unmapped_frames_use_the_shared_queue() {
     if !is_root() {
         return;
     }
@@ -157,7 +158,7 @@ async fn a_hundred_changes_under_traffic_lose_nothing_and_leave_nobody_unmapped(
 }
 
 #[tokio::test]
-async fn what_was_told_is_read_back_by_the_next_controller_and_twice_is_once() {
+async fn the_next_controller_reads_changes_back_and_they_are_idempotent() {
     if !is_root() {
         return;
     }
@@ -185,7 +186,7 @@ async fn what_was_told_is_read_back_by_the_next_controller_and_twice_is_once() {
 }
 
 #[tokio::test]
-async fn what_others_did_is_seen_and_what_is_not_ours_is_left_alone() {
+async fn changes_by_others_are_seen_and_other_configurations_left_alone() {
     if !is_root() {
         return;
     }

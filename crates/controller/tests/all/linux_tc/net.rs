@@ -1,4 +1,4 @@
-//! Three namespaces in a row, `sender` - `switch` - `sink`, and UDP through them.
+//! Three namespaces in a row, `sender` - `switch` - `sink`, with UDP traffic.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -16,19 +16,19 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{setsockopt, sockopt};
 use penstock_testing::patience;
 
-/// The interface towards the sink: the switch's one port.
+/// The switch's only port, towards the sink.
 pub const PORT: &str = "v0";
 /// The sink's addresses.
 pub const SINK: [&str; 2] = ["10.2.0.1", "fd02::1"];
-/// What a datagram carries.
+/// Payload of a datagram in bytes.
 pub const PAYLOAD: usize = 1_400;
 
-/// The namespaces of one test; they go with it.
+/// The namespaces of one test. Dropping this removes them.
 pub struct Net {
     tag: String,
 }
 
-/// Whether this test can run; says so if it cannot.
+/// Whether this test can run. Prints a message if it cannot.
 pub fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -46,8 +46,8 @@ pub fn sh(line: &str) -> String {
 }
 
 impl Net {
-    /// Up, addressed and bridged, with all neighbours known and nothing flooded, so that the switch
-    /// sends no frame to the sink but those of a test.
+    /// Sets up links, addresses, bridges and neighbours. Nothing is flooded, so the switch sends
+    /// only the test's frames to the sink.
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -75,17 +75,17 @@ impl Net {
         net
     }
 
-    /// A namespace's name.
+    /// Name of a namespace.
     pub fn ns(&self, role: &str) -> String {
         format!("{}-{role}", self.tag)
     }
 
-    /// Where controllers of this machine keep each other away.
+    /// Directory of locks that controllers of this machine share.
     pub fn locks(&self) -> PathBuf {
         std::env::temp_dir().join(&self.tag)
     }
 
-    /// Runs `work` in a thread that is in a namespace.
+    /// Runs `work` in a thread inside a namespace.
     pub fn inside<T: Send + 'static>(
         &self,
         role: &str,
@@ -136,10 +136,10 @@ impl Drop for Net {
     }
 }
 
-/// How far a sender may be ahead of what has arrived.
+/// How far a sender may be ahead of the receiver.
 #[derive(Clone)]
 pub enum Window {
-    /// As fast as it can.
+    /// Without a limit.
     Open,
     /// This many datagrams ahead of the count.
     Ahead(u64, Arc<AtomicU64>),
@@ -162,14 +162,14 @@ fn send(to: SocketAddr, dscp: u8, window: &Window, stop: &AtomicBool, sent: &Ato
             thread::yield_now();
             continue;
         }
-        // A refusal of the sink's port, from the other end of the test, is no frame.
+        // An ICMP refusal of the sink's port from the end of the test is no error.
         if socket.send(&[0; PAYLOAD]).is_ok() {
             sent.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// A sender; it stops with this.
+/// A sender. Dropping it stops it.
 pub struct Flow {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -177,13 +177,13 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Stops it; how many datagrams it sent.
+    /// Stops the sender. Returns the number of datagrams sent.
     pub fn stop(mut self) -> u64 {
         self.join();
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// How many it has sent.
+    /// Number of datagrams sent so far.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -202,18 +202,18 @@ impl Drop for Flow {
     }
 }
 
-/// What arrives, by port.
+/// Received datagrams by port.
 pub struct Sink {
-    /// Two for each port: IPv4 and IPv6.
+    /// Two sockets per port: IPv4 and IPv6.
     sockets: Vec<UdpSocket>,
-    /// Datagrams.
+    /// Number of datagrams.
     pub frames: Vec<u64>,
-    /// Bytes on the wire, with Ethernet's header.
+    /// Bytes on the wire, including the Ethernet header.
     pub bytes: Vec<u64>,
 }
 
 impl Sink {
-    /// Takes what is there, after waiting for something; false if nothing came in time.
+    /// Waits for datagrams and receives them. Returns false if none arrived in time.
     pub fn take(&mut self, wait: Duration) -> bool {
         let mut fds: Vec<PollFd<'_>> =
             self.sockets.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)).collect();
@@ -238,7 +238,7 @@ impl Sink {
         true
     }
 
-    /// Takes until this much more has arrived, all ports together; returns what each had.
+    /// Receives until this many more bytes have arrived in total. Returns the bytes of each port.
     pub fn take_bytes(&mut self, more: u64) -> Vec<u64> {
         let before = self.bytes.clone();
         let until = before.iter().sum::<u64>() + more;
@@ -248,8 +248,8 @@ impl Sink {
         self.bytes.iter().zip(&before).map(|(after, before)| after - before).collect()
     }
 
-    /// Goes on taking in a thread, and tells how many datagrams there were, until that many are
-    /// asked for or nothing comes for a second.
+    /// Keeps receiving in a thread. It returns the number of datagrams when the requested number
+    /// has arrived, or nothing has arrived for a second.
     pub fn count(mut self, arrived: Arc<AtomicU64>) -> (mpsc::Sender<u64>, JoinHandle<u64>) {
         let (tell, told) = mpsc::channel();
         let thread = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The driver of SONiC switches against a real redis, with a double of what runs beside it.
+//! The driver of SONiC switches against a real redis, with a test double of the programs beside it.
 
 mod server;
 
@@ -63,7 +63,7 @@ async fn the_switch_hears_of_each_key_in_an_order_that_leaves_nobody_unmapped_an
 }
 
 #[tokio::test]
-async fn what_was_told_is_read_back_and_twice_is_once() {
+async fn changes_are_read_back_and_are_idempotent() {
     let Some(redis) = Redis::start().await else { return };
     let fresh = switch(&redis, MapMode::PerPort).read_back().await.expect("readable");
     assert_eq!((fresh.stamp, &fresh.ports["Ethernet4"]), (Stamp::default(), &PortState::default()));
@@ -123,7 +123,7 @@ async fn a_static_map_is_told_once_and_only_weights_change() {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_never_touched() {
+async fn other_configurations_are_never_changed() {
     let Some(redis) = Redis::start().await else { return };
     let foreign: [(&str, &[(&str, &str)]); 9] = [
         ("PORT_QOS_MAP|global", &[("dscp_to_tc_map", "AZURE")]),
@@ -161,7 +161,7 @@ async fn what_is_not_ours_is_never_touched() {
     let strange: Vec<&String> = new.filter(|key| !ours(key)).collect();
     assert!(strange.is_empty(), "{strange:?}");
 
-    // A port that becomes somebody else's is left out, and told from then on nothing.
+    // A port that gets another configuration is left out and is not changed from then on.
     redis.set("QUEUE|Ethernet4|6", &[("scheduler", "scheduler.0")]).await;
     let before = redis.all().await;
     let is = switch.read_back().await.expect("readable");
@@ -201,7 +201,7 @@ async fn a_switch_that_wants_a_password_gets_it() {
     assert_eq!(with(Some("secret")).read_back().await.expect("readable").ports.len(), 1);
 }
 
-/// Two controllers at once: whoever is later wins, whole.
+/// Of two simultaneous controllers, the one with the later stamp wins completely.
 #[tokio::test]
 async fn of_two_controllers_at_once_the_later_prevails() {
     let Some(redis) = Redis::start().await else { return };

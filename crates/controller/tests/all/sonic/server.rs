@@ -1,4 +1,4 @@
-//! A redis of one test, and what runs on a switch beside it.
+//! A redis for one test, and the programs that run beside it on a switch.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -10,15 +10,15 @@ use penstock_controller::southbound::sonic::Endpoint;
 use redis::aio::MultiplexedConnection;
 use tokio_stream::StreamExt;
 
-/// A `redis-server` on a unix socket in a directory of its own; both go with this.
+/// A `redis-server` on a unix socket in its own directory. Dropping it removes both.
 pub struct Redis {
     directory: PathBuf,
     server: Child,
 }
 
 impl Redis {
-    /// Ready to answer, with one port configured; `None`, and says so, where there is no
-    /// redis-server.
+    /// Starts redis with one configured port. Without redis-server, prints a message and returns
+    /// `None`.
     pub async fn start() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -28,7 +28,7 @@ impl Redis {
         let server = Command::new("redis-server")
             .args(["--port", "0", "--unixsocket"])
             .arg(directory.join("sock"))
-            // As SONiC configures it: key-space notifications, nothing on disk.
+            // As in SONiC: key-space notifications, and nothing on disk.
             .args(["--save", "", "--notify-keyspace-events", "KEA", "--dir"])
             .arg(&directory)
             .stdout(Stdio::piped())
@@ -47,7 +47,7 @@ impl Redis {
         Some(this)
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::Unix(self.directory.join("sock"))
     }
@@ -63,27 +63,27 @@ impl Redis {
         self.client(database).get_multiplexed_async_connection().await.expect("it listens")
     }
 
-    /// Sets fields of a key of CONFIG_DB, as an operator.
+    /// Sets fields of a key of CONFIG_DB, as an operator would.
     pub async fn set(&self, key: &str, fields: &[(&str, &str)]) {
         let mut connection = self.connect(4).await;
         let set = redis::cmd("HSET").arg(key).arg(fields).query_async::<()>(&mut connection).await;
         set.expect("set");
     }
 
-    /// From now on it wants a password.
+    /// Requires a password from now on.
     pub async fn require(&self, password: &str) {
         let mut connection = self.connect(4).await;
         let set = redis::cmd("CONFIG").arg(&["SET", "requirepass", password]).to_owned();
         set.query_async::<()>(&mut connection).await.expect("set");
     }
 
-    /// What a key of a database has.
+    /// Fields of a key.
     pub async fn hash(&self, database: u8, key: &str) -> BTreeMap<String, String> {
         let mut connection = self.connect(database).await;
         redis::cmd("HGETALL").arg(key).query_async(&mut connection).await.expect("a hash")
     }
 
-    /// All of CONFIG_DB.
+    /// The whole CONFIG_DB.
     pub async fn all(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let mut connection = self.connect(4).await;
         let keys: Vec<String> =
@@ -96,9 +96,9 @@ impl Redis {
         all
     }
 
-    /// What orchagent does, as far as it is seen from outside: hears of each key of CONFIG_DB that
-    /// is written, reads it, and counts for queues that have a scheduler. Ends with key `DONE`, and
-    /// tells the keys that it heard of, in their order.
+    /// Behaves like orchagent from outside: it is notified of each written key of CONFIG_DB, reads
+    /// it, and counts for queues with a scheduler. Ends at key `DONE` and returns the keys in
+    /// order.
     pub async fn switch(&self) -> tokio::task::JoinHandle<Vec<String>> {
         let mut events = self.client(4).get_async_pubsub().await.expect("it listens");
         events.psubscribe("__keyspace@4__:*").await.expect("subscribed");
@@ -129,7 +129,7 @@ impl Redis {
     }
 }
 
-/// Fills in a queue's counters: as many packets as it has number, each of 100 bytes.
+/// Sets a queue's counters: as many packets as its number, each of 100 bytes.
 async fn count(counters: &mut MultiplexedConnection, queue: &str) {
     let number: u64 = queue.rsplit(':').next().expect("a queue").parse().expect("a number");
     let oid = format!("oid:0x15{:x}", queue.len() as u64 * 1000 + number);

@@ -1,5 +1,5 @@
-//! Two racks of simulated switches and hosts, with an auditor: whatever a host is told to mark
-//! with, every port on the tenant's tree must have a queue for, and nobody else's.
+//! Two racks of simulated switches and hosts with an auditor. For every code point that a host
+//! marks with, each port of the tenant's tree must have a queue that no other tenant uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -25,7 +25,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 /// Servers of a rack.
 pub const RACK: u32 = 5;
-/// Queues of a port: three of them dedicated.
+/// Queues of a port, three of them dedicated.
 pub const QUEUES: u8 = 4;
 
 /// Two racks below one core.
@@ -43,7 +43,7 @@ pub fn fabric(mode: Mode) -> Fabric {
     Fabric::new(topology(), 0, policy, settings).unwrap()
 }
 
-/// Hosts that do what they are told.
+/// Hosts that apply plans.
 #[derive(Debug, Default)]
 pub struct FakeHosts {
     pub away: Mutex<BTreeSet<String>>,
@@ -82,13 +82,13 @@ impl Hosts for FakeHosts {
     }
 }
 
-/// Knows what packets meet.
+/// Checks the queues that packets meet.
 #[derive(Debug)]
 pub struct Auditor {
     topology: Topology,
     switches: BTreeMap<NodeId, Arc<SimSwitch>>,
     pub audits: Mutex<u64>,
-    /// What packets met that they must not. A panic would end a task of the crew's, not the test.
+    /// Violations. A panic would end a task of the crew, not the test.
     wrong: Mutex<Vec<String>>,
 }
 
@@ -97,8 +97,8 @@ impl Auditor {
         self.wrong.lock().unwrap().push(what);
     }
 
-    /// Every tenant that a host marks has one queue on every switch port between its marking hosts,
-    /// and no two tenants have the same one.
+    /// Every marked tenant has one queue on each switch port between its marking hosts, and no
+    /// other tenant has the same queue.
     pub fn audit(&self, hosts: &FakeHosts) {
         *self.audits.lock().unwrap() += 1;
         let mut marked: BTreeMap<(String, u8), BTreeSet<NodeId>> = BTreeMap::new();
@@ -112,7 +112,7 @@ impl Auditor {
         for ((tenant, dscp), servers) in &marked {
             for (node, switch) in &self.switches {
                 for (port, state) in &switch.truth().ports {
-                    // A port down to some of them: the others' packets come this way.
+                    // A port down to some of the hosts: packets of the others pass through it.
                     let to = self.topology.find(port).unwrap();
                     let beyond = |s: &&NodeId| self.topology.path_up(**s, to).is_some();
                     let beyond = servers.iter().filter(beyond).count();
@@ -173,7 +173,7 @@ impl SwitchDriver for Audited {
     }
 }
 
-/// All of it.
+/// The simulated environment of a controller.
 #[derive(Debug)]
 pub struct World {
     pub hosts: Arc<FakeHosts>,
@@ -188,7 +188,7 @@ impl World {
         let topology = topology();
         let can = Capabilities {
             queues: QUEUES,
-            // As many as there are queues are enough where a tenant has one queue a switch.
+            // With one queue per switch and tenant, as many classes as queues suffice.
             classes: if mode == Mode::PerEgressMap { ONE_STEP } else { QUEUES },
             weights: (1, 100),
             remap: true,
@@ -243,13 +243,13 @@ impl World {
         Crew::new(switches, hosts, Duration::from_secs(1))
     }
 
-    /// A controller that leads here.
+    /// A controller that leads in this world.
     pub async fn leader(&self, store: Arc<dyn Store>, who: &str) -> (Leader, LeaseId) {
         let settings = LeaderSettings { verify_every: 1, ..LeaderSettings::default() };
         self.leader_with(store, who, settings).await
     }
 
-    /// The same, that works so.
+    /// As [`Self::lead`], with these settings.
     pub async fn leader_with(
         &self,
         store: Arc<dyn Store>,
@@ -267,13 +267,13 @@ impl World {
         self.switches[switch].set_faults(faults);
     }
 
-    /// The code point with which a host marks a tenant; `None`: it does not know it.
+    /// The code point with which a host marks a tenant; `None` if the host does not have it.
     pub fn mark(&self, host: &str, tenant: &str) -> Option<u8> {
         let plans = self.hosts.plans.lock().unwrap();
         plans.get(host)?.tenants.iter().find(|t| t.name == tenant).map(|t| t.dscp)
     }
 
-    /// Who is marked with what, by the hosts.
+    /// Code points with which hosts mark each tenant.
     pub fn marks(&self) -> BTreeMap<String, BTreeSet<u8>> {
         let mut all: BTreeMap<String, BTreeSet<u8>> = BTreeMap::new();
         for plan in self.hosts.plans.lock().unwrap().values() {
@@ -297,7 +297,7 @@ pub async fn store(directory: &Path) -> Arc<dyn Store> {
     Arc::new(Embedded::open(&directory.join("controller.redb")).await.unwrap())
 }
 
-/// A folder that goes with the test.
+/// A directory that is removed after the test.
 #[derive(Debug)]
 pub struct Folder(pub std::path::PathBuf);
 
@@ -316,7 +316,7 @@ impl Drop for Folder {
     }
 }
 
-/// A tenant of `vms` VMs, one a server, so that it has half in each rack if it has ten.
+/// A tenant of `vms` VMs, one per server. Ten VMs are divided equally between the racks.
 pub fn tenant(name: &str, vms: u32, mbit: u64) -> TenantSpec {
     let rate = mbit * 1_000_000;
     TenantSpec {
@@ -327,7 +327,7 @@ pub fn tenant(name: &str, vms: u32, mbit: u64) -> TenantSpec {
     }
 }
 
-/// What all hosts measured: each of these tenants sends and receives so many Mbit/s on each server.
+/// Usage in which each of these tenants sends and receives this many Mbit/s on each server.
 pub fn usage(fabric: &Fabric, rates: &[(&str, u64)]) -> Usage {
     let mut usage = Usage::new();
     for server in fabric.topology().layer(0) {

@@ -47,11 +47,11 @@ pub enum SettingsError {
     /// A fraction is too large.
     #[error("{name} of {parts} parts per million is more than {most}; write less")]
     Parts {
-        /// Which one.
+        /// Name of the setting.
         name: &'static str,
-        /// What was written.
+        /// Its value.
         parts: Parts,
-        /// The most that it may be.
+        /// Largest permitted value.
         most: Parts,
     },
     /// The highest rate is 0.

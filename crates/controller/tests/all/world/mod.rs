@@ -249,7 +249,7 @@ impl World {
         self.leader_with(store, who, settings).await
     }
 
-    /// As [`Self::lead`], with these settings.
+    /// A controller that leads in this world, with these settings.
     pub async fn leader_with(
         &self,
         store: Arc<dyn Store>,

@@ -1,6 +1,6 @@
-//! What classification costs: batches of 32 UDP frames of 60 bytes, by flows and rules.
+//! Cost of classification: batches of 32 UDP frames of 60 bytes, by number of flows and rules.
 //!
-//! Each round writes the next flows' ports into the batch and classifies it; `write-flows` is that
+//! Each round writes the next flows' ports into the batch and classifies it. `write-flows` is that
 //! part alone, to be subtracted. One element is one frame.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
@@ -37,7 +37,7 @@ fn udp6(src: [u8; 6], dst: [u8; 6]) -> Vec<u8> {
     f
 }
 
-/// `n` rules in four masks, none of which matches the frames.
+/// `n` rules with four masks, none of which matches the frames.
 fn rules(n: u16) -> Vec<Rule> {
     let rule = |i: u16| {
         let base = Match { ethertype: Some(0x0800), ..Match::default() };
@@ -88,7 +88,7 @@ impl Rig {
         Self { classifier, snapshot, policy, counters, batch, l4, next: 0 }
     }
 
-    /// Gives every frame the ports of the next of `flows` flows.
+    /// Gives each frame the ports of the next of `flows` flows.
     fn write_flows(&mut self, flows: u32) {
         for i in 0..BATCH_FRAMES {
             self.next = if self.next + 1 >= flows { 0 } else { self.next + 1 };
@@ -134,7 +134,7 @@ fn bench(c: &mut Criterion) {
         for rule_count in [0, 1, 1000] {
             for flows in [1, 1000, 100_000] {
                 let mut rig = Rig::new(frame, l4, &rules(rule_count));
-                // Many rounds, so that the second-sight filter has let the flows in.
+                // Many rounds, so that the filter for new flows has admitted all of them.
                 for _ in 0..flows.min(1000) * 20 {
                     rig.write_flows(flows);
                     rig.classify();

@@ -1,27 +1,34 @@
-//! A batch: at most 32 frames and about 64 KiB on their way through the worker.
+//! A batch: at most 32 frames and about 64 KiB that a worker handles in one turn.
 //!
-//! **Problem.** A frame lives in its sender's memory, which the sender may change at any moment;
-//! what is classified must be what is sent. **Source.** datapath rules 2-6, 20.
-//! **Rule.** A frame is (a) its first [`HEAD_COPY`] bytes, copied once into a private slot,
-//! validated there and written *from there* to the destination, and (b) a list of segments still
-//! in the sender's memory (or in the batch's arena), copied once, straight to the destination.
-//! Segment pointers are valid until the batch is cleared: no pointer survives a loop turn.
-//! **Cost.** One allocation at start; nothing afterwards.
+//! # Problem
+//! A frame lies in its sender's memory, which the sender may change at any moment. The switch must
+//! send exactly the headers that it classified. Source: datapath rules 2 to 6 and 20.
+//!
+//! # Approach
+//! A frame consists of two parts. Its first [`HEAD_COPY`] bytes are copied once into a private
+//! slot, validated there, and sent *from there*. The rest is a list of segments that stay in the
+//! sender's memory or in the batch's arena. They are copied once, directly to the destination.
+//! Segment pointers are valid until [`Batch::clear`], so no pointer survives a turn of the worker.
+//!
+//! # Cost
+//! One allocation at start, none afterwards.
 
 use crate::drop::DropReason;
 use crate::offload::Offload;
 
-/// Most frames in a batch (C2QoS: the burst of a batch I/O task).
+/// Maximum number of frames in a batch (C2QoS: the burst of a batch I/O task).
 pub const BATCH_FRAMES: usize = 32;
-/// A batch is closed once it holds this many bytes: a turn's cost stays bounded with TSO too.
+/// A batch accepts no more frames once it holds this many bytes, so that large TSO frames cannot
+/// make a turn longer.
 pub const BATCH_BYTES: usize = 64 * 1024;
-/// Bytes of each frame copied into its private slot: Ethernet, a VLAN tag, IPv6, TCP with options.
+/// Bytes of each frame that are copied into its slot: enough for Ethernet, a VLAN tag, IPv6 and TCP
+/// with options.
 pub const HEAD_COPY: usize = 128;
-/// The longest frame taken from a port: 64 KiB of IP packet, Ethernet and two VLAN tags.
+/// Longest frame in bytes that a port accepts: 64 KiB of IP packet, Ethernet and two VLAN tags.
 pub const FRAME_MAX: usize = 65_535 + 14 + 8;
-/// The shortest frame taken from a port: an Ethernet header.
+/// Shortest frame in bytes that a port accepts: an Ethernet header.
 pub const FRAME_MIN: usize = 14;
-/// Most segments in one chain, whatever the ring's size (rule 7).
+/// Maximum number of segments in one descriptor chain, whatever the ring's size (datapath rule 7).
 pub const CHAIN_MAX: usize = 256;
 
 const SLOT_HEADROOM: usize = 16;
@@ -29,47 +36,46 @@ const SLOT_BYTES: usize = 192;
 pub(crate) const SEGMENTS_MAX: usize = 1024;
 const ARENA_BYTES: usize = BATCH_BYTES + 2 * FRAME_MAX;
 
-/// A piece of a frame outside its slot.
+/// A piece of a frame outside its slot, in guest memory or in the arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) data: *const u8,
     pub(crate) len: u32,
 }
 
-/// The private copy of a frame's first bytes, with room in front for a VLAN tag.
+/// Private copy of a frame's first bytes, with room in front for a VLAN tag.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Slot([u8; SLOT_BYTES]);
 
-/// What is to happen to a frame; set by the classifier, carried out by egress.
+/// Where a frame goes. The classifier sets it and egress carries it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nowhere, and why.
+    /// The frame is dropped for this reason.
     Drop(DropReason),
-    /// To one port.
+    /// The frame goes to the port with this index.
     Output(u16),
-    /// To the ports of an output set of the snapshot.
+    /// The frame goes to the ports of this output set of the snapshot.
     OutputSet(u16),
-    /// To every other port of a forwarding domain.
+    /// The frame goes to every other port of this forwarding domain.
     Flood(u16),
 }
 
-/// A frame of the batch, without its bytes: half a cache line. What is alike in most new frames
-/// lies together, so that it is written in two or three stores.
+/// Metadata of a frame, without its bytes: half a cache line. Fields that have the same value in
+/// most new frames are adjacent, so that two or three stores write them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Frame {
-    /// Bytes of the frame in its present form, without FCS.
+    /// Length in bytes in the frame's present form, without FCS.
     pub len: u32,
-    /// The hash of the flow; picks the output queue.
+    /// Hash of the flow; selects the queue of the output.
     pub hash: u32,
-    /// What is to happen to it.
     pub verdict: Verdict,
-    /// Offload metadata; offsets count from the frame's present start.
+    /// Offload metadata. Offsets count from the frame's present start.
     pub offload: Offload,
-    /// Priority and VLAN (802.1Q TCI) that the frame belongs to; 0 is the untagged network.
+    /// Priority and VLAN (802.1Q TCI) of the frame. 0 is the untagged network.
     pub tci: u16,
-    /// Whether the bytes carry the tag at present (else it is only in `tci`).
+    /// Whether the bytes contain the tag. If not, only `tci` has it.
     pub tagged: bool,
     start: u8,
     head: u8,
@@ -95,41 +101,42 @@ impl Frame {
         seg_count: 0,
     };
 
-    /// Bytes in the private slot: the first [`HEAD_COPY`], or all if it is shorter.
+    /// Number of bytes in the slot: [`HEAD_COPY`], or the whole frame if it is shorter.
     #[inline]
     pub(crate) const fn head_len(&self) -> usize {
         self.head as usize
     }
 
-    /// Whether there are bytes behind the head.
+    /// Whether the frame has bytes behind its head.
     #[inline]
     pub(crate) const fn has_segments(&self) -> bool {
         self.seg_count != 0
     }
 }
 
-/// The batch is full: the frame stays where it is.
+/// The batch has no room for the frame, which stays where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchFull;
 
-/// Up to [`BATCH_FRAMES`] frames; see the module's text.
+/// Up to [`BATCH_FRAMES`] frames; the module's documentation describes their parts.
 pub struct Batch {
     slots: [Slot; BATCH_FRAMES],
     frames: [Frame; BATCH_FRAMES],
     len: usize,
-    /// Frames that it may have.
+    /// Present limit on the number of frames, at most [`BATCH_FRAMES`].
     most: usize,
     bytes: usize,
     segments: [Segment; SEGMENTS_MAX],
     segment_count: usize,
     arena: Box<[u8]>,
     arena_used: usize,
-    /// Chains or reads that held no usable frame; the port adds, the worker counts and clears.
+    /// Descriptor chains or reads without a usable frame. The port adds to it; the worker counts
+    /// and clears it.
     pub errors: u32,
 }
 
-// SAFETY: the segments point into guest memory kept mapped by the port the frames came from, or
-// into `arena`. Only the thread that owns the batch dereferences them, and only before `clear`.
+// SAFETY: the segments point into `arena` or into guest memory that the port of the frames keeps
+// mapped. Only the thread that owns the batch dereferences them, and only before `clear`.
 // WHY: a worker builds its batches before its thread starts.
 #[allow(unsafe_code, reason = "raw segment pointers make the type !Send; see above")]
 unsafe impl Send for Batch {}
@@ -141,7 +148,7 @@ impl core::fmt::Debug for Batch {
 }
 
 impl Batch {
-    /// An empty batch; allocates its arena.
+    /// Allocates an empty batch with its arena.
     #[must_use]
     pub fn new() -> Box<Self> {
         Box::new(Self {
@@ -158,7 +165,6 @@ impl Batch {
         })
     }
 
-    /// Forgets all frames.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
@@ -167,20 +173,21 @@ impl Batch {
         self.arena_used = 0;
     }
 
-    /// How many frames it may have from now on; more than [`BATCH_FRAMES`] count as that.
+    /// Limits the number of frames from now on. Values above [`BATCH_FRAMES`] count as
+    /// [`BATCH_FRAMES`].
     #[inline]
     pub fn limit(&mut self, frames: usize) {
         self.most = if frames < BATCH_FRAMES { frames } else { BATCH_FRAMES };
     }
 
-    /// Whether a frame carries its tag at present. Without a branch for each.
+    /// Whether any frame contains its VLAN tag. The loop has no branch per frame.
     #[inline]
     #[must_use]
     pub(crate) fn carries_tags(&self) -> bool {
         self.frames().iter().fold(false, |any, frame| any | frame.tagged)
     }
 
-    /// Whether a frame has a checksum or segments to be finished. Without a branch for each.
+    /// Whether any frame has a pending checksum or segmentation. The loop has no branch per frame.
     #[inline]
     #[must_use]
     pub(crate) fn asks_for_offloads(&self) -> bool {
@@ -188,29 +195,27 @@ impl Batch {
         self.frames().iter().fold(0, |all, frame| all | asks(frame)) != 0
     }
 
-    /// Frames in the batch.
     #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no frame.
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes of all frames.
+    /// Sum of the frames' lengths in bytes.
     #[inline]
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether another frame may be added: fewer than 32 frames or [`Self::limit`], less than
-    /// 64 KiB, and room for the segments of the longest chain.
+    /// Whether another frame may be added: the batch is below its limit of frames and below 64 KiB,
+    /// and has room for the segments of the longest chain.
     #[inline]
     #[must_use]
     pub const fn has_room(&self) -> bool {
@@ -219,7 +224,7 @@ impl Batch {
             && self.segment_count + 2 * CHAIN_MAX <= SEGMENTS_MAX
     }
 
-    /// Forgets the frames whose bit is not set in `keep`; the others move up, in their order.
+    /// Removes the frames whose bit in `keep` is not set. The others keep their order.
     pub(crate) fn retain(&mut self, keep: u32) {
         let mut to = 0;
         for from in 0..self.len {
@@ -236,14 +241,13 @@ impl Batch {
         self.len = to;
     }
 
-    /// All frames.
     #[inline]
     #[must_use]
     pub fn frames(&self) -> &[Frame] {
         &self.frames[..self.len]
     }
 
-    /// Frame `i`.
+    /// The metadata of frame `i`; panics if the batch has no such frame.
     #[inline]
     #[must_use]
     pub fn frame(&self, i: usize) -> &Frame {
@@ -251,35 +255,36 @@ impl Batch {
         self.at(i)
     }
 
-    /// Frame `i` for the loops over a whole batch, whose `i` is one of its frames.
+    /// Frame `i` without a check in release builds, for loops whose `i` is always in the batch.
     #[inline(always)]
     pub(crate) fn at(&self, i: usize) -> &Frame {
         debug_assert!(i < self.len);
         &self.frames[i % BATCH_FRAMES]
     }
 
-    /// The same, to be marked or rewritten.
+    /// Mutable form of [`Self::at`].
     #[inline(always)]
     pub(crate) fn at_mut(&mut self, i: usize) -> &mut Frame {
         debug_assert!(i < self.len);
         &mut self.frames[i % BATCH_FRAMES]
     }
 
-    /// Where the private bytes of frame `i` begin; [`Frame::head_len`] many lie there.
+    /// Address of the private bytes of frame `i`; [`Frame::head_len`] bytes are valid.
     #[inline(always)]
     pub(crate) fn head_at(&self, i: usize) -> *const u8 {
         let start = self.at(i).start;
         self.slots[i % BATCH_FRAMES].0.as_ptr().wrapping_add(start as usize)
     }
 
-    /// Frame `i`, to be marked or rewritten.
+    /// Mutable form of [`Self::frame`].
     #[inline]
     pub fn frame_mut(&mut self, i: usize) -> &mut Frame {
         assert!(i < self.len);
         self.at_mut(i)
     }
 
-    /// The private bytes of frame `i`: its first [`HEAD_COPY`] bytes, or all if it is shorter.
+    /// The private bytes of frame `i`: its first [`HEAD_COPY`] bytes, or the whole frame if it is
+    /// shorter.
     #[inline]
     #[must_use]
     pub fn head(&self, i: usize) -> &[u8] {
@@ -287,19 +292,19 @@ impl Batch {
         &self.slots[i].0[f.start as usize..f.start as usize + f.head as usize]
     }
 
-    /// The private bytes of frame `i`, to be rewritten in place.
+    /// Mutable form of [`Self::head`].
     #[inline]
     pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
         let f = &self.frames[i];
         &mut self.slots[i].0[f.start as usize..f.start as usize + f.head as usize]
     }
 
-    /// A fixed window of the slot from the frame's first byte; bytes past the frame's own are
-    /// leftovers. Lets a parser read at fixed offsets and compare with `len` once.
+    /// The [`HEAD_COPY`] bytes of the slot from the frame's first byte on; bytes behind the frame's
+    /// own are stale. A parser can thus read at fixed offsets and compare with `len` once.
     #[inline]
     #[must_use]
     pub fn head_window(&self, i: usize) -> &[u8; HEAD_COPY] {
-        // Never more than SLOT_HEADROOM + 4: stripping a tag is the only move forward.
+        // The start is at most SLOT_HEADROOM + 4, because only stripping a tag moves it forward.
         let start = (self.at(i).start as usize).min(SLOT_BYTES - HEAD_COPY);
         match self.slots[i % BATCH_FRAMES].0[start..].first_chunk() {
             Some(window) => window,
@@ -307,8 +312,9 @@ impl Batch {
         }
     }
 
-    /// Takes the VLAN tag off frame `i`: its TCI goes to `tci`, the addresses move up by four.
-    /// The caller has seen that bytes 12..14 say 802.1Q and that the frame has 18 bytes or more.
+    /// Removes the VLAN tag of frame `i`: stores its TCI in `tci` and moves the MAC addresses
+    /// forward by four bytes. The caller has checked that bytes 12..14 say 802.1Q and that the
+    /// frame has at least 18 bytes.
     #[inline]
     pub fn strip_tag(&mut self, i: usize) {
         let f = &mut self.frames[i];
@@ -325,7 +331,7 @@ impl Batch {
         f.offload.hdr_len = f.offload.hdr_len.saturating_sub(4);
     }
 
-    /// Brings frame `i` into the form an output wants: with its tag (`tci`) or without.
+    /// Adds the VLAN tag (from `tci`) to frame `i` or removes it, as the output requires.
     #[inline]
     pub fn set_tagged(&mut self, i: usize, tagged: bool) {
         let f = &mut self.frames[i];
@@ -356,10 +362,10 @@ impl Batch {
         }
     }
 
-    /// Adds a frame by copying it: the head into its slot, the rest into the arena.
+    /// Adds a frame by copying: the first bytes into its slot, the whole frame into the arena.
     ///
     /// # Errors
-    /// [`BatchFull`] when there is no room; nothing is added.
+    /// [`BatchFull`] if there is no room. The batch is then unchanged.
     pub fn push(&mut self, bytes: &[u8], offload: Offload) -> Result<(), BatchFull> {
         if !self.has_room() {
             return Err(BatchFull);
@@ -371,11 +377,11 @@ impl Batch {
         Ok(())
     }
 
-    /// Adds a frame of `len` bytes of which only the first matter: `head`, at most [`HEAD_COPY`],
-    /// and zeros behind it. For synthetic ports, which copy no more than that.
+    /// Adds a frame of `len` bytes that consists of `head`, at most [`HEAD_COPY`] bytes, and zeros.
+    /// Synthetic ports use it, because it copies no more than that.
     ///
     /// # Errors
-    /// [`BatchFull`] when there is no room; nothing is added.
+    /// [`BatchFull`] if there is no room. The batch is then unchanged.
     pub fn push_head(&mut self, head: &[u8], len: usize) -> Result<(), BatchFull> {
         static ZEROS: [u8; FRAME_MAX] = [0; FRAME_MAX];
         if !self.has_room() {
@@ -395,20 +401,20 @@ impl Batch {
         Ok(())
     }
 
-    /// `len` unused bytes of the arena for a port to read a frame into; follow with
-    /// [`Self::push_arena`].
+    /// `len` unused bytes of the arena into which a port reads a frame. [`Self::push_arena`] then
+    /// adds the frame. `None` if the arena has no room.
     #[inline]
     pub fn arena_space(&mut self, len: usize) -> Option<&mut [u8]> {
         self.arena.get_mut(self.arena_used..self.arena_used.checked_add(len)?)
     }
 
-    /// Adds the frame that is in the first `len` bytes of the arena's unused space.
-    /// The caller has asked [`Self::has_room`].
+    /// Adds the frame in the first `len` bytes of the arena's unused space. The caller has checked
+    /// [`Self::has_room`].
     pub fn push_arena(&mut self, len: usize, offload: Offload) {
         self.push_arena_from(0, len, offload);
     }
 
-    /// The same for a frame that begins `skip` bytes into the unused space.
+    /// Like [`Self::push_arena`], for a frame that begins `skip` bytes into the unused space.
     pub fn push_arena_from(&mut self, skip: usize, len: usize, offload: Offload) {
         self.arena_used += skip;
         let from = self.arena_used;
@@ -424,8 +430,8 @@ impl Batch {
         self.commit(len, head, usize::from(len > head), offload);
     }
 
-    /// Names the pieces of frame `i` in its present form, in order: each is so many readable bytes,
-    /// which may lie in guest memory.
+    /// Calls `piece` for each part of frame `i` in its present form, in order, with its address and
+    /// its length in bytes. A part may lie in guest memory.
     #[inline]
     pub(crate) fn each_piece(&self, i: usize, mut piece: impl FnMut(*const u8, usize)) {
         let head = self.head(i);
@@ -435,26 +441,29 @@ impl Batch {
         }
     }
 
-    /// Copies the head of the frame being built, at most [`HEAD_COPY`] bytes, into its slot.
+    /// Copies the head of the frame that is being built, at most [`HEAD_COPY`] bytes, into its
+    /// slot.
     #[inline]
     pub(crate) fn fill_slot(&mut self, head: &[u8]) {
         let slot = &mut self.slots[self.len % BATCH_FRAMES].0;
         slot[SLOT_HEADROOM..SLOT_HEADROOM + head.len()].copy_from_slice(head);
     }
 
-    /// The slot of the frame being built: [`HEAD_COPY`] bytes.
+    /// Slot of the frame that is being built: [`HEAD_COPY`] writable bytes.
     #[inline]
     pub(crate) fn next_slot(&mut self) -> *mut u8 {
         self.slots[self.len % BATCH_FRAMES].0[SLOT_HEADROOM..].as_mut_ptr()
     }
 
-    /// Adds a segment to the frame being built. [`Self::has_room`] leaves room for a chain.
+    /// Adds a segment to the frame that is being built. [`Self::has_room`] reserves space for a
+    /// chain.
     #[inline]
     pub(crate) fn add_segment(&mut self, pending: usize, data: *const u8, len: usize) {
         self.segments[self.segment_count + pending] = segment(data, len);
     }
 
-    /// Ends the frame being built: `head` bytes are in [`Self::next_slot`], `segments` were added.
+    /// Finishes the frame that is being built: `head` bytes are in [`Self::next_slot`] and
+    /// `segments` segments were added.
     #[inline]
     pub(crate) fn commit(&mut self, len: usize, head: usize, segments: usize, offload: Offload) {
         #[expect(clippy::cast_possible_truncation, reason = "bounded by FRAME_MAX, SEGMENTS_MAX")]
@@ -481,7 +490,7 @@ impl Batch {
         &self.segments[f.seg_first as usize..f.seg_first as usize + f.seg_count as usize]
     }
 
-    /// [`Self::take_in`], if that is wanted.
+    /// Calls [`Self::take_in`] if `wanted`.
     #[inline(always)]
     pub(crate) fn take_in_if(&mut self, wanted: bool) {
         if wanted {
@@ -489,8 +498,8 @@ impl Batch {
         }
     }
 
-    /// Copies all that lies in others' memory into the arena, as far as that has room: it has, for
-    /// frames of a port that does not use it.
+    /// Copies all segments in foreign memory into the arena. The arena has room if no frame of the
+    /// batch was read into it.
     #[cold]
     fn take_in(&mut self) {
         for i in 0..self.len {
@@ -502,7 +511,8 @@ impl Batch {
             };
             let mut at = 0;
             for s in &self.segments[first..end] {
-                // SAFETY: as in `copy_to`; the room has the bytes of all segments. WHY: as there.
+                // SAFETY: as in `copy_to`; `room` has the bytes of all segments. WHY: as in
+                // `copy_to`.
                 #[allow(unsafe_code, reason = "reads a segment that may lie in guest memory")]
                 unsafe {
                     crate::mem::copy(room[at..].as_mut_ptr(), s.data, s.len as usize);
@@ -517,23 +527,23 @@ impl Batch {
         }
     }
 
-    /// Copies frame `i` in its present form to the end of `out`.
+    /// Appends frame `i` in its present form to `out`.
     pub fn copy_out(&self, i: usize, out: &mut Vec<u8>) {
         let from = out.len();
         out.resize(from + self.frames[i].len as usize, 0);
         self.copy_to(i, &mut out[from..]);
     }
 
-    /// Copies frame `i` in its present form to `out`, which has exactly its length.
+    /// Copies frame `i` in its present form to `out`, which must have exactly its length.
     pub fn copy_to(&self, i: usize, out: &mut [u8]) {
         let head = self.head(i);
         let (first, mut rest) = out.split_at_mut(head.len());
         first.copy_from_slice(head);
         for s in self.segments(i) {
             let (to, after) = core::mem::take(&mut rest).split_at_mut(s.len as usize);
-            // SAFETY: a segment is `len` readable bytes until the batch is cleared (its port
-            // keeps guest memory mapped for the turn); `to` has `len` bytes.
-            // WHY: guest memory may change under us, so no slice over it may exist.
+            // SAFETY: a segment has `len` readable bytes until the batch is cleared, because its
+            // port keeps guest memory mapped for the turn. `to` has `len` bytes.
+            // WHY: guest memory may change during the copy, so no slice over it may exist.
             #[allow(unsafe_code, reason = "reads a segment that may lie in guest memory")]
             unsafe {
                 crate::mem::copy(to.as_mut_ptr(), s.data, to.len());

@@ -1,14 +1,22 @@
-//! What a thread that a guest or its process can reach may still do.
+//! Capabilities and system calls that remain to a thread which a guest can reach.
 //!
-//! **Problem.** Workers read guests' rings, sessions read messages of guests' processes. Whoever
-//! takes one of these threads over would have the daemon's capabilities and every system call.
-//! **Approach.** When such a thread has what it needs, it gives its capabilities up and puts a
-//! seccomp filter on itself ([`confine`]). The filters are made from one table, `allowed`. The
-//! threads start no threads, so nobody inherits a filter that does not fit. **A call that is not in
-//! the table** ends the process with a message that names the thread and the call ([`Mode::On`]):
-//! a defect of the table must not look like a hang, and a thread that was taken over must not go
-//! on. Opening a file fails with `EACCES` instead: glibc's allocator tries it and goes on without.
-//! **Cost.** Two filters a thread; the kernel keeps a bitmap of calls that are always allowed.
+//! # Problem
+//! Workers read the rings of guests, and sessions read messages of the guests' processes. An
+//! attacker who takes such a thread over would have the daemon's capabilities and every system
+//! call.
+//!
+//! # Approach
+//! Once such a thread has all it needs, [`confine`] drops its capabilities and installs a seccomp
+//! filter. The table `allowed` defines all filters. These threads start no other threads, so no
+//! thread inherits a filter that does not fit.
+//!
+//! A call outside the table ends the process with a message that names the thread and the call
+//! ([`Mode::On`]). A defect of the table must not look like a hang, and a thread under attack must
+//! not continue. Opening a file fails with `EACCES` instead, because glibc's allocator tries it and
+//! works without.
+//!
+//! # Cost
+//! Two filters a thread. The kernel keeps a bitmap of calls that are always allowed.
 #![allow(unsafe_code, reason = "a handler of SIGSYS")]
 
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -23,19 +31,19 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// What happens to a system call that is not in a thread's table.
+/// What happens on a system call that is not in the thread's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// The process says so and aborts.
+    /// The process reports the call and aborts.
     On,
-    /// The kernel logs it (`audit: type=1326`) and carries it out.
+    /// The kernel logs the call (`audit: type=1326`) and executes it.
     Log,
-    /// There is no filter. Capabilities are given up all the same.
+    /// No filter is installed. Capabilities are dropped all the same.
     Off,
 }
 
-/// Of all threads that are confined from now on.
+/// Mode of all threads that are confined from now on.
 static MODE: AtomicU8 = AtomicU8::new(Mode::On as u8);
 
 /// Sets the mode of threads that are started from now on; [`Mode::On`] unless it is called.
@@ -43,44 +51,44 @@ pub fn set_mode(mode: Mode) {
     MODE.store(mode as u8, Ordering::Relaxed);
 }
 
-/// A kind of thread.
+/// Kind of thread, which determines its table of allowed calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Moves frames: rings in guests' memory, TAP, packet and AF_XDP sockets.
+    /// Moves frames between guest memory, TAP, packet and AF_XDP sockets.
     Worker,
-    /// Talks to the process of a VM.
+    /// Exchanges vhost-user messages with the process of a VM.
     Session,
-    /// Connects to VMs that listen, for a session, and hears nothing of them. It keeps
-    /// `CAP_DAC_OVERRIDE` if it has it: the VM's socket may be another user's.
+    /// Connects to sockets on which VMs listen, on behalf of a session, and reads nothing from
+    /// them. It keeps `CAP_DAC_OVERRIDE` if it has it, because the socket may belong to another
+    /// user.
     Dialler,
-    /// Follows the state of an AF_XDP port's interface.
+    /// Watches the state of an AF_XDP port's interface.
     Link,
 }
 
-/// A condition on one argument of a call.
+/// Condition on one argument of a call.
 #[derive(Clone, Copy, Debug)]
 enum Only {
-    /// Any arguments.
     Any,
-    /// Argument 0 is one of these.
+    /// Argument 0 must be one of these values.
     First(&'static [u64]),
-    /// Argument 1 is one of these.
+    /// Argument 1 must be one of these values.
     Second(&'static [u64]),
-    /// Argument 2 has none of these bits.
+    /// Argument 2 must have none of these bits.
     ThirdWithout(u64),
-    /// Argument 0 is this process.
+    /// Argument 0 must be the id of this process.
     Ourselves,
-    /// A unix stream socket: the helper has one of another kind.
+    /// Only a stream socket of the unix family; the helper opens sockets of other kinds.
     UnixStream,
 }
 use Only::{Any, First, Ourselves, Second, ThirdWithout, UnixStream};
 
 type Table = &'static [(libc::c_long, Only)];
 
-/// Bits of `mmap` and `mprotect` that no thread needs.
+/// Bit of `mmap` and `mprotect` that no thread needs.
 const EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
 
-/// What is asked of descriptors.
+/// Operations on descriptors that threads use.
 const FCNTLS: &[u64] = &[
     libc::F_GETFD.unsigned_abs() as u64,
     libc::F_SETFD.unsigned_abs() as u64,
@@ -90,7 +98,7 @@ const FCNTLS: &[u64] = &[
     libc::F_GET_SEALS.unsigned_abs() as u64,
 ];
 
-/// Memory, locks, time, signals, logging and the thread's end: every thread.
+/// Calls of every thread: memory, locks, time, signals, logging and the end of the thread.
 const COMMON: Table = &[
     (libc::SYS_brk, Any),
     (libc::SYS_mmap, ThirdWithout(EXEC)),
@@ -113,7 +121,7 @@ const COMMON: Table = &[
     (libc::SYS_restart_syscall, Any),
     (libc::SYS_getrandom, Any),
     (libc::SYS_getpid, Any),
-    // How much memory the host has: limits of mappings go by it, and glibc's sort.
+    // glibc's sort and limits on mappings ask for the size of the host's memory.
     (libc::SYS_sysinfo, Any),
     (libc::SYS_gettid, Any),
     (libc::SYS_tgkill, Ourselves),
@@ -121,7 +129,7 @@ const COMMON: Table = &[
     (libc::SYS_rt_sigprocmask, Any),
     (libc::SYS_rt_sigreturn, Any),
     (libc::SYS_sigaltstack, Any),
-    // The message about a forbidden call names the thread.
+    // The message about a forbidden call contains the thread's name.
     (libc::SYS_prctl, First(&[libc::PR_GET_NAME.unsigned_abs() as u64])),
     (libc::SYS_read, Any),
     (libc::SYS_readv, Any),
@@ -135,26 +143,26 @@ const COMMON: Table = &[
     (libc::SYS_sendto, Any),
     (libc::SYS_sendmsg, Any),
     (libc::SYS_close, Any),
-    // Not all of it: F_SETOWN and F_SETSIG would have the kernel send any process any signal. The
-    // standard library looks, in a debug build, whether what it closes is open.
+    // F_SETOWN and F_SETSIG are left out: the kernel would send any signal to any process. In a
+    // debug build the standard library checks that a descriptor it closes is open.
     (libc::SYS_fcntl, Second(FCNTLS)),
     (libc::SYS_exit, Any),
     (libc::SYS_exit_group, Any),
 ];
 
-/// A worker ends with its timer, and takes ports that were moved or removed apart.
+/// A worker deletes its timer when it ends, and drops ports that were moved or removed.
 const WORKER: Table = &[
-    // How often the thread gave up its core, asked with each signal of its timer.
+    // Each signal of the timer asks how often the thread gave up its core.
     (libc::SYS_getrusage, First(&[libc::RUSAGE_THREAD.unsigned_abs() as u64])),
     (libc::SYS_timer_settime, Any),
     (libc::SYS_timer_delete, Any),
-    // A port that is stopped: its session may wait for its peer.
+    // To stop a port the worker shuts its socket down, since its session may wait for its peer.
     (libc::SYS_shutdown, Any),
     (libc::SYS_setsockopt, Any),
     (libc::SYS_getsockopt, Any),
 ];
 
-/// A session takes connections, and maps and makes what it shares with the VM's process.
+/// A session accepts connections, and maps or creates memory that it shares with the VM's process.
 const SESSION: Table = &[
     (libc::SYS_accept4, Any),
     (libc::SYS_shutdown, Any),
@@ -176,7 +184,6 @@ const SESSION: Table = &[
     (libc::SYS_fallocate, Any),
 ];
 
-/// A dialler connects.
 const DIALLER: Table = &[
     (libc::SYS_socket, UnixStream),
     (libc::SYS_connect, Any),
@@ -186,8 +193,8 @@ const DIALLER: Table = &[
 const LINK: Table =
     &[(libc::SYS_ioctl, Second(&[libc::SIOCGIFINDEX, libc::SIOCGIFMTU, libc::SIOCGIFFLAGS]))];
 
-/// Calls that fail with `EACCES` and have no other consequence, where a role may not make them: the
-/// allocator and the words about a panic try them.
+/// Calls that fail with `EACCES`, without further consequence, in a role that may not make them.
+/// The allocator and the panic message try them.
 const REFUSED: [libc::c_long; 9] = [
     libc::SYS_open,
     libc::SYS_openat,
@@ -200,7 +207,7 @@ const REFUSED: [libc::c_long; 9] = [
     libc::SYS_readlinkat,
 ];
 
-/// The table that the filters are made from; `docs/privileges.md` shows it.
+/// The calls of a role. The filters are made from it, and `docs/privileges.md` shows it.
 fn allowed(role: Role) -> Vec<Table> {
     match role {
         Role::Worker => vec![COMMON, WORKER],
@@ -210,11 +217,11 @@ fn allowed(role: Role) -> Vec<Table> {
     }
 }
 
-/// Gives up the calling thread's capabilities, and what it may call beyond its role's table. There
-/// is no way back.
+/// Drops the capabilities of the calling thread and every system call outside its role's table.
+/// This cannot be undone.
 ///
 /// # Errors
-/// The kernel has no seccomp, or a service manager forbids the calls that this needs.
+/// The kernel has no seccomp, or a service manager forbids the calls that install a filter.
 pub fn confine(role: Role) -> io::Result<()> {
     drop_capabilities(role).map_err(io::Error::other)?;
     let mode = MODE.load(Ordering::Relaxed);
@@ -223,7 +230,7 @@ pub fn confine(role: Role) -> io::Result<()> {
     }
     let is_logged = mode == Mode::Log as u8;
     install_handler()?;
-    // The opening of files first: after the second filter there is no other one.
+    // The filter on opening files goes first, because the second filter forbids to install another.
     let programs = programs(role, is_logged).map_err(io::Error::other)?;
     for program in programs {
         seccompiler::apply_filter(&program).map_err(io::Error::other)?;
@@ -242,7 +249,7 @@ fn drop_capabilities(role: Role) -> Result<(), caps::errors::CapsError> {
     caps::set(None, CapSet::Permitted, &kept)
 }
 
-/// The filters of a role, in the order in which they are applied.
+/// The filters of a role, in the order of installation.
 fn programs(role: Role, is_logged: bool) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     let arch = std::env::consts::ARCH.try_into()?;
     let mut rules = BTreeMap::new();
@@ -265,7 +272,7 @@ fn programs(role: Role, is_logged: bool) -> Result<Vec<BpfProgram>, seccompiler:
     ])
 }
 
-/// No rule: any arguments will do.
+/// Seccomp rules for a condition. An empty list allows any arguments.
 fn conditions(only: Only) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let rule = |argument, operator, value| {
         let length = SeccompCmpArgLen::Dword;
@@ -283,7 +290,7 @@ fn conditions(only: Only) -> Result<Vec<SeccompRule>, seccompiler::BackendError>
         UnixStream => {
             let dword = SeccompCmpArgLen::Dword;
             let family = libc::AF_UNIX.unsigned_abs().into();
-            // The lowest four bits; the others are flags.
+            // The lowest four bits are the socket type; the others are flags.
             let stream = (SeccompCmpOp::MaskedEq(0xf), libc::SOCK_STREAM.unsigned_abs().into());
             Ok(vec![SeccompRule::new(vec![
                 SeccompCondition::new(0, dword.clone(), SeccompCmpOp::Eq, family)?,
@@ -298,22 +305,22 @@ fn install_handler() -> nix::Result<()> {
     *INSTALLED.get_or_init(|| {
         let handler = SigHandler::SigAction(forbidden);
         let action = SigAction::new(handler, SaFlags::SA_SIGINFO, SigSet::empty());
-        // SAFETY: the handler makes only calls that a handler may make. WHY: no safe form.
+        // SAFETY: the handler makes only async-signal-safe calls. WHY: no safe form exists.
         unsafe { sigaction(Signal::SIGSYS, &action) }.map(drop)
     })
 }
 
-/// Where the kernel's `siginfo_t` has the number of the call, on 64 bits: after signal, error and
-/// code (padded to 16 bytes) and the address of the call.
+/// Offset in bytes of the call's number in the kernel's `siginfo_t` on 64 bits: it follows signal,
+/// error and code (padded to 16 bytes) and the address of the call.
 const CALL_AT: usize = 24;
 
-/// Says which thread made which call, and ends the process.
+/// Handler of SIGSYS: writes the names of the thread and the call to stderr and ends the process.
 extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel gives a whole `siginfo_t`, and for SIGSYS a number stands there.
-    // WHY: libc has no name for that member.
+    // SAFETY: the kernel passes a whole `siginfo_t`, and for SIGSYS that offset holds a number.
+    // WHY: libc has no name for the member.
     let call = unsafe { info.cast::<u8>().add(CALL_AT).cast::<i32>().read() };
     let mut name = [0_u8; 16];
-    // SAFETY: PR_GET_NAME writes at most 16 bytes. WHY: no allocation is allowed here.
+    // SAFETY: PR_GET_NAME writes at most 16 bytes. WHY: a signal handler must not allocate.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     let name = name.split(|&byte| byte == 0).next().unwrap_or(&[]);
     let mut digits = [0_u8; 10];
@@ -326,14 +333,14 @@ extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         b"until it is mended set seccomp = \"off\" in [host]\n",
     ];
     for part in parts {
-        // SAFETY: the part is readable for its length. WHY: the safe forms may lock.
+        // SAFETY: the part is readable for its length. WHY: the safe forms may take a lock.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
-    // SAFETY: ends the process. WHY: `std::process::abort` promises nothing to a handler.
+    // SAFETY: ends the process. WHY: `std::process::abort` is not documented as signal-safe.
     unsafe { libc::abort() }
 }
 
-/// Without an allocation.
+/// Formats `number` in decimal without an allocation.
 fn decimal(mut number: u32, room: &mut [u8; 10]) -> &[u8] {
     let mut from = room.len();
     loop {
@@ -352,10 +359,10 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::{Command, Output};
 
-    /// Set in the child that a test starts of itself: the mode.
+    /// Environment variable that a test sets in its child process to the mode under test.
     const CHILD: &str = "PENSTOCK_CONFINE_TEST";
 
-    /// The mode if this is such a child.
+    /// The mode, if this process is such a child.
     fn child() -> Option<String> {
         std::env::var(CHILD).ok()
     }
@@ -374,7 +381,7 @@ mod tests {
     fn call_something_forbidden(role: Role) -> libc::c_int {
         on_a_thread(move || {
             confine(role).unwrap();
-            // SAFETY: makes a socket. WHY: the number of the call is what is tested.
+            // SAFETY: the call only makes a socket. WHY: the test checks the number of this call.
             unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0) }
         })
     }
@@ -406,7 +413,7 @@ mod tests {
         }
     }
 
-    /// What `/proc` says about a thread of ours, by the beginning of a line.
+    /// The number in the line of `/proc/thread-self/status` that begins with `key`.
     fn status(thread_id: i32, key: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/status")).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
@@ -421,7 +428,7 @@ mod tests {
             let thread = std::thread::spawn(move || {
                 confine(role).unwrap();
                 told.send(nix::unistd::gettid().as_raw()).unwrap();
-                // What a thread that logs, allocates and waits does is allowed.
+                // A thread that logs, allocates and waits makes only allowed calls.
                 eprintln!("{}", vec![0_u8; 1 << 20].len());
                 std::thread::yield_now();
                 let _ = wait.recv();
@@ -440,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_says_its_own_words() {
+    fn a_panic_keeps_its_own_message() {
         if child().is_some() {
             on_a_thread(|| {
                 confine(Role::Worker).unwrap();
@@ -448,7 +455,7 @@ mod tests {
             });
             return;
         }
-        let name = "confine::tests::a_panic_says_its_own_words";
+        let name = "confine::tests::a_panic_keeps_its_own_message";
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", name, "--nocapture"]).env(CHILD, "").env("RUST_BACKTRACE", "1");
         let ended = command.output().unwrap();
@@ -458,18 +465,19 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_sent_a_signal_by_a_descriptor() {
+    fn a_descriptor_cannot_make_the_kernel_send_signals() {
         if child().is_some() {
             on_a_thread(|| {
                 let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
                 confine(Role::Session).unwrap();
                 let fd = std::os::fd::AsRawFd::as_raw_fd(&ours);
-                // SAFETY: changes who is told of the socket. WHY: the call is what is tested.
+                // SAFETY: the call changes only the owner of the socket. WHY: the test checks this
+                // call.
                 unsafe { libc::fcntl(fd, libc::F_SETOWN, 1) };
             });
             return;
         }
-        let ended = run_child("nobody_is_sent_a_signal_by_a_descriptor", "");
+        let ended = run_child("a_descriptor_cannot_make_the_kernel_send_signals", "");
         assert_eq!(ended.status.signal(), Some(libc::SIGABRT));
     }
 
@@ -481,7 +489,8 @@ mod tests {
                 confine(Role::Session).unwrap();
                 let (read_exec, private) =
                     (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-                // SAFETY: a new mapping that nobody uses. WHY: as above.
+                // SAFETY: the call makes a new mapping that nothing uses. WHY: the test checks this
+                // call.
                 unsafe { libc::mmap(core::ptr::null_mut(), 4096, read_exec, private, -1, 0) };
             });
             return;

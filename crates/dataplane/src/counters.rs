@@ -1,12 +1,17 @@
-//! Counters: written by one worker with plain stores, read by anyone with relaxed loads.
+//! Counters that one worker writes with plain stores and any thread reads with relaxed loads.
 //!
-//! **Problem.** Statistics must never cost the worker a locked operation or a shared line.
-//! **Source.** datapath rule 23. **Rule.** Every set of counters belongs to one
-//! (worker, port) pair; the reader adds sets up. A reading is exact only when the worker takes it
-//! between two batches ([`crate::worker::Request::Checkpoint`]); others may be a batch apart.
+//! # Problem
+//! Statistics must never cost the worker a locked operation or a shared cache line (datapath rule
+//! 23).
 //!
-//! The identity each port keeps: `rx + replicated = forwarded + sum(drops) + queued`; and over all
-//! ports: `sum(forwarded) = sum(tx)`.
+//! # Approach
+//! Every set of counters belongs to one pair of worker and port, and the reader adds the sets. A
+//! reading is exact only if the worker takes it between two batches
+//! ([`crate::worker::Request::Checkpoint`]). In other readings two counters may be a batch apart.
+//!
+//! # Invariant
+//! For each port: `rx + replicated = forwarded + sum(drops) + queued`. Over all ports:
+//! `sum(forwarded) = sum(tx)`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -16,31 +21,31 @@ use penstock_units::WorkerId;
 
 use crate::drop::DropReason;
 
-/// A counter that one thread writes.
+/// A counter with one writing thread.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds; only the owning worker may call this (a second writer would lose counts).
+    /// Adds `n`. Only the owning worker may call this, because a second writer would lose counts.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Takes away; with [`Self::add`] in another set of the same port, the sets' sum is a gauge.
+    /// Subtracts `n`, modulo 2^64. The sum over all sets of a port is a gauge if one set adds and
+    /// another subtracts.
     #[inline]
     pub fn sub(&self, n: u64) {
         self.add(n.wrapping_neg());
     }
 
-    /// Overwrites; for gauges.
+    /// Overwrites the value of a gauge.
     #[inline]
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }
 
-    /// The value now.
     #[inline]
     #[must_use]
     pub fn get(&self) -> u64 {
@@ -48,8 +53,8 @@ impl Counter {
     }
 }
 
-// After a field's meaning, `gauge` says that it is a level now, which adds up over workers; `peak`
-// that it is one of which the largest counts.
+// After a field's meaning, `gauge` marks a present level, which adds up over workers. `peak` marks
+// a maximum; of several workers' values the largest counts.
 macro_rules! counters {
     (@name $field:ident $level:ident) => { stringify!($field) };
     (@since $now:expr, $before:expr) => { $now.wrapping_sub($before) };
@@ -76,7 +81,7 @@ macro_rules! counters {
             $(#[doc = $ahelp] pub $array: [u64; $len],)*
         }
 
-        // Written out: `derive` has no arrays of more than 32.
+        // Not derived, because `derive(Default)` is limited to arrays of 32.
         impl Default for $set {
             fn default() -> Self {
                 Self {
@@ -93,7 +98,7 @@ macro_rules! counters {
         }
 
         impl $set {
-            /// The values now.
+            /// Reads the present values, one after the other.
             #[must_use]
             pub fn read(&self) -> $reading {
                 $reading {
@@ -108,17 +113,17 @@ macro_rules! counters {
             pub const FIELDS: &'static [(&'static str, &'static str, &'static str)] =
                 &[$((stringify!($field), $unit, $help),)*];
 
-            /// The fields that are a level now and not a count since the beginning.
+            /// Names of the fields that are a present level, and not a count since the start.
             pub const GAUGES: &'static [&'static str] =
                 &[$($(counters!(@name $field $level),)?)*];
 
-            /// The plain fields' values in the order of [`Self::FIELDS`].
+            /// Values of the plain fields, in the order of [`Self::FIELDS`].
             #[must_use]
             pub fn values(&self) -> Vec<u64> {
                 vec![$(self.$field),*]
             }
 
-            /// What each counter grew by since `before`; a gauge is what it is now.
+            /// Growth of each counter since `before`. A gauge keeps its present value.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
                 let mut grown = *self;
@@ -130,7 +135,7 @@ macro_rules! counters {
                 grown
             }
 
-            /// Adds another worker's reading of the same thing.
+            /// Adds the reading of another worker for the same object.
             pub fn merge(&mut self, other: &Self) {
                 $(self.$field =
                     counters!(@merge self.$field, other.$field $(, $level)?);)*
@@ -143,7 +148,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What one worker counts for one port.
+    /// Counters of one worker for one port.
     PortCounters / PortReading {
         rx_frames: "frames", "frames taken from the port, those dropped afterwards included";
         rx_bytes: "bytes", "bytes of those frames, without FCS";
@@ -211,7 +216,7 @@ counters! {
 }
 
 counters! {
-    /// What a worker counts for itself.
+    /// Counters of a worker for itself.
     WorkerCounters / WorkerReading {
         turns: "turns", "loop turns";
         busy_turns: "turns", "turns that moved a frame";
@@ -236,29 +241,28 @@ counters! {
     arrays {}
 }
 
-/// A port's counters: one set a worker, so that each has one writer.
+/// Counters of a port: one set per worker, so that each set has one writer.
 #[derive(Clone, Debug)]
 pub struct PortCounterSets(Arc<[Arc<PortCounters>]>);
 
 impl PortCounterSets {
-    /// For this many workers.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         Self((0..workers.max(1)).map(|_| Arc::default()).collect())
     }
 
-    /// The set that a worker writes; the last one's for a number too large.
+    /// The set that `worker` writes. A number that is too large gets the last set.
     #[must_use]
     pub fn of(&self, worker: WorkerId) -> &Arc<PortCounters> {
         &self.0[worker.index().min(self.0.len() - 1)]
     }
 
-    /// Each worker's set, by its number.
+    /// The sets in the order of the workers' numbers.
     pub fn each(&self) -> impl Iterator<Item = &PortCounters> {
         self.0.iter().map(|set| &**set)
     }
 
-    /// All sets added up.
+    /// Sum of all sets.
     #[must_use]
     pub fn read(&self) -> PortReading {
         let mut sum = PortReading::default();
@@ -268,14 +272,14 @@ impl PortCounterSets {
 }
 
 impl From<Arc<PortCounters>> for PortCounterSets {
-    /// Of the only worker.
+    /// The counters of a port with a single worker.
     fn from(set: Arc<PortCounters>) -> Self {
         Self(Arc::new([set]))
     }
 }
 
 impl PortReading {
-    /// A sum of sets that were not read at one moment: what seems to be fewer than none is none.
+    /// Sets `queued` to zero if the sum of sets that were not read at one moment is negative.
     #[must_use]
     pub fn settle(mut self) -> Self {
         if self.queued > u64::MAX / 2 {
@@ -284,22 +288,22 @@ impl PortReading {
         self
     }
 
-    /// Frames taken from the port and their bytes without FCS, as they are on a wire: a
-    /// segmentation request counts as the frames it becomes, each with its headers.
+    /// Frames taken from the port and their bytes without FCS, counted as on a wire. A segmentation
+    /// request counts as the frames it becomes, each with its headers.
     #[must_use]
     pub fn on_wire(&self) -> [u64; 2] {
-        // Of sets that were read while they were written one count may be ahead of another.
+        // The sets may be written while they are read, so one count may be ahead of another.
         let whole = self.rx_frames.saturating_sub(self.rx_tso);
         [whole + self.rx_segments, self.rx_bytes + self.rx_segment_headers]
     }
 
-    /// Frames of this port dropped for any reason.
+    /// Dropped frames of this port, over all reasons.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.drops.iter().sum()
     }
 
-    /// What is missing from `rx + replicated = forwarded + drops + queued`; 0 when it adds up.
+    /// Error of the identity `rx + replicated = forwarded + drops + queued`; 0 if it holds.
     #[must_use]
     pub fn unaccounted(&self) -> i128 {
         i128::from(self.rx_frames) + i128::from(self.replicated)
@@ -338,7 +342,7 @@ mod tests {
         assert_eq!(WorkerReading::GAUGES, ["resting", "heartbeat"]);
     }
 
-    /// Each worker has its own longest wait; a port's is the longest of these, not their sum.
+    /// The longest wait of a port is the maximum over its workers, not their sum.
     #[test]
     fn of_two_workers_levels_add_up_and_peaks_do_not() {
         let sets = PortCounterSets::new(2);

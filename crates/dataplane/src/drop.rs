@@ -1,9 +1,9 @@
-//! Why a frame went nowhere: each reason is one counter, so that `rx = tx + drops + queued` holds
-//! and an operator can read off what to change.
+//! Reasons for which a frame is dropped. Each reason has one counter, so that the identity `rx +
+//! replicated = forwarded + drops + queued` holds for a port. Each reason also has a line of help
+//! that tells an operator what to change.
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $help:literal;)*) => {
-        /// The reason a frame was dropped.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum DropReason {
@@ -11,18 +11,17 @@ macro_rules! reasons {
         }
 
         impl DropReason {
-            /// Every reason, in the order of the counters.
+            /// All reasons, in the order of their counters.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
-            /// How many reasons there are.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// The name used in statistics and metrics.
+            /// Name in statistics and metrics.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// One line for people: what happened and what to do.
+            /// One line for an operator: what happened and what to do.
             #[must_use]
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$name => $help,)* }

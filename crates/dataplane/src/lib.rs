@@ -1,11 +1,13 @@
 //! The data path: ports, scheduling, classification, egress, and the worker that runs them.
 //!
-//! The tree shows a frame's way: [`port`] → [`schedule`] → [`police`] → [`classify`] →
-//! [`egress`], and [`queue`] where an output lets frames wait. The loop is
-//! [`worker::Worker::turn`]. Time is an argument everywhere but in [`tsc`].
-//! The rules that comments cite ("datapath rule 7") are in `docs/datapath-rules.md`.
+//! The modules are in the order in which a frame passes: [`port`], [`schedule`], [`police`],
+//! [`classify`] and [`egress`]. A frame may wait for its output in [`queue`].
+//! [`worker::Worker::turn`] is the loop that calls them. Every function takes the time as an
+//! argument; only [`tsc`] reads a clock. Comments cite the rules of `docs/datapath-rules.md` by
+//! number ("datapath rule 7").
+#![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
 #![deny(unsafe_code)]
-// Nothing a guest or a user sends may end the process; tests fail by panicking.
+// No input of a guest or a user may end the process, so only tests may panic.
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented)

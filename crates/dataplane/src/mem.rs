@@ -1,38 +1,39 @@
-//! Copies to and from memory that another party may change at any moment.
+//! Copies to and from memory that another process may change at any moment.
 //!
-//! Guest memory is never seen through a Rust reference: these functions take raw pointers, read
-//! each byte once and write each byte once.
+//! No Rust reference to guest memory exists. These functions take raw pointers, read each byte once
+//! and write each byte once.
 #![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
 
 use core::arch::x86_64::{__m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128};
 use core::ptr;
 
-/// Asks for the cache line at `at`; any address is allowed.
+/// Prefetches the cache line at `at` for reading. Any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
-    // SAFETY: a prefetch never faults and changes no state but the cache's.
-    // WHY: there is no safe form; it hides a line transfer per frame (datapath rule 2).
+    // SAFETY: a prefetch never faults and changes nothing but the cache.
+    // WHY: no safe form exists. The prefetch hides one line transfer per frame (datapath rule 2).
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
 }
 
-/// Asks for the cache line at `at` to write to it: a line that the other side has read last comes
-/// over without being shared first. Any address is allowed; CPUs without it do nothing.
+/// Prefetches the cache line at `at` for writing, so that a line which another core has read
+/// arrives in exclusive state. Any address is allowed. CPUs without the instruction do nothing.
 #[inline(always)]
 pub(crate) fn prefetch_write(at: *const u8) {
-    // The interpreter of the test lane `miri` knows no assembly; a prefetch changes nothing.
+    // Miri cannot interpret assembly, and a prefetch has no effect on results.
     if cfg!(miri) {
         return;
     }
-    // SAFETY: as `prefetch`. WHY: the intrinsic becomes a read prefetch on the baseline target.
+    // SAFETY: as in `prefetch`. WHY: the intrinsic compiles to a read prefetch on the baseline
+    // target.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
 }
 
-/// Copies `len` bytes, at most 128, with a handful of vector moves (first and last may overlap).
+/// Copies `len` bytes, at most 128, with a few vector moves. The first and the last may overlap.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes; they do not overlap.
+/// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_head(to: *mut u8, from: *const u8, len: usize) {
     debug_assert!(len <= 128);
@@ -65,13 +66,13 @@ pub(crate) unsafe fn copy_head(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes.
+/// Copies `len` bytes of any length.
 ///
 /// # Safety
-/// As [`copy_head`], for any length.
+/// The same as for [`copy_head`].
 #[inline(always)]
 pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller guarantees what the called functions require.
     unsafe {
         match len {
             ..=128 => copy_head(to, from, len),
@@ -81,21 +82,22 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// What is longer is left to the library, which knows larger moves.
+/// Longest copy in bytes that [`copy_lines`] does; libc's `memcpy` is faster for longer ones.
 const LINES_MAX: usize = 2048;
 
-/// Copies line by line of the destination, each in whole: a line that another core has may then be
-/// taken over without waiting for what is in it, and no store lies over two of them (measured: 300
-/// of 1,000 cycles a frame of 512 bytes where that core is far, 80 of 300 where it is near).
+/// Copies one whole cache line of the destination after the other. The core can then take a line
+/// over from another core without waiting for its old content, and no store crosses a line border.
+/// At 512 bytes a frame this saved 300 of 1,000 cycles with the other core far away and 80 of 300
+/// with it near.
 ///
 /// # Safety
-/// As [`copy_head`]; `len` is at least 64.
+/// The same as for [`copy_head`], and `len` must be at least 64.
 #[inline(always)]
 unsafe fn copy_lines(to: *mut u8, from: *const u8, len: usize) {
     debug_assert!(len >= 64);
-    // SAFETY: every move lies within the two ranges: the first and the last 64 bytes, and between
-    // them those that begin a line of the destination and end before `len`.
-    // WHY: the library's moves are not ordered by lines.
+    // SAFETY: every move lies within the two ranges. It moves the first or the last 64 bytes, or
+    // bytes that begin at a line of the destination and end before `len`.
+    // WHY: `memcpy` does not align its moves to lines.
     unsafe {
         store64(to, load64(from));
         let mut at = 64 - (to.addr() & 63);
@@ -117,34 +119,34 @@ unsafe fn copy_lines(to: *mut u8, from: *const u8, len: usize) {
 type Line = (__m128i, __m128i, __m128i, __m128i);
 
 /// # Safety
-/// 16 readable bytes.
+/// `from` must have 16 readable bytes.
 #[inline(always)]
 unsafe fn load(from: *const u8) -> __m128i {
-    // SAFETY: the caller's promise; the load needs no alignment.
+    // SAFETY: the caller guarantees readable bytes. The load needs no alignment.
     unsafe { _mm_loadu_si128(from.cast()) }
 }
 
 /// # Safety
-/// 16 writable bytes.
+/// `to` must have 16 writable bytes.
 #[inline(always)]
 unsafe fn store(to: *mut u8, value: __m128i) {
-    // SAFETY: the caller's promise; the store needs no alignment.
+    // SAFETY: the caller guarantees writable bytes. The store needs no alignment.
     unsafe { _mm_storeu_si128(to.cast(), value) }
 }
 
 /// # Safety
-/// 64 readable bytes.
+/// `from` must have 64 readable bytes.
 #[inline(always)]
 unsafe fn load64(from: *const u8) -> Line {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees 64 readable bytes.
     unsafe { (load(from), load(from.add(16)), load(from.add(32)), load(from.add(48))) }
 }
 
 /// # Safety
-/// 64 writable bytes.
+/// `to` must have 64 writable bytes.
 #[inline(always)]
 unsafe fn store64(to: *mut u8, line: Line) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees 64 writable bytes.
     unsafe {
         store(to, line.0);
         store(to.add(16), line.1);

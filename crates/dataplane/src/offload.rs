@@ -1,12 +1,12 @@
-//! Offload metadata of a frame: what a virtio-net header says, in host order and checked.
+//! Offload metadata of a frame: the content of a virtio-net header, in host byte order and checked.
 //!
-//! **Source.** virtio 1.2 §5.1.6. **Rule.** `csum_start`, `csum_offset`, `hdr_len`, `gso_size` are
-//! compared with our own parse of the headers before a frame goes on ([`Offload::check`], by the
-//! classifier); a peer's word is never used as an offset.
+//! Source: virtio 1.2 §5.1.6. The classifier compares `csum_start`, `csum_offset`, `hdr_len` and
+//! `gso_size` with the switch's own parse of the headers before a frame goes on
+//! ([`Offload::check`]). A value that a peer wrote is never used as an offset before that.
 
 use crate::drop::DropReason;
 
-/// Bytes of `virtio_net_hdr_mrg_rxbuf` / `virtio_net_hdr_v1`.
+/// Bytes of `virtio_net_hdr_mrg_rxbuf` and `virtio_net_hdr_v1`.
 pub const VNET_HDR_LEN: usize = 12;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
@@ -20,26 +20,25 @@ pub const GSO_TCPV4: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_TCPV6`.
 pub const GSO_TCPV6: u8 = 4;
 
-/// What is still to be done to a frame by hardware, a guest or us.
+/// Work on a frame that is still to be done by hardware, by a guest or by the switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Offload {
-    /// [`F_NEEDS_CSUM`] or [`F_DATA_VALID`] bits.
+    /// Bits [`F_NEEDS_CSUM`] and [`F_DATA_VALID`].
     pub flags: u8,
     /// [`GSO_NONE`], [`GSO_TCPV4`] or [`GSO_TCPV6`].
     pub gso_type: u8,
-    /// Bytes of all headers; a hint.
+    /// Bytes of all headers; only a hint.
     pub hdr_len: u16,
     /// Payload bytes of each segment (MSS).
     pub gso_size: u16,
-    /// Where the checksummed part begins, from the start of the frame.
+    /// Offset in bytes of the checksummed part from the start of the frame.
     pub csum_start: u16,
-    /// Where the checksum field is, from `csum_start`.
+    /// Offset in bytes of the checksum field from `csum_start`.
     pub csum_offset: u16,
 }
 
 impl Offload {
-    /// Nothing to do.
     pub const NONE: Self =
         Self { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0 };
 
@@ -58,9 +57,9 @@ impl Offload {
         }
     }
 
-    /// The same for a header that a guest wrote: it may ask for a checksum to be finished, never
-    /// vouch for one (virtio 1.2 §5.1.6.2.1), or its receiver would not look. Metadata that asks
-    /// for nothing is dropped here: nobody needs to look at it again.
+    /// Reads a header that a guest wrote. The guest may request a checksum but not declare one
+    /// valid (virtio 1.2 §5.1.6.2.1), because the receiver would then not verify it. Metadata that
+    /// requests nothing becomes [`Self::NONE`], so that later stages skip it.
     #[inline]
     #[must_use]
     pub fn from_guest(b: &[u8; VNET_HDR_LEN]) -> Self {
@@ -69,7 +68,7 @@ impl Offload {
         Self::from_guest_words(first, u16::from_ne_bytes([b8, b9]))
     }
 
-    /// The same for a header read as a word of eight bytes and one of two.
+    /// Like [`Self::from_guest`], for a header read as one word of eight bytes and one of two.
     #[inline]
     #[must_use]
     pub(crate) const fn from_guest_words(first: u64, last: u16) -> Self {
@@ -87,15 +86,15 @@ impl Offload {
         }
     }
 
-    /// The header's last four bytes, in memory order; the others are the structure's own first
-    /// eight.
+    /// The last four bytes of the header, in memory order. The first eight bytes are those of this
+    /// structure itself.
     #[inline]
     #[must_use]
     pub(crate) const fn last_word(self, num_buffers: u16) -> u32 {
         self.csum_offset as u32 | (num_buffers as u32) << 16
     }
 
-    /// The header with `num_buffers` in its last two bytes.
+    /// Builds the header, with `num_buffers` in its last two bytes.
     #[inline]
     #[must_use]
     pub fn to_wire(self, num_buffers: u16) -> [u8; VNET_HDR_LEN] {
@@ -110,34 +109,34 @@ impl Offload {
         b
     }
 
-    /// Whether there is nothing to do and nothing to say.
+    /// Whether there is neither work to do nor a flag to pass on.
     #[inline]
     #[must_use]
     pub fn is_none(self) -> bool {
         self.flags == 0 && self.gso_type == GSO_NONE
     }
 
-    /// Whether the transport checksum is still to be finished.
+    /// Whether the transport checksum is still to be computed.
     #[inline]
     #[must_use]
     pub const fn needs_csum(self) -> bool {
         self.flags & F_NEEDS_CSUM != 0
     }
 
-    /// Whether this is one large segment to be cut.
+    /// Whether the frame is one large segment that has to be cut.
     #[inline]
     #[must_use]
     pub const fn is_gso(self) -> bool {
         self.gso_type != GSO_NONE
     }
 
-    /// Compares with what the parser found: `l4_start` (0: no TCP or UDP header was found),
-    /// `l4_proto`, `l4_end` (end of the TCP header), whether it is IPv6, and the frame's length.
-    /// Unknown flag bits are cleared; `hdr_len` is set right.
+    /// Compares the metadata with the parser's findings and the frame's length. `l4_start` is 0 if
+    /// there is no TCP or UDP header; `l4_end` is the end of the TCP header. Clears unknown flag
+    /// bits and corrects `hdr_len`.
     ///
     /// # Errors
-    /// [`DropReason::BadOffload`] when the metadata points anywhere but at the checksum of the
-    /// frame's own TCP or UDP header, or asks for segmentation of something else than TCP.
+    /// [`DropReason::BadOffload`] if the metadata does not point at the checksum of the frame's own
+    /// TCP or UDP header, or requests segmentation of anything but TCP.
     pub fn check(
         &mut self,
         l4_start: u16,
@@ -156,7 +155,7 @@ impl Offload {
             if l4_start == 0 || self.csum_start != l4_start || self.csum_offset != field {
                 return Err(DropReason::BadOffload);
             }
-            // The guest may not also claim that the checksum is right.
+            // A guest that requests a checksum may not also declare it valid.
             self.flags = F_NEEDS_CSUM;
         } else {
             self.csum_start = 0;
@@ -182,24 +181,23 @@ impl Offload {
     }
 }
 
-/// What the far side of a port can finish itself.
+/// Offloads that the far side of a port can do itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadCaps {
-    /// It takes frames whose checksum is not finished.
+    /// Accepts frames with an unfinished checksum.
     pub csum: bool,
-    /// It takes large TCP/IPv4 segments.
+    /// Accepts large TCP/IPv4 segments.
     pub tso4: bool,
-    /// It takes large TCP/IPv6 segments.
+    /// Accepts large TCP/IPv6 segments.
     pub tso6: bool,
 }
 
 impl OffloadCaps {
-    /// Everything.
     pub const ALL: Self = Self { csum: true, tso4: true, tso6: true };
-    /// Nothing: frames go out finished and within the MTU.
+    /// No offloads: frames leave complete and no longer than the MTU.
     pub const NONE: Self = Self { csum: false, tso4: false, tso6: false };
 
-    /// Whether a frame with this metadata may go out as it is.
+    /// Whether a frame with this metadata may be sent unchanged.
     #[inline]
     #[must_use]
     pub const fn takes(self, offload: Offload) -> bool {
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn words_say_what_bytes_say() {
+    fn reading_by_words_equals_reading_by_bytes() {
         let wire = tso().to_wire(3);
         assert_eq!(tso().last_word(3).to_ne_bytes(), wire[8..]);
         let words = |o: Offload| {
@@ -246,7 +244,8 @@ mod tests {
         };
         let (first, last) = words(tso());
         assert_eq!(Offload::from_guest_words(first, last), tso());
-        // What asks for nothing is nothing, and a guest vouches for no checksum.
+        // Metadata that requests nothing becomes `NONE`, and a guest cannot declare a checksum
+        // valid.
         let idle = Offload { flags: F_DATA_VALID, hdr_len: 7, csum_start: 9, ..Offload::NONE };
         let (first, last) = words(idle);
         assert_eq!(Offload::from_guest_words(first, last), Offload::NONE);
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn caps_say_what_goes_out_as_it_is() {
+    fn caps_decide_which_frames_go_out_unchanged() {
         let mut csum = tso();
         csum.gso_type = GSO_NONE;
         assert!(OffloadCaps::NONE.takes(Offload::NONE));

@@ -1,14 +1,23 @@
-//! Policing: what a port sends above its rate is dropped, right after it was taken.
+//! Policing: drops the frames of a port above its rate, directly after they were received.
 //!
-//! **Problem.** The ingress policies `bps` and `pps` are what a switch does that knows no cycles;
-//! they are the baseline to compare with, and they assist while an uplink is the bottleneck
-//! (C2QoS §VII). **Rule.** Frames are policed before they are classified: what is dropped has cost
-//! its way in, as in OVS-DPDK, and teaches the switch no address. A port's own limit comes first,
-//! then its part of each link that is the bottleneck now. The state is one a port, whoever polls
-//! its queue pairs ([`penstock_qos::policer`]); it outlives a new snapshot.
-//! **Departure.** A limit of a link's also meets frames that would stay on the host: where a frame
-//! goes is not known yet. **Cost.** A port without limits: one comparison a batch. Of a batch
-//! within its limit: one look at each frame's length, two or three atomic operations.
+//! # Problem
+//! The ingress policies `bps` and `pps` limit bits or frames, as a switch without cycle metering
+//! does. They are the baseline for comparison. They also assist while an uplink is the bottleneck
+//! (C2QoS §VII).
+//!
+//! # Approach
+//! Frames are policed before they are classified. A dropped frame has thus cost its reception, as
+//! in OVS-DPDK, and teaches the switch no address. The port's own limit applies first, then its
+//! part of each link that is the bottleneck now. All queue pairs of a port share one state
+//! ([`penstock_qos::policer`]), whichever workers poll them, and it survives a new snapshot.
+//!
+//! # Cost
+//! A port without limits costs one comparison a batch. A batch within its limit costs one look at
+//! each frame's length and two or three atomic operations.
+//!
+//! # Departures
+//! The limit of a link also drops frames that would stay on the host, because their destination is
+//! not known yet.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -21,35 +30,34 @@ use crate::batch::{BATCH_FRAMES, Batch};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 
-/// What holds a port's frames to rates.
+/// Rate limits on the frames that a port sends.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// Its own, of the policies `bps` and `pps`.
+    /// Own limit of the port, from the policies `bps` and `pps`.
     pub own: Option<Arc<Policer>>,
-    /// Its parts of links.
+    /// Parts of the links that the port shares.
     pub links: Vec<LinkLimit>,
 }
 
-/// A port's part of a link: a limit that is in while the link is the bottleneck.
+/// A port's part of a link: a limit that applies only while the link is the bottleneck.
 #[derive(Clone, Debug)]
 pub struct LinkLimit {
-    /// Whether the link is the bottleneck; shared by all ports with a part of it.
+    /// Whether the link is the bottleneck. All ports with a part of the link share the flag.
     pub active: Arc<AtomicBool>,
-    /// Bytes on this link of the frames that its parts dropped, of all ports together.
+    /// Dropped bytes as on this link, summed over all ports with a part of it.
     pub held: Arc<AtomicU64>,
-    /// The part.
     pub policer: Arc<Policer>,
 }
 
 impl Limits {
-    /// Whether nothing is limited, ever.
+    /// Whether the port has no limits at all.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.own.is_none() && self.links.is_empty()
     }
 
-    /// Drops from `batch` what is above the limits at `now`, and counts it. `now` is of a clock
-    /// that all workers share.
+    /// Drops the frames of `batch` that exceed the limits at `now` and counts them. All workers
+    /// must share the clock of `now`.
     pub fn police(&self, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
         if let Some(policer) = &self.own {
             own(policer, batch, now, counters);
@@ -88,14 +96,14 @@ fn part(link: &LinkLimit, batch: &mut Batch, now: Nanos, counters: &PortCounters
     }
 }
 
-/// What a batch's frames were marked.
+/// How the policer marked the frames of a batch.
 #[derive(Default)]
 struct Marks {
     green: u64,
     yellow: u64,
-    /// The red ones, one bit each.
+    /// Bit mask of the red frames.
     red: u32,
-    /// On the wire they would have been this.
+    /// Size of the red frames on a wire.
     held: Size,
 }
 
@@ -132,8 +140,9 @@ impl Marks {
     }
 }
 
-/// What frame `i` is on a wire: itself, or the segments it asks to be cut into, each with a copy of
-/// the headers. The metadata need not have been checked: what is impossible counts as one frame.
+/// Size of frame `i` on a wire: its own, or that of the segments it is cut into, each with a copy
+/// of the headers. The metadata may be unchecked: a frame with impossible metadata counts as one
+/// frame.
 #[inline]
 pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
     let frame = batch.at(i);
@@ -143,7 +152,8 @@ pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
     segments_of(batch, i)
 }
 
-/// Bytes that frame `i` takes on a link: those of [`on_wire`], and what Ethernet adds to each.
+/// Bytes that frame `i` occupies on a link: those of [`on_wire`] plus Ethernet's overhead per
+/// frame.
 #[inline]
 pub(crate) fn wire_bytes(batch: &Batch, i: usize) -> u32 {
     let Size { bytes, frames } = on_wire(batch, i);
@@ -154,7 +164,7 @@ pub(crate) fn wire_bytes(batch: &Batch, i: usize) -> u32 {
 fn segments_of(batch: &Batch, i: usize) -> Size {
     let frame = batch.at(i);
     let whole = Size { bytes: frame.len, frames: 1 };
-    // The TCP header's length is in the upper half of its 13th byte.
+    // The upper half of byte 12 of the TCP header is the header's length in words.
     let tcp = usize::from(frame.offload.csum_start);
     let Some(offset) = batch.head(i).get(tcp + 12) else { return whole };
     let headers = u32::from(frame.offload.csum_start) + u32::from(offset >> 4) * 4;
@@ -163,7 +173,8 @@ fn segments_of(batch: &Batch, i: usize) -> Size {
     Size { bytes: frame.len + (segments - 1) * headers, frames: segments }
 }
 
-/// Counts what the batch's segmentation requests become on a wire.
+/// Counts the segments and the extra header bytes that the batch's segmentation requests become on
+/// a wire.
 #[inline(never)]
 pub(crate) fn count_segments(batch: &Batch, counters: &PortCounters) {
     let (mut segments, mut headers) = (0, 0);
@@ -199,11 +210,11 @@ mod tests {
         batch.frames().iter().map(|frame| frame.len).collect()
     }
 
-    /// A byte a microsecond.
+    /// One byte per microsecond.
     const CIR: BitsPerSecond = BitsPerSecond(8_000_000);
 
     #[test]
-    fn what_is_red_goes_and_is_counted_and_the_rest_stays() {
+    fn red_frames_are_dropped_and_counted_and_others_stay() {
         let own = policer(Limit::SingleRate { cir: CIR, cbs: 2_000, ebs: 300 });
         let limits = Limits { own: Some(own), links: Vec::new() };
         let counters = PortCounters::default();
@@ -241,8 +252,9 @@ mod tests {
     }
 
     #[test]
-    fn a_large_segment_is_what_it_becomes_on_the_wire() {
-        // 14 + 20 bytes in front of a TCP header of 32; 10,000 bytes in segments of 1,448.
+    fn a_large_segment_counts_as_its_frames_on_the_wire() {
+        // 34 bytes precede a TCP header of 32; the 10,000 bytes of payload go out in segments of
+        // 1,448.
         let mut bytes = vec![0; 66 + 10_000];
         bytes[34 + 12] = 8 << 4;
         let offload = Offload {

@@ -1,4 +1,5 @@
-//! The primitives of what threads share without a lock, in one place: `tests/loom.rs` compiles the
-//! same sources against `loom`'s, which try every order of events that the memory model allows.
+//! Atomics of the structures that threads share without a lock. Everything else imports them from
+//! here, because `tests/loom.rs` compiles the same sources against the types of `loom`, which
+//! explore every order of events that the memory model allows.
 
 pub(crate) use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! The time-stamp counter, and its stand-in under simulation.
+//! Clocks of the data path: the time-stamp counter, and a virtual counter for simulations.
 #![allow(unsafe_code, reason = "rdtsc has no safe form")]
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -7,72 +7,71 @@ use std::sync::Arc;
 use nix::time::{ClockId, clock_gettime};
 use penstock_units::{Cycles, Nanos, PortId, TscRate};
 
-/// Where the worker's time comes from: the TSC on a core, a virtual clock under `sim`.
+/// Source of the worker's time: the TSC on a core, a virtual clock under `sim`.
 pub trait CycleCounter {
-    /// The count now; never goes back.
+    /// Present count in cycles. It never decreases.
     fn now(&self) -> Cycles;
 
-    /// Told after each stage of a batch what it handled. On a real core the cycles are spent
-    /// already; a simulation lets them pass here, from its cost table.
+    /// Called after each stage of a batch with what the stage handled. On a real core the cycles
+    /// have passed already; a simulation advances its clock here, by its cost table.
     #[inline(always)]
     fn spent(&self, _stage: Stage, _work: &Work) {}
 }
 
-/// What a stage handled of a batch.
+/// Size of the work that a stage did for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// The port that the batch came from.
+    /// The port from which the batch came.
     pub port: PortId,
-    /// Frames.
     pub frames: usize,
-    /// Their bytes, without FCS.
+    /// Sum of the frames' lengths in bytes, without FCS.
     pub bytes: usize,
-    /// Frames of the batch that were not in the exact-match cache; none before classification.
+    /// Frames that were not in the exact-match cache; 0 before classification.
     pub misses: usize,
 }
 
 impl Work {
-    /// Of an idle turn.
+    /// The work of an idle turn.
     pub const NONE: Self = Self { port: PortId(0), frames: 0, bytes: 0, misses: 0 };
 }
 
 /// The stages of a batch (C2QoS §III: ingress, classification, egress), and the idle turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Frames were taken from a port.
+    /// Receiving frames from a port.
     Ingress,
-    /// Frames got their verdicts.
+    /// Deciding where the frames go.
     Classification,
-    /// Frames were delivered and their buffers returned.
+    /// Delivering the frames and returning their buffers.
     Egress,
-    /// All ports were looked at, none had anything.
+    /// Looking at all ports without finding a frame.
     Idle,
 }
 
-/// The core's invariant time-stamp counter.
+/// The invariant time-stamp counter of the core.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tsc;
 
 impl CycleCounter for Tsc {
     #[inline(always)]
     fn now(&self) -> Cycles {
-        // SAFETY: rdtsc reads a counter; user space may, unless the kernel forbids it to all.
-        // WHY: clock_gettime costs more than a batch boundary may (35 cycles against some 60).
+        // SAFETY: rdtsc only reads a counter. It faults only if the kernel forbids it to all user
+        // space.
+        // WHY: clock_gettime costs more than a batch boundary may (some 60 cycles against 35).
         Cycles(unsafe { core::arch::x86_64::_rdtsc() })
     }
 }
 
-/// A counter that a simulation moves.
+/// A counter that a simulation advances.
 #[derive(Clone, Debug, Default)]
 pub struct VirtualCounter(Arc<AtomicU64>);
 
 impl VirtualCounter {
-    /// Lets `cycles` pass.
     pub fn advance(&self, cycles: Cycles) {
         self.0.fetch_add(cycles.0, Ordering::Relaxed);
     }
 
-    /// Jumps to `to` if that lies ahead.
+    /// Advances the counter to `to`. A value in the past has no effect.
     pub fn advance_to(&self, to: Cycles) {
         self.0.fetch_max(to.0, Ordering::Relaxed);
     }
@@ -84,7 +83,8 @@ impl CycleCounter for VirtualCounter {
     }
 }
 
-/// Measures the TSC against `CLOCK_MONOTONIC_RAW` for about 20 ms, three times; the median.
+/// Measures the TSC against `CLOCK_MONOTONIC_RAW` three times for about 20 ms each, and returns the
+/// median.
 #[must_use]
 pub fn calibrate() -> TscRate {
     let mut rates = [(); 3].map(|()| measure(Nanos::from_millis(20)));
@@ -106,7 +106,7 @@ fn measure(window: Nanos) -> u64 {
     }
 }
 
-/// `CLOCK_MONOTONIC_RAW`; zero if the kernel has none (no Linux since 2.6.28).
+/// Reads `CLOCK_MONOTONIC_RAW`; zero if the kernel has no such clock (Linux before 2.6.28).
 #[must_use]
 pub fn raw_clock() -> Nanos {
     clock_gettime(ClockId::CLOCK_MONOTONIC_RAW).map_or(Nanos::ZERO, |t| {

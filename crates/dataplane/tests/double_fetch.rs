@@ -1,12 +1,18 @@
-//! No decision reads a word that a peer shares twice: between two reads it may change (datapath
-//! rule 3). Each access of a call to the peer's memory is trapped and counted, in the code as it
-//! was compiled: the memory is closed to the process, a fault says which address is wanted and
-//! whether to write, the instruction says how many bytes ([`width`]), and it alone is carried out
-//! with the memory open. Reads are counted by byte: one that lies within another is a second one.
+//! No decision reads a word twice that a peer shares, because the word may change between two reads
+//! (datapath rule 3).
 //!
-//! A ring looks ahead: whether a head is one plain buffer. Of one that is not, nothing of the look
-//! is kept but this answer, and the walk that follows decides anew: such heads may be read twice.
-//! Each frame that is given to a ring is a decision of its own: it may look at buffers that did not
+//! # Approach
+//! The test traps and counts each access of a call to the peer's memory, in the code as it was
+//! compiled. The memory is closed to the process. A fault then tells the address and whether it is
+//! a write, and the instruction tells the number of bytes ([`width`]). The instruction alone is
+//! executed with the memory open. Reads are counted by byte, so a read that lies within another
+//! counts as a second one.
+//!
+//! # Exceptions
+//! A ring looks ahead to see whether a head is one plain buffer. If it is not, only this answer is
+//! kept, and the walk that follows decides again, so such heads may be read twice. Each frame that
+//! is given to a ring is a separate decision. It may look at buffers that were too small for the
+//! frame before.
 //! suffice for the one before.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "signal handlers and protections of memory")]
@@ -30,23 +36,23 @@ use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const USER: u64 = 0x7000_0000_0000;
 const LEN: u64 = 1 << 20;
-/// Where the parts of a ring lie, and indirect tables and buffers behind them.
+/// Offsets of the parts of a ring, and of the indirect tables and buffers behind them.
 const DRIVER: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
-/// The index of a split ring's driver, two bytes.
+/// The available index that a split ring's driver writes, two bytes.
 const AVAILABLE_FROM: u64 = DRIVER + 2;
 const AVAILABLE_TO: u64 = DRIVER + 4;
 const TABLES: u64 = 0x4000;
 const BUFFERS: u64 = 0x1_0000;
-/// Bytes of virtio's header before each frame.
+/// Bytes of the virtio header before each frame.
 const HEADER: u64 = 12;
 const SIZE: u16 = 64;
 const ROUNDS: u64 = 120;
 
-/// The closed memory: where it begins, its bytes. One thread at a time has one.
+/// Start and length of the closed memory. One thread at a time has one.
 static START: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Accesses: 256 times the offset, twice the bytes, one for a write.
+/// The accesses: 256 times the offset, plus twice the number of bytes, plus one for a write.
 static SEEN: [AtomicU64; 1 << 16] = [const { AtomicU64::new(0) }; 1 << 16];
 static SEEN_LEN: AtomicUsize = AtomicUsize::new(0);
 static ONE: Mutex<()> = Mutex::new(());
@@ -54,32 +60,32 @@ static ONE: Mutex<()> = Mutex::new(());
 /// The first instruction that [`width`] does not know.
 static UNKNOWN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// The trap flag of a processor: an exception after each instruction.
+/// The processor's trap flag: an exception after each instruction.
 const TRAP_FLAG: i64 = 1 << 8;
 
 fn protect(how: i32) -> bool {
     let (start, bytes) = (START.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
-    // SAFETY: a mapping of the code under test, which is in use by this thread alone.
-    // WHY: a mapping can be closed in no other way.
+    // SAFETY: a mapping of the code under test, which only this thread uses.
+    // WHY: no safe form closes a mapping.
     unsafe { libc::mprotect(start as *mut libc::c_void, bytes, how) == 0 }
 }
 
 extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: what the kernel hands to a handler of this kind. WHY: a C interface.
+    // SAFETY: the kernel passes valid pointers to a handler of this kind. WHY: a C interface.
     let (at, registers) = unsafe {
         let context = context.cast::<libc::ucontext_t>();
         ((*info).si_addr() as usize, &mut (*context).uc_mcontext.gregs)
     };
     let offset = at.wrapping_sub(START.load(Ordering::Relaxed));
     if offset >= BYTES.load(Ordering::Relaxed) || !protect(libc::PROT_READ | libc::PROT_WRITE) {
-        // Not ours: it happens again, without a handler.
-        // SAFETY: the default action. WHY: a C interface.
+        // The fault is not in the closed memory, so it recurs without a handler.
+        // SAFETY: sets the default action. WHY: a C interface.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
     }
     let writes = registers[libc::REG_ERR as usize] >> 1 & 1;
-    // SAFETY: the processor has just carried it out, and code has more bytes behind it.
-    // WHY: nothing else says how many bytes it is about.
+    // SAFETY: the processor has just decoded it, and more bytes of code follow it.
+    // WHY: nothing else says how many bytes it accesses.
     let code = unsafe { (registers[libc::REG_RIP as usize] as *const [u8; 16]).read_unaligned() };
     let bytes = width(&code);
     if bytes == 0 {
@@ -100,8 +106,9 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_voi
     protect(libc::PROT_NONE);
 }
 
-/// How many bytes of memory an instruction reads or writes; 0: not known here. Instruction sets and
-/// encodings: Intel's manual, volume 2. A repeated one faults and is stepped for each element.
+/// Number of bytes of memory that an instruction reads or writes; 0 if it is not known here. Source
+/// of instruction sets and encodings: Intel's manual, volume 2. A repeated instruction faults and
+/// is stepped for each element.
 fn width(code: &[u8; 16]) -> u64 {
     let (mut at, mut prefix, mut operand) = (0, 0, 4);
     loop {
@@ -153,8 +160,8 @@ fn width(code: &[u8; 16]) -> u64 {
     }
 }
 
-/// The same of vector instructions: map and operation, prefix (66, F3, F2: 1 to 3), bytes of a
-/// vector and of a general register.
+/// Like [`width`], for vector instructions. The arguments are map and opcode, prefix (66, F3, F2: 1
+/// to 3), bytes of a vector and bytes of a general register.
 fn vector(map: u8, op: u8, prefix: u8, all: u64, register: u64) -> u64 {
     match (map, op) {
         (1, 0x10 | 0x11 | 0x51..=0x5f | 0xc2) => [all, all, 4, 8][usize::from(prefix)],
@@ -197,7 +204,7 @@ fn install(signal: i32, handler: Handler) {
     }
 }
 
-/// A file that a peer shares, mapped once: by the code under test.
+/// A file that a peer shares, mapped once, by the code under test.
 struct Shared {
     file: File,
     _one: MutexGuard<'static, ()>,
@@ -223,7 +230,7 @@ impl Shared {
         self.file.write_all_at(bytes, at).unwrap();
     }
 
-    /// Where the process has the file: the lowest byte and how many.
+    /// The lowest address of the file in this process, and its length in bytes.
     fn place(&self) -> (usize, usize) {
         let inode = self.file.metadata().unwrap().ino().to_string();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -234,12 +241,12 @@ impl Shared {
         (number(from), number(to) - number(from))
     }
 
-    /// Carries `call` out with the memory closed, and fails if it reads a word twice.
+    /// Executes `call` with the memory closed, and fails if it reads a word twice.
     fn once<T>(&self, what: &str, call: impl FnOnce() -> T) -> T {
         self.counted(what, &[], call)
     }
 
-    /// The same; the descriptors named by `heads` may be read twice.
+    /// Like [`Self::once`], but the descriptors in `heads` may be read twice.
     fn counted<T>(&self, what: &str, heads: &[u64], call: impl FnOnce() -> T) -> T {
         let (start, bytes) = self.place();
         START.store(start, Ordering::Relaxed);
@@ -264,10 +271,11 @@ impl Shared {
             }
         }
         let most = |at: &u64| match *at {
-            // What a driver makes available grows: who needs more looks again, and checks again.
+            // The driver makes more available over time, so a call that needs more reads the index
+            // again.
             AVAILABLE_FROM..AVAILABLE_TO if what == "give" => u32::MAX,
-            // Frames are copied, by moves that may overlap; nothing is decided by what is copied
-            // behind virtio's header.
+            // Frames are copied by moves that may overlap. No decision depends on bytes behind the
+            // virtio header.
             BUFFERS.. if (at - BUFFERS) % 2048 >= HEADER => u32::MAX,
             _ if heads.contains(&(at / 16)) => 2,
             _ => 1,
@@ -288,14 +296,14 @@ impl Shared {
     }
 }
 
-/// Whether a read in the buffers, and one before it of the same byte, are two parts of one move: a
+/// Whether a read in the buffers and an earlier one of the same byte are two parts of one move: a
 /// move of 20 bytes is two of 16 that overlap. The second buffer of a chain has no header.
 fn moves(before: Option<(u64, u64)>, at: u64, bytes: u64) -> bool {
     let same = |(before, width)| width == bytes && before != at;
     at >= BUFFERS && bytes >= 8 && before.is_some_and(same)
 }
 
-/// Words read while they were counted: a test in which nothing is read shows nothing.
+/// Number of reads while they were counted. A test without any read proves nothing.
 static READS: AtomicUsize = AtomicUsize::new(0);
 
 /// A reproducible stream of numbers (Knuth's constants).
@@ -323,14 +331,14 @@ fn spec(base: u32) -> RingSpec {
     }
 }
 
-/// What a driver writes for one test: each buffer lies apart from all others.
+/// What a driver writes for one test. No two buffers overlap.
 struct Driver<'a> {
     memory: &'a Shared,
     numbers: Numbers,
-    /// The flag that says whether the device writes.
+    /// The flag for buffers that the device writes, or 0.
     write: u16,
     buffers: u64,
-    /// Heads that are no plain buffer.
+    /// Heads that are not plain buffers.
     heads: Vec<u64>,
 }
 
@@ -340,7 +348,7 @@ impl<'a> Driver<'a> {
         Self { memory, numbers: Numbers(seed), write, buffers: 0, heads: Vec::new() }
     }
 
-    /// A descriptor's first twelve bytes; and whether they name memory, which most do.
+    /// The first twelve bytes of a descriptor, and whether they name memory. Most do.
     fn buffer(&mut self) -> ([u8; 12], bool) {
         let wrong = self.numbers.next(40) == 0;
         self.buffers = (self.buffers + 1) % 400;
@@ -371,7 +379,7 @@ impl<'a> Driver<'a> {
         bytes
     }
 
-    /// Descriptor `n` and its flags: plain, the head of a chain of two, or a table; `n + 1` is the
+    /// Descriptor `n` and its flags: plain, the head of a chain of two, or a table. `n + 1` is the
     /// second of a chain.
     fn head(&mut self, n: u64) -> ([u8; 12], u16) {
         let kind = self.numbers.next(4);
@@ -387,7 +395,7 @@ impl<'a> Driver<'a> {
         (bytes, self.write | more)
     }
 
-    /// A split ring: the even descriptors are heads, in an order of their own.
+    /// Fills a split ring: the even descriptors are heads, in an order of their own.
     fn fill_split(&mut self, available: u16) {
         self.heads.clear();
         let turn = self.numbers.next(32);
@@ -405,13 +413,14 @@ impl<'a> Driver<'a> {
         self.memory.put(AVAILABLE_FROM, &available.to_le_bytes());
     }
 
-    /// A packed ring in its first round, nearly all of it available.
+    /// Fills a packed ring in its first round, with nearly all of it available.
     fn fill_packed(&mut self) {
         let mut second = false;
         for n in 0..u64::from(SIZE) {
             let (first, flags) = if second { (self.buffer().0, self.write) } else { self.head(n) };
             second = !second && flags & 1 != 0;
-            // Index 0, both wrap counters 1: available is what has this flag and not the other.
+            // Index 0 and both wrap counters 1: an available descriptor has this flag and not the
+            // other.
             let there = if self.numbers.next(50) == 0 { 0 } else { 1 << 7 };
             let mut bytes = [0; 16];
             bytes[..12].copy_from_slice(&first);
@@ -422,7 +431,7 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// The frames that a receive ring is given.
+/// Frames for a receive ring.
 fn batch(numbers: &mut Numbers) -> (Box<Batch>, Vec<u8>) {
     let mut batch = Batch::new();
     for _ in 0..1 + numbers.next(8) {
@@ -433,7 +442,7 @@ fn batch(numbers: &mut Numbers) -> (Box<Batch>, Vec<u8>) {
     (batch, all)
 }
 
-/// What looks plain may be too small for a frame: then it is walked like others.
+/// A head that looks plain may be too small for a frame, and is then walked like others.
 const ANY: [u64; SIZE as usize] = {
     let mut all = [0; SIZE as usize];
     let mut n = 0;
@@ -471,12 +480,12 @@ fn a_read_within_another_is_a_second_one() {
     let memory = Shared::new();
     let guest = memory.guest();
     let start = memory.place().0;
-    /// What is read: how many bytes, from where.
+    /// A read: number of bytes, and where.
     type Read = (usize, usize);
     let reads = |all: &[Read]| {
         for &(bytes, at) in all {
             let at = start + at;
-            // SAFETY: inside the mapping, aligned. WHY: each is to be one instruction.
+            // SAFETY: inside the mapping and aligned. WHY: each read must be a single instruction.
             let read = unsafe {
                 match bytes {
                     8 => (at as *const u64).read_volatile(),
@@ -512,7 +521,7 @@ fn a_split_ring_reads_each_word_once() {
     let memory = Shared::new();
     for seed in 0..ROUNDS {
         let mut driver = Driver::new(&memory, seed);
-        // A ring whose used index is not 0 goes on from there.
+        // Cleared, because a ring continues at its used index.
         memory.put(DEVICE, &[0; 8]);
         let mut ring = SplitRing::new(spec(0), memory.guest()).unwrap();
         let mut available = 0;
@@ -530,7 +539,7 @@ fn a_packed_ring_reads_each_word_once() {
     let memory = Shared::new();
     for seed in 0..ROUNDS {
         let mut driver = Driver::new(&memory, seed);
-        // A ring whose used index is not 0 goes on from there.
+        // Cleared, because a ring continues at its used index.
         memory.put(DEVICE, &[0; 8]);
         let mut ring = PackedRing::new(spec(0x8000_8000), memory.guest()).unwrap();
         driver.fill_packed();
@@ -553,7 +562,7 @@ fn an_inflight_region_and_a_dirty_log_are_read_once() {
         let layout = if seed % 2 == 0 { RingLayout::Split } else { RingLayout::Packed };
         let region = InflightRegion::map(&account, layout, file, 0, 8192, (2, SIZE)).unwrap();
         let region = Arc::new(region);
-        // Rewritten behind what was checked.
+        // Rewrites the memory after it was checked.
         memory.put(0, &noise);
         memory.put(4096, &noise);
         if layout == RingLayout::Split {

@@ -1,6 +1,6 @@
-//! What threads share without a lock, under every order of events that the memory model allows
-//! (up to a number of preemptions, so that the tests end). The sources are compiled a second time
-//! here, against `loom`'s primitives.
+//! The structures that threads share without a lock, under every order of events that the memory
+//! model allows, up to a number of preemptions so that the tests end. The sources are compiled a
+//! second time here, against the primitives of `loom`.
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 use positions::positions;
 
-/// Explores `model` with up to this many preemptions: three find all that is known to be there.
+/// Explores `model` with up to three preemptions, which suffice for all known mistakes.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -79,7 +79,7 @@ fn no_frame_falls_between_the_last_look_and_the_kick() {
 }
 
 #[test]
-fn numbers_out_of_range_ring_nobodys_bell() {
+fn numbers_out_of_range_ring_no_bell() {
     explore(|| {
         let bell = Doorbell::new(64);
         bell.ring(64);
@@ -90,11 +90,11 @@ fn numbers_out_of_range_ring_nobodys_bell() {
     });
 }
 
-/// Cells whose every access loom watches: two sides at once in one of them is a failure.
+/// Cells whose accesses loom watches: two sides in one of them at once are a failure.
 struct Cells(Vec<UnsafeCell<usize>>);
 
-// SAFETY: the positions under test see to it that one side at a time touches a cell; loom reports
-// where they do not. WHY: that is the claim.
+// SAFETY: the positions under test ensure that one side at a time touches a cell, and loom reports
+// where they do not. WHY: this is the claim under test.
 #[allow(unsafe_code, reason = "what the test is about")]
 unsafe impl Sync for Cells {}
 // SAFETY: the cells hold numbers. WHY: as above.
@@ -108,7 +108,7 @@ impl Cells {
 
     fn put(&self, at: usize, value: usize) {
         self.0[at].with_mut(|cell| {
-            // SAFETY: loom fails the test if another side has the cell. WHY: a raw cell.
+            // SAFETY: loom fails the test if another side accesses the cell. WHY: a raw cell.
             #[allow(unsafe_code, reason = "what the test is about")]
             unsafe {
                 *cell = value;
@@ -118,7 +118,7 @@ impl Cells {
 
     fn get(&self, at: usize) -> usize {
         self.0[at].with(|cell| {
-            // SAFETY: loom fails the test if another side writes it. WHY: a raw cell.
+            // SAFETY: loom fails the test if another side writes the cell. WHY: a raw cell.
             #[allow(unsafe_code, reason = "what the test is about")]
             unsafe {
                 *cell
@@ -127,7 +127,8 @@ impl Cells {
     }
 }
 
-/// A piece is its length, then as many cells less one; a skip is `SKIP` and the cells skipped.
+/// A piece is a cell with its length, then one cell less than that. A skip is `SKIP` and the
+/// skipped cells.
 const SKIP: usize = 100;
 
 #[test]
@@ -138,7 +139,7 @@ fn pieces_cross_whole_and_in_order_over_the_ends_of_the_ring() {
         let other = Arc::clone(&cells);
         let gives = thread::spawn(move || {
             let mut refused = Vec::new();
-            // The second does not fit before the end once the first is taken.
+            // The second piece does not fit before the end once the first is taken.
             for (n, len) in [(1, 3), (2, 2), (3, 1)] {
                 let Some(claim) = giver.claim(len) else {
                     refused.push(n);
@@ -154,7 +155,8 @@ fn pieces_cross_whole_and_in_order_over_the_ends_of_the_ring() {
             refused
         });
         let mut seen = Vec::new();
-        // As many looks as there are pieces and skips, and one in vain; loom ends no endless wait.
+        // As many looks as pieces and skips, and one in vain, because loom cannot end an endless
+        // wait.
         let mut take = |seen: &mut Vec<usize>| {
             for _ in 0..5 {
                 let Some(at) = taker.next() else { break };

@@ -1,5 +1,5 @@
-//! Memory files that shrink under a running switch (datapath rule 11): several regions, small pages
-//! and huge ones; a SIGBUS that is nobody's region is not swallowed.
+//! Memory files that shrink under a running switch (datapath rule 11): several regions, with small
+//! and huge pages. A SIGBUS outside of the regions is not swallowed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "memory mapped beside a region")]
 
@@ -21,7 +21,7 @@ use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const USER: u64 = 0x7000_0000_0000;
 const HUGE: u64 = 2 << 20;
-/// Where the second region is in guest addresses.
+/// Guest address of the second region.
 const SECOND: u64 = 1 << 30;
 
 fn memory_file(len: u64, huge: bool) -> File {
@@ -31,10 +31,10 @@ fn memory_file(len: u64, huge: bool) -> File {
     file
 }
 
-/// Writes a word where the guest would.
+/// Writes bytes at an address in the guest's name.
 fn put(file: &File, at: u64, bytes: &[u8], huge: bool) {
     if huge {
-        // Files of huge pages cannot be written to; an empty ring is touched just as well.
+        // Files of huge pages cannot be written to, but an empty ring is accessed as well.
         return;
     }
     file.write_all_at(bytes, at).unwrap();
@@ -56,7 +56,7 @@ fn ring(memory: &Arc<GuestMemory>) -> SplitRing {
     SplitRing::new(spec, Arc::clone(memory)).unwrap()
 }
 
-/// A ring in one region, its buffers in another; both files shrink while it runs.
+/// A ring in one region with its buffers in another; both files shrink while it runs.
 fn shrinks(len: u64, huge: bool) {
     let (first, second) = (memory_file(len, huge), memory_file(len, huge));
     let region = |guest: u64, file: &File| RegionSpec {
@@ -85,7 +85,7 @@ fn shrinks(len: u64, huge: bool) {
     let (mut batch, mut out) = (Batch::new(), Batch::new());
     out.push(&[7; 900], Offload::NONE).unwrap();
     let before = pages_replaced();
-    // The buffers go first, then the ring itself.
+    // The file of the buffers shrinks first, then that of the ring.
     for file in [&second, &first] {
         file.set_len(0).unwrap();
         for _ in 0..8 {
@@ -111,7 +111,7 @@ fn huge_pages_may_go() {
     shrinks(HUGE, true);
 }
 
-/// Anonymous memory of ours that must stay as it is.
+/// Anonymous memory of the test that must stay unchanged.
 struct Neighbour(std::ptr::NonNull<std::ffi::c_void>);
 
 const NEIGHBOUR: usize = 16 << 10;
@@ -120,9 +120,9 @@ impl Neighbour {
     fn new() -> Self {
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let len = NEIGHBOUR.try_into().unwrap();
-        // SAFETY: fresh memory where the kernel likes. WHY: a mapping beside another's.
+        // SAFETY: new memory at an address of the kernel's choice. WHY: a mapping beside another.
         let at = unsafe { mmap_anonymous(None, len, rw, MapFlags::MAP_PRIVATE) }.unwrap();
-        // SAFETY: just mapped, of this length. WHY: as above.
+        // SAFETY: just mapped with this length. WHY: as above.
         unsafe { at.cast::<u8>().write_bytes(7, NEIGHBOUR) };
         Self(at)
     }
@@ -136,7 +136,7 @@ impl Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and nobody else has the address. WHY: munmap has no safe form.
+        // SAFETY: mapped in `new`, and nothing else has the address. WHY: munmap has no safe form.
         let _ = unsafe { munmap(self.0, NEIGHBOUR) };
     }
 }
@@ -154,7 +154,7 @@ fn what_is_replaced_never_leaves_its_mapping() {
     }
     let file =
         File::options().read(true).write(true).create_new(true).open(dir.join("region")).unwrap();
-    // Unseen from here on, and gone with the file.
+    // The directory disappears with the file.
     nix::mount::umount2(&dir, nix::mount::MntFlags::MNT_DETACH).unwrap();
     std::fs::remove_dir(&dir).unwrap();
     file.set_len(4 << 20).unwrap();
@@ -168,14 +168,14 @@ fn what_is_replaced_never_leaves_its_mapping() {
     )
     .unwrap();
     let queue = Arc::new(region).split(0, 1024).unwrap();
-    // As many as fill the holes on both sides, wherever the kernel maps the next.
+    // Enough to fill the holes on both sides, wherever the kernel puts the next mapping.
     let neighbours: Vec<_> = std::iter::repeat_with(Neighbour::new).take(1_024).collect();
     file.set_len(0).unwrap();
     assert_eq!(queue.recover(0, 0), [0_u16; 0], "reads as zeroes");
     assert!(neighbours.iter().all(Neighbour::is_whole), "zeroes over somebody else's memory");
 }
 
-/// The part of the next test that dies: runs only when asked to, in a process of its own.
+/// The part of the next test that dies. It runs only on request, in a process of its own.
 #[test]
 #[ignore = "ends its process; the test below runs it"]
 fn a_fault_outside_of_guests_memory() {
@@ -186,15 +186,15 @@ fn a_fault_outside_of_guests_memory() {
     touch_beyond(&file);
 }
 
-/// Has the kernel fault for a map of `file` that is no guest's.
+/// Makes the kernel raise a fault for a map of `file` that belongs to no guest.
 #[allow(unsafe_code, reason = "a map of its own and a read of it that must fault")]
 fn touch_beyond(file: &File) {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap};
     let len = core::num::NonZeroUsize::new(4096).unwrap();
-    // SAFETY: a fresh mapping. WHY: the test needs one that faults.
+    // SAFETY: a new mapping. WHY: the test needs one that faults.
     let at = unsafe { mmap(None, len, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0) };
     file.set_len(0).unwrap();
-    // SAFETY: mapped; the file has no page there, which is what is tested. WHY: as above.
+    // SAFETY: mapped; the file has no page there, which is the case under test. WHY: as above.
     let byte = unsafe { at.unwrap().cast::<u8>().as_ptr().read_volatile() };
     panic!("read {byte} where no file is");
 }

@@ -1,6 +1,6 @@
-//! A guest's two rings and a worker, all in this process: what the data path's own instructions
-//! cost when every line is at home in the first-level cache. What lines cost that come from
-//! another core is `penstock-lab bench`'s business.
+//! A guest's two rings and a worker, all in this process: the cost of the data path's own
+//! instructions when every line is in the first-level cache. `penstock-lab bench` measures the cost
+//! of lines that come from another core.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
@@ -26,14 +26,15 @@ use penstock_dataplane::tsc::{CycleCounter, Stage, Tsc, VirtualCounter, Work};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, Vid, WorkerId};
 
-/// Entries of each ring.
+/// Number of entries of each ring.
 const SIZE: u16 = 256;
 const STRIDE: u64 = 2048;
 const AVAILABLE: u64 = 0x4000;
 const USED: u64 = 0x5000;
 const BUFFERS: u64 = 0x1_0000;
 const MEMORY: u64 = BUFFERS + SIZE as u64 * STRIDE;
-/// Where a buffer's header begins: the bytes behind it are aligned to a line, as in DPDK's driver.
+/// Offset of a buffer's header. The bytes behind the header are aligned to a line, as in DPDK's
+/// driver.
 const HEADER_AT: u64 = 116;
 const HEADER: u64 = 12;
 const WRITE: u16 = 2;
@@ -41,11 +42,11 @@ const WRITE: u16 = 2;
 fn pin(core: usize) {
     let mut cores = nix::sched::CpuSet::new();
     cores.set(core).unwrap();
-    // A machine with one core measures nothing of use, but runs.
+    // On a machine with one core the call fails; the run then works but measures nothing useful.
     let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &cores);
 }
 
-// SAFETY: `share` hands a guest over to one thread. WHY: the mapping's pointer is not Send.
+// SAFETY: `share` passes a guest to one thread. WHY: the mapping's pointer is not Send.
 unsafe impl Send for Guest {}
 
 /// A guest with one ring.
@@ -70,7 +71,7 @@ impl Guest {
         let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![region]).unwrap());
         let len = NonZeroUsize::new(usize::try_from(MEMORY).unwrap()).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a fresh mapping of our own file. WHY: the guest's view of its memory.
+        // SAFETY: a new mapping of the benchmark's own file. WHY: the guest's view of its memory.
         let base = unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
         let guest = Self { base: base.as_ptr().cast(), memory, next: 0 };
         for i in 0..SIZE {
@@ -84,12 +85,12 @@ impl Guest {
                 guest.write(k, *byte);
             }
         }
-        // No interrupts.
+        // The driver asks for no interrupts.
         guest.write(AVAILABLE, 1_u16);
         guest
     }
 
-    /// The device's side.
+    /// The device's side of the ring.
     pub fn ring(&self) -> SplitRing {
         let spec = RingSpec {
             size: u32::from(SIZE),
@@ -111,13 +112,13 @@ impl Guest {
         Self { base: self.base, memory: Arc::clone(&self.memory), next: self.next }
     }
 
-    /// Makes the next 32 buffers available: in a ring used in order nothing else changes.
+    /// Makes the next 32 buffers available. In a ring that is used in order only the index changes.
     pub fn offer_batch(&mut self) {
         self.next = self.next.wrapping_add(32);
         self.write(AVAILABLE + 2, self.next);
     }
 
-    /// Writes `port` as UDP source port into each of the next 32 frames.
+    /// Writes a UDP source port from `number` into each of the next 32 frames.
     pub fn number_flows(&mut self, mut number: impl FnMut() -> u32) {
         for i in 0..32 {
             let i = u64::from(self.next.wrapping_add(i) % SIZE);
@@ -126,10 +127,11 @@ impl Guest {
         }
     }
 
-    /// A driver's loop on its own core: takes back what the device returned, touches every line of
-    /// the frames (writes those to send, reads those received) and offers the buffers again.
+    /// A driver's loop on its own core: takes returned buffers back, touches every line of the
+    /// frames (writes those to send, reads received ones) and offers the buffers again.
     fn recycle(&mut self, len: usize, sends: bool) {
-        // SAFETY: inside the mapping, aligned. WHY: plays the guest; the device is another thread.
+        // SAFETY: inside the mapping and aligned. WHY: plays the guest; the device is another
+        // thread.
         let (used, available) = unsafe {
             let at = |at: u64| self.base.add(usize::try_from(at).unwrap()).cast();
             (AtomicU16::from_ptr(at(USED + 2)), AtomicU16::from_ptr(at(AVAILABLE + 2)))
@@ -142,7 +144,8 @@ impl Guest {
             let i = u64::from(self.next.wrapping_add(i) % SIZE);
             let frame = BUFFERS + i * STRIDE + HEADER_AT + HEADER;
             for line in (0..len as u64).step_by(64) {
-                // The second half of the payload of a short frame: its headers stay.
+                // The second half of the payload of a short frame, so that its headers stay
+                // unchanged.
                 let at = frame + line + 48.min(len as u64 - line - 8);
                 if sends {
                     self.write(at, self.next);
@@ -214,7 +217,7 @@ impl PortQueue for OneRing {
     }
 }
 
-/// A UDP frame of `len` bytes (without FCS).
+/// A UDP frame of `len` bytes, without FCS.
 pub fn udp(len: usize) -> Vec<u8> {
     let mut f = vec![0x52, 0x54, 0, 0, 0, 0x0b, 0x52, 0x54, 0, 0, 0, 0x0a, 8, 0];
     let total = u16::try_from(len - 14).unwrap().to_be_bytes();
@@ -225,7 +228,7 @@ pub fn udp(len: usize) -> Vec<u8> {
     f
 }
 
-/// Time that passes only if cycles are metered: 4 us a batch.
+/// A counter that advances only if cycles are metered: 4 us a batch.
 struct Paced(VirtualCounter, bool);
 
 impl CycleCounter for Paced {
@@ -242,8 +245,8 @@ impl CycleCounter for Paced {
     }
 }
 
-/// A worker with a sender on port 0 and a receiver on port 1; every IPv4 frame from 0 goes to 1
-/// by a rule.
+/// A worker with a sender on port 0 and a receiver on port 1. A rule sends every IPv4 frame from
+/// port 0 to port 1.
 pub struct Switch {
     worker: Worker<Paced>,
     source: Guest,
@@ -253,13 +256,14 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Frames of `len` bytes in `flows` flows that differ in their UDP ports; `ports`: whether a
-    /// rule looks at those.
+    /// Frames of `len` bytes in `flows` flows that differ in their UDP ports. `ports` says whether
+    /// a rule examines the ports.
     pub fn new(len: usize, flows: u32, ports: bool) -> Self {
         Self::scheduled(len, flows, ports, false)
     }
 
-    /// The same; `metered`: by class and with a cycle bucket for the sender, which never empties.
+    /// Like [`Self::new`]. With `metered` the worker schedules by class, with a cycle bucket for
+    /// the sender that never empties.
     pub fn scheduled(len: usize, flows: u32, ports: bool, metered: bool) -> Self {
         let (source, sink) = (Guest::new(Some(&udp(len))), Guest::new(None));
         let config = WorkerConfig {
@@ -308,7 +312,7 @@ impl Switch {
             );
             assert!(attached.is_ok());
         }
-        // Until the first refill there are no tokens.
+        // There are no tokens until the first refill.
         while metered && worker.tokens(PortId(0)) <= 0 {
             worker.turn();
         }
@@ -317,7 +321,7 @@ impl Switch {
         switch
     }
 
-    /// What both guests do for a batch of 32.
+    /// Both guests' work for a batch of 32.
     pub fn prepare(&mut self) {
         if self.flows > 1 {
             let (flows, flow) = (self.flows, &mut self.flow);
@@ -330,15 +334,15 @@ impl Switch {
         self.sink.offer_batch();
     }
 
-    /// One batch through the worker.
+    /// Moves one batch through the worker.
     #[inline(never)]
     pub fn turn(&mut self) {
         let turn = self.worker.turn();
         assert_eq!(turn, penstock_dataplane::worker::Turn::Busy(BATCH_FRAMES));
     }
 
-    /// Both guests on another core, touching every line of their frames, while this one turns
-    /// until `batches` are moved: cycles per frame of the turns that moved any.
+    /// Runs both guests on another core, touching every line of their frames, while this core turns
+    /// until `batches` are moved. Returns the cycles per frame of the turns that moved any.
     pub fn across_cores(mut self, len: usize, batches: u32) -> f64 {
         let (mut source, mut sink) = (self.source.share(), self.sink.share());
         let stop = Arc::new(AtomicBool::new(false));
@@ -356,7 +360,7 @@ impl Switch {
             let start = Tsc.now();
             if let Turn::Busy(32) = self.worker.turn() {
                 let passed = Tsc.now().saturating_sub(start).0;
-                // Without those during which the core was somebody else's.
+                // Turns during which the core was taken away do not count.
                 if passed < 100_000 {
                     cycles += passed;
                     moved += 1;
@@ -368,7 +372,7 @@ impl Switch {
         cycles as f64 / f64::from(moved) / BATCH_FRAMES as f64
     }
 
-    /// A batch, guests and all.
+    /// One batch, including the guests' work.
     pub fn round(&mut self) {
         self.prepare();
         self.turn();

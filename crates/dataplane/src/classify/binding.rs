@@ -1,11 +1,21 @@
-//! Source-address binding: what a port may call itself.
+//! Source-address binding: the source addresses that a port may use.
 //!
-//! **Problem.** A guest that uses another's MAC, IP, ARP or ND address takes over its traffic.
-//! **Source.** RFC 7039 (SAVI), RFC 5227 (ARP probe), RFC 4861, RFC 4862 (duplicate address
-//! detection). **Rule.** Each list that is given is complete. Besides: an ARP sender's hardware
-//! address and an ND link-layer option must be the frame's source MAC; 0.0.0.0 is allowed to a DHCP
-//! client and in an ARP probe, `::` in ICMPv6; the link-local address made of a bound MAC (EUI-64)
-//! is allowed; router advertisements and redirects are not. **Cost.** Binary searches.
+//! # Problem
+//! A guest that uses the MAC, IP, ARP or ND address of another guest receives its traffic.
+//!
+//! # Source
+//! RFC 7039 (SAVI), RFC 5227 (ARP probe), RFC 4861, RFC 4862 (duplicate address detection).
+//!
+//! # Approach
+//! A list that is given is complete: the port may use no other address of that kind. In addition:
+//!
+//! - The hardware address of an ARP sender and an ND link-layer option must equal the frame's
+//!   source MAC.
+//! - 0.0.0.0 is allowed to a DHCP client and in an ARP probe, `::` in ICMPv6.
+//! - The link-local address made from a bound MAC (EUI-64) is allowed.
+//! - Router advertisements and redirects are not allowed.
+//!
+//! Each check is a binary search.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -17,8 +27,8 @@ use super::parse::{HeaderFlags, Headers, ICMPV6, UDP, be64};
 use crate::batch::HEAD_COPY;
 use crate::drop::DropReason;
 
-/// The addresses a port may send from; a list that is `None` is not checked, an empty one allows
-/// nothing.
+/// Source addresses that a port may use. A list that is `None` is not checked; an empty list allows
+/// no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     macs: Option<Box<[u64]>>,
@@ -33,7 +43,7 @@ fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Box<[T]> {
     items.into_boxed_slice()
 }
 
-/// The link-local address a host makes of its MAC (RFC 4291, appendix A).
+/// The link-local address that a host makes from its MAC (RFC 4291, appendix A).
 fn eui64(mac: MacAddr) -> u128 {
     let [a, b, c, d, e, f] = mac.0;
     let id = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
@@ -45,7 +55,7 @@ fn in_list<T: Ord>(list: Option<&[T]>, item: &T) -> bool {
 }
 
 impl Binding {
-    /// A binding to these addresses.
+    /// Binds a port to these addresses. `None` leaves a kind of address unchecked.
     #[must_use]
     pub fn new(
         macs: Option<&[MacAddr]>,
@@ -60,8 +70,8 @@ impl Binding {
         }
     }
 
-    /// The bits of a key that the answer depends on, given that an IPv4 frame without a source
-    /// address keeps all of its bits (DHCP).
+    /// Bits of a flow key on which [`Self::check`] depends. The mask presumes that an IPv4 frame
+    /// without a source address keeps all of its bits (DHCP).
     pub(super) fn mask(&self) -> FlowMask {
         FlowMask::new(&KeyFields {
             ethertype: u16::MAX,
@@ -73,7 +83,7 @@ impl Binding {
         })
     }
 
-    /// Whether a frame with these headers may come from the port; `w` is its head.
+    /// Checks the source addresses of a frame with these headers; `w` is its head.
     pub(super) fn check(&self, w: &[u8; HEAD_COPY], h: &Headers) -> Result<(), DropReason> {
         if !in_list(self.macs.as_deref(), &h.key.src_mac()) {
             return Err(DropReason::SpoofedMac);
@@ -147,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn another_s_mac_or_ipv4_is_refused() {
+    fn a_foreign_mac_or_ipv4_address_is_refused() {
         let me = [10, 0, 0, 1];
         assert_eq!(check(&udp4(A, B, me, [10, 0, 0, 2], 1, 2)), Ok(()));
         assert_eq!(check(&udp4(B, A, me, [10, 0, 0, 2], 1, 2)), Err(DropReason::SpoofedMac));
@@ -157,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn another_s_arp_sender_is_refused() {
+    fn a_foreign_arp_sender_is_refused() {
         let me = [10, 0, 0, 1];
         assert_eq!(check(&arp4(A, A, 2, me, [10, 0, 0, 2])), Ok(()));
         assert_eq!(check(&arp4(A, A, 1, [0; 4], me)), Ok(()));
@@ -167,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn another_s_ipv6_or_neighbour_is_refused() {
+    fn a_foreign_ipv6_or_neighbour_address_is_refused() {
         let (me, you, router) = (ip6_addr(1), ip6_addr(2), ip6_addr(3));
         let local = eui64(MAC);
         assert_eq!(local, 0xfe80_u128 << 112 | 0x5054_00ff_fe00_000a);

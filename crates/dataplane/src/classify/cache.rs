@@ -1,18 +1,32 @@
-//! The exact-match cache: what was decided about a flow, in two cache lines.
+//! The exact-match cache: the decision about a flow, found with two cache lines.
 //!
-//! **Problem.** Most frames belong to a flow seen a moment ago; asking rules and FDB again costs
-//! several times as much. **Source.** C2QoS §V (8,192 entries); datapath rules 30-32.
-//! **Quantities.** 1,024 buckets of 8 ways. A bucket is eight 8-bit signatures, one word (8 KiB in
-//! all, at home in the first-level cache); an entry is one line: 32 bytes of key, then the
-//! decision. The upper half of IPv6 keys is in an array of its own. A way's entry has the way's
-//! number: no index is stored. **Rule.** An entry is good while its signature is there (a new
-//! snapshot wipes them all) and the generation of the domain it was decided in is what it was. A
-//! port may use any way that is free, out of date or idle for [`IDLE_S`]; else one of its own; else
-//! one of a port that holds more than its quota (its share of the cache) while it holds less
-//! itself. So no port can push another below its share. **Departures.** DPDK's hash table has
-//! 16-bit signatures and index words: one line and some twenty instructions a hit more; eight bits
-//! name a wrong entry once in 60 hits. **Cost.** A word and a line a hit, the line asked for one
-//! stage ahead; insertion looks at eight entries.
+//! # Problem
+//! Most frames belong to a flow that was seen a moment ago. Asking the rules and the FDB again
+//! costs several times as much as a cache.
+//!
+//! # Source
+//! C2QoS §V (8,192 entries); datapath rules 30 to 32.
+//!
+//! # Quantities
+//! The cache has 1,024 buckets of 8 ways. A bucket is one word of eight 8-bit signatures. All
+//! buckets together are 8 KiB and stay in the first-level cache. An entry is one line: 32 bytes of
+//! key, then the decision. The upper half of IPv6 keys is in a separate array. The entry of a way
+//! has the way's number, so no index is stored.
+//!
+//! # Approach
+//! An entry is valid while its signature is present and the generation of its domain is unchanged.
+//! A new snapshot clears all signatures. A port may replace any way that is free, outdated or idle
+//! for [`IDLE_S`]. Otherwise it replaces one of its own entries. If it holds less than its quota
+//! (its share of the cache), it replaces an entry of a port above quota. No port can thus push
+//! another below its share.
+//!
+//! # Cost
+//! One word and one line per hit; the line is prefetched one stage earlier. An insertion looks at
+//! eight entries.
+//!
+//! # Departures
+//! DPDK's hash table has 16-bit signatures and index words, which cost one more line and some
+//! twenty more instructions a hit. Signatures of eight bits match a wrong entry once in 60 hits.
 
 use core::ptr;
 
@@ -24,32 +38,32 @@ use crate::batch::Verdict;
 use crate::drop::DropReason;
 use crate::mem::prefetch;
 
-/// Entries in the cache.
+/// Number of entries in the cache.
 pub const CACHE_ENTRIES: usize = 8_192;
-/// Seconds without a hit after which anyone may take an entry.
+/// Seconds without a hit after which any port may replace an entry.
 pub const IDLE_S: u32 = 10;
 
 const BUCKETS: usize = CACHE_ENTRIES / WAYS;
-/// No DSCP to be written.
+/// Value of [`Decision::dscp`] for "leave the DSCP unchanged".
 pub(super) const KEEP_DSCP: u8 = 0xff;
 
-/// What is to be done with a flow's frames.
+/// Decision about the frames of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) verdict: Verdict,
-    /// The VLAN the frame belongs to from now on.
+    /// VLAN of the frame after the rules' edits.
     pub(super) vid: u16,
-    /// Whose generation the decision depends on; [`super::NO_DOMAIN`] if none's.
+    /// Domain whose generation the decision depends on; [`super::NO_DOMAIN`] if it depends on none.
     pub(super) domain: u16,
     pub(super) rule: RuleRef,
-    /// The source address's slot in the FDB.
+    /// Slot of the source address in the FDB.
     pub(super) fdb_slot: u32,
-    /// DSCP to be written, or [`KEEP_DSCP`].
+    /// DSCP to write, or [`KEEP_DSCP`].
     pub(super) dscp: u8,
 }
 
 impl Decision {
-    /// A drop that depends on nothing but the flow key and the snapshot.
+    /// A drop that depends only on the flow key and the snapshot.
     pub(super) const fn drop(reason: DropReason) -> Self {
         Self {
             verdict: Verdict::Drop(reason),
@@ -71,13 +85,13 @@ struct Entry {
     seen_s: u32,
 }
 
-/// The cache; see the module's text.
+/// The exact-match cache; the module's documentation gives its layout.
 pub(super) struct Cache {
-    /// Signatures; zero is an empty way.
+    /// Signatures of the ways; zero is an empty way.
     buckets: Box<[u64; BUCKETS]>,
     entries: Box<[Entry; CACHE_ENTRIES]>,
     upper: Box<[[u64; 4]; CACHE_ENTRIES]>,
-    /// Entries by port.
+    /// Number of entries by port.
     held: Box<[u16; 1 << 16]>,
     quota: u16,
 }
@@ -113,7 +127,7 @@ impl Cache {
         }
     }
 
-    /// Forgets everything, and shares the cache among `ports` ports from now on.
+    /// Removes all entries, and divides the cache among `ports` ports from now on.
     pub(super) fn flush(&mut self, ports: usize) {
         self.buckets.fill(0);
         self.held.fill(0);
@@ -125,7 +139,7 @@ impl Cache {
         prefetch(ptr::from_ref(&self.buckets[bucket_of(hash)]).cast());
     }
 
-    /// The ways worth a look; asks for the first one's entry.
+    /// Ways whose signature matches. Prefetches the entry of the first one.
     #[inline]
     pub(super) fn candidates(&self, hash: u64) -> Candidates {
         let found = Candidates::among(self.buckets[bucket_of(hash)], signature(hash));
@@ -135,7 +149,7 @@ impl Cache {
         found
     }
 
-    /// The number of the entry with this key, whatever its age.
+    /// Index of the entry with this key, valid or not.
     #[inline(always)]
     fn position(&self, mut ways: Candidates, hash: u64, key: &FlowKey) -> Option<usize> {
         while let Some(way) = ways.first() {
@@ -149,8 +163,8 @@ impl Cache {
         None
     }
 
-    /// The decision about `key`, if it still holds. Tells the FDB once a second that the source
-    /// was heard of.
+    /// The decision about `key`, if it is still valid. Once a second it also refreshes the source
+    /// address in the FDB.
     #[inline(always)]
     pub(super) fn find(
         &mut self,
@@ -172,13 +186,13 @@ impl Cache {
         Some(&entry.decision)
     }
 
-    /// Whether an entry with this key is there, perhaps out of date: then the flow is no stranger.
+    /// Whether an entry with this key exists, valid or not. If one does, the flow is not new.
     #[inline]
     pub(super) fn knows(&self, ways: Candidates, hash: u64, key: &FlowKey) -> bool {
         self.position(ways, hash, key).is_some()
     }
 
-    /// Keeps a decision, if there is a way that the key's port may use. Returns whether.
+    /// Stores a decision if the port of the key may use a way, and returns whether it did.
     pub(super) fn insert(
         &mut self,
         hash: u64,
@@ -211,7 +225,7 @@ impl Cache {
         true
     }
 
-    /// The way of the hash's bucket that `port` may take.
+    /// The entry in the bucket of `hash` that `port` may replace.
     fn victim(&self, hash: u64, port: usize, fdb: &Fdb, now_s: u32) -> Option<usize> {
         let first = bucket_of(hash) * WAYS;
         if let Some(way) = Candidates::among(self.buckets[bucket_of(hash)], 0).first() {
@@ -225,7 +239,7 @@ impl Cache {
         if let Some(at) = (first..first + WAYS).find(stale) {
             return Some(at);
         }
-        // Bits of the hash that chose neither bucket nor signature pick the way to start from.
+        // Hash bits that select neither bucket nor signature select the first way to try.
         let turn = (hash >> 32) as usize % WAYS;
         let turned = move |step: usize| first + (turn + step) % WAYS;
         let own = |at: &usize| port_of(&self.entries[*at].key) == port;
@@ -235,13 +249,13 @@ impl Cache {
         own.or(over)
     }
 
-    /// Whether a port holds its share or more: what it keeps now is another flow's loss.
+    /// Whether the port holds its share or more. Its next entry then replaces one of its own flows.
     #[inline]
     pub(super) fn is_full_for(&self, port: u16) -> bool {
         self.held[usize::from(port)] >= self.quota
     }
 
-    /// Entries that a port holds.
+    /// Number of entries that a port holds.
     pub(super) fn held(&self, port: u16) -> u16 {
         self.held[usize::from(port)]
     }
@@ -303,14 +317,14 @@ mod tests {
         };
         assert!(f.insert(&v6(1), 0, 0));
         assert!(f.has(&v6(1), 0) && !f.has(&v6(2), 0));
-        // The same first half must not pass for the same flow even with the same hash.
+        // The same first half must not match another flow, even with the same hash.
         let hash = f.seed.hash(&v6(1));
         let ways = f.cache.candidates(hash);
         assert!(f.cache.find(ways, hash, &v6(2), &mut f.fdb, 0).is_none());
     }
 
     #[test]
-    fn a_domain_s_generation_ends_its_entries_only() {
+    fn a_new_generation_invalidates_only_entries_of_its_domain() {
         let mut f = Fixture::new(1);
         f.insert(&key(1, 1), 1, 0);
         f.insert(&key(1, 2), 2, 0);
@@ -323,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_s_flows_stay_however_many_another_has() {
+    fn a_port_keeps_its_flows_however_many_another_has() {
         let mut f = Fixture::new(16);
         let mine: Vec<FlowKey> = (0..256).map(|n| key(1, n)).collect();
         let kept: Vec<&FlowKey> = mine.iter().filter(|k| f.insert(k, 0, 0)).collect();
@@ -332,7 +346,7 @@ mod tests {
             f.insert(&key(2, n), 0, 0);
         }
         assert!(kept.iter().all(|k| f.has(k, 0)));
-        // And the flood gives way to a third port that has less than its share.
+        // The entries of the flood give way to a third port that holds less than its share.
         let third = (0..256).filter(|&n| f.insert(&key(3, n), 0, 0)).count();
         assert!(third >= 250, "{third}");
         let held: usize = (1..=3).map(|p| usize::from(f.cache.held(p))).sum();
@@ -340,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_entries_are_anyone_s() {
+    fn any_port_may_replace_idle_entries() {
         let mut f = Fixture::new(16);
         for n in 0..100_000 {
             f.insert(&key(2, n), 0, 0);

@@ -1,13 +1,13 @@
-//! Edits that a rule asks for, done to the frame's private head.
+//! Edits of a frame's private head: writing the DSCP.
 //!
-//! **Source.** RFC 1624 for the checksum: `HC' = ~(~HC + ~m + m')`. **Rule.** The IP header begins
-//! at byte 14: the parser took the VLAN tag off.
+//! The checksum is updated by RFC 1624: `HC' = ~(~HC + ~m + m')`. In `set_dscp` the IP header
+//! begins at byte 14, because the parser has removed the VLAN tag.
 
 use super::key::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use super::parse::{HeaderFlags, L3, is_tag};
 
-/// Writes `dscp` (6 bits) into the IP header of `head`; ECN stays. Frames that are not IP, or too
-/// short for an IP header, are left alone.
+/// Writes `dscp` (6 bits) into the IP header of `head` and keeps the ECN bits. A frame that is not
+/// IP, or too short for an IP header, stays unchanged.
 #[inline]
 pub fn set_dscp(head: &mut [u8], flags: HeaderFlags, dscp: u8) {
     let dscp = dscp & 0x3f;
@@ -29,12 +29,12 @@ pub fn set_dscp(head: &mut [u8], flags: HeaderFlags, dscp: u8) {
     }
 }
 
-/// Tags that are passed over in search of a code point: as many as the switches' own programs pass
-/// over (`southbound/linux_tc` in the controller), else a sender would have by a tag what it may
-/// not have without.
+/// Maximum number of tags in front of an IP header with a code point. The programs on the switches
+/// skip the same number (`southbound/linux_tc` in the controller). With a smaller number here, a
+/// sender could keep a code point of its own by adding a tag.
 const TAGS_MAX: usize = 2;
 
-/// Bytes of tags before the IP header's place, and whether it is IP.
+/// Bytes of tags before the IP header, and the header's version. `None` if the frame is not IP.
 fn ip_of(head: &[u8]) -> Option<(usize, HeaderFlags)> {
     for tags in 0..=TAGS_MAX {
         let at = L3 - 2 + 4 * tags;
@@ -49,7 +49,7 @@ fn ip_of(head: &[u8]) -> Option<(usize, HeaderFlags)> {
     None
 }
 
-/// The code point of a frame that begins with `head`, tagged or not; 0 of one that is not IP.
+/// Code point of a frame that begins with `head`, tagged or not; 0 if the frame is not IP.
 #[inline]
 pub(crate) fn dscp_of(head: &[u8]) -> u8 {
     let Some((tag, flags)) = ip_of(head) else { return 0 };
@@ -60,8 +60,8 @@ pub(crate) fn dscp_of(head: &[u8]) -> u8 {
     if flags.has(HeaderFlags::IPV4) { second >> 2 } else { (first & 0xf) << 2 | second >> 6 }
 }
 
-/// Writes `dscp` into a frame that begins with `head`, tagged or not; what was there before.
-/// `None`: it is not IP, or ends in its header, and was left alone.
+/// Writes `dscp` into a frame that begins with `head`, tagged or not, and returns the previous code
+/// point. `None`: the frame is not IP or too short, and stays unchanged.
 #[inline]
 pub(crate) fn mark(head: &mut [u8], dscp: u8) -> Option<u8> {
     let (tag, flags) = ip_of(head)?;
@@ -77,7 +77,7 @@ pub(crate) fn mark(head: &mut [u8], dscp: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    /// A frame with a correct header, tagged if asked for, and where that begins.
+    /// An IP header with a correct checksum, tagged on request, and the offset of the header.
     fn ip(version: u8, tagged: bool, tos: u8) -> (Vec<u8>, usize) {
         let mut frame = vec![2_u8; 12];
         if tagged {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_vm_set_is_overwritten_and_ecn_kept_behind_a_tag_too() {
+    fn the_code_point_of_a_vm_is_overwritten_and_ecn_kept_also_behind_a_tag() {
         for (version, tagged) in [(4, false), (4, true), (6, false), (6, true)] {
             let (mut frame, at) = ip(version, tagged, 46 << 2 | 2);
             let untouched = frame.clone();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ip_or_ends_in_its_header_is_left_alone() {
+    fn frames_without_a_whole_ip_header_stay_unchanged() {
         let (whole, _) = ip(4, true, 0);
         let mut arp = whole.clone();
         arp[16..18].copy_from_slice(&[8, 6]);
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// The checksum over the whole header, its own field as zero.
+    /// Checksum over the whole header, with its own field as zero.
     fn checksum(ip: &[u8]) -> u16 {
         let mut sum: u32 = 0;
         for (at, pair) in ip.chunks(2).enumerate() {

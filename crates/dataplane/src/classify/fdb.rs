@@ -1,42 +1,57 @@
-//! The forwarding database: which port a MAC address of a domain lives behind.
+//! The forwarding database (FDB): the port behind which a MAC address of a domain lives.
 //!
-//! **Problem.** One table for all tenants that no tenant can fill for another, or make slow.
-//! **Source.** IEEE 802.1D learning and ageing. **Quantities.** A slot is 16 bytes, four to a cache
-//! line. **Rule.** Two lines are candidates for a key, chosen by a keyed hash; the emptier one
-//! takes it, and slots never move, so that a slot's number stays good until its entry goes. Each
-//! domain has a limit, and a *generation* that changes when an answer that was given may no longer
-//! hold: an entry moved, went, or was pinned. A new entry changes none, because "unknown" is never
-//! remembered: a flood of addresses leaves decisions made alone. **Departures.** Two full lines
-//! refuse a new entry although the table has room elsewhere (none in 100,000 at half load); give it
-//! twice the sum of the domains' limits. **Cost.** At most two cache lines a look-up; ageing looks
+//! # Problem
+//! All tenants share one table, and no tenant may fill it for another or make it slow.
+//!
+//! # Source
+//! IEEE 802.1D learning and ageing.
+//!
+//! # Quantities
+//! A slot is 16 bytes, four to a cache line.
+//!
+//! # Approach
+//! A keyed hash chooses two candidate lines for a key, and the emptier line takes the entry. Slots
+//! never move, so a slot's number stays valid until its entry is removed. Each domain has a limit
+//! and a *generation*. The generation changes if an earlier answer may no longer be true: an entry
+//! moved, was removed, or was pinned. A new entry does not change it, because the answer
+//! \"unknown\" is never cached. A flood of new addresses thus leaves cached decisions valid.
+//!
+//! # Cost
+//! At most two cache lines a look-up. Ageing looks at as many slots as the caller says.
+//!
+//! # Departures
+//! If both lines are full, a new entry is refused even though the table has room elsewhere. At half
+//! load this happened in none of 100,000 cases, so the capacity should be twice the sum of the
+//! domains' limits.
 //! at as many slots as the caller says.
 
 use penstock_units::MacAddr;
 
 use super::key::{HashSeed, MAC_MASK};
 
-/// Slots unless control says otherwise.
+/// Default number of slots.
 pub const FDB_CAPACITY_DEFAULT: usize = 8_192;
-/// Most slots.
+/// Maximum number of slots.
 pub const FDB_CAPACITY_MAX: usize = 131_072;
-/// Fewest slots.
+/// Minimum number of slots.
 pub const FDB_CAPACITY_MIN: usize = 64;
-/// Seconds after which an entry nobody refreshed goes, unless the snapshot says otherwise.
+/// Default time in seconds after which an entry without frames is removed.
 pub const AGEING_DEFAULT_S: u32 = 300;
-/// No domain: the value of a VLAN that a port does not have.
+/// Domain number that means "no domain", as for a VLAN that a port does not have.
 pub const NO_DOMAIN: u16 = u16::MAX;
 
 const WAYS: usize = 4;
 const USED: u16 = 1;
 const PINNED: u16 = 2;
-/// Heard of from another worker, and not by ours since.
+/// Learned from another worker, and not seen by this worker since.
 const REMOTE: u16 = 4;
-/// News kept until the worker passes them on; more are told at the next round of ageing.
+/// Maximum number of pending records for other workers. Addresses beyond it are reported in the
+/// next round of ageing.
 const NEWS_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
-    /// Domain in the upper 16 bits, MAC below.
+    /// Domain in the upper 16 bits, MAC address below.
     key: u64,
     seen_s: u32,
     port: u16,
@@ -47,78 +62,72 @@ struct Slot {
 #[repr(C, align(64))]
 struct Line([Slot; WAYS]);
 
-/// An entry, for listings.
+/// An entry as listings show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdbRecord {
-    /// The forwarding domain.
     pub domain: u16,
-    /// The address.
     pub mac: MacAddr,
-    /// The port it lives behind.
+    /// The port behind which the address lives.
     pub port: u16,
-    /// When its last frame came, in seconds of the worker's clock.
+    /// Time of its last frame, in seconds of the worker's clock.
     pub seen_s: u32,
-    /// Set by control: never moves, never ages.
+    /// Set by control. A pinned entry neither moves nor ages.
     pub pinned: bool,
-    /// Known from another worker, whose record says more.
+    /// Learned from another worker, whose own record is more precise.
     pub remote: bool,
 }
 
-/// An address that a worker learned, for the other workers.
+/// An address that a worker learned, as it reports it to the other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct News {
-    /// The forwarding domain.
     pub domain: u16,
-    /// The address.
     pub mac: u64,
-    /// The port it lives behind.
+    /// The port behind which the address lives.
     pub port: u16,
-    /// Seconds since its last frame: workers' clocks do not begin at the same moment.
+    /// Seconds since its last frame. A relative time, because the workers' clocks start at
+    /// different moments.
     pub age_s: u32,
 }
 
-/// What came of learning an address.
+/// Result of learning an address, with the slot of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
-    /// A new entry.
+    /// The entry is new.
     New(u32),
-    /// The entry was another port's.
+    /// The entry belonged to another port before.
     Moved(u32),
-    /// It was there already.
+    /// The entry existed for this port.
     Known(u32),
-    /// Pinned to another port: the frame is a lie.
+    /// The address is pinned to another port, so the frame is spoofed.
     Pinned,
-    /// The domain is at its limit, or both lines are full.
+    /// The domain is at its limit, or both candidate lines are full.
     Full,
 }
 
-/// What happened so far.
+/// Events since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FdbStats {
-    /// Entries made by learning.
     pub learned: u64,
-    /// Entries that changed port.
     pub moved: u64,
-    /// Entries that aged out.
     pub aged: u64,
-    /// Addresses not learned because their domain was at its limit.
+    /// Addresses not learned because the domain was at its limit.
     pub over_limit: u64,
-    /// Addresses not learned because both their lines were full.
+    /// Addresses not learned because both candidate lines were full.
     pub no_slot: u64,
 }
 
-/// The table; see the module's text.
+/// The table of all domains; the module's documentation gives its layout.
 pub struct Fdb {
     lines: Box<[Line]>,
     seed: HashSeed,
-    /// One counter for each possible domain number, so that a look-up cannot miss.
+    /// One counter for each possible domain number, so that a look-up needs no check.
     generations: Box<[u32; 1 << 16]>,
     counts: Box<[u32; 1 << 16]>,
     len: usize,
     ageing_s: u32,
     cursor: usize,
     stats: FdbStats,
-    /// For the other workers; `None` if there are none.
+    /// Records for the other workers; `None` if there are no others.
     news: Option<Vec<News>>,
 }
 
@@ -152,7 +161,7 @@ const fn slot_number(line: usize, way: usize) -> u32 {
 }
 
 impl Fdb {
-    /// An empty table of at least `capacity` slots: a power of two in
+    /// An empty table of at least `capacity` slots. The number of slots is a power of two in
     /// [`FDB_CAPACITY_MIN`]..=[`FDB_CAPACITY_MAX`].
     #[must_use]
     pub fn new(capacity: usize, seed: HashSeed) -> Self {
@@ -170,7 +179,7 @@ impl Fdb {
         }
     }
 
-    /// The two lines a key may be in; never the same.
+    /// The two lines that may hold a key. They always differ.
     #[inline]
     fn candidates(&self, key: u64) -> [usize; 2] {
         let hash = self.seed.hash_word(key);
@@ -192,7 +201,6 @@ impl Fdb {
         None
     }
 
-    /// The slot and port of an address.
     #[inline]
     #[must_use]
     pub fn lookup(&self, domain: u16, mac: u64) -> Option<(u32, u16)> {
@@ -200,7 +208,8 @@ impl Fdb {
         Some((slot_number(line, way), self.lines[line].0[way].port))
     }
 
-    /// The slot of an address that is known behind `port`; notes that it was heard of.
+    /// The slot of an address that is known behind `port`, after updating the time of its last
+    /// frame.
     #[inline]
     pub fn refresh(&mut self, domain: u16, mac: u64, port: u16, now_s: u32) -> Option<u32> {
         let (line, way) = self.position(key_of(domain, mac))?;
@@ -215,7 +224,7 @@ impl Fdb {
         Some(slot_number(line, way))
     }
 
-    /// The number that changes when an answer about `domain` may no longer hold.
+    /// Number that changes if an earlier answer about `domain` may no longer be true.
     #[inline]
     #[must_use]
     pub fn generation(&self, domain: u16) -> u32 {
@@ -228,7 +237,7 @@ impl Fdb {
         *generation = generation.wrapping_add(1);
     }
 
-    /// Learns that `mac` of `domain` is behind `port`; `limit` is the domain's.
+    /// Learns that `mac` of `domain` is behind `port`. `limit` is the domain's maximum of entries.
     pub fn learn(&mut self, domain: u16, mac: u64, port: u16, now_s: u32, limit: u32) -> Learned {
         let key = key_of(domain, mac);
         if let Some((line, way)) = self.position(key) {
@@ -267,7 +276,7 @@ impl Fdb {
         }
     }
 
-    /// Keeps what is learned for [`Self::take_news`] from now on.
+    /// From now on keeps records of learned addresses for [`Self::take_news`].
     pub fn share(&mut self) {
         self.news = Some(Vec::with_capacity(NEWS_MAX));
     }
@@ -280,14 +289,15 @@ impl Fdb {
         }
     }
 
-    /// The next thing that other workers should know.
+    /// The next record for the other workers.
     #[inline]
     pub fn take_news(&mut self) -> Option<News> {
         self.news.as_mut()?.pop()
     }
 
-    /// Learns what another worker did. An address that was heard of later here stays as it is:
-    /// whoever heard it last is right. `limit` is the domain's.
+    /// Learns what another worker learned. An address whose last frame came later at this worker
+    /// stays unchanged, because the latest frame is right. `limit` is the domain's maximum of
+    /// entries.
     pub fn hear(&mut self, news: &News, now_s: u32, limit: u32) {
         let News { domain, mac, port, age_s } = *news;
         let seen_s = now_s.saturating_sub(age_s);
@@ -315,7 +325,7 @@ impl Fdb {
         }
     }
 
-    /// Puts a new entry where there is room, or where an expired one is.
+    /// Stores a new entry in a free slot or in one whose entry has expired.
     fn place(&mut self, slot: Slot, now_s: u32) -> Option<u32> {
         let lines = self.candidates(slot.key);
         let free = |line: usize| {
@@ -323,7 +333,7 @@ impl Fdb {
             let count = ways.iter().filter(|s| s.flags & USED == 0).count();
             ways.iter().position(|s| s.flags & USED == 0).map(|way| (count, line, way))
         };
-        // The emptier line; the first one if they are alike, which is looked at first.
+        // The emptier line wins. If both are equal, the first wins, because look-ups try it first.
         let room = match lines.map(free) {
             [Some(a), Some(b)] => Some(if b.0 > a.0 { b } else { a }),
             [a, b] => a.or(b),
@@ -348,7 +358,7 @@ impl Fdb {
             && now_s.wrapping_sub(slot.seen_s) < 1 << 31
     }
 
-    /// Empties a slot; nothing happens to one that is empty.
+    /// Empties a slot. An empty slot stays unchanged.
     fn remove(&mut self, line: usize, way: usize) {
         let slot = core::mem::take(&mut self.lines[line].0[way]);
         if slot.flags & USED != 0 {
@@ -360,7 +370,8 @@ impl Fdb {
         }
     }
 
-    /// Notes that the address in `slot` was heard of. Nothing happens if another is there now.
+    /// Updates the time of the last frame of the address in `slot`, if `slot` still holds that
+    /// address.
     #[inline]
     pub fn touch(&mut self, slot: u32, domain: u16, mac: u64, now_s: u32) {
         let (line, way) = (slot as usize / WAYS, slot as usize % WAYS);
@@ -373,8 +384,8 @@ impl Fdb {
         }
     }
 
-    /// Pins an address to a port, whatever was known; the domain's limit does not hold it up.
-    /// Returns whether there was a slot for it.
+    /// Pins an address to a port and overwrites what was learned. The domain's limit does not
+    /// apply. Returns false if there was no slot.
     pub fn pin(&mut self, domain: u16, mac: MacAddr, port: u16, now_s: u32) -> bool {
         let key = key_of(domain, mac.to_u64());
         let slot = Slot { key, seen_s: now_s, port, flags: USED | PINNED };
@@ -388,15 +399,15 @@ impl Fdb {
         self.place(slot, now_s).is_some()
     }
 
-    /// Removes an address; returns whether it was there.
+    /// Removes an address and returns whether it was known.
     pub fn forget(&mut self, domain: u16, mac: MacAddr) -> bool {
         let Some((line, way)) = self.position(key_of(domain, mac.to_u64())) else { return false };
         self.remove(line, way);
         true
     }
 
-    /// Removes every entry, pinned ones too, for which `keep(domain, port)` is false. Returns how
-    /// many went.
+    /// Removes every entry, pinned ones included, for which `keep(domain, port)` is false. Returns
+    /// the number of removed entries.
     pub fn retain(&mut self, mut keep: impl FnMut(u16, u16) -> bool) -> usize {
         let before = self.len;
         for line in 0..self.lines.len() {
@@ -410,8 +421,8 @@ impl Fdb {
         before - self.len
     }
 
-    /// Removes every learned entry for which `which(domain, port)` is true; pinned ones stay.
-    /// Returns how many there were.
+    /// Removes every learned entry for which `which(domain, port)` is true. Pinned entries stay.
+    /// Returns the number of removed entries.
     pub fn flush_learned(&mut self, mut which: impl FnMut(u16, u16) -> bool) -> usize {
         let before = self.len;
         for line in 0..self.lines.len() {
@@ -425,23 +436,21 @@ impl Fdb {
         before - self.len
     }
 
-    /// Removes all entries of a port.
     pub fn flush_port(&mut self, port: u16) {
         let _ = self.retain(|_, p| p != port);
     }
 
-    /// Removes all entries of a domain.
     pub fn flush_domain(&mut self, domain: u16) {
         let _ = self.retain(|d, _| d != domain);
     }
 
-    /// Sets the seconds after which entries age out; 0 is never.
+    /// Sets the time in seconds after which entries expire; 0 means never.
     pub fn set_ageing(&mut self, seconds: u32) {
         self.ageing_s = seconds;
     }
 
-    /// Looks at the next `slots` slots, rounded up to lines, and removes expired entries. Those
-    /// that are alive and ours are news again, lest other workers take them for dead.
+    /// Looks at the next `slots` slots, rounded up to lines, and removes expired entries. Reports
+    /// live entries of this worker to the other workers again, so that they do not expire there.
     pub fn age(&mut self, now_s: u32, slots: usize) {
         for _ in 0..slots.div_ceil(WAYS).min(self.lines.len()) {
             let line = self.cursor;
@@ -460,7 +469,7 @@ impl Fdb {
         }
     }
 
-    /// Appends the entries of up to `max` slots from slot `from` on; returns where to go on, or
+    /// Appends the entries in up to `max` slots from slot `from` on. Returns the next slot, or
     /// `None` at the end.
     pub fn entries(&self, from: usize, max: usize, out: &mut Vec<FdbRecord>) -> Option<usize> {
         let end = from.saturating_add(max).min(self.capacity());
@@ -481,31 +490,29 @@ impl Fdb {
         (end < self.capacity()).then_some(end)
     }
 
-    /// Slots.
+    /// Number of slots.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.lines.len() * WAYS
     }
 
-    /// Entries.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Entries of a domain.
+    /// Number of entries of a domain.
     #[must_use]
     pub fn domain_len(&self, domain: u16) -> u32 {
         self.counts[usize::from(domain)]
     }
 
-    /// What happened so far.
     #[must_use]
     pub fn stats(&self) -> FdbStats {
         self.stats

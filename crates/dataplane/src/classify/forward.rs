@@ -1,11 +1,14 @@
 //! The full path of a frame whose decision is not in the cache.
 //!
-//! **Rule.** VLAN admission, then the source's right to its addresses, then reserved groups, then
-//! the rules, then forwarding by MAC: learn the source, look the destination up, else flood. A
-//! frame that would learn or flood takes one token of its port's slow-path meter. Without a token
-//! its source is not learned, and it is still forwarded if its destination is known. A source that
-//! found no room in its domain's part of the FDB does not flood: answers to it would flood too. A
-//! decision is remembered only if the next frame of the flow would get the same one.
+//! The steps are: VLAN admission, the check of the source addresses, reserved groups, rules, and
+//! forwarding by MAC. Forwarding learns the source, looks the destination up, and floods if it is
+//! unknown.
+//!
+//! A frame that would learn or flood takes one token of its port's slow-path meter. Without a token
+//! its source is not learned, but the frame is still forwarded if its destination is known. A
+//! source for which the domain's part of the FDB has no room does not flood, because the answers
+//! would be flooded too. A decision is cached only if the next frame of the flow would get the same
+//! one.
 
 use super::cache::{Decision, KEEP_DSCP};
 use super::fdb::{Fdb, Learned};
@@ -17,22 +20,22 @@ use super::port_state::PortState;
 use crate::batch::{HEAD_COPY, Verdict};
 use crate::drop::DropReason;
 
-/// The group bit of a MAC in the low 48 bits.
+/// Group bit of a MAC address in the low 48 bits.
 const GROUP: u64 = 1 << 40;
 
-/// Whether a MAC is one that no bridge forwards: 01:80:c2:00:00:00 to :0f (802.1D).
+/// Whether a bridge must not forward frames to this address: 01:80:c2:00:00:00 to :0f (802.1D).
 #[inline]
 pub(super) const fn is_reserved(mac: u64) -> bool {
     mac >> 4 == 0x0180_c200_0000 >> 4
 }
 
-/// Whether a MAC can be nobody's source.
+/// Whether the address is invalid as a source: a group address or zero.
 #[inline]
 pub(super) const fn is_no_source(mac: u64) -> bool {
     mac & GROUP != 0 || mac == 0
 }
 
-/// What the frames of one batch did; added to the counters once.
+/// Counts of one batch, added to the counters once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) cache_hits: u64,
@@ -42,26 +45,26 @@ pub(super) struct Tally {
     pub(super) unlearned: u64,
 }
 
-/// How the source of a frame stands with the FDB.
+/// State of a frame's source address in the FDB.
 enum Source {
     Known(u32),
-    /// No token to learn it with.
+    /// The port has no token to learn the address.
     Unmetered,
-    /// No room to learn it in.
+    /// The table has no room for the address.
     NoRoom,
-    /// Pinned to another port.
+    /// The address is pinned to another port.
     Pinned,
 }
 
-/// The last addresses looked up: a VM's frames mostly have one source, and often one destination.
-/// Good for one batch, and until something is learned.
+/// The last addresses looked up. Most frames of a VM have the same source, and often the same
+/// destination. Valid for one batch, and until something is learned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recent {
     source: Option<(u16, u64, u32)>,
     destination: Option<(u16, u64, u16)>,
 }
 
-/// Everything the full path needs.
+/// Inputs and state of the full path.
 pub(super) struct Path<'a> {
     pub(super) policy: &'a PortPolicy,
     pub(super) snapshot: &'a Snapshot,
@@ -74,9 +77,9 @@ pub(super) struct Path<'a> {
 }
 
 impl Path<'_> {
-    /// What becomes of a frame with these headers; `w` is its head. Returns whether that may be
-    /// remembered. Writes to `plan` field by field: a structure put together and then copied waits
-    /// for its own stores.
+    /// Decides about a frame with these headers, whose head is `w`. Returns whether the decision
+    /// may be cached. Writes `plan` field by field, because copying a structure that was just built
+    /// waits for its own stores.
     #[inline]
     pub(super) fn decide(&mut self, w: &[u8; HEAD_COPY], h: &Headers, plan: &mut Decision) -> bool {
         *plan = Decision::drop(DropReason::Rule);
@@ -89,7 +92,7 @@ impl Path<'_> {
         }
     }
 
-    /// The frame's VLAN and domain, if the port may send it at all.
+    /// VLAN and domain of the frame, or the reason for which the port may not send it.
     #[inline]
     fn admit(&self, w: &[u8; HEAD_COPY], h: &Headers) -> Result<(u16, u16), DropReason> {
         let network = self.policy.admit(h.key.vid()).ok_or(DropReason::VlanIngress)?;
@@ -132,8 +135,8 @@ impl Path<'_> {
         true
     }
 
-    /// The domain after `set_vlan`: the port's own VLAN of that id, else its tenant's. A rule never
-    /// leads into a network that is neither.
+    /// The domain after `set_vlan`: the port's own VLAN of that id, else the tenant's. A rule never
+    /// leads into any other network.
     fn rewritten_domain(&self, actions: &Actions, domain: u16) -> Option<u16> {
         let Some(vid) = actions.set_vlan else { return Some(domain) };
         self.policy
@@ -141,7 +144,7 @@ impl Path<'_> {
             .or_else(|| self.snapshot.network(self.policy.tenant?, vid.get()))
     }
 
-    /// Forwarding by MAC address.
+    /// Forwards by MAC address.
     #[inline]
     fn normal(&mut self, key: &FlowKey, domain: u16, plan: &mut Decision) -> bool {
         plan.domain = domain;
@@ -171,7 +174,7 @@ impl Path<'_> {
         }
     }
 
-    /// The port an address lives behind.
+    /// The port behind which an address lives.
     #[inline]
     fn destination(&mut self, mac: u64, domain: u16) -> Option<u16> {
         if let Some((d, m, port)) = self.recent.destination
@@ -187,7 +190,7 @@ impl Path<'_> {
         Some(port)
     }
 
-    /// Sees to it that the source is known behind this port.
+    /// Ensures that the FDB knows the source behind this port.
     #[inline]
     fn source(&mut self, mac: u64, domain: u16, paid: &mut bool) -> Source {
         if let Some((d, m, slot)) = self.recent.source

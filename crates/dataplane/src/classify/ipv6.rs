@@ -1,10 +1,12 @@
-//! IPv6: the bounded walk over extension headers, and neighbour discovery.
+//! IPv6: the bounded walk over extension headers, and neighbour discovery (ND).
 //!
-//! **Source.** RFC 8200, RFC 4861, RFC 6980 (ND is never fragmented), RFC 7112 (the header chain
-//! belongs into the first fragment). **Rule.** The walk knows hop-by-hop, routing, destination
-//! options, fragment and authentication headers, takes at most [`EXTENSIONS_MAX`] of them, and
-//! stays inside the head: a chain that goes on past it is refused, since nobody could say what is
-//! behind it. **Departures.** Jumbograms (RFC 2675) are refused.
+//! Sources: RFC 8200, RFC 4861, RFC 6980 (ND is never fragmented), RFC 7112 (the first fragment
+//! contains the whole header chain).
+//!
+//! The walk knows hop-by-hop, routing, destination options, fragment and authentication headers. It
+//! takes at most [`EXTENSIONS_MAX`] of them and stays inside the head. A longer chain is refused,
+//! because the transport header behind it cannot be checked. As a departure, jumbograms (RFC 2675)
+//! are refused.
 
 use super::parse::{
     FRAGMENT_FIRST, FRAGMENT_LATER, HeaderFlags, Headers, ICMP, ICMPV6, L3, be16, be64, byte,
@@ -13,9 +15,9 @@ use super::parse::{
 use crate::batch::HEAD_COPY;
 use crate::drop::DropReason;
 
-/// Most extension headers walked.
+/// Maximum number of extension headers in a frame.
 pub const EXTENSIONS_MAX: usize = 8;
-/// Most ND options walked.
+/// Maximum number of ND options that are read.
 pub const ND_OPTIONS_MAX: usize = 8;
 
 const HOP_BY_HOP: u8 = 0;
@@ -54,7 +56,7 @@ pub(super) fn ipv6(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(
     Ok(())
 }
 
-/// Where the extension headers end.
+/// Result of the walk: what follows the extension headers, and where.
 struct Chain {
     proto: u8,
     at: usize,
@@ -99,7 +101,7 @@ fn walk(w: &[u8; HEAD_COPY], mut proto: u8, end: usize) -> Result<Chain, DropRea
     Err(DropReason::BadHeader)
 }
 
-/// Notes target and link-layer option of a neighbour discovery message.
+/// Records target and link-layer option of a neighbour discovery message.
 #[inline(never)]
 fn neighbour_discovery(
     w: &[u8; HEAD_COPY],
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_nobody_can_read_is_refused() {
+    fn an_unreadable_chain_is_refused() {
         let beyond_head = [&[17, 9, 1, 4][..], &[0; 76], &[0x03, 0xe8, 0, 53, 0, 8, 0, 0]].concat();
         let beyond_frame = [17, 9, 1, 4, 0, 0, 0, 0];
         let endless: Vec<u8> = [DESTINATION, 0, 1, 4, 0, 0, 0, 0].repeat(9);

@@ -1,9 +1,15 @@
-//! The flow key: what a frame is, in eight words, and its keyed hash.
+//! The flow key: the headers of a frame in eight words, and the keyed hash of the key.
 //!
-//! **Problem.** Everything a decision may depend on must be compared in a few instructions, and
-//! tenants choose the keys: the hash must not be predictable. **Source.** datapath rule 31 (an
-//! IPv4 key with its input port fits 32 bytes). **Quantities.** Four words hold an IPv4, ARP or
-//! other key; IPv6 addresses take the other four, which are zero in all other keys:
+//! # Problem
+//! All fields on which a decision may depend must be compared in a few instructions. Tenants choose
+//! the keys, so the hash must not be predictable.
+//!
+//! # Source
+//! Datapath rule 31: an IPv4 key with its input port fits 32 bytes.
+//!
+//! # Quantities
+//! Four words hold an IPv4, ARP or other key. IPv6 addresses use the other four, which are zero in
+//! all other keys:
 //!
 //! | word | bits 63-48 | 47-32 | 31-16 | 15-8 | 7-0 |
 //! |---|---|---|---|---|---|
@@ -13,62 +19,51 @@
 //! | 3 | IPv4 source, or ARP sender | .. | IPv4 destination, or ARP target | .. | .. |
 //! | 4-5, 6-7 | IPv6 source, IPv6 destination | | | | |
 //!
-//! ICMP's type and code stand as source and destination port, and so does ARP's operation (as the
-//! destination port). ECN and PCP are no part of a flow. **Cost.** The hash of 32 bytes is three
-//! wide multiplications, two of them side by side.
+//! ICMP's type and code are stored as source and destination port, and ARP's operation as the
+//! destination port. ECN and PCP are not part of the key.
+//!
+//! # Cost
+//! The hash of 32 bytes is three wide multiplications, two of them in parallel.
 
 use penstock_units::MacAddr;
 
-/// `EtherType` of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
-/// `EtherType` of ARP.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
-/// `EtherType` of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
-/// `EtherType` of an 802.1Q tag.
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
 
 pub(super) const MAC_MASK: u64 = 0xffff_ffff_ffff;
 const WORDS: usize = 8;
 const NARROW: usize = 4;
 
-/// What a frame is; see the module's table.
+/// Headers of a frame; the module's documentation has the layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(32))]
 pub struct FlowKey(pub(super) [u64; WORDS]);
 
-/// Which bits of a [`FlowKey`] matter.
+/// The bits of a [`FlowKey`] that matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowMask(pub(super) [u64; WORDS]);
 
-/// The fields of the first word and of the transport; addresses come apart.
+/// The fields of a [`FlowKey`], unpacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyFields {
-    /// The port the frame came from.
+    /// The port from which the frame came.
     pub in_port: u16,
-    /// VLAN id, 12 bits.
+    /// VLAN id (12 bits).
     pub vid: u16,
-    /// `EtherType` of the payload.
     pub ethertype: u16,
     /// IP protocol behind all extension headers.
     pub proto: u8,
     /// DSCP in the upper six bits, fragment state in the lower two.
     pub tos: u8,
-    /// Destination MAC in the low 48 bits.
     pub dst_mac: u64,
-    /// Source MAC in the low 48 bits.
     pub src_mac: u64,
-    /// Transport source port, or ICMP type.
     pub src_port: u16,
-    /// Transport destination port, ICMP code or ARP operation.
     pub dst_port: u16,
-    /// IPv4 source or ARP sender.
     pub ipv4_src: u32,
-    /// IPv4 destination or ARP target.
     pub ipv4_dst: u32,
-    /// IPv6 source.
     pub ipv6_src: u128,
-    /// IPv6 destination.
     pub ipv6_dst: u128,
 }
 
@@ -83,7 +78,7 @@ const fn bits16(word: u64, shift: u32) -> u16 {
 }
 
 impl KeyFields {
-    /// All bits of all fields.
+    /// All bits of all fields set.
     pub const ALL: Self = Self {
         in_port: u16::MAX,
         vid: u16::MAX,
@@ -119,13 +114,12 @@ impl KeyFields {
 }
 
 impl FlowKey {
-    /// The key of these fields.
     #[must_use]
     pub const fn new(fields: &KeyFields) -> Self {
         Self(fields.words())
     }
 
-    /// The fields again.
+    /// Unpacks the key.
     #[must_use]
     pub fn fields(&self) -> KeyFields {
         let wide = |at: usize| u128::from(self.0[at]) << 64 | u128::from(self.0[at + 1]);
@@ -146,21 +140,22 @@ impl FlowKey {
         }
     }
 
-    /// The port the frame came from.
+    /// The port from which the frame came.
     #[inline]
     #[must_use]
     pub const fn in_port(&self) -> u16 {
         bits16(self.0[0], 48)
     }
 
-    /// The VLAN id: of the tag in a parsed key, of the network in a key that rules see.
+    /// VLAN id. In a parsed key it is that of the tag; in a key that rules see it is that of the
+    /// network.
     #[inline]
     #[must_use]
     pub const fn vid(&self) -> u16 {
         bits16(self.0[0], 32)
     }
 
-    /// The same key in another VLAN.
+    /// The same key with another VLAN id.
     #[inline]
     #[must_use]
     pub const fn with_vid(&self, vid: u16) -> Self {
@@ -168,62 +163,60 @@ impl FlowKey {
         Self([self.first_with_vid(vid), b, c, d, e, f, g, h])
     }
 
-    /// The first word of [`Self::with_vid`].
+    /// First word of [`Self::with_vid`].
     #[inline]
     pub(super) const fn first_with_vid(&self, vid: u16) -> u64 {
         self.0[0] & !(0xffff << 32) | (vid as u64) << 32
     }
 
-    /// `EtherType` of the payload.
     #[inline]
     #[must_use]
     pub const fn ethertype(&self) -> u16 {
         bits16(self.0[0], 16)
     }
 
-    /// IP protocol.
     #[inline]
     #[must_use]
     pub const fn proto(&self) -> u8 {
         self.0[0].to_le_bytes()[1]
     }
 
-    /// Destination MAC in the low 48 bits.
+    /// The destination MAC in the low 48 bits.
     #[inline]
     #[must_use]
     pub const fn dst_mac(&self) -> u64 {
         self.0[1] >> 16
     }
 
-    /// Source MAC in the low 48 bits.
+    /// The source MAC in the low 48 bits.
     #[inline]
     #[must_use]
     pub const fn src_mac(&self) -> u64 {
         self.0[2] >> 16
     }
 
-    /// Source and destination port (ICMP: type and code; ARP: 0 and the operation).
+    /// Source and destination port. For ICMP they are type and code; for ARP they are 0 and the
+    /// operation.
     #[inline]
     #[must_use]
     pub const fn ports(&self) -> (u16, u16) {
         (bits16(self.0[1], 0), bits16(self.0[2], 0))
     }
 
-    /// IPv4 source or ARP sender.
+    /// Address of the IPv4 source or the ARP sender.
     #[inline]
     #[must_use]
     pub const fn ipv4_src(&self) -> u32 {
         (self.0[3] >> 32) as u32
     }
 
-    /// IPv6 source.
     #[inline]
     #[must_use]
     pub const fn ipv6_src(&self) -> u128 {
         (self.0[4] as u128) << 64 | self.0[5] as u128
     }
 
-    /// Whether the upper half is in use.
+    /// Whether the key uses the upper four words.
     #[inline]
     #[must_use]
     pub const fn is_wide(&self) -> bool {
@@ -240,15 +233,15 @@ impl FlowKey {
         [self.0[4], self.0[5], self.0[6], self.0[7]]
     }
 
-    /// The bits that `mask` keeps, of a key with another first word. A copy with its first word
-    /// replaced would be waited for when it is read back as vectors.
+    /// The bits that `mask` keeps, of this key with `first` as its first word. Replacing the first
+    /// word in a copy would stall when the copy is read back as vectors.
     #[inline]
     pub(super) fn masked_with(&self, first: u64, mask: &FlowMask) -> Self {
         let ([_, b, c, d, e, f, g, h], [m, n, o, p, q, r, s, t]) = (&self.0, &mask.0);
         Self([first & m, b & n, c & o, d & p, e & q, f & r, g & s, h & t])
     }
 
-    /// The same for a mask that is not wide.
+    /// [`Self::masked_with`] for a mask that is not wide.
     #[inline]
     pub(super) fn masked_narrow(&self, first: u64, mask: &FlowMask) -> Self {
         let ([_, b, c, d, ..], [m, n, o, p, ..]) = (&self.0, &mask.0);
@@ -256,7 +249,7 @@ impl FlowKey {
     }
 
     /// The bits that `mask` keeps, of a key that is not wide. An IPv4 frame without a source
-    /// address keeps all: what its sender may do depends on the ports too (DHCP).
+    /// address keeps all bits, because its permission also depends on the ports (DHCP).
     #[inline(always)]
     pub(super) fn relevant_narrow(&self, mask: &FlowMask) -> Self {
         let ([a, b, c, d, ..], [m, n, o, p, ..]) = (&self.0, &mask.0);
@@ -266,28 +259,28 @@ impl FlowKey {
         Self([a & m, b & n, c & o, d & p, 0, 0, 0, 0])
     }
 
-    /// The same for any key.
+    /// [`Self::relevant_narrow`] for any key.
     #[inline]
     pub(super) fn relevant(&self, mask: &FlowMask) -> Self {
         if self.is_wide() { self.masked(mask) } else { self.relevant_narrow(mask) }
     }
 
-    /// Equality, word by word.
+    /// Compares word by word.
     #[inline]
     pub(super) fn is(&self, other: &Self) -> bool {
         let [a, b, c, d, e, f, g, h] = other.0;
         self.narrow_is(&[a, b, c, d]) && self.upper_is(&[e, f, g, h])
     }
 
-    /// Whether the first four words are these. Word by word: a copy of the key, compared as a
-    /// vector, would wait for its own stores.
+    /// Whether the first four words equal `words`. Compared word by word, because comparing a copy
+    /// of the key as a vector would wait for its own stores.
     #[inline]
     pub(super) fn narrow_is(&self, words: &[u64; NARROW]) -> bool {
         let [a, b, c, d, ..] = &self.0;
         (a ^ words[0]) | (b ^ words[1]) | (c ^ words[2]) | (d ^ words[3]) == 0
     }
 
-    /// Whether the last four words are these.
+    /// Whether the last four words equal `words`.
     #[inline]
     pub(super) fn upper_is(&self, words: &[u64; NARROW]) -> bool {
         let [.., a, b, c, d] = &self.0;
@@ -303,38 +296,37 @@ impl FlowKey {
 }
 
 impl FlowMask {
-    /// The mask whose fields are these bits.
+    /// The mask whose set bits are those of `fields`.
     #[must_use]
     pub const fn new(fields: &KeyFields) -> Self {
         Self(fields.words())
     }
 
-    /// The bits that matter to either.
+    /// The bits that matter to either mask.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self(core::array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
-    /// Whether no bit matters.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0 == [0; WORDS]
     }
 
-    /// Whether an IPv6 address matters.
+    /// Whether bits of an IPv6 address matter.
     #[must_use]
     pub fn is_wide(&self) -> bool {
         self.0[NARROW..] != [0; NARROW]
     }
 }
 
-/// A MAC address as a number for [`KeyFields`].
+/// The MAC address as a number for [`KeyFields`].
 #[must_use]
 pub fn mac_bits(mac: MacAddr) -> u64 {
     mac.to_u64()
 }
 
-/// The secret of a hash; drawn once per boot.
+/// Secret of the hash, drawn once per boot.
 #[derive(Clone, Copy)]
 pub struct HashSeed([u64; 10]);
 
@@ -344,7 +336,7 @@ impl core::fmt::Debug for HashSeed {
     }
 }
 
-/// The product of two words, its halves folded together.
+/// Multiplies two words and folds the halves of the product with an exclusive or.
 #[inline]
 pub(super) fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
@@ -352,7 +344,7 @@ pub(super) fn fold(a: u64, b: u64) -> u64 {
 }
 
 impl HashSeed {
-    /// Spreads one random number over the hash's constants (splitmix64).
+    /// Expands one random number to the constants of the hash (splitmix64).
     #[must_use]
     pub fn new(random: u64) -> Self {
         let mut state = random;
@@ -364,7 +356,7 @@ impl HashSeed {
         }))
     }
 
-    /// The hash of the first four words.
+    /// Hash of the first four words.
     #[inline]
     #[must_use]
     pub fn hash_narrow(&self, k: &FlowKey) -> u64 {
@@ -374,14 +366,14 @@ impl HashSeed {
         fold(a ^ s[4], b ^ s[5])
     }
 
-    /// The hash of all words.
+    /// Hash of all words.
     #[inline]
     #[must_use]
     pub fn hash_wide(&self, k: &FlowKey) -> u64 {
         self.hash_upper(self.hash_narrow(k), k)
     }
 
-    /// The hash of all words, given that of the first four.
+    /// Hash of all words, given that of the first four.
     #[inline]
     pub(super) fn hash_upper(&self, narrow: u64, k: &FlowKey) -> u64 {
         let s = &self.0;
@@ -390,15 +382,15 @@ impl HashSeed {
         fold(narrow ^ a, b.rotate_left(29) ^ s[3])
     }
 
-    /// The hash of what is in use.
+    /// Hash of the words that the key uses.
     #[inline]
     #[must_use]
     pub fn hash(&self, k: &FlowKey) -> u64 {
         if k.is_wide() { self.hash_wide(k) } else { self.hash_narrow(k) }
     }
 
-    /// A number that is the same for all frames of a flow, to spread flows by: one multiplication
-    /// for all but IPv6.
+    /// A number that is equal for all frames of a flow, to distribute flows. It costs one
+    /// multiplication, for IPv6 more.
     #[inline]
     #[must_use]
     pub fn flow(&self, k: &FlowKey) -> u64 {
@@ -407,7 +399,7 @@ impl HashSeed {
         if k.is_wide() { self.hash_upper(narrow, k) } else { narrow }
     }
 
-    /// The hash of one word (a domain and a MAC address).
+    /// Hash of one word (a domain and a MAC address).
     #[inline]
     #[must_use]
     pub fn hash_word(&self, word: u64) -> u64 {

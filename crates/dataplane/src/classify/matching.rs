@@ -1,8 +1,9 @@
-//! What a rule says: which frames, and what becomes of them.
+//! Rules: which frames a rule matches, and what happens to them.
 //!
-//! **Rule.** Every field that is named must match. Naming an IPv4 address implies `EtherType` IPv4
-//! unless another is named (ARP: sender and target address); an IPv6 address implies IPv6. A
-//! protocol without an `EtherType` is refused by [`Match::compile`]: the caller makes two rules.
+//! All fields that a rule names must match. An IPv4 address implies `EtherType` IPv4 unless the
+//! rule names ARP; the addresses are then sender and target. An IPv6 address implies IPv6.
+//! [`Match::compile`] refuses a protocol without an `EtherType`; the caller makes two rules
+//! instead.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +11,7 @@ use penstock_units::{MacAddr, Vid};
 
 use super::key::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, FlowKey, FlowMask, KeyFields};
 
-/// An IP address of which only the mask's bits matter.
+/// An IP address and a mask of the bits that matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpMatch {
     /// Address and mask.
@@ -20,14 +21,14 @@ pub enum IpMatch {
 }
 
 impl IpMatch {
-    /// The network `addr/len`; a length above 32 counts as 32.
+    /// The network `addr/len`. A length above 32 counts as 32.
     #[must_use]
     pub fn v4_prefix(addr: Ipv4Addr, len: u8) -> Self {
         let mask = u32::MAX.checked_shl(32 - u32::from(len.min(32))).unwrap_or(0);
         Self::V4(addr, Ipv4Addr::from_bits(mask))
     }
 
-    /// The network `addr/len`; a length above 128 counts as 128.
+    /// The network `addr/len`. A length above 128 counts as 128.
     #[must_use]
     pub fn v6_prefix(addr: Ipv6Addr, len: u8) -> Self {
         let mask = u128::MAX.checked_shl(128 - u32::from(len.min(128))).unwrap_or(0);
@@ -35,12 +36,12 @@ impl IpMatch {
     }
 }
 
-/// Which frames; `None` everywhere is every frame.
+/// Fields that a frame must have. A field that is `None` is not compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// The port they came from.
+    /// The port from which the frame came.
     pub in_port: Option<u16>,
-    /// The VLAN they belong to: the port's own for untagged frames of an access port.
+    /// VLAN of the frame. Untagged frames of an access port belong to the port's own VLAN.
     pub vlan: Option<Vid>,
     /// Source MAC and mask.
     pub src_mac: Option<(MacAddr, MacAddr)>,
@@ -52,81 +53,77 @@ pub struct Match {
     pub src_ip: Option<IpMatch>,
     /// Destination address, or ARP target.
     pub dst_ip: Option<IpMatch>,
-    /// IP protocol, behind extension headers.
+    /// IP protocol behind extension headers.
     pub proto: Option<u8>,
     /// Source port and mask, or ICMP type.
     pub src_port: Option<(u16, u16)>,
     /// Destination port and mask, ICMP code, or ARP operation.
     pub dst_port: Option<(u16, u16)>,
-    /// Differentiated services code point, 6 bits.
+    /// Differentiated services code point (6 bits).
     pub dscp: Option<u8>,
 }
 
-/// Why a [`Match`] makes no sense.
+/// Reason for which a [`Match`] cannot be compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MatchError {
-    /// IPv4 here, IPv6 there.
+    /// The fields name both IPv4 and IPv6, or an address and another `EtherType`.
     #[error("the rule names an {0} address and something that is not {0}")]
     Family(&'static str),
-    /// A protocol, port or DSCP of neither IPv4 nor IPv6.
+    /// A protocol, port or DSCP without the `EtherType` it belongs to.
     #[error("a protocol, port or dscp needs an address or an ethertype beside it")]
     NeedsEthertype,
-    /// DSCP has six bits.
+    /// The DSCP does not fit six bits.
     #[error("dscp {0} is out of range; it goes from 0 to 63")]
     Dscp(u8),
 }
 
-/// What else happens to a frame.
+/// Destination of a frame that a rule matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// It is dropped.
     Drop,
-    /// It is forwarded as without rules: by destination MAC.
+    /// Forwarded by destination MAC, as without rules.
     Normal,
-    /// It goes to this port.
+    /// The port with this index.
     Output(u16),
-    /// It goes to this output set of the snapshot.
+    /// This output set of the snapshot.
     OutputSet(u16),
 }
 
-/// What becomes of the frames.
+/// What happens to the frames that a rule matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Actions {
-    /// Moves them to another VLAN of the tenant.
+    /// Moves the frame to another VLAN of the tenant.
     pub set_vlan: Option<Vid>,
-    /// Marks their IP header.
+    /// Writes this DSCP into the IP header.
     pub set_dscp: Option<u8>,
-    /// Where they go.
     pub then: Then,
 }
 
 impl Actions {
-    /// Only `then`.
+    /// Actions without edits.
     #[must_use]
     pub const fn only(then: Then) -> Self {
         Self { set_vlan: None, set_dscp: None, then }
     }
 }
 
-/// A rule. Of several that match, the highest `priority` wins, then the lowest `id`.
+/// A rule. If several match, the highest `priority` wins, then the lowest `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Higher wins.
+    /// Higher values win.
     pub priority: u16,
-    /// Which frames.
     pub matching: Match,
-    /// What becomes of them.
     pub actions: Actions,
-    /// The number control knows it by.
+    /// The number by which control knows the rule.
     pub id: u32,
 }
 
 impl Match {
-    /// The value and mask of the flow key that say the same.
+    /// Compiles the match to a value and a mask of the flow key.
     ///
     /// # Errors
-    /// [`MatchError`] when no frame could match, or when it is not clear which should.
+    /// [`MatchError`] if no frame could match, or if the meaning is ambiguous.
     pub fn compile(&self) -> Result<(FlowKey, FlowMask), MatchError> {
         let (mut v, mut m) = (KeyFields::default(), KeyFields::default());
         let put16 = |from: Option<u16>, value: &mut u16, mask: &mut u16, all: u16| {
@@ -169,7 +166,7 @@ impl Match {
         Ok((FlowKey::new(&v).masked(&mask), mask))
     }
 
-    /// The `EtherType` that the other fields ask for, checked against the one that is named.
+    /// The `EtherType` that the other fields imply, checked against the named one.
     fn implied_ethertype(&self) -> Result<Option<u16>, MatchError> {
         let addresses = [self.src_ip, self.dst_ip];
         let v4 = addresses.iter().flatten().any(|a| matches!(a, IpMatch::V4(..)));
@@ -212,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_that_mean_nothing_are_refused() {
+    fn contradictory_or_ambiguous_matches_are_refused() {
         let v4 = Some(IpMatch::v4_prefix(Ipv4Addr::LOCALHOST, 32));
         let v6 = Some(IpMatch::v6_prefix(Ipv6Addr::LOCALHOST, 128));
         let none = Match::default();

@@ -1,20 +1,34 @@
-//! Classification: from the frames of a batch to a verdict for each.
+//! Classification: decides where each frame of a batch goes.
 //!
-//! **Problem.** Say where each frame goes, in some tens of cycles, without letting one tenant see,
-//! slow or evict another. **Source.** C2QoS §IV (packet classification as the middle of ingress,
-//! classification, egress); datapath rules 2, 29-33. **Rule.** In stages over the batch, so that
-//! memory is asked for one stage before it is needed: parse and hash all (and ask for the cache's
-//! buckets); compare signatures (and ask for the entries); verify and apply; then the frames that
-//! missed, one by one, through `forward`. A port whose every frame goes to one place skips all of
-//! it ([`PortPolicy::is_patch`]). Of a flow's key only the bits count that a decision about the
-//! port's frames can depend on, so flows that differ in others share an entry; and a frame whose
-//! bits are those of the frame before shares its decision without a look at the cache.
-//! **Cost.** Measured by `benches/classify.rs`. No allocation, lock,
-//! clock or system call; every loop is bounded by a constant, by the rule table's limits or by a
-//! domain's members.
+//! # Problem
+//! A decision may take some tens of cycles, and no tenant may see, slow or evict another.
 //!
-//! Code map, in the order a frame meets it: [`mod@parse`] → [`key`] → `cache` → `forward`, which
-//! asks [`policy`], [`binding`], [`rules`] and [`fdb`]; `edit` carries out what a rule writes.
+//! # Source
+//! C2QoS §IV (classification is the stage between ingress and egress); datapath rules 2 and 29 to
+//! 33.
+//!
+//! # Approach
+//! The work is done in stages over the whole batch, so that memory is prefetched one stage before
+//! it is needed:
+//!
+//! - parse and hash all frames, and prefetch the cache's buckets;
+//! - compare signatures, and prefetch the entries;
+//! - verify the keys and apply the decisions;
+//! - send the frames that missed, one by one, through `forward`.
+//!
+//! A port that sends every frame to one place skips these stages ([`PortPolicy::is_patch`]). Only
+//! those key bits count on which a decision about the port's frames can depend, so flows that
+//! differ in other bits share an entry. A frame whose relevant bits equal those of the frame before
+//! shares its decision without a look at the cache.
+//!
+//! # Cost
+//! `benches/classify.rs` measures it. There is no allocation, lock, clock or system call. Every
+//! loop is bounded by a constant, by the limits of the rule table or by the number of a domain's
+//! members.
+//!
+//! # Code map
+//! In the order a frame meets it: [`mod@parse`] → [`key`] → `cache` → `forward`, which asks
+//! [`policy`], [`binding`], [`rules`] and [`fdb`]. `edit` performs the edits of a rule.
 
 pub mod binding;
 mod cache;
@@ -63,18 +77,18 @@ use policy::Patch;
 use port_state::PortState;
 use signature::Candidates;
 
-/// What a classifier is made with.
+/// Parameters of a classifier.
 #[derive(Clone, Copy, Debug)]
 pub struct ClassifierConfig {
-    /// Slots of the FDB; see [`Fdb::new`].
+    /// Number of slots of the FDB; see [`Fdb::new`].
     pub fdb_entries: usize,
-    /// A random number, drawn once per boot: tenants must not predict the hashes.
+    /// A random number, drawn once per boot so that tenants cannot predict the hashes.
     pub seed: u64,
-    /// Port numbers go up to this, exclusive.
+    /// Number of port numbers; they are 0 to this, exclusive.
     pub max_ports: usize,
 }
 
-/// One worker's classifier; see the module's text.
+/// The classifier of one worker.
 pub struct Classifier {
     cache: Cache,
     fdb: Fdb,
@@ -85,7 +99,7 @@ pub struct Classifier {
     generation: Option<u64>,
     unlearned: u64,
     attached: usize,
-    /// Slots of the FDB still to be looked at in this second.
+    /// FDB slots that ageing still has to look at in this second.
     to_age: usize,
     aged_s: u32,
 }
@@ -96,25 +110,25 @@ impl core::fmt::Debug for Classifier {
     }
 }
 
-/// What the stages leave for each other, by frame.
+/// Results that the stages pass to each other, by frame.
 struct Scratch {
     headers: [Headers; BATCH_FRAMES],
     hashes: [u64; BATCH_FRAMES],
     ways: [Candidates; BATCH_FRAMES],
 }
 
-/// What stage 1 makes of a batch's frames.
+/// The frames of a batch as stage 1 divides them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Parsed {
-    /// To be looked for in the cache.
+    /// Looked up in the cache.
     cacheable: FrameSet,
-    /// Like the cacheable frame before them: theirs is its decision.
+    /// Equal to the cacheable frame before them, and decided like it.
     followers: FrameSet,
-    /// To be decided one by one.
+    /// Decided one by one.
     apart: FrameSet,
 }
 
-/// Some of a batch's frames, one bit each.
+/// A set of frames of a batch, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct FrameSet(u32);
 
@@ -126,7 +140,7 @@ impl FrameSet {
         self.0 |= 1 << (i % BATCH_FRAMES);
     }
 
-    /// The first `n` frames.
+    /// The first `n` frames of the batch.
     #[inline]
     fn first(n: usize) -> Self {
         Self(if n < BATCH_FRAMES { (1 << n) - 1 } else { u32::MAX })
@@ -144,7 +158,7 @@ impl Iterator for FrameSet {
     }
 }
 
-/// What is the same for all frames of a batch.
+/// Inputs that are the same for all frames of a batch.
 struct Turn<'a> {
     policy: &'a PortPolicy,
     snapshot: &'a Snapshot,
@@ -153,7 +167,7 @@ struct Turn<'a> {
 }
 
 impl Classifier {
-    /// A classifier that knows nothing yet.
+    /// A classifier with an empty cache and FDB.
     #[must_use]
     pub fn new(config: &ClassifierConfig) -> Self {
         let seed = HashSeed::new(config.seed);
@@ -177,7 +191,7 @@ impl Classifier {
         }
     }
 
-    /// The same, for worker number `worker`: picks its row of the rules' counters
+    /// Sets the worker's number, which selects its row of the rules' counters
     /// ([`RuleTable::build_for`]).
     #[must_use]
     pub fn for_worker(mut self, worker: usize) -> Self {
@@ -185,10 +199,10 @@ impl Classifier {
         self
     }
 
-    /// Sets `verdict`, `tci` and `hash` of every frame of `batch`, which came from `port`.
-    /// `now_s` and `now_ns` are the same moment on the worker's clock. A snapshot other than the
-    /// last is taken over first, as by [`Self::on_snapshot`]. Returns how many frames were not in
-    /// the cache.
+    /// Sets `verdict`, `tci` and `hash` of every frame of `batch`, which came from `port`. `now_s`
+    /// and `now_ns` are the same moment on the worker's clock. A snapshot that differs from the
+    /// last is first adopted as by [`Self::on_snapshot`]. Returns the number of frames that were
+    /// not in the cache.
     #[expect(clippy::too_many_arguments, reason = "the worker has these at hand, apart")]
     pub fn classify(
         &mut self,
@@ -236,8 +250,8 @@ impl Classifier {
         rest.0.count_ones() as usize
     }
 
-    /// Level 0: one output for all frames. What a look at the Ethernet header cannot vouch for
-    /// (a tag, offload metadata, addresses a bridge refuses) is left to the other stages.
+    /// Level 0: all frames have one output. A frame whose Ethernet header is not enough (it has a
+    /// tag, offload metadata, or an address that a bridge refuses) goes to the other stages.
     fn by_patch(&mut self, batch: &mut Batch, policy: &PortPolicy, patch: Patch) -> FrameSet {
         let mut rest = FrameSet::default();
         let mut frames = 0;
@@ -269,9 +283,9 @@ impl Classifier {
         rest
     }
 
-    /// Stage 1. Frames that cannot be read get their verdict here.
-    // The stages are functions of their own, not inlined, so that each keeps its values in
-    // registers: together they spilled most of them.
+    /// Stage 1. Frames with unreadable headers get their verdict here.
+    // The stages are separate functions that are not inlined, so that each keeps its values in
+    // registers. Inlined together they spilled most of them.
     #[inline(never)]
     fn parse_and_hash(
         &mut self,
@@ -282,7 +296,7 @@ impl Classifier {
         let Scratch { headers, hashes, .. } = &mut *self.scratch;
         let (seed, relevant) = (&self.seed, &policy.relevant);
         let mut parsed = Parsed::default();
-        // No key: its input port has 16 bits, but the rest is not all ones.
+        // No key equals this value: its input port has 16 bits, but not all other bits can be ones.
         let mut before = [u64::MAX; 4];
         for i in frames {
             let h = &mut headers[i];
@@ -324,7 +338,7 @@ impl Classifier {
         parsed
     }
 
-    /// Stage 2.
+    /// Stage 2: compares signatures.
     #[inline(never)]
     fn compare(&mut self, frames: FrameSet) {
         let Scratch { hashes, ways, .. } = &mut *self.scratch;
@@ -333,7 +347,8 @@ impl Classifier {
         }
     }
 
-    /// Stage 3. Frames in the cache and their followers get their verdict; the others are returned.
+    /// Stage 3. Frames in the cache and their followers get their verdict. The other frames are
+    /// returned.
     #[inline(never)]
     fn verify(
         &mut self,
@@ -345,7 +360,7 @@ impl Classifier {
         let mut missed = FrameSet::default();
         let mut rest = parsed.cacheable;
         while let Some(i) = rest.next() {
-            // Followers lie between this frame and the next that has a key of its own.
+            // The followers of this frame lie before the next frame with a key of its own.
             let before_next = FrameSet::first(rest.0.trailing_zeros() as usize);
             let behind = (u32::MAX << 1) << i;
             let followers = FrameSet(parsed.followers.0 & before_next.0 & behind);
@@ -374,7 +389,7 @@ impl Classifier {
         missed
     }
 
-    /// Stage 4: the full path, in the frames' order.
+    /// Stage 4: the full path, in the order of the frames.
     #[inline(never)]
     fn decide(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally, frames: FrameSet) {
         let Scratch { headers, hashes, ways } = &*self.scratch;
@@ -390,7 +405,8 @@ impl Classifier {
             recent: Recent::default(),
         };
         let mut decision = Decision::drop(DropReason::Runt);
-        // The frame `decision` was made for, if it holds for others of its flow; whether kept.
+        // The frame for which `decision` was made, if the decision applies to others of its flow;
+        // and whether the cache kept it.
         let (mut of, mut kept) = (None, false);
         for i in frames {
             let (h, hash) = (&headers[i], hashes[i]);
@@ -416,8 +432,9 @@ impl Classifier {
         }
     }
 
-    /// Takes over a snapshot: forgets cached decisions, addresses of ports and domains that are
-    /// gone, and of ports that left a domain. Looks at the whole FDB; between two batches.
+    /// Adopts a snapshot. Removes cached decisions and the addresses of ports and domains that no
+    /// longer exist, and of ports that left a domain. Looks at the whole FDB, so call it between
+    /// two batches.
     pub fn on_snapshot(&mut self, snapshot: &Snapshot) {
         self.generation = Some(snapshot.generation);
         self.attached = snapshot.ports.iter().flatten().count();
@@ -426,7 +443,7 @@ impl Classifier {
         let _ = self.fdb.retain(|domain, port| snapshot.is_member(domain, port));
     }
 
-    /// Forgets all about a port; to be called when its number is given to another.
+    /// Removes all state of a port. Must be called when its number is given to another port.
     pub fn forget_port(&mut self, port: u16) {
         self.fdb.flush_port(port);
         if let Some(state) = self.ports.get_mut(usize::from(port)) {
@@ -435,21 +452,21 @@ impl Classifier {
         self.flush_cache();
     }
 
-    /// Forgets all cached decisions.
+    /// Removes all cached decisions.
     pub fn flush_cache(&mut self) {
         self.cache.flush(self.attached);
     }
 
-    /// Forgets addresses nobody heard of for long. Looks at a few lines a call and, as a rule,
-    /// at a sixteenth of the FDB a second, so it may be called at every turn.
+    /// Removes expired addresses. Looks at a few lines a call and normally at a sixteenth of the
+    /// FDB a second, so it may be called at every turn.
     #[inline]
     pub fn age(&mut self, now_s: u32, snapshot: &Snapshot) {
         const SLOTS_A_CALL: usize = 32;
         if self.aged_s != now_s {
             self.aged_s = now_s;
             self.fdb.set_ageing(snapshot.fdb_ageing_s);
-            // Once in 16 s, and a few times while an entry lives: that is also how often other
-            // workers hear that it does.
+            // A round takes up to 16 s, and an entry's lifetime has several rounds. The other
+            // workers learn in each round that an entry is alive.
             let round_s = usize::try_from(snapshot.fdb_ageing_s / 4).unwrap_or(16).clamp(1, 16);
             self.to_age = self.fdb.capacity() / round_s;
         }
@@ -459,7 +476,8 @@ impl Classifier {
         }
     }
 
-    /// Learns what another worker did, unless `snapshot` says that it cannot be so (any more).
+    /// Learns what another worker learned, unless the port is no member of the domain in
+    /// `snapshot`.
     pub fn hear(&mut self, news: &News, now_s: u32, snapshot: &Snapshot) {
         if snapshot.is_member(news.domain, news.port) {
             let limit = snapshot.domain(news.domain).map_or(0, |d| d.fdb_limit);
@@ -467,14 +485,14 @@ impl Classifier {
         }
     }
 
-    /// Appends the FDB's entries in `max` slots from slot `from` on; returns where to go on.
+    /// Appends the FDB's entries in `max` slots from slot `from` on, and returns the next slot.
     /// Allocates only if `out` has less room than that.
     pub fn fdb_chunk(&self, from: usize, max: usize, out: &mut Vec<FdbRecord>) -> Option<usize> {
         self.fdb.entries(from, max, out)
     }
 
-    /// Forgets what was learned of a port, of a domain, of a port in a domain, or at all; pinned
-    /// addresses stay. Returns how many there were.
+    /// Removes learned addresses of a port, of a domain, of a port in a domain, or all. Pinned
+    /// addresses stay. Returns the number of removed entries.
     pub fn fdb_flush(&mut self, port: Option<u16>, domain: Option<u16>) -> usize {
         self.fdb.flush_learned(|d, p| port.is_none_or(|x| x == p) && domain.is_none_or(|x| x == d))
     }
@@ -496,31 +514,29 @@ impl Classifier {
         snapshot.is_member(domain, port) && self.fdb.pin(domain, mac, port, 0)
     }
 
-    /// The forwarding database: ageing, pinning, flushing, listing.
     pub fn fdb_mut(&mut self) -> &mut Fdb {
         &mut self.fdb
     }
 
-    /// The forwarding database.
     #[must_use]
     pub fn fdb(&self) -> &Fdb {
         &self.fdb
     }
 
-    /// Cache entries a port holds.
+    /// Number of cache entries that a port holds.
     #[must_use]
     pub fn cached(&self, port: u16) -> u16 {
         self.cache.held(port)
     }
 
-    /// Frames whose source was not learned for want of a token or of room.
+    /// Frames whose source was not learned because a token or room was missing.
     #[must_use]
     pub fn unlearned(&self) -> u64 {
         self.unlearned
     }
 }
 
-/// The part of a hash that picks an output queue.
+/// The part of a flow hash that selects an output queue.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "takes 32 bits on purpose")]
 const fn flow_hash(hash: u64) -> u32 {

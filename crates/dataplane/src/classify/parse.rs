@@ -1,13 +1,23 @@
-//! Reads a frame's headers, from its private head only.
+//! The header parser, which reads only the private head of a frame.
 //!
-//! **Problem.** Headers are a hostile guest's bytes. **Source.** datapath rules 3, 4; RFC 791,
-//! 826, 1858, 3128. **Rule.** One 802.1Q tag comes off; after it the IP header is at byte 14 of
-//! every frame. What follows another tag, of whatever kind, or LLC/SNAP is not read; that it is
-//! there is said, since stations take such frames for IP all the same (CVE-2021-27853). A header
-//! that contradicts the frame's length or its own fields, or that cannot be read in full, is
-//! refused, so that no rule on ports is passed by a header nobody looked at: truncated transport
-//! headers, a first fragment that ends inside the TCP header, a TCP fragment at offset 8, ARP that
-//! is not Ethernet/IPv4. Of the bytes past the IP datagram (padding) nothing is read. **Cost.**
+//! # Problem
+//! A hostile guest writes the headers.
+//!
+//! # Source
+//! Datapath rules 3 and 4; RFC 791, 826, 1858, 3128.
+//!
+//! # Approach
+//! The parser removes one 802.1Q tag. After that the IP header is at byte 14 of every frame. It
+//! does not read behind another tag of any kind, or behind LLC/SNAP. It reports such a hidden
+//! header, because stations accept these frames as IP all the same (CVE-2021-27853).
+//!
+//! A header that contradicts the frame's length or its own fields, or that cannot be read in full,
+//! is refused. No frame can thus pass a rule on ports with a header that was not read. Examples are
+//! truncated transport headers, a first fragment that ends inside the TCP header, a TCP fragment at
+//! offset 8, and ARP that is not Ethernet/IPv4. Bytes behind the IP datagram (padding) are not
+//! read.
+//!
+//! # Cost
 //! Fixed offsets for IPv4; at most eight extension headers and eight ND options for IPv6.
 
 use super::ipv6;
@@ -17,7 +27,7 @@ use crate::batch::{Batch, HEAD_COPY};
 use crate::drop::DropReason;
 use crate::offload::Offload;
 
-/// Where the network header begins once the tag is off.
+/// Offset of the network header once the tag is removed.
 pub const L3: usize = 14;
 
 pub(super) const TCP: u8 = 6;
@@ -26,34 +36,31 @@ pub(super) const ICMP: u8 = 1;
 pub(super) const ICMPV6: u8 = 58;
 pub(super) const SCTP: u8 = 132;
 
-/// Fragment state in the key's lowest two bits: first fragment of several.
+/// Fragment state in the key's lowest two bits: the first of several fragments.
 pub const FRAGMENT_FIRST: u8 = 1;
-/// Fragment state in the key's lowest two bits: not the first, so without a transport header.
+/// Fragment state in the key's lowest two bits: a later fragment, which has no transport header.
 pub const FRAGMENT_LATER: u8 = 2;
 
-/// What kind of frame it is.
+/// Bits that describe the kind of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeaderFlags(u8);
 
 impl HeaderFlags {
-    /// IPv4.
     pub const IPV4: Self = Self(1);
-    /// IPv6.
     pub const IPV6: Self = Self(2);
-    /// ARP.
     pub const ARP: Self = Self(4);
-    /// ARP whose sender hardware address is the frame's source MAC.
+    /// ARP whose sender hardware address equals the frame's source MAC.
     pub const ARP_OWN_SENDER: Self = Self(8);
     /// ICMPv6 neighbour discovery (RFC 4861).
     pub const ND: Self = Self(16);
-    /// ND only a router sends: router advertisement, redirect.
+    /// ND that only a router sends: router advertisement or redirect.
     pub const ND_ROUTER: Self = Self(32);
-    /// ND with options that cannot be vouched for: outside the head, or two link-layer addresses.
+    /// ND with options that cannot be checked: outside the head, or two link-layer addresses.
     pub const ND_UNREADABLE: Self = Self(64);
-    /// Behind another tag, or LLC/SNAP, may lie an IP or ARP header that nobody read.
+    /// An unread IP or ARP header may follow another tag or LLC/SNAP.
     pub const HIDDEN: Self = Self(128);
 
-    /// Whether any of `other`'s flags is set.
+    /// Whether any flag of `other` is set.
     #[inline]
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
@@ -65,7 +72,7 @@ impl HeaderFlags {
         self.0 |= other.0;
     }
 
-    /// Whether more than the key decides about the frame, so that each one is looked at.
+    /// Whether the decision depends on more than the key, so that each frame needs its own.
     #[inline]
     #[must_use]
     pub const fn uncacheable(self) -> bool {
@@ -73,25 +80,24 @@ impl HeaderFlags {
     }
 }
 
-/// What the parser found.
+/// Result of the parser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// The flow key; its VLAN id is the tag's (0 without one).
+    /// The flow key. Its VLAN id is that of the tag, 0 without a tag.
     pub key: FlowKey,
-    /// Start of the transport header, 0 if there is none (not IP, a later fragment, unknown
-    /// protocol).
+    /// Offset of the transport header. 0 if there is none: not IP, a later fragment, or an unknown
+    /// protocol.
     pub l4: u8,
-    /// End of the transport header.
+    /// Offset of the end of the transport header.
     pub l4_end: u8,
-    /// What kind of frame it is.
     pub flags: HeaderFlags,
-    /// Start of the ND target address, 0 if there is none.
+    /// Offset of the ND target address, 0 if there is none.
     pub nd_target: u8,
-    /// Start of the link-layer address in an ND option, 0 if there is none.
+    /// Offset of the link-layer address in an ND option, 0 if there is none.
     pub nd_link_layer: u8,
 }
 
-/// A transport header: its ports as the key has them, and its end.
+/// A transport header: its ports in the form of the key, and its offsets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Transport {
     pub(super) ports: (u16, u16),
@@ -119,15 +125,15 @@ pub(super) fn byte(w: &[u8; HEAD_COPY], at: usize) -> u8 {
     w.get(at).copied().unwrap_or(0)
 }
 
-/// An offset inside the head, which is shorter than 256 bytes.
+/// Narrows an offset inside the head, which is shorter than 256 bytes.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "callers have compared with HEAD_COPY + 60")]
 pub(super) const fn offset(at: usize) -> u8 {
     at as u8
 }
 
-/// Reads the transport header at `at` of a datagram that ends at `end`; the part that is read must
-/// lie inside the head.
+/// Reads the transport header at `at` of a datagram that ends at `end`. The fields that are read
+/// must lie inside the head.
 #[inline]
 pub(super) fn transport(
     w: &[u8; HEAD_COPY],
@@ -152,11 +158,11 @@ pub(super) fn transport(
     Ok(Transport { ports, start: offset(at), end: offset(at + header) })
 }
 
-/// Reads frame `i` of `batch`, which came from `in_port`: takes its tag off, reads its headers,
-/// and holds its offload metadata against them.
+/// Parses frame `i` of `batch`, which came from `in_port`: removes its tag, reads its headers, and
+/// checks its offload metadata against them.
 ///
 /// # Errors
-/// Why the frame is not to be forwarded: [`DropReason::Runt`], [`DropReason::BadHeader`] or
+/// The reason to drop the frame: [`DropReason::Runt`], [`DropReason::BadHeader`] or
 /// [`DropReason::BadOffload`].
 pub fn parse(batch: &mut Batch, i: usize, in_port: u16) -> Result<Headers, DropReason> {
     let mut headers = Headers::default();
@@ -167,7 +173,7 @@ pub fn parse(batch: &mut Batch, i: usize, in_port: u16) -> Result<Headers, DropR
     Ok(headers)
 }
 
-/// [`parse`] for what most frames are: its answer, or `None` if this frame is another.
+/// [`parse`] for the most common kind of frame; `None` if the frame is of another kind.
 #[inline(always)]
 pub(super) fn parse_plain(
     batch: &mut Batch,
@@ -183,10 +189,10 @@ pub(super) fn parse_plain(
     Some(Ok(h))
 }
 
-/// [`parse_any`] for a port with this policy, which may not take frames that hide a header.
+/// [`parse_any`] for a port with this policy. The policy may forbid frames that hide a header.
 ///
 /// # Errors
-/// As [`parse`], and [`DropReason::HiddenHeader`].
+/// The errors of [`parse`], and [`DropReason::HiddenHeader`].
 #[inline(never)]
 pub(super) fn parse_for(
     batch: &mut Batch,
@@ -205,7 +211,7 @@ pub(super) fn parse_for(
     Ok(())
 }
 
-/// Reads any frame.
+/// Parses a frame of any kind.
 #[inline]
 pub(super) fn parse_any(
     batch: &mut Batch,
@@ -241,16 +247,15 @@ pub(super) fn parse_any(
     check_offload(batch, i, h)
 }
 
-/// Whether an `EtherType` is that of a VLAN tag: 802.1Q, 802.1ad, and what was used before that.
+/// Whether an `EtherType` is that of a VLAN tag: 802.1Q, 802.1ad, or one of their predecessors.
 #[inline]
 pub(crate) const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | 0x88a8 | 0x9100 | 0x9200 | 0x9300)
 }
 
-/// Whether a frame without its tag goes on with another tag, or with LLC that carries IP or ARP:
-/// by SNAP (RFC 1042, 802.1H) or by IP's own service access point. Of a frame that has no
-/// `EtherType` the length is not asked: stations differ in what they make of a wrong one
-/// (CVE-2021-27862).
+/// Whether an untagged frame continues with another tag, or with LLC that carries IP or ARP: by
+/// SNAP (RFC 1042, 802.1H) or by IP's own service access point. A length in place of the
+/// `EtherType` is not checked, because stations treat wrong lengths differently (CVE-2021-27862).
 fn hides(w: &[u8; HEAD_COPY], len: usize) -> bool {
     const SNAP: u16 = 0xaaaa;
     const IP: u16 = 0x0606;
@@ -261,12 +266,12 @@ fn hides(w: &[u8; HEAD_COPY], len: usize) -> bool {
     if len < L3 + 8 {
         return false;
     }
-    // The lowest bit says group or response and is no part of the address.
+    // The lowest bit says group or response and is not part of the address.
     match be16(w, L3) & 0xfefe {
         IP => true,
         SNAP => {
             let inner = be16(w, L3 + 6);
-            // RFC 1042's organisation, 802.1H's, and none of the others.
+            // The organisation codes of RFC 1042 and of 802.1H. No other code is IP or ARP.
             matches!(be32(w, L3 + 2) & 0x00ff_ffff, 0 | 0x0000_00f8)
                 && (matches!(inner, ETHERTYPE_IPV4 | ETHERTYPE_IPV6 | ETHERTYPE_ARP)
                     || is_tag(inner))
@@ -275,8 +280,8 @@ fn hides(w: &[u8; HEAD_COPY], len: usize) -> bool {
     }
 }
 
-/// Whether a frame that hides a header hides it behind just one tag more, of a VLAN: stations take
-/// what has a tag without a VLAN for untagged.
+/// Whether a frame that hides a header hides it behind exactly one further tag with a VLAN id. A
+/// tag with VLAN id 0 does not count, because stations treat such a frame as untagged.
 pub(super) fn hides_behind_one_tag(w: &[u8; HEAD_COPY], len: usize) -> bool {
     is_tag(be16(w, L3 - 2)) && len >= L3 + 4 && be16(w, L3) & 0xfff != 0 && {
         let inner = be16(w, L3 + 2);
@@ -284,14 +289,14 @@ pub(super) fn hides_behind_one_tag(w: &[u8; HEAD_COPY], len: usize) -> bool {
     }
 }
 
-/// What most frames are, in few instructions: no tag, a 20-byte IPv4 header, no fragment, and a
-/// sound TCP or UDP header behind it. Says the same as [`parse_any`], or nothing.
+/// Parses the most common kind of frame in few instructions: no tag, a 20-byte IPv4 header, no
+/// fragment, and a valid TCP or UDP header. The result equals that of [`parse_any`], or is `None`.
 #[inline(always)]
 fn plain_ipv4(w: &[u8; HEAD_COPY], len: usize, first: u64) -> Option<Headers> {
     const TOTAL_MIN: usize = 28;
     let (dst, src, ip) = (be64(w, 0), be64(w, 6), be64(w, L3));
     let total = usize::from(be16(w, L3 + 2));
-    // Version 4, five words of header, neither "more fragments" nor an offset.
+    // Version 4, a header of five words, no "more fragments" flag and no fragment offset.
     let plain = ip & 0xff00_0000_0000_3fff == 0x4500_0000_0000_0000;
     if !plain || src & 0xffff != u64::from(ETHERTYPE_IPV4) || total < TOTAL_MIN || L3 + total > len
     {
@@ -313,7 +318,7 @@ fn plain_ipv4(w: &[u8; HEAD_COPY], len: usize, first: u64) -> Option<Headers> {
     let bits = u64::from(ETHERTYPE_IPV4) << 16 | u64::from(proto) << 8 | (ip >> 48) & 0xfc;
     let (dst, src) = (dst & !0xffff, src & !0xffff);
     let (from, to) = (u64::from(ports >> 16), u64::from(ports & 0xffff));
-    // All words at once: reading back what was stored in parts stalls.
+    // Writes all words at once, because reading back words that were stored in parts stalls.
     Some(Headers {
         key: FlowKey([first | bits, dst | from, src | to, be64(w, L3 + 12), 0, 0, 0, 0]),
         l4: offset(L3 + 20),
@@ -331,7 +336,7 @@ fn check_offload(batch: &mut Batch, i: usize, h: &Headers) -> Result<(), DropRea
         frame.offload = Offload::NONE;
         return Ok(());
     }
-    // A fragment has no transport checksum of its own to finish.
+    // A fragment has no transport checksum of its own to compute.
     let whole = h.key.0[0] & 3 == 0;
     let l4 = if whole { u16::from(h.l4) } else { 0 };
     let ipv6 = h.flags.has(HeaderFlags::IPV6);
@@ -351,7 +356,7 @@ fn ipv4(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReas
     h.key.0[3] = be64(w, L3 + 12);
     if fragment != 0 {
         let place = fragment & 0x1fff;
-        // RFC 3128: at offset 8 lie the TCP flags that a rule or a host may go by.
+        // RFC 3128: offset 8 holds the TCP flags, which a rule or a host may examine.
         if place == 1 && proto == TCP {
             return Err(DropReason::BadHeader);
         }
@@ -368,7 +373,7 @@ fn ipv4(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReas
 }
 
 fn arp(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(), DropReason> {
-    // Hardware type Ethernet, protocol IPv4, lengths 6 and 4.
+    // Hardware type Ethernet, protocol IPv4, address lengths 6 and 4.
     if len < L3 + 28 || be64(w, L3) >> 16 != 0x0001_0800_0604 {
         return Err(DropReason::BadHeader);
     }
@@ -448,14 +453,14 @@ mod tests {
         let later = read(&frame).unwrap();
         assert_eq!((later.key.fields().tos, later.key.ports()), (FRAGMENT_LATER, (0, 0)));
         assert_eq!(later.l4, 0);
-        // RFC 3128
+        // RFC 3128: a TCP fragment at offset 8.
         frame[23] = TCP;
         frame[20..22].copy_from_slice(&[0, 1]);
         assert_eq!(read(&frame), Err(DropReason::BadHeader));
     }
 
     #[test]
-    fn arp_gives_operation_and_addresses_and_says_whose_it_is() {
+    fn arp_gives_operation_and_addresses_and_whether_the_sender_is_its_own() {
         let own = read(&arp4(A, A, 1, [10, 0, 0, 1], [10, 0, 0, 2])).unwrap();
         assert!(own.flags.has(HeaderFlags::ARP_OWN_SENDER));
         assert_eq!(own.key.ports(), (0, 1));
@@ -466,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn offload_metadata_is_held_against_the_headers() {
+    fn offload_metadata_is_checked_against_the_headers() {
         let frame = udp4(A, B, [10, 0, 0, 1], [10, 0, 0, 2], 1000, 53);
         let offload =
             Offload { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..Offload::NONE };

@@ -1,8 +1,9 @@
-//! What control compiles for the classifier: immutable, shared, swapped in between batches.
+//! The snapshot: what control compiles for the classifier. It is immutable, shared, and replaced
+//! between batches.
 //!
-//! **Rule.** A *domain* is one tenant's one VLAN: its members see each other's broadcast and share
-//! a part of the FDB. Two tenants may use the same VLAN id; their domains differ. Control keeps
-//! port and domain numbers stable from one snapshot to the next.
+//! A *domain* is one VLAN of one tenant. Its members receive each other's broadcasts and share a
+//! part of the FDB. Two tenants may use the same VLAN id, because their domains differ. Control
+//! keeps the numbers of ports and domains stable from one snapshot to the next.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::port::vcpu_bells::VcpuBell;
 use crate::queue::{QueueHome, ShapeTerms, ShareTerms};
 use crate::schedule::PortQos;
 
-/// VLAN ids a trunk carries.
+/// The VLAN ids that a trunk carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VidSet(Box<[u64; 64]>);
 
@@ -31,7 +32,6 @@ impl Default for VidSet {
 }
 
 impl VidSet {
-    /// Adds a VLAN id.
     pub fn insert(&mut self, vid: Vid) {
         let vid = usize::from(vid.get());
         self.0[vid / 64] |= 1 << (vid % 64);
@@ -54,34 +54,34 @@ impl FromIterator<Vid> for VidSet {
     }
 }
 
-/// How a port takes part in VLANs.
+/// How a port participates in VLANs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VlanPolicy {
-    /// One VLAN, without a tag on the wire; frames with its own tag are admitted too.
+    /// One VLAN, untagged on the wire. Frames with the VLAN's own tag are admitted too.
     Access {
         /// The VLAN; 0 is the untagged network.
         vid: Vid,
     },
-    /// Several, told apart by their tag.
+    /// Several VLANs, distinguished by their tags.
     Trunk {
-        /// Where frames without a tag belong.
+        /// VLAN of untagged frames; `None` refuses them.
         native: Option<Vid>,
-        /// Those with a tag.
+        /// VLANs of tagged frames.
         allowed: VidSet,
     },
 }
 
-/// Which domain each VLAN of a port is.
+/// The domain of each VLAN of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainMap {
-    /// An access port's one domain.
+    /// The single domain of an access port.
     Access(u16),
-    /// By VLAN id; [`NO_DOMAIN`] where there is none.
+    /// Domains by VLAN id; [`NO_DOMAIN`] if the port does not have the VLAN.
     Trunk(Box<[u16; 4096]>),
 }
 
 impl DomainMap {
-    /// A trunk's map from pairs of VLAN id and domain.
+    /// Builds a trunk's map from pairs of VLAN id and domain.
     #[must_use]
     pub fn trunk(pairs: impl IntoIterator<Item = (Vid, u16)>) -> Self {
         let mut map = Box::new([NO_DOMAIN; 4096]);
@@ -92,25 +92,25 @@ impl DomainMap {
     }
 }
 
-/// How many frames a second may take the slow path: a new or moved source address, or a flood.
+/// Limit on frames that take the slow path: a new or moved source address, or a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowPathLimit {
-    /// Frames per second in the long run; 0 refuses all.
+    /// Long-term rate in frames per second; 0 refuses all.
     pub per_second: u32,
-    /// Frames at once.
+    /// Maximum burst in frames.
     pub burst: u32,
 }
 
 impl SlowPathLimit {
-    /// For a VM: enough for ARP and a boot, far too little to disturb anyone. What it may flood at
-    /// once fits four times into the smallest ring that drivers use (256), so that a neighbour's
-    /// own frames find room behind it.
+    /// For a VM: enough for ARP and a boot, and too little to disturb other ports. The burst fits
+    /// four times into the smallest ring that drivers use (256), so that a neighbour's own frames
+    /// still find room.
     pub const DEFAULT: Self = Self { per_second: 1_000, burst: 64 };
     /// Refuses nothing; for uplinks.
     pub const UNLIMITED: Self = Self { per_second: u32::MAX, burst: u32::MAX };
 }
 
-/// A port whose every frame goes to one place, found by [`PortPolicy::finish`].
+/// The single destination of all frames of a port; [`PortPolicy::finish`] finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Patch {
     pub(super) port: u16,
@@ -118,69 +118,68 @@ pub(super) struct Patch {
     pub(super) rule: RuleRef,
 }
 
-/// What a port may do. Build it with [`Self::access`] or [`Self::trunk`], set the fields, and call
-/// [`Self::finish`] last.
+/// Permissions and parameters of a port. Build one with [`Self::access`] or [`Self::trunk`], set
+/// the fields, and call [`Self::finish`] last.
 #[derive(Clone, Debug)]
 pub struct PortPolicy {
-    /// The port's number.
     pub id: u16,
-    /// Whose it is; `None` is the operator's (an uplink).
+    /// The tenant that owns the port; `None` if the operator does (an uplink).
     pub tenant: Option<u16>,
-    /// Its VLANs.
     pub vlan: VlanPolicy,
-    /// Their domains.
     pub domains: DomainMap,
-    /// The addresses it may use.
+    /// Source addresses that the port may use; `None` allows all.
     pub binding: Option<Binding>,
-    /// The rules its frames meet.
+    /// The rules for frames from the port.
     pub rules: RuleTables,
-    /// How much it may learn and flood.
+    /// Limit on learning and flooding.
     pub slow_path: SlowPathLimit,
-    /// Isolated ports do not reach each other, only others (a private VLAN).
+    /// Isolated ports cannot reach each other, but can reach all other ports (a private VLAN).
     pub isolated: bool,
-    /// Whether it may send frames with one VLAN tag more than its own, whose headers nobody reads.
+    /// Whether the port may send frames with one VLAN tag more than its own. Nothing reads the
+    /// headers behind that tag.
     pub qinq: bool,
-    /// Administratively up.
+    /// Whether the port is administratively up.
     pub up: bool,
-    /// What it bought, and its class.
+    /// Entitlement, weight and latency class.
     pub qos: PortQos,
-    /// The rates it is held to, if there are any.
+    /// Rate limits on what the port sends (policing).
     pub limits: Option<Arc<Limits>>,
-    /// What it may receive, if that is limited.
+    /// Limit on what the port receives.
     pub receive: Option<Arc<Policing>>,
-    /// What its tenant may send over the network, by shared ports, if that is limited.
+    /// Limit on what the port's tenant sends over the network, shared by the tenant's ports.
     pub send: Option<Arc<Policing>>,
-    /// The queue of what goes to it, if it has one.
+    /// Queue for the frames that go out by this port.
     pub queue: Option<Arc<QueueHome>>,
-    /// Its part of outputs that are shared.
+    /// The port's share of outputs that have a queue.
     pub share: ShareTerms,
-    /// How what it sends is shaped, if it is.
+    /// Shaping of what the port sends.
     pub shape: Option<ShapeTerms>,
-    /// The code point (DSCP, 0 to 63) of what it sends, where that leaves the host.
+    /// Code point (DSCP, 0 to 63) for the port's frames that leave the host.
     pub dscp: Option<u8>,
-    /// Whether what goes to it leaves the host, and some port has a code point for that.
+    /// Whether frames to this port leave the host and some port has a code point for them.
     pub marks: bool,
-    /// The RTP streams to it that are measured.
+    /// Measurement of the RTP streams to this port.
     pub rtp: Option<Arc<RtpStreams>>,
-    /// Whether its link's load is watched, so that what goes there is counted as it is on the link.
+    /// Whether the load of the port's link is watched. If so, frames to it are counted by their
+    /// size on the link.
     pub watched: bool,
-    /// Rung when frames came for its VM, if somebody schedules its vCPUs.
+    /// Rung when frames arrive for the port's VM; `None` if no scheduler runs its vCPUs.
     pub bell: Option<VcpuBell>,
-    /// Worked out by [`Self::finish`].
+    /// Set by [`Self::finish`].
     pub(super) patch: Option<Patch>,
-    /// The bits of a flow key that any decision about this port's frames depends on; worked out by
+    /// The key bits on which a decision about this port's frames can depend; set by
     /// [`Self::finish`].
     pub(super) relevant: FlowMask,
 }
 
 impl PortPolicy {
-    /// An access port of `vid`, which is `domain`; no binding, no rules.
+    /// An access port of `vid`, whose domain is `domain`, without binding and rules.
     #[must_use]
     pub fn access(id: u16, tenant: Option<u16>, vid: Vid, domain: u16) -> Self {
         Self::new(id, tenant, VlanPolicy::Access { vid }, DomainMap::Access(domain))
     }
 
-    /// A trunk port; no binding, no rules.
+    /// A trunk port without binding and rules.
     #[must_use]
     pub fn trunk(
         id: u16,
@@ -221,7 +220,7 @@ impl PortPolicy {
         }
     }
 
-    /// Works out what can be decided beforehand. Call it after the last change.
+    /// Computes the derived fields. Must be called after the last change.
     #[must_use]
     pub fn finish(mut self) -> Self {
         self.patch = self.find_patch();
@@ -229,8 +228,9 @@ impl PortPolicy {
         self
     }
 
-    /// Ports, VLAN, protocol and addresses of Ethernet always matter; of the rest what a rule or
-    /// the binding looks at. Flows that differ in other bits share a decision.
+    /// The bits of input port, VLAN, protocol and Ethernet addresses always matter. Of the rest,
+    /// those matter that a rule or the binding reads. Flows that differ only in other bits share a
+    /// decision.
     fn find_relevant(&self) -> FlowMask {
         let always = FlowMask::new(&KeyFields {
             in_port: u16::MAX,
@@ -245,11 +245,11 @@ impl PortPolicy {
         always.union(&bound).union(&self.rules.mask())
     }
 
-    /// The one output of an access port without binding whose best rule of all matches every
-    /// frame.
+    /// The single output of an access port without a binding, if its best rule matches every frame.
     fn find_patch(&self) -> Option<Patch> {
         let VlanPolicy::Access { vid } = self.vlan else { return None };
-        // A code point is for all of its frames, also for those whose headers are to be read first.
+        // The code point must be written into all frames, also those whose headers must be parsed
+        // first.
         if self.binding.is_some() || self.dscp.is_some() || !self.up {
             return None;
         }
@@ -269,8 +269,9 @@ impl PortPolicy {
         }
     }
 
-    /// Whether what becomes of its frames depends on headers, so that none may be hidden: by its
-    /// binding, its rules but for the one that sends all to one place, or its code point.
+    /// Whether the treatment of the port's frames depends on headers, so that no header may be
+    /// hidden. It depends on them by a binding, a code point, or any rule except the one that sends
+    /// all frames to one place.
     #[inline]
     #[must_use]
     pub fn reads_headers(&self) -> bool {
@@ -278,9 +279,10 @@ impl PortPolicy {
         self.binding.is_some() || self.dscp.is_some() || by_rules
     }
 
-    /// Whether what `sender` writes behind its own VLAN's tag may become a tag that a network goes
-    /// by: on a trunk never, on a link that leaves the host only if the sender is the operator's
-    /// or the link is for that ([`Self::qinq`]).
+    /// Whether frames of `sender` must not leave this port if the bytes behind the sender's own
+    /// VLAN tag would become a tag that the network obeys. On a trunk they never may. On a link
+    /// that leaves the host they may only if the sender belongs to the operator or the link is
+    /// meant for it ([`Self::qinq`]).
     #[inline]
     #[must_use]
     pub fn keeps_tags_in(&self, sender: Option<&Self>) -> bool {
@@ -288,15 +290,15 @@ impl PortPolicy {
         self.is_trunk() || tenants && !self.qinq
     }
 
-    /// Whether every frame goes to one port without a look at its headers (a frame with a tag or
-    /// with offload metadata is looked at nevertheless).
+    /// Whether every frame goes to one port without a look at its headers. A frame with a tag or
+    /// offload metadata is parsed nevertheless.
     #[must_use]
     pub fn is_patch(&self) -> bool {
         self.patch.is_some()
     }
 
-    /// The VLAN and domain of a frame with this VLAN id in its tag (0: no tag); `None` if the port
-    /// does not admit it.
+    /// VLAN and domain of a frame with this VLAN id in its tag (0: no tag). `None` if the port does
+    /// not admit the frame.
     #[inline]
     #[must_use]
     pub fn admit(&self, tag: u16) -> Option<(u16, u16)> {
@@ -324,9 +326,9 @@ impl PortPolicy {
         }
     }
 
-    /// In which form a frame of VLAN `vid` leaves by this port: `Some(true)` with its tag,
-    /// `Some(false)` without, `None` not at all. An access port takes what it is sent: normal
-    /// forwarding only sends it its own VLAN, a rule may send it any.
+    /// Form in which a frame of VLAN `vid` leaves by this port: `Some(true)` tagged, `Some(false)`
+    /// untagged, `None` not at all. An access port accepts any VLAN: normal forwarding sends it
+    /// only its own, but a rule may send another.
     #[inline]
     #[must_use]
     pub fn egress_form(&self, vid: u16) -> Option<bool> {
@@ -339,14 +341,14 @@ impl PortPolicy {
         }
     }
 
-    /// Whether what the port sends and receives is told apart by tags.
+    /// Whether tags distinguish the VLANs of the port's frames.
     #[inline]
     #[must_use]
     pub const fn is_trunk(&self) -> bool {
         matches!(self.vlan, VlanPolicy::Trunk { .. })
     }
 
-    /// Whether normal forwarding and floods may take a frame from this port to `other`.
+    /// Whether normal forwarding and floods may send a frame from this port to `other`.
     #[inline]
     #[must_use]
     pub fn may_reach(&self, other: &Self) -> bool {
@@ -354,36 +356,35 @@ impl PortPolicy {
     }
 }
 
-/// One tenant's one VLAN.
+/// One VLAN of one tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Domain {
-    /// Whose it is; `None` is the operator's.
+    /// The tenant; `None` is the operator.
     pub tenant: Option<u16>,
-    /// Its VLAN id.
     pub vid: u16,
-    /// Ports that take part, rising.
+    /// Ports that are members, in rising order.
     pub members: Box<[u16]>,
-    /// Most addresses it may have in the FDB.
+    /// Maximum number of FDB entries of the domain.
     pub fdb_limit: u32,
 }
 
-/// The ports that get a copy of a frame sent to the set.
+/// The ports that receive a copy of a frame sent to the set.
 pub type OutputSet = Box<[u16]>;
 
-/// Everything the classifier and the egress side go by.
+/// Everything that classification and egress need to know of the configuration.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Differs from snapshot to snapshot.
+    /// Differs between any two snapshots that lead to different decisions.
     pub generation: u64,
-    /// By port number.
+    /// Ports by number.
     pub ports: Vec<Option<Arc<PortPolicy>>>,
-    /// By domain number; a domain without members is unused.
+    /// Domains by number. A domain without members is unused.
     pub domains: Vec<Domain>,
-    /// By set number.
+    /// Output sets by number.
     pub output_sets: Vec<OutputSet>,
-    /// Seconds after which an address nobody hears of is forgotten; 0 is never.
+    /// Seconds after which an address without frames is removed; 0 means never.
     pub fdb_ageing_s: u32,
-    /// (tenant, VLAN id) to domain, rising.
+    /// Domain of each pair of tenant and VLAN id, in rising order.
     networks: Vec<((u16, u16), u16)>,
 }
 
@@ -394,7 +395,7 @@ impl Default for Snapshot {
 }
 
 impl Snapshot {
-    /// A snapshot; sorts the domains' members.
+    /// Builds a snapshot and sorts the members of its domains.
     #[must_use]
     pub fn new(
         generation: u64,
@@ -412,8 +413,8 @@ impl Snapshot {
         Self { generation, ports, domains, output_sets, fdb_ageing_s, networks }
     }
 
-    /// The same with some ports' shares changed, and nothing else: what was decided by it holds, so
-    /// its generation is the same.
+    /// A copy with changed QoS of some ports. Decisions stay valid, so the generation stays the
+    /// same.
     #[must_use]
     pub fn with_qos(&self, mut change: impl FnMut(PortId, &mut PortQos)) -> Self {
         let mut new = self.clone();
@@ -428,28 +429,26 @@ impl Snapshot {
         new
     }
 
-    /// The domain that is `tenant`'s VLAN `vid`.
+    /// The domain of VLAN `vid` of `tenant`.
     #[must_use]
     pub fn network(&self, tenant: u16, vid: u16) -> Option<u16> {
         let at = self.networks.binary_search_by_key(&(tenant, vid), |n| n.0).ok()?;
         self.networks.get(at).map(|n| n.1)
     }
 
-    /// Domain `number`.
     #[inline]
     #[must_use]
     pub fn domain(&self, number: u16) -> Option<&Domain> {
         self.domains.get(usize::from(number))
     }
 
-    /// The policy of port `number`.
     #[inline]
     #[must_use]
     pub fn port(&self, number: u16) -> Option<&Arc<PortPolicy>> {
         self.ports.get(usize::from(number))?.as_ref()
     }
 
-    /// Whether `port` takes part in `domain`.
+    /// Whether `port` exists and is a member of `domain`.
     #[must_use]
     pub fn is_member(&self, domain: u16, port: u16) -> bool {
         self.port(port).is_some()
@@ -474,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trunk_admits_its_vlans_and_gives_the_rest_no_home() {
+    fn a_trunk_admits_only_its_vlans() {
         let allowed = [vid(10), vid(20)].into_iter().collect();
         let domains = DomainMap::trunk([(vid(5), 1), (vid(10), 2), (vid(30), 3)]);
         let p = PortPolicy::trunk(1, None, Some(vid(5)), allowed, domains);
@@ -485,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_s_network_is_found_by_its_vlan() {
+    fn the_network_of_a_tenant_is_found_by_its_vlan() {
         let domain = |tenant, vid| Domain { tenant, vid, ..Domain::default() };
         let domains = vec![domain(Some(2), 10), domain(Some(1), 10), domain(None, 10)];
         let s = Snapshot::new(1, Vec::new(), domains, Vec::new(), 300);

@@ -1,36 +1,42 @@
-//! What the classifier remembers of a port between batches: its slow-path meter and its filter for
-//! strangers.
+//! State that the classifier keeps for a port between batches: its slow-path meter and its filter
+//! for new flows.
 //!
-//! **Source.** Generic cell rate algorithm (ITU-T I.371) for the meter; datapath rules 22, 32.
-//! **Quantities.** The meter is one number: the time at which the bucket will be full again. The
-//! filter is one cache line, 512 bits, two for each flow; it is wiped after [`FLOWS_BETWEEN_WIPES`]
-//! flows. **Rule.** A flow is worth a cache entry the second time it is seen. A port with more
-//! flows than the filter holds would never see one twice: so one stranger in [`SAMPLE`] passes too,
-//! and the bits a flow has change at each wipe, lest the same flows lose every time.
+//! # Source
+//! The meter is the generic cell rate algorithm (ITU-T I.371). Datapath rules 22 and 32.
+//!
+//! # Quantities
+//! The meter is one number: the time at which its bucket will be full again. The filter is one
+//! cache line of 512 bits, two bits for each flow. It is cleared after [`FLOWS_BETWEEN_WIPES`]
+//! flows.
+//!
+//! # Approach
+//! A flow gets a cache entry the second time it is seen. A port with more flows than the filter
+//! holds would never see a flow twice. For this reason one new flow in [`SAMPLE`] passes too, and a
+//! flow's bits change at each clearing, so that the same flows do not lose every time.
 
 use super::policy::SlowPathLimit;
 
-/// Flows noted before the filter starts afresh: 512 bits are then about 23 % full.
+/// Flows recorded before the filter is cleared: about 23 % of 512 bits are then set.
 const FLOWS_BETWEEN_WIPES: u16 = 67;
 
-/// One stranger in so many passes for an acquaintance, while the port has room in the cache.
+/// One new flow in this many passes as known, while the port has room in the cache.
 const SAMPLE: u16 = 8;
-/// One in so many when it has not.
+/// One new flow in this many passes as known, if the port has no room in the cache.
 const SAMPLE_FULL: u16 = 64;
 
-/// See the module's text.
+/// The meter and the filter of one port.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct PortState {
     seen: [u64; 8],
     flows: u16,
     wipes: u32,
-    /// When the slow-path bucket will be full again, in nanoseconds.
+    /// Time in nanoseconds at which the slow-path bucket will be full again.
     full_at_ns: u64,
 }
 
 impl PortState {
-    /// Takes one frame's worth from the slow-path bucket.
+    /// Takes one frame's token from the slow-path bucket; false if there is none.
     #[inline]
     pub(super) fn slow_path(&mut self, limit: SlowPathLimit, now_ns: u64) -> bool {
         if limit.per_second == 0 {
@@ -49,8 +55,8 @@ impl PortState {
         fits
     }
 
-    /// Whether a flow with this hash was seen before, or is taken for one that was; from now on it
-    /// was.
+    /// Whether a flow with this hash was seen before, or passes as known by sampling. Records the
+    /// flow.
     #[inline]
     pub(super) fn seen_before(&mut self, hash: u64, full: bool) -> bool {
         let own = hash.rotate_left(self.wipes);
@@ -92,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_a_stranger_once_and_many_flows_are_sampled() {
+    fn a_flow_is_new_once_and_many_flows_are_sampled() {
         let seed = HashSeed::new(3);
         let mut p = PortState::default();
         assert!(!p.seen_before(seed.hash_word(1), false));

@@ -1,59 +1,67 @@
 //! The rules of a port, a tenant or the host: tuple-space search with hard limits.
 //!
-//! **Problem.** The best of many masked rules in bounded time, whatever masks a tenant invents
-//! (CVE-2019-25076: crafted rules and packets took OVS to 12 %). **Source.** datapath rule 33;
-//! Srinivasan, Suri, Varghese, "Packet Classification using Tuple Space Search" (1999). **Rule.**
-//! Rules are sorted once by (priority falling, id rising), so that a smaller index is a better
-//! rule. Rules with the same mask share a hash subtable; subtables are searched in the order of
-//! their best rule and the search ends when none can beat what was found. Masks beyond the cap
-//! (those with the fewest rules) go to a list in the rules' order, of at most [`LINEAR_MAX`]. A
-//! subtable looks at one bucket of eight signatures; a rule that does not fit its bucket goes to
-//! the list too. **Cost.** cap x (hash + bucket) + [`LINEAR_MAX`] compares at worst; a subtable
-//! that does not match costs one word, and mostly no mispredicted branch.
+//! # Problem
+//! The search must find the best of many masked rules in bounded time, whatever masks a tenant
+//! chooses. Crafted rules and packets reduced OVS to 12 % (CVE-2019-25076).
+//!
+//! # Source
+//! Datapath rule 33; Srinivasan, Suri, Varghese, \"Packet Classification using Tuple Space Search\"
+//! (1999).
+//!
+//! # Approach
+//! Rules are sorted once by falling priority and rising id, so that a smaller index is a better
+//! rule. Rules with the same mask share a hash subtable. Subtables are searched in the order of
+//! their best rule, and the search ends when none can beat the best match. Masks beyond the cap are
+//! those with the fewest rules. Their rules go to a list in rule order, of at most [`LINEAR_MAX`].
+//! A subtable look-up reads one bucket of eight signatures. A rule that does not fit its bucket
+//! goes to the list too.
+//!
+//! # Cost
+//! At worst cap x (hash + bucket) + [`LINEAR_MAX`] comparisons. A subtable without a match costs
+//! one word, and rarely a mispredicted branch.
 
 use super::key::{FlowKey, FlowMask, HashSeed};
 use super::matching::{MatchError, Rule};
 use super::signature::{Candidates, WAYS, signature};
 use crate::counters::Counter;
 
-/// The number of subtables unless control says otherwise.
+/// Default number of subtables.
 pub const SUBTABLES_DEFAULT: usize = 32;
-/// Most rules outside subtables.
+/// Maximum number of rules outside subtables.
 pub const LINEAR_MAX: usize = 256;
-/// Most rules in a table.
+/// Maximum number of rules in a table.
 pub const RULES_MAX: usize = 1 << 20;
 const NONE: u32 = u32::MAX;
-/// A subtable is enlarged up to this many ways a rule before its rules go to the list.
+/// A subtable grows to at most this many ways per rule; rules that still do not fit go to the list.
 const WAYS_PER_RULE_MAX: usize = 32;
 
-/// Why rules cannot become a table.
+/// Reason for which rules cannot form a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleTableError {
-    /// A rule's match is wrong.
+    /// The match of a rule cannot be compiled.
     #[error("rule {id}")]
     Match {
-        /// The rule.
+        /// Id of the rule.
         id: u32,
-        /// What is wrong.
         #[source]
         source: MatchError,
     },
-    /// Too many different masks.
+    /// The rules have too many different masks.
     #[error(
         "{linear} rules are outside the {subtables} subtables, {LINEAR_MAX} may be; use fewer \
          combinations of fields and prefix lengths"
     )]
     TooManyMasks {
-        /// Rules that found no subtable.
+        /// Number of rules outside the subtables.
         linear: usize,
-        /// Subtables there are.
+        /// Number of subtables.
         subtables: usize,
     },
-    /// More than [`RULES_MAX`].
+    /// The table would have more than [`RULES_MAX`] rules.
     #[error("{0} rules are too many; {RULES_MAX} are possible")]
     TooManyRules(usize),
-    /// Two rules with one id.
+    /// Two rules have the same id.
     #[error("two rules have id {0}")]
     DuplicateId(u32),
 }
@@ -63,7 +71,7 @@ struct Subtable {
     mask: FlowMask,
     wide: bool,
     best: u32,
-    /// Signatures; zero is an empty way.
+    /// Signatures of the ways; zero is an empty way.
     buckets: Box<[u64]>,
     rules: Box<[[u32; WAYS]]>,
 }
@@ -75,7 +83,7 @@ struct Linear {
     rule: u32,
 }
 
-/// An immutable set of rules; see the module's text.
+/// An immutable set of rules; the module's documentation describes the search.
 #[derive(Debug)]
 pub struct RuleTable {
     rules: Box<[Rule]>,
@@ -83,7 +91,7 @@ pub struct RuleTable {
     subtables: Box<[Subtable]>,
     linear: Box<[Linear]>,
     seed: HashSeed,
-    /// One row of counters for each worker, so that each has one writer.
+    /// Hit counters, one row for each worker, so that each counter has one writer.
     hits: Box<[Box<[Counter]>]>,
 }
 
@@ -95,8 +103,9 @@ impl Subtable {
         at
     }
 
-    /// A subtable of `buckets` buckets with all of `rules` (indices, the best first), and the rules
-    /// that did not fit. Of equal matches only the best rule can ever win; it shadows the others.
+    /// Builds a subtable of `buckets` buckets with `rules` (indices, the best first). Also returns
+    /// the rules that did not fit. Of rules with equal matches it keeps only the best, because the
+    /// others can never win.
     fn fill(
         mask: FlowMask,
         rules: &[u32],
@@ -130,7 +139,7 @@ impl Subtable {
         (table, left)
     }
 
-    /// Grows until every rule fits or the limit is reached.
+    /// Doubles the buckets until every rule fits or the limit is reached.
     fn build(
         mask: FlowMask,
         rules: &[u32],
@@ -162,13 +171,14 @@ impl Subtable {
         self.verify(first, key, values, at, ways)
     }
 
-    // These two are not inlined: the compiler would load all eight words ahead of every search.
+    // The next two functions are not inlined, because the compiler would load all eight words
+    // before every search.
     #[inline(never)]
     fn hash_wide(&self, first: u64, key: &FlowKey, seed: &HashSeed) -> u64 {
         seed.hash_wide(&key.masked_with(first, &self.mask))
     }
 
-    /// The rule among `ways` of bucket `at` that matches indeed.
+    /// The rule among `ways` of bucket `at` whose key really matches.
     #[inline(never)]
     fn verify(
         &self,
@@ -191,18 +201,18 @@ impl Subtable {
 }
 
 impl RuleTable {
-    /// A table for one worker.
+    /// A table for a single worker.
     ///
     /// # Errors
-    /// [`RuleTableError`]: a match that makes no sense, too many masks, a repeated id.
+    /// [`RuleTableError`]: an invalid match, too many masks, or a repeated id.
     pub fn build(rules: &[Rule], subtable_cap: usize) -> Result<Self, RuleTableError> {
         Self::build_for(rules, subtable_cap, 1)
     }
 
-    /// A table for `workers` workers: each counts hits in its own row.
+    /// A table for `workers` workers, each of which counts hits in its own row.
     ///
     /// # Errors
-    /// As [`Self::build`].
+    /// The same as for [`Self::build`].
     pub fn build_for(
         rules: &[Rule],
         subtable_cap: usize,
@@ -227,7 +237,7 @@ impl RuleTable {
             .collect::<Result<Vec<_>, _>>()?;
         let values: Box<[FlowKey]> = compiled.iter().map(|c| c.0).collect();
         let masks: Vec<FlowMask> = compiled.iter().map(|c| c.1).collect();
-        // Only the spread matters here: the probe is bounded whatever keys a tenant picks.
+        // A constant seed suffices, because a look-up is bounded whatever keys a tenant chooses.
         let seed = HashSeed::new(0x7075_6c73_7461_6b65);
         let (subtables, linear) = Self::partition(&masks, &values, &seed, subtable_cap);
         if linear.len() > LINEAR_MAX {
@@ -250,7 +260,8 @@ impl RuleTable {
         order.sort_by_key(|&rule| (masks[rule as usize], rule));
         let mut groups: Vec<&[u32]> =
             order.chunk_by(|&a, &b| masks[a as usize] == masks[b as usize]).collect();
-        // The masks with most rules get the subtables; ties by the better rule.
+        // The masks with the most rules get the subtables; of equal ones, the mask with the better
+        // rule.
         groups.sort_by_key(|g| (core::cmp::Reverse(g.len()), g.first().copied()));
         let mut subtables = Vec::new();
         let mut linear = Vec::new();
@@ -273,14 +284,13 @@ impl RuleTable {
         (subtables.into_boxed_slice(), linear.iter().map(entry).collect())
     }
 
-    /// The index of the best rule that matches `key` (whose VLAN id is the network's).
+    /// Index of the best rule that matches `key`, whose VLAN id must be that of the network.
     #[must_use]
     pub fn lookup(&self, key: &FlowKey) -> Option<u32> {
         self.lookup_in(key.vid(), key)
     }
 
     /// [`Self::lookup`] of `key` as if its VLAN id were `vid`.
-    // Not inlined: in its caller its words do not stay in registers.
     #[inline(never)]
     pub(super) fn lookup_in(&self, vid: u16, key: &FlowKey) -> Option<u32> {
         let first = key.first_with_vid(vid);
@@ -304,7 +314,7 @@ impl RuleTable {
         (best != NONE).then_some(best)
     }
 
-    /// The bits of a key that any of the rules looks at.
+    /// The key bits that any rule examines.
     #[must_use]
     pub fn mask(&self) -> FlowMask {
         let linear = self.linear.iter().map(|entry| &entry.mask);
@@ -312,20 +322,20 @@ impl RuleTable {
         masks.fold(FlowMask::default(), |all, mask| all.union(mask))
     }
 
-    /// Rule `index`; indices run from the best rule to the worst.
+    /// Rule `index`. Indices run from the best rule to the worst.
     #[inline]
     #[must_use]
     pub fn rule(&self, index: u32) -> Option<&Rule> {
         self.rules.get(index as usize)
     }
 
-    /// All rules, the best first, each with the frames it decided.
+    /// All rules, the best first, each with the number of frames it decided.
     pub fn rules(&self) -> impl Iterator<Item = (&Rule, u64)> {
         let sum = |at: usize| self.hits.iter().map(|row| row[at].get()).sum();
         self.rules.iter().enumerate().map(move |(at, rule)| (rule, sum(at)))
     }
 
-    /// Counts `frames` more decided by rule `index`, in the row of `worker`.
+    /// Adds `frames` to the hits of rule `index`, in the row of `worker`.
     #[inline]
     pub fn hit(&self, index: u32, worker: usize, frames: u64) {
         let row = self.hits.get(worker).or_else(|| self.hits.first());
@@ -334,8 +344,8 @@ impl RuleTable {
         }
     }
 
-    /// Adds the hits of the rules that `old` has too: a rebuilt table goes on counting.
-    /// Exact only while no worker counts in either.
+    /// Adds the hits of rules that `old` also has, so that a rebuilt table continues counting.
+    /// Exact only while no worker counts in either table.
     pub fn inherit_hits(&self, old: &Self) {
         let mut theirs: Vec<(u32, u64)> = old.rules().map(|(r, hits)| (r.id, hits)).collect();
         theirs.sort_unstable();
@@ -346,32 +356,28 @@ impl RuleTable {
         }
     }
 
-    /// The highest priority in the table.
     #[inline]
     #[must_use]
     pub fn top_priority(&self) -> Option<u16> {
         self.rules.first().map(|r| r.priority)
     }
 
-    /// Subtables in use.
     #[must_use]
     pub fn subtables(&self) -> usize {
         self.subtables.len()
     }
 
-    /// Rules in the list beside the subtables.
+    /// Number of rules in the list beside the subtables.
     #[must_use]
     pub fn linear_rules(&self) -> usize {
         self.linear.len()
     }
 
-    /// Number of rules.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// Whether there is no rule.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
@@ -433,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn hits_are_counted_by_rule_and_outlive_a_rebuild() {
+    fn hits_are_counted_by_rule_and_survive_a_rebuild() {
         let table = RuleTable::build_for(&[rule(4, 1, port(80)), rule(5, 1, port(81))], 32, 2);
         let table = table.unwrap();
         table.hit(1, 0, 3);

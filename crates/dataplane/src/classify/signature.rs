@@ -1,27 +1,27 @@
-//! Eight one-byte signatures in a word, compared at once: the bucket of the cache and of the rules.
+//! Eight one-byte signatures in a word, compared at once: a bucket of the cache or of the rules.
 
-/// Ways of a bucket.
+/// Number of ways in a bucket.
 pub(super) const WAYS: usize = 8;
 
 const LANES: u64 = 0x0101_0101_0101_0101;
 const LANE_TOP: u64 = 0x8080_8080_8080_8080;
 
-/// The signature of a hash. Never zero: that is an empty way.
+/// Signature of a hash: its top byte, but never zero, which marks an empty way.
 #[inline]
 pub(super) const fn signature(hash: u64) -> u64 {
     let top = hash >> 56;
     top + (top == 0) as u64
 }
 
-/// Ways of a bucket whose signature fits: the top bit of byte k for way k.
+/// Ways of a bucket whose signature matches: the top bit of byte k stands for way k.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Candidates(u64);
 
 impl Candidates {
     pub(super) const NONE: Self = Self(0);
 
-    /// The ways of `bucket` that have `signature`. One above another that does may be named wrongly
-    /// (a borrow); the key decides.
+    /// The ways of `bucket` with `signature`. A borrow may also name the way above a match, so the
+    /// caller must compare the keys.
     #[inline]
     pub(super) const fn among(bucket: u64, signature: u64) -> Self {
         let x = bucket ^ (signature * LANES);

@@ -1,4 +1,4 @@
-//! The up to three rule tables a port's frames meet: its own, its tenant's, the host's.
+//! The rule tables for the frames of a port, up to three: its own, its tenant's and the host's.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::rules::RuleTable;
 const INDEX_BITS: u32 = 28;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
-/// A rule of one of a port's tables, or none.
+/// Reference to a rule in one of a port's tables, or to none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RuleRef(u32);
 
@@ -22,14 +22,14 @@ impl RuleRef {
     }
 }
 
-/// A port's tables. The highest priority wins, then the port's own table, then the tenant's.
+/// Rule tables of a port. The highest priority wins, then the port's own table, then the tenant's.
 #[derive(Clone, Debug, Default)]
 pub struct RuleTables {
-    /// The port's own.
+    /// Table of the port itself.
     pub own: Option<Arc<RuleTable>>,
-    /// Its tenant's.
+    /// Table of the port's tenant.
     pub tenant: Option<Arc<RuleTable>>,
-    /// For all ports.
+    /// Table for all ports of the host.
     pub global: Option<Arc<RuleTable>>,
 }
 
@@ -39,7 +39,6 @@ impl RuleTables {
         [self.own.as_ref(), self.tenant.as_ref(), self.global.as_ref()]
     }
 
-    /// Whether there is a rule at all.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -65,24 +64,24 @@ impl RuleTables {
         best
     }
 
-    /// What the best rule for `key` in network `vid` says.
+    /// The best rule for `key` in network `vid`, with its actions.
     #[inline]
     pub(super) fn lookup(&self, key: &FlowKey, vid: u16) -> Option<(RuleRef, &Actions)> {
         self.pick(|table| table.lookup_in(vid, key)).map(|(at, rule)| (at, &rule.actions))
     }
 
-    /// The bits of a key that any rule looks at.
+    /// The key bits that any rule examines.
     pub(super) fn mask(&self) -> FlowMask {
         let tables = self.all().into_iter().flatten();
         tables.fold(FlowMask::default(), |all, table| all.union(&table.mask()))
     }
 
-    /// The best rule of all, whether it matches a frame or not.
+    /// The rule that wins over all others, whether or not it matches a frame.
     pub(super) fn top(&self) -> Option<(RuleRef, &Rule)> {
         self.pick(|table| (!table.is_empty()).then_some(0))
     }
 
-    /// Counts `frames` that `rule` decided.
+    /// Adds `frames` to the hits of `rule`.
     #[inline]
     pub(super) fn hit(&self, rule: RuleRef, worker: usize, frames: u64) {
         let table = match rule.0 >> INDEX_BITS {

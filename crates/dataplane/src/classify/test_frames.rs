@@ -1,4 +1,4 @@
-//! Frames for this module's tests.
+//! Frames for the tests of this module.
 
 pub(super) const A: u64 = 0x5254_0000_000a;
 pub(super) const B: u64 = 0x5254_0000_000b;
@@ -11,7 +11,7 @@ fn ethernet(src: u64, dst: u64, ethertype: u16) -> Vec<u8> {
     [&mac(dst)[..], &mac(src), &ethertype.to_be_bytes()].concat()
 }
 
-/// 60 bytes, the IP datagram shorter than the frame: 28 bytes.
+/// A frame of 60 bytes whose IP datagram has only 28.
 pub(super) fn udp4(s: u64, d: u64, src: [u8; 4], dst: [u8; 4], sport: u16, dport: u16) -> Vec<u8> {
     let mut f = ethernet(s, d, 0x0800);
     f.extend([0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0]);
@@ -54,7 +54,7 @@ pub(super) fn ip6(s: u64, d: u64, src: u128, dst: u128, next: u8, payload: &[u8]
     f
 }
 
-/// A neighbour discovery message with its target and one link-layer option.
+/// A neighbour discovery message with a target and one link-layer option.
 pub(super) fn nd(
     s: u64,
     d: u64,

@@ -1,4 +1,5 @@
-//! What the classifier promises tenants: isolation, and the same answer from the cache as without.
+//! Tests of the classifier: tenants are isolated, and the cache gives the same answers as the full
+//! path.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ fn mac(m: u64) -> MacAddr {
     MacAddr(m.to_be_bytes()[2..].try_into().unwrap())
 }
 
-/// A switch without ports to send by: what goes in, what is decided.
+/// A classifier without real ports: it records the decision about each frame.
 struct Bench {
     classifier: Classifier,
     snapshot: Snapshot,
@@ -79,7 +80,7 @@ fn domain(tenant: u16, vid: u16, members: &[u16]) -> Domain {
     Domain { tenant: Some(tenant), vid, members: members.into(), fdb_limit: 64 }
 }
 
-/// Ports 0 and 1 of tenant 1, ports 2 and 3 of tenant 2; both call their network VLAN 10.
+/// Ports 0 and 1 of tenant 1, ports 2 and 3 of tenant 2. Both tenants call their network VLAN 10.
 fn two_tenants() -> Bench {
     let port = |id, tenant, domain| PortPolicy::access(id, Some(tenant), vid(10), domain);
     Bench::new(
@@ -107,14 +108,14 @@ fn tenants_with_the_same_vlan_and_addresses_do_not_meet() {
     let hello = udp4(A, BROADCAST, ME, YOU, 1, 2);
     assert_eq!(b.send(0, &hello), Verdict::Flood(0));
     assert_eq!(b.send(2, &hello), Verdict::Flood(1));
-    // Both tenants have an `A` now; who talks to it reaches their own.
+    // Both tenants now have an address `A`, and each one's frames reach its own.
     let answer = udp4(B, A, YOU, ME, 2, 1);
     for _ in 0..4 {
         assert_eq!(b.send(1, &answer), Verdict::Output(0));
         assert_eq!(b.send(3, &answer), Verdict::Output(2));
     }
     assert!(b.count(1).cache_hits > 0 && b.count(3).cache_hits > 0);
-    // An address only the other tenant has is unknown.
+    // An address that only the other tenant has is unknown.
     b.send(2, &udp4(0x5254_0000_00cc, A, ME, YOU, 1, 2));
     assert_eq!(b.send(1, &udp4(B, 0x5254_0000_00cc, YOU, ME, 2, 1)), Verdict::Flood(0));
 }
@@ -127,7 +128,7 @@ fn a_foreign_tag_is_not_admitted_and_the_own_is() {
     assert_eq!(b.send(0, &tagged(&hello, 0xefff)), Verdict::Drop(DropReason::VlanIngress));
     assert_eq!(b.send(0, &tagged(&hello, 10)), Verdict::Flood(0));
     assert_eq!(b.send(0, &tagged(&hello, 0xa000)), Verdict::Flood(0));
-    // The priority stays, the network is the port's.
+    // The priority is kept, and the VLAN id becomes that of the port.
     assert_eq!(b.batch.frame(0).tci, 0xa00a);
 }
 
@@ -143,7 +144,7 @@ fn impossible_and_reserved_addresses_are_refused() {
 }
 
 #[test]
-fn a_bound_port_cannot_take_another_s_place() {
+fn a_bound_port_cannot_use_the_addresses_of_another() {
     let binding = Binding::new(Some(&[mac(A)]), Some(&[Ipv4Addr::from(ME)]), Some(&[]));
     let mut b = two_tenants();
     let bound = PortPolicy { binding: Some(binding), ..PortPolicy::access(0, Some(1), vid(10), 0) };
@@ -160,7 +161,7 @@ fn a_bound_port_cannot_take_another_s_place() {
         let neighbour = nd(A, B, ip6_addr(1), ip6_addr(2), 136, ip6_addr(2), Some(A));
         assert_eq!(b.send(0, &neighbour), spoofed_ip);
     }
-    // What a spoofer sent was not learned.
+    // The source of a spoofed frame was not learned.
     assert_eq!(b.classifier.fdb().lookup(0, B).map(|e| e.1), Some(1));
 }
 
@@ -179,7 +180,7 @@ fn a_flood_of_addresses_stays_in_its_domain_and_its_allowance() {
         let frame = udp4(0x0200_0000_0000 + n, B, ME, YOU, 1, 2);
         limited += usize::from(b.send(2, &frame) == Verdict::Drop(DropReason::SlowPathLimit));
     }
-    // 1,000 frames at once, then no more in this second.
+    // The burst is 1,000 frames; then none passes in this second.
     assert!(limited >= 18_000, "{limited}");
     assert_eq!(b.classifier.fdb().domain_len(1), 64);
     assert_eq!(b.classifier.fdb().domain_len(0), 2);
@@ -219,7 +220,7 @@ fn many_flows_of_one_port_leave_the_others_in_the_cache() {
     assert_eq!(b.count(0).cache_hits, before + 32);
 }
 
-/// A rule that no test frame matches: it makes the ports matter.
+/// A rule that matches no test frame but makes the ports matter for decisions.
 fn looks_at_ports() -> Rule {
     let ports = Some((1, u16::MAX));
     let tcp = Match { proto: Some(6), src_port: ports, dst_port: ports, ..ipv4() };
@@ -227,7 +228,7 @@ fn looks_at_ports() -> Rule {
 }
 
 #[test]
-fn flows_that_no_decision_tells_apart_share_one() {
+fn flows_that_differ_in_irrelevant_bits_share_a_decision() {
     let mut b = two_tenants();
     b.send(1, &udp4(B, BROADCAST, YOU, ME, 1, 2));
     let flows: Vec<Vec<u8>> = (0..1000).map(|n| udp4(A, B, ME, [10, 1, 2, 3], n, 9)).collect();
@@ -241,7 +242,7 @@ fn flows_that_no_decision_tells_apart_share_one() {
 }
 
 #[test]
-fn what_a_rule_looks_at_is_looked_at_in_the_middle_of_a_burst() {
+fn bits_that_a_rule_reads_are_compared_within_a_burst() {
     let drop_port = Match { proto: Some(17), dst_port: Some((9, u16::MAX)), ..ipv4() };
     let dropping = [rule(1, 5, drop_port, Actions::only(Then::Drop))];
     let bound = Binding::new(None, Some(&[Ipv4Addr::from(ME)]), None);
@@ -360,7 +361,7 @@ fn edits_are_the_same_from_the_cache() {
 }
 
 #[test]
-fn a_rule_leads_into_no_foreign_network() {
+fn a_rule_cannot_lead_into_a_foreign_network() {
     let to = |v| Actions { set_vlan: Some(vid(v)), set_dscp: None, then: Then::Normal };
     let port = with_rules(
         PortPolicy::access(0, Some(1), vid(10), 0),
@@ -409,7 +410,7 @@ fn rules_drop_output_and_name_what_is_missing() {
         assert_eq!(b.send_all(0, &frames), want);
     }
     assert_eq!(b.count(0).cache_hits, 12);
-    // Rules forward without learning.
+    // Frames that a rule forwards are not learned.
     assert!(b.classifier.fdb().is_empty());
 }
 
@@ -470,7 +471,7 @@ fn a_pinned_address_cannot_be_claimed_from_elsewhere() {
         assert_eq!(claim, Verdict::Drop(DropReason::SpoofedMac));
         assert_eq!(b.send(0, &udp4(A, B, ME, YOU, 1, 2)), Verdict::Output(1));
     }
-    // A flush forgets what was learned (B), not what was configured.
+    // A flush removes learned addresses (B) but not pinned ones.
     assert_eq!(b.classifier.fdb_flush(Some(0), Some(0)), 0);
     assert_eq!(b.classifier.fdb_flush(None, None), 1);
     assert_eq!(b.send(1, &udp4(B, A, YOU, ME, 1, 2)), Verdict::Output(0));
@@ -488,8 +489,8 @@ fn what_reads_headers_is_not_passed_by_one_that_is_hidden() {
         udp4(B, A, YOU, ME, 1, 2),
         nd(B, A, ip6_addr(2), ip6_addr(1), 134, ip6_addr(2), None),
     ];
-    // Tags of every kind, several, and with the number of no network; LLC with SNAP and without,
-    // with a length that is right and with one that is not.
+    // Tags of every kind, several tags, and a tag with VLAN id 0; LLC with and without SNAP, with a
+    // correct length and with a wrong one.
     let hides: &[&[u8]] = &[
         &[0x88, 0xa8, 0, 10],
         &[0x91, 0, 0, 10],
@@ -527,11 +528,11 @@ fn what_reads_headers_is_not_passed_by_one_that_is_hidden() {
                 let verdict = b.send(id, &frame);
                 assert_eq!(verdict, refused, "port {id}, behind {hide:x?}: {frame:x?}");
             }
-            // Who is held to nothing has no headers to hide.
+            // A port whose frames nothing checks may hide headers.
             assert_ne!(b.send(3, &frame), refused, "behind {hide:x?}");
         }
     }
-    // What carries no IP passes: spanning tree by LLC, other protocols by SNAP, a frame that is
+    // Frames without IP pass: spanning tree by LLC, other protocols by SNAP, and a frame that is
     // too short for either.
     for other in [&[0, 38, 0x42, 0x42, 3][..], &[0, 46, 0xaa, 0xaa, 3, 0, 0, 0xc, 0x20, 0]] {
         let mut frame = [&udp4(A, BROADCAST, ME, YOU, 1, 2)[..12], other].concat();

@@ -1,13 +1,24 @@
-//! The dirty log: which pages of a guest we wrote, for whoever copies it elsewhere meanwhile.
+//! The dirty log: the pages of a guest that the switch wrote, for a hypervisor that migrates the
+//! guest meanwhile.
 //!
-//! **Problem.** While a VM migrates, its pages are copied as they change; what the device writes,
-//! the hypervisor cannot see. **Source.** The vhost-user specification, "Migration": one bit for
-//! each 4 KiB page of guest addresses, lowest bit first, set with an atomic OR by the back end and
-//! taken with an atomic exchange by the front end. **Rule.** A page is marked *after* it was
-//! written: the front end takes the bit first and copies then, so a mark that comes late only
-//! makes it copy again, a mark that comes early loses the write. The bit is set by a locked
-//! instruction even where it seems to be set already, because a plain look could pass the writes
-//! before it. A page beyond the log is not marked (CVE-2020-10722). **Cost.** Nothing without a
+//! # Problem
+//! While a VM migrates, the hypervisor copies its pages as they change. It cannot see what a device
+//! writes.
+//!
+//! # Source
+//! The vhost-user specification, \"Migration\": one bit for each 4 KiB page of guest addresses,
+//! lowest bit first. The back end sets a bit with an atomic OR; the front end takes it with an
+//! atomic exchange.
+//!
+//! # Approach
+//! A page is marked *after* it was written. The front end takes the bit before it copies, so a late
+//! mark only causes a second copy, while an early mark would lose the write. A locked instruction
+//! sets the bit even if it seems to be set, because a plain read could pass the writes before it. A
+//! page beyond the log is not marked (CVE-2020-10722).
+//!
+//! # Cost
+//! None without a log: a ring asks once a burst whether it has anything to record
+//! (`SplitRing::publish`).
 //! log: a ring asks once a burst whether it has anything to record, see `SplitRing::publish`.
 
 use core::sync::atomic::Ordering;
@@ -19,12 +30,12 @@ use nix::sys::eventfd::EventFd;
 use super::peer_memory::shared_file::SharedFile;
 use super::peer_memory::{MemoryAccount, SharedFileError};
 
-/// Bytes of guest memory that one bit stands for, whatever the size of the host's pages.
+/// Bytes of guest memory that one bit represents, whatever the size of the host's pages.
 pub const LOG_PAGE: u64 = 4096;
-/// The longest log taken, bytes: that of 8 TiB of guest addresses.
+/// Longest accepted log in bytes: that of 8 TiB of guest addresses.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
-/// A log shared with the front end.
+/// A log that is shared with the front end.
 #[derive(Debug)]
 pub struct DirtyLog {
     bits: SharedFile,
@@ -32,10 +43,10 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `len` bytes of `file` from `offset` on, counted in `account`.
+    /// Maps `len` bytes of `file` from `offset` on, and counts them in `account`.
     ///
     /// # Errors
-    /// `SharedFileError`: the stretch is not in the file, or longer than [`LOG_BYTES_MAX`].
+    /// `SharedFileError` if the range is not in the file or longer than [`LOG_BYTES_MAX`].
     pub fn map(
         account: &MemoryAccount,
         file: &File,
@@ -46,7 +57,7 @@ impl DirtyLog {
         Ok(Self { bits, len })
     }
 
-    /// Has `alarm` rung when the log's file turns out to be shorter than the log.
+    /// Sets the event that is signalled if the log's file turns out to be shorter than the log.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.bits.set_alarm(alarm);
     }
@@ -57,13 +68,14 @@ impl DirtyLog {
         end.div_ceil(LOG_PAGE).div_ceil(8) <= self.len
     }
 
-    /// Marks the pages of `len` bytes at guest address `guest`, which were written before.
+    /// Marks the pages of `len` bytes at guest address `guest`. The bytes must have been written
+    /// before.
     pub fn mark(&self, guest: u64, len: u64) {
         let Some(last) = len.checked_sub(1).and_then(|more| guest.checked_add(more)) else {
             return;
         };
         for page in guest / LOG_PAGE..=last / LOG_PAGE {
-            // The mapping ends at a page, the log may end before.
+            // The mapping ends at a page border, but the log may end before it.
             if page / 8 >= self.len {
                 return;
             }
@@ -74,13 +86,12 @@ impl DirtyLog {
     }
 }
 
-/// How one ring is logged.
+/// Logging of one ring.
 #[derive(Clone, Debug)]
 pub struct RingLog {
-    /// The log.
     pub log: Arc<DirtyLog>,
-    /// Guest address of the used ring for the log (`log_guest_addr`), where the front end asked
-    /// for its writes to be marked too (`VHOST_VRING_F_LOG`).
+    /// Guest address of the used ring for the log (`log_guest_addr`), if the front end asked for
+    /// the ring's own writes to be marked too (`VHOST_VRING_F_LOG`).
     pub used: Option<u64>,
 }
 

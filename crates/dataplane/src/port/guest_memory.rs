@@ -1,9 +1,15 @@
-//! A guest's memory as we see it: a few mapped regions, and the only ways into them.
+//! A guest's memory: a few mapped regions, and the only functions that give access to them.
 //!
-//! **Problem.** Every address a guest gives is an attacker's. **Rule** (datapath rules 8-10): the
-//! *whole* range is checked against one region (CVE-2018-1059 checked only its start); a region
-//! never reaches beyond its file; maps are immutable and dropped only after the worker let go of
-//! them. **Cost.** A hit in the hinted region is one subtraction and one comparison.
+//! # Problem
+//! An attacker may choose every address that a guest passes.
+//!
+//! # Approach
+//! Datapath rules 8 to 10. The *whole* range is checked against one region; CVE-2018-1059 checked
+//! only its start. A region never extends beyond its file. Maps are immutable, and dropped only
+//! after the worker has released them.
+//!
+//! # Cost
+//! A hit in the region of the last hit costs one subtraction and one comparison.
 #![allow(unsafe_code, reason = "raw pointers into the mapping")]
 
 use std::fs::File;
@@ -14,40 +20,38 @@ use nix::sys::stat::fstat;
 
 use super::peer_memory::{Mapping, MappingError, MemoryAccount, is_memory_file};
 
-/// Most regions a driver may set (the protocol's own limit is 32).
+/// Maximum number of regions that a driver may set. The protocol's own limit is 32.
 pub const REGIONS_MAX: usize = 32;
 
 /// A region as the driver announced it.
 #[derive(Debug)]
 pub struct RegionSpec {
-    /// Guest physical address of its first byte.
+    /// Guest physical address of the first byte.
     pub guest: u64,
-    /// The driver's own virtual address of the same byte (ring addresses come in these).
+    /// Virtual address of the first byte in the driver's process. Ring addresses are of this kind.
     pub user: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Where in the file it begins.
+    /// Offset of the region in the file, in bytes.
     pub offset: u64,
-    /// The memory.
     pub file: File,
 }
 
-/// A driver's memory table cannot be used.
+/// Reason for which a driver's memory table is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Too many regions.
+    /// The table has more than [`REGIONS_MAX`] regions.
     #[error("{0} memory regions; at most {REGIONS_MAX} are supported")]
     TooMany(usize),
-    /// Empty, wrapping or overlapping.
+    /// A region is empty, wraps around, or overlaps another.
     #[error("memory region at guest address {0:#x} is empty, wraps or overlaps another")]
     Shape(u64),
-    /// The file cannot be mapped.
+    /// The file of a region cannot be mapped.
     #[error("memory region at guest address {guest:#x}: {source}")]
     Map {
-        /// Guest address.
+        /// Guest address of the region.
         guest: u64,
-        /// Why.
         source: MappingError,
     },
 }
@@ -58,9 +62,9 @@ struct Region {
     user: u64,
     len: u64,
     host: *mut u8,
-    /// Where in which file it begins: offset, device and inode.
+    /// Origin of the region: its offset, and the device and inode of its file.
     origin: (u64, u64, u64),
-    /// Keeps `host` mapped; maps that follow one another share what did not change.
+    /// Keeps `host` mapped. Successive maps share the mappings of unchanged regions.
     mapping: Arc<Mapping>,
 }
 
@@ -70,20 +74,21 @@ pub struct GuestMemory {
     regions: Box<[Region]>,
 }
 
-// SAFETY: the map is immutable, and what it points to is shared memory that is only ever accessed
-// through raw copies. WHY: control threads build maps and workers use them.
+// SAFETY: the map is immutable, and it points to shared memory that is accessed only by raw copies.
+// WHY: control threads build maps and workers use them.
 unsafe impl Send for GuestMemory {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
     /// Maps the regions and counts them in `account`. Regions on huge pages are populated here, on
-    /// the control thread, so that the worker never takes their faults.
+    /// the control thread, so that the worker never takes their page faults.
     ///
     /// # Errors
-    /// [`MemoryError`]; nothing stays mapped.
+    /// [`MemoryError`]; no region stays mapped.
     pub fn map(account: &MemoryAccount, specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
-        // Before anything is mapped: each region could be as large as the limits let it be.
+        // Checked before anything is mapped, because each region could be as large as the limits
+        // allow.
         if specs.len() > REGIONS_MAX {
             return Err(MemoryError::TooMany(specs.len()));
         }
@@ -95,25 +100,25 @@ impl GuestMemory {
     /// file. QEMU announces a region once for each queue pair.
     ///
     /// # Errors
-    /// [`MemoryError`]: the addresses are those of a region, and the file cannot be asked.
+    /// [`MemoryError`] if the addresses are those of a region, but the file cannot be examined.
     pub fn has(&self, spec: &RegionSpec) -> Result<bool, MemoryError> {
         let same = |r: &&Region| (r.guest, r.user, r.len) == (spec.guest, spec.user, spec.len);
         let Some(region) = self.regions.iter().find(same) else { return Ok(false) };
         Ok(region.origin == origin(spec)?)
     }
 
-    /// This map and one more region.
+    /// A copy of this map with one more region.
     ///
     /// # Errors
-    /// [`MemoryError`]; this map stays as it is.
+    /// [`MemoryError`]; this map stays unchanged.
     pub fn with(&self, account: &MemoryAccount, spec: &RegionSpec) -> Result<Self, MemoryError> {
         let mut regions = self.regions.to_vec();
         regions.push(map_region(account, spec)?);
         Self::of(regions)
     }
 
-    /// This map without the region that begins at guest address `guest` and at the driver's
-    /// address `user` and has `len` bytes; `None` if there is no such region.
+    /// A copy of this map without the region that begins at guest address `guest` and driver
+    /// address `user` and has `len` bytes. `None` if there is no such region.
     #[must_use]
     pub fn without(&self, guest: u64, user: u64, len: u64) -> Option<Self> {
         let mut regions = self.regions.to_vec();
@@ -132,19 +137,20 @@ impl GuestMemory {
         Ok(Self { regions: regions.into_boxed_slice() })
     }
 
-    /// Has `alarm` rung when the file behind a region turns out to be shorter than the region.
+    /// Sets the event that is signalled if the file behind a region turns out to be shorter than
+    /// the region.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.regions.iter().for_each(|region| region.mapping.set_alarm(alarm));
     }
 
-    /// The guest address behind the last region: what a dirty log must reach.
+    /// Guest address behind the last region, up to which a dirty log must reach.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.regions.last().map_or(0, |r| r.guest + r.len)
     }
 
-    /// The host address of `len` bytes at guest address `guest`, if all of them lie in one region.
-    /// `hint` remembers the region of the last hit.
+    /// Host address of `len` bytes at guest address `guest`, if all of them lie in one region.
+    /// `hint` is the region of the last hit.
     #[inline]
     pub(crate) fn translate(&self, guest: u64, len: u32, hint: &mut usize) -> Option<*mut u8> {
         if let Some(region) = self.regions.get(*hint)
@@ -155,7 +161,7 @@ impl GuestMemory {
         self.translate_cold(guest, u64::from(len), hint)
     }
 
-    /// The region of the last hit by value, for a loop that keeps it in registers.
+    /// Copy of the region of the last hit, for a loop that keeps it in registers.
     #[inline(always)]
     pub(crate) fn window(&self, hint: usize) -> Window {
         let empty = Window { guest: 0, len: 0, host: core::ptr::null_mut() };
@@ -194,8 +200,8 @@ impl GuestMemory {
         None
     }
 
-    /// The host address of guest address `guest` and how many of the `len` bytes from there lie in
-    /// the same region; `None` if not even the first does.
+    /// Host address of guest address `guest`, and how many of the `len` bytes from there lie in the
+    /// same region. `None` if not even the first byte is mapped.
     pub(crate) fn translate_part(&self, guest: u64, len: u32) -> Option<(*mut u8, u32)> {
         let region = self.regions.iter().find(|r| guest.wrapping_sub(r.guest) < r.len)?;
         let offset = guest - region.guest;
@@ -203,7 +209,7 @@ impl GuestMemory {
         Some((region.at(guest, u64::from(here))?, here))
     }
 
-    /// The guest address of a host address that a translation gave; for the dirty log.
+    /// Guest address of a host address that a translation returned; for the dirty log.
     pub(crate) fn guest_address(&self, host: *const u8) -> Option<u64> {
         self.regions.iter().find_map(|r| {
             let offset = (host as u64).wrapping_sub(r.host as u64);
@@ -211,7 +217,7 @@ impl GuestMemory {
         })
     }
 
-    /// The host address of `len` bytes at the driver's own address `user` with `align`ment; for
+    /// Host address of `len` bytes at the driver's own address `user`, aligned to `align`; for
     /// rings.
     pub(crate) fn translate_user(&self, user: u64, len: u64, align: u64) -> Option<*mut u8> {
         let region = self.regions.iter().find(|r| user.wrapping_sub(r.user) < r.len)?;
@@ -220,7 +226,7 @@ impl GuestMemory {
     }
 }
 
-/// A region as translation needs it. Valid as long as the map it came from.
+/// A region in the form that translation needs. Valid as long as its map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     guest: u64,
@@ -244,15 +250,15 @@ impl Window {
         }
         #[expect(clippy::cast_possible_truncation, reason = "64-bit hosts only")]
         // SAFETY: offset < len, and `host` is mapped for `len` bytes.
-        // WHY: a wrapping_add would forbid the optimiser to fold the address.
+        // WHY: a wrapping_add would keep the optimiser from folding the address.
         Some(unsafe { self.host.add(offset as usize) })
     }
 }
 
-/// Where a region begins in which file: offset, device and inode.
+/// Origin of a region: its offset, and the device and inode of its file.
 fn origin(spec: &RegionSpec) -> Result<(u64, u64, u64), MemoryError> {
     let failed = |source| MemoryError::Map { guest: spec.guest, source };
-    // First of all: any other call could wait for a file system that the frontend serves.
+    // Checked first, because any other call could wait for a file system that the front end serves.
     if !is_memory_file(&spec.file) {
         return Err(failed(MappingError::Foreign));
     }
@@ -398,7 +404,7 @@ mod tests {
         let answer =
             GuestMemory::map(&MemoryAccount::default(), vec![spec(0x5000, 0x1000, 0, open)]);
         std::fs::remove_file(&path).unwrap();
-        // Where the temporary directory is a tmpfs, the file is as good as a memfd.
+        // If the temporary directory is on a tmpfs, the file is as good as a memfd.
         assert_eq!(answer.is_ok(), on_tmpfs);
         let zero = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
         let foreign =
@@ -436,7 +442,8 @@ mod tests {
             let alarm = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap());
             map.set_alarm(&alarm);
             let at = |page| map.translate(page * 4096, 8, &mut 0).unwrap();
-            // SAFETY: translated, and the map lives on. WHY: guest memory is never borrowed.
+            // SAFETY: the address was translated and its map is alive. WHY: guest memory is never
+            // borrowed.
             unsafe { at(1).write_volatile(7) };
             assert!(alarm.read().is_err(), "nothing is gone yet");
             short.set_len(0).unwrap();

@@ -1,15 +1,28 @@
-//! The helper: a process that does for the daemon what its own user may not.
+//! The helper: a process that does for the daemon what the daemon's own user may not do.
 //!
-//! **Problem.** A TAP or a packet socket of another network namespace has to be made inside it, and
-//! entering one wants `CAP_SYS_ADMIN`; giving a socket to another user wants `CAP_CHOWN`. A switch
-//! that had these for two calls a port would have them for everything else as well.
-//! **Approach.** `penstock host helper` has them and nothing more to do than these two things. The
-//! daemon asks it if it may not do them itself. **Protocol.** A connection (`SOCK_SEQPACKET`) holds
-//! one request of one message, and one answer: an error number, 0 if there is none, and with it the
-//! descriptor that was asked for. **What is refused** (`EINVAL`): any kind of descriptor but the
-//! three below; a namespace that is not a plain name, looked up in `/run/netns`; a change of owner
-//! of what is no socket in a file system, or is not the asking user's own, or to root; descriptors
-//! that the request does not want, which are closed. Out of descriptors it waits and goes on.
+//! # Problem
+//! A TAP or a packet socket of another network namespace must be made inside that namespace, and
+//! entering one needs `CAP_SYS_ADMIN`. Giving a socket to another user needs `CAP_CHOWN`. A switch
+//! with these capabilities for two calls a port would have them for everything else too.
+//!
+//! # Approach
+//! `penstock host helper` has the capabilities and does only these two things. The daemon asks it
+//! for what the daemon may not do itself.
+//!
+//! # Protocol
+//! A connection (`SOCK_SEQPACKET`) carries one request of one message and one answer: an error
+//! number (0 for success) with the requested descriptor.
+//!
+//! # Refused requests
+//! The helper answers `EINVAL` to:
+//!
+//! - any kind of descriptor except the three of [`Kind`];
+//! - a namespace that is not a plain name, which it looks up in `/run/netns`;
+//! - a change of owner to root, or of a file that is not a socket in a file system, or does not
+//!   belong to the asking user;
+//! - descriptors that the request does not need, which it closes.
+//!
+//! If it has no free descriptors, it waits and continues.
 #![allow(unsafe_code, reason = "descriptors that came with a message or from a service manager")]
 
 use std::fs::File;
@@ -32,23 +45,23 @@ use nix::unistd::{Gid, Uid, fchownat};
 use super::PortError;
 use super::vnet_socket::in_netns;
 
-/// Where it listens.
+/// Path of the helper's listening socket.
 pub const HELPER_SOCKET: &str = "/run/penstock-helper/socket";
 
-/// Kind, and a name of at most 255 bytes or two numbers.
+/// Longest request: the kind, and a name of at most 255 bytes or two numbers.
 const MESSAGE_MAX: usize = 256;
 /// Seconds that either side waits for the other.
 const PATIENCE: i64 = 2;
 /// Kind of the request that changes a socket's owner.
 const GIVE: u8 = 4;
-/// Descriptors that the kernel passes with one message at most, `SCM_MAX_FD`. With room for all of
-/// them none is left that nobody closes.
+/// Maximum number of descriptors in one message (the kernel's `SCM_MAX_FD`). The receiver has room
+/// for all of them, so that it can close every one.
 const PASSED_MAX: usize = 253;
-/// File system of sockets that no path leads to.
+/// File system type of sockets without a path.
 const SOCKFS: i64 = 0x534f_434b;
-/// Milliseconds until another connection is taken when there is no descriptor left.
+/// Milliseconds until the next connection is accepted if no descriptor is free.
 const PAUSE_MS: u16 = 100;
-/// Of an owner or group that stays; what `fchownat` takes for it too.
+/// Marks an owner or group that stays unchanged; `fchownat` uses the same value.
 const STAYS: u32 = u32::MAX;
 
 /// A descriptor that belongs to the namespace in which it was made.
@@ -56,9 +69,9 @@ const STAYS: u32 = u32::MAX;
 pub(super) enum Kind {
     /// `/dev/net/tun`.
     Tun = 1,
-    /// A socket to ask about interfaces with.
+    /// A socket for requests about interfaces.
     Inet = 2,
-    /// A packet socket that gets no frame before it is bound.
+    /// A packet socket that receives no frames until it is bound.
     Packet = 3,
 }
 
@@ -73,8 +86,9 @@ impl Kind {
             Self::Inet => (libc::AF_INET, libc::SOCK_DGRAM),
             Self::Packet => (libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK),
         };
-        // SAFETY: no pointers; the new descriptor is ours alone. WHY: nix has no SOCK_RAW AF_PACKET
-        // with protocol 0, which keeps frames away until the socket is bound.
+        // SAFETY: the call takes no pointers, and nothing else owns the new descriptor.
+        // WHY: nix cannot open an AF_PACKET socket of SOCK_RAW with protocol 0, which receives no
+        // frames until it is bound.
         unsafe {
             match libc::socket(family, kind | libc::SOCK_CLOEXEC, 0) {
                 ..0 => Err(io::Error::last_os_error()),
@@ -83,7 +97,7 @@ impl Kind {
         }
     }
 
-    /// What it is called in an error, and what helps.
+    /// What an error calls the operation, and its remedy.
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Tun => ("open /dev/net/tun", "load the tun module, run as root"),
@@ -100,8 +114,8 @@ fn open_tun() -> io::Result<OwnedFd> {
     options.open("/dev/net/tun").map(OwnedFd::from)
 }
 
-/// Makes a descriptor in a namespace (a name under `/run/netns` or a path; `None`: our own), or has
-/// the helper make it.
+/// Makes a descriptor in a namespace: a name under `/run/netns` or a path, `None` for the namespace
+/// of the process. Asks the helper if the process may not do it itself.
 pub(super) fn descriptor(
     netns: Option<&Path>,
     object: &str,
@@ -119,13 +133,13 @@ pub(super) fn descriptor(
     match request(Path::new(HELPER_SOCKET), kind as u8, name.as_bytes(), None) {
         Ok(Some(descriptor)) => Ok(descriptor),
         Ok(None) => Err(refused),
-        // Nobody listens: what was refused first says what is missing.
+        // No helper listens, so the first refusal says what is missing.
         Err(e) if is_absent(&e) => Err(refused),
         Err(e) => Err(PortError::system(object, "ask the helper", "see its log", e)),
     }
 }
 
-/// Changes the owner of a socket's inode, or has the helper do it.
+/// Changes the owner of a socket's inode. Asks the helper if the process may not do it itself.
 pub(super) fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
     let change = change_owner(inode, owner.unwrap_or(STAYS), group.unwrap_or(STAYS));
     let Err(refused) = change else { return Ok(()) };
@@ -140,7 +154,7 @@ pub(super) fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::
     }
 }
 
-/// Nobody listens, or not for us.
+/// Whether no helper listens, or this process may not connect to it.
 fn is_absent(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
     matches!(error.kind(), ConnectionRefused | NotFound | PermissionDenied)
@@ -152,7 +166,7 @@ fn change_owner(inode: &File, owner: u32, group: u32) -> io::Result<()> {
     Ok(fchownat(inode, "", owner, group, AtFlags::AT_EMPTY_PATH)?)
 }
 
-/// Asks at `path`, and waits for the answer.
+/// Sends a request to the helper at `path` and waits for the answer.
 fn request(
     path: &Path,
     kind: u8,
@@ -195,8 +209,9 @@ fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedF
     let mut passed = Vec::new();
     for message in got.cmsgs()? {
         if let ControlMessageOwned::ScmRights(fds) = message {
-            // SAFETY: the kernel has just made them for us, and nothing else has them.
-            // WHY: the only way from a number to an owned descriptor.
+            // SAFETY: the kernel has just made the descriptors for this process, and nothing else
+            // owns them.
+            // WHY: no safe form turns a number into an owned descriptor.
             passed.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
@@ -207,10 +222,11 @@ fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedF
     }
 }
 
-/// Serves requests on the listening socket that the service manager made (`LISTEN_FDS`), for ever.
+/// Serves requests on the listening socket that the service manager passes (`LISTEN_FDS`). Returns
+/// only on an error.
 ///
 /// # Errors
-/// There is no such socket, or it broke.
+/// No such socket was passed, or it failed.
 pub fn serve_activated() -> io::Result<()> {
     let of_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
     if !of_us || std::env::var("LISTEN_FDS").is_ok_and(|count| count != "1") {
@@ -218,33 +234,34 @@ pub fn serve_activated() -> io::Result<()> {
                    `systemctl start penstock-helper.socket`";
         return Err(io::Error::new(io::ErrorKind::NotConnected, why));
     }
-    /// The first that a service manager passes, sd_listen_fds(3).
+    /// Number of the first passed descriptor, sd_listen_fds(3).
     const FIRST: i32 = 3;
-    // SAFETY: `LISTEN_PID` says that the descriptor is there, for us, and nothing else has it.
-    // WHY: the only way from a number to an owned descriptor.
+    // SAFETY: `LISTEN_PID` says that the descriptor exists for this process, and nothing else owns
+    // it.
+    // WHY: no safe form turns a number into an owned descriptor.
     serve(&unsafe { OwnedFd::from_raw_fd(FIRST) })
 }
 
-/// One request after the other: each takes some microseconds or [`PATIENCE`].
+/// Serves one request after the other. Each takes some microseconds, at most [`PATIENCE`].
 fn serve(listener: &OwnedFd) -> io::Result<()> {
     loop {
         let fd = match socket::accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             Ok(fd) => fd,
             Err(Errno::EINTR | Errno::ECONNABORTED) => continue,
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
-                // The connection stays in the queue.
+                // The connection stays in the listen queue.
                 let _ = poll(&mut [], PollTimeout::from(PAUSE_MS));
                 continue;
             }
             Err(error) => return Err(error.into()),
         };
-        // SAFETY: the kernel has just made it for us, and nothing else has it.
-        // WHY: nix gives a number.
+        // SAFETY: the kernel has just made the descriptor, and nothing else owns it.
+        // WHY: nix returns a number.
         let asking = unsafe { OwnedFd::from_raw_fd(fd) };
         let done = answer(&asking);
         let number = done.as_ref().err().map_or(0, |e| e.raw_os_error().unwrap_or(libc::EINVAL));
         let made = done.as_ref().ok().and_then(Option::as_ref);
-        // Who has gone needs no answer.
+        // A client that has gone needs no answer.
         let _ = send(&asking, &number.to_le_bytes(), made.map(AsFd::as_fd));
         if let Err(error) = done {
             tracing::warn!(%error, "a request was refused");
@@ -275,7 +292,7 @@ fn answer(asking: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// A name that leads nowhere but into the directory of namespaces.
+/// Whether a name can only lead into the directory of namespaces.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && ![".", ".."].contains(&name)
 }
@@ -285,8 +302,8 @@ fn give_away(inode: &File, text: &[u8], user: u32) -> io::Result<()> {
     let (numbers, &[]) = text.as_chunks::<4>() else { return Err(invalid()) };
     let &[owner, group] = numbers else { return Err(invalid()) };
     let (owner, group) = (u32::from_le_bytes(owner), u32::from_le_bytes(group));
-    // What the daemon hands over names the socket's inode and does not open it. The inode of a
-    // socket that is open, bound or not, is no file that others connect to.
+    // The daemon passes a descriptor that names the socket's inode without opening it. The inode of
+    // an open socket is not a file to which others connect.
     let names = fcntl(inode, FcntlArg::F_GETFL)? & libc::O_PATH != 0;
     let in_files = fstatfs(inode)?.filesystem_type().0 != SOCKFS;
     let found = inode.metadata()?;
@@ -304,7 +321,7 @@ mod tests {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// A helper in a thread, which ends with the process.
+    /// Starts a helper in a thread, which ends with the process.
     fn helper(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
@@ -345,7 +362,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Devices and inodes of all that this process has open.
+    /// Device and inode of every open descriptor of this process.
     fn open_files() -> Vec<(u64, u64)> {
         let all = std::fs::read_dir("/proc/self/fd").unwrap();
         let inode = |entry: io::Result<std::fs::DirEntry>| {
@@ -473,19 +490,21 @@ mod tests {
             return;
         }
         let path = helper("netns");
-        /// ioctl that opens the namespace of a socket.
+        /// ioctl that opens the network namespace of a socket.
         const SIOCGSKNS: libc::Ioctl = 0x894c;
         let there = std::fs::metadata(Path::new("/run/netns").join(&name)).unwrap();
         for kind in [Kind::Inet, Kind::Packet, Kind::Tun] {
             let got = request(&path, kind as u8, name.as_bytes(), None).unwrap().unwrap();
             if kind == Kind::Tun {
-                // It does not tell before it has an interface; the lane `units` gives it one.
+                // A TUN descriptor has no namespace until it has an interface; the lane `units`
+                // tests that case.
                 continue;
             }
-            // SAFETY: takes no argument, gives a new descriptor. WHY: there is no safe form.
+            // SAFETY: the call takes no argument and returns a new descriptor. WHY: no safe form
+            // exists.
             let space = unsafe { libc::ioctl(got.as_raw_fd(), SIOCGSKNS, 0) };
             assert!(space >= 0, "{kind:?}: {}", io::Error::last_os_error());
-            // SAFETY: as in `receive`. WHY: as there.
+            // SAFETY: as in `receive`. WHY: as in `receive`.
             let space = File::from(unsafe { OwnedFd::from_raw_fd(space) });
             assert_eq!(space.metadata().unwrap().ino(), there.ino(), "{kind:?}");
         }

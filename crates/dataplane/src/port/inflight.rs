@@ -1,37 +1,50 @@
-//! The inflight region: what a front end keeps for a back end that dies, so that the next one
-//! knows which chains were taken and not returned.
+//! The inflight region: a record that a front end keeps for a back end that dies. The next back end
+//! learns from it which chains were taken and not returned.
 //!
-//! **Source.** The vhost-user specification, "Inflight I/O tracking": a header and one entry per
-//! descriptor for each queue, in a file that the back end makes, the front end keeps, and both see.
+//! # Source
+//! The vhost-user specification, \"Inflight I/O tracking\": a header and one entry per descriptor
+//! for each queue. The back end makes the file, the front end keeps it, and both map it.
 //!
-//! **What must be recorded, and when.** A chain is in flight from the moment its head is read from
-//! the available ring until the used index covers it. Our rings return chains strictly in the
-//! order in which they were made available, and a batch is returned before the next one is taken.
-//! Hence at every instant the chains in flight are exactly the available entries from the used
-//! index on, and the used index, one 16-bit store, is the only moment at which any of them changes
-//! hands. Killed before it, nothing of the batch was returned and all of it is taken again; killed
-//! after it, all was returned and nothing is taken again. No chain needs its `inflight` mark for
-//! that, so none is set: what the specification lets a successor conclude from a region without
-//! marks (start at the used index, resubmit nothing) is the truth. All that is recorded is
-//! `used_idx`, after the ring's own index; between the two stores it lags by one batch, which the
-//! specification provides for: the successor clears the marks of the last batch: there are none.
-//! The order between a frame's two rings is the worker's: a frame is visible at its destination
-//! before its chain goes back, so a kill may deliver a frame twice and never loses one it returned.
+//! # What is recorded, and when
+//! A chain is in flight from the moment its head is read from the available ring until the used
+//! index covers it. The switch's rings return chains strictly in the order in which they were made
+//! available, and return a batch before they take the next one. At every instant, the chains in
+//! flight are thus exactly the available entries from the used index on. The used index is one
+//! 16-bit store, and it is the only moment at which chains change owner. If the switch is killed
+//! before this store, no chain of the batch was returned, and all are taken again. If it is killed
+//! after the store, all were returned, and none is taken again.
 //!
-//! **Recovery.** A region may come from another program, which returned chains out of order and
-//! died: then marks are set. Their heads are resubmitted first, in the order of their counters, and
-//! the ring continues behind them. While that lasts the whole procedure of the specification is
-//! followed, store by store ([`SplitInflight::begin`], [`SplitInflight::end`]).
+//! No chain needs its `inflight` mark for this, so none is set. From a region without marks the
+//! specification concludes that a successor starts at the used index and resubmits nothing, and
+//! this is correct. Only `used_idx` is recorded, after the ring's own index. Between the two stores
+//! it lags by one batch. The specification provides for this: the successor clears the marks of the
+//! last batch, of which there are none.
 //!
-//! **Trust.** The file is the front end's and may hold anything: every head is checked, marks that
-//! cannot be true of the ring are dropped. **Cost.** A ring without a region asks once a burst
-//! whether it has anything to record; one with a region does one more store.
+//! The worker orders the two rings of a frame. A frame is visible at its destination before its
+//! chain is returned. A kill may thus deliver a frame twice, but never loses one whose chain was
+//! returned.
 //!
-//! **Packed rings** have no index in the guest's memory, and a used descriptor overwrites what the
-//! driver had said of its buffer. So two positions are kept in one word, where the ring stood
-//! before the burst and where it will stand, written before and after the one store that shows the
-//! driver the burst: whether that store was made, the first descriptor tells. Those of the burst
-//! that were overwritten before it are kept as they were, and put back if it was never made
+//! # Recovery
+//! A region may come from another program, which returned chains out of order and died. Then marks
+//! are set. Their heads are resubmitted first, in the order of their counters, and the ring
+//! continues behind them. Meanwhile the whole procedure of the specification is followed, store by
+//! store ([`SplitInflight::begin`], [`SplitInflight::end`]).
+//!
+//! # Trust
+//! The file belongs to the front end and may hold anything. Every head is checked, and marks that
+//! are impossible for the ring are dropped.
+//!
+//! # Cost
+//! A ring without a region asks once a burst whether it has anything to record. A ring with one
+//! does one more store.
+//!
+//! # Packed rings
+//! A packed ring has no index in the guest's memory, and a used descriptor overwrites the driver's
+//! description of its buffer. For this reason one word keeps two positions: those of the ring
+//! before and after the burst. It is written before and after the single store that makes the burst
+//! visible to the driver. The first descriptor of the burst then tells whether that store was made.
+//! Descriptors of the burst that were overwritten before it are saved, and restored if it was never
+//! made ([`PackedInflight`]).
 //! ([`PackedInflight`]).
 
 use core::sync::atomic::{Ordering, fence};
@@ -44,14 +57,15 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use super::peer_memory::shared_file::SharedFile;
 use super::peer_memory::{MemoryAccount, SharedFileError};
 
-/// The specification's version of a queue's layout.
+/// Version of a queue's layout in the specification.
 const VERSION: u16 = 1;
-/// Each queue's part begins at a multiple of this.
+/// Alignment in bytes of each queue's part.
 const ALIGN: usize = 64;
-/// The largest region taken or made, bytes: 32 queues of 32,768 packed descriptors are 32 MiB.
+/// Largest accepted region in bytes: 32 queues of 32,768 packed descriptors are 32 MiB.
 const REGION_MAX: u64 = 64 << 20;
 
-// A queue's header; offsets in bytes, the same for split and packed rings up to `DESC_NUM`.
+// Offsets in bytes of the fields of a queue's header. Split and packed rings share them up to
+// `DESC_NUM`.
 const AT_VERSION: usize = 8;
 const AT_DESC_NUM: usize = 10;
 const SPLIT_LAST_BATCH: usize = 12;
@@ -67,17 +81,15 @@ const PACKED_STATE: usize = 16;
 const PACKED_ENTRY: usize = 32;
 /// Id, flags and length of a descriptor as the driver wrote it.
 const PACKED_ENTRY_SAVED: usize = 16;
-/// In the padding: the positions are ours and not those of a region that was just made.
+/// A bit in the padding: this switch wrote the positions. It is not set in a new region.
 const PACKED_KNOWN: u64 = 1 << 56;
-/// The wrap counter in a position as vhost-user writes it.
+/// The wrap counter in a position as vhost-user encodes it.
 const WRAP: u16 = 1 << 15;
 
-/// Which rings a region is for: their parts of it differ.
+/// The kind of rings that a region describes; the layouts of their parts differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingLayout {
-    /// Split rings.
     Split,
-    /// Packed rings.
     Packed,
 }
 
@@ -92,31 +104,30 @@ impl RingLayout {
     }
 }
 
-/// A region cannot be used.
+/// Reason for which a region is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InflightError {
-    /// The file does not hold it.
+    /// The file cannot be mapped.
     #[error(transparent)]
     File(#[from] SharedFileError),
-    /// Fewer bytes than the queues need.
+    /// The region has fewer bytes than its queues need.
     #[error("inflight region: {queues} queues of {size} need {needs} bytes, not {has}")]
     Small {
-        /// Queues.
+        /// Number of queues.
         queues: u16,
-        /// Descriptors of each.
+        /// Number of descriptors in each queue.
         size: u16,
-        /// Bytes needed.
+        /// Needed bytes.
         needs: u64,
-        /// Bytes announced.
+        /// Announced bytes.
         has: u64,
     },
-    /// Laid out as no specification that we know.
+    /// The layout has an unknown version.
     #[error("inflight region: queue {queue} has layout version {version}; only 1 is known")]
     Version {
-        /// The queue.
         queue: u16,
-        /// What it says.
+        /// Version in the queue's header.
         version: u16,
     },
     /// The file could not be made.
@@ -124,7 +135,7 @@ pub enum InflightError {
     Make(nix::Error),
 }
 
-/// One region, mapped: all queues of a session.
+/// One mapped region, which holds all queues of a session.
 #[derive(Debug)]
 pub struct InflightRegion {
     file: SharedFile,
@@ -134,10 +145,10 @@ pub struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// Makes an empty region for a front end to keep; returns its file and length in bytes.
+    /// Makes an empty region for a front end to keep. Returns its file and its length in bytes.
     ///
     /// # Errors
-    /// [`InflightError`]: too long, or the kernel has no memory for it.
+    /// [`InflightError`] if the region is too long, or the kernel has no memory for it.
     pub fn make(
         account: &MemoryAccount,
         layout: RingLayout,
@@ -156,13 +167,14 @@ impl InflightRegion {
             InflightError::Make(nix::Error::from_raw(e.raw_os_error().unwrap_or(0)))
         };
         file.set_len(len).map_err(refused)?;
-        // Mapping it writes the headers.
+        // Mapping the file writes the headers.
         Self::map(account, layout, &file, 0, len, (queues, size))?;
         Ok((file, len))
     }
 
-    /// Maps a region that a front end hands over, counted in `account`: so many queues of so many
-    /// descriptors in `len` bytes of `file` from `offset` on.
+    /// Maps a region that a front end passes, and counts it in `account`. It is in `len` bytes of
+    /// `file` from `offset` on; the last argument is the number of queues and the number of
+    /// descriptors of each.
     ///
     /// # Errors
     /// [`InflightError`].
@@ -186,12 +198,13 @@ impl InflightRegion {
         Ok(region)
     }
 
-    /// Has `alarm` rung when the region's file turns out to be shorter than the region.
+    /// Sets the event that is signalled if the region's file turns out to be shorter than the
+    /// region.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.file.set_alarm(alarm);
     }
 
-    /// Puts a header on a queue's part that has none yet.
+    /// Writes a header into a queue's part that has none.
     fn adopt(&self, queue: u16) -> Result<(), InflightError> {
         let at = usize::from(queue) * self.layout.stride(self.size);
         match self.load(at + AT_VERSION) {
@@ -208,7 +221,7 @@ impl InflightRegion {
         Ok(())
     }
 
-    /// The part of queue `index` for a split ring of `size` descriptors; `None` if the region has
+    /// The part of queue `index` for a split ring of `size` descriptors. `None` if the region has
     /// no such queue, is smaller than the ring, or is for packed rings.
     #[must_use]
     pub fn split(self: &Arc<Self>, index: u16, size: u16) -> Option<SplitInflight> {
@@ -217,7 +230,7 @@ impl InflightRegion {
         fits.then(|| SplitInflight { region: Arc::clone(self), at, size })
     }
 
-    /// As [`Self::split`], for a packed ring.
+    /// Like [`Self::split`], for a packed ring.
     #[must_use]
     pub fn packed(self: &Arc<Self>, index: u16, size: u16) -> Option<PackedInflight> {
         let fits = self.layout == RingLayout::Packed && index < self.queues && size <= self.size;
@@ -235,8 +248,8 @@ impl InflightRegion {
         }
     }
 
-    // Offsets are computed from what `map` checked the length for: a word that is missing all the
-    // same is read as zero and not written.
+    // `map` has checked the length for all offsets. If a word is missing all the same, it reads as
+    // zero and is not written.
     fn load(&self, at: usize) -> u16 {
         self.file.u16_at(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
@@ -262,13 +275,13 @@ pub struct SplitInflight {
 }
 
 impl SplitInflight {
-    /// Settles what the last back end left behind, of a ring whose used index is `used` and whose
-    /// available index is `available`. Returns the heads in flight, in the order of their taking;
-    /// the available ring continues `heads.len()` entries behind `used`.
+    /// Recovers the state that the last back end left in a ring whose used index is `used` and
+    /// whose available index is `available`. Returns the heads in flight in the order in which they
+    /// were taken. The available ring continues `heads.len()` entries behind `used`.
     pub fn recover(&self, used: u16, available: u16) -> Vec<u16> {
         let region = &*self.region;
         let batch = used.wrapping_sub(region.load(self.at + SPLIT_USED));
-        // The last batch was published and its marks were not cleared any more.
+        // The last batch was published, but its marks were not yet cleared.
         if batch <= self.size {
             let mut head = region.load(self.at + SPLIT_LAST_BATCH);
             for _ in 0..batch {
@@ -277,8 +290,8 @@ impl SplitInflight {
             }
         }
         let mut heads: Vec<u16> = (0..self.size).filter(|&head| self.is_marked(head)).collect();
-        // More in flight than the driver has outstanding: the marks are those of another ring's
-        // life, as after a reset of the guest.
+        // If more chains are in flight than the driver has outstanding, the marks belong to an
+        // earlier use of the ring, as after a reset of the guest.
         let believable = batch <= self.size
             && heads.len() <= usize::from(available.wrapping_sub(used))
             && available.wrapping_sub(used) <= self.size;
@@ -286,20 +299,21 @@ impl SplitInflight {
             heads.drain(..).for_each(|head| self.unmark(head));
         }
         region.store(self.at + SPLIT_USED, used);
-        // The front end may rewrite a counter at any moment: each is read once.
+        // Each counter is read once, because the front end may rewrite it at any moment.
         heads.sort_by_cached_key(|&head| self.counter(head));
         heads
     }
 
-    /// The ring's used index was stored: nothing of ours is in flight below it.
+    /// Records a stored used index: no chain below it is in flight.
     #[inline]
     pub fn note(&self, used: u16) {
-        // x86 stores in order, and the compiler must: this one comes behind the ring's index.
+        // x86 keeps the order of stores, and the fence makes the compiler keep it: this store
+        // follows the one of the ring's index.
         core::sync::atomic::compiler_fence(Ordering::Release);
         self.region.store(self.at + SPLIT_USED, used);
     }
 
-    /// Before the used index covers them: lists the marked `heads` as the last batch.
+    /// Records the marked `heads` as the last batch, before the used index covers them.
     pub fn begin(&self, heads: impl Iterator<Item = u16>) {
         let mut last = self.region.load(self.at + SPLIT_LAST_BATCH);
         for head in heads.filter(|&head| head < self.size) {
@@ -310,7 +324,7 @@ impl SplitInflight {
         fence(Ordering::Release);
     }
 
-    /// After the used index covered them: takes the marks of `heads` away.
+    /// Clears the marks of `heads`, after the used index covered them.
     pub fn end(&self, heads: impl Iterator<Item = u16>, used: u16) {
         fence(Ordering::Release);
         heads.for_each(|head| self.unmark(head));
@@ -344,8 +358,8 @@ impl SplitInflight {
     }
 }
 
-/// One packed ring's part of a region. Positions are as vhost-user writes them: the index, and the
-/// wrap counter in bit 15.
+/// One packed ring's part of a region. Positions have the encoding of vhost-user: the index, and
+/// the wrap counter in bit 15.
 #[derive(Debug)]
 pub struct PackedInflight {
     region: Arc<InflightRegion>,
@@ -354,7 +368,7 @@ pub struct PackedInflight {
 }
 
 impl PackedInflight {
-    /// Where the ring stood before and after its last burst, `None` if no ring has recorded here.
+    /// Positions of the ring before and after its last burst; `None` if no ring has recorded here.
     #[must_use]
     pub fn positions(&self) -> Option<(u16, u16)> {
         let word = self.region.file.u64_at(self.at + PACKED_STATE)?;
@@ -369,27 +383,28 @@ impl PackedInflight {
         (known && fits).then_some((old, used))
     }
 
-    /// Before the driver is shown a burst: it takes the ring from `old` to `used`.
+    /// Records, before the burst becomes visible, that it takes the ring from `old` to `used`.
     pub fn begin(&self, old: u16, used: u16) {
         self.region.store_state(self.at, used, old, PACKED_KNOWN);
     }
 
-    /// The driver was shown it.
+    /// Records that the burst is visible to the driver.
     pub fn end(&self, used: u16) {
-        // x86 stores in order, and the compiler must: this one comes behind the ring's.
+        // x86 keeps the order of stores, and the fence makes the compiler keep it: this store
+        // follows the one in the ring.
         core::sync::atomic::compiler_fence(Ordering::Release);
         self.region.store_state(self.at, used, used, PACKED_KNOWN);
     }
 
-    /// Keeps the second half of the descriptor at `index`, which is about to be overwritten.
+    /// Saves the second half of the descriptor at `index`, before it is overwritten.
     pub fn save(&self, index: u16, half: u64) {
         if let Some(word) = self.saved_at(index) {
-            // Length, id and flags in the ring; id, flags and length here.
+            // The ring has length, id and flags in this order; the region has id, flags and length.
             word.store(half.rotate_left(32), Ordering::Relaxed);
         }
     }
 
-    /// What [`Self::save`] kept.
+    /// The half that [`Self::save`] stored, in the order of the ring.
     #[must_use]
     pub fn saved(&self, index: u16) -> u64 {
         self.saved_at(index).map_or(0, |word| word.load(Ordering::Relaxed).rotate_left(32))

@@ -2,7 +2,7 @@ use super::*;
 
 const SIZE: u16 = 16;
 
-/// A queue of a fresh region, and the words behind it as another program would write them.
+/// A queue of a new region, and the region, for writes in the name of another program.
 fn queue() -> (SplitInflight, Arc<InflightRegion>) {
     let (file, len) =
         InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 3, SIZE).unwrap();
@@ -30,7 +30,7 @@ impl SplitInflight {
 fn the_layout_is_that_of_the_specification() {
     let (file, len) =
         InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 2, 256).unwrap();
-    // 16 bytes and 16 for each descriptor, to the next multiple of 64.
+    // 16 bytes and 16 for each descriptor, rounded up to a multiple of 64.
     assert_eq!(len, 2 * (16 + 16 * 256_u64).next_multiple_of(64));
     let mut bytes = vec![0; usize::try_from(len).unwrap()];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).unwrap();
@@ -44,7 +44,7 @@ fn the_layout_is_that_of_the_specification() {
 }
 
 #[test]
-fn a_region_that_its_file_does_not_hold_is_refused() {
+fn a_region_outside_its_file_is_refused() {
     let (file, len) =
         InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 2, 256).unwrap();
     let map = |len, queues, size| {
@@ -92,7 +92,7 @@ fn an_unknown_layout_is_refused() {
 fn our_own_rings_leave_nothing_in_flight_wherever_they_are_killed() {
     let (queue, _region) = queue();
     for used in [0_u16, 5, 13, 65_530, 3] {
-        // Killed between the ring's index and the region's: the next one finds it behind.
+        // If the kill comes between the two stores, the region's index is behind the ring's.
         assert_eq!(queue.recover(used, used.wrapping_add(4)), [0_u16; 0]);
         queue.note(used);
         assert_eq!(queue.recover(used, used.wrapping_add(4)), [0_u16; 0]);
@@ -106,14 +106,14 @@ fn heads_in_flight_come_back_in_the_order_of_their_counters() {
         queue.mark(head, counter);
     }
     assert_eq!(queue.recover(0, 4), [15, 9, 0, 3]);
-    // Asked again, as after another death before anything was returned.
+    // A second call gives the same answer, as after another kill before anything was returned.
     assert_eq!(queue.recover(0, 5), [15, 9, 0, 3]);
 }
 
 #[test]
 fn a_kill_between_any_two_stores_of_a_batch_neither_loses_nor_doubles_a_head() {
-    // Heads 7, 2, 5, 11 are in flight; 5 and 7 are being returned when the kill comes. The stores,
-    // in the order that the specification and `begin`, the ring's index and `end` keep.
+    // Heads 7, 2, 5, 11 are in flight; 5 and 7 are being returned when the kill comes. The stores
+    // are in the order of the specification: `begin`, the ring's index, `end`.
     for stores in 0..=7 {
         let (queue, region) = queue();
         region.store(queue.at + SPLIT_USED, 40);
@@ -139,7 +139,7 @@ fn a_kill_between_any_two_stores_of_a_batch_neither_loses_nor_doubles_a_head() {
 }
 
 #[test]
-fn begin_and_end_are_that_procedure() {
+fn begin_and_end_follow_the_specified_procedure() {
     let (queue, region) = queue();
     for (counter, head) in (0..).zip([7, 2, 5, 11]) {
         queue.mark(head, counter);
@@ -155,20 +155,20 @@ fn begin_and_end_are_that_procedure() {
 }
 
 #[test]
-fn marks_that_cannot_be_true_are_dropped() {
-    // More in flight than the driver has outstanding.
+fn impossible_marks_are_dropped() {
+    // More chains are in flight than the driver has outstanding.
     let (queue, _region) = queue();
     (0..5).for_each(|head| queue.mark(head, u64::from(head)));
     assert_eq!(queue.recover(0, 4), [0_u16; 0]);
     assert_eq!(queue.marks(), [0_u16; 0]);
-    // An index that has nothing to do with the ring's: the guest was reset.
+    // The index is unrelated to the ring's, because the guest was reset.
     queue.mark(3, 0);
     assert_eq!(queue.recover(1000, 1004), [0_u16; 0]);
     assert_eq!(queue.marks(), [0_u16; 0]);
-    // An available index that runs ahead of the ring.
+    // The available index is further ahead than the ring is long.
     queue.mark(3, 0);
     assert_eq!(queue.recover(1000, 1000 + SIZE + 1), [0_u16; 0]);
-    // A list of the last batch that names what does not exist, or runs in a circle.
+    // The list of the last batch names heads that do not exist, or is circular.
     let (queue, region) = self::queue();
     queue.mark(1, 0);
     region.store(queue.at + SPLIT_LAST_BATCH, 999);

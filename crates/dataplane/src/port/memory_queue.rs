@@ -1,4 +1,5 @@
-//! A queue pair in our own memory: what simulations and tests attach instead of a VM or NIC.
+//! A queue pair in the switch's own memory, which simulations and tests attach instead of a VM or
+//! NIC.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,17 +11,16 @@ use crate::batch::Batch;
 use crate::offload::{Offload, OffloadCaps};
 use crate::worker::Doorbell;
 
-/// A frame with its metadata.
+/// A frame with its offload metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFrame {
-    /// Ethernet header to payload, without FCS.
+    /// From the Ethernet header to the payload, without FCS.
     pub bytes: Vec<u8>,
-    /// Offload metadata.
     pub offload: Offload,
 }
 
 impl MemoryFrame {
-    /// A finished frame.
+    /// A frame that needs no offloads.
     #[must_use]
     pub fn plain(bytes: Vec<u8>) -> Self {
         Self { bytes, offload: Offload::NONE }
@@ -33,16 +33,16 @@ struct Rings {
     from_switch: VecDeque<MemoryFrame>,
     capacity: usize,
     up: bool,
-    /// Rung for a frame that comes while the queue is at rest.
+    /// Doorbell and number, rung for a frame that arrives while the queue is at rest.
     bell: Option<(Arc<Doorbell>, usize)>,
     resting: bool,
 }
 
-/// The VM's side: feeds and drains the queue.
+/// The VM's side: sends and receives frames.
 #[derive(Clone, Debug)]
 pub struct MemoryDriver(Arc<Mutex<Rings>>);
 
-/// The switch's side.
+/// The switch's side, a [`PortQueue`].
 #[derive(Debug)]
 pub struct MemoryQueue {
     rings: Arc<Mutex<Rings>>,
@@ -50,7 +50,7 @@ pub struct MemoryQueue {
     largest: usize,
 }
 
-/// A queue pair and its driver; each direction holds `capacity` frames.
+/// Makes a queue pair and its driver. Each direction holds `capacity` frames.
 #[must_use]
 pub fn memory_queue(capacity: usize, caps: OffloadCaps) -> (MemoryQueue, MemoryDriver) {
     let rings = Arc::new(Mutex::new(Rings {
@@ -70,7 +70,7 @@ fn lock(rings: &Mutex<Rings>) -> std::sync::MutexGuard<'_, Rings> {
 }
 
 impl MemoryQueue {
-    /// Refuses frames above `bytes`, as a receiver with small buffers does.
+    /// Refuses frames above `bytes`, like a receiver with small buffers.
     #[must_use]
     pub fn with_largest(mut self, bytes: usize) -> Self {
         self.largest = bytes;
@@ -79,7 +79,7 @@ impl MemoryQueue {
 }
 
 impl MemoryDriver {
-    /// Offers a frame to the switch; false if the ring is full.
+    /// Offers a frame to the switch. Returns false if the ring is full.
     pub fn send(&self, frame: MemoryFrame) -> bool {
         let mut rings = lock(&self.0);
         let room = rings.to_switch.len() < rings.capacity;
@@ -94,20 +94,20 @@ impl MemoryDriver {
         room
     }
 
-    /// Takes the oldest frame the switch delivered.
+    /// Takes the oldest frame that the switch delivered.
     #[must_use]
     pub fn receive(&self) -> Option<MemoryFrame> {
         lock(&self.0).from_switch.pop_front()
     }
 
-    /// Frames the switch has not taken yet.
+    /// Number of frames that the switch has not taken yet.
     #[must_use]
     pub fn unsent(&self) -> usize {
         lock(&self.0).to_switch.len()
     }
 
-    /// Lets the switch leave the queue alone while nothing comes: `doorbell` is rung for number
-    /// `bell` when something does.
+    /// Lets the switch stop polling the queue while it is empty: `doorbell` is then rung for number
+    /// `bell` when a frame arrives.
     pub fn connect_bell(&self, doorbell: Arc<Doorbell>, bell: usize) {
         lock(&self.0).bell = Some((doorbell, bell));
     }

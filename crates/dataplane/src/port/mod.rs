@@ -1,8 +1,8 @@
-//! Ports: where frames come in and go out.
+//! Ports: the attachments by which frames enter and leave the switch.
 //!
-//! A *port* is the attachment of one VM, namespace or NIC. The worker sees each of its queue pairs
-//! as one [`PortQueue`], owned by exactly one worker (datapath rule 1). Calls are per batch,
-//! so dynamic dispatch costs a few cycles per 32 frames.
+//! A *port* attaches one VM, namespace or NIC. The worker sees each queue pair of a port as one
+//! [`PortQueue`], which exactly one worker owns (datapath rule 1). Calls are per batch, so that
+//! dynamic dispatch costs a few cycles per 32 frames.
 
 pub mod dirty_log;
 pub mod guest_memory;
@@ -28,33 +28,32 @@ use crate::batch::Batch;
 use crate::offload::OffloadCaps;
 use crate::worker::SleepCause;
 
-/// Whether a frame is waiting, as far as can be said without a system call.
+/// Whether a frame can be received, as far as that is known without a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pending {
-    /// A frame is waiting.
     Yes,
-    /// Nothing is waiting; polling would be wasted.
+    /// No frame waits, so a poll would be wasted.
     No,
-    /// Only a poll can tell.
+    /// Only a poll can answer.
     Unknown,
 }
 
-/// What became of a burst.
+/// Result of sending a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxOutcome {
-    /// Frames delivered.
+    /// Delivered frames.
     pub frames: u32,
-    /// Their bytes.
+    /// Bytes of the delivered frames.
     pub bytes: u64,
-    /// Those of them that carry a segmentation request.
+    /// Delivered frames with a segmentation request.
     pub tso: u32,
-    /// Dropped: no buffer.
+    /// Frames dropped because the receiver had no buffer.
     pub ring_full: u32,
-    /// Dropped: larger than the receiver's buffers.
+    /// Frames dropped because they exceed the receiver's buffers.
     pub too_big: u32,
-    /// Dropped: no driver, no link.
+    /// Frames dropped because there is no driver or no link.
     pub down: u32,
-    /// Dropped: the far side or the kernel refused.
+    /// Frames dropped because the far side or the kernel refused them.
     pub error: u32,
 }
 
@@ -67,57 +66,60 @@ pub type ControlMessage = Box<dyn Any + Send>;
 /// `pending` → `rx_burst` → (`tx_burst` on any queues) → `rx_done` → `publish` on all that were
 /// touched → one full fence → `notify_taken` and `notify` on the same.
 pub trait PortQueue: Send {
-    /// Whether `rx_burst` would find something. No system call. `now` lets a port whose poll is
-    /// a system call space its polls out.
+    /// Whether `rx_burst` would find a frame, without a system call. If a port can poll only by a
+    /// system call, it uses `now` to space its polls.
     fn pending(&mut self, now: Cycles) -> Pending;
 
-    /// Takes frames into the empty `batch` until nothing waits or [`Batch::has_room`] says no.
-    /// The bytes behind the frames' heads stay where they are until [`Self::rx_done`].
+    /// Receives frames into the empty `batch` until none waits or [`Batch::has_room`] is false. The
+    /// bytes behind the frames' heads stay in place until [`Self::rx_done`].
     fn rx_burst(&mut self, batch: &mut Batch);
 
-    /// The frames of the last `rx_burst` are no longer needed: their buffers may go back.
+    /// Returns the buffers of the last `rx_burst`, whose frames are no longer needed.
     fn rx_done(&mut self);
 
-    /// Whether frames can be delivered at all: a driver is there, the queue is enabled.
+    /// Whether frames can be delivered: a driver is present and the queue is enabled.
     fn tx_ready(&self) -> bool;
 
-    /// What the far side can finish itself. Frames handed to `tx_burst` obey it.
+    /// Offloads of the far side. Frames passed to `tx_burst` need no others.
     fn caps(&self) -> OffloadCaps;
 
-    /// Delivers the frames of `batch` named by `frames`, in that order. Never waits: what cannot
-    /// go now is dropped and said in the outcome.
+    /// Delivers the frames of `batch` with the indices `frames`, in that order. Never waits: a
+    /// frame that cannot be delivered now is dropped and counted in the outcome.
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome;
 
-    /// How many frames `tx_burst` would take now, as far as can be said without a system call.
+    /// Number of frames that `tx_burst` would accept now, as far as that is known without a system
+    /// call.
     fn tx_room(&mut self) -> usize {
         usize::MAX
     }
 
-    /// Makes all that was done since the last call visible to the far side.
+    /// Makes all deliveries and returned buffers since the last call visible to the far side.
     fn publish(&mut self);
 
-    /// After `publish` and a full fence: wakes the far side, if it asked for it, for what was
-    /// delivered to it. Returns how many notifications were sent.
+    /// Notifies the far side of deliveries, if it asked for notifications. Called after `publish`
+    /// and a full fence. Returns the number of notifications.
     fn notify(&mut self) -> u32;
 
-    /// The same for what was taken from it. Who sent is charged for this one, whoever's frames were
-    /// delivered for the other.
+    /// Notifies the far side of buffers that were taken from it. The sender is charged for this
+    /// notification; the one by [`Self::notify`] is charged to the senders of the delivered frames.
     fn notify_taken(&mut self) -> u32 {
         0
     }
 
-    /// Nothing came for a while. Asks the far side to tell when something does, and looks once
-    /// more. True: it may be left alone until its [`Doorbell`](crate::worker::Doorbell) rings, or
-    /// [`Self::pending`] says otherwise. False: something waits, or this port cannot tell.
+    /// Stops polling after a time without frames: asks the far side for a notification and looks
+    /// once more. True if the queue may stay unpolled until its
+    /// [`Doorbell`](crate::worker::Doorbell) rings or [`Self::pending`] says otherwise. False if a
+    /// frame waits, or if this port has no notifications.
     fn rest(&mut self) -> bool {
         false
     }
 
-    /// Ends what [`Self::rest`] began: the queue is polled again, the far side need not tell.
+    /// Ends the state that [`Self::rest`] began: polling resumes and notifications are not needed.
     fn wake(&mut self) {}
 
-    /// The worker slept for so long over this port, which nobody's may be: it takes nothing from it
-    /// and gives it nothing until its control side has heard of it. False: it did not anyway.
+    /// Called after the worker slept for `slept` because of this port. No port may make it sleep,
+    /// so the port receives and delivers nothing until its control side has handled the event.
+    /// False if it was stopped already or cannot be stopped.
     fn stop(&mut self, _cause: SleepCause, _slept: Nanos) -> bool {
         false
     }
@@ -127,106 +129,100 @@ pub trait PortQueue: Send {
         None
     }
 
-    /// A message from this port's own control thread, executed between two batches. The returned
-    /// box goes back to the sender, so that nothing is freed in the worker.
+    /// Executes a message of this port's control thread between two batches. The returned box goes
+    /// back to the sender, so that the worker frees nothing.
     fn control(&mut self, message: ControlMessage) -> ControlMessage {
         message
     }
 }
 
-/// A frame in a buffer of the port's own memory, in its present form and finished.
+/// A finished frame in a buffer of the port's own memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     pub(crate) buffer: u32,
     pub(crate) len: u32,
 }
 
-/// Ports with memory of their own in which frames can wait.
+/// Memory of a port in which frames can wait.
 ///
-/// A frame waits from [`Self::fill`] until it is sent or released, once. Frames that wait have a
-/// share of the memory to themselves: however many they are, the port goes on receiving.
+/// A frame waits from [`Self::fill`] until it is sent or released once. Waiting frames have their
+/// own share of the memory, so that the port can always receive.
 pub trait Buffers {
-    /// Buffers that are free for frames that wait or are sent.
+    /// Free buffers for frames to wait in or to be sent from.
     fn free(&self) -> usize;
 
     /// Copies frame `i` of `batch`, finished, into a buffer, where it waits for [`Self::send`].
-    /// `None`: no buffer is free, or it is too long.
+    /// `None` if no buffer is free or the frame is too long.
     fn fill(&mut self, batch: &Batch, i: usize) -> Option<Held>;
 
-    /// Sends frames that wait, in order. The first `frames + down + error` of them are taken, the
-    /// others stay: the ring is full. As after [`PortQueue::tx_burst`], [`PortQueue::publish`]
-    /// and [`PortQueue::notify`] follow.
+    /// Sends waiting frames in order. The first `frames + down + error` of them leave the queue.
+    /// The others stay, because the ring is full. [`PortQueue::publish`] and [`PortQueue::notify`]
+    /// follow, as after [`PortQueue::tx_burst`].
     fn send(&mut self, frames: &[Held]) -> TxOutcome;
 
-    /// The frame waits no longer, its buffer is free.
+    /// Frees the buffer of a waiting frame without sending it.
     fn release(&mut self, frame: Held);
 }
 
-/// What an attachment looks like from outside the worker.
+/// State of an attachment as seen from outside the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachState {
-    /// No driver is there yet.
     Waiting,
-    /// A driver is connected, its rings are not started.
+    /// A driver is connected, but has not started its rings.
     Connected,
-    /// Frames can pass.
     Up,
-    /// The interface is down.
     Down,
-    /// The attachment failed; the status says why.
+    /// The attachment failed; [`AttachStatus::error`] has the reason.
     Error,
 }
 
-/// An attachment's state with its details.
+/// State of an attachment with its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachStatus {
-    /// The state.
     pub state: AttachState,
-    /// The last error.
     pub error: Option<String>,
-    /// Negotiated features by name.
+    /// Names of the negotiated features.
     pub features: Vec<&'static str>,
-    /// Ring sizes the driver set, receive and transmit ring of each queue pair in turn.
+    /// Ring sizes that the driver set: receive and transmit ring of each queue pair in turn.
     pub ring_sizes: Vec<u32>,
-    /// Queue pairs that can pass frames.
+    /// Queue pairs that can carry frames.
     pub queues_up: u16,
 }
 
-/// A port could not be opened.
+/// Error of opening a port.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
     /// A call to the kernel failed.
     #[error("{object}: {call}: {source}; {remedy}")]
     System {
-        /// The socket's path or the interface's name.
+        /// Path of the socket or name of the interface.
         object: String,
-        /// What was being done.
+        /// The operation that failed.
         call: &'static str,
-        /// What would help.
+        /// Suggestion for the operator.
         remedy: &'static str,
-        /// The kernel's answer.
         source: std::io::Error,
     },
-    /// The configuration asks for more than the port type can do.
+    /// The configuration exceeds a limit of the port type.
     #[error("{object}: {problem} (limit {limit})")]
     Limit {
-        /// The socket's path or the interface's name.
+        /// Path of the socket or name of the interface.
         object: String,
-        /// What is too much.
+        /// The parameter that exceeds its limit.
         problem: &'static str,
-        /// The most that goes.
+        /// The largest allowed value.
         limit: u64,
     },
 }
 
 impl PortError {
-    /// Whether the kernel or the driver refuses the *way* of attaching (no permission, not
-    /// supported), so that another way may succeed. Not so if there is no such interface or
-    /// another program has it.
+    /// Whether the kernel or the driver refuses this *way* of attaching (no permission, not
+    /// supported), so that another way may succeed. False if the interface does not exist or
+    /// another program uses it.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
-        /// `ENOTSUPP`, which some drivers answer; libc does not name it.
+        /// `ENOTSUPP`, which some drivers return and libc does not define.
         const NOT_SUPPORTED: i32 = 524;
         let Self::System { source, .. } = self else { return false };
         matches!(
@@ -260,7 +256,7 @@ impl PortError {
     }
 }
 
-/// Names of offloads, for people.
+/// Names of the offloads, for status output.
 fn offload_names(caps: OffloadCaps) -> Vec<&'static str> {
     [(caps.csum, "csum"), (caps.tso4, "tso4"), (caps.tso6, "tso6")]
         .into_iter()

@@ -1,9 +1,9 @@
-//! AF_PACKET ports: an existing interface (a NIC, a veth), all of its frames taken.
+//! AF_PACKET ports: all frames of an existing interface (a NIC, a veth).
 //!
-//! The fall-back where AF_XDP is refused. Frames by system call, with a virtio-net header, so that
-//! segmentation and checksum offloads of the interface are used. The interface is put into
-//! promiscuous mode; what we send ourselves is not read back. The kernel takes VLAN tags out of
-//! received frames; they are put back here.
+//! They are the fallback if AF_XDP is refused. Each frame needs a system call. It has a virtio-net
+//! header, so that the interface's segmentation and checksum offloads are used. The interface is
+//! put into promiscuous mode, and frames that the port sends are not read back. The kernel removes
+//! VLAN tags from received frames; the port inserts them again.
 #![allow(unsafe_code, reason = "AF_PACKET socket options and messages")]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,29 +26,30 @@ const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 /// `VIRTIO_NET_HDR_GSO_ECN`: the large segment carries CWR.
 const GSO_ECN: u8 = 0x80;
-/// Bytes of the header AF_PACKET puts in front of a frame.
+/// Bytes of the header that AF_PACKET puts in front of a frame.
 const HEADER: usize = 10;
-/// Room in front of a frame for the tag that the kernel took out.
+/// Room in front of a frame for the tag that the kernel removed.
 const TAG: usize = 4;
-/// Bytes the kernel may hold for us: some 3 ms at 10 Gbit/s.
+/// Receive buffer in bytes: some 3 ms at 10 Gbit/s.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
-/// Bytes of frames that we sent and somebody in this kernel still holds. Where that is the queue
-/// of a switch (a bridge with `tc`), frames of all tenants would be dropped here because one has a
-/// full queue there: those queues have limits of their own, and this is above all of them together.
+/// Send buffer in bytes: frames that the port sent and the kernel still holds. If a switch queue
+/// holds them (a bridge with `tc`), one full queue could make this port drop the frames of all
+/// tenants. Those queues have limits of their own, and this buffer is larger than all of them
+/// together.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
-/// How an AF_PACKET port is attached.
+/// Parameters of an AF_PACKET port.
 #[derive(Clone, Debug)]
 pub struct PacketConfig {
-    /// Interface name, at most 15 bytes; it must exist.
+    /// Name of an existing interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace: a name under `/run/netns` or a path; `None`: the daemon's own.
+    /// Network namespace: a name under `/run/netns` or a path; `None` is the daemon's own.
     pub netns: Option<PathBuf>,
-    /// Offloads left to the interface.
+    /// Offloads that are left to the interface.
     pub offloads: OffloadCaps,
 }
 
-/// An AF_PACKET port's control side.
+/// Control side of an AF_PACKET port.
 #[derive(Debug)]
 pub struct Packet {
     interface: Interface,
@@ -59,7 +60,7 @@ impl Packet {
     /// Opens the interface and brings it up.
     ///
     /// # Errors
-    /// [`PortError`]: no such interface or namespace, no permission.
+    /// [`PortError`]: the interface or namespace does not exist, or the permission is missing.
     pub fn open(config: &PacketConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         let netns = config.netns.as_deref();
@@ -78,7 +79,7 @@ impl Packet {
         Ok((Self { interface, offloads: config.offloads }, vec![Box::new(queue)]))
     }
 
-    /// What the attachment looks like now.
+    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let up = self.interface.is_up();
@@ -120,7 +121,7 @@ fn open_socket(
     check("ask for offload headers", old, set(libc::SOL_PACKET, PACKET_VNET_HDR, 1))?;
     check("ask for VLAN tags", old, set(libc::SOL_PACKET, PACKET_AUXDATA, 1))?;
     check("ignore own frames", old, set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1))?;
-    // Without privilege the kernel cuts the size to its own maximum: good enough.
+    // Without privilege the kernel limits the size to its own maximum, which suffices.
     if set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER) < 0 {
         let _ = set(libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER);
     }
@@ -134,7 +135,7 @@ fn open_socket(
 }
 
 fn bind(socket: &OwnedFd, index: i32) -> std::io::Result<()> {
-    // SAFETY: all-zero is a valid `sockaddr_ll` and `packet_mreq`. WHY: no constructors.
+    // SAFETY: all-zero is a valid `sockaddr_ll` and `packet_mreq`. WHY: there are no constructors.
     let (mut address, mut membership): (libc::sockaddr_ll, libc::packet_mreq) =
         unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
     address.sll_family = libc::sa_family_t::try_from(libc::AF_PACKET).unwrap_or(17);
@@ -143,7 +144,7 @@ fn bind(socket: &OwnedFd, index: i32) -> std::io::Result<()> {
     membership.mr_ifindex = index;
     membership.mr_type = u16::try_from(libc::PACKET_MR_PROMISC).unwrap_or(1);
     let size = |n: usize| libc::socklen_t::try_from(n).unwrap_or(0);
-    // SAFETY: both calls read a structure of the size given. WHY: nix lacks both.
+    // SAFETY: both calls read a structure of the given size. WHY: nix lacks both.
     unsafe {
         let fd = socket.as_raw_fd();
         let at = (&raw const address).cast();
@@ -159,7 +160,7 @@ fn bind(socket: &OwnedFd, index: i32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The one queue of an AF_PACKET port.
+/// The single queue of an AF_PACKET port.
 struct PacketQueue {
     socket: OwnedFd,
     caps: OffloadCaps,
@@ -168,46 +169,47 @@ struct PacketQueue {
     pieces: Box<FramePieces>,
 }
 
-// SAFETY: the pieces' pointers are only used inside one call of `tx_burst`.
+// SAFETY: the pointers of the pieces are used only inside one call of `tx_burst`.
 // WHY: `iovec` holds raw pointers, which makes the type !Send.
 unsafe impl Send for PacketQueue {}
 
-/// Bytes for one control message with a `tpacket_auxdata`, aligned as the kernel wants it.
+/// Buffer for one control message with a `tpacket_auxdata`, aligned as the kernel requires.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// A frame as `recvmsg` left it.
+/// Result of `recvmsg` for one frame.
 struct Received {
     bytes: usize,
     tag: Option<[u8; TAG]>,
 }
 
 impl PacketQueue {
-    /// Reads one frame to `frame`; its virtio-net header to `header`.
+    /// Reads one frame to `frame` and its virtio-net header to `header`.
     fn receive(&self, header: &mut [u8; VNET_HDR_LEN], frame: &mut [u8]) -> Option<Received> {
         let mut pieces =
             [piece(header.as_mut_ptr(), HEADER), piece(frame.as_mut_ptr(), frame.len())];
         let mut control = Control([0; 64]);
-        // SAFETY: all-zero is a valid `msghdr`. WHY: no constructor.
+        // SAFETY: all-zero is a valid `msghdr`. WHY: there is no constructor.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = 2;
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = control.0.len();
-        // SAFETY: every pointer in `message` leads to something of this call that is writable for
-        // the length beside it. WHY: nix's form allocates per call.
+        // SAFETY: every pointer in `message` points to a buffer of this call that is writable for
+        // the length beside it.
+        // WHY: nix's form allocates per call.
         let n = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, 0) };
         let bytes = usize::try_from(n).ok()?;
-        // A frame that was cut off is none.
+        // A truncated frame counts as empty.
         let whole = message.msg_flags & libc::MSG_TRUNC == 0;
         Some(Received { bytes: if whole { bytes } else { 0 }, tag: tag_of(&message) })
     }
 }
 
-/// The VLAN tag that the kernel took out of the frame, if any.
+/// The VLAN tag that the kernel removed from the frame, if any.
 fn tag_of(message: &libc::msghdr) -> Option<[u8; TAG]> {
-    // SAFETY: the kernel filled the control buffer and its length; CMSG_FIRSTHDR checks that a
-    // header fits, and cmsg_len says whether the data does. WHY: C macros.
+    // SAFETY: the kernel filled the control buffer and its length. CMSG_FIRSTHDR checks that a
+    // header fits, and cmsg_len says whether the data does. WHY: these are C macros.
     unsafe {
         let first = libc::CMSG_FIRSTHDR(message);
         if first.is_null()
@@ -220,7 +222,7 @@ fn tag_of(message: &libc::msghdr) -> Option<[u8; TAG]> {
         let data = libc::CMSG_DATA(first);
         let status = data.cast::<u32>().read_unaligned();
         let tci = data.add(16).cast::<u16>().read_unaligned().to_be_bytes();
-        // A provider's tag (802.1ad) must not come back as a customer's of the same number.
+        // A provider's tag (802.1ad) must not become a customer's tag with the same number.
         let tpid = match status & TP_STATUS_VLAN_TPID_VALID {
             0 => 0x8100,
             _ => data.add(18).cast::<u16>().read_unaligned(),
@@ -238,13 +240,14 @@ impl PortQueue for PacketQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        // Reads that held no frame take no room, but they too come to an end.
+        // Reads without a usable frame take no room in the batch, so their number has a limit of
+        // its own.
         while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(TAG + FRAME_MAX) else { break };
             let received = match self.receive(&mut header, &mut space[TAG..]) {
                 Some(received) => received,
-                // A frame that the header cannot describe: the kernel has thrown it away.
+                // The header cannot describe the frame, and the kernel has dropped it.
                 None if last_error() == libc::EINVAL => Received { bytes: 0, tag: None },
                 None => break,
             };
@@ -254,8 +257,8 @@ impl PortQueue for PacketQueue {
                 continue;
             };
             let mut offload = Offload::from_wire(&header);
-            // A hint for hardware that would repeat CWR (RFC 3168 §6.1.2); nobody here asked for
-            // it, so an ordinary large segment goes on.
+            // A hint for hardware that would repeat CWR (RFC 3168 §6.1.2). No offload for it was
+            // negotiated, so the frame goes on as an ordinary large segment.
             offload.gso_type &= !GSO_ECN;
             if let Some(tag) = received.tag {
                 space.copy_within(TAG..TAG + 12, 0);
@@ -306,11 +309,11 @@ impl PortQueue for PacketQueue {
 mod tests {
     use super::*;
 
-    /// What the kernel says of a frame: `tpacket_auxdata` in a control message.
+    /// The tag that a `tpacket_auxdata` control message with these fields yields.
     fn said(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
         let mut control = Control([0; 64]);
         // SAFETY: all-zero is a valid `msghdr`; the control buffer has room for one message of 20
-        // bytes. WHY: C macros.
+        // bytes. WHY: these are C macros.
         unsafe {
             let mut message: libc::msghdr = core::mem::zeroed();
             message.msg_control = control.0.as_mut_ptr().cast();
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_comes_back_as_the_tag_it_was() {
+    fn a_removed_tag_is_restored_with_its_protocol() {
         let both = TP_STATUS_VLAN_VALID | TP_STATUS_VLAN_TPID_VALID;
         assert_eq!(said(0, 5, 0x8100), None);
         assert_eq!(said(both, 0x2005, 0x8100), Some([0x81, 0, 0x20, 5]));

@@ -1,11 +1,17 @@
 //! The device side of a split virtqueue (virtio 1.2 §2.7).
 //!
-//! **Problem.** The other side is an attacker who may rewrite every word at every moment. **Rule**
-//! (datapath rules 3, 5-8, 12-14): each guest word is read once into private memory and only that
-//! copy is validated and used; chains are walked with our own count of steps; a burst goes through
-//! in stages, each of which prefetches for the next; indices are published once a burst. A ring
-//! that breaks a rule too often, or whose indices make no sense, is stopped: it hurts its own port
-//! and nothing else. **Order.** Everything completes in order, so `IN_ORDER` may be offered.
+//! # Problem
+//! An attacker may rewrite every word at every moment.
+//!
+//! # Approach
+//! Datapath rules 3, 5 to 8 and 12 to 14. Each guest word is read once into private memory, and
+//! only that copy is validated and used. A step count bounds the walk of a chain. A burst passes
+//! through stages, each of which prefetches for the next. Indices are published once a burst. A
+//! ring that breaks a rule too often, or whose indices are impossible, is stopped. It thus harms
+//! only its own port.
+//!
+//! # Order
+//! Everything completes in order, so `IN_ORDER` may be offered.
 #![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
 
 mod burst;
@@ -30,10 +36,10 @@ pub use live::RingAddresses;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
-/// Instead of [`AHEAD`] after a burst that was cut short by its bytes.
+/// The value in place of [`AHEAD`] after a burst that ended because of its bytes.
 const FEW_AHEAD: usize = 2;
 
-/// A descriptor as read once from guest memory.
+/// A descriptor, read once from guest memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Descriptor {
@@ -43,7 +49,7 @@ struct Descriptor {
     next: u16,
 }
 
-/// Descriptor table, available ring and used ring.
+/// Host addresses of descriptor table, available ring and used ring.
 type Parts = (*const Descriptor, *mut u16, *mut u16);
 
 /// The device side of one split ring.
@@ -67,7 +73,7 @@ pub struct SplitRing {
     in_order: bool,
     /// The last burst ended because the batch was full of bytes.
     cut_short: bool,
-    /// Chains of the last burst taken, and their heads.
+    /// Number of chains in the last burst taken. `heads` holds their heads.
     taken: usize,
     heads: [u16; BATCH_FRAMES],
     burst: Burst,
@@ -80,8 +86,8 @@ pub struct SplitRing {
     records: Box<Records>,
 }
 
-// SAFETY: the pointers lead into `memory`, which lives as long as the ring; exactly one thread
-// holds the ring at any time. WHY: control threads build rings, a worker runs them.
+// SAFETY: the pointers lead into `memory`, which lives as long as the ring, and exactly one thread
+// holds the ring at any time. WHY: control threads build rings, and a worker runs them.
 unsafe impl Send for SplitRing {}
 
 impl core::fmt::Debug for SplitRing {
@@ -96,10 +102,11 @@ impl core::fmt::Debug for SplitRing {
 }
 
 impl SplitRing {
-    /// Validates the addresses and takes the ring up where the driver's memory says it stands.
+    /// Checks the addresses and continues the ring at the position that the driver's memory
+    /// records.
     ///
     /// # Errors
-    /// [`RingError`].
+    /// [`RingError`] if the size or an address is invalid.
     pub fn new(spec: RingSpec, memory: Arc<GuestMemory>) -> Result<Self, RingError> {
         let size = match u16::try_from(spec.size) {
             Ok(size) if size.is_power_of_two() => size,
@@ -137,8 +144,9 @@ impl SplitRing {
             recording: false,
             records: Box::default(),
         };
-        // A switch that died between publishing and telling its frontend is behind the ring: the
-        // used index in the driver's memory is the truth, as everything completes in order.
+        // A switch that died after publishing may not have told its front end, whose position is
+        // then too old. The used index in the driver's memory is right, as everything completes in
+        // order.
         ring.next_used = ring.word(ring.used, 1).load(Ordering::Acquire);
         ring.published = ring.next_used;
         ring.signalled = ring.next_used;
@@ -148,7 +156,7 @@ impl SplitRing {
         Ok(ring)
     }
 
-    /// The ring's parts in host memory, each checked whole.
+    /// Host addresses of the ring's parts, each checked over its whole length.
     fn locate(memory: &GuestMemory, ring: RingAddresses, size: u16) -> Result<Parts, RingError> {
         let n = u64::from(size);
         let at = |what, user, len, align| {
@@ -160,25 +168,25 @@ impl SplitRing {
         Ok((descriptors.cast_const().cast(), available.cast(), used.cast()))
     }
 
-    /// The driver's available entries.
+    /// Address of the driver's available entries.
     #[inline(always)]
     fn guest_heads(&self) -> *mut u16 {
         self.available.wrapping_add(2)
     }
 
-    /// The next available entry: what the frontend is told as the ring's base.
+    /// Index of the next available entry, which is the ring's base for the front end.
     #[must_use]
     pub fn base(&self) -> u32 {
         u32::from(self.next_available)
     }
 
-    /// Entries.
+    /// Number of entries.
     #[must_use]
     pub const fn size(&self) -> u16 {
         self.size
     }
 
-    /// Whether the driver broke the rules so often that the ring was stopped.
+    /// Whether the ring was stopped because the driver broke the rules too often.
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         self.stopped
@@ -187,10 +195,11 @@ impl SplitRing {
     /// A 16-bit word of the available or used ring. Index 0 is `flags`, 1 is `idx`.
     #[inline(always)]
     fn word(&self, base: *mut u16, at: usize) -> &AtomicU16 {
-        // SAFETY: every caller stays within the bytes `new` checked: 3 + size words of the
-        // available ring, 3 + 4 * size of the used ring, size words where heads are read; all are
+        // SAFETY: every caller stays within the bytes that `new` checked: 3 + size words of the
+        // available ring, 3 + 4 * size of the used ring, size words where heads are read. All are
         // 2-aligned and stay mapped.
-        // WHY: the driver writes these words while we read them: only atomics are defined.
+        // WHY: the driver writes these words while they are read, which is defined only for
+        // atomics.
         unsafe { AtomicU16::from_ptr(base.add(at)) }
     }
 
@@ -201,7 +210,7 @@ impl SplitRing {
         !self.stopped && self.word(self.available, 1).load(Ordering::Relaxed) != self.next_available
     }
 
-    /// Chains available now; reads the driver's index again when fewer than `want` are known.
+    /// Number of available chains. Reads the driver's index again if fewer than `want` are known.
     #[inline]
     fn credits(&mut self, want: u16) -> u16 {
         let known = self.available_seen.wrapping_sub(self.next_available);
@@ -231,7 +240,7 @@ impl SplitRing {
         self.word(self.heads_at, usize::from(index & self.mask)).load(Ordering::Relaxed)
     }
 
-    /// Takes frames into `batch` until the ring or the batch is exhausted.
+    /// Takes frames into `batch` until the ring is empty or the batch is full.
     pub fn take(&mut self, batch: &mut Batch) {
         self.taken = 0;
         if self.stopped {
@@ -240,7 +249,8 @@ impl SplitRing {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let room = (BATCH_FRAMES - batch.len()) as u16;
         let n = usize::from(self.credits(room).min(room)).min(BATCH_FRAMES);
-        // Bursts of large segments are over after one or two: lines of others would come in vain.
+        // Bursts of large segments end after one or two frames, so prefetches for more would be
+        // wasted.
         let ahead = if self.cut_short { FEW_AHEAD } else { AHEAD };
         self.read_heads(n);
         let mut window = self.memory.window(self.hint);
@@ -251,7 +261,7 @@ impl SplitRing {
             let ok = if piece.at.is_null() {
                 self.take_chain(batch, self.burst.heads[taken % BATCH_FRAMES])
             } else {
-                // SAFETY: the piece was translated in `memory`, which outlives the turn.
+                // SAFETY: the piece was translated in `memory`, which lives longer than the turn.
                 // WHY: no slice over guest memory may exist.
                 unsafe { take_plain(batch, piece, header) }
             };
@@ -280,19 +290,20 @@ impl SplitRing {
         }
     }
 
-    /// A frame in any lawful chain: several descriptors, indirect, split at region edges.
-    // Not inlined: its pieces would be room on the stack that every burst pays for.
+    /// Takes a frame from any valid chain: several descriptors, indirect, or split at region
+    /// borders.
+    // Not inlined, because every burst would pay for the stack space of its pieces.
     #[inline(never)]
     fn take_chain(&mut self, batch: &mut Batch, head: u16) -> Result<(), BadChain> {
         let mut pieces = [Piece::NONE; PIECES_MAX];
         let count = self.walk(head, 0, &mut pieces, &mut { CHAIN_MAX })?;
-        // SAFETY: `walk` found every piece in `memory`, which outlives the turn.
+        // SAFETY: `walk` found every piece in `memory`, which lives longer than the turn.
         // WHY: as for a plain frame.
         unsafe { take_pieces(batch, &pieces[..count], self.header) }
     }
 
-    /// Walks a chain into pieces of host memory; `wanted` is the write flag each must have, `steps`
-    /// how many descriptors may be looked at.
+    /// Walks a chain into pieces of host memory. `wanted` is the write flag that each descriptor
+    /// must have, and `steps` the number of descriptors that may be examined.
     fn walk(
         &mut self,
         head: u16,
@@ -303,14 +314,14 @@ impl SplitRing {
         let mut table = Table { at: self.descriptors, size: self.size, indirect: false };
         let mut next = head;
         let mut count = 0;
-        // Our own count of steps ends every loop the driver may build.
+        // The step count ends every loop that the driver may build.
         for _ in 0..CHAIN_MAX {
             *steps = steps.checked_sub(1).ok_or(BadChain)?;
             if next >= table.size {
                 return Err(BadChain);
             }
             // SAFETY: next < table.size, and the table was checked for that many entries.
-            // WHY: volatile: the descriptor is read exactly once.
+            // WHY: volatile, so that the descriptor is read exactly once.
             let d = unsafe { table.at.add(usize::from(next)).read_volatile() };
             if d.flags & F_INDIRECT != 0 {
                 table = self.indirect_table(&table, d)?;
@@ -337,15 +348,15 @@ impl SplitRing {
         Ok(Table { at: at.cast(), size, indirect: true })
     }
 
-    /// Returns the chains of the last [`Self::take`] to the driver; visible after `publish`.
+    /// Returns the chains of the last [`Self::take`] to the driver. Visible after `publish`.
     #[inline]
     pub fn complete_taken(&mut self) {
         let (n, first) = (self.taken.min(BATCH_FRAMES), self.next_used);
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let past = first.wrapping_add(n as u16);
         if self.in_order && n > 0 && !self.recording {
-            // virtio 1.2 §2.7.9: one entry, naming the last chain, stands for all; three lines
-            // fewer that would have to come from the driver's core.
+            // virtio 1.2 §2.7.9: one entry with the last chain returns all. This saves three lines
+            // that would have to come from the driver's core.
             self.write_used(first, self.heads[n - 1], 0);
         } else {
             for (index, &head) in (0..).zip(&self.heads[..n]) {
@@ -362,17 +373,17 @@ impl SplitRing {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Writes used entry `index`.
+    /// Writes the used entry `index`.
     #[inline(always)]
     fn write_used(&self, index: u16, id: u16, len: u32) {
         let entry = u64::from(id) | u64::from(len) << 32;
         let at = 2 + 4 * usize::from(index & self.mask);
         // SAFETY: the entry lies in the checked used ring, which is 4-aligned; `u64` needs 8, so
-        // the write is unaligned. WHY: one store for id and length.
+        // the write is unaligned. WHY: one store writes both id and length.
         unsafe { self.used.add(at).cast::<u64>().write_unaligned(entry) };
     }
 
-    /// Asks for the lines of the next `n` used entries, and of the used index.
+    /// Prefetches the lines of the next `n` used entries and of the used index.
     #[inline(always)]
     fn prefetch_used(&self, n: usize) {
         const A_LINE: usize = 8;
@@ -395,8 +406,8 @@ impl SplitRing {
         }
     }
 
-    /// After `publish` and a full fence: interrupts the driver if it asked for it.
-    /// Returns the number of interrupts, 0 or 1.
+    /// Interrupts the driver if it asked for it. Called after `publish` and a full fence. Returns
+    /// the number of interrupts, 0 or 1.
     #[inline]
     pub fn notify(&mut self) -> u32 {
         if self.signalled == self.published {
@@ -406,7 +417,7 @@ impl SplitRing {
         let wanted = if self.event_idx {
             let event =
                 self.word(self.available, 2 + usize::from(self.size)).load(Ordering::Relaxed);
-            // virtio 1.2 §2.7.7.2
+            // virtio 1.2 §2.7.7.2: the driver's event index is among the entries just published.
             self.published.wrapping_sub(event).wrapping_sub(1) < self.published.wrapping_sub(old)
         } else {
             self.word(self.available, 0).load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
@@ -414,8 +425,9 @@ impl SplitRing {
         if wanted { self.call.interrupt() } else { 0 }
     }
 
-    /// We stop polling: asks the driver to kick, then looks again. True if it may be left alone:
-    /// whatever it makes available from now on, it kicks for (virtio 1.2 §2.7.10).
+    /// Stops polling: asks the driver to kick, then looks again. True if the ring may stay
+    /// unpolled, because the driver kicks for every chain that it makes available from now on
+    /// (virtio 1.2 §2.7.10).
     pub fn ask_for_kicks(&mut self) -> bool {
         if self.event_idx {
             let at = 2 + 4 * usize::from(self.size);
@@ -424,7 +436,8 @@ impl SplitRing {
             self.word(self.used, 0).store(0, Ordering::Relaxed);
         }
         self.log_wish();
-        // Our wish must be visible before we look: the driver shows its chain before it looks.
+        // The request must be visible before the look. The driver makes its chain visible before it
+        // reads the request, so one side sees the other.
         fence(Ordering::SeqCst);
         let alone = !self.has_waiting();
         if !alone {
@@ -433,7 +446,7 @@ impl SplitRing {
         alone
     }
 
-    /// We poll: the driver shall not kick.
+    /// Resumes polling: asks the driver not to kick.
     pub fn suppress_kicks(&mut self) {
         if self.event_idx {
             let passed = self.next_available.wrapping_sub(1);

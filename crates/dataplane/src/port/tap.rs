@@ -1,8 +1,10 @@
-//! TAP ports: an interface of the host or of a namespace, with the kernel's stack behind it.
+//! TAP ports: an interface of the host or of a namespace, with the kernel's network stack behind
+//! it.
 //!
-//! Frames come and go by system call, one each, with a virtio-net header, so that checksums and
-//! 64 KiB TCP segments stay unfinished across the switch. Multi-queue; polls are spaced out when
-//! nothing comes. The interface is made if it is not there, and lives as long as the port.
+//! Each frame needs a system call. It has a virtio-net header, so that checksums and 64 KiB TCP
+//! segments can stay unfinished across the switch. A port may have several queues. If no frames
+//! arrive, polls are spaced out. The port creates the interface if it does not exist; such an
+//! interface lives as long as the port.
 #![allow(unsafe_code, reason = "TUN ioctls and vectored reads")]
 
 use std::fs::File;
@@ -24,22 +26,22 @@ const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
 
-/// How a TAP port is attached.
+/// Parameters of a TAP port.
 #[derive(Clone, Debug)]
 pub struct TapConfig {
-    /// Interface name, at most 15 bytes.
+    /// Name of the interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace: a name under `/run/netns` or a path; `None`: the daemon's own.
+    /// Network namespace: a name under `/run/netns` or a path; `None` is the daemon's own.
     pub netns: Option<PathBuf>,
-    /// Queues, 1 to 8.
+    /// Number of queues, 1 to 8.
     pub queues: u16,
-    /// Offloads left to the other side, both ways.
+    /// Offloads that are left to the other side, in both directions.
     pub offloads: OffloadCaps,
-    /// MTU to set; `None` leaves it.
+    /// MTU to set in bytes; `None` keeps the present one.
     pub mtu: Option<u32>,
 }
 
-/// A TAP port's control side.
+/// Control side of a TAP port.
 #[derive(Debug)]
 pub struct Tap {
     interface: Interface,
@@ -48,10 +50,11 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes or opens the interface and brings it up.
+    /// Creates or opens the interface and brings it up.
     ///
     /// # Errors
-    /// [`PortError`]: no permission, the interface is in use or no TAP, no such namespace.
+    /// [`PortError`]: the permission is missing, the interface is in use or not a TAP, or the
+    /// namespace does not exist.
     pub fn open(config: &TapConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {
@@ -68,7 +71,7 @@ impl Tap {
         Ok((Self { interface, queues: config.queues, offloads: config.offloads }, queues))
     }
 
-    /// What the attachment looks like now.
+    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let up = self.interface.is_up();
@@ -142,7 +145,7 @@ struct TapQueue {
     pieces: Box<FramePieces>,
 }
 
-// SAFETY: the pieces' pointers are only used inside one call of `tx_burst`.
+// SAFETY: the pointers of the pieces are used only inside one call of `tx_burst`.
 // WHY: `iovec` holds raw pointers, which makes the type !Send.
 unsafe impl Send for TapQueue {}
 
@@ -154,14 +157,15 @@ impl PortQueue for TapQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        // Reads that held no frame take no room, but they too come to an end.
+        // Reads without a usable frame take no room in the batch, so their number has a limit of
+        // its own.
         while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(FRAME_MAX) else { break };
             let pieces =
                 [piece(header.as_mut_ptr(), VNET_HDR_LEN), piece(space.as_mut_ptr(), FRAME_MAX)];
             // SAFETY: both pieces are writable for their lengths and belong to this call.
-            // WHY: the safe form would need two slices; this keeps one shape for both ways.
+            // WHY: the safe form would need two slices; this keeps one form for both directions.
             let n = unsafe { libc::readv(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
             let Ok(n) = usize::try_from(n) else { break };
             found = true;

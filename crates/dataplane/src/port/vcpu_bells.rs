@@ -1,13 +1,19 @@
-//! The switch's end of the bells (`penstock_vcpu::bells`): who schedules a VM's vCPUs is told that
-//! frames came for it.
+//! The switch's end of the bells (`penstock_vcpu::bells`), which tell the vCPU scheduler that
+//! frames arrived for a VM.
 //!
-//! **Rule.** A bell is a counter in a file that both sides share: one addition a burst that a
-//! driver is told of. The scheduler looks at it at its polls. When it sleeps and wants to be woken,
-//! a byte beside the counter says so; who finds it takes it away and sends one datagram. So there
-//! is at most one system call for each time that the scheduler goes to sleep, however many frames
-//! come. **Cost.** Some tens of cycles a burst, microseconds for a datagram. **Trust.** The file is
-//! the operator's (mode 0600); shortened, it reads as zeroes ([`super::peer_memory`]) and rings
-//! nobody.
+//! # Approach
+//! A bell is a counter in a file that switch and scheduler share. Ringing is one addition per burst
+//! of which a driver is notified. The scheduler reads the counters when it polls. When it sleeps
+//! and wants to be woken, it sets a byte beside the counter. The worker that finds the byte set
+//! clears it and sends one datagram. There is thus at most one system call each time the scheduler
+//! goes to sleep, however many frames arrive.
+//!
+//! # Cost
+//! Some tens of cycles a burst, microseconds for a datagram.
+//!
+//! # Trust
+//! The file belongs to the operator (mode 0600). If it is shortened, it reads as zeros
+//! ([`super::peer_memory`]) and wakes no thread.
 
 use core::fmt;
 use std::ffi::OsStr;
@@ -28,47 +34,37 @@ use penstock_vcpu::bells::{
 use super::peer_memory::shared_file::SharedFile;
 use super::peer_memory::{MemoryAccount, SharedFileError};
 
-/// Bytes of the longest path of a socket (`unix(7)`, without the zero at its end).
+/// Maximum length in bytes of a socket's path (`unix(7)`), without the zero at its end.
 const PATH_MAX: usize = 107;
 
-/// Bells cannot be used, or a VM has none.
+/// Reason for which the bells cannot be used, or a VM has no bell.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VcpuBellError {
-    /// The file.
+    /// The file of bells cannot be opened or prepared.
     #[error("{}: {source}", path.display())]
-    File {
-        /// Where it is.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: io::Error,
-    },
-    /// It cannot be shared.
+    File { path: PathBuf, source: io::Error },
+    /// The file cannot be shared.
     #[error(
         "{}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs, as /run is", path.display()
     )]
-    Shared {
-        /// Where it is.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: SharedFileError,
-    },
-    /// Something else stands there.
+    Shared { path: PathBuf, source: SharedFileError },
+    /// The path leads to a file of another kind.
     #[error("{}: not a file of bells; remove it", .0.display())]
     Foreign(PathBuf),
-    /// A name of no VM.
-    #[error("{0:?} is not a name of a bell; use 1 to {NAME_MAX} bytes without NUL")]
+    /// The name cannot be that of a VM.
+    #[error("{0:?} names no bell; use 1 to {NAME_MAX} bytes without a zero")]
     Name(String),
-    /// No bell is left.
+    /// All bells are assigned.
     #[error(
         "all {BELLS} bells of {} are given away, none is left for {name:?}; stop switch and \
          scheduler and remove the file",
         path.display()
     )]
     Full {
-        /// The file.
+        /// Path of the file of bells.
         path: PathBuf,
-        /// The VM.
+        /// Name of the VM without a bell.
         name: String,
     },
 }
@@ -87,15 +83,15 @@ fn wide(at: usize) -> u64 {
 }
 
 impl VcpuBells {
-    /// Opens the file of bells in `dir`, the scheduler's `run_dir`; makes both if they are missing.
-    /// Bells that are in it keep their numbers.
+    /// Opens the file of bells in `dir`, the scheduler's `run_dir`. Creates both if they are
+    /// missing. Bells that the file already has keep their numbers.
     ///
     /// # Errors
-    /// The directory is on a disk, or the file is something else.
+    /// The directory is not on a tmpfs, or the file is of another kind.
     pub fn open(dir: &Path) -> Result<Arc<Self>, VcpuBellError> {
         let path = dir.join(BELLS_FILE);
         let (file, socket) = Self::file(dir, &path)?;
-        // The operator's file, so no port's.
+        // The file belongs to the operator, so it counts for no port.
         let account = MemoryAccount::default();
         let map = SharedFile::map(&account, "bells", &file, 0, wide(FILE_LEN), wide(FILE_LEN));
         let shared = map.map_err(|source| VcpuBellError::Shared { path, source })?;
@@ -107,7 +103,7 @@ impl VcpuBells {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        // A link would have the switch write into what it names.
+        // With a link, the switch would write into the file that the link names.
         options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
         let file = options.open(path).map_err(failed)?;
         let of_bells = Self::prepare(&file).map_err(failed)?;
@@ -119,7 +115,7 @@ impl VcpuBells {
         Ok((file, socket))
     }
 
-    /// Makes it as long as it has to be; whether it is a file of bells.
+    /// Extends the file to its length. Returns false if it is no file of bells.
     fn prepare(file: &File) -> io::Result<bool> {
         file.lock()?;
         let length = file.metadata()?.len();
@@ -127,7 +123,7 @@ impl VcpuBells {
         if length >= 8 {
             file.read_exact_at(&mut magic, 0)?;
         }
-        // Zeroes: whoever made it has not come to write, or died before.
+        // Zeros are accepted: the creator of the file has not written yet, or died before it could.
         if length > 0 && ![0, MAGIC].contains(&u64::from_ne_bytes(magic)) {
             return Ok(false);
         }
@@ -139,10 +135,10 @@ impl VcpuBells {
         Ok(true)
     }
 
-    /// The bell of the VM `name`, which is given one if it has none.
+    /// The bell of the VM `name`, which gets one if it has none.
     ///
     /// # Errors
-    /// All are given away, or the name is none.
+    /// All bells are assigned, or the name is invalid.
     pub fn claim(self: &Arc<Self>, name: &str) -> Result<VcpuBell, VcpuBellError> {
         let path = || self.dir.join(BELLS_FILE);
         let line = line_of(name).ok_or_else(|| VcpuBellError::Name(name.to_owned()))?;
@@ -169,7 +165,7 @@ impl VcpuBells {
         })
     }
 
-    /// Where scheduling thread `at` listens, written into `room`: nothing is allocated.
+    /// Socket path of scheduling thread `at`, written into `room` without an allocation.
     fn socket_of<'a>(&self, at: usize, room: &'a mut [u8; PATH_MAX]) -> Option<&'a Path> {
         let mut left = &mut room[..];
         left.write_all(self.dir.as_os_str().as_bytes()).ok()?;
@@ -179,7 +175,7 @@ impl VcpuBells {
     }
 }
 
-/// One VM's bell, for the worker to ring.
+/// The bell of one VM, which the worker rings.
 #[derive(Clone)]
 pub struct VcpuBell {
     bells: Arc<VcpuBells>,
@@ -194,7 +190,8 @@ impl fmt::Debug for VcpuBell {
 }
 
 impl VcpuBell {
-    /// Frames came for the VM. How many system calls it took to wake who schedules it.
+    /// Reports that frames arrived for the VM. Returns the number of system calls made to wake
+    /// scheduling threads.
     #[inline]
     pub fn ring(&self) -> u32 {
         let Some(counter) = self.bells.shared.u64_at(self.bell.counter_at()) else { return 0 };
@@ -210,7 +207,8 @@ impl VcpuBell {
         calls
     }
 
-    /// A thread that ended meanwhile is told nothing, and one whose socket is full is awake.
+    /// Wakes the summoned threads. A thread that has ended has no socket, and one with a full
+    /// socket is awake.
     #[cold]
     fn wake(&self, at: usize, taken: u64) -> u32 {
         let mut calls = 0;
@@ -229,7 +227,7 @@ impl VcpuBell {
 mod tests {
     use super::*;
 
-    /// On a tmpfs, as the directory has to be.
+    /// A new directory on a tmpfs.
     fn dir(name: &str) -> PathBuf {
         let dir = format!("/dev/shm/penstock-bells-{name}-{}", std::process::id());
         let _ = std::fs::remove_dir_all(&dir);
@@ -244,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_outlives_the_switch_and_counts_on() {
+    fn a_bell_survives_the_switch_and_continues_counting() {
         let dir = dir("restart");
         let bells = VcpuBells::open(&dir).unwrap();
         let (web, db) = (bells.claim("web").unwrap(), bells.claim("db").unwrap());
@@ -257,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_woken_once_and_by_name() {
+    fn only_the_sleeping_thread_is_woken_and_only_once() {
         let dir = dir("summons");
         let bells = VcpuBells::open(&dir).unwrap();
         let web = bells.claim("web").unwrap();
@@ -276,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_there_is_not_trusted() {
+    fn the_content_of_the_file_is_not_trusted() {
         let dir = dir("hostile");
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join(BELLS_FILE);
@@ -295,7 +293,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let bells = VcpuBells::open(&dir).unwrap();
         let web = bells.claim("web").unwrap();
-        // Cut off while it is in use: nothing is told, and nobody dies of it.
+        // The file is shortened while in use: no thread is woken, and the process survives.
         File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
         assert_eq!(web.ring(), 0);
         assert!(bells.claim("db").is_err());

@@ -1,4 +1,5 @@
-//! What TAP and AF_PACKET ports share: frames by system call with a virtio-net header in front.
+//! Common parts of TAP and AF_PACKET ports: frames by system call, with a virtio-net header in
+//! front.
 #![allow(unsafe_code, reason = "vectored system calls on guest memory")]
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -12,14 +13,14 @@ use crate::batch::{Batch, CHAIN_MAX, Frame};
 use crate::egress::finish::SEGMENTS_PER_FRAME_MAX;
 use crate::offload::VNET_HDR_LEN;
 
-/// Spaces out polls that are system calls: after an empty one the next is due only later.
+/// Spaces out polls that are system calls: after an empty poll the next one is due later.
 #[derive(Debug, Default)]
 pub(super) struct PollSpacing {
     due: u64,
     gap: u64,
 }
 
-/// About 1 us and 8 us: an idle port costs one system call each 8 us at most.
+/// In cycles, about 1 us and 8 us. An idle port thus costs at most one system call in 8 us.
 const GAP_MIN: u64 = 2_000;
 const GAP_MAX: u64 = 16_000;
 
@@ -29,7 +30,7 @@ impl PollSpacing {
         now.0 >= self.due
     }
 
-    /// Told after each poll whether it found something.
+    /// Records whether a poll found a frame.
     #[inline]
     pub(super) fn polled(&mut self, now: Cycles, found: bool) {
         self.gap = if found { 0 } else { (self.gap * 2).clamp(GAP_MIN, GAP_MAX) };
@@ -37,13 +38,13 @@ impl PollSpacing {
     }
 }
 
-/// Most reads of one burst that may hold no usable frame.
+/// Maximum number of reads in a burst that yield no usable frame.
 pub(super) const ERRORS_MAX: u32 = 32;
 
-/// Most pieces of a frame: header, head, and a chain split at region edges.
+/// Maximum number of pieces of a frame: header, head, and a chain that is split at region borders.
 const PIECES: usize = 2 + 2 * CHAIN_MAX;
 
-/// A frame as the kernel wants it: virtio-net header, head, rest.
+/// A frame in the form of a system call: virtio-net header, head, rest.
 pub(super) struct FramePieces {
     header: [u8; VNET_HDR_LEN],
     pieces: [libc::iovec; PIECES],
@@ -75,11 +76,12 @@ pub(super) fn piece(at: *const u8, len: usize) -> libc::iovec {
     libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }
 }
 
-/// `writev`; the kernel checks every address, so a guest's vanished page is `EFAULT`, not a fault.
+/// `writev` of `pieces`. The kernel checks every address, so a page that a guest removed yields
+/// `EFAULT` and no signal.
 pub(super) fn write_vectored(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, i32> {
     let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
-    // SAFETY: `pieces` is a valid array; the kernel only reads what they name.
-    // WHY: the safe form wants slices, which may not exist over guest memory.
+    // SAFETY: `pieces` is a valid array, and the kernel only reads the memory that it names.
+    // WHY: the safe form needs slices, which must not exist over guest memory.
     let n = unsafe { libc::writev(fd.as_raw_fd(), pieces.as_ptr(), count) };
     usize::try_from(n).map_err(|_| last_error())
 }
@@ -88,15 +90,15 @@ pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Whether a large segment would be cut into more frames than ours are: an interface that leaves
-/// the cutting to the kernel has it done inside the worker's system call.
+/// Whether a large segment would be cut into more frames than the switch's own software would cut.
+/// An interface that leaves the cutting to the kernel has it done inside the worker's system call.
 pub(super) fn too_many_segments(frame: &Frame) -> bool {
     let o = frame.offload;
     let payload = (frame.len as usize).saturating_sub(usize::from(o.hdr_len));
     o.is_gso() && payload > usize::from(o.gso_size) * SEGMENTS_PER_FRAME_MAX
 }
 
-/// Counts what the kernel said to one frame.
+/// Counts the kernel's answer for one frame.
 pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: Result<usize, i32>) {
     match sent {
         Ok(_) => {
@@ -114,7 +116,8 @@ pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: R
     }
 }
 
-/// Runs `work` inside a network namespace, on a thread of its own so that ours stays where it is.
+/// Runs `work` inside a network namespace, on a new thread so that the caller's namespace is
+/// unchanged.
 pub(super) fn in_netns<T: Send>(
     netns: Option<&Path>,
     object: &str,
@@ -147,7 +150,7 @@ pub(super) fn in_netns<T: Send>(
     })
 }
 
-/// An interface seen through a socket in its namespace.
+/// An interface, with a socket in its namespace for requests about it.
 #[derive(Debug)]
 pub(super) struct Interface {
     name: String,
@@ -155,7 +158,7 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// Opens the socket in a namespace, `None`: that of the calling thread.
+    /// Opens the socket in a namespace; `None` is that of the calling thread.
     pub(super) fn new(name: &str, netns: Option<&Path>) -> Result<Self, PortError> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ {
             let limit = libc::IFNAMSIZ as u64 - 1;
@@ -167,7 +170,7 @@ impl Interface {
     }
 
     pub(super) fn request(&self) -> libc::ifreq {
-        // SAFETY: all-zero is a valid `ifreq`. WHY: it holds a union; libc has no constructor.
+        // SAFETY: all-zero is a valid `ifreq`. WHY: it holds a union, and libc has no constructor.
         let mut request: libc::ifreq = unsafe { core::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().zip(self.name.bytes()) {
             *to = libc::c_char::from_ne_bytes([from]);
@@ -184,14 +187,14 @@ impl Interface {
     pub(super) fn index(&self) -> std::io::Result<i32> {
         let mut request = self.request();
         self.ioctl(libc::SIOCGIFINDEX, &mut request)?;
-        // SAFETY: SIOCGIFINDEX fills this field. WHY: union.
+        // SAFETY: SIOCGIFINDEX fills this field. WHY: the field is in a union.
         Ok(unsafe { request.ifr_ifru.ifru_ifindex })
     }
 
     fn flags(&self) -> std::io::Result<libc::c_short> {
         let mut request = self.request();
         self.ioctl(libc::SIOCGIFFLAGS, &mut request)?;
-        // SAFETY: SIOCGIFFLAGS fills this field. WHY: union.
+        // SAFETY: SIOCGIFFLAGS fills this field. WHY: the field is in a union.
         Ok(unsafe { request.ifr_ifru.ifru_flags })
     }
 
@@ -200,7 +203,7 @@ impl Interface {
         self.flags().is_ok_and(|flags| flags & up != 0)
     }
 
-    /// Whether it is up and its other end is there.
+    /// Whether the interface is up and has a link.
     pub(super) fn is_running(&self) -> bool {
         let both = libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or(0x41);
         self.flags().is_ok_and(|flags| flags & both == both)
@@ -209,12 +212,13 @@ impl Interface {
     pub(super) fn mtu(&self) -> std::io::Result<u32> {
         let mut request = self.request();
         self.ioctl(libc::SIOCGIFMTU, &mut request)?;
-        // SAFETY: SIOCGIFMTU fills this field. WHY: union.
+        // SAFETY: SIOCGIFMTU fills this field. WHY: the field is in a union.
         let mtu = unsafe { request.ifr_ifru.ifru_mtu };
         Ok(u32::try_from(mtu).unwrap_or(0))
     }
 
-    /// One of ethtool's commands that are words only: the command, then what it sets or gets.
+    /// Executes an ethtool command that consists of 32-bit words: the command, then the values it
+    /// sets or returns.
     pub(super) fn ethtool(&self, words: &mut [u32]) -> std::io::Result<()> {
         let mut request = self.request();
         request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
@@ -241,7 +245,7 @@ mod tests {
     use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload};
 
     #[test]
-    fn the_kernel_is_not_asked_to_cut_a_frame_into_thousands() {
+    fn frames_of_thousands_of_segments_are_refused() {
         let refused = |gso_type, gso_size| {
             let mut batch = Batch::new();
             let offload =

@@ -1,4 +1,4 @@
-//! HBS behind the seam: [`penstock_qos::hbs`] with queue pairs as its units.
+//! The HBS discipline: adapts [`penstock_qos::hbs`] to [`Schedule`], with queue pairs as its units.
 
 use penstock_qos::hbs::{BatchScheduler, Readiness};
 use penstock_units::{PortId, Priority, QueueId};
@@ -7,12 +7,12 @@ use super::{Schedule, Unit};
 use crate::queue::UNITS_MAX;
 use crate::worker::QUEUES_MAX;
 
-/// See the module's text.
+/// [`BatchScheduler`] with a slot for each queue pair of each port.
 #[derive(Debug)]
 pub struct Hbs(BatchScheduler);
 
 impl Hbs {
-    /// With room for `capacity` units, [`UNITS_MAX`] a port.
+    /// Reserves room for `capacity` slots, [`UNITS_MAX`] for each port.
     #[must_use]
     pub fn with_capacity(capacity: usize, readiness: Readiness) -> Self {
         Self(BatchScheduler::new(capacity, readiness))
@@ -46,7 +46,7 @@ impl Schedule for Hbs {
 
     fn set_class(&mut self, port: PortId, class: Priority) {
         let first = port.index() * UNITS_MAX;
-        // What waits for the port keeps its class until it has gone.
+        // The output queue of the port keeps its class until the port is removed.
         (first..first + QUEUES_MAX).for_each(|slot| self.0.set_class(slot, class));
     }
 

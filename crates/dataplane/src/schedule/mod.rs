@@ -1,8 +1,8 @@
-//! Scheduling: whose batch is next.
+//! Scheduling: which queue pair runs the next batch.
 //!
-//! A discipline names the next queue pair to look at. `round-robin` is the baseline that
-//! OVS-DPDK's polling is too; `hbs` orders by class. Whether a port has cycles left is the gate
-//! before both (`worker/meter`), not the discipline's business: it only hears of it.
+//! A discipline names the next queue pair to look at. `round-robin` is the baseline and corresponds
+//! to the polling of OVS-DPDK; `hbs` orders by class. A gate before both (`worker/meter`) decides
+//! whether a port has cycles left. The discipline only learns the result.
 
 mod hbs;
 mod port_qos;
@@ -15,27 +15,24 @@ pub use round_robin::RoundRobin;
 
 use penstock_units::{PortId, Priority, QueueId};
 
-/// A queue pair the worker polls.
+/// A queue pair that the worker polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// The port.
     pub port: PortId,
-    /// Its queue pair.
     pub queue: QueueId,
 }
 
-/// Which discipline a worker runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScheduleKind {
     /// Every queue pair in turn, one batch each.
     #[default]
     RoundRobin,
-    /// By class, strictly; within a class in turn (C2QoS §IV-B).
+    /// Strict priority by class, in turn within a class (C2QoS §IV-B).
     Hbs,
 }
 
 impl ScheduleKind {
-    /// The name in configuration and statistics.
+    /// Name in configuration and statistics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,58 +45,58 @@ impl ScheduleKind {
 /// A scheduling discipline.
 ///
 /// # Order of calls
-/// A decision is one `begin`, then `next` until a unit runs or there is none left. After a unit
-/// ran: `ran`; where its port has no cycles left: `hold`, until `release`.
+/// A decision is one `begin`, then `next` until a unit runs or none is left. After a unit ran the
+/// worker calls `ran`. If the unit's port has no cycles left, the worker calls `hold`; the unit
+/// then does not take part until `release`.
 pub trait Schedule: Send {
-    /// A queue pair joins. Must not allocate once `capacity` units were announced.
+    /// Adds a queue pair. Must not allocate as long as the announced capacity suffices.
     fn add(&mut self, unit: Unit, class: Priority);
-    /// All queue pairs of a port leave.
+    /// Removes all queue pairs of a port.
     fn remove(&mut self, port: PortId);
-    /// One queue pair leaves, for a while: it may be added again.
+    /// Removes one queue pair temporarily; it may be added again.
     fn leave(&mut self, unit: Unit);
-    /// A port's queue pairs are of this class from now on.
+    /// Changes the class of a port's queue pairs.
     fn set_class(&mut self, _port: PortId, _class: Priority) {}
-    /// A decision begins.
+    /// Begins a decision.
     fn begin(&mut self) {}
-    /// The next unit to look at, and whether what was done for others is to be told to them
-    /// before this decision's end; `None`: all were looked at.
+    /// The next unit to look at, or `None` if all were looked at. The flag says whether the peers
+    /// of earlier batches are to be notified before this decision ends.
     fn next(&mut self) -> Option<(Unit, bool)>;
-    /// The unit ran a batch.
+    /// Records that the unit ran a batch.
     fn ran(&mut self, _unit: Unit) {}
-    /// The unit's port has no cycles left: it need not be looked at before the next `release`.
+    /// Records that the unit's port has no cycles left. The unit need not be looked at before the
+    /// next `release`.
     fn hold(&mut self, _unit: Unit) {}
-    /// Of those held, `most` are asked for; whose port has cycles again takes part again.
+    /// Checks at most `most` of the held units with `has_tokens`. Those whose port has cycles again
+    /// take part again.
     fn release(&mut self, _most: usize, _has_tokens: &dyn Fn(PortId) -> bool) {}
-    /// A unit of those held, another one each time; where none is put aside, of all.
+    /// A different held unit at each call. A discipline that holds none takes it from all units.
     fn next_held(&mut self) -> Option<Unit>;
-    /// A unit for a look outside any decision, another one each time; only where some may be left
-    /// out of decisions for long.
+    /// A different unit at each call, for a look outside any decision. Only disciplines need it
+    /// that may leave units out of decisions for long.
     fn glance(&mut self) -> Option<Unit> {
         None
     }
-    /// Units held.
+    /// Number of held units.
     fn held(&self) -> usize {
         0
     }
-    /// Units that take part, those held included.
+    /// Number of units, including held ones.
     fn len(&self) -> usize;
-    /// Whether no unit takes part.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Most calls of `next` in a decision.
+    /// Maximum number of calls of `next` in a decision.
     fn looks_max(&self) -> usize {
         self.len()
     }
 }
 
-/// The discipline a worker was started with. An enum and no `dyn`: what it says is needed several
-/// times a batch, and mispredicts no call.
+/// The discipline that a worker was started with. It is an enum and not `dyn`, because the worker
+/// asks it several times a batch and an indirect call may be mispredicted.
 #[derive(Debug)]
 pub enum Discipline {
-    /// Each in turn.
     RoundRobin(RoundRobin),
-    /// By class.
     Hbs(Hbs),
 }
 
@@ -114,7 +111,7 @@ impl Discipline {
     }
 }
 
-/// Hands each call to the variant.
+/// Implements [`Schedule`] by forwarding each call to the variant.
 macro_rules! forward {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)?;)*
      $(const $(#[$const_attribute:meta])* fn $const_name:ident() -> $const_result:ty;)*) => {

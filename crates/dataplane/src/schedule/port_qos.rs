@@ -1,26 +1,26 @@
-//! What a port bought and in which class it runs: the part of the snapshot that scheduling reads.
+//! The entitlement and the latency class of a port: the part of the snapshot that scheduling reads.
 
 use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{Cycles, CyclesPerSecond, Priority, Weight};
 
-/// What bounds the frames a port sends.
+/// What limits the frames that a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IngressPolicy {
-    /// Nothing but its turn.
+    /// No limit except the scheduler's turns.
     #[default]
     None,
-    /// Its cycles: no more than the entitlement (C2QoS §IV-A).
+    /// Cycles, at most the entitlement (C2QoS §IV-A).
     CyclesStrict,
-    /// Its cycles: the entitlement, and by weight what others leave (C2QoS §IV-A, MIN-MAX).
+    /// Cycles: the entitlement plus a weighted share of spare cycles (C2QoS §IV-A, MIN-MAX).
     CyclesMinmax,
-    /// Bits per second: frames above are dropped (RFC 2697, RFC 2698).
+    /// Bits per second; frames above the rate are dropped (RFC 2697, RFC 2698).
     Bps,
-    /// Frames per second: frames above are dropped.
+    /// Frames per second; frames above the rate are dropped.
     Pps,
 }
 
 impl IngressPolicy {
-    /// The name in configuration and statistics.
+    /// Name in configuration and statistics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,19 +39,18 @@ impl IngressPolicy {
     }
 }
 
-/// A port's share of the worker.
+/// QoS parameters of a port on its worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortQos {
-    /// What bounds it.
     pub ingress: IngressPolicy,
-    /// Cycles per second it bought; what metered policies guarantee.
+    /// Cycles per second that the port bought; the metered policies guarantee them.
     pub entitlement: CyclesPerSecond,
-    /// Its part of what is left over.
+    /// Weight for the share of spare cycles.
     pub weight: Weight,
-    /// Its latency class.
+    /// Latency class.
     pub priority: Priority,
-    /// Most cycles its bucket keeps; `None`: [`penstock_qos::c2tb::default_depth`].
+    /// Depth of the bucket in cycles; `None` means [`penstock_qos::c2tb::default_depth`].
     pub depth: Option<Cycles>,
-    /// What its batches should cost, by the cost model.
+    /// Expected cost of its batches according to the cost model.
     pub price: BatchPrice,
 }

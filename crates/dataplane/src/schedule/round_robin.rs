@@ -1,14 +1,13 @@
-//! Round-robin: every queue pair in turn.
+//! Round-robin: every queue pair in turn, one batch each, whatever the batch costs.
 //!
-//! **Problem.** A baseline to compare with: what a polling switch without cycle metering does
-//! (C2QoS §II). **Rule.** Units in the order they joined; one batch each; cost is ignored.
-//! **Cost.** O(1) a decision.
+//! It is the baseline for comparison: a polling switch without cycle metering works this way (C2QoS
+//! §II). Units run in the order in which they joined. A decision costs O(1).
 
 use penstock_units::{PortId, Priority};
 
 use super::{Schedule, Unit};
 
-/// See the module's text.
+/// Units in the order in which they joined.
 #[derive(Debug)]
 pub struct RoundRobin {
     units: Vec<Unit>,
@@ -16,7 +15,6 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// With room for `capacity` units.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self { units: Vec::with_capacity(capacity), next: 0 }
@@ -36,7 +34,7 @@ impl Schedule for RoundRobin {
     fn leave(&mut self, unit: Unit) {
         let Some(at) = self.units.iter().position(|other| *other == unit) else { return };
         self.units.remove(at);
-        // The one whose turn is next keeps it.
+        // The unit whose turn is next keeps its turn.
         if at < self.next {
             self.next -= 1;
         }
@@ -86,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_for_a_while_costs_nobody_a_turn() {
+    fn a_temporary_leave_costs_no_other_unit_its_turn() {
         let unit = |port| Unit { port: PortId(port), queue: QueueId(0) };
         let mut rr = RoundRobin::with_capacity(4);
         (1..=4).for_each(|p| rr.add(unit(p), Priority::LAST));

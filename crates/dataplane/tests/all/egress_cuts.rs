@@ -1,4 +1,4 @@
-//! A turn ends although its frames ask to be cut into thousands (datapath rule 20).
+//! A turn ends even if its frames ask to be cut into thousands of segments (datapath rule 20).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use penstock_dataplane::port::memory_queue::memory_queue;
 use penstock_dataplane::worker::PortSlot;
 use penstock_units::{PortId, Vid};
 
-/// A TCP/IPv4 frame of 54 bytes of headers and so much payload.
+/// A TCP/IPv4 frame with 54 bytes of headers and `payload` bytes of payload.
 fn frame(payload: usize) -> Vec<u8> {
     let mut bytes = vec![2; 12];
     bytes.extend([8, 0, 0x45, 0]);
@@ -24,8 +24,8 @@ fn frame(payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends `frames` of this payload and segment size to a port without offloads, in one turn;
-/// returns what it got and how many frames were refused.
+/// Sends `frames` of this payload and segment size to a port without offloads, in one turn. Returns
+/// what the port received and how many frames were refused.
 fn cut(frames: usize, payload: usize, mss: u16) -> (usize, u64) {
     let offload = Offload {
         flags: F_NEEDS_CSUM,

@@ -1,4 +1,5 @@
-//! What a tenant writes behind its own VLAN tag never becomes a tag of an uplink (VLAN hopping).
+//! Bytes that a tenant writes behind its own VLAN tag never become a tag of an uplink (VLAN
+//! hopping).
 
 use std::sync::Arc;
 
@@ -21,13 +22,13 @@ fn vid(n: u16) -> Vid {
 /// How the uplink carries VLAN 100.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
-    /// Beside 200, which is another tenant's, without a tag.
+    /// Untagged, beside VLAN 200 of another tenant.
     Native,
-    /// Beside 200, with its tag.
+    /// Tagged, beside VLAN 200.
     Tagged,
-    /// Alone.
+    /// As its only VLAN.
     Access,
-    /// Alone, and with what tenants write behind it.
+    /// As its only VLAN, with further tags of tenants allowed.
     QinQ,
 }
 
@@ -56,8 +57,8 @@ fn snapshot(form: Form, tenant: Option<u16>) -> Snapshot {
     Snapshot::new(1, policies, domains, Vec::new(), 300)
 }
 
-/// Sends a frame of VLAN 100 with this EtherType behind its addresses to the uplink; returns what
-/// the uplink got.
+/// Sends a frame of VLAN 100 with this EtherType behind its addresses to the uplink. Returns what
+/// the uplink received.
 fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64> {
     let mut bytes = vec![2; 12];
     bytes.extend(ethertype.to_be_bytes());
@@ -91,7 +92,7 @@ fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64>
 fn an_inner_tag_does_not_surface_on_a_trunks_native_vlan() {
     for tag in [0x8100_u16, 0x88a8, 0x9100] {
         assert_eq!(sent(Form::Native, Some(1), tag), Err(1), "{tag:#x}");
-        // Behind its own tag it is payload.
+        // Behind the VLAN's own tag it is payload.
         let whole = sent(Form::Tagged, Some(1), tag).unwrap();
         assert_eq!(whole[12..18], [0x81, 0, 0, 100, tag.to_be_bytes()[0], tag.to_be_bytes()[1]]);
     }

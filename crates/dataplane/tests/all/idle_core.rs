@@ -1,5 +1,5 @@
-//! What nobody bought or nobody uses: a core does not stand still while somebody has frames, who
-//! bought nothing has a turn all the same, and a pause is charged to nobody.
+//! Spare cycles: a core does not idle while a port has frames, a port that bought nothing gets
+//! turns all the same, and a pause is charged to no port.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ const HZ: u64 = 1_000_000_000;
 const MS: u64 = HZ / 1_000;
 const INTERVAL: u64 = HZ / 20_000;
 
-/// 100 cycles a frame and stage: 9,600 for a full batch.
+/// 100 cycles per frame and stage: 9,600 for a full batch.
 type Core = common::Core<100>;
 
-/// A queue pair of which only a poll can tell whether frames wait, as a TAP's.
+/// A queue pair for which only a poll can tell whether frames wait, like a TAP's.
 struct Polled(MemoryQueue);
 
 impl PortQueue for Polled {
@@ -70,7 +70,7 @@ impl PortQueue for Polled {
 struct Sender {
     qos: PortQos,
     polled: bool,
-    /// Queue pairs beside the first one, from which nothing ever comes.
+    /// Number of further queue pairs that never receive a frame.
     silent: usize,
 }
 
@@ -127,7 +127,7 @@ impl Bed {
         let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
         worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], vec![], 300)));
         let mut bed = Self { worker, core, drivers, counters };
-        // Where the receiver is, is known from here on.
+        // From here on the switch knows where the receiver is.
         let last = bed.drivers.len() - 1;
         assert!(bed.drivers[last].send(MemoryFrame::plain(frame(last, 0xff))));
         bed.run(MS, &[]);
@@ -143,15 +143,15 @@ impl Bed {
         while self.drivers[port].send(MemoryFrame::plain(frame(port, to))) {}
     }
 
-    /// Lets so many cycles pass while those in `busy` always have frames. Returns the worker's
-    /// counters' growth.
+    /// Lets `cycles` pass while the ports in `busy` always have frames. Returns the growth of the
+    /// worker's counters.
     fn run(&mut self, cycles: u64, busy: &[usize]) -> WorkerReading {
         let before = self.worker.counters().read();
         let end = self.now() + cycles;
         while self.now() < end {
             busy.iter().for_each(|port| self.fill(*port));
             if self.worker.turn() == Turn::Idle {
-                // Nothing happens outside meanwhile.
+                // Nothing happens outside of the worker meanwhile.
                 let next = self.worker.next_due().map_or(self.now() + 1_000, |due| due.0);
                 self.core.0.advance_to(Cycles(next.min(end)));
                 self.worker.rested();
@@ -161,7 +161,7 @@ impl Bed {
         self.worker.counters().read().since(&before)
     }
 
-    /// What each sender spent, in percent of the core, while those in `busy` have frames.
+    /// Cycles that each sender spent, in percent of the core, while those in `busy` have frames.
     fn shares(&mut self, ms: u64, busy: &[usize]) -> Vec<f64> {
         let spent = |bed: &Self| bed.counters.iter().map(|c| c.cycles.get()).collect::<Vec<_>>();
         let (before, from) = (spent(self), self.now());
@@ -186,8 +186,8 @@ use IngressPolicy::{CyclesMinmax, CyclesStrict};
 
 const BOTH: [ScheduleKind; 2] = [ScheduleKind::Hbs, ScheduleKind::RoundRobin];
 
-/// Sixteen have emptied their buckets and fall silent, all but one. While fifteen buckets fill
-/// up, which takes milliseconds, the core is that one's.
+/// Sixteen ports have emptied their buckets and all but one stop sending. While fifteen buckets
+/// fill up, which takes milliseconds, the core belongs to the one.
 #[test]
 fn a_core_never_stands_still_while_a_minmax_port_has_frames() {
     for schedule in BOTH {
@@ -196,7 +196,7 @@ fn a_core_never_stands_still_while_a_minmax_port_has_frames() {
         let all: Vec<usize> = (0..16).collect();
         let idle = |grown: &WorkerReading| grown.cycles_idle;
         assert!(idle(&bed.run(30 * MS, &all)) <= INTERVAL, "all sixteen");
-        // What is still in their rings is theirs.
+        // The frames left in their rings are served first.
         bed.run(2 * MS, &[0]);
         for alone in [0, 7] {
             let grown = bed.run(20 * MS, &[alone]);
@@ -211,7 +211,7 @@ fn a_core_never_stands_still_while_a_minmax_port_has_frames() {
 }
 
 #[test]
-fn nobody_lends_to_a_strict_port() {
+fn a_strict_port_gets_no_spare_cycles() {
     for schedule in BOTH {
         let mut bed =
             Bed::new(schedule, &[sender(CyclesStrict, 30, 1), sender(CyclesMinmax, 9, 1)]);
@@ -223,12 +223,12 @@ fn nobody_lends_to_a_strict_port() {
     }
 }
 
-/// One floods in the first class and lives on all that is left over; the other bought nothing, is
-/// in the last, and nobody can see whether it has frames.
+/// One port floods in the first class and lives on spare cycles. The other bought nothing and is in
+/// the last class, and only a poll can tell whether it has frames.
 #[test]
 fn a_port_that_can_only_be_polled_gets_its_floor_beside_a_flood() {
-    // The floor is the receiver's too. The flood's bucket, full to begin with, is used up by what
-    // others have for sure: where nearly all is sold, that takes a while.
+    // The receiver has a floor too. The flood's bucket begins full, and cycles guaranteed to other
+    // ports use it up, which takes a while if nearly all cycles are sold.
     for (sold, settled, floor) in [(50, 100, 1.0), (90, 100, 1.0), (99, 400, 0.5)] {
         let polled = Sender { polled: true, ..sender(IngressPolicy::None, 0, 8) };
         let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, sold, 1), polled]);
@@ -237,15 +237,15 @@ fn a_port_that_can_only_be_polled_gets_its_floor_beside_a_flood() {
         assert!(shares[1] >= 0.95 * floor, "{shares:?} with {sold} % sold");
         assert!(shares[0] >= sold as f64 - 0.2, "and that is all: {shares:?}");
         assert!(shares.iter().sum::<f64>() > 99.0, "{shares:?}");
-        // It falls silent: nothing is kept for it.
+        // The port stops sending, and nothing is reserved for it.
         bed.run(20 * MS, &[0]);
         let shares = bed.shares(100, &[0]);
         assert!(shares[0] > 97.0, "{shares:?}");
     }
 }
 
-/// A port of the last class with two queue pairs, of which one never has a frame: a look at that
-/// one takes nothing from what is kept for the other's frames.
+/// A port of the last class has two queue pairs, of which one never has a frame. A look at that one
+/// takes nothing from what is reserved for the other.
 #[test]
 fn a_silent_queue_pair_takes_nothing_from_its_port() {
     for silent in [0, 1, 3] {
@@ -257,7 +257,7 @@ fn a_silent_queue_pair_takes_nothing_from_its_port() {
     }
 }
 
-/// The same port with an entitlement: what it bought is kept for it too.
+/// The same port with an entitlement, which is reserved for it too.
 #[test]
 fn a_port_that_can_only_be_polled_gets_what_it_bought() {
     let polled = Sender { polled: true, ..sender(CyclesMinmax, 20, 8) };
@@ -267,9 +267,9 @@ fn a_port_that_can_only_be_polled_gets_what_it_bought() {
     assert!((shares[0] - 70.0).abs() < 0.5 && (shares[1] - 30.0).abs() < 0.5, "{shares:?}");
 }
 
-/// Who bought nothing is held by no gate, and has no bucket where nobody bought anything.
+/// A port that bought nothing is not held by the gate, and has no bucket if no port bought cycles.
 #[test]
-fn who_bought_nothing_is_never_held() {
+fn a_port_without_entitlement_is_never_held() {
     let free = sender(IngressPolicy::None, 0, 1);
     let mut bed = Bed::new(ScheduleKind::Hbs, &[free, sender(CyclesStrict, 10, 8)]);
     let shares = bed.shares(50, &[0]);
@@ -282,9 +282,9 @@ fn who_bought_nothing_is_never_held() {
     assert_eq!(bed.worker.counters().read().refills, 0);
 }
 
-/// A nap, a control request: the next batch costs what it costs.
+/// After a nap or a control request, the next batch is charged only its own cost.
 #[test]
-fn a_pause_is_charged_to_nobody() {
+fn a_pause_is_charged_to_no_port() {
     let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, 30, 1)]);
     let batch = |bed: &mut Bed| {
         bed.fill(0);

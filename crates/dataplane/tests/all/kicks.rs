@@ -1,5 +1,5 @@
-//! What a notification costs is paid by those whose frames made it necessary, and not by whoever
-//! has the next turn.
+//! The cost of a notification is charged to the ports whose frames made it necessary, and not to
+//! the port of the next turn.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, PortId, TscRate, Vid, WorkerId};
 
-/// What a batch of any kind costs on this core, and what a notification does.
+/// Cost in cycles of any batch on this core. `KICK` is the cost of a notification.
 const BATCH: u64 = 1_000;
 const KICK: u64 = 70_000;
 
@@ -35,7 +35,7 @@ impl CycleCounter for Core {
     }
 }
 
-/// A queue pair whose driver wants to be woken for what it gets, for what was taken, or neither.
+/// A queue pair whose driver wants notifications of received frames, of taken frames, or neither.
 struct Sleeper {
     queue: MemoryQueue,
     clock: VirtualCounter,
@@ -90,8 +90,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Three ports; `wants` says which of their drivers sleep: for what they get, for what they
-    /// sent.
+    /// Three ports; `wants` says which of their drivers sleep: for frames they receive, for frames
+    /// they sent.
     fn new(wants: [[bool; 2]; 3]) -> Self {
         let core = Core::default();
         let tsc = TscRate::from_hz(2_000_000_000);
@@ -113,7 +113,7 @@ impl Bed {
         let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
         worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300)));
         let mut bed = Self { worker, drivers, counters };
-        // The switch learns where all are.
+        // The switch learns where all ports are.
         for port in 0..3 {
             assert!(bed.send(port, 9, 1));
         }
@@ -140,7 +140,7 @@ impl Bed {
         [0, 1, 2].map(|port: usize| self.counters[port].read().cycles)
     }
 
-    /// What each port is charged for these frames: from, to, how many.
+    /// Cycles that each port is charged for these frames (from, to, number).
     fn cost(&mut self, frames: &[(u8, u8, usize)]) -> [u64; 3] {
         let before = self.charged();
         for &(from, to, count) in frames {
@@ -155,11 +155,11 @@ impl Bed {
 const POLLS: [bool; 2] = [false, false];
 
 #[test]
-fn who_sends_to_a_sleeping_driver_pays_for_the_kick() {
+fn the_sender_to_a_sleeping_driver_pays_for_the_kick() {
     let mut bed = Bed::new([POLLS, POLLS, [true, false]]);
     assert_eq!(bed.cost(&[(0, 1, 8)]), [BATCH, 0, 0], "nobody sleeps there");
     assert_eq!(bed.cost(&[(0, 2, 8)]), [BATCH + KICK, 0, 0]);
-    // The kick comes after the other's batch, and is not the other's.
+    // The kick comes after the other port's batch, and is not charged to that port.
     assert_eq!(bed.cost(&[(0, 2, 8), (1, 0, 8)]), [BATCH + KICK, BATCH, 0]);
     assert_eq!(bed.cost(&[(1, 0, 8), (0, 2, 8)]), [BATCH + KICK, BATCH, 0]);
     assert_eq!(bed.counters[2].read().tx_kicks, 4, "with the frame by which it was learned");
@@ -173,9 +173,9 @@ fn several_senders_share_a_kick_by_their_frames() {
 }
 
 #[test]
-fn who_wants_to_hear_of_its_own_frames_pays_for_that() {
+fn a_driver_that_wants_notifications_of_its_own_frames_pays_for_them() {
     let mut bed = Bed::new([[false, true], POLLS, POLLS]);
     assert_eq!(bed.cost(&[(0, 1, 8)]), [BATCH + KICK, 0, 0]);
-    // What another sends it at the same time makes no part of that the other's.
+    // Frames that another port sends to it at the same time do not change this.
     assert_eq!(bed.cost(&[(0, 1, 8), (1, 0, 8)]), [BATCH + KICK, BATCH, 0]);
 }

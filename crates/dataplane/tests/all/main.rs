@@ -1,5 +1,6 @@
-//! The data path, tested from outside the crate. Beside it, `loom` compiles sources of the crate
-//! against another `crate::sync`, and `double_fetch` and `sigbus` handle signals of their process.
+//! Tests of the data path from outside the crate. `loom` is separate because it compiles sources of
+//! the crate against another `crate::sync`; `double_fetch` and `sigbus` are separate because they
+//! handle signals of their process.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;

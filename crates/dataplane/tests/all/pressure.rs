@@ -1,5 +1,5 @@
-//! A port that sends to two outputs with a queue is held back while one of them has too much of it,
-//! whatever the other one does: no frame is lost.
+//! A port that sends to two outputs with queues is held back while one of them has too large a
+//! backlog, whatever the other does. No frame is lost.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const FAST: u8 = 1;
 const BOTH: u8 = 2;
 const OTHER: u8 = 3;
 
-/// 50 cycles a frame and stage.
+/// 50 cycles per frame and stage.
 type Core = common::Core<50>;
 
 struct Bed {
@@ -33,8 +33,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Four ports, dealt to the workers by `home`; the first two have queues for links of 10 Mbit/s
-    /// and 1 Gbit/s.
+    /// Four ports, assigned to the workers by `home`. The first two have queues for links of 10
+    /// Mbit/s and 1 Gbit/s.
     fn new(workers: u16, home: fn(u8) -> usize) -> Self {
         let mesh = Mesh::new(workers, 4);
         let cores: Vec<_> = (0..workers).map(|_| Core::default()).collect();
@@ -118,7 +118,7 @@ fn frame(from: u8, to: u8) -> MemoryFrame {
     MemoryFrame::plain(bytes)
 }
 
-/// One port floods both outputs by turns, another keeps the fast one busy.
+/// One port floods both outputs in turn, and another keeps the fast one busy.
 fn flood(bed: &Bed) {
     let driver = &bed.drivers[usize::from(BOTH)];
     while driver.unsent() < 250 {
@@ -135,18 +135,18 @@ fn nothing_is_lost(workers: u16, home: fn(u8) -> usize) {
     assert_eq!(port.drops[DropReason::QueueFull as usize], 0, "{port:?}");
     assert_eq!((port.dropped(), port.unaccounted()), (0, 0), "{port:?}");
     assert!(port.held_back > 10 && port.forwarded > 500, "{port:?}");
-    // The fast link is full all the while: half a second of a gigabit.
+    // The fast link is full all the time: half a second of a gigabit.
     let sent = bed.port(FAST).tx_frames - before;
     assert!(sent > 1_000_000_000 / 2 / 8 / 1_024 * 98 / 100, "{sent}");
 }
 
 #[test]
-fn who_presses_one_of_two_outputs_waits_until_that_one_has_room() {
+fn a_sender_that_fills_one_of_two_outputs_waits_until_it_has_room() {
     nothing_is_lost(1, |_| 0);
 }
 
 #[test]
-fn the_same_where_the_outputs_are_two_workers() {
+fn a_sender_waits_also_if_the_outputs_belong_to_two_workers() {
     nothing_is_lost(2, |port| usize::from(port == SLOW));
     nothing_is_lost(3, |port| if port == SLOW || port == FAST { port.into() } else { 2 });
 }

@@ -1,6 +1,5 @@
-//! The classifier with its cache gives the verdicts of one without: every sequence of frames gets
-//! the same answers from a classifier that remembers and from one whose cache is wiped before each
-//! frame.
+//! The cache changes no verdict: every sequence of frames gets the same answers from a classifier
+//! with a cache and from one whose cache is cleared before each frame.
 
 use std::sync::Arc;
 
@@ -18,7 +17,8 @@ fn vid(v: u32) -> Vid {
     Vid::new(v).unwrap()
 }
 
-/// Ports 0-2: tenant 1, VLAN 10; port 3: tenant 2, VLAN 10; port 4: a trunk of both and of 20.
+/// Ports 0 to 2: tenant 1, VLAN 10; port 3: tenant 2, VLAN 10; port 4: a trunk with both networks
+/// and VLAN 20.
 fn snapshot() -> Snapshot {
     let udp = |port: u16| Match {
         ethertype: Some(0x0800),
@@ -158,7 +158,7 @@ impl Side {
         let frames = self.batch.frames().iter().enumerate();
         frames
             .map(|(i, f)| {
-                // A dropped frame's VLAN means nothing.
+                // The VLAN of a dropped frame has no meaning.
                 let dropped = matches!(f.verdict, Verdict::Drop(_));
                 (f.verdict, if dropped { 0 } else { f.tci }, self.batch.head(i).to_vec())
             })
@@ -180,7 +180,7 @@ proptest! {
             without.classifier.fdb_mut().age(now_s, 256);
             let got = with.send(s, &snapshot, now_s);
             prop_assert_eq!(&got, &without.send(s, &snapshot, now_s), "{:?}", s);
-            // No frame of tenant 1 goes to tenant 2's port, nor the other way.
+            // No frame of tenant 1 goes to the port of tenant 2, nor the reverse.
             for (verdict, ..) in got {
                 let foreign = if s.port == 3 { 0..=2 } else { 3..=3 };
                 let strays = matches!(verdict, Verdict::Output(p) if foreign.contains(&p));

@@ -1,4 +1,4 @@
-//! The parser against an independent one (`etherparse`), on sound and on mutated frames.
+//! The parser against an independent one (`etherparse`), on valid and on mutated frames.
 
 #[path = "oracle/headers.rs"]
 mod oracle;
@@ -99,7 +99,7 @@ proptest! {
         prop_assert_eq!(mine.ok(), theirs(&frame));
     }
 
-    /// Of a mutated frame both may think differently in the ways listed here, and in no other.
+    /// The two parsers may differ about a mutated frame only in the listed ways.
     #[test]
     fn mutated_frames_are_read_alike_or_refused(
         s in shape(),
@@ -112,12 +112,12 @@ proptest! {
                 *byte = value;
             }
         }
-        // From the end of the datagram, so that lengths miss by one too.
+        // Cut from the end of the datagram, so that lengths are also wrong by one.
         frame.truncate((frame.len() - s.padding).saturating_sub(cut).max(14));
         agree(&frame);
     }
 
-    /// Whatever the bytes: an answer, no panic, and offsets inside the head.
+    /// Any bytes get an answer without a panic, and with offsets inside the head.
     #[test]
     fn any_bytes_get_an_answer(
         bytes in prop::collection::vec(any::<u8>(), 14..200),

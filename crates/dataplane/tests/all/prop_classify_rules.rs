@@ -1,4 +1,4 @@
-//! Tuple-space search gives the answer of a list searched from the top.
+//! Tuple-space search gives the same answer as a list that is searched from the top.
 
 #[path = "oracle/rules.rs"]
 mod oracle;
@@ -11,7 +11,7 @@ use penstock_dataplane::classify::{Actions, FlowKey, IpMatch, Match, Rule, RuleT
 use penstock_units::{MacAddr, Vid};
 use proptest::prelude::*;
 
-/// Small domains, so that rules and keys meet.
+/// Keys with few values per field, so that rules and keys often match.
 fn key() -> impl Strategy<Value = KeyFields> {
     (
         (0_u16..3, 0_u16..3, any::<bool>(), 0_u64..3, 0_u64..3),
@@ -45,7 +45,7 @@ fn mac(n: u64) -> MacAddr {
     MacAddr([b[2], b[3], b[4], b[5], b[6], b[7]])
 }
 
-/// A rule made of some of the fields of a key.
+/// A rule made from some of the fields of a key.
 fn rule() -> impl Strategy<Value = (Match, u16)> {
     (
         key(),
@@ -95,7 +95,7 @@ proptest! {
             .iter()
             .zip(1_u32..)
             .map(|(&(matching, priority), id)| {
-                // Ids run against the order of insertion in part, so that ties are told.
+                // Some ids run against the order of insertion, so that ties are tested.
                 let id = if id % 2 == 0 { id } else { 1000 - id };
                 Rule { priority, matching, actions: Actions::only(Then::Drop), id }
             })

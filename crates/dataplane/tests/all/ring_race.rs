@@ -1,6 +1,6 @@
-//! A guest that rewrites its rings, descriptors, headers and frames while the switch reads them
-//! (datapath rules 3-8): no crash, no byte from or to anywhere but its own regions, and what is
-//! sent is what was looked at.
+//! A guest rewrites its rings, descriptors, headers and frames while the switch reads them
+//! (datapath rules 3 to 8). The switch does not crash, accesses no byte outside the guest's
+//! regions, and sends what it classified.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 
 use std::fs::File;
@@ -20,18 +20,18 @@ use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const MEMORY: u64 = 1 << 16;
-/// Bytes of the file before and behind the guest's region, which are not its own.
+/// Bytes of the file before and behind the guest's region, which do not belong to the guest.
 const FENCE: u64 = 1 << 12;
 const FENCE_BYTE: u8 = 0xc5;
-/// What fills the guest's memory where it writes nothing else: a header that asks for nothing.
+/// Content of the guest's memory where it writes nothing else: a header that requests nothing.
 const OWN: u64 = 0;
 const USER: u64 = 0x7000_0000_0000;
 const SIZE: u16 = 64;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x600;
-/// Bursts that must go well, of those in which the guest had something ready.
+/// Number of bursts that must succeed, of those for which the guest had something ready.
 const BURSTS: usize = 6_000;
-/// Bursts after which a race that does not happen is given up.
+/// Number of bursts after which the test gives up if no race happens.
 const TRIES: usize = 20_000_000;
 
 /// A file with the guest's region in its middle, and the guest's view of all of it.
@@ -41,8 +41,8 @@ struct Shared {
     memory: Arc<GuestMemory>,
 }
 
-// SAFETY: a mapping belongs to no thread, and is accessed by atomics only.
-// WHY: the guest's thread writes while the switch's reads.
+// SAFETY: a mapping belongs to no thread and is accessed only by atomics.
+// WHY: the guest's thread writes while the switch's thread reads.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -60,7 +60,7 @@ impl Shared {
         let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap());
         let bytes = NonZeroUsize::new(usize::try_from(len).unwrap()).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a fresh mapping of the test's own file. WHY: the guest's view of its memory.
+        // SAFETY: a new mapping of the test's own file. WHY: the guest's view of its memory.
         let base = unsafe { mmap(None, bytes, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
         let shared = Self { base: base.as_ptr().cast(), len: bytes.get(), memory };
         for at in (0..len).step_by(8) {
@@ -77,7 +77,7 @@ impl Shared {
         unsafe { AtomicU64::from_ptr(self.base.add(usize::try_from(at).unwrap()).cast()) }
     }
 
-    /// The word at a guest address, brought into the region.
+    /// The word at a guest address, reduced into the region.
     fn word(&self, guest: u64) -> &AtomicU64 {
         self.file_word(FENCE + (guest % MEMORY) / 8 * 8)
     }
@@ -95,7 +95,7 @@ impl Shared {
         outside.into_iter().all(|at| self.file_word(at).load(Ordering::Relaxed) == fence)
     }
 
-    /// A split ring's index goes on as an honest driver's; what it covers does not.
+    /// A split ring's index advances like an honest driver's; the entries that it covers do not.
     fn offer(&self, packed: bool, chains: u16) {
         if !packed {
             let index = self.half(AVAILABLE + 2);
@@ -122,7 +122,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let base = std::ptr::NonNull::new(self.base.cast()).unwrap();
-        // SAFETY: what mmap returned. WHY: munmap has no safe form.
+        // SAFETY: the range that mmap returned. WHY: munmap has no safe form.
         unsafe { munmap(base, self.len) }.unwrap();
     }
 }
@@ -134,8 +134,8 @@ fn next(n: &mut u64) -> u64 {
     *n
 }
 
-/// Rewrites descriptors, heads, headers and frames until told to stop; most of what it writes is
-/// nearly lawful, so that the switch gets far.
+/// Rewrites descriptors, heads, headers and frames until stopped. Most of what it writes is nearly
+/// valid, so that the switch gets far.
 fn rewrite(shared: &Shared, packed: bool, stop: &AtomicBool, seed: u64) {
     let mut n = seed;
     while !stop.load(Ordering::Relaxed) {
@@ -156,8 +156,8 @@ fn rewrite(shared: &Shared, packed: bool, stop: &AtomicBool, seed: u64) {
             let flags = flags[usize::try_from(what >> 12 & 15).unwrap()];
             let chained = (what >> 20) % u64::from(SIZE);
             shared.word(16 * slot).store(address, Ordering::Relaxed);
-            // A packed descriptor has its id where a split one has its flags, and says by two
-            // more flags whose it is.
+            // A packed descriptor has its id where a split one has its flags, and two more flags
+            // say which side owns it.
             let owner = [0x80, 0x80, 0x8000, 0x8080][usize::try_from(what >> 54 & 3).unwrap()];
             let (low, high) = if packed { (chained, flags | owner) } else { (flags, chained) };
             let rest = (len & 0xffff_ffff) | low << 32 | high << 48;
@@ -237,7 +237,7 @@ fn looked_at_is_sent(batch: &mut Batch) -> usize {
         let mut sent = Vec::new();
         batch.copy_out(i, &mut sent);
         assert_eq!((sent[..head.len()] == head[..], sent.len()), (true, len as usize));
-        // Read again from what is sent, it says the same.
+        // Parsed again from the sent bytes, the frame gives the same result.
         let mut again = Batch::new();
         let tag = batch.frame(i).tci != 0;
         again.push(&sent, offload).unwrap();
@@ -285,7 +285,7 @@ fn race(packed: bool, seed: u64) {
             }
             if ring.is_stopped() || burst % 512 == 511 {
                 stopped += u32::from(ring.is_stopped());
-                // As its session would, after a reset of the guest.
+                // The test resets the ring, as its session would after a reset of the guest.
                 shared.half(AVAILABLE + 2).store(0, Ordering::Relaxed);
                 shared.half(USED + 2).store(0, Ordering::Relaxed);
                 ring = Ring::new(&shared, packed);
@@ -294,12 +294,12 @@ fn race(packed: bool, seed: u64) {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(shared.fence_is_whole(), "a byte outside of the guest's region was written");
-    // The race was one: frames got through, and bad ones were told.
+    // The race took place: frames passed, and bad ones were reported.
     assert!(frames > 1000 && errors > 0 && delivered > 100, "{frames} {errors} {delivered}");
     eprintln!("{frames} frames, {parsed} parsed, {errors} bad, {delivered} given, {stopped} stops");
 }
 
-/// The class of the double fetch of `csum_start` that DPDK repaired in commit 285e6b8b18.
+/// The kind of double fetch of `csum_start` that DPDK repaired in commit 285e6b8b18.
 #[test]
 fn what_is_rewritten_after_it_was_read_changes_nothing() {
     const HEADER: u64 = 0x2000;
@@ -323,7 +323,7 @@ fn what_is_rewritten_after_it_was_read_changes_nothing() {
     let mut sent = Vec::new();
     batch.copy_out(0, &mut sent);
     assert_eq!((sent.len(), &sent[..head.len()]), (400, &head[..]));
-    // What goes back is the head that was taken, whatever the ring says now.
+    // The head that was taken is returned, whatever the ring says now.
     ring.done();
     assert_eq!(shared.half(USED + 2).load(Ordering::Relaxed), 1);
     assert_eq!(shared.half(USED + 4).load(Ordering::Relaxed), 0);

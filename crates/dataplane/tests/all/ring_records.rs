@@ -1,5 +1,5 @@
-//! What a split ring records for others: chains in flight for its successor, pages it wrote for a
-//! migration; and its way from one memory map to the next.
+//! Records of a split ring: chains in flight for its successor, and written pages for a migration.
+//! Also its move from one memory map to another.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 
 use std::fs::File;
@@ -26,7 +26,7 @@ const USED: u64 = 0x2000;
 const BUFFERS: u64 = 0x1_0000;
 const BUFFER: u64 = 0x1000;
 
-/// A guest with one ring, written through its memory's file.
+/// A guest with one ring, which writes through its memory's file.
 struct Guest {
     file: File,
     memory: Arc<GuestMemory>,
@@ -81,13 +81,13 @@ impl Guest {
         self.write(AVAILABLE + 2, &self.next.to_le_bytes());
     }
 
-    /// Buffer `i` of a page: descriptor `i`, to be sent or to be received into.
+    /// Buffer `i` of a page: descriptor `i`, to be sent or received into.
     fn post(&mut self, i: u16, len: u32, flags: u16) {
         self.descriptor(i, BUFFERS + BUFFER * u64::from(i), len, flags, 0);
         self.offer(i);
     }
 
-    /// A frame of 60 bytes, all of them `i`, in buffer `i`.
+    /// Sends a frame of 60 bytes, all of them `i`, from buffer `i`.
     fn send(&mut self, i: u16) {
         let byte = u8::try_from(i).unwrap();
         self.write(BUFFERS + BUFFER * u64::from(i) + 12, &[byte; 60]);
@@ -138,7 +138,7 @@ fn marks(region: &File) -> usize {
     (0..SIZE).filter(marked).count()
 }
 
-/// Takes a batch; the first byte of each frame.
+/// Takes a batch and returns the first byte of each frame.
 fn take(ring: &mut SplitRing) -> Vec<u8> {
     let mut batch = Batch::new();
     ring.take(&mut batch);
@@ -185,10 +185,10 @@ fn a_ring_killed_before_or_after_it_returned_a_batch_is_taken_up_where_it_stood(
 }
 
 #[test]
-fn what_another_program_left_in_flight_is_resubmitted_first_and_in_its_order() {
+fn chains_that_another_program_left_in_flight_are_resubmitted_first_in_its_order() {
     let mut guest = Guest::new();
     (0..8).for_each(|i| guest.send(i));
-    // It had taken six, returned 1, 4 and 5 out of order, and died.
+    // The other program had taken six, returned 1, 4 and 5 out of order, and died.
     for (entry, head) in [1_u16, 4, 5].into_iter().enumerate() {
         guest.write(USED + 4 + 8 * entry as u64, &head.to_le_bytes());
     }
@@ -210,7 +210,7 @@ fn what_another_program_left_in_flight_is_resubmitted_first_and_in_its_order() {
     ring.publish();
     assert_eq!(guest.used_heads(), [1, 4, 5, 0, 2, 3, 6, 7]);
     assert_eq!(marks(&file), 0);
-    // From here on the ring is like any other, past the wrap of its indices.
+    // From here on the ring behaves like any other, beyond the wrap of its indices.
     for round in 0..40 {
         (0..8).for_each(|i| guest.send(i));
         if round == 20 {
@@ -236,7 +236,7 @@ fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
     ring.track(region.split(0, SIZE).unwrap());
     let frame: Vec<u8> = (0..=255).cycle().take(500).collect();
     assert_eq!(give(&mut ring, &frame).frames, 1);
-    // Part of a resubmission is returned in one burst with what follows it.
+    // A part of the resubmission is returned in one burst with what follows it.
     assert_eq!(marks(&file), 2);
     ring.publish();
     assert_eq!(guest.used_heads(), [1, 0, 2, 3, 4, 5]);
@@ -246,7 +246,7 @@ fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
     assert_eq!(guest.used_heads()[6..], [6]);
 }
 
-/// A log of all pages, and the ring's page of it.
+/// A log of all pages, with the ring's own page if `used`.
 fn log(used: bool) -> (File, RingLog) {
     let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(4096).unwrap();
@@ -256,7 +256,7 @@ fn log(used: bool) -> (File, RingLog) {
     (file, RingLog { log, used: used.then_some(USED) })
 }
 
-/// The pages marked since the last call, which takes the marks as a front end does.
+/// The pages marked since the last call, which clears the marks as a front end does.
 fn taken_pages(file: &File) -> Vec<u64> {
     let mut bytes = [0; 4096];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -278,7 +278,7 @@ fn exactly_the_pages_written_are_logged() {
     assert_eq!(taken_pages(&file), [0_u64; 0], "marked when it is returned, after it was written");
     ring.publish();
     assert_eq!(taken_pages(&file), [2, page(0)]);
-    // A chain over three pages, of which the frame needs two and touches the third's first byte.
+    // A chain over three pages, of which the frame fills two and touches the third's first byte.
     guest.descriptor(1, BUFFERS + BUFFER, 4096, WRITE | NEXT, 2);
     guest.descriptor(2, BUFFERS + 5 * BUFFER, 4096, WRITE | NEXT, 3);
     guest.descriptor(3, BUFFERS + 7 * BUFFER, 4096, WRITE | NEXT, 4);
@@ -287,19 +287,19 @@ fn exactly_the_pages_written_are_logged() {
     assert_eq!(give(&mut ring, &vec![1; 8192 - 12 + 1]).frames, 1);
     ring.publish();
     assert_eq!(taken_pages(&file), [2, page(1), page(5), page(7)]);
-    // Merged buffers, each marked.
+    // Merged buffers are all marked.
     for i in [10, 12, 14] {
         guest.post(i, 1000, WRITE);
     }
     assert_eq!(give(&mut ring, &[3; 1500]).frames, 1);
     ring.publish();
     assert_eq!(taken_pages(&file), [2, page(10), page(12)]);
-    // A buffer that is handed back empty was not written.
+    // A buffer that is returned empty was not written.
     guest.write(14 * 16 + 12, &[0, 0]);
     assert_eq!(give(&mut ring, &[3; 1500]).error, 1);
     ring.publish();
     assert_eq!(taken_pages(&file), [2]);
-    // Off again: nothing is marked, what was in place comes back.
+    // With the log removed nothing is marked, and the old log is returned.
     assert!(ring.set_log(None).is_some());
     guest.post(20, 2048, WRITE);
     assert_eq!(give(&mut ring, &[7; 100]).frames, 1);
@@ -324,7 +324,7 @@ fn frames_taken_dirty_the_used_ring_alone_and_only_where_that_was_asked_for() {
 }
 
 #[test]
-fn a_guest_that_rewrites_returned_chains_cannot_send_the_log_astray() {
+fn a_guest_that_rewrites_returned_chains_cannot_mark_foreign_pages() {
     let mut guest = Guest::new();
     let mut ring = guest.ring(true);
     let (file, log) = log(true);
@@ -360,7 +360,7 @@ fn a_ring_moves_to_another_map_between_two_batches() {
     ring.complete_taken();
     ring.publish();
     assert_eq!(guest.used_heads(), [0, 1]);
-    // A map without the ring is refused, and the ring goes on in the one it has.
+    // A map without the ring is refused, and the ring continues in its present map.
     let error = ring.move_to(map(&guest.file, 0x2000), at).unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -1,4 +1,4 @@
-//! A port whose queue pairs are on two workers: together they spend what it bought, and a move
+//! A port whose queue pairs are on two workers: together they spend its entitlement, and a move
 //! keeps its tokens.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const HZ: u64 = 1_000_000_000;
 const MS: u64 = HZ / 1_000;
 const SENDER: PortId = PortId(0);
 
-/// 200 cycles a frame and stage.
+/// 200 cycles per frame and stage.
 type Core = common::Core<200>;
 
 /// Two workers; a sender and a receiver with a queue pair on each.
@@ -84,7 +84,7 @@ impl Bed {
         self.cores.iter().map(|core| core.now().0).min().unwrap()
     }
 
-    /// Lets so many cycles pass; `busy` says on which workers the sender always has frames.
+    /// Lets `cycles` pass; `busy` says on which workers the sender always has frames.
     fn run(&mut self, cycles: u64, busy: [bool; 2]) {
         let end = self.now() + cycles;
         while self.now() < end {
@@ -122,7 +122,7 @@ fn frame(from: u8, to: u8) -> Vec<u8> {
     bytes
 }
 
-/// In percent of one core.
+/// Cycles that the sender spent, in percent of one core.
 fn share(bed: &mut Bed, ms: u64, busy: [bool; 2]) -> f64 {
     let before = bed.spent();
     bed.run(ms * MS, busy);
@@ -135,7 +135,7 @@ fn two_workers_spend_one_entitlement() {
         let mut bed = Bed::new(IngressPolicy::CyclesStrict, percent);
         bed.run(20 * MS, [true, true]);
         for busy in [[true, true], [true, false], [false, true], [true, true]] {
-            // What was saved up while a side was idle is spent first.
+            // Tokens that were saved while a side was idle are spent first.
             bed.run(20 * MS, busy);
             let share = share(&mut bed, 200, busy);
             let want = percent as f64;
@@ -145,7 +145,7 @@ fn two_workers_spend_one_entitlement() {
 }
 
 #[test]
-fn what_moves_between_workers_keeps_its_tokens() {
+fn a_port_that_moves_between_workers_keeps_its_tokens() {
     let mut bed = Bed::new(IngressPolicy::CyclesStrict, 10);
     bed.run(30 * MS, [false, false]);
     let before = bed.tokens();

@@ -1,5 +1,5 @@
-//! The device side of split rings against a driver that plays by the rules, and one that does not
-//! (datapath rules 3, 7, 8): every clause has its test.
+//! The device side of split rings against a driver that obeys the specification, and one that does
+//! not (datapath rules 3, 7, 8). Every clause has its test.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values")]
 
@@ -21,7 +21,7 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 const SIZE: u16 = 64;
 const MEMORY: u64 = 1 << 20;
-/// Two regions of half the memory each, with a hole between their guest addresses.
+/// Guest address of the second region. Each has half the memory, with a hole between them.
 const SECOND: u64 = 1 << 30;
 const USER: u64 = 0x7000_0000_0000;
 const DESCRIPTORS: u64 = 0;
@@ -53,7 +53,7 @@ impl Guest {
                 .unwrap();
         let len = NonZeroUsize::new(MEMORY as usize).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a fresh mapping of the test's own file. WHY: the guest's view of its memory.
+        // SAFETY: a new mapping of the test's own file. WHY: the guest's view of its memory.
         let base = unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
         Self { base: base.as_ptr().cast(), memory: Arc::new(memory), next: 0 }
     }
@@ -194,7 +194,7 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
     let mut ring = guest.ring();
     let b = BUFFERS;
     guest.fill(b + 12, &frame);
-    // Header apart, payload in three pieces, one of them empty.
+    // The header apart, the payload in three pieces, one of them empty.
     guest.descriptor(0, b, 12, NEXT, 1);
     guest.descriptor(1, b + 12, 5, NEXT, 2);
     guest.descriptor(2, b + 17, 0, NEXT, 3);
@@ -204,7 +204,7 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
     guest.descriptor(4, b, 7, NEXT, 5);
     guest.descriptor(5, b + 7, 3005, 0, 0);
     guest.offer(4);
-    // Indirect.
+    // An indirect table.
     let table = b + 0x8000;
     guest.descriptor_at(table, 0, b, 12, NEXT, 1);
     guest.descriptor_at(table, 1, b + 12, 3000, 0, 0);
@@ -217,7 +217,7 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
 
 #[test]
 fn a_buffer_that_spans_two_regions_is_split_at_the_edge() {
-    // The regions meet in guest addresses here: a second guest with adjoining ones.
+    // Here the regions adjoin in guest addresses, in a second guest.
     let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(MEMORY).unwrap();
     let half = MEMORY / 2;
@@ -231,7 +231,7 @@ fn a_buffer_that_spans_two_regions_is_split_at_the_edge() {
     let mut guest = Guest::new();
     let len = NonZeroUsize::new(MEMORY as usize).unwrap();
     let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: as in `Guest::new`. WHY: as there.
+    // SAFETY: as in `Guest::new`. WHY: as in `Guest::new`.
     guest.base =
         unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap().as_ptr().cast();
     guest.memory = Arc::new(
@@ -246,7 +246,7 @@ fn a_buffer_that_spans_two_regions_is_split_at_the_edge() {
     assert_eq!(taken(&mut ring), (vec![frame], 0));
 }
 
-/// Offers chains made by `build`, each bad; none may be taken, all must come back.
+/// Offers bad chains made by `build`. None may be taken, and all must come back.
 fn refuses(name: &str, build: impl Fn(&mut Guest)) {
     let mut guest = Guest::new();
     let mut ring = guest.ring();
@@ -257,7 +257,7 @@ fn refuses(name: &str, build: impl Fn(&mut Guest)) {
     assert!(frames.is_empty(), "{name}: a frame was taken");
     assert_eq!(errors, 1, "{name}");
     assert_eq!((guest.used_index(), guest.used(0)), (1, (0, 0)), "{name}: head not returned");
-    // The ring goes on.
+    // The ring continues.
     guest.descriptor(0, BUFFERS, 112, 0, 0);
     guest.offer(0);
     assert_eq!(taken(&mut ring), (vec![pattern(100)], 0), "{name}: ring did not go on");
@@ -347,7 +347,7 @@ fn rings_in_impossible_places_are_refused() {
     ));
 }
 
-/// Posts writable buffers of the given lengths, a chain each.
+/// Posts writable buffers of the given lengths, one chain each.
 fn post(guest: &mut Guest, lens: &[u32]) {
     for len in lens {
         let i = guest.next % SIZE;
@@ -393,7 +393,7 @@ fn a_large_frame_is_spread_over_merged_buffers() {
     got.extend(guest.bytes(BUFFERS + 0x1000, 700));
     got.extend(guest.bytes(BUFFERS + 0x2000, 1812));
     assert_eq!(got, frame);
-    // The fourth buffer is still there for the next frame.
+    // The fourth buffer is still available for the next frame.
     assert_eq!(give(&mut ring, &[pattern(60)]).frames, 1);
     assert_eq!(guest.used(3), (3, 72));
 }
@@ -427,7 +427,7 @@ fn a_readable_receive_buffer_is_handed_back_empty() {
     let out = give(&mut ring, &[pattern(60), pattern(60)]);
     assert_eq!((out.frames, out.error), (1, 1));
     assert_eq!([guest.used(0), guest.used(1)], [(0, 0), (1, 72)]);
-    // A head that does not exist cannot be handed back: the ring stops.
+    // A head that does not exist cannot be returned, so the ring stops.
     guest.offer(SIZE + 3);
     let out = give(&mut ring, &[pattern(60)]);
     assert_eq!(out.frames, 0);
@@ -457,7 +457,7 @@ fn a_driver_that_wants_no_interrupt_gets_none() {
             .unwrap();
         let quiet = |guest: &Guest, on: bool| {
             if event_idx {
-                // Used event: far ahead, or the very next.
+                // The used event is far ahead, or the very next entry.
                 let next = guest.used_index().wrapping_add(if on { 1000 } else { 0 });
                 guest.write(AVAILABLE + 4 + 2 * u64::from(SIZE), next);
             } else {
@@ -483,13 +483,13 @@ fn a_ring_is_taken_up_where_the_drivers_memory_says() {
     (0..5).for_each(|_| send_plain(&mut guest, &pattern(60)));
     assert_eq!(taken(&mut ring).0.len(), 5);
     send_plain(&mut guest, &pattern(77));
-    // The switch dies; the frontend, which never heard of the five, says base 0.
+    // The switch dies. The front end, which never learned of the five frames, says base 0.
     let mut again = guest.ring();
     assert_eq!(taken(&mut again), (vec![pattern(77)], 0));
     assert_eq!(again.base(), 6);
 }
 
-/// Offers `n` receive buffers, each an indirect table of `entries` descriptors of which all but
+/// Offers `n` receive buffers. Each is an indirect table of `entries` descriptors, of which all but
 /// the last are empty.
 fn post_crumbs(guest: &mut Guest, n: u16, entries: u16, last: u32) {
     let table = BUFFERS;
@@ -536,8 +536,8 @@ fn a_receiver_of_crumbs_costs_its_senders_a_bounded_search_and_is_stopped() {
 
 #[test]
 fn an_indirect_table_is_aligned_where_it_is_read() {
-    // A region whose bytes begin at an odd place of the file: its guest addresses look aligned,
-    // the host's are not.
+    // A region whose bytes begin at an odd offset of the file: its guest addresses look aligned,
+    // but the host's are not.
     let mut guest = Guest::new();
     let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(MEMORY).unwrap();
@@ -552,7 +552,7 @@ fn an_indirect_table_is_aligned_where_it_is_read() {
     guest.memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), regions).unwrap());
     let len = NonZeroUsize::new(MEMORY as usize).unwrap();
     let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: as in `Guest::new`. WHY: as there.
+    // SAFETY: as in `Guest::new`. WHY: as in `Guest::new`.
     guest.base =
         unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap().as_ptr().cast();
     let mut ring = guest.ring();
@@ -591,7 +591,7 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
     let mut ring = SplitRing::new(spec, memory).unwrap();
     let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
-    // Ring and buffers are gone; whatever is read is zeroes, and nobody faults.
+    // Ring and buffers are gone: all reads yield zeros, and no fault ends the process.
     for _ in 0..100 {
         let _ = taken(&mut ring);
         let _ = give(&mut ring, &[pattern(3000)]);

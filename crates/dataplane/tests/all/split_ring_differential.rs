@@ -1,9 +1,9 @@
-//! The device side of split rings against an independent one (`virtio-queue`): the same driver's
-//! writes lead to the same frames, the same used ring and the same interrupts.
+//! The device side of split rings against an independent one (`virtio-queue`): the same writes of a
+//! driver lead to the same frames, the same used ring and the same interrupts.
 //!
-//! Lawful chains of every shape; of unlawful ones the two think differently on purpose (ours gives
-//! the head back and counts, theirs ends the chain where it breaks), so those have tests and a
-//! model of their own.
+//! The test uses valid chains of every shape. For invalid ones the two differ on purpose: the
+//! switch returns the head and counts it, while `virtio-queue` ends the chain at the error. Those
+//! have tests and a model of their own.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -29,12 +29,12 @@ const TABLES: u64 = 0x1000;
 const BUFFERS: u64 = 0x4000;
 const HEADER: usize = 12;
 
-/// What a driver does, or the device on its behalf.
+/// A step of the driver, or of the device.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Makes a chain of buffers of these lengths available, in a table of their own or not.
+    /// Makes a chain of buffers of these lengths available, in an indirect table or not.
     Offer(Vec<u16>, bool),
-    /// The device takes and returns a burst; the driver wants an interrupt this far ahead.
+    /// The device takes and returns a burst; the driver wants an interrupt this many entries ahead.
     Poll(u16),
 }
 
@@ -46,7 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One driver's memory, twice.
+/// One driver's memory, in two copies.
 struct Twice {
     file: File,
     theirs: GuestMemoryMmap,
@@ -68,7 +68,7 @@ impl Twice {
         self.write(at, &bytes);
     }
 
-    /// False if there is no room before the next poll.
+    /// Offers a chain. Returns false if there is no room before the next poll.
     fn offer(&mut self, lens: &[u16], indirect: bool, seed: u8) -> bool {
         let parts = u16::try_from(lens.len()).unwrap();
         let wanted = if indirect { 1 } else { parts };
@@ -105,7 +105,8 @@ impl Twice {
     }
 }
 
-/// The frames of their next chains, all of which go back, and whether to interrupt.
+/// The frames of all waiting chains of `virtio-queue`, which are returned, and whether to
+/// interrupt.
 fn poll_theirs(queue: &mut Queue, memory: &GuestMemoryMmap) -> (Vec<Vec<u8>>, bool) {
     let (mut frames, mut heads) = (Vec::new(), Vec::new());
     while let Some(chain) = queue.pop_descriptor_chain(memory) {
@@ -179,7 +180,7 @@ fn compare(steps: &[Step], start: u16) {
     queue.set_ready(true);
     assert!(queue.is_valid(&twice.theirs));
     let mut poll = |twice: &mut Twice, ahead: u16| {
-        // The driver's threshold: so many entries from where it stands.
+        // The driver's threshold: `ahead` entries from its present position.
         let event = twice.next.1.wrapping_sub(twice.next.0).wrapping_add(ahead);
         twice.write(AVAILABLE + 4 + 2 * u64::from(SIZE), &event.to_le_bytes());
         let wanted = poll_theirs(&mut queue, &twice.theirs);

@@ -1,4 +1,4 @@
-//! The worker tells who schedules a VM's vCPUs that frames came: for frames alone, and with one
+//! The worker tells the vCPU scheduler that frames arrived for a VM: only for frames, and with one
 //! system call however many they are.
 
 use std::fs::File;
@@ -60,7 +60,7 @@ impl Bed {
             frame.resize(60, 0);
             assert!(self.drivers[from].send(MemoryFrame::plain(frame)));
         }
-        // Idle turns too: notifications go out with them.
+        // Idle turns are included, because they send notifications.
         let mut idle = 0;
         while idle < 3 {
             idle = if self.worker.turn() == Turn::Idle { idle + 1 } else { 0 };
@@ -99,13 +99,13 @@ fn frames_ring_the_bell_of_the_vm_they_came_for() {
 }
 
 #[test]
-fn however_many_frames_come_who_sleeps_is_woken_once() {
+fn a_sleeping_scheduler_is_woken_once_however_many_frames_arrive() {
     let mut bed = Bed::new("wakes");
     let socket = UnixDatagram::bind(bed.dir.join(format!("{SOCKET_PREFIX}0"))).unwrap();
     socket.set_nonblocking(true).unwrap();
     let summons = u64::try_from(Bell::new(0).unwrap().summons_at()).unwrap();
     let file = File::options().write(true).open(bed.dir.join(BELLS_FILE)).unwrap();
-    // Its address is learned.
+    // The switch learns the VM's address.
     bed.send(1, 1);
     for times in 1..=2 {
         file.write_all_at(&[1], summons).unwrap();

@@ -1,5 +1,5 @@
-//! Two workers in one thread, turn by turn: frames between their ports, what they learn from each
-//! other, and ports that move.
+//! Two workers in one thread, turn by turn: frames between their ports, exchange of learned
+//! addresses, and ports that move.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use penstock_dataplane::worker::{
 use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
-/// Every turn takes some time.
+/// A counter that advances at every turn.
 #[derive(Clone, Debug, Default)]
 struct Ticking(VirtualCounter);
 
@@ -40,7 +40,7 @@ struct Bed {
 const RING: usize = 40_000;
 
 impl Bed {
-    /// One port an entry: on which worker each of its queue pairs is.
+    /// One entry per port: the worker of each of its queue pairs.
     fn new(homes: &[&[usize]]) -> Self {
         let mesh = Mesh::new(2, 8);
         let worker = |(id, peers)| {
@@ -78,7 +78,7 @@ impl Bed {
         bed
     }
 
-    /// A snapshot of all ports, as `change` makes their policies.
+    /// Swaps in a snapshot of all ports, with policies made by `change`.
     fn swap(&mut self, change: impl Fn(&mut PortPolicy)) {
         let policy = |id| {
             let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
@@ -110,7 +110,7 @@ impl Bed {
         assert!(self.drivers[port][queue].send(MemoryFrame::plain(frame)));
     }
 
-    /// Turns of both workers until neither has anything to do.
+    /// Runs turns of both workers until neither has anything to do.
     fn settle(&mut self) {
         while (0..2).any(|w| (0..3).any(|_| self.workers[w].turn() != Turn::Idle)) {}
     }
@@ -146,7 +146,7 @@ fn frame(from: u8, to: u8, n: u32, len: usize) -> Vec<u8> {
 
 const NUMBERS: core::ops::Range<u32> = 0..200;
 
-/// Both ports known everywhere.
+/// Makes both ports known to all workers.
 fn introduce(bed: &mut Bed, ports: &[usize]) {
     for &port in ports {
         let mut hello = frame(u8::try_from(port).unwrap(), 0, 0, 60);
@@ -180,7 +180,7 @@ fn frames_cross_workers_in_order_and_are_charged_to_their_sender() {
     bed.check();
 }
 
-/// Port 1 said one word, in one batch.
+/// Checks that port 1 sent one frame in one batch.
 fn charged_once(bed: &Bed) -> u64 {
     assert_eq!(bed.reading(1).rx_batches, 1);
     bed.reading(1).cycles
@@ -231,7 +231,8 @@ fn a_port_moves_while_frames_are_on_their_way_and_none_is_lost_or_overtaken() {
             bed.send(1, 0, frame(1, 0, due, 60));
             due += 1;
         }
-        // Some are taken and on their way, some wait in the rings; then both are held.
+        // Some frames are taken and on their way, others wait in the rings. Then both workers are
+        // held.
         bed.workers.iter_mut().for_each(|worker| _ = worker.turn());
         for _ in 0..40 {
             bed.workers.iter_mut().for_each(|worker| _ = worker.held_turn());
@@ -249,7 +250,7 @@ fn a_port_moves_while_frames_are_on_their_way_and_none_is_lost_or_overtaken() {
 }
 
 #[test]
-fn what_waits_for_an_output_goes_in_its_turn_although_its_sender_has_moved() {
+fn frames_that_wait_for_an_output_keep_their_turn_although_their_sender_moved() {
     let mut bed = Bed::new(&[&[0], &[0]]);
     introduce(&mut bed, &[0, 1]);
     let terms = QueueTerms {

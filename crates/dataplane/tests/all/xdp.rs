@@ -1,4 +1,4 @@
-//! An AF_XDP port on one end of a veth, a packet socket on the other. Needs root; says so if not.
+//! An AF_XDP port on one end of a veth, a packet socket on the other. Needs root; skipped without.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values, and patterns that wrap")]
 
@@ -14,14 +14,14 @@ use penstock_dataplane::port::{AttachState, Pending, PortQueue, TxOutcome};
 use penstock_testing::patience;
 use penstock_units::Cycles;
 
-/// The sender's address in all frames of these tests: what else is on the wire is not ours.
+/// The sender's address in all frames of these tests. Other frames on the wire are ignored.
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
 
-/// A namespace with a veth in it, `up0` and `up1`, gone with it.
+/// A namespace with a veth in it, `up0` and `up1`. Dropping it removes both.
 struct Lab(String);
 
 impl Lab {
-    /// `None`, and it says so, where namespaces cannot be made.
+    /// `None` if namespaces cannot be made; the skip is then recorded.
     fn new(link: &str) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Lab {
         Xdp::open(&self.config(queues)).unwrap()
     }
 
-    /// The kernel's end.
+    /// The kernel's end of the veth.
     fn peer(&self) -> (Packet, Box<dyn PortQueue>) {
         let (packet, mut queues) = Packet::open(&PacketConfig {
             interface: "up1".to_owned(),
@@ -126,10 +126,10 @@ fn send(queue: &mut dyn PortQueue, frames: &[Vec<u8>]) -> TxOutcome {
     out
 }
 
-/// A worker's turn of receiving, without the frames that are not the test's.
+/// A worker's turn of receiving, without frames of other senders.
 fn receive(queue: &mut dyn PortQueue, into: &mut Vec<Vec<u8>>) -> u32 {
     static NOW: AtomicU32 = AtomicU32::new(0);
-    // Later by far than any spacing of polls.
+    // Later than any spacing of polls.
     let now = Cycles(u64::from(NOW.fetch_add(1, Ordering::Relaxed)) * 100_000);
     let mut batch = Batch::new();
     if queue.pending(now) != Pending::No {
@@ -178,7 +178,7 @@ fn frames_pass_both_ways_byte_by_byte() {
     let frames: Vec<_> = lens.into_iter().enumerate().map(|(n, len)| frame(n, len)).collect();
     carry(ours, peer.as_mut(), &frames);
     carry(peer.as_mut(), ours, &frames);
-    // A tag stays in the frame, both ways.
+    // A tag stays in the frame in both directions.
     let frames: Vec<_> = (0..32).map(|n| tagged(n, 60 + n * 46)).collect();
     carry(ours, peer.as_mut(), &frames);
     carry(peer.as_mut(), ours, &frames);
@@ -197,7 +197,7 @@ fn all_buffers_go_round_many_times() {
         carry(ours, peer.as_mut(), &frames);
         carry(peer.as_mut(), ours, &frames);
     }
-    // What was sent last may still be on its way back.
+    // The last frames may still be on their way back.
     until("the buffers are free", || {
         send(ours, &[]);
         ours.buffers().unwrap().free() == free
@@ -231,7 +231,7 @@ fn each_queue_has_its_flows() {
 }
 
 #[test]
-fn frames_of_queues_that_are_not_ours_are_spoken_of() {
+fn frames_of_queues_that_the_port_does_not_serve_are_reported() {
     let Some(lab) = Lab::new("numrxqueues 2 numtxqueues 2") else { return };
     let (xdp, _queues) = lab.xdp(1);
     let error = xdp.status().error.unwrap();
@@ -260,7 +260,7 @@ fn the_link_is_followed_down_and_up() {
         carry(ours, peer.as_mut(), &[frame(2, 600)]);
         carry(peer.as_mut(), ours, &[frame(3, 600)]);
     }
-    // A longer MTU is followed as far as the buffers go.
+    // A longer MTU is adopted as far as the buffers allow.
     assert_eq!(send(ours, &[frame(1, 1519)]).too_big, 1);
     lab.ip("link set up1 mtu 1600");
     lab.ip("link set up0 mtu 1600");
@@ -283,7 +283,7 @@ fn a_ring_that_the_kernel_does_not_empty_drops_and_recovers() {
     let mut batch = Batch::new();
     (0..32).for_each(|n| batch.push(&frame(n, 60), Offload::NONE).unwrap());
     let all: Vec<u8> = (0..32).collect();
-    // Without `notify` the kernel never looks: the ring has 2048 entries.
+    // Without `notify` the kernel never looks; the ring has 2048 entries.
     let mut sent = 0;
     for _ in 0..80 {
         let out = ours.tx_burst(&batch, &all);
@@ -342,7 +342,7 @@ fn an_interface_has_one_owner_and_is_as_before_without_it() {
     assert!(text.contains("another program is on the interface"), "{text}");
     drop(first);
     until("the program is off", || !has_program() && !promiscuous());
-    // The next owner has it at once.
+    // The next owner gets the interface at once.
     let (_xdp, mut queues) = lab.xdp(1);
     let (_packet, mut peer) = lab.peer();
     until("the link", || queues[0].tx_ready());
@@ -352,7 +352,7 @@ fn an_interface_has_one_owner_and_is_as_before_without_it() {
 #[test]
 fn where_the_driver_refuses_frames_are_taken_in_the_stack() {
     let Some(lab) = Lab::new("") else { return };
-    // A veth's driver takes no program while its peer may send frames longer than a page.
+    // A veth's driver accepts no program while its peer may send frames longer than a page.
     lab.ip("link set up1 mtu 9000");
     let (xdp, mut queues) = lab.xdp(1);
     let (_packet, mut peer) = lab.peer();
@@ -366,7 +366,7 @@ fn where_the_driver_refuses_frames_are_taken_in_the_stack() {
     let frames: Vec<_> = (0..32).map(|n| tagged(n, 60 + n * 46)).collect();
     carry(ours, peer.as_mut(), &frames);
     carry(peer.as_mut(), ours, &frames);
-    // A frame longer than a buffer is the kernel's to drop and ours to count.
+    // The kernel drops a frame longer than a buffer, and the port counts it.
     assert_eq!(send(peer.as_mut(), &[frame(1, 1518)]).frames, 1);
     lab.ip("link set up0 mtu 4000");
     assert_eq!(send(peer.as_mut(), &[frame(1, 3000)]).frames, 1);
@@ -379,7 +379,7 @@ fn where_the_driver_refuses_frames_are_taken_in_the_stack() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_reason() {
+fn impossible_configurations_are_refused_with_a_reason() {
     let Some(lab) = Lab::new("") else { return };
     let open = |interface: &str| {
         let interface = interface.to_owned();
@@ -392,7 +392,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
     assert!(error.is_refusal() && error.to_string().contains("lower the MTU"), "{error}");
 }
 
-/// The one's complement sum of an IPv4 frame's UDP checksum: 0xffff if it is right.
+/// One's complement sum of an IPv4 frame's UDP checksum: 0xffff if it is right.
 fn udp_sum(frame: &[u8]) -> u32 {
     let end = 14 + usize::from(u16::from_be_bytes([frame[16], frame[17]]));
     let (ip, udp) = (&frame[14..34], &frame[34..end]);
@@ -403,7 +403,7 @@ fn udp_sum(frame: &[u8]) -> u32 {
 }
 
 #[test]
-fn what_a_stack_at_the_other_end_left_open_is_finished() {
+fn checksums_left_open_by_the_other_end_are_finished() {
     let Some(lab) = Lab::new("") else { return };
     let (_xdp, mut queues) = lab.xdp(1);
     let ours = queues[0].as_mut();
@@ -427,7 +427,7 @@ fn what_a_stack_at_the_other_end_left_open_is_finished() {
         });
         found.unwrap()
     };
-    // The checksum is the sender's to finish, or ours.
+    // Either the sender or the port finishes the checksum.
     assert_eq!(udp_sum(&hear()), 0xffff);
     run(&["ethtool", "-K", "up1", "tx", "off"]);
     assert_eq!(udp_sum(&hear()), 0xffff);

@@ -1,4 +1,4 @@
-//! Frames into the driver's receive buffers.
+//! Delivery of frames into the driver's receive buffers.
 
 use super::super::ring::frames::{count_sent, write_all, write_pieces};
 use super::super::ring::pieces::Piece;
@@ -8,7 +8,7 @@ use super::{PackedRing, Singles};
 use crate::batch::{Batch, CHAIN_MAX};
 use crate::port::TxOutcome;
 
-/// A chain that a frame goes to, or a part of it.
+/// A chain that receives a frame or a part of one.
 #[derive(Clone, Copy)]
 struct Chain {
     id: u16,
@@ -17,8 +17,8 @@ struct Chain {
 }
 
 impl PackedRing {
-    /// Writes the named frames into the driver's buffers, in order; visible after `publish`. In
-    /// passes (datapath rule 12).
+    /// Writes the frames with the indices `frames` into the driver's buffers, in order. They are
+    /// visible after `publish`. Works in passes (datapath rule 12).
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         if self.log.is_some() {
             return self.give_logged(batch, frames, out);
@@ -26,7 +26,8 @@ impl PackedRing {
         let (mut rest, mut cursor, mut steps) = (frames, 0, SEARCH_MAX);
         let mut singles = self.fetch(rest.len(), F_WRITE, |_| ());
         while let Some((&i, others)) = rest.split_first() {
-            // Where nothing was consumed the look before still holds: none is looked at twice.
+            // If nothing was consumed, the last look still holds, so no descriptor is looked at
+            // twice.
             if cursor > 0 && cursor >= singles.len && !singles.dry {
                 singles = self.fetch(rest.len(), F_WRITE, |_| ());
                 cursor = 0;
@@ -47,7 +48,8 @@ impl PackedRing {
         }
     }
 
-    /// How many of `frames`, from the first on, fit into the buffers from `first` on, one each.
+    /// How many of `frames`, from the first on, fit into the buffers from `first` on, one buffer
+    /// each.
     #[inline(always)]
     fn fitting(&self, batch: &Batch, frames: &[u8], pieces: &[Piece], first: usize) -> usize {
         let fits = |(&i, piece): (&u8, &Piece)| {
@@ -70,7 +72,7 @@ impl PackedRing {
         let header = self.header;
         let pieces = &singles.pieces[first..][..frames.len()];
         // SAFETY: each piece has room for header and frame, all in one region.
-        // WHY: raw copies are the only lawful way into guest memory.
+        // WHY: raw copies are the only permitted way into guest memory.
         unsafe { write_all(batch, frames, pieces, header) };
         for (&i, &id) in frames.iter().zip(&singles.ids[first..]) {
             let frame = batch.at(usize::from(i));
@@ -79,11 +81,12 @@ impl PackedRing {
             self.push_used(id, (header + frame.len as usize) as u32, 1);
             count_sent(out, frame.len, frame.offload);
         }
-        // Bad buffers count only in a row.
+        // A good buffer resets the count, because only bad chains in a row stop the ring.
         self.bad_chains = 0;
     }
 
-    /// The general case: chained, indirect or merged buffers. Returns the descriptors consumed.
+    /// The general case: chained, indirect or merged buffers. Returns the number of consumed
+    /// descriptors.
     pub(super) fn give_scattered(
         &mut self,
         batch: &Batch,
@@ -110,7 +113,7 @@ impl PackedRing {
                 return 0;
             };
             let Walked { id, span, pieces: Ok(n @ 1..) } = walked else {
-                // The search may have ended inside a chain that is lawful.
+                // The search may have ended inside a valid chain.
                 let crumbs = *steps == 0 && walked.pieces.is_err();
                 return if crumbs {
                     self.refuse_crumbs(out)
@@ -132,15 +135,15 @@ impl PackedRing {
         usize::from(self.held - before)
     }
 
-    /// Nothing more is available.
+    /// Counts a frame for which no buffer is available.
     #[cold]
     fn refuse_dry(&self, out: &mut TxOutcome) {
         out.ring_full += u32::from(!self.stopped);
         out.down += u32::from(self.stopped);
     }
 
-    /// Buffers so small that a frame would need more than are looked at: no driver's, so they
-    /// count like bad chains.
+    /// Counts a frame whose buffers are so small that it would need more than are examined. No real
+    /// driver has such buffers, so they count like bad chains.
     #[cold]
     fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
         out.too_big += 1;
@@ -148,8 +151,8 @@ impl PackedRing {
         0
     }
 
-    /// A bad receive buffer: the first of a frame is handed back empty; further ones wait for
-    /// their turn to be first.
+    /// Handles a bad receive buffer. If it is the first buffer of a frame, it is returned empty. A
+    /// later one is returned when it becomes the first.
     #[cold]
     fn refuse_buffer(&mut self, walked: &Walked, before: usize, out: &mut TxOutcome) -> usize {
         out.error += 1;
@@ -166,7 +169,8 @@ impl PackedRing {
     fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[Chain]) {
         #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
         let buffers = chains.len() as u16;
-        // SAFETY: the pieces together have room for header and frame (the caller summed them up).
+        // SAFETY: the pieces together have room for header and frame, because the caller summed
+        // them up.
         // WHY: as for a plain frame.
         unsafe { write_pieces(batch, i, pieces, buffers, self.header) };
         let mut left = self.header + batch.frame(i).len as usize;

@@ -1,9 +1,9 @@
-//! What a packed ring logs for a migration, and what is changed while it runs.
+//! Changes to a running packed ring: its migration log, its call descriptor and its memory map.
 //!
-//! **Rule.** A used descriptor overwrites what the driver had said of its buffer, so what was
-//! written where is logged as it is written, not found again afterwards as for a split ring. A ring
-//! with a log therefore takes another way through [`PackedRing::give`]; one without asks once a
-//! burst (datapath rule 24). Nothing here allocates or frees.
+//! A used descriptor overwrites the driver's description of its buffer. Writes are thus logged at
+//! once and not reconstructed afterwards as for a split ring. A ring with a log uses a different
+//! way through [`PackedRing::give`]; a ring without one asks once a burst (datapath rule 24).
+//! Nothing here allocates or frees.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -18,31 +18,31 @@ use crate::port::ring::{RingError, SEARCH_MAX};
 use crate::port::split_ring::RingAddresses;
 
 impl PackedRing {
-    /// Logs what the ring writes from now on, or no longer; returns what was in place before.
-    /// Between two batches, on a running ring too.
+    /// Sets the log of the ring's writes, or ends logging. Returns the previous log. May be called
+    /// on a running ring between two batches.
     pub fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
         let before = core::mem::replace(&mut self.log, log);
-        // What was written before is part of what there is to copy.
+        // The hypervisor must also copy what was written before.
         self.log_ring(self.device_event.cast(), 4);
         self.log_ring(self.ring.cast(), 16 * u64::from(self.size));
         before
     }
 
-    /// Interrupts the driver through `call` from now on; returns what was in place before.
+    /// Sets the descriptor by which the driver is interrupted, and returns the previous one.
     pub const fn set_call(&mut self, call: Option<File>) -> Option<File> {
         self.call.replace(call)
     }
 
-    /// Interrupts the driver, whatever it wished.
+    /// Interrupts the driver, even if it did not ask for it.
     pub fn interrupt(&mut self) {
         self.call.interrupt();
     }
 
-    /// Moves the ring to another map of the same guest; returns the one it leaves, of which it
-    /// keeps nothing. Between two batches.
+    /// Moves the ring to another map of the same guest, and returns the previous map, to which it
+    /// keeps no pointers. Must be called between two batches.
     ///
     /// # Errors
-    /// [`RingError::Address`]: a part of the ring is not in `memory`; the ring is as it was.
+    /// [`RingError::Address`] if a part of the ring is not in `memory`. The ring is then unchanged.
     pub fn move_to(
         &mut self,
         memory: Arc<GuestMemory>,
@@ -56,7 +56,8 @@ impl PackedRing {
         Ok(core::mem::replace(&mut self.memory, memory))
     }
 
-    /// [`PackedRing::give`] for rings that log: every frame on the way that says where it went.
+    /// [`PackedRing::give`] for rings with a log: every frame takes the way that records where it
+    /// was written.
     #[cold]
     pub(super) fn give_logged(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         let mut steps = SEARCH_MAX;
@@ -79,7 +80,7 @@ impl PackedRing {
         }
     }
 
-    /// Marks the `count` descriptors from `index` on, in which used ones were published.
+    /// Marks the `count` descriptors from `index` on, in which used descriptors were published.
     #[cold]
     pub(super) fn log_used(&self, index: u16, count: u16) {
         let straight = count.min(self.size - index);
@@ -88,8 +89,8 @@ impl PackedRing {
         self.log_ring(self.ring.cast(), 16 * u64::from(count - straight));
     }
 
-    /// Marks a part of the ring, if the front end wants to know. It gives an address only for the
-    /// device's event area; the ring's is found in the map.
+    /// Marks a part of the ring, if the front end asked for it. The front end gives an address only
+    /// for the device's event area; the address of the ring comes from the map.
     fn log_ring(&self, host: *const u8, len: u64) {
         let Some(log) = self.log.as_ref().filter(|log| log.used.is_some()) else { return };
         if let Some(guest) = self.memory.guest_address(host) {

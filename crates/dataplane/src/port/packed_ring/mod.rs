@@ -1,16 +1,22 @@
 //! The device side of a packed virtqueue (virtio 1.2 §2.8).
 //!
-//! **Problem.** As for a split ring: the other side is an attacker who may rewrite every word at
-//! every moment. Here availability itself is a flag in each descriptor, so an attacker may also
-//! take back what was offered. **Rule** (datapath rules 3, 5-8, 12-14): the half of a descriptor
-//! that has length, id and flags is read by one load, the address by another, and only these copies
-//! are used. Where a chain ends is found by our own count of descriptors; a chain whose end cannot
-//! be found stops the ring, since nobody could say where the next one begins. Used descriptors are
-//! single stores of length, id and flags; of a burst the first is stored last, by
-//! [`PackedRing::publish`], and until then the driver sees none of them. An id is an echo, never an
-//! index. **Order.** Everything completes in order: what was taken goes back with one used
-//! descriptor a burst where `IN_ORDER` was negotiated (§2.8.9), and the used position is always
-//! that of the first descriptor not given back.
+//! # Problem
+//! As for a split ring, an attacker may rewrite every word at every moment. In a packed ring,
+//! availability is itself a flag in each descriptor, so an attacker may also withdraw an offered
+//! descriptor.
+//!
+//! # Approach
+//! Datapath rules 3, 5 to 8 and 12 to 14. One load reads the half of a descriptor that holds
+//! length, id and flags, another the address, and only these copies are used. The end of a chain is
+//! found with a count of descriptors. A chain without an end stops the ring, because the beginning
+//! of the next chain is then unknown. A used descriptor is a single store of length, id and flags.
+//! [`PackedRing::publish`] stores the first one of a burst last; until then the driver sees none of
+//! them. An id is only echoed and never used as an index.
+//!
+//! # Order
+//! Everything completes in order. If `IN_ORDER` was negotiated, one used descriptor per burst
+//! returns all that was taken (§2.8.9). The used position is always that of the first descriptor
+//! that was not returned.
 #![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
 
 mod events;
@@ -37,7 +43,7 @@ use crate::port::inflight::PackedInflight;
 use crate::port::split_ring::RingAddresses;
 use position::{F_AVAIL, F_USED, Position};
 
-/// A descriptor as read once from guest memory.
+/// A descriptor, read once from guest memory.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
     guest: u64,
@@ -46,17 +52,17 @@ struct Descriptor {
     flags: u16,
 }
 
-/// The next buffers of one descriptor each.
+/// The next buffers that consist of one descriptor.
 struct Singles {
-    /// Null: not plain, to be walked.
+    /// A null piece marks a descriptor that is not plain and has to be walked.
     pieces: [Piece; BATCH_FRAMES],
     ids: [u16; BATCH_FRAMES],
     len: usize,
-    /// It ended because nothing more is available.
+    /// The list ended because no more descriptors are available.
     dry: bool,
 }
 
-/// The ring, the driver's event area and the device's.
+/// Host addresses of the ring, the driver's event area and the device's event area.
 type Parts = (*mut u64, *mut u32, *mut u32);
 
 /// The device side of one packed ring.
@@ -67,15 +73,15 @@ pub struct PackedRing {
     size: u16,
     /// The next available descriptor to look at.
     next: Position,
-    /// Where the next used descriptor goes.
+    /// Position of the next used descriptor.
     used: Position,
-    /// Descriptors taken and not published as used.
+    /// Descriptors that were taken and not yet published as used.
     held: u16,
-    /// Those of them that are given back.
+    /// Those of the held descriptors that were returned.
     returned: u16,
-    /// The first used descriptor that is not published: where, and its length, id and flags.
+    /// The first used descriptor that is not published: its index, and its length, id and flags.
     first: Option<(u16, u64)>,
-    /// Descriptors published since the driver's wish for interrupts was last looked at.
+    /// Descriptors published since the driver's event area was last read.
     unsignalled: u32,
     header: usize,
     event_idx: bool,
@@ -95,8 +101,8 @@ pub struct PackedRing {
     inflight: Option<PackedInflight>,
 }
 
-// SAFETY: the pointers lead into `memory`, which lives as long as the ring; exactly one thread
-// holds the ring at any time. WHY: control threads build rings, a worker runs them.
+// SAFETY: the pointers lead into `memory`, which lives as long as the ring, and exactly one thread
+// holds the ring at any time. WHY: control threads build rings, and a worker runs them.
 unsafe impl Send for PackedRing {}
 
 impl core::fmt::Debug for PackedRing {
@@ -111,10 +117,10 @@ impl core::fmt::Debug for PackedRing {
 }
 
 impl PackedRing {
-    /// Validates the addresses and takes the ring up where `spec.base` says.
+    /// Checks the addresses and continues the ring at the position `spec.base`.
     ///
     /// # Errors
-    /// [`RingError`].
+    /// [`RingError`] if the size, the position or an address is invalid.
     pub fn new(spec: RingSpec, memory: Arc<GuestMemory>) -> Result<Self, RingError> {
         let size = position::checked_size(spec.size)?;
         let RingSpec { descriptors, available, used, .. } = spec;
@@ -153,7 +159,7 @@ impl PackedRing {
         Ok(ring)
     }
 
-    /// The ring and its two event areas in host memory, each checked whole.
+    /// Host addresses of the ring and its two event areas, each checked over its whole length.
     fn locate(memory: &GuestMemory, ring: RingAddresses, size: u16) -> Result<Parts, RingError> {
         let at = |what, user, len, align| {
             memory.translate_user(user, len, align).ok_or(RingError::Address(what, user))
@@ -164,19 +170,19 @@ impl PackedRing {
         Ok((descriptors.cast(), driver_event.cast(), device_event.cast()))
     }
 
-    /// Where the ring stands, as [`RingSpec::base`].
+    /// Position of the ring, encoded as [`RingSpec::base`].
     #[must_use]
     pub fn base(&self) -> u32 {
         u32::from(self.next.to_base()) | u32::from(self.used.to_base()) << 16
     }
 
-    /// Entries.
+    /// Number of entries.
     #[must_use]
     pub const fn size(&self) -> u16 {
         self.size
     }
 
-    /// Whether the driver broke the rules so often that the ring was stopped.
+    /// Whether the ring was stopped because the driver broke the rules too often.
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         self.stopped
@@ -186,13 +192,14 @@ impl PackedRing {
     #[inline(always)]
     fn half(&self, index: u16, half: usize) -> &AtomicU64 {
         debug_assert!(index < self.size && half < 2);
-        // SAFETY: a position's index is below the size, so the word lies in the checked ring,
-        // which is 16-aligned and stays mapped.
-        // WHY: the driver writes these words while we read them: only atomics are defined.
+        // SAFETY: a position's index is below the size, so the word lies in the checked ring, which
+        // is 16-aligned and stays mapped.
+        // WHY: the driver writes these words while they are read, which is defined only for
+        // atomics.
         unsafe { AtomicU64::from_ptr(self.ring.add(2 * usize::from(index) + half)) }
     }
 
-    /// Reads the descriptor at `at` once; `None`: it is not available.
+    /// Reads the descriptor at `at` once; `None` if it is not available.
     #[inline(always)]
     fn read(&self, at: Position) -> Option<Descriptor> {
         let word = self.half(at.index, 1).load(Ordering::Acquire);
@@ -225,8 +232,8 @@ impl PackedRing {
         }
     }
 
-    /// Reads up to `want` buffers of one descriptor each, and translates and prefetches those that
-    /// are plain. Ends at a chain or at the end of what is available; none is consumed.
+    /// Reads up to `want` buffers of one descriptor each, and translates and prefetches the plain
+    /// ones. Ends at a chain or at the end of the available descriptors. Consumes none.
     #[inline(always)]
     fn fetch(&mut self, want: usize, wanted: u16, prefetch: impl Fn(*mut u8)) -> Singles {
         let mut singles = Singles {
@@ -269,7 +276,7 @@ impl PackedRing {
         self.held += span;
     }
 
-    /// Takes frames into `batch` until the ring or the batch is exhausted.
+    /// Takes frames into `batch` until the ring is empty or the batch is full.
     pub fn take(&mut self, batch: &mut Batch) {
         self.taken = 0;
         let room = BATCH_FRAMES - batch.len();
@@ -285,8 +292,8 @@ impl PackedRing {
         }
     }
 
-    /// Takes what was fetched, as far as it stands there still and `batch` has room; false: no
-    /// more is to be had.
+    /// Takes the fetched buffers, as far as they are still available and `batch` has room. Returns
+    /// false if no more can be taken.
     #[inline]
     fn take_singles(&mut self, batch: &mut Batch, singles: &Singles) -> bool {
         for (piece, id) in singles.pieces.iter().zip(singles.ids).take(singles.len) {
@@ -298,12 +305,13 @@ impl PackedRing {
                     return false;
                 }
                 if self.spans[self.taken - 1] != 1 {
-                    // The driver has made a chain of it meanwhile: what follows was not fetched.
+                    // The driver has turned the descriptor into a chain meanwhile, so the following
+                    // ones were not fetched.
                     return true;
                 }
                 continue;
             }
-            // SAFETY: the piece was translated in `memory`, which outlives the turn.
+            // SAFETY: the piece was translated in `memory`, which lives longer than the turn.
             // WHY: no slice over guest memory may exist.
             let taken = unsafe { take_plain(batch, *piece, self.header) };
             self.took(id, 1, taken, batch);
@@ -311,7 +319,7 @@ impl PackedRing {
         true
     }
 
-    /// A frame in any lawful chain; false: there is none, or the ring is stopped.
+    /// Takes a frame from any valid chain. Returns false if there is none or the ring is stopped.
     fn take_chain(&mut self, batch: &mut Batch) -> bool {
         let mut pieces = [Piece::NONE; PIECES_MAX];
         let limit = self.size - self.held;
@@ -319,7 +327,7 @@ impl PackedRing {
             return false;
         };
         let taken = walked.pieces.and_then(|count| {
-            // SAFETY: `walk` found every piece in `memory`, which outlives the turn.
+            // SAFETY: `walk` found every piece in `memory`, which lives longer than the turn.
             // WHY: as for a plain frame.
             unsafe { take_pieces(batch, &pieces[..count], self.header) }
         });
@@ -327,7 +335,7 @@ impl PackedRing {
         true
     }
 
-    /// Remembers a chain for [`Self::complete_taken`].
+    /// Records a chain for [`Self::complete_taken`].
     #[inline(always)]
     fn took(&mut self, id: u16, span: u16, taken: Result<(), BadChain>, batch: &mut Batch) {
         self.consume(span);
@@ -342,12 +350,12 @@ impl PackedRing {
         }
     }
 
-    /// Returns the chains of the last [`Self::take`] to the driver; visible after `publish`.
+    /// Returns the chains of the last [`Self::take`] to the driver. Visible after `publish`.
     #[inline]
     pub fn complete_taken(&mut self) {
         let taken = core::mem::take(&mut self.taken);
         if taken > 0 && self.in_order {
-            // §2.8.9: one used descriptor with the last id stands for all.
+            // §2.8.9: one used descriptor with the last id returns all.
             let span = self.spans[..taken].iter().sum();
             self.push_used(self.ids[taken - 1], 0, span);
             return;
@@ -357,7 +365,7 @@ impl PackedRing {
         }
     }
 
-    /// Gives back a chain of `span` descriptors with `len` bytes written.
+    /// Returns a chain of `span` descriptors with `len` written bytes.
     #[inline(always)]
     fn push_used(&mut self, id: u16, len: u32, span: u16) {
         if span > 1 {

@@ -1,4 +1,4 @@
-//! Places in a packed ring, with their wrap counters (virtio 1.2 §2.8.1).
+//! Positions in a packed ring, with their wrap counters (virtio 1.2 §2.8.1).
 
 use super::super::ring::{RING_SIZE_MAX, RingError};
 
@@ -6,18 +6,18 @@ pub(super) const F_AVAIL: u16 = 1 << 7;
 pub(super) const F_USED: u16 = 1 << 15;
 const WRAP: u16 = 1 << 15;
 
-/// A place in the ring and the state of the wrap counter there.
+/// An index in the ring and the state of the wrap counter there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Below the ring's size.
+    /// Always below the ring's size.
     pub(super) index: u16,
-    /// The `AVAIL` and `USED` bits of a descriptor that is available here: the counter's value in
-    /// the first, its inverse in the second.
+    /// The `AVAIL` and `USED` bits of a descriptor that is available here: `AVAIL` has the value of
+    /// the wrap counter, `USED` its inverse.
     pub(super) ready: u16,
 }
 
 impl Position {
-    /// Index and, in bit 15, wrap counter; `None` beyond the ring.
+    /// Decodes an index and, in bit 15, the wrap counter; `None` if the index is beyond the ring.
     pub(super) const fn from_base(half: u16, size: u16) -> Option<Self> {
         let ready = if half & WRAP == 0 { F_USED } else { F_AVAIL };
         let index = half & !WRAP;
@@ -29,13 +29,13 @@ impl Position {
         self.index | if self.ready == F_AVAIL { WRAP } else { 0 }
     }
 
-    /// The flags of a descriptor that is used here: both bits have the counter's value.
+    /// Flags of a descriptor that is used here: both bits have the value of the wrap counter.
     #[inline(always)]
     pub(super) const fn used_flags(self) -> u16 {
         if self.ready == F_AVAIL { F_AVAIL | F_USED } else { 0 }
     }
 
-    /// `by` descriptors further, at most one round.
+    /// Moves the position `by` descriptors forward, at most one round.
     #[inline(always)]
     pub(super) const fn advance(&mut self, by: u16, size: u16) {
         let index = self.index as u32 + by as u32;
@@ -49,7 +49,7 @@ impl Position {
         }
     }
 
-    /// `by` descriptors back, at most one round.
+    /// The position `by` descriptors back, at most one round.
     pub(super) const fn back(self, by: u16, size: u16) -> Self {
         if by <= self.index {
             return Self { index: self.index - by, ready: self.ready };
@@ -59,21 +59,21 @@ impl Position {
         Self { index, ready: self.ready ^ (F_AVAIL | F_USED) }
     }
 
-    /// The place among the two rounds after which everything repeats.
+    /// Number of the position within the two rounds after which everything repeats.
     pub(super) const fn of_two_rounds(self, size: u16) -> u32 {
         self.index as u32 + if self.ready == F_AVAIL { 0 } else { size as u32 }
     }
 }
 
-/// Descriptors from `event` (index and wrap counter as a driver writes them, unchecked) to `to`,
-/// modulo two rounds.
+/// Number of descriptors from `event` to `to`, modulo two rounds. `event` is an unchecked index and
+/// wrap counter as a driver writes them.
 pub(super) fn distance(event: u16, to: Position, size: u16) -> u32 {
     let rounds = 2 * u32::from(size);
     let event = u32::from(event & !WRAP) + if event & WRAP == 0 { u32::from(size) } else { 0 };
     (to.of_two_rounds(size) + rounds - event % rounds) % rounds
 }
 
-/// A packed ring's size, which need not be a power of two (virtio 1.2 §2.8.10.1).
+/// Checks a packed ring's size, which need not be a power of two (virtio 1.2 §2.8.10.1).
 pub(super) fn checked_size(size: u32) -> Result<u16, RingError> {
     match u16::try_from(size) {
         Ok(entries) if (1..=RING_SIZE_MAX).contains(&size) => Ok(entries),
@@ -81,11 +81,12 @@ pub(super) fn checked_size(size: u32) -> Result<u16, RingError> {
     }
 }
 
-/// Where a ring begins whose base is `base`.
+/// Start position of a ring whose base is `base`.
 ///
-/// What the device before us took and did not return lies between the used and the available
-/// position: it is taken again, so the used one counts. An upper half of 0 was not given: DPDK's
-/// driver and the `vhost` crate's front end have 16 bits for a base.
+/// The descriptors between the used and the available position were taken by the previous device
+/// and not returned. They are taken again, so the start is the used position. An upper half of 0
+/// means that it was not given: DPDK's driver and the front end of the `vhost` crate have 16 bits
+/// for a base.
 pub(super) fn start(base: u32, size: u16) -> Result<Position, RingError> {
     #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
     let (low, high) = (base as u16, (base >> 16) as u16);
@@ -133,14 +134,14 @@ mod tests {
         }
         assert_eq!(start(0x8008, 8), Err(RingError::Base(0x8008)));
         let at = |half| Position::from_base(half, 8).unwrap();
-        // Three were taken and not returned, also over the ring's end.
+        // Three descriptors were taken and not returned, also across the ring's end.
         assert_eq!(start(0x8002_8005, 8), Ok(at(0x8002)));
         assert_eq!(start(0x8006_0001, 8), Ok(at(0x8006)));
-        // An upper half that was not given.
+        // The upper half was not given.
         for low in [0x8000, 3, 0x8003] {
             assert_eq!(start(u32::from(low), 8), Ok(at(low)));
         }
-        // An upper half that cannot be.
+        // The upper half is impossible.
         assert_eq!(start(0x8007_8005, 8), Ok(at(0x8005)));
         assert_eq!(start(0x800f_8005, 8), Ok(at(0x8005)));
     }
@@ -153,10 +154,10 @@ mod tests {
         assert_eq!(distance(0x8007, to, 8), 3);
         assert_eq!(distance(0x8002, to, 8), 8);
         assert_eq!(distance(3, to, 8), 15);
-        // A size that is no power of two.
+        // The size is not a power of two.
         assert_eq!(distance(0x8006, Position { index: 0, ready: F_USED }, 7), 1);
         assert_eq!(distance(6, Position { index: 0, ready: F_AVAIL }, 7), 1);
-        // Nonsense is a number, too.
+        // A nonsensical event yields some number and no panic.
         assert!(distance(0x7fff, to, 1) < 2);
         assert!(distance(0xffff, to, 3) < 6);
     }

@@ -1,24 +1,28 @@
-//! Where a packed ring stands, found in the ring itself.
+//! Finds the position of a packed ring from the ring itself.
 //!
-//! **Problem.** A packed ring keeps no index in the guest's memory, and QEMU's network device asks
-//! for no inflight region. When it loses its switch, it tells the next one the position that it
-//! told the last one, as a rule the ring's start. A ring that is taken up there never moves again.
+//! # Problem
+//! A packed ring keeps no index in the guest's memory, and QEMU's network device asks for no
+//! inflight region. If QEMU loses its switch, it tells the next one the same position as the last
+//! one, usually the ring's start. A ring that is continued there never moves again.
 //!
-//! **Approach.** Only the driver changes the `AVAIL` bits, so they say how far it has got. The
-//! search goes back from there to the last used descriptor: the ring stands behind it. A buffer of
-//! several descriptors gets one used descriptor, in its first place (virtio 1.2 §2.8.6), and the
-//! others still look available. So this ring marks the last place of such a buffer too: used, with
-//! `NEXT`, the buffer's id and its number of places. No driver looks there, since each counts its
-//! buffers' descriptors itself. A ring that is marked from its start on says so in the device's
-//! event area, in the field that drivers ignore without `DESC` (§2.8.14).
+//! # Approach
+//! Only the driver changes the `AVAIL` bits, so they give the driver's position. The search goes
+//! back from there to the last used descriptor, and the ring continues behind it. A buffer of
+//! several descriptors gets one used descriptor, in its first place (virtio 1.2 §2.8.6); its other
+//! places still look available. For this reason the switch marks the last place of such a buffer
+//! too: used, with `NEXT`, the buffer's id and its number of places. No driver reads that place,
+//! since each driver counts its buffers' descriptors itself. A ring that is marked from its start
+//! says so in the device's event area, in the field that drivers ignore without `DESC` (§2.8.14).
 //!
-//! **A burst that was not shown.** Its first descriptor is written last. If the switch dies before
-//! that, the others are used already, and what the driver had said in them is lost. Such a burst
-//! is shown now; its first buffer comes back with length 0, which drivers drop.
+//! # Bursts that were not made visible
+//! The first descriptor of a burst is written last. If the switch dies before that, the others are
+//! used already, and the driver's content in them is lost. Such a burst is made visible now. Its
+//! first buffer is returned with length 0, and drivers drop such buffers.
 //!
-//! **Trust.** The ring may hold anything. Each word is read once, into a copy. The search ends
-//! after one round, and a word is replaced only if it is still the one that was read. A ring whose
-//! position is not certain is refused: one that another switch left in motion, for example.
+//! # Trust
+//! The ring may hold anything. Each word is read once, into a copy. The search ends after one
+//! round, and a word is replaced only if it still has the value that was read. A ring is refused if
+//! its position is uncertain, for example one that another switch left in motion.
 
 use core::sync::atomic::Ordering;
 
@@ -26,30 +30,30 @@ use super::super::ring::{F_NEXT, RingError};
 use super::PackedRing;
 use super::position::{F_AVAIL, F_USED, Position, distance};
 
-/// In the device's event area: the ring is marked from its start on.
+/// Value in the device's event area that says that the ring is marked from its start.
 pub(super) const MARKED: u16 = 0x5073;
-/// How often a ring is read whose driver writes it meanwhile.
+/// How often a ring is read again if its driver writes it meanwhile.
 const READS: u32 = 16;
 const START: Position = Position { index: 0, ready: F_AVAIL };
 
-/// What a copy of a ring says.
+/// Position of a ring, derived from a copy of it.
 #[derive(Debug, PartialEq, Eq)]
 struct Standing {
     used: Position,
-    /// First places of buffers that are used and were not shown, the last one first, and the words
-    /// that show them.
+    /// First places of used buffers that were not made visible, the last one first, with the words
+    /// that make them visible.
     hidden: Vec<(u16, u64)>,
 }
 
 impl PackedRing {
-    /// Takes the ring up where it stands, whatever base the front end told. For rings that are not
-    /// in the worker yet and of which no inflight region says where they stand.
+    /// Continues the ring at its real position, whatever base the front end gave. For rings that no
+    /// worker has yet and whose position no inflight region records.
     ///
     /// # Errors
-    /// [`RingError::Lost`]: the ring does not say for certain; it is as it was.
+    /// [`RingError::Lost`] if the position is uncertain. The ring is then unchanged.
     pub fn resume(&mut self) -> Result<(), RingError> {
         if self.mark == 0 && self.used != START {
-            // Another switch's ring: its front end says where it stands, and may be wrong.
+            // Another switch ran the ring. Its front end gives the position, which may be wrong.
             return if is_possible(&self.copy(), self.used) {
                 Ok(())
             } else {
@@ -59,7 +63,7 @@ impl PackedRing {
         for _ in 0..READS {
             let words = self.copy();
             if self.mark == 0 && words.iter().all(|word| flags(*word) & F_USED == 0) {
-                // As its driver made it, with or without buffers.
+                // The ring is as its driver initialised it, with or without buffers.
                 self.mark = MARKED;
                 self.suppress_kicks();
                 return Ok(());
@@ -81,8 +85,8 @@ impl PackedRing {
         Err(RingError::Lost)
     }
 
-    /// The second half of each descriptor. From the last to the first: of what the driver adds
-    /// meanwhile, the copy has nothing without what was added before it.
+    /// Copies the second half of each descriptor, from the last to the first. If the driver adds
+    /// descriptors meanwhile, the copy thus contains none without those added before it.
     fn copy(&self) -> Vec<u64> {
         let read = |index| self.half(index, 1).load(Ordering::Acquire);
         let mut words: Vec<u64> = (0..self.size).rev().map(read).collect();
@@ -90,7 +94,7 @@ impl PackedRing {
         words
     }
 
-    /// Marks the last of the `span` places of a buffer that is given back, before its first.
+    /// Marks the last of the `span` places of a returned buffer, before the first place is written.
     pub(super) fn mark_last(&self, id: u16, span: u16) {
         if self.mark != 0 {
             let mut last = self.used;
@@ -109,8 +113,8 @@ const fn word(flags: u16, id: u16, len: u32) -> u64 {
     len as u64 | (id as u64) << 32 | (flags as u64) << 48
 }
 
-/// Where the driver will make the next descriptor available; `None`: the copy makes no sense, as
-/// when the driver was in the middle of a chain.
+/// The position at which the driver makes the next descriptor available. `None` if the copy is
+/// inconsistent, as when the driver was writing a chain.
 fn driver_position(words: &[u64]) -> Option<Position> {
     let wrap = |word: &u64| flags(*word) & F_AVAIL;
     let first = wrap(words.first()?);
@@ -124,8 +128,8 @@ fn driver_position(words: &[u64]) -> Option<Position> {
     Some(at)
 }
 
-/// Whether a ring may stand at `used`: all from there to the driver's position is available. A copy
-/// that makes no sense is not the front end's mistake.
+/// Whether a ring may be at position `used`: all descriptors from there to the driver's position
+/// must be available. True for an inconsistent copy, which is not the front end's mistake.
 fn is_possible(words: &[u64], used: Position) -> bool {
     let (Some(driver), Ok(size)) = (driver_position(words), u16::try_from(words.len())) else {
         return true;
@@ -140,7 +144,7 @@ fn is_possible(words: &[u64], used: Position) -> bool {
         })
 }
 
-/// Reads a marked ring. See the module's text.
+/// Derives the position from a copy of a marked ring; the module's documentation has the method.
 fn find(words: &[u64]) -> Option<Standing> {
     let size = u16::try_from(words.len()).ok()?;
     let read = |at: Position| words[usize::from(at.index)];
@@ -158,7 +162,7 @@ fn find(words: &[u64]) -> Option<Standing> {
         let marked = is_used(last) && flags(read(last)) & F_NEXT != 0;
         let span = if marked { u16::try_from(read(last) & 0xffff_ffff).unwrap_or(0) } else { 1 };
         if span == 0 || span > rest {
-            // The driver has used the buffer's first places again: it was shown.
+            // The driver has reused the buffer's first places, so the buffer was visible.
             break;
         }
         let first = end.back(span, size);
@@ -214,15 +218,15 @@ mod tests {
     #[test]
     fn a_burst_that_was_not_shown_is_found() {
         let hidden = |words: &[u64]| find(words).unwrap().hidden;
-        // The first of three is missing; all before it was shown.
+        // The first of three buffers is missing; all before it were visible.
         assert_eq!(hidden(&words(&[W, F_AVAIL, W, W, F_AVAIL, 0])), [(1, word(W, 1, 0))]);
-        // The same of chains: two and three places, and their marks.
+        // The same with chains of two and three places, and their marks.
         let mut chains = words(&[W, F_AVAIL, W | F_NEXT, F_AVAIL, F_AVAIL, W | F_NEXT, F_AVAIL, 0]);
         chains[2] = word(W | F_NEXT, 40, 2);
         chains[5] = word(W | F_NEXT, 41, 3);
         assert_eq!(find(&chains).unwrap().used, at(6, true));
         assert_eq!(hidden(&chains), [(3, word(W, 41, 0)), (1, word(W, 40, 0))]);
-        // Marks that cannot be end the search.
+        // Impossible marks end the search.
         for span in [0, 7, u32::MAX] {
             chains[5] = word(W | F_NEXT, 41, span);
             assert_eq!(hidden(&chains), []);

@@ -1,10 +1,15 @@
-//! A packed ring that records its position for its successor, and takes up where another stood.
+//! A packed ring that records its position for its successor, and continues where a predecessor
+//! stopped.
 //!
-//! **Problem.** A used descriptor is one store, but a burst is many, of which the first shows the
-//! driver all: a kill in between leaves some overwritten that the driver does not know of.
+//! # Problem
+//! A used descriptor is one store, but a burst is many, and the store of the first makes all of
+//! them visible. If the switch is killed in between, some descriptors are overwritten without the
+//! driver's knowledge.
 //!
-//! **Rule.** A burst was either shown or it never was, see [`crate::port::inflight`]. The driver
-//! goes on while we are dead: a first descriptor no longer available in its round was shown.
+//! # Approach
+//! A burst either became visible or never did ([`crate::port::inflight`]). The driver continues
+//! while the switch is dead. If the burst's first descriptor is no longer available in its round,
+//! the burst was visible.
 
 use core::sync::atomic::Ordering;
 
@@ -13,11 +18,11 @@ use super::position::{F_AVAIL, F_USED, Position};
 use crate::port::inflight::PackedInflight;
 
 impl PackedRing {
-    /// Records the ring's position in `inflight` from now on. With `stood`, which is what
-    /// [`PackedInflight::positions`] said, the ring is taken up where it stood, whatever its base
-    /// was said to be: for its first start since the region was handed over. The caller reads the
-    /// positions, once for all that depends on them, as the front end may change them at any time.
-    /// For rings that are not in the worker yet.
+    /// Records the ring's position in `inflight` from now on. `stood` is the result of
+    /// [`PackedInflight::positions`], given at the ring's first start since the region was passed.
+    /// The ring then continues at that position, whatever base the front end gave. The caller reads
+    /// the positions once for all uses, because the front end may change them at any time. For
+    /// rings that no worker has yet.
     pub fn track(&mut self, inflight: PackedInflight, stood: Option<(u16, u16)>) {
         if let Some((old, used)) = stood {
             let was_shown = Position::from_base(old, self.size).is_some_and(|first| {
@@ -33,13 +38,13 @@ impl PackedRing {
         }
         inflight.end(self.used.to_base());
         self.inflight = Some(inflight);
-        // The region says where the ring stands; the ring itself does not from here on.
+        // From here on the region records the position, and the ring itself does not.
         self.mark = 0;
         self.suppress_kicks();
     }
 
-    /// Undoes used descriptors beyond the ring's position: the burst they belong to was never
-    /// shown to the driver.
+    /// Restores overwritten descriptors beyond the ring's position. Their burst was never made
+    /// visible to the driver.
     fn put_back(&self, inflight: &PackedInflight) {
         let mut at = self.used;
         for _ in 0..self.size {
@@ -53,7 +58,7 @@ impl PackedRing {
         }
     }
 
-    /// Before the descriptor at the used position is overwritten.
+    /// Saves the descriptor at the used position before it is overwritten.
     #[cold]
     pub(super) fn save_overwritten(&self) {
         if let Some(inflight) = &self.inflight {
@@ -62,7 +67,7 @@ impl PackedRing {
         }
     }
 
-    /// The store that shows a burst, between those that say what it does to the position.
+    /// Makes a burst visible, between the two stores that record its effect on the position.
     #[cold]
     pub(super) fn publish_tracked(&self, index: u16, word: u64) {
         let Some(inflight) = &self.inflight else { return };

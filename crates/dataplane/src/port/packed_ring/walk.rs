@@ -1,4 +1,4 @@
-//! Chains of a packed ring: where they end, and what they hold.
+//! Walks the chains of a packed ring: where they end, and which buffers they hold.
 
 use super::super::ring::pieces::{Piece, add_pieces, indirect_table};
 use super::super::ring::{BadChain, F_INDIRECT, F_NEXT, F_WRITE};
@@ -6,22 +6,23 @@ use super::position::Position;
 use super::{Descriptor, PackedRing};
 use crate::batch::CHAIN_MAX;
 
-/// A chain as it was found.
+/// Result of walking a chain.
 pub(super) struct Walked {
-    /// The driver's name for it.
+    /// The driver's id of the chain.
     pub(super) id: u16,
-    /// Descriptors of the ring that it takes up.
+    /// Number of descriptors of the ring that the chain occupies.
     pub(super) span: u16,
-    /// How many pieces of host memory it was split into, if it is lawful.
+    /// Number of pieces of host memory, if the chain is valid.
     pub(super) pieces: Result<usize, BadChain>,
 }
 
 impl PackedRing {
-    /// Walks the chain at `from` into pieces of host memory. `wanted` is the write flag each part
-    /// must have, `limit` the descriptors from there to those that the driver cannot have made
-    /// available, `steps` how many descriptors may be looked at, those of tables included.
+    /// Walks the chain at `from` into pieces of host memory. `wanted` is the write flag that each
+    /// descriptor must have. `limit` is the maximum number of descriptors that the driver can have
+    /// made available from there. `steps` is the number of descriptors that may be examined,
+    /// including those of tables.
     ///
-    /// `None`: nothing is available, or the chain has no end in sight, which stops the ring.
+    /// `None` if nothing is available, or if the chain has no end, which stops the ring.
     pub(super) fn walk(
         &mut self,
         from: Position,
@@ -36,13 +37,13 @@ impl PackedRing {
         let mut at = from;
         let mut d = self.read(at)?;
         let mut found = Ok(0);
-        // Our own count of steps ends every loop the driver may build.
+        // The step count ends every loop that the driver may build.
         for span in 1..=limit.min(CHAIN_MAX_SPAN) {
             let alone = span == 1 && d.flags & F_NEXT == 0;
             found = found.and_then(|count| self.add(d, alone, wanted, pieces, count, steps));
             if d.flags & F_NEXT == 0 {
-                // Nobody needs an id beyond the ring's size, and one would upset whoever indexes
-                // by it after us: refused, and echoed like the rest.
+                // No driver needs an id beyond the ring's size, and another device might index by
+                // it. The chain is refused, and the id is echoed like any other.
                 let pieces = if d.id < self.size { found } else { Err(BadChain) };
                 return Some(Walked { id: d.id, span, pieces });
             }
@@ -52,7 +53,7 @@ impl PackedRing {
             at.advance(1, self.size);
             match self.read(at) {
                 Some(next) => d = next,
-                // §2.8.6: the head is made available last, so the rest should have been there.
+                // §2.8.6: the head becomes available last, so the rest should have been available.
                 None => break,
             }
         }
@@ -60,7 +61,7 @@ impl PackedRing {
         None
     }
 
-    /// Adds what descriptor `d` stands for to the `count` pieces there are.
+    /// Appends the buffer of descriptor `d` to the first `count` pieces.
     fn add(
         &mut self,
         d: Descriptor,
@@ -72,7 +73,7 @@ impl PackedRing {
     ) -> Result<usize, BadChain> {
         *steps = steps.checked_sub(1).ok_or(BadChain)?;
         if d.flags & F_INDIRECT != 0 {
-            // A table stands alone (datapath rule 7); its own write flag means nothing.
+            // A table must stand alone (datapath rule 7). Its own write flag has no meaning.
             return if alone {
                 self.add_table(d, wanted, pieces, count, steps)
             } else {
@@ -85,7 +86,7 @@ impl PackedRing {
         add_pieces(&self.memory, d.guest, d.len, pieces, count)
     }
 
-    /// Adds the descriptors of a table, one behind the other whatever their flags say of a next
+    /// Appends the descriptors of a table, all of them in order, whatever their `NEXT` flags say
     /// (§2.8.7).
     fn add_table(
         &mut self,
@@ -100,7 +101,8 @@ impl PackedRing {
         for entry in 0..usize::from(size) {
             *steps = steps.checked_sub(1).ok_or(BadChain)?;
             // SAFETY: entry < size, and the table was checked for that many entries and for its
-            // alignment. WHY: volatile: the descriptor is read exactly once.
+            // alignment.
+            // WHY: volatile, so that the descriptor is read exactly once.
             let [guest, word] = unsafe { table.add(entry).read_volatile() };
             #[expect(clippy::cast_possible_truncation, reason = "its fields")]
             let (len, flags) = (word as u32, (word >> 48) as u16);

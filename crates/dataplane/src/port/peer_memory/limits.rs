@@ -1,12 +1,17 @@
-//! How much memory of peers may be mapped: for one port, and for all ports of the daemon.
+//! Limits on the mapped memory of peers: for one port, and for all ports of the daemon.
 //!
-//! **Problem.** A file may claim any size without a page behind it, and addresses are finite: one
-//! port that maps 100 TiB leaves none for the others. **Rule.** A mapping is counted from before it
-//! is made until after it is undone, by its [`Charge`]. So nothing is counted twice or forgotten,
-//! however a session ends. **Defaults.** Guests may have more memory than their host, and while a
-//! driver announces its memory again, the old map and the new one both exist. Hence a port may map
-//! four times the host's memory and all ports sixteen times, never more than 64 TiB, which is half
-//! of what a process can address.
+//! # Problem
+//! A file may claim any size without having pages, and addresses are finite. One port that maps 100
+//! TiB leaves none for the others.
+//!
+//! # Approach
+//! A [`Charge`] counts a mapping from before it is made until after it is undone. Nothing is thus
+//! counted twice or forgotten, however a session ends.
+//!
+//! # Defaults
+//! The guests' memory may exceed the host's. While a driver announces its memory again, the old and
+//! the new map exist at once. Hence a port may map four times the host's memory and all ports
+//! sixteen times, but never more than 64 TiB. This is half of what a process can address.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,15 +20,15 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use super::MappingError;
 
-/// Most that all ports may map by default, bytes.
+/// Maximum default limit in bytes.
 const DEFAULT_MAX: u64 = 64 << 40;
 
-/// Bytes of peers' memory that may be mapped.
+/// Limits on mapped memory of peers, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// For each port.
+    /// Limit of each port.
     pub port: u64,
-    /// For all ports together.
+    /// Limit of all ports together.
     pub daemon: u64,
 }
 
@@ -33,7 +38,7 @@ impl Default for MemoryLimits {
         let host = *HOST.get_or_init(|| {
             let number = |what| sysconf(what).ok().flatten().and_then(|n| u64::try_from(n).ok());
             let pages = number(SysconfVar::_PHYS_PAGES).unwrap_or(0);
-            // A host that does not tell its memory is taken for a small one.
+            // If the host does not report its memory, a small memory is assumed.
             pages.saturating_mul(number(SysconfVar::PAGE_SIZE).unwrap_or(0)).max(1 << 30)
         });
         let times = |n: u64| host.saturating_mul(n).min(DEFAULT_MAX);
@@ -41,12 +46,12 @@ impl Default for MemoryLimits {
     }
 }
 
-/// Zero: the default.
+/// Limits in bytes; zero means the default.
 static PORT_LIMIT: AtomicU64 = AtomicU64::new(0);
 static DAEMON_LIMIT: AtomicU64 = AtomicU64::new(0);
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the limits for what is mapped from now on. What is mapped already stays.
+/// Sets the limits for mappings from now on. Existing mappings stay.
 pub fn set_memory_limits(limits: MemoryLimits) {
     PORT_LIMIT.store(limits.port, Ordering::Relaxed);
     DAEMON_LIMIT.store(limits.daemon, Ordering::Relaxed);
@@ -64,29 +69,29 @@ fn limits() -> MemoryLimits {
     }
 }
 
-/// Bytes of peers' memory that are mapped now, for all ports.
+/// Bytes of peers' memory that all ports have mapped now.
 #[must_use]
 pub fn mapped_bytes() -> u64 {
     MAPPED.load(Ordering::Relaxed)
 }
 
-/// What one port has mapped. Clones count together.
+/// Mapped bytes of one port. Clones share one count.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryAccount(Arc<AtomicU64>);
 
 impl MemoryAccount {
-    /// Bytes that are mapped now.
+    /// Bytes that the port has mapped now.
     #[must_use]
     pub fn mapped(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` for as long as the answer lives.
+    /// Counts `bytes` for as long as the returned charge lives.
     pub(super) fn charge(&self, bytes: u64) -> Result<Charge, MappingError> {
         let MemoryLimits { port, daemon } = limits();
         let key = "memory_per_port_gib";
         add(&self.0, bytes, port, "this port", key)?;
-        // From here on it is given back, also if the other limit refuses it.
+        // From here on the charge is returned, even if the other limit refuses it.
         let mut charge = Charge { account: self.clone(), bytes, daemon: 0 };
         add(&MAPPED, bytes, daemon, "all ports together", "memory_gib")?;
         charge.daemon = bytes;
@@ -108,7 +113,7 @@ fn add(
     }
 }
 
-/// Bytes that are counted until it is dropped.
+/// Bytes that count until the value is dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
     account: MemoryAccount,
@@ -141,7 +146,7 @@ mod tests {
         assert_eq!(account.mapped(), 4096);
         drop(held);
         assert_eq!(account.mapped(), 0);
-        // Together as much as no port alone may have.
+        // All ports together have the limit of a single port.
         let total = AtomicU64::new(7);
         let error = add(&total, 4, 10, "all ports together", "memory_gib").unwrap_err();
         assert!(error.to_string().contains("limit 10; raise `memory_gib`"), "{error}");

@@ -1,4 +1,4 @@
-//! A stretch of a peer's file, mapped. See the table of [`super`].
+//! A mapped range of a peer's file. The table of [`super`] lists its properties.
 #![allow(unsafe_code, reason = "mmap, madvise and munmap")]
 
 use core::ffi::c_void;
@@ -17,90 +17,89 @@ use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use super::limits::{Charge, MemoryAccount};
 use super::sigbus::Guard;
 
-/// Bytes of a page, if it is not a huge one.
+/// Bytes of a page that is not a huge page.
 pub(super) const PAGE: u64 = 4096;
 
-/// A stretch of a file cannot be mapped.
+/// Reason for which a range of a file is not mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
-    /// Empty, or its end is no number.
-    #[error("{len} bytes at offset {offset:#x} are empty or exceed the address space")]
+    /// The range is empty, or its end exceeds 64 bits.
+    #[error("{len} bytes at offset {offset:#x} are none or wrap")]
     Shape {
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// The file ends before the stretch does: touching it would be a SIGBUS.
-    #[error("needs {needs} bytes, and the file has {has}")]
+    /// The file ends before the range does; an access would raise SIGBUS.
+    #[error("needs {needs} bytes of a file of {has}")]
     Short {
         /// Offset plus length.
         needs: u64,
-        /// The file's size.
+        /// Size of the file.
         has: u64,
     },
-    /// Touching it could wait for whoever serves its file system.
+    /// An access could wait for the process that serves the file's file system.
     #[error(
         "not in a memfd, tmpfs or hugetlbfs file; use `memory-backend-memfd`, or a file in \
          /dev/shm or on hugetlbfs"
     )]
     Foreign,
-    /// More than may be mapped.
+    /// The mapping would exceed a limit.
     #[error(
         "{bytes} bytes more than the {mapped} that {of} has mapped, limit {limit}; raise `{key}` \
          in [host]"
     )]
     Limit {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Bytes mapped before.
         mapped: u64,
-        /// The most.
+        /// The limit in bytes.
         limit: u64,
-        /// Whose limit it is.
+        /// Name of the limit's owner: a port or the daemon.
         of: &'static str,
-        /// The key that sets it.
+        /// Configuration key of the limit.
         key: &'static str,
     },
-    /// No place in the list of mappings that are guarded against a shortened file.
+    /// The list of mappings that are guarded against a shortened file is full.
     #[error("too many mappings are guarded already; attach fewer ports to this daemon")]
     Unguarded,
-    /// The kernel refused.
+    /// The kernel refused a call.
     #[error("{call}: {source}")]
     Kernel {
-        /// What was being done.
+        /// The call that failed.
         call: &'static str,
-        /// The kernel's answer.
         source: nix::Error,
     },
 }
 
-/// A mapped stretch, for as long as this value lives.
+/// A mapped range, for as long as this value lives.
 #[derive(Debug)]
 pub(in crate::port) struct Mapping {
-    /// The first byte of the stretch.
+    /// First byte of the range.
     at: NonNull<u8>,
-    /// The pages that hold it.
+    /// First byte of the pages that hold the range.
     pages: NonNull<c_void>,
     pages_len: usize,
     guard: Option<Guard>,
-    /// Given back by itself after the pages are unmapped.
+    /// Dropped last, so the bytes count until after the pages are unmapped.
     _charge: Charge,
 }
 
-// SAFETY: the fields are never changed after the mapping was made, and what they point to is shared
-// memory that is only accessed through raw copies and atomics. WHY: mappings are made by one thread
-// and used by another.
+// SAFETY: the fields never change after the mapping was made, and they point to shared memory that
+// is accessed only by raw copies and atomics. WHY: one thread makes a mapping and another uses it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above. WHY: as above.
+// SAFETY: as for `Send`. WHY: as for `Send`.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Off the list first: the address may be somebody else's once it is unmapped.
+        // The guard goes first, because another mapping may get the address once it is free.
         self.guard = None;
-        // SAFETY: the mapping is ours alone, and whoever held a pointer into it held this value.
+        // SAFETY: this value owns the mapping, and every holder of a pointer into it held this
+        // value.
         // WHY: munmap has no safe form.
         let _ = unsafe { munmap(self.pages, self.pages_len) };
     }
@@ -116,7 +115,7 @@ impl Mapping {
     ) -> Result<Self, MappingError> {
         let shape = || MappingError::Shape { offset, len };
         let needs = offset.checked_add(len).filter(|_| len > 0).ok_or_else(shape)?;
-        // First of all: any other call could wait for a file system that the peer serves.
+        // Checked first, because any other call could wait for a file system that the peer serves.
         if !is_memory_file(file) {
             return Err(MappingError::Foreign);
         }
@@ -133,8 +132,8 @@ impl Mapping {
         let length = NonZeroUsize::new(pages_len).ok_or_else(shape)?;
         let first = libc::off_t::try_from(from).map_err(|_| shape())?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a fresh shared mapping of a file; nothing else of ours lies at the address the
-        // kernel picks. WHY: mmap has no safe form.
+        // SAFETY: a new shared mapping of a file, at an address that the kernel chooses and nothing
+        // else of this process uses. WHY: mmap has no safe form.
         let pages =
             unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file.as_fd(), first) }
                 .map_err(kernel("mmap"))?;
@@ -148,18 +147,19 @@ impl Mapping {
         let guard = Guard::new(pages.as_ptr(), pages_len, number(page)?);
         mapping.guard = Some(guard.ok_or(MappingError::Unguarded)?);
         if page > PAGE {
-            // SAFETY: as above. An old kernel says EINVAL: then faults come later. WHY: as above.
+            // SAFETY: as above. An old kernel returns EINVAL; page faults then come later. WHY: as
+            // above.
             let _ = unsafe { madvise(pages, pages_len, MmapAdvise::MADV_POPULATE_WRITE) };
         }
         Ok(mapping)
     }
 
-    /// The stretch's first byte.
+    /// First byte of the range.
     pub(in crate::port) const fn at(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Has `alarm` rung when the file turns out to be shorter than the stretch.
+    /// Sets the event that is signalled if the file turns out to be shorter than the range.
     pub(in crate::port) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         if let Some(guard) = &self.guard {
             guard.set_alarm(alarm);
@@ -171,9 +171,9 @@ fn kernel(call: &'static str) -> impl Fn(nix::Error) -> MappingError {
     move |source| MappingError::Kernel { call, source }
 }
 
-/// Whether a file's pages are memory: a page fault in it waits for no disk, no network and no
-/// process. Seals exist for just these files, sealed or not (`fcntl_getseals(2)`: `EINVAL` for all
-/// others), and asking for them asks no file system.
+/// Whether the pages of a file are memory, so that a page fault waits for no disk, network or
+/// process. Exactly these files support seals (`fcntl_getseals(2)`: `EINVAL` for all others), and
+/// asking for seals does not involve the file system.
 pub(in crate::port) fn is_memory_file(file: &File) -> bool {
     fcntl(file, FcntlArg::F_GET_SEALS).is_ok()
 }
@@ -183,8 +183,8 @@ fn size_of_file(file: &File) -> Result<u64, MappingError> {
     Ok(u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Bytes of a page of a file's: whole ones are mapped and replaced. Only hugetlbfs has others than
-/// ours; `st_blksize` of a tmpfs may be 2 MiB where its pages are small.
+/// Bytes of a page of the file. Mapping and replacement work on whole pages. Only hugetlbfs has
+/// larger ones; `st_blksize` of a tmpfs may be 2 MiB although its pages are small.
 fn page_size(file: &File) -> Result<u64, MappingError> {
     let fs = fstatfs(file).map_err(kernel("fstatfs"))?;
     let huge = (fs.filesystem_type() == HUGETLBFS_MAGIC).then(|| fs.block_size());

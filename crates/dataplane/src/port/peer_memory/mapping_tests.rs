@@ -15,9 +15,9 @@ fn file(name: &std::ffi::CStr, len: u64) -> File {
     file
 }
 
-/// Touches a byte as the other side's writes are: whoever took the page away.
+/// Touches a byte as a write of the switch does.
 fn touch(at: usize) -> u8 {
-    // SAFETY: an address in a mapping that the caller holds. WHY: it was found in smaps.
+    // SAFETY: the address lies in a mapping that the caller holds. WHY: it was found in smaps.
     unsafe { AtomicU8::from_ptr(at as *mut u8) }.fetch_add(1, Relaxed)
 }
 
@@ -39,7 +39,7 @@ fn smaps() -> Vec<(usize, usize, String, String)> {
     found
 }
 
-/// Whether the mapping that holds `at` is left out of a core file.
+/// Whether the mapping that contains `at` is excluded from core files.
 fn is_left_out(at: usize) -> bool {
     let all = smaps();
     let (.., flags) = all.iter().find(|(from, to, ..)| (*from..*to).contains(&at)).unwrap();
@@ -83,7 +83,7 @@ fn only_the_pages_of_the_stretch_are_mapped_and_all_are_given_back() {
     drop(far);
     drop(odd);
     assert_eq!(account.mapped(), 0);
-    // Whatever refuses a mapping, nothing of it stays.
+    // A refused mapping leaves nothing behind, whatever refused it.
     let huge = file(c"huge", MemoryLimits::default().port + 0x1000);
     let len = MemoryLimits::default().port + 0x1000;
     let refused = Mapping::new(&account, &huge, 0, len).unwrap_err();

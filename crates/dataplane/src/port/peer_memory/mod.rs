@@ -1,22 +1,28 @@
-//! Memory that a peer shares with us: the one place where files of a peer's are mapped.
+//! Memory that a peer shares with the switch. Only this module maps files of a peer.
 //!
-//! **Problem.** A guest's memory, a dirty log and an inflight region are files that another process
-//! made, can shorten, punch and replace, and can announce with any offset and length. **Rule.**
-//! `Mapping` is the only way to map one, so each question has one answer:
+//! # Problem
+//! A guest's memory, a dirty log and an inflight region are files that another process made. That
+//! process can shorten them, punch holes into them and replace them, and announce any offset and
+//! length.
+//!
+//! # Approach
+//! `Mapping` is the only way to map such a file, so each question has one answer:
 //!
 //! | Question | Answer |
 //! |---|---|
-//! | which files | memory only: a fault in one waits for no disk, no network and no process |
+//! | which files | memory only: a page fault waits for no disk, no network and no process |
 //! | size | inside the file; at most the limits of a port and of the daemon (`limits`) |
-//! | what is mapped | the pages of the stretch, not the file before it |
-//! | page | huge only on hugetlbfs (`fstatfs`), else 4,096 bytes |
-//! | populate | only hugetlbfs, in the control thread |
-//! | fault | guarded before anybody sees it, with an alarm for its session (`sigbus`) |
-//! | dump | none of it is in a core file, before and after a replacement |
-//! | end | off the list, unmapped, given back to the limits, in this order |
+//! | what is mapped | the pages of the range, not the file before it |
+//! | page size | huge only on hugetlbfs (`fstatfs`), else 4,096 bytes |
+//! | populated | only hugetlbfs, in the control thread |
+//! | faults | guarded before first use, with an alarm for the session (`sigbus`) |
+//! | core dumps | excluded, before and after a replacement |
+//! | end | removed from the list, unmapped, returned to the limits, in this order |
 //!
-//! What lies in a mapping is read by [`super::guest_memory`] (guest addresses) and
-//! `shared_file` (words). **Cost.** Nothing for frames: both keep plain addresses.
+//! [`super::guest_memory`] (guest addresses) and `shared_file` (words) read what lies in a mapping.
+//!
+//! # Cost
+//! None for frames, because both keep plain addresses.
 
 mod limits;
 mod mapping;

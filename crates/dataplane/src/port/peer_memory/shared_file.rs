@@ -1,9 +1,9 @@
-//! A stretch of a file that the other side of a port shares with us and is not guest memory: the
-//! dirty log, the inflight region.
+//! A range of a file that the other side of a port shares and that is not guest memory: the dirty
+//! log or the inflight region.
 //!
-//! **Rule** (datapath rules 8, 11). Offset and length are the frontend's and are checked against
-//! the file before they are used (CVE-2020-10722 took them as they came), see [`Mapping`]. Words
-//! are atomics: the other side writes them too.
+//! Datapath rules 8 and 11: offset and length come from the front end and are checked against the
+//! file before use ([`Mapping`]; CVE-2020-10722 did not check them). Words are atomics, because the
+//! other side writes them too.
 #![allow(unsafe_code, reason = "atomics in the mapping")]
 
 use core::ptr::NonNull;
@@ -16,39 +16,38 @@ use nix::sys::eventfd::EventFd;
 use super::limits::MemoryAccount;
 use super::mapping::{Mapping, MappingError, PAGE};
 
-/// A shared file cannot be used.
+/// Reason for which a shared file is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedFileError {
-    /// Its words would not be aligned.
+    /// The offset is not a multiple of a page, so words would not be aligned.
     #[error("{what}: offset {offset:#x} is inside a page; use a multiple of {PAGE}")]
     Offset {
-        /// What the file is for.
+        /// Purpose of the file.
         what: &'static str,
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
     },
-    /// More than is ever needed.
+    /// The range is longer than is ever needed.
     #[error("{what}: {len} bytes; at most {limit} are taken")]
     TooLong {
-        /// What the file is for.
+        /// Purpose of the file.
         what: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: u64,
-        /// The most.
+        /// The limit in bytes.
         limit: u64,
     },
     /// The file cannot be mapped.
     #[error("{what}: {source}")]
     Map {
-        /// What the file is for.
+        /// Purpose of the file.
         what: &'static str,
-        /// Why.
         source: MappingError,
     },
 }
 
-/// A mapped stretch of a shared file.
+/// A mapped range of a shared file.
 #[derive(Debug)]
 pub(in crate::port) struct SharedFile {
     at: NonNull<u8>,
@@ -57,15 +56,15 @@ pub(in crate::port) struct SharedFile {
     mapping: Mapping,
 }
 
-// SAFETY: the mapping belongs to no thread and is only accessed through atomics.
-// WHY: control threads map, workers write.
+// SAFETY: the mapping belongs to no thread and is accessed only by atomics.
+// WHY: control threads map it and workers write to it.
 unsafe impl Send for SharedFile {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for SharedFile {}
 
 impl SharedFile {
-    /// Maps `len` bytes of `file` from `offset` on, counted in `account`; `what` names it in
-    /// errors.
+    /// Maps `len` bytes of `file` from `offset` on, and counts them in `account`. `what` names the
+    /// file in errors.
     pub(in crate::port) fn map(
         account: &MemoryAccount,
         what: &'static str,
@@ -85,7 +84,7 @@ impl SharedFile {
         Ok(Self { at: mapping.at(), len: bytes, mapping })
     }
 
-    /// Has `alarm` rung when the file turns out to be shorter than the stretch.
+    /// Sets the event that is signalled if the file turns out to be shorter than the range.
     pub(in crate::port) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.mapping.set_alarm(alarm);
     }
@@ -96,29 +95,31 @@ impl SharedFile {
         if end > self.len || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: the whole word lies in the stretch, which begins at a page, so it is aligned.
-        // WHY: the file's words have no safe counterpart.
+        // SAFETY: the whole word lies in the range. The range begins at a page, so the word is
+        // aligned.
+        // WHY: the words of a shared file have no safe form.
         Some(unsafe { self.at.as_ptr().add(offset).cast() })
     }
 
     /// The byte at `offset`; `None` outside of the mapping.
     #[inline]
     pub(in crate::port) fn u8_at(&self, offset: usize) -> Option<&AtomicU8> {
-        // SAFETY: a checked word of a mapping that lives as long as `self`. WHY: shared memory.
+        // SAFETY: a checked word of a mapping that lives as long as `self`. WHY: the memory is
+        // shared.
         self.word(offset).map(|at| unsafe { AtomicU8::from_ptr(at) })
     }
 
-    /// The 16-bit word at `offset`.
+    /// The 16-bit word at `offset`; `None` outside of the mapping or if misaligned.
     #[inline]
     pub(in crate::port) fn u16_at(&self, offset: usize) -> Option<&AtomicU16> {
-        // SAFETY: as in `u8_at`. WHY: as there.
+        // SAFETY: as in `u8_at`. WHY: as in `u8_at`.
         self.word(offset).map(|at| unsafe { AtomicU16::from_ptr(at) })
     }
 
-    /// The 64-bit word at `offset`.
+    /// The 64-bit word at `offset`; `None` outside of the mapping or if misaligned.
     #[inline]
     pub(in crate::port) fn u64_at(&self, offset: usize) -> Option<&AtomicU64> {
-        // SAFETY: as in `u8_at`. WHY: as there.
+        // SAFETY: as in `u8_at`. WHY: as in `u8_at`.
         self.word(offset).map(|at| unsafe { AtomicU64::from_ptr(at) })
     }
 }

@@ -1,11 +1,17 @@
-//! A guest that shortens the file behind its memory must not end the switch.
+//! Handler of SIGBUS: a guest that shortens the file behind its memory must not end the switch.
 //!
-//! **Problem.** Touching a page beyond a file's end is SIGBUS, which ends the process: one guest
-//! would take all others with it (datapath rule 11). **Rule.** Mapped guest regions are listed; on
-//! SIGBUS inside one, all from that page to the region's end is replaced by zeroes of our own, in
-//! one mapping and never beyond the region, and the access goes on. The guest has hurt its own
-//! rings; the region's alarm tells its session, which ends. A SIGBUS anywhere else is treated as
-//! before. **Cost.** Nothing until it happens; a walk over the list then.
+//! # Problem
+//! An access beyond a file's end raises SIGBUS, which ends the process. One guest would end the
+//! switch for all others (datapath rule 11).
+//!
+//! # Approach
+//! Mapped guest regions are listed. On a SIGBUS inside one, the handler replaces everything from
+//! that page to the region's end by zeros, in one mapping and never beyond the region, and the
+//! access continues. The guest has then damaged only its own rings. The region's alarm tells its
+//! session, which ends. A SIGBUS anywhere else gets the previous treatment.
+//!
+//! # Cost
+//! None until it happens, then a walk over the list.
 #![allow(unsafe_code, reason = "a signal handler and a mapping put in place by it")]
 
 use core::ffi::c_void;
@@ -18,19 +24,19 @@ use nix::sys::eventfd::EventFd;
 
 use crate::worker::stall;
 
-/// Regions that can be listed: 1,024 ports of 32 regions. A region that finds no place is
-/// refused by the caller, so that none is mapped unguarded.
+/// Number of regions that can be listed: 1,024 ports with 32 regions. If the list is full, the
+/// caller refuses the region, so that no region is mapped unguarded.
 const PLACES: usize = 32 * 1024;
 
-/// Start, length, page size and alarm; a start of 0 is a free place. A place nobody took is all
-/// zeroes, so that the list takes no room in the program's file.
+/// A listed region: start, length, page size and alarm. A start of 0 marks a free place.
 struct Place {
     start: AtomicUsize,
     len: AtomicUsize,
     page: AtomicUsize,
-    /// The complement (`!`) of an event descriptor. Not negative: no alarm.
+    /// An event descriptor; negative if there is none.
     alarm: AtomicI32,
-    /// How often the place was taken: who reads it while it changes hands reads neither region.
+    /// How often the place was taken. A reader thus detects that the place got another region
+    /// meanwhile.
     taken: AtomicUsize,
 }
 
@@ -45,7 +51,7 @@ impl Place {
         }
     }
 
-    /// Puts a region there, if the place is free.
+    /// Stores a region if the place is free.
     fn take(&self, start: usize, len: usize, page: usize) -> bool {
         if self.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
@@ -62,7 +68,7 @@ impl Place {
         self.start.store(0, Ordering::Release);
     }
 
-    /// Start, length and page size of one region; `None`: there is none, or it is changing.
+    /// Start, length and page size of the region; `None` if there is none or it is being changed.
     fn read(&self) -> Option<(usize, usize, usize)> {
         let taken = self.taken.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Acquire);
@@ -81,7 +87,7 @@ static REGIONS: [Place; PLACES] = [const { Place::new() }; PLACES];
 static REPLACED: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A listed region; off the list when dropped, which must be before it is unmapped.
+/// A listed region. Must be dropped before the region is unmapped.
 #[derive(Debug)]
 pub(super) struct Guard {
     place: usize,
@@ -94,7 +100,8 @@ impl Guard {
     pub(super) fn new(start: *mut c_void, len: usize, page: usize) -> Option<Self> {
         if BEFORE.get().is_none() {
             let before = install()?;
-            // Whoever came second found our own handler in place: only the first is kept.
+            // A second thread would have found this module's own handler, so only the first result
+            // is kept.
             let _ = BEFORE.set(before);
         }
         let (start, page) = (start as usize, page.max(4096));
@@ -103,8 +110,8 @@ impl Guard {
         Some(Self { place: taken, alarm: OnceLock::new() })
     }
 
-    /// Has `alarm` rung when pages of the region are gone. It must not be one that makes a writer
-    /// wait; only the first is taken.
+    /// Sets the event that is signalled if pages of the region are gone. A write to it must not
+    /// block. Only the first event is kept.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         let alarm = self.alarm.get_or_init(|| Arc::clone(alarm));
         REGIONS[self.place].alarm.store(!alarm.as_fd().as_raw_fd(), Ordering::Release);
@@ -113,27 +120,27 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The alarm first: the place may be another region's as soon as it is free.
-        REGIONS[self.place].alarm.store(0, Ordering::Release);
+        // The alarm goes first, because another region may take the place as soon as it is free.
+        REGIONS[self.place].alarm.store(-1, Ordering::Release);
         REGIONS[self.place].free();
     }
 }
 
-/// Mappings that are listed now.
+/// Number of mappings that are listed now.
 #[must_use]
 pub fn guarded_mappings() -> usize {
     REGIONS.iter().filter(|place| place.start.load(Ordering::Relaxed) != 0).count()
 }
 
-/// Pages of guests' memory that were gone when touched, since start.
+/// Number of pages of guests' memory that were gone when touched, since start.
 #[must_use]
 pub fn pages_replaced() -> usize {
     REPLACED.load(Ordering::Relaxed)
 }
 
 fn install() -> Option<libc::sigaction> {
-    // SAFETY: all-zero is a valid `sigaction`; the handler only does what a handler may: atomics,
-    // mmap, madvise, write and sigaction. WHY: there is no safe form.
+    // SAFETY: all-zero is a valid `sigaction`. The handler only does what a signal handler may:
+    // atomics, mmap, madvise, write and sigaction. WHY: no safe form exists.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
         action.sa_sigaction = on_sigbus as *const () as usize;
@@ -147,16 +154,16 @@ fn install() -> Option<libc::sigaction> {
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t`. WHY: C interface.
     let at = unsafe { (*info).si_addr() } as usize;
-    // SAFETY: the thread's own; a handler must leave it as it found it. WHY: C interface.
+    // SAFETY: the thread's own variable, which a handler must leave unchanged. WHY: C interface.
     let errno = unsafe { *libc::__errno_location() };
     if replace_from(at) {
         // SAFETY: as above. WHY: as above.
         unsafe { *libc::__errno_location() = errno };
         return;
     }
-    // Not ours: let the access fault again under whatever was in place before.
+    // The address is not in a listed region: the access faults again under the previous handler.
     let before: *const libc::sigaction = BEFORE.get().map_or(core::ptr::null(), |b| b);
-    // SAFETY: a null or a valid action. WHY: C interface.
+    // SAFETY: `before` is null or a valid action. WHY: C interface.
     unsafe {
         if before.is_null() {
             libc::signal(libc::SIGBUS, libc::SIG_DFL);
@@ -166,28 +173,31 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     }
 }
 
-/// Puts zeroes over a listed region from the page of `at` to its end, if `at` lies in one. All that
-/// follows is gone as well, and one mapping for each page would use up the process's mappings.
+/// Replaces a listed region by zeros from the page of `at` to its end, if `at` lies in one. All
+/// pages that follow are gone as well. One mapping for each page would use up the process's
+/// mappings.
 fn replace_from(at: usize) -> bool {
     let used = PLACES_USED.load(Ordering::Acquire).min(PLACES);
     for place in &REGIONS[..used] {
         let Some((start, len, page)) = place.read() else { continue };
         if at >= start && at - start < len && page.is_power_of_two() {
-            // Counted from the region's start: the kernel need not have put it at a multiple.
+            // Rounded relative to the region's start, whose address need not be a multiple of the
+            // page size.
             let offset = (at - start) & !(page - 1);
             let (from, bytes) = ((start + offset) as *mut c_void, len - offset);
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags =
                 libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: from there to its end the mapping is ours, is listed, so still mapped, and
-            // begins and ends on page boundaries. WHY: nothing else can replace pages.
+            // SAFETY: from there to its end the mapping belongs to this process. It is listed,
+            // hence still mapped, and begins and ends on page borders. WHY: nothing else can
+            // replace pages.
             let mapped = unsafe { libc::mmap(from, bytes, protection, flags, -1, 0) };
             if mapped == libc::MAP_FAILED {
                 return false;
             }
-            // What was marked on the old mapping is not on the new one, which the guest's bytes
-            // come into by our own writes. SAFETY: just mapped. It is one system call, so a
-            // handler may make it. WHY: there is no safe form.
+            // The new mapping lacks the advice of the old one, and the switch will write bytes of
+            // guests into it. SAFETY: just mapped. It is one system call, so a handler may make it.
+            // WHY: no safe form exists.
             unsafe { libc::madvise(from, bytes, libc::MADV_DONTDUMP) };
             REPLACED.fetch_add(bytes.div_ceil(page), Ordering::Relaxed);
             ring(!place.alarm.load(Ordering::Acquire));
@@ -198,13 +208,12 @@ fn replace_from(at: usize) -> bool {
     false
 }
 
-/// Tells a region's session, which has nothing to look for in it any more. A negative `alarm` is
-/// none.
+/// Signals the alarm of a region's session, which will then end.
 fn ring(alarm: i32) {
     if alarm >= 0 {
         let one = 1_u64;
-        // SAFETY: an event descriptor that the listed region keeps open, and eight bytes of ours.
-        // It does not wait, and a signal handler may call it. WHY: there is no safe form.
+        // SAFETY: an event descriptor that the listed region keeps open, and eight bytes of this
+        // stack. It does not block, and a signal handler may call it. WHY: no safe form exists.
         unsafe { libc::write(alarm, (&raw const one).cast(), size_of::<u64>()) };
     }
 }
@@ -224,11 +233,11 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_changes_hands_is_read_whole_or_not_at_all() {
+    fn a_place_that_gets_another_region_is_read_whole_or_not_at_all() {
         static PLACE: Place = Place::new();
         static DONE: AtomicBool = AtomicBool::new(false);
         let owner = std::thread::spawn(|| {
-            // Regions that begin at the same address and are not of the same length.
+            // Regions that begin at the same address and differ in length.
             for n in 1..2_000_000 {
                 assert!(PLACE.take(4096, n, 3 * n));
                 PLACE.free();

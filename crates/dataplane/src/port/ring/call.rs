@@ -1,19 +1,24 @@
-//! The descriptor by which a driver is interrupted.
+//! The event descriptor by which the switch interrupts a driver.
 //!
-//! **Problem.** The driver's process shares the event counter with us. It can clear `O_NONBLOCK`
-//! and fill the counter between any look of ours and the write: then the write waits, and with it
-//! the worker (no flag of one call forbids it: `RWF_NOWAIT` is refused for eventfds). **Rule.** The
-//! worker's thread is signalled every few milliseconds ([`crate::worker::Interrupter`]), so such a
-//! write ends with `EINTR`, which it never does otherwise. After that the descriptor is not
-//! written to again, and the worker stops the port ([`crate::worker::stall`]). **Cost.** None for
-//! an honest driver.
+//! # Problem
+//! The driver's process shares the event counter. It can clear `O_NONBLOCK` and fill the counter
+//! between a check and the write. The write then blocks, and the worker with it. No flag of a
+//! single call prevents this: eventfds refuse `RWF_NOWAIT`.
+//!
+//! # Approach
+//! The worker's thread receives a signal every few milliseconds ([`crate::worker::Interrupter`]),
+//! so that such a write fails with `EINTR`. It never fails so otherwise. The descriptor is then not
+//! written to again, and the worker stops the port ([`crate::worker::stall`]).
+//!
+//! # Cost
+//! None for an honest driver.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 
 use crate::worker::stall;
 
-/// See the module's text.
+/// The event descriptor of one ring, and whether a write to it blocked.
 #[derive(Debug)]
 pub(crate) struct Call {
     file: Option<File>,
@@ -21,13 +26,13 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// `None`: the driver polls.
+    /// `None` means that the driver polls.
     pub(crate) const fn new(file: Option<File>) -> Self {
         Self { file, blocked: false }
     }
 
-    /// Another descriptor; the one before is returned. A ring whose driver blocked us once gets no
-    /// second chance.
+    /// Replaces the descriptor and returns the one before. If a write blocked once, the new
+    /// descriptor is not used either.
     pub(crate) const fn replace(&mut self, file: Option<File>) -> Option<File> {
         core::mem::replace(&mut self.file, file)
     }
@@ -47,7 +52,7 @@ impl Call {
         }
     }
 
-    /// Whether a write had to be broken off.
+    /// Whether a write was interrupted because it blocked.
     #[cfg(test)]
     const fn is_blocked(&self) -> bool {
         self.blocked
@@ -63,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_counter_that_is_full_and_blocks_is_given_up() {
-        // As a hostile process leaves it behind: no O_NONBLOCK, no room for one more.
+        // A hostile process leaves the counter without O_NONBLOCK and without room for one more.
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
         event.write(u64::MAX - 1).unwrap();
         let mut call = Call::new(Some(File::from(OwnedFd::from(event))));
@@ -71,7 +76,7 @@ mod tests {
         let ended = std::thread::spawn(move || {
             let _bound = Interrupter::arm().unwrap();
             let first = call.interrupt();
-            // Nor may the driver go on with another one that it has filled.
+            // A second descriptor that the driver has filled is not used either.
             let _ = call.replace(Some(File::from(OwnedFd::from(other))));
             (first, call.is_blocked(), call.interrupt())
         });

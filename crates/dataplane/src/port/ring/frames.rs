@@ -1,7 +1,7 @@
-//! Frames out of and into a driver's buffers, whatever ring they came by.
+//! Copies frames out of and into a driver's buffers, for both kinds of rings.
 //!
-//! **Rule** (datapath rules 3-6, 13). A head is copied once into a private slot, headers are read
-//! once, and a header that stands there already is not written again.
+//! Datapath rules 3 to 6 and 13: a head is copied once into a private slot, headers are read once,
+//! and a header that is already in the buffer is not written again.
 #![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
 
 use super::pieces::{Gather, Piece, Scatter};
@@ -12,14 +12,15 @@ use crate::offload::{Offload, VNET_HDR_LEN};
 use crate::port::TxOutcome;
 use crate::worker::stall;
 
-/// How many frames ahead the line of a header is asked for, where lines are written whole: on such
-/// CPUs a store to a line on its way holds up the next (measured: 209 to 131 cycles at 64 bytes).
+/// Number of frames by which header lines are prefetched ahead, if lines are written whole. On such
+/// CPUs a store to a line in transit delays the next one: the prefetch reduced 209 to 131 cycles at
+/// 64 bytes.
 const HEAD_PREFETCH_AHEAD: usize = 8;
 
-/// A frame in one piece: header (`header` bytes) and frame together.
+/// Takes a frame in one piece, which consists of a header of `header` bytes and the frame.
 ///
 /// # Safety
-/// `piece` is readable guest memory that stays mapped until the batch is cleared.
+/// `piece` must be readable guest memory that stays mapped until the batch is cleared.
 #[inline(always)]
 pub(in crate::port) unsafe fn take_plain(
     batch: &mut Batch,
@@ -46,10 +47,10 @@ pub(in crate::port) unsafe fn take_plain(
     Ok(())
 }
 
-/// A frame in any number of pieces, header first.
+/// Takes a frame in any number of pieces, which begin with the header.
 ///
 /// # Safety
-/// As [`take_plain`], for every piece.
+/// The same as for [`take_plain`], for every piece.
 pub(in crate::port) unsafe fn take_pieces(
     batch: &mut Batch,
     pieces: &[Piece],
@@ -64,8 +65,8 @@ pub(in crate::port) unsafe fn take_pieces(
     let mut source = Gather::new(pieces);
     let mut header = [0; VNET_HDR_LEN];
     let head = len.min(HEAD_COPY);
-    // SAFETY: `total` bytes are readable through the pieces, and header + head <= total; the
-    // array has 12 bytes and the slot HEAD_COPY. WHY: no slice over guest memory may exist.
+    // SAFETY: `total` bytes are readable through the pieces, and header + head <= total; the array
+    // has 12 bytes and the slot HEAD_COPY. WHY: no slice over guest memory may exist.
     unsafe {
         source.read(header.as_mut_ptr(), header_len);
         source.read(batch.next_slot(), head);
@@ -75,11 +76,12 @@ pub(in crate::port) unsafe fn take_pieces(
     Ok(())
 }
 
-/// The named frames with their headers (`header` bytes), each into the piece of its number.
+/// Writes the frames with the indices `frames` and their headers (`header` bytes), each into the
+/// piece at its position in the list.
 ///
 /// # Safety
-/// There is a piece for each frame, with room for the header and the frame; the batch's segments
-/// are valid.
+/// There must be a piece for each frame, with room for the header and the frame, and the batch's
+/// segments must be valid.
 #[inline(always)]
 pub(in crate::port) unsafe fn write_all(
     batch: &Batch,
@@ -88,20 +90,22 @@ pub(in crate::port) unsafe fn write_all(
     header: usize,
 ) {
     if header == VNET_HDR_LEN && wide::pays() {
-        // SAFETY: the caller's promise; the CPU can.
+        // SAFETY: the caller guarantees the pieces, and `pays` says that the CPU has the
+        // instructions.
         return unsafe { write_all_lines(batch, frames, pieces) };
     }
     for (k, (&i, piece)) in frames.iter().zip(pieces).enumerate() {
         prefetch_ahead(batch, frames, pieces, k, header);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the room and the segments.
         unsafe { write_plain(batch, usize::from(i), piece.at, header) };
     }
 }
 
-/// The same by whole lines; one call a burst, as code for other CPUs cannot be part of the caller.
+/// [`write_all`] by whole cache lines. Called once a burst, because code with target features
+/// cannot be inlined into its caller.
 ///
 /// # Safety
-/// As [`write_all`] with headers of [`VNET_HDR_LEN`]; and [`wide::pays`].
+/// The same as for [`write_all`] with headers of [`VNET_HDR_LEN`], and [`wide::pays`] must be true.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn write_all_lines(batch: &Batch, frames: &[u8], pieces: &[Piece]) {
     for piece in pieces.iter().take(HEAD_PREFETCH_AHEAD) {
@@ -112,16 +116,16 @@ unsafe fn write_all_lines(batch: &Batch, frames: &[u8], pieces: &[Piece]) {
             prefetch_write(ahead.at);
         }
         prefetch_ahead(batch, frames, pieces, k, VNET_HDR_LEN);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the room, the segments and the CPU.
         unsafe { wide::write_lines(batch, usize::from(i), piece.at) };
     }
 }
 
-/// Has the pages of a segment present before it is copied: a fault there is its sender's and not
-/// the receiver's, over whose memory the copy would sleep.
+/// Makes the pages of a segment present before it is copied. A page fault here is attributed to the
+/// sender. During the copy it would be attributed to the receiver.
 ///
 /// # Safety
-/// The segment is valid.
+/// The segment must be valid.
 #[inline(always)]
 pub(super) unsafe fn fault_in(segment: &Segment) {
     const PAGE: usize = 4096;
@@ -130,7 +134,7 @@ pub(super) unsafe fn fault_in(segment: &Segment) {
         return;
     }
     stall::read_from(|| {
-        // SAFETY: bytes of the segment. Their values are not used.
+        // SAFETY: reads bytes of the segment, whose values are not used.
         // WHY: no slice over guest memory may exist.
         unsafe {
             segment.data.read_volatile();
@@ -154,20 +158,21 @@ fn prefetch_ahead(batch: &Batch, frames: &[u8], pieces: &[Piece], k: usize, head
     }
 }
 
-/// Header, head and rest of frame `i`, one behind the other at `at`.
+/// Writes header, head and rest of frame `i`, one after the other, to `at`.
 ///
 /// # Safety
-/// `at` has room for `header` bytes and the frame; the batch's segments are valid.
+/// `at` must have room for `header` bytes and the frame, and the batch's segments must be valid.
 #[inline(always)]
 pub(super) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, header: usize) {
     let frame = batch.at(i);
     let head = frame.head_len();
-    // SAFETY: the caller's promise. The sources are a slot of ours and segments valid for this
-    // turn. WHY: raw copies are the only lawful way into guest memory.
+    // SAFETY: the caller guarantees room. The sources are a private slot and segments valid for
+    // this turn. WHY: raw copies are the only permitted way into guest memory.
     unsafe {
         write_header(at, frame.offload, 1, header);
         let mut to = at.add(header);
-        // Not `copy_head`: with a tag put in the head is four bytes longer than it was taken.
+        // Not `copy_head`, because a head with an inserted tag is four bytes longer than at
+        // reception.
         copy(to, batch.head_at(i), head);
         if frame.has_segments() {
             to = to.add(head);
@@ -183,7 +188,8 @@ pub(super) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, header: u
 /// Writes frame `i` over pieces of `buffers` buffers.
 ///
 /// # Safety
-/// The pieces together have room for `header` bytes and the frame; else as [`write_plain`].
+/// The pieces together must have room for `header` bytes and the frame. The rest is as for
+/// [`write_plain`].
 pub(in crate::port) unsafe fn write_pieces(
     batch: &Batch,
     i: usize,
@@ -193,7 +199,8 @@ pub(in crate::port) unsafe fn write_pieces(
 ) {
     let bytes = batch.frame(i).offload.to_wire(buffers);
     let mut to = Scatter::new(pieces);
-    // SAFETY: the caller's promise; sources as in `write_plain`. WHY: as there.
+    // SAFETY: the caller guarantees room; the sources are as in `write_plain`. WHY: as in
+    // `write_plain`.
     unsafe {
         to.write(bytes.as_ptr(), header);
         let head = batch.head(i);
@@ -205,8 +212,8 @@ pub(in crate::port) unsafe fn write_pieces(
     }
 }
 
-/// Asks for the lines of a header at `at` and the head behind it, to be read, of a buffer of `len`
-/// bytes.
+/// Prefetches for reading the lines of a header at `at` and of the head behind it. The buffer has
+/// `len` bytes.
 #[inline(always)]
 pub(in crate::port) fn prefetch_source(at: *mut u8, len: u32) {
     prefetch(at);
@@ -216,14 +223,14 @@ pub(in crate::port) fn prefetch_source(at: *mut u8, len: u32) {
     }
 }
 
-/// Asks for the bytes of frame `i` behind its head, and for the lines they will be written to.
+/// Prefetches the bytes of frame `i` behind its head, and the lines to which they will be written.
 #[inline(always)]
 fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>, header: usize) {
     let Some(s) = batch.segments(i).first() else { return };
     let to = to.map_or(core::ptr::null_mut(), |piece| piece.at.wrapping_add(header + HEAD_COPY));
     let len = s.len.min(1536) as usize;
     let mut line = 0;
-    // Two lines a round: half of what is executed here would be the loop.
+    // Two lines per iteration, because with one the loop itself would be half of the instructions.
     while line + 64 < len {
         prefetch(s.data.wrapping_add(line));
         prefetch_write(to.wrapping_add(line));
@@ -237,7 +244,7 @@ fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>, header: usize) {
     }
 }
 
-/// Enters a delivered frame.
+/// Counts a delivered frame.
 #[inline(always)]
 pub(in crate::port) fn count_sent(out: &mut TxOutcome, len: u32, offload: Offload) {
     out.frames += 1;
@@ -248,20 +255,20 @@ pub(in crate::port) fn count_sent(out: &mut TxOutcome, len: u32, offload: Offloa
 /// Reads a virtio-net header once.
 ///
 /// # Safety
-/// Ten readable bytes.
+/// `at` must have ten readable bytes.
 #[inline(always)]
 pub(in crate::port) unsafe fn read_header(at: *const u8) -> Offload {
-    // SAFETY: the caller's promise: eight bytes and two. WHY: each is read exactly once.
+    // SAFETY: the caller guarantees eight bytes and two more. WHY: each byte is read exactly once.
     let (first, last) =
         unsafe { (at.cast::<u64>().read_unaligned(), at.add(8).cast::<u16>().read_unaligned()) };
     Offload::from_guest_words(first, last)
 }
 
-/// Writes a virtio-net header unless it is there already: drivers reuse buffers, and a line that
-/// is not dirtied need not travel back (datapath rule 13: 8-20 cycles).
+/// Writes a virtio-net header unless the buffer already holds it. Drivers reuse buffers, and a
+/// clean line need not travel back (datapath rule 13: 8 to 20 cycles).
 ///
 /// # Safety
-/// `len` (10 or 12) writable bytes.
+/// `at` must have `len` (10 or 12) writable bytes.
 #[inline(always)]
 pub(in crate::port) unsafe fn write_header(
     at: *mut u8,
@@ -269,11 +276,12 @@ pub(in crate::port) unsafe fn write_header(
     buffers: u16,
     len: usize,
 ) {
-    // SAFETY: the first eight of its ten bytes, in the wire's order (`repr(C)`, little-endian
-    // hosts only). WHY: put together from its fields it takes nine instructions.
+    // SAFETY: reads the first eight of ten bytes, which are in wire order (`repr(C)`, little-endian
+    // hosts only). WHY: building the word from its fields takes nine instructions.
     let first = unsafe { (&raw const offload).cast::<u64>().read_unaligned() };
     let last = offload.last_word(buffers);
-    // SAFETY: the caller's promise. WHY: unaligned vector-free access to guest memory.
+    // SAFETY: the caller guarantees the bytes. WHY: unaligned access to guest memory without
+    // vectors.
     unsafe {
         if at.cast::<u64>().read_unaligned() != first {
             at.cast::<u64>().write_unaligned(first);

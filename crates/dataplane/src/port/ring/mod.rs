@@ -1,7 +1,7 @@
-//! What the device sides of split and packed rings share.
+//! Common parts of the device sides of split and packed rings.
 //!
-//! A ring's own file reads and writes its descriptors; from there on both rings hold [`pieces`] of
-//! a driver's buffers, and [`frames`] carries frames out of and into these.
+//! Each ring's own module reads and writes its descriptors. From there on both rings have
+//! [`pieces`] of a driver's buffers, and [`frames`] copies frames out of and into them.
 
 pub(super) mod call;
 pub(super) mod frames;
@@ -12,32 +12,33 @@ use std::fs::File;
 
 use crate::batch::CHAIN_MAX;
 
-/// The descriptor continues in another.
+/// Descriptor flag: the chain continues in another descriptor.
 pub(super) const F_NEXT: u16 = 1;
-/// The device writes the buffer.
+/// Descriptor flag: the device writes the buffer.
 pub(super) const F_WRITE: u16 = 2;
-/// The buffer is a table of descriptors.
+/// Descriptor flag: the buffer is a table of descriptors.
 pub(super) const F_INDIRECT: u16 = 4;
 /// Bad chains in a row after which a ring is stopped.
 pub(super) const BAD_CHAINS_MAX: u32 = 64;
-/// Segments a frame may be gathered from or scattered to: a chain, split at region edges.
+/// Maximum number of pieces of a frame: a chain that is split at region borders.
 pub(super) const PIECES_MAX: usize = 2 * CHAIN_MAX;
-/// Descriptors looked at for one burst into scattered buffers. A batch's 128 KiB at the worst need
-/// half as many buffers of 256 bytes; whoever sends to a ring of smaller ones must not pay for it.
+/// Maximum number of descriptors examined for one burst into scattered buffers. The 128 KiB of the
+/// largest batch need half as many buffers of 256 bytes. A sender must not pay for the search in a
+/// ring of smaller buffers.
 pub(super) const SEARCH_MAX: usize = 4 * CHAIN_MAX;
-/// How many frames ahead the bytes behind the head are prefetched (datapath rule 2).
+/// Number of frames by which the bytes behind the head are prefetched ahead (datapath rule 2).
 pub(super) const BODY_PREFETCH_AHEAD: usize = 3;
 
-/// Why a chain is not used.
+/// The chain breaks a rule and is not used.
 pub(super) struct BadChain;
 
-/// The largest ring a driver may set (virtio 1.2 §2.7, §2.8).
+/// Maximum size of a ring (virtio 1.2 §2.7, §2.8).
 pub const RING_SIZE_MAX: u32 = 32_768;
 
-/// Where a driver put a ring, and how it wants it used.
+/// Location and negotiated options of a ring.
 #[derive(Debug)]
 pub struct RingSpec {
-    /// Entries; of a split ring a power of two.
+    /// Number of entries; a power of two for a split ring.
     pub size: u32,
     /// Driver's address of the descriptor table, or of the packed ring.
     pub descriptors: u64,
@@ -45,42 +46,42 @@ pub struct RingSpec {
     pub available: u64,
     /// Driver's address of the used ring, or of a packed ring's device event area.
     pub used: u64,
-    /// Where the driver's side says the ring stands, as vhost-user writes it: of a split ring the
-    /// next available entry; of a packed ring the next available descriptor in bits 0-14 and its
-    /// wrap counter in bit 15, the same of the next used one in the upper half.
+    /// Position of the ring according to the front end, in the encoding of vhost-user. For a split
+    /// ring it is the next available entry. For a packed ring, bits 0 to 14 are the next available
+    /// descriptor and bit 15 is its wrap counter; the upper half is the same of the next used one.
     pub base: u32,
-    /// `VIRTIO_RING_F_EVENT_IDX` was negotiated.
+    /// Whether `VIRTIO_RING_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
-    /// `VIRTIO_NET_F_MRG_RXBUF` was negotiated.
+    /// Whether `VIRTIO_NET_F_MRG_RXBUF` was negotiated.
     pub mergeable: bool,
-    /// `VIRTIO_F_IN_ORDER` was negotiated.
+    /// Whether `VIRTIO_F_IN_ORDER` was negotiated.
     pub in_order: bool,
     /// Bytes of the virtio-net header: 12, or 10 for a legacy driver without mergeable buffers.
     pub header: usize,
-    /// Interrupts the driver; `None`: it polls.
+    /// Event descriptor that interrupts the driver; `None` if the driver polls.
     pub call: Option<File>,
 }
 
-/// A ring cannot be used.
+/// Reason for which a ring is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RingError {
-    /// Not a power of two, or too large, for a split ring.
+    /// The size of a split ring is not a power of two, or too large.
     #[error("ring size {0} is not a power of two from 1 to {RING_SIZE_MAX}")]
     Size(u32),
-    /// Too large, or none at all.
+    /// The size of a packed ring is zero or too large.
     #[error("packed ring size {0} is not from 1 to {RING_SIZE_MAX}")]
     PackedSize(u32),
     /// The base names a descriptor that the ring does not have.
     #[error("ring base {0:#x} lies beyond the ring")]
     Base(u32),
-    /// A packed ring that says neither itself nor by an inflight region where it stands.
+    /// Neither a packed ring nor an inflight region gives the ring's position.
     #[error(
         "packed ring: its position is unknown after a loss of its switch; reset the guest's \
          network device or reboot the guest"
     )]
     Lost,
-    /// A part of the ring is not in the driver's memory, or misaligned.
+    /// A part of the ring is misaligned or not in the driver's memory.
     #[error("the {0} at {1:#x} is outside the driver's memory or misaligned")]
     Address(&'static str, u64),
 }

@@ -1,11 +1,11 @@
-//! A frame's buffers in guest memory as lists of pieces, and the ways through them.
+//! A frame's buffers in guest memory as lists of pieces, and iteration over them.
 #![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
 
 use super::BadChain;
 use crate::mem::copy;
 use crate::port::guest_memory::GuestMemory;
 
-/// A piece of a buffer in guest memory.
+/// A contiguous piece of a buffer in guest memory.
 #[derive(Clone, Copy)]
 pub(in crate::port) struct Piece {
     pub(in crate::port) at: *mut u8,
@@ -16,8 +16,8 @@ impl Piece {
     pub(in crate::port) const NONE: Self = Self { at: core::ptr::null_mut(), len: 0 };
 }
 
-/// Adds the buffer of `len` bytes at guest address `guest` to the `count` pieces there are, split
-/// at the edges of regions; returns how many there are then.
+/// Appends the buffer of `len` bytes at guest address `guest` to the first `count` pieces, split at
+/// region borders. Returns the new number of pieces.
 pub(in crate::port) fn add_pieces(
     memory: &GuestMemory,
     mut guest: u64,
@@ -39,7 +39,7 @@ pub(in crate::port) fn add_pieces(
     Ok(count)
 }
 
-/// The host address and the entries of an indirect table (datapath rule 7).
+/// Host address and number of entries of an indirect table (datapath rule 7).
 pub(in crate::port) fn indirect_table(
     memory: &GuestMemory,
     guest: u64,
@@ -51,7 +51,7 @@ pub(in crate::port) fn indirect_table(
         return Err(BadChain);
     }
     let at = memory.translate(guest, len, hint).ok_or(BadChain)?;
-    // The host's address: a region may begin anywhere in its file.
+    // Checks the host's address, because a region may begin anywhere in its file.
     if !(at as usize).is_multiple_of(align_of::<u64>()) {
         return Err(BadChain);
     }
@@ -73,12 +73,13 @@ impl<'a> Gather<'a> {
     }
 
     /// # Safety
-    /// The pieces hold `len` more bytes; `to` is writable for `len`.
+    /// The pieces must hold `len` more bytes; `to` must be writable for `len` bytes.
     pub(in crate::port) unsafe fn read(&mut self, mut to: *mut u8, mut len: usize) {
         while len > 0 {
             let piece = self.pieces[self.at];
             let here = (piece.len as usize - self.offset).min(len);
-            // SAFETY: `here` stays inside the piece and inside `to`. WHY: raw guest memory.
+            // SAFETY: `here` stays inside the piece and inside `to`. WHY: guest memory is accessed
+            // raw.
             unsafe {
                 copy(to, piece.at.add(self.offset), here);
                 to = to.add(here);
@@ -92,7 +93,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Hands out what was not read; returns how many pieces that were.
+    /// Passes the unread rest to `add`, and returns its number of pieces.
     pub(in crate::port) fn rest(self, mut add: impl FnMut(usize, *const u8, usize)) -> usize {
         let mut n = 0;
         let mut offset = self.offset;
@@ -118,12 +119,13 @@ impl<'a> Scatter<'a> {
     }
 
     /// # Safety
-    /// The pieces have room for `len` more bytes; `from` is readable for `len`.
+    /// The pieces must have room for `len` more bytes; `from` must be readable for `len` bytes.
     pub(in crate::port) unsafe fn write(&mut self, mut from: *const u8, mut len: usize) {
         while len > 0 {
             let piece = self.pieces[self.at];
             let here = (piece.len as usize - self.offset).min(len);
-            // SAFETY: `here` stays inside the piece and inside `from`. WHY: raw guest memory.
+            // SAFETY: `here` stays inside the piece and inside `from`. WHY: guest memory is
+            // accessed raw.
             unsafe {
                 copy(piece.at.add(self.offset), from, here);
                 from = from.add(here);

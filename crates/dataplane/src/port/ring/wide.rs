@@ -1,12 +1,17 @@
-//! Frames into a driver's buffers, a whole cache line with each store (AVX-512).
+//! Writes frames into a driver's buffers with one store per cache line (AVX-512).
 //!
-//! **Problem.** The receiver had the lines of its buffers last. A store to a line that is still on
-//! its way waits in the core's store queue, which empties in order and holds some 64 stores: with
-//! moves of 16 bytes a frame of 64 takes six of them, one of 1518 takes 97. **Rule.** Header and
-//! frame are put together in registers and written by lines of the destination, one store a line,
-//! so that many times more lines can be asked for at once. What lies in the buffer before is never
-//! read. **Cost.** None where a CPU gains nothing by it: [`pays`] says so, and the caller goes the
-//! ordinary way.
+//! # Problem
+//! The receiver's core was the last to hold the lines of its buffers. A store to a line in transit
+//! waits in the core's store queue, which drains in order and holds some 64 stores. With moves of
+//! 16 bytes, a frame of 64 bytes takes six of them, one of 1518 takes 97.
+//!
+//! # Approach
+//! Header and frame are combined in registers and written by lines of the destination, one store a
+//! line. Many times more lines can thus be requested at once. The previous content of the buffer is
+//! never read.
+//!
+//! # Cost
+//! None on a CPU that does not benefit: [`pays`] says so, and the caller uses ordinary moves.
 #![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
 
 use core::arch::x86_64::{
@@ -22,20 +27,21 @@ use crate::batch::Batch;
 use crate::offload::VNET_HDR_LEN;
 
 const LINE: usize = 64;
-/// What is longer is left to the library, which knows larger moves.
+/// Longest frame with its header that is written this way, in bytes; `memcpy` is faster for longer
+/// ones.
 const LONGEST: usize = 2048;
 
-/// Whether it pays on this CPU: one of Intel's that can. AMD's of family 25 can, and carry out such
-/// a store in two halves: there it gains nothing (docs/measurements.md).
+/// Whether this CPU benefits: an Intel CPU with the instructions. AMD's family 25 has them too, but
+/// executes such a store in two halves and gains nothing (docs/measurements.md).
 #[inline(always)]
 pub(super) fn pays() -> bool {
     static PAYS: LazyLock<bool> = LazyLock::new(|| usable() && is_intel());
     *PAYS
 }
 
-/// Whether this CPU can do it at all.
+/// Whether this CPU has the instructions.
 fn usable() -> bool {
-    // The interpreter of the test lane `miri` does not know these instructions.
+    // Miri does not know these instructions.
     !cfg!(miri)
         && std::is_x86_feature_detected!("avx512f")
         && std::is_x86_feature_detected!("avx512bw")
@@ -47,13 +53,13 @@ fn is_intel() -> bool {
     name.as_flattened() == b"GenuineIntel"
 }
 
-/// The lowest `n` of 64 bytes; all of them for 64 and more.
+/// Mask of the lowest `n` of 64 bytes; all of them for 64 and more.
 #[inline(always)]
 const fn lowest(n: usize) -> __mmask64 {
     if n >= LINE { !0 } else { (1 << n) - 1 }
 }
 
-/// A frame of which the first bytes lie in a slot of ours and the others in one piece.
+/// A frame whose first bytes lie in a private slot and the others in one piece.
 struct Source {
     slot: *const u8,
     head: usize,
@@ -61,17 +67,17 @@ struct Source {
 }
 
 impl Source {
-    /// The `n` bytes (at most 64) of the frame from `p` on; zeros behind them.
+    /// The `n` bytes (at most 64) of the frame from `p` on, followed by zeros.
     ///
     /// # Safety
-    /// The frame has `p + n` bytes.
+    /// The frame must have `p + n` bytes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn line(&self, p: usize, n: usize) -> __m512i {
         let here = self.head.saturating_sub(p);
-        // SAFETY: of each part only the bytes that are the frame's are read: a masked move does
-        // not touch the others. WHY: no slice over guest memory may exist, and each byte of it is
-        // read once.
+        // SAFETY: each part is read only where the bytes belong to the frame, because a masked move
+        // does not touch the others. WHY: no slice over guest memory may exist, and each byte of it
+        // is read once.
         unsafe {
             if here >= n {
                 return _mm512_maskz_loadu_epi8(lowest(n), self.slot.add(p).cast());
@@ -89,34 +95,35 @@ impl Source {
     }
 }
 
-/// Header, head and rest of frame `i`, one behind the other at `at`; what [`write_plain`] does with
-/// a header of [`VNET_HDR_LEN`] bytes.
+/// Writes header, head and rest of frame `i`, one after the other, to `at`: the same as
+/// [`write_plain`] with a header of [`VNET_HDR_LEN`] bytes.
 ///
 /// # Safety
-/// As [`write_plain`]; and the CPU has AVX-512 (F and BW).
+/// The same as for [`write_plain`], and the CPU must have AVX-512 (F and BW).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn write_lines(batch: &Batch, i: usize, at: *mut u8) {
     let frame = batch.at(i);
     let total = VNET_HDR_LEN + frame.len as usize;
-    // The first line of the buffer that holds nothing of the header.
+    // Offset of the buffer's first line that holds nothing of the header.
     let mut o = LINE - (at.addr() & (LINE - 1));
     let segments = batch.segments(i);
     if segments.len() > 1 || o < VNET_HDR_LEN || !(LINE..=LONGEST).contains(&total) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees room and segments.
         return unsafe { write_plain(batch, i, at, VNET_HDR_LEN) };
     }
     let rest = segments.first().map_or(core::ptr::null(), |s| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees valid segments.
         unsafe { fault_in(s) };
         s.data
     });
     let source = Source { slot: batch.head_at(i), head: frame.head_len(), rest };
-    // SAFETY: reads are the frame's own `total - VNET_HDR_LEN` bytes; the first line's come from
-    // the slot, which has the whole of a frame of up to 128 bytes and 128 of a longer one. Writes
-    // lie within the `total` bytes that the buffer has room for. The offload's first eight bytes
-    // are the header's (`repr(C)`, little-endian hosts only).
-    // WHY: raw moves are the only lawful way into guest memory; one store a line is the point.
+    // SAFETY: reads are the frame's own `total - VNET_HDR_LEN` bytes. Those of the first line come
+    // from the slot, which has the whole of a frame of up to 128 bytes and 128 bytes of a longer
+    // one. Writes lie within the `total` bytes for which the buffer has room. The offload's first
+    // eight bytes are the header's (`repr(C)`, little-endian hosts only).
+    // WHY: raw moves are the only permitted way into guest memory, and safe code cannot issue one
+    // store a line.
     unsafe {
         let header = {
             let first = (&raw const frame.offload).cast::<i64>().read_unaligned();
@@ -145,7 +152,8 @@ mod tests {
     use super::*;
     use crate::offload::Offload;
 
-    /// A header and a frame of `len` bytes at `skip` behind a line's begin, and what is around it.
+    /// The result of writing a header and a frame of `len` bytes at `skip` bytes into a line, with
+    /// the bytes around it.
     fn written(len: usize, skip: usize, tagged: bool, wide: bool) -> Vec<u8> {
         let frame: Vec<u8> = (1..252_u8).cycle().take(len).collect();
         let mut batch = Batch::new();
@@ -155,8 +163,8 @@ mod tests {
         batch.set_tagged(0, tagged);
         let mut out = vec![0xee_u8; len + 256];
         let at = out.as_ptr().addr().next_multiple_of(LINE) - out.as_ptr().addr() + skip;
-        // SAFETY: `out` has room for what is put before, the header and the frame, which lies in
-        // the batch; `wide` is only true where the CPU can.
+        // SAFETY: `out` has room for the bytes in front, the header and the frame, which lies in
+        // the batch; `wide` is true only if the CPU has the instructions.
         unsafe {
             let to = out.as_mut_ptr().add(at);
             if wide { write_lines(&batch, 0, to) } else { write_plain(&batch, 0, to, VNET_HDR_LEN) }

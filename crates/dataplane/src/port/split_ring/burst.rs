@@ -1,4 +1,4 @@
-//! A burst's first steps: heads copied, descriptors read, buffers translated and asked for.
+//! First steps of a burst: copying heads, reading descriptors, translating and prefetching buffers.
 #![allow(unsafe_code, reason = "rings in guest memory; invariants stated per block")]
 
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -8,17 +8,17 @@ use crate::mem::prefetch;
 use crate::port::guest_memory::Window;
 use crate::port::ring::pieces::Piece;
 
-/// How many frames ahead of the one at hand buffers are translated and asked for. A core has some
-/// twenty misses under way at most; asking for a whole burst's lines at once stops it until most
-/// have come, with nothing done meanwhile (measured: 20 cycles a frame more with 32).
+/// Number of frames by which buffers are translated and prefetched ahead. A core has at most some
+/// twenty misses in flight. Prefetching a whole burst at once stalls the core until most lines have
+/// arrived: with 32, a frame cost 20 cycles more.
 pub(super) const AHEAD: usize = 12;
 
-/// The chains of a burst; of the present turn only.
+/// The chains of a burst, valid in the present turn only.
 pub(super) struct Burst {
     pub(super) heads: [u16; BATCH_FRAMES],
-    /// Those that are one descriptor; else [`Piece::NONE`].
+    /// Buffers of the chains with one descriptor; [`Piece::NONE`] for other chains.
     pub(super) plain: [Piece; BATCH_FRAMES],
-    /// How many of `plain` are set.
+    /// Number of valid entries in `plain`.
     ready: usize,
 }
 
@@ -28,8 +28,8 @@ impl Burst {
 }
 
 impl SplitRing {
-    /// Begins a burst: copies the heads of the next `n` chains, of which the driver has made at
-    /// least so many available, and asks for their descriptors.
+    /// Begins a burst: copies the heads of the next `n` chains, all of which must be available, and
+    /// prefetches their descriptors.
     #[inline(always)]
     pub(super) fn read_heads(&mut self, n: usize) {
         self.burst.ready = 0;
@@ -37,15 +37,15 @@ impl SplitRing {
         let first = self.next_available;
         for (k, place) in (0..).zip(&mut self.burst.heads[..n]) {
             let at = usize::from(first.wrapping_add(k) & mask);
-            // SAFETY: as in `word`. WHY: as there.
+            // SAFETY: as in `word`. WHY: as in `word`.
             let head = unsafe { AtomicU16::from_ptr(heads_at.add(at)) }.load(Ordering::Relaxed);
             *place = head;
             prefetch(descriptors.wrapping_add(usize::from(head & mask)).cast());
         }
     }
 
-    /// Makes the first `n` of the chains whose heads were read ready: those that are one descriptor
-    /// with these `flags` are translated and `found` is told.
+    /// Prepares the first `n` chains whose heads were read. Chains of one descriptor with these
+    /// `flags` are translated and passed to `found`.
     #[inline(always)]
     pub(super) fn make_ready(
         &mut self,
@@ -58,7 +58,7 @@ impl SplitRing {
             let k = self.burst.ready % BATCH_FRAMES;
             let head = self.burst.heads[k];
             // SAFETY: the index is below the ring's size, so the entry lies in the checked table.
-            // WHY: volatile: it is read exactly once.
+            // WHY: volatile, so that the descriptor is read exactly once.
             let d = unsafe { self.descriptors.add(usize::from(head & self.mask)).read_volatile() };
             self.burst.plain[k] = if d.flags == flags
                 && head < self.size

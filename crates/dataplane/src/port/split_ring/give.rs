@@ -1,4 +1,4 @@
-//! Frames into a split ring's buffers.
+//! Delivery of frames into a split ring's buffers.
 #![allow(unsafe_code, reason = "buffers in guest memory; invariants stated per block")]
 
 use super::{
@@ -8,13 +8,14 @@ use super::{
 use crate::port::ring::frames::{count_sent, write_all, write_pieces};
 
 impl SplitRing {
-    /// Writes the named frames into the driver's buffers, in order; visible after `publish`.
+    /// Writes the frames with the indices `frames` into the driver's buffers, in order. They are
+    /// visible after `publish`.
     ///
-    /// In passes, so that the one that writes to the driver's lines has few other stores in it: a
-    /// core's store queue empties in order, and each store behind a line that is still on its way
-    /// takes a place from a line that could be asked for (measured: 320 of 500 cycles a frame where
-    /// the other core is far). The queue itself asks for the lines of all stores in it: asking for
-    /// them before gains nothing.
+    /// The work is done in passes, so that the pass that writes to the driver's lines has few other
+    /// stores. A core's store queue drains in order, and each store behind a line in transit
+    /// occupies a slot that could request another line. With a distant core this saved 320 of 500
+    /// cycles a frame. The queue itself requests the lines of all its stores, so prefetching them
+    /// gains nothing.
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let want = frames.len() as u16;
@@ -36,7 +37,7 @@ impl SplitRing {
         }
     }
 
-    /// How many of `frames`, from the first on, fit into the buffers of `chains`, one each.
+    /// How many of `frames`, from the first on, fit into the buffers of `chains`, one buffer each.
     #[inline(always)]
     fn fitting(&self, batch: &Batch, frames: &[u8], chains: core::ops::Range<usize>) -> usize {
         let pieces = self.burst.plain.get(chains).unwrap_or(&[]);
@@ -46,7 +47,7 @@ impl SplitRing {
         frames.iter().zip(pieces).take_while(|pair| fits(*pair)).count()
     }
 
-    /// Writes frames that fit, one each, into the buffers from number `first` of the burst on.
+    /// Writes frames that fit, one each, into the burst's buffers from number `first` on.
     #[inline(always)]
     fn give_plain(&mut self, batch: &Batch, frames: &[u8], first: usize, out: &mut TxOutcome) {
         if frames.is_empty() {
@@ -55,7 +56,7 @@ impl SplitRing {
         let header = self.header;
         let pieces = &self.burst.plain[first..][..frames.len()];
         // SAFETY: each piece has room for header and frame, all in one region.
-        // WHY: raw copies are the only lawful way into guest memory.
+        // WHY: raw copies are the only permitted way into guest memory.
         unsafe { write_all(batch, frames, pieces, header) };
         let (mut bytes, mut tso) = (0, 0);
         for (k, &i) in (0..).zip(frames) {
@@ -71,7 +72,7 @@ impl SplitRing {
         let count = frames.len() as u16;
         self.next_used = self.next_used.wrapping_add(count);
         self.next_available = self.next_available.wrapping_add(count);
-        // Bad buffers count only in a row.
+        // A good buffer resets the count, because only bad chains in a row stop the ring.
         self.bad_chains = 0;
         out.frames += u32::from(count);
         out.bytes += bytes;
@@ -79,7 +80,7 @@ impl SplitRing {
     }
 
     /// The general case: chained, indirect or merged buffers. `known` are the burst's heads from
-    /// the next one on, which are not read again. Returns the chains consumed.
+    /// the next one on, which are not read again. Returns the number of consumed chains.
     #[inline(never)]
     fn give_scattered(
         &mut self,
@@ -115,7 +116,7 @@ impl SplitRing {
             };
             let n = match self.walk(head, F_WRITE, &mut pieces[used..], steps) {
                 Ok(n) if n > 0 => n,
-                // The search ended inside a chain that may be lawful.
+                // The search ended inside a chain that may be valid.
                 Err(BadChain) if *steps == 0 => return self.refuse_crumbs(out),
                 _ => return self.refuse_buffer(head, count, out),
             };
@@ -130,8 +131,8 @@ impl SplitRing {
         count
     }
 
-    /// Buffers so small that a frame would need more than are looked at: no driver's, so they
-    /// count like bad chains.
+    /// Counts a frame whose buffers are so small that it would need more than are examined. No real
+    /// driver has such buffers, so they count like bad chains.
     #[cold]
     fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
         out.too_big += 1;
@@ -139,8 +140,8 @@ impl SplitRing {
         0
     }
 
-    /// A bad receive buffer: the first of a frame is handed back empty; further ones wait for
-    /// their turn to be first.
+    /// Handles a bad receive buffer. If it is the first buffer of a frame, it is returned empty. A
+    /// later one is returned when it becomes the first.
     #[cold]
     fn refuse_buffer(&mut self, head: u16, before: usize, out: &mut TxOutcome) -> usize {
         out.error += 1;
@@ -161,7 +162,8 @@ impl SplitRing {
     fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[(u16, usize)]) {
         #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
         let buffers = chains.len() as u16;
-        // SAFETY: the pieces together have room for header and frame (the caller summed them up).
+        // SAFETY: the pieces together have room for header and frame, because the caller summed
+        // them up.
         // WHY: as for a plain frame.
         unsafe { write_pieces(batch, i, pieces, buffers, self.header) };
         let mut left = self.header + batch.frame(i).len as usize;

@@ -1,11 +1,16 @@
-//! What a split ring records for others while it runs, and how it changes its memory map.
+//! Changes to a running split ring: its migration log, its inflight record, its call descriptor and
+//! its memory map.
 //!
-//! **Problem.** Two parties want to know what a ring did: who copies the guest elsewhere (the dirty
-//! log) and who comes after us if we die (the inflight region). **Rule.** Both follow from the used
-//! entries of a burst, so both are recorded where these become visible, in a function of its own:
-//! a ring without them pays for one comparison a burst (datapath rule 24). What was written where
-//! is found by walking the returned chains again: a guest that rewrites them meanwhile gets its own
-//! copy wrong. Nothing here allocates or frees once the ring is in the worker.
+//! # Problem
+//! Two parties need to know what a ring did: the hypervisor that migrates the guest (the dirty log)
+//! and the switch that succeeds this one after a crash (the inflight region).
+//!
+//! # Approach
+//! Both records follow from the used entries of a burst, so both are written when these become
+//! visible, in a separate function. A ring without records pays one comparison a burst (datapath
+//! rule 24). Walking the returned chains again tells where the ring wrote. A guest that rewrites
+//! its chains meanwhile gets a wrong copy of its own memory. Nothing here allocates or frees once a
+//! worker has the ring.
 #![allow(unsafe_code, reason = "reads back the used ring; the invariant is stated")]
 
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -20,34 +25,34 @@ use crate::port::inflight::SplitInflight;
 use crate::port::ring::pieces::Piece;
 use crate::port::ring::{F_WRITE, PIECES_MAX};
 
-/// What becomes known to others when a burst is published.
+/// Records that are written when a burst is published.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     log: Option<RingLog>,
     inflight: Option<SplitInflight>,
-    /// Heads that a predecessor left in flight, in the places of an available ring, and the
-    /// driver's own behind them.
+    /// Available entries, in the layout of an available ring: the heads that a predecessor left in
+    /// flight, then the driver's own.
     replay: Vec<AtomicU16>,
-    /// The index behind the last of the predecessor's heads.
+    /// The index behind the last head of the predecessor.
     replay_end: u16,
-    /// Up to which index `replay` is filled.
+    /// The index up to which `replay` is filled.
     replay_filled: u16,
 }
 
-/// Where a driver put a ring's parts: addresses of the driver's own process.
+/// Addresses of a ring's parts, in the driver's own process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
-    /// Descriptor table.
+    /// Address of the descriptor table.
     pub descriptors: u64,
-    /// Available ring.
+    /// Address of the available ring.
     pub available: u64,
-    /// Used ring.
+    /// Address of the used ring.
     pub used: u64,
 }
 
 impl SplitRing {
-    /// Records the ring's progress in `inflight` from now on, after resubmitting what a
-    /// predecessor left there. For rings that are not in the worker yet: allocates.
+    /// Records the ring's progress in `inflight` from now on, after resubmitting the chains that a
+    /// predecessor left there. Allocates, so it is for rings that no worker has yet.
     pub fn track(&mut self, inflight: SplitInflight) {
         let available = self.word(self.available, 1).load(Ordering::Acquire);
         let heads = inflight.recover(self.next_used, available);
@@ -69,11 +74,11 @@ impl SplitRing {
         self.replaying = true;
     }
 
-    /// Logs what the ring writes from now on, or no longer; returns what was in place before.
-    /// Between two batches, on a running ring too.
+    /// Sets the log of the ring's writes, or ends logging. Returns the previous log. May be called
+    /// on a running ring between two batches.
     pub fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
         if let Some(log) = &log {
-            // Flags and thresholds written before are part of what there is to copy.
+            // The hypervisor must also copy flags and thresholds that were written before.
             log.mark_used(0, 6 + 8 * u64::from(self.size));
         }
         let before = core::mem::replace(&mut self.records.log, log);
@@ -81,17 +86,17 @@ impl SplitRing {
         before
     }
 
-    /// Interrupts the driver through `call` from now on; returns what was in place before.
+    /// Sets the descriptor by which the driver is interrupted, and returns the previous one.
     pub const fn set_call(&mut self, call: Option<File>) -> Option<File> {
         self.call.replace(call)
     }
 
-    /// Interrupts the driver, whatever it wished.
+    /// Interrupts the driver, even if it did not ask for it.
     pub fn interrupt(&mut self) {
         self.call.interrupt();
     }
 
-    /// Marks what was just said to the driver about its kicks.
+    /// Marks the words that tell the driver whether to kick.
     #[inline]
     pub(super) fn log_wish(&self) {
         if let (true, Some(log)) = (self.recording, &self.records.log) {
@@ -100,11 +105,11 @@ impl SplitRing {
         }
     }
 
-    /// Moves the ring to another map of the same guest; returns the one it leaves, of which it
-    /// keeps nothing. Between two batches.
+    /// Moves the ring to another map of the same guest, and returns the previous map, to which it
+    /// keeps no pointers. Must be called between two batches.
     ///
     /// # Errors
-    /// [`RingError::Address`]: a part of the ring is not in `memory`; the ring is as it was.
+    /// [`RingError::Address`] if a part of the ring is not in `memory`. The ring is then unchanged.
     pub fn move_to(
         &mut self,
         memory: Arc<GuestMemory>,
@@ -121,7 +126,8 @@ impl SplitRing {
         Ok(core::mem::replace(&mut self.memory, memory))
     }
 
-    /// The driver's own available entries follow what is resubmitted, up to `available_seen`.
+    /// Appends the driver's own available entries, up to `available_seen`, behind the resubmitted
+    /// heads.
     #[cold]
     pub(super) fn extend_replay(&mut self) {
         let guest = self.guest_heads();
@@ -137,8 +143,8 @@ impl SplitRing {
         self.records.replay_filled = index;
     }
 
-    /// [`SplitRing::publish`] for rings that record: logged before and after the index, the region
-    /// as its specification wants it.
+    /// [`SplitRing::publish`] for rings with records: writes the log before and after the index,
+    /// and the region in the specified order.
     #[cold]
     pub(super) fn publish_recorded(&mut self) {
         let (old, new) = (self.published, self.next_used);
@@ -174,13 +180,13 @@ impl SplitRing {
     fn used_entries(&self, old: u16, new: u16) -> impl Iterator<Item = (u16, u32)> + '_ {
         (0..new.wrapping_sub(old)).map(move |k| {
             let at = 2 + 4 * usize::from(old.wrapping_add(k) & self.mask);
-            // SAFETY: as in `push_used`. WHY: volatile: the driver may write there too.
+            // SAFETY: as in `push_used`. WHY: volatile, because the driver may write there too.
             let entry = unsafe { self.used.add(at).cast::<[u16; 4]>().read_volatile() };
             (entry[0], u32::from(entry[2]) | u32::from(entry[3]) << 16)
         })
     }
 
-    /// Marks the buffers that the burst wrote and its used entries.
+    /// Marks the buffers that the burst wrote, and its used entries.
     fn log_burst(&mut self, log: &RingLog, old: u16, new: u16) {
         let mut index = old;
         while index != new {
@@ -199,7 +205,7 @@ impl SplitRing {
     /// Marks the first `len` bytes of the buffer that begins at descriptor `head`.
     fn log_buffer(&mut self, log: &RingLog, head: u16, len: u32) {
         let mut pieces = [Piece::NONE; PIECES_MAX];
-        // A chain that no longer makes sense was changed by the guest after it was written to.
+        // If the chain is no longer valid, the guest changed it after it was written to.
         let count = self.walk(head, F_WRITE, &mut pieces, &mut { CHAIN_MAX }).unwrap_or(0);
         let mut left = u64::from(len).min((VNET_HDR_LEN + FRAME_MAX) as u64);
         for piece in &pieces[..count] {

@@ -1,37 +1,40 @@
-//! How often a session that fails is logged.
+//! Limits how often a failing session is logged.
 //!
-//! **Problem.** A hypervisor that does not fit its port connects several times a second for as long
-//! as its guest runs, and fails each time for the same reason. **Rule.** A cause is logged when it
-//! is new, then with a pause that doubles, with the number of times since. Attempts themselves are
-//! not slowed down.
+//! # Problem
+//! A hypervisor that does not fit its port connects several times a second for as long as its guest
+//! runs, and fails each time for the same reason.
+//!
+//! # Approach
+//! A cause is logged when it is new, and then after pauses that double, with the number of times
+//! since. Attempts themselves are not slowed down.
 
 use penstock_units::Nanos;
 
 const FIRST_PAUSE: Nanos = Nanos::from_secs(10);
 const LONGEST_PAUSE: Nanos = Nanos::from_secs(3_600);
-/// Beyond its pause; a cause that stayed away for longer is new again.
+/// Time beyond the pause after which a cause that did not recur counts as new.
 const FORGET: Nanos = Nanos::from_secs(60);
-/// Causes remembered: those of a driver that fails in turn for several.
+/// Number of causes remembered, for a driver that fails for several reasons in turn.
 const CAUSES: usize = 4;
 
 #[derive(Debug)]
 struct Cause {
     text: String,
-    /// Times since it was logged.
+    /// Number of times since it was logged.
     times: u64,
     last: Nanos,
-    /// When it is logged again.
+    /// Time at which it is logged again.
     due: Nanos,
     pause: Nanos,
 }
 
-/// One port's failures of one kind. See the module's text.
+/// The failures of one kind at one port.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(Vec<Cause>);
 
 impl Attempts {
-    /// An attempt failed at time `now` for the reason `text`. Returns how often since it was last
-    /// logged if it is to be logged now.
+    /// Records that an attempt failed at time `now` for the reason `text`. Returns the number of
+    /// times since the last log entry if it is to be logged now.
     pub(super) fn failed(&mut self, text: &str, now: Nanos) -> Option<u64> {
         self.0.retain(|cause| now <= cause.last + cause.pause + FORGET);
         let Some(cause) = self.0.iter_mut().find(|cause| cause.text == text) else {
@@ -60,7 +63,7 @@ mod tests {
     #[test]
     fn a_cause_is_logged_when_it_is_new_and_ever_more_rarely_then() {
         let mut attempts = Attempts::default();
-        // An hour of four failures a second.
+        // Four failures a second for an hour.
         let quarter = |n: u64| Nanos(n * 250_000_000);
         let logged: Vec<_> = (0..4 * 3_600)
             .filter_map(|n| attempts.failed("queues", quarter(n)).map(|times| (n / 4, times)))
@@ -68,7 +71,7 @@ mod tests {
         let seconds: Vec<u64> = logged.iter().map(|(second, _)| *second).collect();
         assert_eq!(seconds, [0, 10, 30, 70, 150, 310, 630, 1270, 2550]);
         assert_eq!(logged.iter().map(|(_, times)| times).sum::<u64>(), 4 * 2550 + 1);
-        // Another cause is told at once, and does not make the first one new.
+        // Another cause is logged at once, and does not make the first one new.
         assert_eq!(attempts.failed("features", quarter(4 * 3_600)), Some(1));
         assert_eq!(attempts.failed("queues", quarter(4 * 3_600 + 1)), None);
         assert_eq!(attempts.failed("features", quarter(4 * 3_600 + 2)), None);

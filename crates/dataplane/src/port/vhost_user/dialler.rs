@@ -1,10 +1,15 @@
 //! Connects to a VM that listens.
 //!
-//! **Problem.** A thread that talks to a VM's process could connect to every socket of the host if
-//! it may connect at all, and in directories of other users it needs `CAP_DAC_OVERRIDE` for that.
-//! **Rule.** A thread of its own makes the connection, hands it over and hears nothing of what is
-//! said. The path is the configuration's: what asks for a connection cannot name another one.
-//! **Cost.** One sleeping thread for a port with `mode = "client"`.
+//! # Problem
+//! A thread that exchanges messages with a VM's process and may also connect could connect to every
+//! socket of the host. In directories of other users it would need `CAP_DAC_OVERRIDE` for that.
+//!
+//! # Approach
+//! A separate thread makes the connection, passes it on, and reads nothing from it. The path comes
+//! from the configuration, and the thread that asks for a connection cannot name another one.
+//!
+//! # Cost
+//! One sleeping thread for a port with `mode = \"client\"`.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -14,20 +19,16 @@ use std::thread::JoinHandle;
 use super::{VhostUserConfig, socket};
 use crate::confine::{Role, confine};
 
-/// The session's end.
+/// The session's end of the dialling thread.
 #[derive(Debug)]
 pub(super) struct Dialler {
-    /// `None`: it is to end.
+    /// `None` tells the thread to end.
     asks: Option<Sender<()>>,
     answers: Receiver<io::Result<UnixStream>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Dialler {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// No thread is to be had.
     pub(super) fn start(config: &VhostUserConfig) -> io::Result<Self> {
         let (asks, asked) = channel::<()>();
         let (answer, answers) = channel();
@@ -50,7 +51,7 @@ impl Dialler {
         Ok(Self { asks: Some(asks), answers, thread: Some(thread) })
     }
 
-    /// As [`socket::connect`].
+    /// Connects as [`socket::connect`] does.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         let gone = || io::Error::other("the thread that connects has ended");
         self.asks.as_ref().and_then(|asks| asks.send(()).ok()).ok_or_else(gone)?;

@@ -1,9 +1,13 @@
 //! `SET_VRING_ENABLE` before `SET_FEATURES`, as QEMU's virtio-net sends it when it connects.
 //!
-//! **Problem.** The `vhost` crate ends a session that enables a ring before feature bit 30 is
-//! acknowledged; QEMU 7.2 does just that. **Rule.** Until the bit is acknowledged, each message's
-//! header is looked at without taking it; this one message is taken and answered here, all others
-//! go to the crate. Once the bit is acknowledged nothing is looked at any more.
+//! # Problem
+//! The `vhost` crate ends a session that enables a ring before feature bit 30 is acknowledged, but
+//! QEMU 7.2 does exactly this.
+//!
+//! # Approach
+//! Until the bit is acknowledged, the header of each message is read without taking the message.
+//! This one message is taken and answered here; all others go to the crate. Once the bit is
+//! acknowledged, the crate handles all messages.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -23,7 +27,8 @@ const NEED_REPLY: u32 = 8;
 const HEADER: usize = 12;
 const PAYLOAD: u32 = 8;
 
-/// Serves the next message if it is an early enable; false: it is something else, untouched.
+/// Serves the next message if it is an early enable. Returns false for any other message and leaves
+/// it in place.
 ///
 /// # Errors
 /// The connection broke, or the message is wrong.

@@ -1,14 +1,21 @@
-//! A port that made its worker sleep is stopped.
+//! Stops a port that made its worker sleep.
 //!
-//! **Problem.** The process behind a port can make the worker sleep, by its call descriptor or by
-//! taking pages away under a fault, and every other port sleeps too (datapath rule 20).
-//! **Rule.** The worker takes both rings of the queue pair out of use at once and rings the
-//! session's alarm. It also shuts the connection down, for a session that waits for the rest of a
-//! message, or for room to answer, hears no alarm. The session ends with the reason, takes the
-//! rings from all other workers, and the port is admitted again after a pause:
-//! a minute, and twice as long each time, to an hour at most. A port that behaved for an hour
-//! begins anew. So a peer costs the others one such sleep a minute at most, whatever number of
-//! rings it has. **Cost.** None for who behaves.
+//! # Problem
+//! The process behind a port can make the worker sleep, by its call descriptor or by removing pages
+//! under a page fault. Every other port then waits too (datapath rule 20).
+//!
+//! # Approach
+//! The worker takes both rings of the queue pair out of use at once and signals the session's
+//! alarm. It also shuts the connection down, because a session that waits for the rest of a
+//! message, or for room to answer, does not see the alarm. The session ends with the reason and
+//! takes the rings from all other workers.
+//!
+//! The port is admitted again after a pause: a minute, twice as long each time, at most an hour.
+//! After an hour without a further stop the pauses begin at a minute again. A peer thus costs the
+//! others at most one such sleep a minute, however many rings it has.
+//!
+//! # Cost
+//! None for a well-behaved peer.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::net::Shutdown;
@@ -20,27 +27,27 @@ use penstock_units::Nanos;
 
 use crate::worker::SleepCause;
 
-/// The first pause.
 const FIRST: Nanos = Nanos::from_secs(60);
-/// The longest pause, and for how long a port has to behave.
+/// The longest pause, and the time after which the pauses begin at [`FIRST`] again.
 const LONGEST: Nanos = Nanos::from_secs(3_600);
 
-/// Why a port was stopped.
+/// Reason for which a port was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Halted {
     pub(super) cause: SleepCause,
-    /// For how long the worker slept.
+    /// Time for which the worker slept.
     pub(super) slept: Nanos,
 }
 
-/// What worker and session tell each other about it.
+/// State that worker and session share about a stop.
 #[derive(Debug)]
 pub(super) struct Halt {
-    /// Rings when the port is stopped, and when a driver shortened a file that is mapped.
+    /// Signalled when the port is stopped, and when a driver shortened a mapped file.
     pub(super) alarm: Arc<EventFd>,
-    /// Nanoseconds, with the lowest bit set for the call descriptor; 0: not stopped.
+    /// Nanoseconds of the sleep, with the lowest bit set for the call descriptor; 0 means not
+    /// stopped.
     why: AtomicU64,
-    /// What the session reads from and writes to.
+    /// The session's connection.
     connection: Mutex<Option<UnixStream>>,
 }
 
@@ -49,7 +56,8 @@ impl Halt {
         Self { alarm, why: AtomicU64::new(0), connection: Mutex::new(None) }
     }
 
-    /// From the worker, which waits neither for the alarm, which is ours alone, nor for a lock.
+    /// Records a stop, from the worker. Neither the alarm, which only this process holds, nor a
+    /// lock can block it.
     pub(super) fn stop(&self, halted: Halted) {
         let by_call = u64::from(halted.cause == SleepCause::Call);
         self.why.store((halted.slept.0 << 1 | by_call).max(2), Ordering::Release);
@@ -57,9 +65,9 @@ impl Halt {
         self.hang_up_at_once();
     }
 
-    /// From the worker: a call of the session's that waits for its peer ends.
+    /// Ends a call in which the session waits for its peer, from the worker.
     pub(super) fn hang_up_at_once(&self) {
-        // After the alarm: a session that has the lock looks at the alarm when it has let go.
+        // Follows the alarm: a session that holds the lock looks at the alarm after releasing it.
         fence(Ordering::SeqCst);
         let connection = match self.connection.try_lock() {
             Ok(connection) => connection,
@@ -69,12 +77,12 @@ impl Halt {
         shut_down(connection.as_ref());
     }
 
-    /// From the control side: the same.
+    /// Like [`Self::hang_up_at_once`], from the control side.
     pub(super) fn hang_up(&self) {
         shut_down(self.connection().as_ref());
     }
 
-    /// From the session: what it talks over from now on.
+    /// Sets the session's connection, from the session.
     pub(super) fn set_connection(&self, connection: Option<UnixStream>) {
         let before = std::mem::replace(&mut *self.connection(), connection);
         fence(Ordering::SeqCst);
@@ -85,7 +93,7 @@ impl Halt {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the port was stopped since this was last asked.
+    /// The reason of the last stop, if the port was stopped since the last call.
     pub(super) fn take(&self) -> Option<Halted> {
         let why = self.why.swap(0, Ordering::AcqRel);
         let cause = if why & 1 == 0 { SleepCause::Memory } else { SleepCause::Call };
@@ -99,16 +107,16 @@ fn shut_down(connection: Option<&UnixStream>) {
     }
 }
 
-/// How long a port stays out.
+/// Durations for which a port is kept out.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     last: Nanos,
-    /// When it was over.
+    /// Time at which the last pause ended.
     over: Nanos,
 }
 
 impl Pauses {
-    /// For how long a port stays out that is stopped at time `now`.
+    /// Duration for which a port that is stopped at time `now` is kept out.
     pub(super) fn next(&mut self, now: Nanos) -> Nanos {
         let behaved = now.saturating_sub(self.over) >= LONGEST;
         let pause = if self.last == Nanos::ZERO || behaved { FIRST } else { self.last + self.last };

@@ -1,8 +1,8 @@
-//! Hears the driver's kicks between two messages of its session.
+//! Receives the driver's kicks between two messages of its session.
 //!
-//! A kick is asked for only while a queue pair is at rest, see [`crate::worker::Doorbell`]. The
-//! thread that hears it is the port's own, and hears at most one a millisecond: a driver that kicks
-//! without end costs the host a thousandth of a core or so, and nobody else's port anything.
+//! The driver is asked for kicks only while a queue pair is at rest ([`crate::worker::Doorbell`]).
+//! The port's own thread receives at most one kick a millisecond. A driver that kicks without end
+//! thus costs the host about a thousandth of a core, and costs other ports nothing.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,12 +15,12 @@ use penstock_units::QueueId;
 
 use super::session::Session;
 
-/// Milliseconds after a kick in which no other is heard. A queue pair that was just woken is polled
-/// for longer than this.
+/// Milliseconds after a kick during which no other kick is read. A queue pair that was just woken
+/// is polled for longer than this.
 const DEAF_MS: u8 = 1;
 
-/// Rings the bells of whoever is kicked until the connection has a message or its end, or the
-/// session's alarm rings.
+/// Rings the bells of kicked queue pairs until the connection has a message or has ended, or the
+/// session's alarm is signalled.
 pub(super) fn serve_until_message(connection: &UnixStream, session: &Session) {
     let kicks: Vec<(QueueId, &File)> = session.kicks().collect();
     let mut fds = vec![
@@ -34,14 +34,15 @@ pub(super) fn serve_until_message(connection: &UnixStream, session: &Session) {
         let timeout = if deaf { PollTimeout::from(DEAF_MS) } else { PollTimeout::NONE };
         match poll(heard, timeout) {
             Err(Errno::EINTR) => continue,
-            // The read that follows says what is wrong.
+            // The read that follows returns the error.
             Err(_) => return,
             Ok(_) if fds[..2].iter().any(happened) => return,
             Ok(_) if deaf => deaf = false,
             Ok(_) => {
                 for ((queue, kick), fd) in kicks.iter().zip(&fds[2..]) {
                     if happened(fd) {
-                        // Empty or not: whoever touches the descriptor wants to be heard.
+                        // The value does not matter, because any event on the descriptor means that
+                        // the driver wants service.
                         let _ = (&mut &**kick).read(&mut [0; 8]);
                         session.ring_bell(*queue);
                     }

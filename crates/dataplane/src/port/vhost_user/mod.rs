@@ -1,11 +1,14 @@
-//! vhost-user ports: a VM's virtio-net device, its rings in memory we share with it.
+//! vhost-user ports: a VM's virtio-net device, whose rings lie in memory shared with the VM.
 //!
-//! **Roles.** A control thread per port speaks the protocol (`session`) with the `vhost` crate;
-//! the worker owns the rings (`queue`). They meet only through the worker's mailbox: the session
-//! swaps a ring in or out between two batches, and no guest pointer outlives the swap (datapath
-//! rule 10). **Modes.** *Server*: we listen, the VM connects (again after a restart of
-//! either). *Client*: the VM listens, we connect and try again; a thread of its own (`dialler`)
-//! makes the connection, as the session's may not.
+//! # Roles
+//! A control thread per port implements the protocol (`session`) with the `vhost` crate, and the
+//! worker owns the rings (`queue`). They meet only through the worker's mailbox: the session swaps
+//! a ring in or out between two batches, and no guest pointer survives the swap (datapath rule 10).
+//!
+//! # Modes
+//! In *server* mode the switch listens and the VM connects, again after a restart of either. In
+//! *client* mode the VM listens, and the switch connects and retries. A separate thread (`dialler`)
+//! makes the connection, because the session's thread may not.
 
 mod attempts;
 mod dialler;
@@ -41,43 +44,41 @@ use queue::VhostQueue;
 use serve::Source;
 use socket::Listener;
 
-/// Who listens on the socket.
+/// Which side listens on the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketMode {
-    /// The switch listens.
     Server,
-    /// The VM listens, the switch connects.
+    /// The VM listens, and the switch connects.
     Client,
 }
 
-/// How a vhost-user port is attached.
+/// Parameters of a vhost-user port.
 #[derive(Clone, Debug)]
 pub struct VhostUserConfig {
-    /// The port's name, for messages.
+    /// Name of the port, for messages.
     pub name: String,
-    /// The unix socket; at most 107 bytes.
+    /// Path of the unix socket, at most 107 bytes.
     pub path: PathBuf,
-    /// Who listens.
     pub mode: SocketMode,
-    /// Queue pairs offered, 1 to 8.
+    /// Number of queue pairs offered, 1 to 8.
     pub queue_pairs: u16,
-    /// Offloads offered to the guest, both ways.
+    /// Offloads offered to the guest, in both directions.
     pub offloads: OffloadCaps,
-    /// Permissions of a socket we make.
+    /// Permissions of a socket that the port creates.
     pub socket_mode: u32,
-    /// Owner of a socket we make, a user's number; `None`: the daemon's user.
+    /// Numeric user id of the owner of a socket that the port creates; `None` is the daemon's user.
     pub socket_owner: Option<u32>,
-    /// Its group; `None`: the daemon's group.
+    /// Numeric id of its group; `None` is the daemon's group.
     pub socket_group: Option<u32>,
 }
 
-/// What the session tells about itself.
+/// State that the session publishes.
 #[derive(Debug, Default)]
 struct Shared {
     connected: bool,
     stopping: bool,
     error: Option<String>,
-    /// Why nobody is connected, where that is the ordinary wait for a VM.
+    /// Reason for the missing connection, if it is the ordinary wait for a VM.
     waits: Option<String>,
     features: u64,
     rings: Vec<(u32, bool)>,
@@ -89,7 +90,7 @@ fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A vhost-user port's control side.
+/// Control side of a vhost-user port.
 #[derive(Debug)]
 pub struct VhostUser {
     config: VhostUserConfig,
@@ -103,10 +104,10 @@ pub struct VhostUser {
 }
 
 impl VhostUser {
-    /// Makes the port's queue pairs; attach them to the worker, then call [`Self::serve`].
+    /// Creates the port's queue pairs. Attach them to the worker, then call [`Self::serve`].
     ///
     /// # Errors
-    /// [`PortError`]: too many queue pairs, or no event descriptor to be had.
+    /// [`PortError`]: too many queue pairs, or no free event descriptor.
     pub fn start(
         config: VhostUserConfig,
         id: PortId,
@@ -145,7 +146,7 @@ impl VhostUser {
     /// Binds the socket (server mode) and starts the session thread.
     ///
     /// # Errors
-    /// [`PortError`]: the path cannot be bound, or no thread is to be had.
+    /// [`PortError`]: the path cannot be bound, or no thread can be started.
     pub fn serve(&mut self) -> Result<(), PortError> {
         let object = self.config.path.display().to_string();
         install_interrupt()
@@ -154,7 +155,8 @@ impl VhostUser {
         let source = match self.config.mode {
             SocketMode::Server => {
                 let listener = Arc::new(socket::bind(&self.config)?);
-                // Removed by `stop`: the session's thread opens no directory.
+                // `stop` removes the socket's entry, because the session's thread can open no
+                // directory.
                 self.listener = Some(Arc::clone(&listener));
                 Source::Listener(listener)
             }
@@ -177,7 +179,7 @@ impl VhostUser {
         Ok(())
     }
 
-    /// What the attachment looks like now.
+    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let shared = lock(&self.shared);
@@ -197,9 +199,9 @@ impl VhostUser {
         }
     }
 
-    /// Waits for the session's thread, but not for ever: a hostile peer can make a call of it wait
-    /// (its call descriptor, the closing of a file that it serves itself). Most such calls end with
-    /// a signal; a thread that none ends is left behind, with nothing of the worker's.
+    /// Waits for the session's thread, but not forever. A hostile peer can block one of its calls,
+    /// by its call descriptor or by the closing of a file that the peer serves itself. A signal
+    /// ends most such calls. A thread that none ends is abandoned; it has nothing of the worker's.
     fn join(&self, thread: JoinHandle<()>) {
         let pause = PollTimeout::from(JOIN_PAUSE_MS);
         for _ in 0..JOIN_TRIES {
@@ -213,9 +215,9 @@ impl VhostUser {
         tracing::error!(port = %self.config.name, "its session does not end; the thread is left");
     }
 
-    /// Ends the session and waits until the worker has let go of the guest's memory.
+    /// Ends the session and waits until the worker has released the guest's memory.
     pub fn stop(&mut self) {
-        // The session sets its connection before it looks whether it is to stop.
+        // The session sets its connection before it checks whether it is to stop.
         lock(&self.shared).stopping = true;
         self.halt.hang_up();
         let _ = self.wake.write(1);
@@ -234,8 +236,8 @@ impl Drop for VhostUser {
     }
 }
 
-/// Between two signals to a session that is to end, in milliseconds.
+/// Milliseconds between two signals to a session that is to end.
 const JOIN_PAUSE_MS: u16 = 2;
-/// Signals after which it is left behind: after two seconds.
+/// Signals after which the session's thread is abandoned, that is after two seconds.
 const JOIN_TRIES: u32 = 1_000;
 const RAISE_NOFILE: &str = "raise the limits of open files and threads (LimitNOFILE, TasksMax)";

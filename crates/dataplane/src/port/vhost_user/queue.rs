@@ -15,42 +15,42 @@ use crate::port::split_ring::{RingAddresses, RingError};
 use crate::port::{ControlMessage, Pending, PortQueue, TxOutcome};
 use crate::worker::{SleepCause, stall};
 
-/// Which ring of a queue pair, seen from the switch.
+/// A ring of a queue pair, named from the switch's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// The guest's transmit ring: frames come from it.
+    /// The guest's transmit ring, from which frames come.
     Rx,
-    /// The guest's receive ring: frames go into it.
+    /// The guest's receive ring, into which frames go.
     Tx,
 }
 
-/// Puts `ring` in place and takes out what was there.
+/// Message that installs `ring` and removes the previous one.
 #[derive(Debug)]
 pub(super) struct SwapRing {
     pub(super) side: Side,
     pub(super) ring: Option<Box<Virtqueue>>,
     pub(super) caps: OffloadCaps,
-    /// The driver can kick for this ring.
+    /// Whether the driver can kick for this ring.
     pub(super) kicks: bool,
 }
 
-/// Changes the ring of one side where it is, between two batches: no frame finds it absent.
+/// Message that changes the ring of one side between two batches, so that no frame finds it absent.
 #[derive(Debug)]
 pub(super) struct ChangeRing {
     pub(super) side: Side,
     pub(super) change: RingChange,
 }
 
-/// What is to change; afterwards what was there before, for the sender to let go of.
+/// The change to make. Executed, it holds the previous value, which the sender drops.
 #[derive(Debug)]
 pub(super) enum RingChange {
-    /// What is written is logged here, or nowhere.
+    /// Sets the log of the ring's writes, or ends logging.
     Log(Option<RingLog>),
-    /// The driver is interrupted here, or not at all.
+    /// Sets the descriptor that interrupts the driver, or removes it.
     Call(Option<File>),
-    /// The guest's memory is mapped anew.
+    /// Replaces the map of the guest's memory.
     Move(Arc<GuestMemory>, RingAddresses),
-    /// The ring is not in the new map and goes on in the old one.
+    /// The ring is not in the new map and continues in the old one.
     Refused(RingError),
 }
 
@@ -60,7 +60,7 @@ impl RingChange {
             Self::Log(log) => Self::Log(ring.set_log(log)),
             Self::Call(call) => {
                 let before = ring.set_call(call);
-                // The interrupt that was due may have gone to the descriptor before.
+                // The pending interrupt may have gone to the previous descriptor.
                 ring.interrupt();
                 Self::Call(before)
             }
@@ -73,28 +73,28 @@ impl RingChange {
     }
 }
 
-/// See the module's text.
+/// The worker's side of a vhost-user queue pair.
 #[derive(Debug)]
 pub(super) struct VhostQueue {
     rx: Option<Box<Virtqueue>>,
     tx: Option<Box<Virtqueue>>,
     caps: OffloadCaps,
-    /// The driver can kick for `rx`.
+    /// Whether the driver can kick for `rx`.
     kicks: bool,
     port: PortId,
     halt: Arc<Halt>,
-    /// Rings that are not used any more, until the session takes them: of `rx`, of `tx`.
+    /// Rings out of use until the session takes them: first that of `rx`, then that of `tx`.
     stopped: [Option<Box<Virtqueue>>; 2],
 }
 
 impl VhostQueue {
-    /// Without rings yet.
+    /// A queue pair without rings.
     pub(super) fn new(port: PortId, halt: Arc<Halt>) -> Self {
         let (rx, tx, caps) = (None, None, OffloadCaps::default());
         Self { rx, tx, caps, kicks: false, port, halt, stopped: [None, None] }
     }
 
-    /// Where the ring of `side` is.
+    /// The place of the ring of `side`: where it is in use or, after a stop, where it is kept.
     fn place(&mut self, side: Side) -> &mut Option<Box<Virtqueue>> {
         let (stopped, used) = match side {
             Side::Rx => (&mut self.stopped[0], &mut self.rx),
@@ -173,7 +173,7 @@ impl PortQueue for VhostQueue {
         stall::enter(self.port);
         match &mut self.rx {
             Some(ring) => self.kicks && ring.ask_for_kicks(),
-            // Nothing comes until the session puts a ring in place, which wakes the queue.
+            // No frame can come until the session installs a ring, which wakes the queue.
             None => true,
         }
     }
@@ -187,7 +187,7 @@ impl PortQueue for VhostQueue {
                 *stopped = ring.take();
             }
         }
-        // Of memory that is gone the session hears by its own alarm. Of a sleep it does also if it
+        // The session learns of removed memory by its own alarm. It learns of a sleep even if it
         // has taken the rings meanwhile.
         if cause == SleepCause::Gone {
             self.halt.hang_up_at_once();
@@ -214,7 +214,8 @@ impl PortQueue for VhostQueue {
             let place = self.place(swap.side);
             core::mem::swap(place, &mut swap.ring);
             if let Some(ring) = place {
-                // A switch before us may have returned chains and died before it said so.
+                // A previous switch may have returned chains and died before it interrupted the
+                // driver.
                 ring.interrupt();
             }
         } else if let Some(message) = message.downcast_mut::<ChangeRing>()

@@ -1,4 +1,4 @@
-//! The session thread: makes connections, runs a session on each, cleans up after it.
+//! The session thread: makes connections, runs a session on each, and cleans up after it.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,36 +20,32 @@ use super::{SharedState, VhostUserConfig, early_enable, lock};
 use crate::confine::{Role, confine};
 use crate::worker::Workers;
 
-/// Milliseconds between two attempts to connect.
 const RETRY_MS: u16 = 250;
 
-/// A session that ended sooner than this ended at once.
+/// A session that lasted less than this ended at once.
 const AT_ONCE: Nanos = Nanos::from_secs(1);
 
-/// What the session thread remembers from one connection to the next.
+/// State that the session thread keeps from one connection to the next.
 struct Memory {
     throttle: Throttle,
-    /// The last session ended at once, refused by the driver.
+    /// The last session ended at once, because the driver refused the features.
     was_refused: bool,
-    /// The last session failed.
     has_failed: bool,
     pauses: Pauses,
     failures: Attempts,
-    /// Successes between failures.
+    /// Log limit for successes between failures.
     greetings: Attempts,
-    /// Attempts to connect.
+    /// Log limit for attempts to connect.
     knocks: Attempts,
 }
 
-/// Where connections come from.
+/// Source of connections.
 pub(super) enum Source {
-    /// The VM connects.
     Listener(Arc<Listener>),
-    /// The VM listens.
     Dialler(Dialler),
 }
 
-/// What the session thread works with.
+/// Inputs of the session thread.
 pub(super) struct Server {
     pub(super) config: VhostUserConfig,
     pub(super) id: PortId,
@@ -81,7 +77,7 @@ impl Server {
             };
             if let Some(stream) = stream {
                 self.pay(&mut memory.throttle, throttle::CONNECTION);
-                // Its descriptors and its memory are given back before any pause.
+                // Its descriptors and its memory are released before any pause.
                 if self.session(stream, &mut memory) {
                     self.stay_out(&mut memory.pauses);
                 }
@@ -93,7 +89,7 @@ impl Server {
         }
     }
 
-    /// Waits for `other` to become readable or for the wake-up at the end.
+    /// Waits until `other` is readable, the port's end wakes the thread, or the time is over.
     fn wait(&self, other: Option<&UnixListener>, timeout: PollTimeout) {
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         if let Some(listener) = other {
@@ -111,7 +107,8 @@ impl Server {
             Ok(stream) => Some(stream),
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
             Err(e) => {
-                // Out of descriptors, most likely: the listener stays readable, so wait a while.
+                // Most likely no descriptor is free. The listener stays readable, so the thread
+                // waits a while.
                 lock(&self.shared).error = Some(format!("accept: {e}"));
                 self.wait(None, PollTimeout::from(RETRY_MS));
                 None
@@ -147,7 +144,7 @@ impl Server {
         None
     }
 
-    /// Takes what the driver spent, and makes it wait if that was too much.
+    /// Charges the driver's use to the throttle, and waits if it was too much.
     fn pay(&self, throttle: &mut Throttle, units: u64) {
         let wait = throttle.pay(units, now());
         if wait == Nanos::ZERO || lock(&self.shared).stopping {
@@ -158,10 +155,10 @@ impl Server {
         self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
     }
 
-    /// One connection from its first message to its last. Returns whether the worker stopped the
-    /// port.
+    /// Serves one connection from its first message to its last. Returns whether the worker stopped
+    /// the port.
     fn session(&self, stream: UnixStream, memory: &mut Memory) -> bool {
-        // Without the first, `stop` could not end the session: it would be waited for for ever.
+        // Without the first clone, `stop` could not end the session and would wait for it forever.
         let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
             (Ok(connection), Ok(early)) => (connection, early),
             (Err(e), _) | (_, Err(e)) => {
@@ -181,7 +178,8 @@ impl Server {
             shared.waits = None;
         }
         let began = now();
-        // Of the session before: its driver may have hung up while the worker slept.
+        // Discards the alarm of the session before, whose driver may have hung up while the worker
+        // slept.
         let _ = self.halt.alarm.read();
         if let Some(halted) = self.halt.take() {
             self.halt.set_connection(None);
@@ -211,7 +209,7 @@ impl Server {
         let mut was_halted = false;
         if let Ok(mut session) = backend.lock() {
             session.end();
-            // Rung while its driver hung up.
+            // The alarm may have been signalled while the driver hung up.
             if let Err(late) = session.check_alarm() {
                 end = late;
             }
@@ -222,7 +220,7 @@ impl Server {
         was_halted
     }
 
-    /// Keeps the port out for as long as it must be.
+    /// Waits until the port may be admitted again.
     fn stay_out(&self, pauses: &mut Pauses) {
         let pause = pauses.next(now());
         let seconds = pause.0 / 1_000_000_000;
@@ -234,7 +232,7 @@ impl Server {
         self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
     }
 
-    /// Logs that a driver is there. After a failure only once its rings run.
+    /// Logs that a driver has connected. After a failure it logs only once the driver's rings run.
     fn greet(&self, session: &Session, memory: &mut Memory) -> bool {
         let again = memory.has_failed || memory.was_refused;
         if again && !session.has_run() {
@@ -247,7 +245,7 @@ impl Server {
         true
     }
 
-    /// Says why a session ended, unless that was said a short while ago.
+    /// Logs why a session ended, unless the same was logged a short while ago.
     fn ended(&self, session: &Session, end: &Error, at_once: bool, memory: &mut Memory) {
         let name = &self.config.name;
         self.halt.set_connection(None);
@@ -271,7 +269,7 @@ impl Server {
     }
 }
 
-/// Serves the message that the connection has, unless the driver shortened a file.
+/// Serves the message on the connection, unless the driver has shortened a file.
 pub(super) fn serve_message(
     connection: &UnixStream,
     session: &Mutex<Session>,
@@ -286,12 +284,11 @@ pub(super) fn serve_message(
     handler.handle_request()
 }
 
-/// What the session has spent since it was last asked.
+/// Units spent by the session since the last call.
 fn spent(session: &Mutex<Session>) -> u64 {
     session.lock().map_or(0, |session| session.take_spent())
 }
 
-/// A monotonic time.
 fn now() -> Nanos {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC);
     time.map_or(Nanos::ZERO, |time| {
@@ -300,7 +297,7 @@ fn now() -> Nanos {
     })
 }
 
-/// Whether the driver has not acknowledged features yet.
+/// Whether the driver has not yet acknowledged the protocol features.
 fn is_early(session: &Mutex<Session>) -> bool {
     session.lock().is_ok_and(|session| !session.knows_protocol_features())
 }

@@ -1,8 +1,8 @@
-//! One vhost-user session: the protocol's requests turned into rings in the worker.
+//! One vhost-user session: turns the requests of the protocol into rings in the worker.
 //!
-//! **Rule.** Every value is checked here before it is used (the `vhost` crate passes queue
-//! indices, ring sizes and feature bits unchecked; datapath rule 35). Anything that touches a
-//! running ring takes it out of the worker first, changes it, and puts it back.
+//! Every value is checked here before use, because the `vhost` crate passes queue indices, ring
+//! sizes and feature bits unchecked (datapath rule 35). A request that cannot be applied to a
+//! running ring takes the ring out of the worker, changes it, and puts it back.
 
 mod ending;
 mod running;
@@ -72,12 +72,12 @@ const NAMES: &[(u64, &str)] = &[
     (F_IN_ORDER, "in-order"),
 ];
 
-/// Names of the negotiated features that matter to people.
+/// Names of the negotiated features that matter to operators.
 pub(super) fn feature_names(features: u64) -> Vec<&'static str> {
     NAMES.iter().filter(|(bit, _)| features & bit != 0).map(|(_, name)| *name).collect()
 }
 
-/// What we offer a driver.
+/// Features offered to a driver.
 fn offered(config: &VhostUserConfig) -> u64 {
     let mut features = F_MRG_RXBUF
         | F_STATUS
@@ -108,17 +108,18 @@ fn offered(config: &VhostUserConfig) -> u64 {
     features
 }
 
-/// What the protocol has told us of a ring.
+/// State of a ring according to the protocol.
 #[derive(Debug, Default)]
 struct Ring {
     size: u32,
     at: RingAddresses,
-    /// Where the used ring is for the dirty log, if its writes are to be logged.
+    /// Address of the used ring for the dirty log, if its writes are to be logged.
     log_used: Option<u64>,
-    /// An inflight region was handed over, and the ring has not started since.
+    /// Whether an inflight region was passed and the ring has not started since.
     recover: bool,
     base: u32,
-    /// The base is where the ring stood when it left the worker, not what the driver says.
+    /// Whether the base is the position at which the ring left the worker, and not the driver's
+    /// value.
     exact: bool,
     addressed: bool,
     kick: Option<File>,
@@ -128,41 +129,42 @@ struct Ring {
     running: bool,
 }
 
-/// See the module's text.
+/// The session's state between requests.
 pub(super) struct Session {
     name: String,
     rings_owner: Box<dyn RingsOwner>,
     shared: SharedState,
-    /// Its alarm rings when the driver shortened a file that is mapped, too.
+    /// Its alarm is also signalled when the driver has shortened a mapped file.
     halt: Arc<Halt>,
-    /// Why the worker stopped the port, if it did.
+    /// Reason for which the worker stopped the port.
     halted: Cell<Option<Halted>>,
     offered: u64,
     features: u64,
-    /// The driver has seen what is offered.
+    /// Whether the driver has read the offered features.
     has_offered: bool,
-    /// A ring has run.
+    /// Whether a ring has run.
     has_run: bool,
     protocol: u64,
     queue_pairs: u16,
     rings: Vec<Ring>,
-    /// What the port has mapped of the driver's.
+    /// Memory of the driver that the port has mapped.
     account: MemoryAccount,
     memory: Option<Arc<GuestMemory>>,
-    /// Regions taken away one by one: guest address, driver's address, bytes.
+    /// Regions removed one by one: guest address, driver's address, length in bytes.
     removed: Vec<(u64, u64, u64)>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
-    /// Units of the port's [`throttle`] spent since they were last asked for.
+    /// Units of the port's [`throttle`] spent since the last request for them.
     spent: Cell<u64>,
 }
 
-/// Who uses the rings of a port's session: the workers, or whoever steps the port by hand.
+/// Owner of the rings of a port's session: the workers, or a caller that steps the port.
 pub(super) trait RingsOwner: Send {
-    /// Has the owner of a queue pair execute a message; returns it with what was in place before.
+    /// Has the owner of a queue pair execute a message. Returns the message with the previous
+    /// value.
     fn exchange(&self, queue: QueueId, message: ControlMessage) -> ExchangeResult;
 
-    /// Has a queue pair polled again that was left alone.
+    /// Resumes polling of a queue pair at rest.
     fn ring_bell(&self, queue: QueueId);
 }
 
@@ -182,8 +184,8 @@ fn refuse(what: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::ReqHandlerError(std::io::Error::other(what))
 }
 
-/// Whether the worker may write to a driver's descriptor: a pipe, or a file of a file system that
-/// the driver itself serves, could hold it for ever.
+/// Whether the worker may write to a driver's descriptor. A pipe, or a file of a file system that
+/// the driver itself serves, could block the write forever.
 fn is_eventfd(file: &File) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
@@ -219,7 +221,7 @@ impl Session {
         }
     }
 
-    /// What was done on the driver's behalf since the last call, in units of [`throttle`].
+    /// Units of [`throttle`] spent for the driver since the last call.
     pub(super) fn take_spent(&self) -> u64 {
         self.spent.take()
     }
@@ -228,7 +230,7 @@ impl Session {
         self.spent.set(self.spent.get().saturating_add(units));
     }
 
-    /// Takes every ring out of the worker; afterwards nobody looks at the guest's memory.
+    /// Takes every ring out of the worker. Afterwards no thread accesses the guest's memory.
     pub(super) fn end(&mut self) {
         for index in 0..self.rings.len() {
             self.halt(index);
@@ -239,8 +241,8 @@ impl Session {
         self.inflight = None;
     }
 
-    /// A descriptor of the driver's that we may read or write without waiting: a full or an empty
-    /// eventfd must not hold the worker or this thread.
+    /// Prepares a descriptor of the driver for reads and writes that never block. A full or empty
+    /// eventfd must not block the worker or this thread.
     fn event(fd: File, what: &'static str) -> Result<File> {
         use nix::fcntl::{FcntlArg, OFlag, fcntl};
         if !is_eventfd(&fd) {
@@ -262,19 +264,20 @@ impl Session {
     pub(super) fn kicks(&self) -> impl Iterator<Item = (QueueId, &File)> {
         self.rings.iter().enumerate().filter_map(|(index, ring)| {
             let queue = QueueId(u16::try_from(index / 2).ok()?);
-            // The guest's receive rings have even numbers: they are looked at when there is a
-            // frame for them, a kick would tell nothing.
+            // The guest's receive rings have even numbers. The worker looks at them when it has a
+            // frame for them, so it needs no kick.
             let kick = ring.kick.as_ref().filter(|_| ring.running && index % 2 == 1)?;
             Some((queue, kick))
         })
     }
 
-    /// Readable when the driver shortened a file behind its memory, or the worker stopped the port.
+    /// Readable if the driver has shortened a file behind its memory, or the worker stopped the
+    /// port.
     pub(super) fn alarm(&self) -> &EventFd {
         &self.halt.alarm
     }
 
-    /// Has a queue pair polled again that its worker left alone.
+    /// Resumes polling of a queue pair that its worker left at rest.
     pub(super) fn ring_bell(&self, queue: QueueId) {
         self.rings_owner.ring_bell(queue);
     }
@@ -284,12 +287,12 @@ impl Session {
         self.account.mapped()
     }
 
-    /// Whether frames could pass at any time.
+    /// Whether any ring has run.
     pub(super) const fn has_run(&self) -> bool {
         self.has_run
     }
 
-    /// Whether the driver has acknowledged that it speaks protocol features.
+    /// Whether the driver has acknowledged protocol features.
     pub(super) fn knows_protocol_features(&self) -> bool {
         self.has(F_PROTOCOL_FEATURES)
     }
@@ -298,7 +301,7 @@ impl Session {
         self.features & feature != 0
     }
 
-    /// What the guest can finish itself when it receives.
+    /// Offloads that the guest can do itself on reception.
     fn caps(&self) -> OffloadCaps {
         OffloadCaps {
             csum: self.has(F_GUEST_CSUM),
@@ -307,7 +310,7 @@ impl Session {
         }
     }
 
-    /// Swaps a ring of queue `index` in the worker.
+    /// Swaps the ring with number `index` in the worker.
     fn swap(&self, index: usize, ring: Option<Box<Virtqueue>>) -> Option<Box<Virtqueue>> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
@@ -317,14 +320,14 @@ impl Session {
         match self.rings_owner.exchange(queue, message) {
             Ok(answer) => answer.downcast::<SwapRing>().ok().and_then(|swap| swap.ring),
             Err(error) => {
-                // The port is being deleted: its queues have left the worker, rings and all.
+                // The port is being deleted, so its queues and rings have left the worker.
                 tracing::debug!(port = %self.name, %error, "ring not exchanged");
                 None
             }
         }
     }
 
-    /// Takes ring `index` out of the worker and remembers where it stands.
+    /// Takes ring `index` out of the worker and records its position.
     fn halt(&mut self, index: usize) {
         if !std::mem::take(&mut self.rings[index].running) {
             return;
@@ -342,7 +345,7 @@ impl Session {
         self.report();
     }
 
-    /// Puts ring `index` into the worker if everything it needs is there.
+    /// Puts ring `index` into the worker if it is complete.
     fn start(&mut self, index: usize) -> Result<()> {
         let event_idx = self.has(F_EVENT_IDX);
         let mergeable = self.has(F_MRG_RXBUF);
@@ -420,8 +423,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             return Err(refuse(SessionError::NotOffered(foreign)));
         }
         if self.features != 0 && (features ^ self.features) & !F_LOG_ALL == 0 {
-            // A migration begins or is given up, or QEMU repeats its features for another queue
-            // pair. The rings go on: no frame finds them absent.
+            // A migration begins or is cancelled, or QEMU repeats its features for another queue
+            // pair. The rings continue, so that no frame finds them absent.
             self.features = features;
             self.set_logs();
             return Ok(());
@@ -431,7 +434,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         running.iter().for_each(|&index| self.halt(index));
         self.features = features;
         if !self.has(F_PROTOCOL_FEATURES) {
-            // vhost-user: without protocol features rings start enabled.
+            // Without protocol features, rings start enabled (vhost-user specification).
             self.rings.iter_mut().for_each(|ring| ring.enabled = true);
         }
         self.report();
@@ -466,7 +469,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        // What else a split ring's size must be is checked when it starts: features may come late.
+        // Further conditions on a split ring's size are checked when it starts, because the
+        // features may come later.
         if !(1..=RING_SIZE_MAX).contains(&num) {
             return Err(refuse(SessionError::RingSize { index, size: num }));
         }
@@ -498,7 +502,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        // All 32 bits: packed rings use them.
+        // Packed rings use all 32 bits.
         self.change(index, |ring| (ring.base, ring.exact) = (base, false))
     }
 
@@ -506,7 +510,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (at, _) = self.ring(index)?;
         self.halt(at);
         let ring = &mut self.rings[at];
-        // vhost-user: GET_VRING_BASE stops the ring until the next kick descriptor.
+        // GET_VRING_BASE stops the ring until the next kick descriptor (vhost-user specification).
         ring.kicked = false;
         ring.kick = None;
         Ok(VhostUserVringState::new(index, ring.base))
@@ -518,7 +522,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (_, ring) = self.ring(u32::from(index))?;
         if ring.running {
             ring.kick = fd;
-            // A kick that was not heard yet went with the old descriptor.
+            // A kick that was not yet read went to the old descriptor.
             self.ring_bell(queue);
             return Ok(());
         }
@@ -626,7 +630,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         };
         let region = (spec.guest, spec.user, spec.len);
         let new = match &self.memory {
-            // QEMU says each region once for every queue pair; the new descriptor is closed.
+            // QEMU announces each region once for every queue pair; the new descriptor is closed.
             Some(memory) if memory.has(&spec).map_err(refuse)? => return Ok(None),
             Some(memory) => memory.with(&self.account, &spec),
             None => GuestMemory::map(&self.account, vec![spec]),
@@ -642,7 +646,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let rest = self.memory.as_ref().and_then(|memory| memory.without(guest, user, len));
         let Some(rest) = rest else {
             if self.removed.contains(&(guest, user, len)) {
-                // Another queue pair's word for the same.
+                // The request repeats that of another queue pair.
                 return Ok(());
             }
             return Err(refuse(SessionError::NoRegion { guest, len }));
@@ -688,7 +692,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 }
 
-/// The `vhost` crate wants its backend behind a shared reference.
+/// The `vhost` crate requires its backend behind a shared reference.
 const _: fn() = || {
     fn is_handler<T: vhost::vhost_user::VhostUserBackendReqHandler>() {}
     is_handler::<Mutex<Session>>();

@@ -1,11 +1,14 @@
-//! The port's unix socket: private from birth, and never waited for.
+//! The port's unix socket: private from its creation, and never waited for.
 //!
-//! **Problem.** The socket may lie in a directory of another user, who can rename, remove and link
-//! whatever is in it, between any two calls of ours. **Rule.** A path is used once, to bind. The
-//! kernel does not follow a link there. Owner, group and mode are then changed on the inode that
-//! the socket itself names, before anybody can connect. At the end the entry is removed only if it
-//! is still that inode, and relative to a directory that is open: what another user has put in its
-//! place stays.
+//! # Problem
+//! The socket may lie in a directory of another user, who can rename, remove and link its entries
+//! between any two calls of the daemon.
+//!
+//! # Approach
+//! A path is used once, to bind, and the kernel does not follow a link there. Owner, group and mode
+//! are then changed on the inode that the socket itself names, before any process can connect. At
+//! the end the entry is removed only if it is still that inode, relative to an open directory. An
+//! entry that another user has put in its place stays.
 
 #![allow(unsafe_code, reason = "SIOCUNIXFILE: the inode of a bound socket")]
 
@@ -33,7 +36,7 @@ const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode of the entry.
     identity: (u64, u64),
 }
 
@@ -44,7 +47,7 @@ impl Listener {
     }
 }
 
-/// Binds the listening socket, replacing one that nobody listens on any more.
+/// Binds the listening socket, and replaces one on which no process listens any more.
 pub(super) fn bind(config: &VhostUserConfig) -> Result<Listener, PortError> {
     let path = &config.path;
     let failed = |call, remedy, e| PortError::system(path.display().to_string(), call, remedy, e);
@@ -71,13 +74,14 @@ pub(super) fn bind(config: &VhostUserConfig) -> Result<Listener, PortError> {
     }
 }
 
-/// Gives the socket its owner, group and mode, and only then lets others connect.
+/// Sets owner, group and mode of the socket, and only then lets other processes connect.
 fn make_usable(
     socket: &UnixListener,
     inode: &File,
     config: &VhostUserConfig,
 ) -> Result<(), (&'static str, &'static str, io::Error)> {
-    // What the umask took away is given back, as long as the socket is ours.
+    // Restores the permissions that the umask removed, while the socket still belongs to the
+    // daemon.
     set_mode(inode, config.socket_mode)
         .map_err(|e| ("set the socket's permissions", "check `socket_mode`", e))?;
     if config.socket_owner.is_some() || config.socket_group.is_some() {
@@ -93,8 +97,8 @@ fn make_usable(
         .map_err(|e| ("listen", "", e))
 }
 
-/// A socket that never has more permissions than `mode`: Linux takes those of the descriptor, so
-/// that there is no moment between its birth and a change in which somebody else may connect.
+/// Makes a socket that never has more permissions than `mode`. Linux takes the permissions of the
+/// descriptor, so no other process may connect between creation and a change.
 fn bound(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -103,16 +107,17 @@ fn bound(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The inode that a bound socket made, whatever its path names by now.
+/// The inode that a bound socket created, whatever its path names by now.
 ///
-/// The kernel tells it to those with `CAP_NET_ADMIN`. Without, the path is opened: no link is
-/// followed, and only a socket that is ours will do.
+/// The kernel returns it to processes with `CAP_NET_ADMIN`. Without the capability, the path is
+/// opened without following a link, and the result must be a socket of this process's user.
 fn inode_of(socket: &OwnedFd, path: &Path) -> io::Result<File> {
-    // SAFETY: SIOCUNIXFILE takes no argument and gives a new descriptor. WHY: no safe form.
+    // SAFETY: SIOCUNIXFILE takes no argument and returns a new descriptor. WHY: no safe form
+    // exists.
     let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE, 0) };
     if fd >= 0 {
-        // SAFETY: the kernel has just made it for us, and nothing else has it.
-        // WHY: the only way from a number to an owned descriptor.
+        // SAFETY: the kernel has just made the descriptor, and nothing else owns it.
+        // WHY: no safe form turns a number into an owned descriptor.
         return Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
     }
     let inode = open_path(path, libc::O_NOFOLLOW)?;
@@ -124,20 +129,20 @@ fn inode_of(socket: &OwnedFd, path: &Path) -> io::Result<File> {
     Err(io::Error::other(why))
 }
 
-/// The entry below `/proc` names the inode itself: `fchmod` refuses descriptors that only name.
+/// Sets the mode by the entry below `/proc`, because `fchmod` refuses descriptors of `O_PATH`.
 fn set_mode(inode: &File, mode: u32) -> io::Result<()> {
     let itself = format!("/proc/self/fd/{}", inode.as_raw_fd());
     std::fs::set_permissions(itself, Permissions::from_mode(mode))
 }
 
-/// A descriptor that names a file without opening it.
+/// Opens a descriptor that names a file without opening the file itself.
 fn open_path(path: &Path, flags: libc::c_int) -> io::Result<File> {
     let mut options = std::fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC | flags).open(path)
 }
 
-/// Removes the entry `path` if its kind, device and inode are right. Both looks are at the same
-/// directory, so that a link in its place cannot have an entry of another one removed.
+/// Removes the entry `path` if its kind, device and inode are right. The check and the removal use
+/// the same open directory, so that a link in its place cannot redirect the removal.
 fn remove_if(path: &Path, is_right: impl Fn(SFlag, (u64, u64)) -> bool) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -161,11 +166,11 @@ fn is_listened_on(path: &Path) -> bool {
     }
 }
 
-/// Connects at once or not at all: a peer that listens but does not accept would hold the caller
-/// for ever, and with it whoever waits for the session's end.
+/// Connects at once or fails. A peer that listens but does not accept would otherwise block the
+/// caller forever, and all who wait for the session's end.
 ///
 /// # Errors
-/// `WouldBlock`: the peer's queue of connections is full.
+/// `WouldBlock` if the peer's queue of connections is full.
 pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -195,7 +200,7 @@ mod tests {
         }
     }
 
-    /// A listener whose queue is full, and what fills it.
+    /// A listener whose queue is full, and the connections that fill it.
     fn full(path: &Path) -> (std::os::fd::OwnedFd, Vec<UnixStream>) {
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
@@ -229,7 +234,7 @@ mod tests {
         std::fs::remove_file(&config.path).unwrap();
     }
 
-    /// What another user puts in the socket's place, and root's file that it is to hit.
+    /// A link that another user puts in the socket's place, and the file of root that it targets.
     struct Trap {
         directory: PathBuf,
         config: VhostUserConfig,
@@ -251,7 +256,7 @@ mod tests {
             Self { directory, config, precious }
         }
 
-        /// The directory's owner replaces the socket with a link to the precious file.
+        /// The directory's owner replaces the socket by a link to the target file.
         fn spring(&self) {
             std::fs::rename(&self.config.path, self.directory.join("away.sock")).unwrap();
             std::os::unix::fs::symlink(&self.precious, &self.config.path).unwrap();

@@ -1,11 +1,14 @@
-//! A vhost-user port without threads: who holds it serves its session message by message, and takes
-//! the worker's turns between them.
+//! A vhost-user port without threads. Its owner serves the session message by message and takes the
+//! worker's turns between them.
 //!
-//! **Problem.** What a driver does to its memory matters at a certain moment: between two messages,
-//! in the middle of one, before a ring is polled. Beside running threads such a moment comes by
-//! luck and does not come again. **Rule.** Session, protocol and rings are those of
-//! [`super::VhostUser`]; only who calls them when is the caller's. A run depends on nothing but the
-//! calls, so it can be replayed.
+//! # Problem
+//! The effect of a driver's changes to its memory depends on the moment: between two messages,
+//! inside one, or before a ring is polled. With running threads such a moment comes by chance and
+//! cannot be repeated.
+//!
+//! # Approach
+//! Session, protocol and rings are those of [`super::VhostUser`]; only the caller decides when they
+//! run. A run depends on nothing but the calls, so it can be replayed.
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,10 +26,10 @@ use crate::batch::Batch;
 use crate::port::{ControlMessage, Pending, PortError, PortQueue, TxOutcome};
 use crate::worker::WorkerError;
 
-/// What happens in the middle of a session's calls, when it exchanges something with the worker.
+/// Called inside the session's calls, when it exchanges a message with the worker.
 pub type Meanwhile = Box<dyn FnMut() + Send>;
 
-/// The queue pairs, used by the session's calls and by the turns.
+/// The queue pairs, which the session's calls and the turns share.
 struct Queues {
     pairs: Mutex<Vec<VhostQueue>>,
     meanwhile: Mutex<Option<Meanwhile>>,
@@ -50,7 +53,7 @@ fn held<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// See the module's text.
+/// A vhost-user port that its owner steps.
 pub struct SteppedPort {
     connection: UnixStream,
     session: Arc<Mutex<Session>>,
@@ -69,7 +72,7 @@ impl SteppedPort {
     /// A port whose driver is at the other end of `connection`.
     ///
     /// # Errors
-    /// No descriptor is to be had.
+    /// No descriptor is free.
     pub fn new(config: &VhostUserConfig, connection: UnixStream) -> Result<Self, PortError> {
         let failed = |e: std::io::Error| {
             PortError::system(&config.name, "make a descriptor", super::RAISE_NOFILE, e)
@@ -88,10 +91,11 @@ impl SteppedPort {
         Ok(Self { connection, session, handler, queues, batch: Batch::new() })
     }
 
-    /// Serves one message, which the driver has sent whole, or the end of the connection.
+    /// Serves one message, which the driver must have sent completely, or the end of the
+    /// connection.
     ///
     /// # Errors
-    /// The session has ended, for this reason; empty: the driver hung up.
+    /// The reason for which the session has ended; empty if the driver hung up.
     pub fn serve(&mut self) -> Result<(), String> {
         let Err(end) = serve_message(&self.connection, &self.session, &mut self.handler) else {
             return Ok(());
@@ -101,13 +105,13 @@ impl SteppedPort {
         Err(session.failure(&end, false).unwrap_or_default())
     }
 
-    /// Has `act` happen in the middle of each call that exchanges something with the worker.
+    /// Sets a function that is called inside each call that exchanges a message with the worker.
     pub fn set_meanwhile(&mut self, act: Option<Meanwhile>) {
         *held(&self.queues.meanwhile) = act;
     }
 
-    /// One turn of the worker: all that the driver's rings send comes back to it by the same queue
-    /// pair. Returns how many frames it sent.
+    /// One turn of the worker: every frame of the driver's rings is sent back by the same queue
+    /// pair. Returns the number of frames.
     pub fn turn(&mut self) -> usize {
         let mut sent = 0;
         for pair in &mut *held(&self.queues.pairs) {

@@ -1,4 +1,5 @@
-//! A port without rings and its session's thread: how it is stopped, and what it may do.
+//! Tests of a port without rings and of its session's thread: how it is stopped, and what it may
+//! do.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,7 +12,7 @@ use crate::worker::{SleepCause, WorkerConfig, spawn};
 
 /// `GET_FEATURES`, which is answered with 20 bytes.
 const QUESTION: [u32; 3] = [1, 1, 0];
-/// Longer than anything here takes, so that a test which hangs fails.
+/// Longer than any step here takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Rig {
@@ -44,12 +45,12 @@ impl Rig {
         stream
     }
 
-    /// As the worker does, when the thread slept over the port.
+    /// Stops the port as the worker does after the thread slept because of it.
     fn stop_by_worker(&mut self) {
         assert!(self.queues[0].stop(SleepCause::Memory, Nanos::from_millis(919)));
     }
 
-    /// Waits until the port is as `is_right` wants it.
+    /// Waits until the port's status satisfies `is_right`.
     fn until(&self, is_right: impl Fn(&AttachStatus) -> bool) -> AttachStatus {
         let mut tries = (0..PATIENCE.as_millis()).map(|_| {
             let _ = poll(&mut [], PollTimeout::from(1_u8));
@@ -73,7 +74,7 @@ impl Rig {
     }
 }
 
-/// What the kernel says of the thread named so.
+/// Content of a `/proc` file of the thread with this name.
 fn told_of(thread: &str, file: &str) -> Option<String> {
     let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let is_right = |task: &PathBuf| {
@@ -86,18 +87,18 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Reads until the port hangs up.
 fn read_to_end(stream: &mut UnixStream) {
     let end = std::io::copy(stream, &mut std::io::sink()).map_err(|error| error.kind());
-    // Reset: it had not read all.
+    // The connection is reset if the port had not read everything.
     let is_over = matches!(end, Ok(_) | Err(ErrorKind::ConnectionReset));
     assert!(is_over, "the port does not hang up: {end:?}");
 }
 
 #[test]
 fn a_session_in_half_a_message_ends_when_the_worker_stops_the_port() {
-    // Of its header; before features are acknowledged and after. What follows a header it does not
-    // wait for: if that is missing it ends by itself.
+    // The test sends a part of a message's header, before and after features are acknowledged. The
+    // session does not wait for the part behind a header: if that is missing, the session ends by
+    // itself.
     let acknowledge = bytes(&[2, 1, 8, 1 << 30, 1]);
     let question = bytes(&QUESTION);
     let header = &question[..6];
@@ -122,7 +123,7 @@ fn a_session_that_cannot_answer_ends_when_the_worker_stops_the_port() {
     let driver = rig.connect();
     driver.set_nonblocking(true).unwrap();
     let question = bytes(&QUESTION);
-    // Asked until the session waits for room: the driver takes no answer.
+    // Requests are sent until the session waits for room, because the driver reads no answer.
     rig.until(|_| {
         while (&driver).write(&question).is_ok() {}
         rig.is_in(&[libc::SYS_sendmsg, libc::SYS_sendto, libc::SYS_write])

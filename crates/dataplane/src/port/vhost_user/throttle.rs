@@ -1,31 +1,34 @@
-//! How much a driver may ask of its session.
+//! Limits the work that a driver may cause in its session.
 //!
-//! **Problem.** Messages cost others something: an exchange of a ring is a request to the worker,
-//! a memory map is work under a lock of the whole process, and a driver that sends them without
-//! end, or connects without end, slows every port down. **Rule.** A token bucket for each port, in
-//! units of about the cost of a small message; whoever has overdrawn it waits in its own thread,
-//! and its rings go on meanwhile. A driver that starts eight queue pairs needs some 400 units.
-//! The bucket outlives the connection.
+//! # Problem
+//! Messages cost other ports something. An exchange of a ring is a request to the worker, and a
+//! memory map is work under a lock of the whole process. A driver that sends such messages or
+//! connects without end would slow every port down.
+//!
+//! # Approach
+//! A token bucket for each port counts units of about the cost of a small message. A driver that
+//! has overdrawn it waits in its port's own thread while its rings continue. Starting eight queue
+//! pairs takes some 400 units. The bucket survives the connection.
 
 use penstock_units::Nanos;
 
-/// A message.
+/// Units of a message.
 pub(super) const MESSAGE: u64 = 1;
-/// A request to the worker.
+/// Units of a request to the worker.
 pub(super) const EXCHANGE: u64 = 4;
-/// A mapping made and another undone.
+/// Units of making one mapping and undoing another.
 pub(super) const MAPPING: u64 = 32;
-/// A connection.
+/// Units of a connection.
 pub(super) const CONNECTION: u64 = 32;
-/// What a port may spend at once.
+/// Units that a port may spend at once.
 const BURST: u64 = 4_096;
-/// What it may spend a second in the long run: 512 messages, or 128 exchanges, or 16 maps.
+/// Units that a port may spend per second in the long run: 512 messages, 128 exchanges or 16 maps.
 const PER_SECOND: u64 = 512;
 
-/// One port's bucket.
+/// The bucket of one port.
 #[derive(Debug)]
 pub(super) struct Throttle {
-    /// Units times nanoseconds per second, so that nothing is rounded away.
+    /// Units times nanoseconds per second, so that rounding loses nothing.
     level: u64,
     since: Nanos,
 }
@@ -33,19 +36,19 @@ pub(super) struct Throttle {
 const SCALE: u64 = 1_000_000_000;
 
 impl Throttle {
-    /// A full bucket at time `now`.
+    /// A bucket that is full at time `now`.
     pub(super) const fn new(now: Nanos) -> Self {
         Self { level: BURST * SCALE, since: now }
     }
 
-    /// Takes `units`; returns how long to wait before anything else is done.
+    /// Takes `units` and returns the time to wait before the next operation.
     pub(super) fn pay(&mut self, units: u64, now: Nanos) -> Nanos {
         let passed = now.saturating_sub(self.since).0.min(BURST * SCALE);
         let level = self.level.saturating_add(passed * PER_SECOND).min(BURST * SCALE);
         let price = units.saturating_mul(SCALE);
         self.level = level.saturating_sub(price);
         let wait = Nanos(price.saturating_sub(level).div_ceil(PER_SECOND));
-        // What comes in meanwhile is what the wait pays with.
+        // The units that arrive during the wait pay for it.
         self.since = Nanos(now.0.max(self.since.0).saturating_add(wait.0));
         wait
     }
@@ -66,7 +69,7 @@ mod tests {
             now = now + throttle.pay(PER_SECOND, now);
         }
         assert_eq!(now, Nanos::from_secs(100));
-        // What was waited for is not there to be spent again.
+        // The units that paid for the wait cannot be spent again.
         assert_eq!(throttle.pay(PER_SECOND, now), SECOND);
     }
 

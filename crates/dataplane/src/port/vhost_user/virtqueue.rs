@@ -1,4 +1,4 @@
-//! A ring of either format. The choice is made once a call, so once a burst.
+//! A ring of either format. The format is tested once a call, hence once a burst.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::port::inflight::InflightRegion;
 use crate::port::packed_ring::PackedRing;
 use crate::port::split_ring::{RingAddresses, RingError, RingSpec, SplitRing};
 
-/// See the module's text.
-// Always in a box of its own: a second one around the larger variant would cost a load a call.
+/// A split or packed ring. Always boxed as a whole, because a second box around the larger variant
+/// would cost a load a call.
 #[expect(clippy::large_enum_variant, reason = "boxed as a whole")]
 #[derive(Debug)]
 pub(super) enum Virtqueue {
@@ -20,7 +20,7 @@ pub(super) enum Virtqueue {
     Packed(PackedRing),
 }
 
-/// The same call on whichever ring it is.
+/// Makes the same call on either kind of ring.
 macro_rules! either {
     ($queue:expr, $ring:ident => $call:expr) => {
         match $queue {
@@ -31,7 +31,7 @@ macro_rules! either {
 }
 
 impl Virtqueue {
-    /// A ring as `spec` says, packed or split.
+    /// Makes a ring according to `spec`, packed or split.
     pub(super) fn new(
         packed: bool,
         spec: RingSpec,
@@ -91,8 +91,8 @@ impl Virtqueue {
         either!(self, ring => ring.suppress_kicks());
     }
 
-    /// Records in queue `index` of `region`; false: that has no place for the ring. `stood` is what
-    /// the region says of where a packed ring stands, if that is to count.
+    /// Records the ring's progress in queue `index` of `region`. Returns false if the region has no
+    /// place for the ring. `stood` is the region's position of a packed ring, if it is to be used.
     pub(super) fn track(
         &mut self,
         region: &Arc<InflightRegion>,
@@ -109,7 +109,8 @@ impl Virtqueue {
         }
     }
 
-    /// Takes the ring up where the guest's memory says that it stands. A split ring always is.
+    /// Continues the ring at the position that the guest's memory gives. A split ring always does
+    /// so.
     pub(super) fn resume(&mut self) -> Result<(), RingError> {
         match self {
             Self::Split(_) => Ok(()),
@@ -125,8 +126,8 @@ impl Virtqueue {
         either!(self, ring => ring.set_call(call))
     }
 
-    /// Interrupts the driver, wanted or not. In the worker's thread alone, which cannot be held by
-    /// a call descriptor that waits.
+    /// Interrupts the driver, even if it did not ask for it. Only for the worker's thread, which a
+    /// call descriptor cannot block for long.
     pub(super) fn interrupt(&mut self) {
         either!(self, ring => ring.interrupt());
     }

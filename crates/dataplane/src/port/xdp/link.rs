@@ -1,11 +1,14 @@
-//! The interface below an AF_XDP port: what it must be like, and whether it is up.
+//! The interface below an AF_XDP port: its settings, and whether it is up.
 //!
-//! **Problem.** Frames put into the tx ring of an interface that is down wait there and are sent
-//! late; the worker may make no system call to ask. **Rule.** A thread listens to the kernel's
-//! news of interfaces (rtnetlink) and keeps two words that the worker reads: whether frames can
-//! pass, and how long they may be. What the interface does for an ordinary stack and an XDP
-//! program cannot see (tags taken out of frames, frames merged into large ones) is switched off
-//! while the port is there, and put back as it was.
+//! # Problem
+//! Frames put into the tx ring of an interface that is down wait there and are sent late, but the
+//! worker must not make a system call to ask.
+//!
+//! # Approach
+//! A thread listens to the kernel's messages about interfaces (rtnetlink) and keeps two words that
+//! the worker reads: whether frames can pass, and their maximum length. Two settings of the
+//! interface are hidden from an XDP program: removing tags from frames, and merging frames into
+//! large ones. They are switched off while the port exists, and restored afterwards.
 #![allow(unsafe_code, reason = "ethtool's ioctls, the promiscuous mode")]
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,7 +28,7 @@ use crate::confine::{Role, confine};
 
 /// Bytes in front of an MTU: Ethernet and a VLAN tag.
 pub(super) const OVERHEAD: u32 = 14 + 4;
-/// `RTMGRP_LINK`.
+/// Multicast group `RTMGRP_LINK`.
 const LINKS: u32 = 1;
 
 const ETHTOOL_GDRVINFO: u32 = 0x3;
@@ -37,7 +40,7 @@ const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 
-/// What the worker is told of the interface.
+/// State of the interface, shared with the worker.
 #[derive(Debug, Default)]
 pub(super) struct LinkState {
     up: AtomicBool,
@@ -46,24 +49,23 @@ pub(super) struct LinkState {
 }
 
 impl LinkState {
-    /// Whether frames can pass.
     #[inline]
     pub(super) fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// Whether the interface was deleted: nothing brings its queues back.
+    /// Whether the interface was deleted. Its queues then never come back.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// The longest frame that may be sent, in bytes.
+    /// Maximum length in bytes of a frame that may be sent.
     #[inline]
     pub(super) fn frame_max(&self) -> u32 {
         self.frame_max.load(Ordering::Relaxed)
     }
 
-    /// A state that does not change by itself.
+    /// A state that no thread updates.
     pub(super) fn fixed(up: bool, frame_max: u32) -> Arc<Self> {
         let state = Self::default();
         state.set(up, frame_max);
@@ -76,7 +78,7 @@ impl LinkState {
     }
 }
 
-/// The thread that follows an interface; dropped, it ends.
+/// The thread that watches an interface. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Follower {
     state: Arc<LinkState>,
@@ -85,7 +87,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Follows the interface with this index in the namespace of the calling thread; frames are
+    /// Watches the interface with this index in the namespace of the calling thread. Frames are
     /// never longer than `chunk` bytes.
     pub(super) fn start(interface: Interface, index: i32, chunk: u32) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -94,7 +96,7 @@ impl Follower {
         bind(news.as_raw_fd(), &NetlinkAddr::new(0, LINKS))?;
         let state = Arc::new(LinkState::default());
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
-        // After the socket is bound: what changes from now on is news.
+        // Read after the socket is bound, because later changes arrive as messages.
         look(&interface, index, chunk, &state);
         let (shown, stopped) = (Arc::clone(&state), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name("penstock-link".to_owned());
@@ -117,7 +119,7 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        // It cannot fail: the counter is far from its end.
+        // The write cannot fail, because the counter is far from its maximum.
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -125,24 +127,26 @@ impl Drop for Follower {
     }
 }
 
-/// Waits for news; false: the port ends.
+/// Waits for messages. Returns false if the port is to end.
 fn wait(news: &OwnedFd, stop: &EventFd) -> bool {
     let mut fds = [
         PollFd::new(news.as_fd(), PollFlags::POLLIN),
         PollFd::new(stop.as_fd(), PollFlags::POLLIN),
     ];
-    // An interrupted wait is one look too many.
+    // An interrupted wait only costs an additional look.
     let _ = poll(&mut fds, PollTimeout::NONE);
     if fds[1].any().unwrap_or(true) {
         return false;
     }
-    // What the news say is asked for afterwards, so news that were lost (`ENOBUFS`) do no harm.
+    // The content is ignored and the state is read afterwards, so lost messages (`ENOBUFS`) do no
+    // harm.
     let mut bytes = [0; 4096];
     while recv(news.as_raw_fd(), &mut bytes, MsgFlags::empty()).is_ok() {}
     true
 }
 
-/// Asks for the interface's state. One of the same name and another index is another interface.
+/// Reads the interface's state. An interface with the same name and another index is a different
+/// one.
 fn look(interface: &Interface, index: i32, chunk: u32, state: &LinkState) {
     let there = interface.index().is_ok_and(|i| i == index);
     let mtu = interface.mtu().unwrap_or(0);
@@ -150,7 +154,7 @@ fn look(interface: &Interface, index: i32, chunk: u32, state: &LinkState) {
     state.set(there && interface.is_running(), mtu.saturating_add(OVERHEAD).min(chunk));
 }
 
-/// Settings of an interface that were changed; dropped, they are as they were.
+/// Changed settings of an interface, which are restored when this is dropped.
 #[derive(Debug)]
 pub(super) struct Settings {
     interface: Interface,
@@ -159,8 +163,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Has the interface leave tags in frames and merge none. An interface that cannot be told
-    /// keeps its ways.
+    /// Makes the interface leave tags in frames and not merge frames. An interface that cannot be
+    /// configured stays unchanged.
     pub(super) fn prepare(interface: Interface, generic: bool) -> Self {
         let mut settings = Self { interface, flags: None, gro: false };
         let unwanted = ETH_FLAG_RXVLAN | ETH_FLAG_LRO;
@@ -170,7 +174,7 @@ impl Settings {
         {
             settings.flags = Some(flags);
         }
-        // In the driver the program comes before the merging, in the stack after it.
+        // In the driver the program runs before frames are merged, in the stack after it.
         if generic && settings.get(ETHTOOL_GGRO).is_ok_and(|on| on != 0) {
             settings.gro = settings.set(ETHTOOL_SGRO, 0).is_ok();
         }
@@ -190,7 +194,7 @@ impl Settings {
 
 impl Drop for Settings {
     fn drop(&mut self) {
-        // The interface may be gone, or another's by now.
+        // The interface may be gone, or belong to another program by now.
         if let Some(flags) = self.flags {
             let _ = self.set(ETHTOOL_SFLAGS, flags);
         }
@@ -200,9 +204,10 @@ impl Drop for Settings {
     }
 }
 
-/// Whether frames come to the interface from a stack of this kernel, which leaves checksums open.
+/// Whether the frames of the interface come from a network stack of this kernel, which leaves
+/// checksums open.
 pub(super) fn is_software(interface: &Interface) -> bool {
-    // The command, 160 bytes of names of which the driver's is first, and numbers behind them.
+    // The command, 160 bytes of names of which the driver's is first, then numbers.
     let mut words = [0; 49];
     words[0] = ETHTOOL_GDRVINFO;
     let driver = |words: &[u32]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<u8>>();
@@ -214,20 +219,20 @@ pub(super) fn is_software(interface: &Interface) -> bool {
     })
 }
 
-/// Queues that the interface receives into; `None` if it does not tell.
+/// Number of queues into which the interface receives; `None` if it does not report it.
 pub(super) fn receive_queues(interface: &Interface) -> Option<u32> {
-    // The command, four maxima, then the numbers in use: rx, tx, other, combined.
+    // The command, four maxima, then the present numbers: rx, tx, other, combined.
     let mut channels = [0; 9];
     channels[0] = ETHTOOL_GCHANNELS;
     interface.ethtool(&mut channels).ok()?;
     Some(channels[5].saturating_add(channels[8])).filter(|&n| n > 0)
 }
 
-/// Puts the interface into promiscuous mode for as long as the socket lives: a NIC's filter knows
-/// only its own address, not those of the virtual machines behind us.
+/// Puts the interface into promiscuous mode for as long as the socket lives. A NIC's filter knows
+/// only its own address, not those of the virtual machines behind the switch.
 pub(super) fn promiscuous(index: i32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
-    // With protocol 0 no frame comes to it.
+    // A socket with protocol 0 receives no frames.
     let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
     let membership = libc::packet_mreq {
         mr_ifindex: index,
@@ -238,7 +243,7 @@ pub(super) fn promiscuous(index: i32) -> io::Result<OwnedFd> {
     let (level, option) = (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
     let (at, fd) = ((&raw const membership).cast(), socket.as_raw_fd());
     let size = libc::socklen_t::try_from(size_of_val(&membership)).unwrap_or(0);
-    // SAFETY: the kernel reads the structure, of the size given. WHY: nix lacks the option.
+    // SAFETY: the kernel reads the structure, whose size is passed. WHY: nix lacks the option.
     if unsafe { libc::setsockopt(fd, level, option, at, size) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,31 +1,38 @@
-//! AF_XDP ports: an existing interface (a NIC, a veth), its frames taken before the kernel's stack.
+//! AF_XDP ports: an existing interface (a NIC, a veth), whose frames are taken before the kernel's
+//! network stack.
 //!
-//! **Problem.** A packet socket costs a system call and a copy for each frame. **Rule.** The
-//! kernel puts frames into memory of ours and says so in a ring, and takes them from there to
-//! send; with zero-copy the NIC itself does. Each queue is a [`PortQueue`] of its own, with its
-//! own memory. Where the kernel or the driver refuses, [`PortError::is_refusal`] says so, and the
-//! interface can still be had by [`super::packet`].
+//! # Problem
+//! A packet socket costs a system call and a copy for each frame.
 //!
-//! | Module | Holds |
+//! # Approach
+//! The kernel writes frames into memory of the port and reports them in a ring. It also takes
+//! frames from there to send. With zero-copy the NIC itself does both. Each queue is a
+//! [`PortQueue`] with its own memory. If the kernel or the driver refuses,
+//! [`PortError::is_refusal`] is true, and the interface can still be attached by [`super::packet`].
+//!
+//! | Module | Content |
 //! |---|---|
 //! | `mapping`, `umem` | the memory of the frames |
-//! | `pool` | who has which buffer |
+//! | `pool` | which side has which buffer |
 //! | `ring` | the four rings |
 //! | `program` | the XDP program |
 //! | `socket` | a socket with all of these, bound |
 //! | `link` | the interface: up or down, its settings |
-//! | `open_checksum` | what a sender in this kernel left to do |
+//! | `open_checksum` | checksums that a sender in this kernel left open |
 //! | `queue` | the port's queue |
 //!
-//! **What XDP does not see.** A frame comes without what the kernel knows of it. A VLAN tag that
-//! the NIC took out is lost, so the NIC is told to leave tags in (`rxvlan off`); and frames that it
-//! would merge are left single. The kernel at the other end of a veth leaves checksums open:
-//! `open_checksum` finishes TCP's and UDP's. It also puts tags beside frames, which no setting of
-//! our end changes: its end wants `ethtool -K PEER txvlan off` (large segments it stops sending
-//! by itself once the program is attached natively; else also `gso off tso off`). Frames of queues
-//! that are not ours go to the kernel.
+//! # What XDP does not see
+//! A frame arrives without the kernel's metadata. A VLAN tag that the NIC removed would be lost, so
+//! the NIC is told to keep tags (`rxvlan off`). It is also told not to merge frames. The kernel at
+//! the other end of a veth leaves checksums open; `open_checksum` finishes those of TCP and UDP.
 //!
-//! **Source.** The kernel's documentation of AF_XDP; datapath rules 1 to 6.
+//! That kernel also puts tags beside frames, and no setting of this end changes it. The other end
+//! needs `ethtool -K PEER txvlan off`. It stops sending large segments once the program is attached
+//! natively; otherwise it also needs `gso off tso off`. Frames of queues that the port does not
+//! serve go to the kernel.
+//!
+//! # Source
+//! The kernel's documentation of AF_XDP; datapath rules 1 to 6.
 
 mod link;
 mod mapping;
@@ -51,54 +58,53 @@ use super::vnet_socket::{Interface, in_netns};
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::worker::QUEUES_MAX;
 
-/// Tries of what an owner that has just gone may still hold, 10 ms apart.
+/// Number of attempts, 10 ms apart, to get what a previous owner may still hold.
 const TRIES: u32 = 100;
 
-/// Whether frames may lie where the NIC puts them.
+/// Whether frames may stay where the NIC puts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ZeroCopy {
-    /// If the driver can, else they are copied.
+    /// Zero-copy if the driver supports it; otherwise frames are copied.
     #[default]
     Auto,
-    /// They are copied.
+    /// Frames are always copied.
     Never,
 }
 
-/// How an AF_XDP port is attached.
+/// Parameters of an AF_XDP port.
 #[derive(Clone, Debug)]
 pub struct XdpConfig {
-    /// Interface name, at most 15 bytes; it must exist.
+    /// Name of an existing interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace: a name under `/run/netns` or a path; `None`: the daemon's own.
+    /// Network namespace: a name under `/run/netns` or a path; `None` is the daemon's own.
     pub netns: Option<PathBuf>,
-    /// Queues of the interface that are served, from its first, 1 to 8.
+    /// Number of queues of the interface to serve, from the first on, 1 to 8.
     pub queues: u16,
-    /// Zero-copy or not.
     pub zero_copy: ZeroCopy,
 }
 
-/// An AF_XDP port's control side. Dropped, the interface is as it was.
+/// Control side of an AF_XDP port. Dropping it restores the interface.
 #[derive(Debug)]
 pub struct Xdp {
-    // The program goes first: no frame is redirected to a socket that nobody serves.
+    // Dropped first, so that no frame is redirected to a socket without a reader.
     program: Program,
     follower: Follower,
     _settings: Settings,
     _promiscuous: OwnedFd,
     queues: u16,
-    /// Queues that get a copy.
+    /// Number of queues whose frames are copied.
     copied: u16,
-    /// Queues of the interface that are not ours.
+    /// Number of the interface's queues that the port does not serve.
     others: u32,
     name: String,
 }
 
 impl Xdp {
-    /// Opens the interface, brings it up and takes its frames.
+    /// Opens the interface, brings it up and receives its frames.
     ///
     /// # Errors
-    /// [`PortError`]: no such interface or namespace; too many queues; another program or socket
-    /// is on it; or XDP is refused, see [`PortError::is_refusal`].
+    /// [`PortError`]: the interface or namespace does not exist; too many queues; another program
+    /// or socket uses it; or XDP is refused ([`PortError::is_refusal`]).
     pub fn open(config: &XdpConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {
@@ -107,13 +113,13 @@ impl Xdp {
         in_netns(config.netns.as_deref(), name, || open(config))
     }
 
-    /// Whether the interface was deleted. One that is made anew is attached anew.
+    /// Whether the interface was deleted. A new interface of the same name needs a new attachment.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.follower.state().is_gone()
     }
 
-    /// What the attachment looks like now.
+    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let link = self.follower.state();
@@ -142,7 +148,7 @@ impl Xdp {
     }
 }
 
-/// The work of [`Xdp::open`] inside the interface's namespace.
+/// The part of [`Xdp::open`] that runs inside the interface's namespace.
 fn open(config: &XdpConfig) -> Result<(Xdp, Vec<Box<dyn PortQueue>>), PortError> {
     let name = config.interface.as_str();
     let rights = "run as root or with CAP_NET_ADMIN and CAP_NET_RAW";
@@ -193,7 +199,7 @@ fn too_many(name: &str, limit: u64) -> PortError {
     PortError::Limit { object: name.to_owned(), problem: "number of queues", limit }
 }
 
-/// log2 of the buffers' size for frames of an MTU: 2 KiB, or a page.
+/// Binary logarithm of the buffer size in bytes for frames of an MTU: 2 KiB or a page.
 fn buffer_shift(name: &str, mtu: u32) -> Result<u32, PortError> {
     let need = mtu.saturating_add(OVERHEAD).saturating_add(umem::HEADROOM);
     match need {
@@ -208,13 +214,13 @@ fn buffer_shift(name: &str, mtu: u32) -> Result<u32, PortError> {
     }
 }
 
-/// A refusal by the kernel, as an error of ours.
+/// Turns a refusal by the kernel into a [`PortError`].
 fn refused(name: &str, call: &'static str, remedy: &'static str, source: io::Error) -> PortError {
     PortError::system(name, call, remedy, source)
 }
 
-/// Tries again for a second what is refused because somebody else has it: the kernel lets go of
-/// programs and queues a moment after their owner has ended.
+/// Retries for a second if another owner is the reason for a refusal. The kernel releases programs
+/// and queues a moment after their owner has ended.
 fn patience<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut tries = 0;
     loop {

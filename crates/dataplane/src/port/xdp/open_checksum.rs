@@ -1,20 +1,27 @@
-//! Checksums that the kernel at the other end of a software interface left open.
+//! Finishes checksums that the kernel at the other end of a software interface left open.
 //!
-//! **Problem.** A stack that sends through a veth puts only the pseudo-header's sum into TCP's and
-//! UDP's checksum field and says beside the frame that the rest is still to be done; an XDP
-//! program does not see what is beside a frame. Such a frame would be dropped by its receiver.
-//! **Rule.** A frame whose field is exactly that sum is finished here, in the port's own memory,
-//! before anybody looks at it. A right checksum that happens to be that number stays what it is:
-//! the sum over the rest comes to the same. **Source.** RFC 1071, RFC 9293 §3.1, RFC 768, RFC 8200
-//! §8.1. **Cost.** A look at the headers of each frame, and a pass over those that are open; only
-//! on interfaces without hardware.
+//! # Problem
+//! A stack that sends through a veth writes only the pseudo-header's sum into the checksum field of
+//! TCP and UDP. It records beside the frame that the rest is pending, but an XDP program cannot see
+//! this record. The receiver would drop such a frame.
+//!
+//! # Approach
+//! A frame whose field is exactly that sum is finished here, in the port's own memory, before any
+//! other stage reads it. If a correct checksum happens to equal that sum, it stays unchanged,
+//! because the sum over the rest yields the same value.
+//!
+//! # Source
+//! RFC 1071, RFC 9293 §3.1, RFC 768, RFC 8200 §8.1.
+//!
+//! # Cost
+//! A look at the headers of each frame, and a pass over open frames; only on software interfaces.
 
 use crate::egress::finish::{checksum, sum};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Where a frame's transport is, and the sum of its pseudo-header.
+/// Location of a frame's transport header, and the sum of its pseudo-header.
 struct Transport {
     start: usize,
     end: usize,
@@ -22,21 +29,22 @@ struct Transport {
     pseudo: u16,
 }
 
-/// Finishes the frame's TCP or UDP checksum if it is open; whether it was.
+/// Finishes the frame's TCP or UDP checksum if it is open, and returns whether it was.
 pub(super) fn finish(frame: &mut [u8]) -> bool {
     let Some(t) = transport(frame) else { return false };
     if frame[t.field..t.field + 2] != t.pseudo.to_be_bytes() {
         return false;
     }
-    // The field holds the pseudo-header's sum, so summing over it includes that.
+    // The field holds the sum of the pseudo-header, so the sum over the transport includes that.
     let sum = checksum(sum(&frame[t.start..t.end], 0));
-    // RFC 768: a UDP checksum of zero means "none"; all ones is the same number. TCP: no harm.
+    // RFC 768: a UDP checksum of zero means "none", and all ones is the same number. For TCP it
+    // does no harm.
     let sum = if sum == 0 { 0xffff } else { sum };
     frame[t.field..t.field + 2].copy_from_slice(&sum.to_be_bytes());
     true
 }
 
-/// TCP or UDP right behind an IP header, whole: no fragment, no extension header.
+/// Finds TCP or UDP directly behind an IP header, complete: no fragment and no extension header.
 fn transport(frame: &[u8]) -> Option<Transport> {
     let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
     let tagged = matches!(word(12)?, 0x8100 | 0x88a8);
@@ -79,7 +87,7 @@ mod tests {
     use super::*;
     use etherparse::PacketBuilder;
 
-    /// Finished frames of all kinds that can be open, as another library makes them.
+    /// Finished frames of all kinds that can be open, made by another library.
     fn frames() -> Vec<Vec<u8>> {
         let made = |payload: &[u8], tagged: bool, ipv6: bool, tcp: bool| {
             let mut out = Vec::new();
@@ -124,7 +132,7 @@ mod tests {
             let mut frame = open(&whole);
             assert!(frame != whole && finish(&mut frame));
             assert_eq!(frame, whole);
-            // Padding behind the datagram is no part of it.
+            // Padding behind the datagram is not part of it.
             let mut padded = open(&whole);
             padded.extend([0xee; 9]);
             assert!(finish(&mut padded) && padded.starts_with(&whole));

@@ -1,50 +1,57 @@
-//! Who has which buffer of an AF_XDP queue: the kernel, the batch, those that wait, nobody.
+//! Tracks which side has each buffer of an AF_XDP queue: the kernel, the batch, a waiting frame, or
+//! none.
 //!
-//! **Problem.** A buffer that is lost is never received into again; one handed out twice has two
-//! frames in it, perhaps of two tenants. **Rule.** Each buffer is in one place, and moves only
-//! from the place where it is; what the kernel says of a buffer that it was not given is refused.
-//! There are two shares. The *receive* share is always with the kernel to be filled, or in the
-//! present batch. The *send* share is free, held by frames that wait, or with the kernel to be
-//! sent. So frames that wait never take from what is received into, however many they are.
-//! **Cost.** One byte a buffer, and a look at it for each move.
+//! # Problem
+//! A lost buffer never receives again. A buffer that is handed out twice holds two frames, perhaps
+//! of two tenants.
+//!
+//! # Approach
+//! Each buffer is in one place, and moves only from that place. A report of the kernel about a
+//! buffer that it does not have is refused. There are two shares. The *receive* share is always
+//! with the kernel to be filled, or in the present batch. The *send* share is free, held by waiting
+//! frames, or with the kernel to be sent. However many frames wait, they thus take no buffers from
+//! reception.
+//!
+//! # Cost
+//! One byte a buffer, and one look at it for each move.
 
-/// Where a buffer is.
+/// The place of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Nobody has it.
     Free,
-    /// The kernel, to receive a frame.
+    /// With the kernel, to receive a frame.
     Receive,
-    /// The present batch, or it is on its way back to the kernel.
+    /// In the present batch, or on its way back to the kernel.
     Batch,
-    /// A frame in it waits.
+    /// Holds a waiting frame.
     Held,
-    /// The kernel, to send its frame.
+    /// With the kernel, to send its frame.
     Send,
 }
 
-/// See the module's text.
+/// The places of all buffers of a queue.
 #[derive(Debug)]
 pub(super) struct Pool {
     places: Box<[Place]>,
-    /// Last in, first out: what was touched last is in the cache.
+    /// Free buffers, last in first out, so that the next one is most likely in the cache.
     free: Vec<u32>,
 }
 
 impl Pool {
-    /// Buffers `0..receive` are with the kernel to receive, the `send` behind them are free.
+    /// Buffers `0..receive` are with the kernel to receive; the `send` buffers behind them are
+    /// free.
     pub(super) fn new(receive: u32, send: u32) -> Self {
         let count = receive + send;
         let place = |b| if b < receive { Place::Receive } else { Place::Free };
         Self { places: (0..count).map(place).collect(), free: (receive..count).rev().collect() }
     }
 
-    /// Buffers that are free.
+    /// Number of free buffers.
     pub(super) fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Moves a buffer on, if it is where it should be.
+    /// Moves a buffer to `to` if it is in `from`, and returns whether it was.
     #[inline]
     fn shift(&mut self, buffer: u32, from: Place, to: Place) -> bool {
         match self.places.get_mut(buffer as usize) {
@@ -56,19 +63,19 @@ impl Pool {
         }
     }
 
-    /// The kernel put a frame into it.
+    /// The kernel has put a frame into the buffer. False if the kernel did not have it to receive.
     #[inline]
     pub(super) fn received(&mut self, buffer: u32) -> bool {
         self.shift(buffer, Place::Receive, Place::Batch)
     }
 
-    /// The kernel may receive into it again.
+    /// The buffer goes back to the kernel to receive. False if it was not in the batch.
     #[inline]
     pub(super) fn refilled(&mut self, buffer: u32) -> bool {
         self.shift(buffer, Place::Batch, Place::Receive)
     }
 
-    /// A free buffer for a frame that waits, or is sent at once.
+    /// Takes a free buffer for a frame that waits or is sent at once.
     #[inline]
     pub(super) fn take(&mut self) -> Option<u32> {
         let buffer = self.free.pop()?;
@@ -76,19 +83,19 @@ impl Pool {
         Some(buffer)
     }
 
-    /// Whether a frame waits in it.
+    /// Whether a frame waits in the buffer.
     #[inline]
     pub(super) fn is_held(&self, buffer: u32) -> bool {
         self.places.get(buffer as usize) == Some(&Place::Held)
     }
 
-    /// The kernel has it to send.
+    /// The kernel gets the buffer to send. False if no frame waited in it.
     #[inline]
     pub(super) fn sent(&mut self, buffer: u32) -> bool {
         self.shift(buffer, Place::Held, Place::Send)
     }
 
-    /// The kernel has sent it.
+    /// The kernel has sent the buffer. False if the kernel did not have it to send.
     #[inline]
     pub(super) fn completed(&mut self, buffer: u32) -> bool {
         let was = self.shift(buffer, Place::Send, Place::Free);
@@ -98,7 +105,7 @@ impl Pool {
         was
     }
 
-    /// The frame in it waits no longer.
+    /// Frees the buffer of a waiting frame. False if no frame waited in it.
     pub(super) fn release(&mut self, buffer: u32) -> bool {
         let was = self.shift(buffer, Place::Held, Place::Free);
         if was {
@@ -107,7 +114,7 @@ impl Pool {
         was
     }
 
-    /// Buffers in a place.
+    /// Number of buffers in a place.
     #[cfg(test)]
     pub(super) fn count(&self, place: Place) -> usize {
         self.places.iter().filter(|&&p| p == place).count()
@@ -132,7 +139,7 @@ mod tests {
     }
 
     proptest! {
-        /// Over any sequence of moves, lawful or not: no buffer is in two places or none, and the
+        /// After any sequence of moves, valid or not, each buffer is in exactly one place and the
         /// receive share keeps its size.
         #[test]
         fn no_buffer_is_lost_or_handed_out_twice(

@@ -1,14 +1,20 @@
-//! The program that hands an interface's frames to our sockets, without a compiler at hand.
+//! The XDP program that redirects an interface's frames to the port's sockets, built without a
+//! compiler.
 //!
-//! **Problem.** Frames reach an AF_XDP socket only if an XDP program on the interface redirects
-//! them. **Rule.** The program is six instructions: it looks the frame's queue up in a map of
-//! sockets and redirects it there; a queue without a socket goes on to the kernel (`XDP_PASS`). It
-//! is attached by a BPF link, which the kernel takes off when its descriptor is closed, also
-//! when this process is killed: no interface stays behind with a program that nobody serves. The
-//! driver's own hook (*native*) is asked for first, the stack's (*generic*) where the driver has
-//! none. Another program on the interface is never replaced.
-//! **Source.** The kernel's `bpf.h`; `bpf_redirect_map` returns the action in its flags when the
-//! map has no entry since Linux 5.3, links of XDP programs came with 5.9.
+//! # Problem
+//! Frames reach an AF_XDP socket only if an XDP program on the interface redirects them.
+//!
+//! # Approach
+//! The program has six instructions. It looks the frame's queue up in a map of sockets and
+//! redirects the frame there. Frames of a queue without a socket go to the kernel (`XDP_PASS`). A
+//! BPF link attaches the program. The kernel detaches it when the link's descriptor is closed, also
+//! if this process is killed, so no interface keeps a program without a reader. The driver's own
+//! hook (*native*) is tried first, then the stack's (*generic*). A program of another owner is
+//! never replaced.
+//!
+//! # Source
+//! The kernel's `bpf.h`. Since Linux 5.3 `bpf_redirect_map` returns the action in its flags if the
+//! map has no entry. Links of XDP programs came with 5.9.
 #![allow(unsafe_code, reason = "bpf(2)")]
 
 use std::io;
@@ -27,12 +33,12 @@ const BPF_XDP: u32 = 37;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
-/// Where the program runs.
+/// The hook at which the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// In the driver, before the kernel makes a buffer of its own.
     Native,
-    /// In the stack, after it: slower, and never without a copy.
+    /// In the stack, after that: slower, and never without a copy.
     Generic,
 }
 
@@ -52,7 +58,7 @@ impl Mode {
     }
 }
 
-/// The program on its interface; dropped, it is off again.
+/// The program on its interface. Dropping it detaches the program.
 #[derive(Debug)]
 pub(super) struct Program {
     sockets: OwnedFd,
@@ -62,8 +68,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Loads the program and attaches it to the interface with this index, in the namespace of
-    /// the calling thread.
+    /// Loads the program and attaches it to the interface with this index, in the namespace of the
+    /// calling thread.
     pub(super) fn attach(name: &str, index: u32, queues: u32) -> Result<Self, PortError> {
         let rights = "run as root, or with CAP_NET_ADMIN and CAP_BPF";
         let sockets = create_map(queues).map_err(|e| refused(name, "make a map", rights, e))?;
@@ -84,7 +90,7 @@ impl Program {
         Ok(Self { sockets, _program: program, _link: link, mode })
     }
 
-    /// From now on frames of this queue go to this socket.
+    /// Redirects frames of this queue to this socket from now on.
     pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let value = u32::try_from(socket.as_raw_fd()).map_err(io::Error::other)?;
         let update = MapUpdate {
@@ -123,7 +129,7 @@ const fn instructions(sockets: i32) -> [Instruction; 6] {
     const MOVE_CONSTANT: u8 = 0xb7;
     const CALL: u8 = 0x85;
     const EXIT: u8 = 0x95;
-    /// Source register that says: the constant is a map's descriptor.
+    /// Source register that marks the constant as a map's descriptor.
     const MAP: u8 = 1 << 4;
     /// Offset of `rx_queue_index` in `struct xdp_md`.
     const QUEUE: i16 = 16;
@@ -183,9 +189,9 @@ struct LinkCreate {
 
 /// `bpf(2)` with one of the structures above.
 fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of `attributes`, which are as `command` wants
-    // them, and what their addresses lead to: values of the callers, alive during the call.
-    // WHY: there is no safe form.
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `attributes`, which have the form of
+    // `command`, and the memory at their addresses: values of the callers, alive during the call.
+    // WHY: no safe form exists.
     let done = unsafe {
         libc::syscall(libc::SYS_bpf, command, core::ptr::from_ref(attributes), size_of::<T>())
     };
@@ -195,11 +201,11 @@ fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
     }
 }
 
-/// The same for a command that returns a new descriptor.
+/// Like [`bpf`], for a command that returns a new descriptor.
 fn bpf_open<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
     let fd = bpf(command, attributes)?;
-    // SAFETY: the kernel has just made this descriptor for us (close-on-exec, as all of bpf's).
-    // WHY: a raw number becomes an owner.
+    // SAFETY: the kernel has just made this descriptor (close-on-exec, like all of bpf), and
+    // nothing else owns it. WHY: no safe form turns a number into an owned descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -236,8 +242,8 @@ fn load(sockets: &OwnedFd) -> io::Result<OwnedFd> {
     )
 }
 
-/// Natively, or if the driver cannot, in the stack. An owner that is just gone may still be on the
-/// interface: its link is taken off a moment after its process.
+/// Attaches natively or, if the driver cannot, in the stack. A previous owner may still be on the
+/// interface, because its link is detached a moment after its process ends.
 fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mode)> {
     let program = descriptor(program)?;
     let attach = |mode: Mode| {
@@ -249,7 +255,7 @@ fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mod
     match attach(Mode::Native) {
         Ok(link) => Ok((link, Mode::Native)),
         Err(native) if native.raw_os_error() == Some(libc::EBUSY) => Err(native),
-        // The driver's reason says more than the stack's, if both refuse.
+        // If both refuse, the driver's reason says more than the stack's.
         Err(native) => attach(Mode::Generic).map(|link| (link, Mode::Generic)).map_err(|generic| {
             if native.raw_os_error() == Some(libc::EOPNOTSUPP) { generic } else { native }
         }),
@@ -260,7 +266,8 @@ fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mod
 mod tests {
     use super::*;
 
-    /// The bytes as `bpf(2)` wants them, by the instruction set's own words.
+    /// Compares the program with the bytes that `bpf(2)` expects, by the terms of the instruction
+    /// set.
     #[test]
     fn the_program_is_what_its_comment_says() {
         let bytes = |i: &Instruction| (i.code, i.registers, i.offset, i.constant);

@@ -1,13 +1,16 @@
 //! One queue of an AF_XDP port, as its worker sees it.
 //!
-//! **Receiving.** A frame stays where the kernel put it: its head is copied into the batch's slot,
-//! the rest is a segment in our memory, and `rx_done` gives the buffer back to be filled.
-//! **Sending.** A frame is copied once, into a free buffer; it goes at once
-//! ([`PortQueue::tx_burst`]) or waits there for its turn ([`Buffers`]). Who has which buffer is in
-//! [`super::pool`].
-//! **System calls.** One for what was put into the tx ring of a kernel that copies, which sends at
-//! most 32 frames a call, from the worker's core; with zero-copy one when the driver sleeps and
-//! says so. None to receive.
+//! # Receiving
+//! A frame stays where the kernel put it. Its head is copied into the batch's slot, the rest is a
+//! segment in the port's memory, and `rx_done` returns the buffer to be filled.
+//!
+//! # Sending
+//! A frame is copied once, into a free buffer. It is sent at once ([`PortQueue::tx_burst`]) or
+//! waits there for its turn ([`Buffers`]). [`super::pool`] tracks the buffers.
+//!
+//! # System calls
+//! Sending takes one call if the kernel copies; the call sends at most 32 frames, on the worker's
+//! core. With zero-copy it takes one if the driver sleeps and says so. Receiving takes none.
 #![allow(unsafe_code, reason = "copies out of buffers that the kernel gave back")]
 
 use std::os::fd::OwnedFd;
@@ -26,21 +29,23 @@ use crate::batch::{BATCH_FRAMES, Batch, FRAME_MIN, HEAD_COPY};
 use crate::mem;
 use crate::offload::{Offload, OffloadCaps};
 
-/// Most wake-ups in a row: each sends 32 frames where the kernel copies.
+/// Maximum number of wake-ups in a row; each sends 32 frames if the kernel copies.
 const WAKES_MAX: u32 = TX_RING / 32;
-/// Cycles between two questions for what the kernel could not receive: about 0.1 s.
+/// Cycles between two requests for the number of frames that the kernel could not receive: about
+/// 0.1 s.
 const STATISTICS_GAP: u64 = 200_000_000;
-/// `XDP_PKT_CONTD`: the frame goes on in the next descriptor. We have not asked for such frames.
+/// `XDP_PKT_CONTD`: the frame continues in the next descriptor. The socket did not ask for such
+/// frames.
 const CONTINUED: u32 = 1;
 
-/// Why a frame was not copied into a buffer.
+/// Reason for which a frame was not copied into a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
     TooBig,
     NoBuffer,
 }
 
-/// See the module's text.
+/// The worker's side of an AF_XDP queue.
 pub(super) struct XdpQueue {
     socket: OwnedFd,
     umem: Umem,
@@ -51,19 +56,19 @@ pub(super) struct XdpQueue {
     returns: Vec<u32>,
     software: bool,
     link: Arc<LinkState>,
-    /// There is something in the tx ring that the kernel may not have seen.
+    /// Whether the tx ring has entries that the kernel may not have seen.
     to_send: bool,
     spacing: PollSpacing,
     now: Cycles,
     statistics_due: u64,
     too_long: u64,
-    /// Completions of what was not sent, not counted yet.
+    /// Completions of buffers that were not sent, still to be counted.
     nonsense: u32,
 }
 
 impl XdpQueue {
-    /// Of a socket whose fill ring holds the first buffers, as many as it has entries; `software`:
-    /// received frames may have open checksums.
+    /// A queue on a socket whose fill ring holds the first buffers, as many as it has entries. If
+    /// `software`, received frames may have open checksums.
     pub(super) fn new(opened: Opened, link: Arc<LinkState>, software: bool) -> Self {
         let Opened { socket, umem, rings, .. } = opened;
         let receive = rings.fill.size();
@@ -84,12 +89,12 @@ impl XdpQueue {
         }
     }
 
-    /// Takes one descriptor of the rx ring into the batch, or counts why not.
+    /// Takes one descriptor of the rx ring into the batch, or counts an error.
     #[inline]
     fn receive(&mut self, descriptor: libc::xdp_desc, batch: &mut Batch) {
         let place = self.umem.locate(descriptor.addr);
         let Some((buffer, start)) = place.filter(|&(buffer, _)| self.pool.received(buffer)) else {
-            // An address that the kernel was not given: there is nothing to give back.
+            // The kernel was not given this address, so no buffer can be returned.
             batch.errors += 1;
             return;
         };
@@ -101,21 +106,21 @@ impl XdpQueue {
             return;
         }
         if self.software {
-            // SAFETY: the kernel gave the buffer back. WHY: the method is unsafe.
+            // SAFETY: the kernel has returned the buffer. WHY: the method is unsafe.
             let bytes = unsafe { self.umem.bytes(buffer, start, len) };
             let _was_open = bytes.is_some_and(open_checksum::finish);
         }
         self.push(buffer, start, len, batch);
     }
 
-    /// Adds the frame in a buffer of ours to the batch, which has room.
+    /// Adds the frame in a buffer to the batch, which must have room.
     #[inline]
     fn push(&self, buffer: u32, start: u32, len: u32, batch: &mut Batch) {
         let (from, len) = (self.umem.at(buffer, start), len as usize);
         let head = len.min(HEAD_COPY);
-        // SAFETY: `len` bytes from `from` lie in the buffer (the callers have checked), which the
-        // kernel does not write while it is ours; the slot has HEAD_COPY bytes.
-        // WHY: the copy of a known few moves (datapath rule 4).
+        // SAFETY: the callers have checked that `len` bytes from `from` lie in the buffer. The
+        // kernel does not write it while the port has it. The slot has HEAD_COPY bytes.
+        // WHY: a copy of a known few moves (datapath rule 4).
         unsafe { mem::copy_head(batch.next_slot(), from, head) };
         let rest = usize::from(len > head);
         if rest == 1 {
@@ -124,14 +129,14 @@ impl XdpQueue {
         batch.commit(len, head, rest, Offload::NONE);
     }
 
-    /// Buffers that were sent are free again.
+    /// Frees the buffers that the kernel has sent.
     #[inline]
     fn reap(&mut self) {
         if self.rings.completion.waiting() == 0 {
             return;
         }
         while let Some(address) = self.rings.completion.pop() {
-            // What was not with the kernel stays where it is.
+            // A buffer that was not with the kernel stays where it is.
             let place = self.umem.locate(address);
             if !place.is_some_and(|(buffer, _)| self.pool.completed(buffer)) {
                 self.nonsense = self.nonsense.saturating_add(1);
@@ -148,7 +153,7 @@ impl XdpQueue {
             return Err(Refused::TooBig);
         }
         let buffer = self.pool.take().ok_or(Refused::NoBuffer)?;
-        // SAFETY: the buffer was free and is ours now. WHY: the method is unsafe.
+        // SAFETY: the buffer was free and belongs to the port now. WHY: the method is unsafe.
         let Some(bytes) = (unsafe { self.umem.bytes(buffer, 0, len) }) else {
             unreachable!("a frame no longer than a buffer lies in it")
         };
@@ -156,7 +161,7 @@ impl XdpQueue {
         Ok(Held { buffer, len })
     }
 
-    /// Puts a frame that is ours into the tx ring; false: the ring is full.
+    /// Puts a frame from a buffer of the port into the tx ring. Returns false if the ring is full.
     #[inline]
     fn queue(&mut self, frame: Held) -> bool {
         let addr = self.umem.address(frame.buffer, 0);
@@ -168,8 +173,8 @@ impl XdpQueue {
         taken
     }
 
-    /// Wakes the kernel until it has seen the whole tx ring, or goes on no further. Returns how
-    /// many calls that took.
+    /// Wakes the kernel until it has seen the whole tx ring or makes no progress. Returns the
+    /// number of calls.
     fn wake_to_send(&mut self) -> u32 {
         let mut calls = 0;
         let mut left = self.rings.tx.backlog();
@@ -185,21 +190,21 @@ impl XdpQueue {
         calls
     }
 
-    /// Keeps an idle ring going: a driver that sleeps for want of buffers, and frames that the
-    /// kernel had no room for. Spaced out, because it is a system call.
+    /// Keeps an idle ring going: wakes a driver that sleeps for lack of buffers, and sends frames
+    /// for which the kernel had no room. Spaced out, because it is a system call.
     #[cold]
     fn nudge(&mut self) {
         if self.to_send && self.link.is_up() {
             self.wake_to_send();
         }
         if self.rings.fill.needs_wakeup() {
-            // Nothing to be done if it fails: the next one is due soon.
+            // A failure needs no handling, because the next call follows soon.
             let _ = wake(&self.socket, false);
         }
         self.spacing.polled(self.now, false);
     }
 
-    /// Counts the frames that fitted no buffer since the last time.
+    /// Counts the frames since the last call that did not fit a buffer.
     #[cold]
     fn count_too_long(&mut self, batch: &mut Batch) {
         self.statistics_due = self.now.0.saturating_add(STATISTICS_GAP);
@@ -229,7 +234,7 @@ impl PortQueue for XdpQueue {
         }
         batch.errors = batch.errors.saturating_add(core::mem::take(&mut self.nonsense));
         let errors = batch.errors;
-        // Errors are bounded, so that a burst ends; the buffers on their way back are, too.
+        // Errors are limited so that a burst ends. The buffers on their way back are limited too.
         while batch.has_room()
             && batch.errors - errors < ERRORS_MAX
             && self.returns.len() + 2 * BATCH_FRAMES < self.returns.capacity()

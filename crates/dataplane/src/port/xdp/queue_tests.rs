@@ -1,4 +1,4 @@
-//! A queue whose kernel is the test: it fills buffers, sends, lies, and counts.
+//! Tests of a queue whose kernel is the test: it fills buffers, sends, reports falsely, and counts.
 
 use super::*;
 use crate::port::xdp::ring::tests::pair;
@@ -16,7 +16,7 @@ struct Kernel {
     completion: Producer<u64>,
     rx: Producer<libc::xdp_desc>,
     tx: Consumer<libc::xdp_desc>,
-    /// Buffers that it has sent and not said so.
+    /// Buffers that were sent but not yet reported.
     sent: Vec<u64>,
 }
 
@@ -39,12 +39,12 @@ fn rig() -> (XdpQueue, Kernel) {
 }
 
 impl Kernel {
-    /// Receives a frame; false: it has no buffer.
+    /// Receives a frame. Returns false if the kernel has no buffer.
     fn deliver(&mut self, queue: &XdpQueue, frame: &[u8]) -> bool {
         let Some(address) = self.fill.pop() else { return false };
         self.fill.release();
         let (buffer, _) = queue.umem.locate(address).unwrap();
-        // SAFETY: the buffer is the kernel's, which is this test. WHY: the queue is borrowed.
+        // SAFETY: the buffer belongs to the kernel, which is this test. WHY: the queue is borrowed.
         unsafe {
             let to = queue.umem.at(buffer, FRONT);
             core::ptr::copy_nonoverlapping(frame.as_ptr(), to, frame.len());
@@ -68,7 +68,7 @@ impl Kernel {
         {
             let (buffer, start) = queue.umem.locate(d.addr).unwrap();
             let mut frame = vec![0; d.len as usize];
-            // SAFETY: as `deliver`. WHY: as there.
+            // SAFETY: as in `deliver`. WHY: as in `deliver`.
             unsafe {
                 let from = queue.umem.at(buffer, start);
                 core::ptr::copy_nonoverlapping(from, frame.as_mut_ptr(), frame.len());
@@ -87,9 +87,9 @@ impl Kernel {
         self.completion.publish();
     }
 
-    /// Buffers that it could receive into now.
+    /// Number of buffers into which the kernel could receive now.
     fn buffers(&mut self) -> u32 {
-        // An old look would do for a ring; here every buffer counts.
+        // A stale index would be good enough for a ring, but here every buffer counts.
         let mut n = 0;
         let mut all = Vec::new();
         while let Some(address) = self.fill.pop() {
@@ -103,7 +103,7 @@ impl Kernel {
     }
 }
 
-/// A frame that is recognised: every byte depends on `n`.
+/// A recognisable frame: every byte depends on `n`.
 fn frame(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| u8::try_from((i * 7 + n * 13 + 1) % 251).unwrap()).collect()
 }
@@ -154,11 +154,11 @@ fn what_makes_no_sense_is_counted_and_costs_no_buffer() {
     kernel.say(taken[0] + 256, 13, 0); // a runt
     kernel.say(taken[1] + 256, 1793, 0); // longer than its buffer
     kernel.say(taken[2] + 2047, u32::MAX, 0);
-    kernel.say(taken[3] + 256, 60, CONTINUED); // a piece
-    kernel.say(taken[3] + 256, 60, 0); // the same once more
-    kernel.say(u64::MAX, 60, 0); // no buffer at all
-    kernel.say(u64::from(RECEIVE) * 2048, 60, 0); // one that it was not given
-    kernel.say(taken[4] + 256, 60, 0); // and one that is right
+    kernel.say(taken[3] + 256, 60, CONTINUED); // the frame continues elsewhere
+    kernel.say(taken[3] + 256, 60, 0); // a repeated descriptor
+    kernel.say(u64::MAX, 60, 0); // an address outside the memory
+    kernel.say(u64::from(RECEIVE) * 2048, 60, 0); // a buffer that the kernel was not given
+    kernel.say(taken[4] + 256, 60, 0); // a valid descriptor
     receive(&mut queue, &mut batch);
     assert_eq!((batch.len(), batch.errors), (1, 7));
     done(&mut queue);
@@ -193,7 +193,7 @@ fn frames_are_sent_as_they_are_and_too_long_ones_are_not() {
 }
 
 #[test]
-fn a_ring_that_nobody_empties_drops_and_recovers() {
+fn a_full_tx_ring_drops_frames_and_recovers() {
     let (mut queue, mut kernel) = rig();
     let mut batch = Batch::new();
     (0..32).for_each(|n| batch.push(&frame(n, 60), Offload::NONE).unwrap());
@@ -202,7 +202,7 @@ fn a_ring_that_nobody_empties_drops_and_recovers() {
     assert_eq!((out.frames, out.ring_full), (TX, 32 - TX));
     assert_eq!(queue.free(), (SEND - TX) as usize, "what was refused costs no buffer");
     queue.publish();
-    // Taken but never said to be sent: the buffers come to an end.
+    // Frames that are taken but never completed use up the buffers.
     assert_eq!(kernel.take(&queue, 99).len(), TX as usize);
     let out = queue.tx_burst(&batch, &all);
     queue.publish();
@@ -228,7 +228,7 @@ fn completions_of_what_was_not_sent_are_not_believed() {
 }
 
 #[test]
-fn a_link_that_is_down_takes_nothing_and_lets_go_of_what_waits() {
+fn a_link_that_is_down_accepts_nothing_and_releases_waiting_frames() {
     let (mut queue, _kernel) = rig();
     let mut batch = Batch::new();
     batch.push(&frame(1, 60), Offload::NONE).unwrap();
@@ -254,7 +254,7 @@ fn frames_that_wait_never_starve_the_fill_ring() {
     }
     assert_eq!((waiting.len(), queue.free()), (SEND as usize, 0));
     assert!(queue.fill(&batch, 0).is_none());
-    // The tx ring is shorter than what waits.
+    // The tx ring is shorter than the list of waiting frames.
     for n in 0..waiting.len() {
         let left = &waiting[n..=n];
         assert_eq!(queue.send(left).frames, 1);
@@ -266,7 +266,7 @@ fn frames_that_wait_never_starve_the_fill_ring() {
     assert_eq!((kernel.buffers(), queue.free()), (RECEIVE, SEND as usize));
 }
 
-/// A frame that waits, and what is in it.
+/// A waiting frame and its content.
 type Waiting = Vec<(Held, Vec<u8>)>;
 
 fn step(
@@ -316,8 +316,8 @@ fn step(
 }
 
 proptest! {
-    /// Whatever the order of receiving, filling, sending, completing and releasing: what waits
-    /// leaves as it was, and in the end every buffer is back where it belongs.
+    /// Whatever the order of receiving, filling, sending, completing and releasing: a waiting frame
+    /// leaves unchanged, and in the end every buffer is back in its place.
     #[test]
     fn no_buffer_is_lost_or_handed_out_twice(
         steps in proptest::collection::vec((0..8_u8, 0..1000_usize), 1..300)

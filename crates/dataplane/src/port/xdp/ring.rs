@@ -1,11 +1,15 @@
 //! The four rings of an AF_XDP socket: one side writes entries, the other takes them.
 //!
-//! **Source.** The kernel's `if_xdp.h` and its documentation of AF_XDP. A ring is an array of a
-//! power of two of entries and two indices that run over all of `u32`; each index is written by
-//! one side. We write entries of the *fill* and *tx* rings ([`Producer`]) and take those of the
-//! *completion* and *rx* rings ([`Consumer`]). **Rule.** Entries are stored before the index that
-//! shows them (release), and read after it (acquire). The other side's index is looked at only
-//! when what was seen of it last does not suffice, and believed only as far as the ring is long.
+//! # Source
+//! The kernel's `if_xdp.h` and its documentation of AF_XDP.
+//!
+//! # Approach
+//! A ring is an array of entries, a power of two in number, and two indices that run over all of
+//! `u32`. One side writes each index. The port writes entries of the *fill* and *tx* rings
+//! ([`Producer`]) and takes those of the *completion* and *rx* rings ([`Consumer`]). Entries are
+//! stored before the index that publishes them (release), and read after it (acquire). The other
+//! side's index is read only if its last known value does not suffice, and trusted only within the
+//! length of the ring.
 #![allow(unsafe_code, reason = "indices and entries in memory shared with the kernel")]
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +21,7 @@ use super::mapping::Mapping;
 /// `XDP_RING_NEED_WAKEUP`: the other side sleeps until a system call wakes it.
 const NEED_WAKEUP: u32 = 1;
 
-/// Where a ring's parts lie in its mapping, in bytes.
+/// Offsets in bytes of a ring's parts in its mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) producer: u64,
@@ -33,7 +37,7 @@ impl From<libc::xdp_ring_offset> for Layout {
 }
 
 impl Layout {
-    /// Bytes of the mapping for `size` entries of `entry` bytes; `None`: no such mapping.
+    /// Bytes of the mapping for `size` entries of `entry` bytes; `None` if the number overflows.
     pub(super) fn bytes(self, size: u32, entry: usize) -> Option<usize> {
         let entries = (size as usize).checked_mul(entry)?;
         usize::try_from(self.entries).ok()?.checked_add(entries)
@@ -50,7 +54,7 @@ struct Shared<T> {
 }
 
 impl<T: Copy> Shared<T> {
-    /// Checks that all parts lie in the mapping and where their type may lie.
+    /// Checks that all parts lie in the mapping and are aligned for their type.
     fn new(memory: Arc<Mapping>, layout: Layout, size: u32) -> io::Result<Self> {
         let len = memory.len();
         let index = |at: u64| {
@@ -72,8 +76,8 @@ impl<T: Copy> Shared<T> {
     fn word(&self, at: u64) -> &AtomicU32 {
         #[expect(clippy::cast_possible_truncation, reason = "`new` has compared it with a length")]
         let at = self.memory.at().wrapping_add(at as usize);
-        // SAFETY: `new` has checked that four aligned bytes lie there; the mapping lives as long
-        // as `self`; the other side, too, accesses them as one word. WHY: shared memory.
+        // SAFETY: `new` has checked that four aligned bytes lie there. The mapping lives as long as
+        // `self`, and the other side also accesses them as one word. WHY: the memory is shared.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
@@ -87,7 +91,7 @@ impl<T: Copy> Shared<T> {
         self.word(self.layout.consumer)
     }
 
-    /// Where the entry of an index lies.
+    /// Address of the entry at an index.
     #[inline]
     fn entry(&self, index: u32) -> *mut T {
         #[expect(clippy::cast_possible_truncation, reason = "`new` has compared it with a length")]
@@ -100,9 +104,9 @@ impl<T: Copy> Shared<T> {
 #[derive(Debug)]
 pub(super) struct Producer<T> {
     shared: Shared<T>,
-    /// The next entry to write, perhaps not shown yet.
+    /// The next entry to write. It may be ahead of the published index.
     next: u32,
-    /// How far the other side had come when it was looked at last.
+    /// The other side's index when it was last read.
     taken: u32,
 }
 
@@ -111,18 +115,18 @@ impl<T: Copy> Producer<T> {
         Ok(Self { shared: Shared::new(memory, layout, size)?, next: 0, taken: 0 })
     }
 
-    /// Entries of the ring.
+    /// Number of entries of the ring.
     pub(super) fn size(&self) -> u32 {
         self.shared.size
     }
 
-    /// Free entries by what was seen of the other side; none if that makes no sense.
+    /// Number of free entries according to the last known index; 0 if that index is impossible.
     #[inline]
     fn free(&self) -> u32 {
         self.shared.size.saturating_sub(self.next.wrapping_sub(self.taken))
     }
 
-    /// Writes an entry that [`Self::publish`] shows; false: the ring is full.
+    /// Writes an entry, which [`Self::publish`] makes visible. Returns false if the ring is full.
     #[inline]
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.free() == 0 {
@@ -131,32 +135,32 @@ impl<T: Copy> Producer<T> {
                 return false;
             }
         }
-        // SAFETY: the entry lies in the mapping; the other side has taken what was in it and does
-        // not look at it before it is shown. WHY: shared memory.
+        // SAFETY: the entry lies in the mapping. The other side has taken its old content and does
+        // not read it before it is published. WHY: the memory is shared.
         unsafe { self.shared.entry(self.next).write(entry) };
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Shows all that was written.
+    /// Makes all written entries visible.
     #[inline]
     pub(super) fn publish(&mut self) {
         self.shared.producer().store(self.next, Ordering::Release);
     }
 
-    /// Shows `index` for how far it has come, whatever is true.
+    /// Publishes `index`, whether or not it is true.
     pub(super) fn show(&self, index: u32) {
         self.shared.producer().store(index, Ordering::Release);
     }
 
-    /// Entries that the other side has not taken yet.
+    /// Number of entries that the other side has not taken yet.
     #[inline]
     pub(super) fn backlog(&mut self) -> u32 {
         self.taken = self.shared.consumer().load(Ordering::Acquire);
         self.next.wrapping_sub(self.taken).min(self.shared.size)
     }
 
-    /// Whether the other side looks only after a system call.
+    /// Whether the other side needs a system call to look at the ring.
     #[inline]
     pub(super) fn needs_wakeup(&self) -> bool {
         let flags = self.shared.word(self.shared.layout.flags).load(Ordering::Relaxed);
@@ -168,9 +172,8 @@ impl<T: Copy> Producer<T> {
 #[derive(Debug)]
 pub(super) struct Consumer<T> {
     shared: Shared<T>,
-    /// The next entry to take.
     next: u32,
-    /// Entries that were seen and not taken yet.
+    /// Entries that were seen but not taken yet.
     seen: u32,
 }
 
@@ -179,7 +182,7 @@ impl<T: Copy> Consumer<T> {
         Ok(Self { shared: Shared::new(memory, layout, size)?, next: 0, seen: 0 })
     }
 
-    /// Entries that can be taken; none if what the other side says makes no sense.
+    /// Number of entries that can be taken; 0 if the other side's index is impossible.
     #[inline]
     pub(super) fn waiting(&mut self) -> u32 {
         if self.seen == 0 {
@@ -189,37 +192,37 @@ impl<T: Copy> Consumer<T> {
         self.seen
     }
 
-    /// Takes an entry; its place is the other side's again after [`Self::release`].
+    /// Takes an entry. Its slot returns to the other side with [`Self::release`].
     #[inline]
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.waiting() == 0 {
             return None;
         }
         // SAFETY: the entry lies in the mapping, any bits are a value of the types used here
-        // (integers), and the other side has shown it. Volatile: it is read once, whatever the
-        // other side does. WHY: shared memory.
+        // (integers), and the other side has published it. Volatile: it is read once, whatever the
+        // other side does. WHY: the memory is shared.
         let entry = unsafe { self.shared.entry(self.next).read_volatile() };
         self.next = self.next.wrapping_add(1);
         self.seen -= 1;
         Some(entry)
     }
 
-    /// Shows `index` for how far it has come, whatever is true.
+    /// Publishes `index`, whether or not it is true.
     pub(super) fn show(&self, index: u32) {
         self.shared.consumer().store(index, Ordering::Release);
     }
 
-    /// Gives the places of the entries taken back.
+    /// Returns the slots of the taken entries.
     #[inline]
     pub(super) fn release(&mut self) {
         self.shared.consumer().store(self.next, Ordering::Release);
     }
 }
 
-/// Offsets as the kernel lays a ring out: two indices a line apart, flags, then the entries.
+/// The kernel's layout of a ring: two indices a line apart, flags, then the entries.
 const LAYOUT: Layout = Layout { producer: 0, consumer: 64, flags: 128, entries: 192 };
 
-/// A ring whose both sides are ours: without a kernel, one of them plays it.
+/// A ring with both of its sides, one of which plays the kernel.
 pub(super) fn pair<T: Copy>(size: u32) -> io::Result<(Producer<T>, Consumer<T>)> {
     let bytes = LAYOUT.bytes(size, size_of::<T>()).unwrap_or(usize::MAX);
     let memory = Arc::new(Mapping::anonymous(bytes)?);

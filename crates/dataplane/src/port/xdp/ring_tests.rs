@@ -1,4 +1,4 @@
-//! Rings in memory of the test, and the other side of them.
+//! Tests of rings in the test's own memory, which also plays the other side.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ fn memory<T>(size: u32) -> Arc<Mapping> {
     Arc::new(Mapping::anonymous(LAYOUT.bytes(size, size_of::<T>()).unwrap()).unwrap())
 }
 
-/// A ring whose both sides are ours: what the queue's tests have for a kernel.
+/// A ring with both of its sides, one of which plays the kernel in the queue's tests.
 pub(in crate::port::xdp) fn pair<T: Copy>(size: u32) -> (Producer<T>, Consumer<T>) {
     super::pair(size).unwrap()
 }
@@ -65,7 +65,7 @@ fn an_index_that_cannot_be_is_not_believed() {
         assert_eq!((consumer.waiting(), consumer.pop()), (0, None));
     }
     for nonsense in [1, 5, u32::MAX - 4] {
-        // It has taken what it was not given, or holds more than there is.
+        // The index claims entries that were never written, or more than the ring has.
         producer.shared.consumer().store(nonsense, Ordering::Release);
         assert_eq!(producer.backlog(), 4);
         assert!(!producer.push(1));
@@ -93,7 +93,7 @@ fn the_wish_to_be_woken_is_seen() {
 }
 
 proptest! {
-    /// A ring is a queue: in any order of steps what comes out is what went in.
+    /// In any order of steps, the entries come out in the order in which they went in.
     #[test]
     fn a_ring_is_a_queue_of_its_size(steps in proptest::collection::vec(0..5_u8, 0..300)) {
         let (mut producer, mut consumer) = pair::<u64>(8);

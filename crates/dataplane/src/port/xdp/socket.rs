@@ -1,7 +1,7 @@
 //! An AF_XDP socket on one queue of an interface, with its memory and its four rings.
 //!
-//! Each queue has memory of its own, so that nothing is shared between the workers that own the
-//! queues (datapath rule 1). The receive share of it is with the kernel before the socket is bound.
+//! Each queue has memory of its own, so that the workers that own the queues share nothing
+//! (datapath rule 1). The kernel gets the receive share before the socket is bound.
 #![allow(unsafe_code, reason = "AF_XDP socket options and addresses")]
 
 use std::io;
@@ -15,15 +15,16 @@ use super::umem::Umem;
 use super::{patience, refused};
 
 /// Buffers to receive into: 1.4 ms of frames of 1,500 bytes at 25 Gbit/s, 138 us of the shortest
-/// at 10 Gbit/s. Also the entries of the fill and the rx ring, which hold them all.
+/// frames at 10 Gbit/s. Also the number of entries of the fill and rx rings, which hold all of
+/// them.
 pub(super) const RECEIVE: u32 = 2048;
 /// Buffers to send from, in which frames may wait: 4 ms of frames of 1,500 bytes at 10 Gbit/s.
 pub(super) const SEND: u32 = 4096;
-/// Entries of the tx ring: what the kernel is given at once at most.
+/// Number of entries of the tx ring: the most that the kernel gets at once.
 pub(super) const TX_RING: u32 = 2048;
-/// Entries of the completion ring: all that can be on its way.
+/// Number of entries of the completion ring: all buffers that can be with the kernel to send.
 const COMPLETION_RING: u32 = SEND;
-/// Bytes that the kernel may have on the way for us where it copies.
+/// Bytes that may be in transit in the kernel if it copies.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
 const _: () = assert!(RECEIVE.is_power_of_two() && TX_RING.is_power_of_two());
@@ -54,19 +55,19 @@ pub(super) struct Opened {
     pub(super) socket: OwnedFd,
     pub(super) umem: Umem,
     pub(super) rings: Rings,
-    /// Whether frames lie where the NIC put them.
+    /// Whether frames stay where the NIC put them.
     pub(super) zero_copy: bool,
 }
 
-/// What a socket is opened on.
+/// Parameters of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) name: &'a str,
     pub(super) interface: u32,
     pub(super) queue: u32,
-    /// Whether the kernel may be asked for zero-copy.
+    /// Whether to allow zero-copy.
     pub(super) zero_copy: bool,
-    /// log2 of a buffer's bytes.
+    /// Binary logarithm of a buffer's size in bytes.
     pub(super) shift: u32,
 }
 
@@ -91,7 +92,8 @@ pub(super) fn open(place: Place<'_>) -> Result<Opened, PortError> {
         set(&socket, libc::SOL_XDP, ring, &size)
             .map_err(|e| refused(name, "make the rings", memory, e))?;
     }
-    // Without privilege the kernel cuts the size to its own maximum: fewer frames on their way.
+    // Without privilege the kernel limits the size to its own maximum, so fewer frames are in
+    // transit.
     if set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER);
     }
@@ -109,7 +111,8 @@ pub(super) fn open(place: Place<'_>) -> Result<Opened, PortError> {
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers; the new descriptor is ours alone. WHY: nix knows no AF_XDP.
+    // SAFETY: the call takes no pointers, and nothing else owns the new descriptor. WHY: nix knows
+    // no AF_XDP.
     unsafe {
         let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
@@ -122,19 +125,19 @@ fn length<T>() -> libc::socklen_t {
 
 fn set<T>(socket: &OwnedFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     let at = core::ptr::from_ref(value).cast();
-    // SAFETY: the kernel reads as many bytes of `value` as it has; every caller passes the
+    // SAFETY: the kernel reads as many bytes of `value` as it has, and every caller passes the
     // option's own type. WHY: nix knows none of these options.
     let done = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length::<T>()) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Reads an option whose type is integers only, of which all-zero is a value.
+/// Reads an option whose type has only integers, so that all-zero is a value.
 ///
 /// # Safety
-/// Any bits are a value of `T`.
+/// Any bits must be a value of `T`.
 unsafe fn get<T>(socket: &OwnedFd, option: i32) -> io::Result<T> {
-    // SAFETY: zero is a value of `T` (the caller's promise), and so is what the kernel writes, at
-    // most `length` bytes. WHY: as `set`.
+    // SAFETY: the caller guarantees that zero is a value of `T`, and so is what the kernel writes,
+    // at most `length` bytes. WHY: as in `set`.
     unsafe {
         let mut value: T = core::mem::zeroed();
         let mut length = length::<T>();
@@ -148,7 +151,7 @@ unsafe fn get<T>(socket: &OwnedFd, option: i32) -> io::Result<T> {
 }
 
 fn map_rings(socket: &OwnedFd) -> io::Result<Rings> {
-    // SAFETY: the structure has only integers. WHY: as `get`.
+    // SAFETY: the structure has only integers. WHY: as in `get`.
     let offsets: libc::xdp_mmap_offsets = unsafe { get(socket, libc::XDP_MMAP_OFFSETS) }?;
     let map = |layout: Layout, size, entry, page: u64| {
         let len = layout.bytes(size, entry).filter(|&len| len < 1 << 30);
@@ -174,8 +177,8 @@ fn map_rings(socket: &OwnedFd) -> io::Result<Rings> {
     })
 }
 
-/// Binds; the kernel takes zero-copy if it may and the driver can. The queue of an owner that is
-/// just gone is free only a moment later.
+/// Binds the socket. The kernel uses zero-copy if it is allowed and the driver supports it. The
+/// queue of an owner that has just ended becomes free only a moment later.
 fn bind(socket: &OwnedFd, place: Place<'_>) -> io::Result<()> {
     let copy = if place.zero_copy { 0 } else { libc::XDP_COPY };
     let address = libc::sockaddr_xdp {
@@ -187,34 +190,34 @@ fn bind(socket: &OwnedFd, place: Place<'_>) -> io::Result<()> {
     };
     patience(|| {
         let (fd, at) = (socket.as_raw_fd(), (&raw const address).cast());
-        // SAFETY: the kernel reads the structure, of the length given. WHY: nix lacks it.
+        // SAFETY: the kernel reads the structure, whose length is passed. WHY: nix lacks it.
         let done = unsafe { libc::bind(fd, at, length::<libc::sockaddr_xdp>()) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     })
 }
 
 fn is_zero_copy(socket: &OwnedFd) -> bool {
-    // SAFETY: the structure is one integer. WHY: as `get`.
+    // SAFETY: the structure is one integer. WHY: as in `get`.
     let options: io::Result<libc::xdp_options> = unsafe { get(socket, libc::XDP_OPTIONS) };
     options.is_ok_and(|options| options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// Frames that were longer than a buffer since the socket was opened. Where the kernel copies it
-/// also drops, under the same number, those that came while no buffer was there; of these it
-/// keeps another number. A driver with zero-copy has neither.
+/// Number of frames longer than a buffer since the socket was opened. A kernel that copies adds
+/// frames for which no buffer was free to the same counter, and also counts them apart, so they are
+/// subtracted. A driver with zero-copy reports neither.
 pub(super) fn frames_too_long(socket: &OwnedFd) -> u64 {
-    // SAFETY: the structure has only integers; an older kernel fills less of it. WHY: as `get`.
+    // SAFETY: the structure has only integers; an older kernel fills less of it. WHY: as in `get`.
     let statistics: io::Result<libc::xdp_statistics> = unsafe { get(socket, libc::XDP_STATISTICS) };
     statistics.map_or(0, |s| s.rx_dropped.saturating_sub(s.rx_fill_ring_empty_descs))
 }
 
-/// Has the kernel look at the tx ring (`send`), or at the fill ring.
+/// Makes the kernel look at the tx ring (`send`), or at the fill ring.
 pub(super) fn wake(socket: &OwnedFd, send: bool) -> io::Result<()> {
     let fd = socket.as_raw_fd();
     let nothing = core::ptr::null_mut();
     let (flags, none) = (libc::MSG_DONTWAIT, core::ptr::null_mut());
-    // SAFETY: no bytes are passed either way. WHY: the calls have no meaning but this here, and
-    // nix's forms want buffers and addresses.
+    // SAFETY: no bytes are passed in either direction. WHY: the calls only wake the kernel, and
+    // nix's forms require buffers and addresses.
     let done = unsafe {
         if send {
             libc::sendto(fd, nothing, 0, flags, core::ptr::null(), 0)

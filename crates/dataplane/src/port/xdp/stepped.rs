@@ -1,8 +1,8 @@
-//! An AF_XDP queue without a kernel: who holds it writes into the rings what a kernel would, or
-//! what none should.
+//! An AF_XDP queue without a kernel. Its owner writes into the rings what a kernel would write, or
+//! what no kernel should.
 //!
-//! **Rule.** The queue and its rings are those of a port; the socket is `/dev/null`, so calls to
-//! wake the kernel fail.
+//! The queue and its rings are those of a port. The socket is `/dev/null`, so calls to wake the
+//! kernel fail.
 
 use std::io;
 
@@ -13,29 +13,29 @@ use super::socket::{Opened, Rings};
 use super::umem::Umem;
 use crate::port::PortQueue;
 
-/// Chunks that the queue receives into: numbers 0 to here.
+/// Chunks that the queue receives into: numbers 0 to this, exclusive.
 pub const RECEIVE: u32 = 64;
-/// Chunks that it sends from: those behind.
+/// Chunks that it sends from, with the numbers behind those of [`RECEIVE`].
 pub const SEND: u32 = 32;
-/// log2 of a chunk's bytes.
+/// Binary logarithm of a chunk's size in bytes.
 pub const CHUNK_SHIFT: u32 = 11;
-/// Entries of the tx ring.
+/// Number of entries of the tx ring.
 const TX: u32 = 16;
 
-/// A ring, by the index of it that the kernel writes.
+/// A ring, by the index that the kernel writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelIndex {
-    /// How far it has taken chunks to fill.
+    /// Number of chunks taken to fill.
     Fill,
-    /// How far it has completed frames.
+    /// Number of completed frames.
     Completion,
-    /// How far it has received frames.
+    /// Number of received frames.
     Rx,
-    /// How far it has taken frames to send.
+    /// Number of frames taken to send.
     Tx,
 }
 
-/// See the module's text.
+/// An AF_XDP queue with its owner in the kernel's place.
 pub struct SteppedXdp {
     queue: XdpQueue,
     fill: Consumer<u64>,
@@ -54,7 +54,7 @@ impl SteppedXdp {
     /// A queue whose fill ring holds all chunks to receive into.
     ///
     /// # Errors
-    /// No memory or no descriptor is to be had.
+    /// No memory or no descriptor is free.
     pub fn new() -> io::Result<Self> {
         let umem = Umem::new(CHUNK_SHIFT, RECEIVE + SEND)?;
         let (fill, kernel_fill) = pair(RECEIVE)?;
@@ -74,7 +74,6 @@ impl SteppedXdp {
         })
     }
 
-    /// The switch's side.
     pub fn queue(&mut self) -> &mut dyn PortQueue {
         &mut self.queue
     }
@@ -93,21 +92,21 @@ impl SteppedXdp {
         Some((descriptor.addr, descriptor.len))
     }
 
-    /// Says that a frame was received; false: the ring is full.
+    /// Reports a received frame. Returns false if the ring is full.
     pub fn say_received(&mut self, addr: u64, len: u32, options: u32) -> bool {
         let fits = self.rx.push(libc::xdp_desc { addr, len, options });
         self.rx.publish();
         fits
     }
 
-    /// Says that the frame at an address was sent; false: the ring is full.
+    /// Reports that the frame at an address was sent. Returns false if the ring is full.
     pub fn say_sent(&mut self, address: u64) -> bool {
         let fits = self.completion.push(address);
         self.completion.publish();
         fits
     }
 
-    /// Writes anything into an index of the kernel's.
+    /// Writes any value into an index of the kernel.
     pub fn show(&mut self, which: KernelIndex, index: u32) {
         match which {
             KernelIndex::Fill => self.fill.show(index),

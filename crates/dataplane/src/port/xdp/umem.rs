@@ -1,8 +1,9 @@
-//! The memory in which an AF_XDP socket's frames lie, as the kernel's and as our addresses.
+//! The memory of an AF_XDP socket's frames, and the conversion between the kernel's addresses and
+//! pointers.
 //!
-//! One mapping of equal chunks, a power of two of bytes each and aligned to it (the kernel's
-//! default mode, in which an address names its chunk whatever its lower bits). Who may touch a
-//! chunk is kept in [`super::pool`]; here are only its addresses.
+//! It is one mapping of equal chunks. A chunk's size is a power of two of bytes, and it is aligned
+//! to its size. This is the kernel's default mode, in which an address names its chunk whatever its
+//! lower bits. [`super::pool`] tracks who may access a chunk.
 #![allow(unsafe_code, reason = "the bytes of a frame that belongs to us")]
 
 use std::io;
@@ -12,11 +13,11 @@ use super::mapping::Mapping;
 /// Bytes that the kernel leaves free in front of a received frame (`XDP_PACKET_HEADROOM`).
 pub(super) const HEADROOM: u32 = 256;
 
-/// See the module's text.
+/// The mapping and its division into chunks.
 #[derive(Debug)]
 pub(super) struct Umem {
     memory: Mapping,
-    /// log2 of a chunk's bytes.
+    /// Binary logarithm of a chunk's size in bytes.
     shift: u32,
     chunks: u32,
 }
@@ -28,17 +29,17 @@ impl Umem {
         Ok(Self { memory, shift, chunks })
     }
 
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub(super) fn chunk(&self) -> u32 {
         1 << self.shift
     }
 
-    /// Chunks in all.
+    /// Number of chunks.
     pub(super) fn chunks(&self) -> u32 {
         self.chunks
     }
 
-    /// What the kernel is told of it.
+    /// The memory's description for the kernel.
     pub(super) fn registration(&self) -> libc::xdp_umem_reg {
         libc::xdp_umem_reg {
             addr: self.memory.at() as u64,
@@ -55,7 +56,8 @@ impl Umem {
         (u64::from(chunk) << self.shift) + u64::from(start)
     }
 
-    /// The chunk that an address of the kernel's lies in, and the byte of it. `None`: outside.
+    /// The chunk of a kernel address, and the offset in it. `None` if the address is outside the
+    /// memory.
     pub(super) fn locate(&self, address: u64) -> Option<(u32, u32)> {
         let chunk = u32::try_from(address >> self.shift).ok().filter(|&c| c < self.chunks)?;
         #[expect(clippy::cast_possible_truncation, reason = "masked to less than a chunk")]
@@ -63,7 +65,7 @@ impl Umem {
         Some((chunk, start))
     }
 
-    /// Where byte `start` of a chunk lies.
+    /// Pointer to byte `start` of a chunk.
     pub(super) fn at(&self, chunk: u32, start: u32) -> *mut u8 {
         debug_assert!(chunk < self.chunks && start < self.chunk());
         let byte = ((chunk as usize) << self.shift) + start as usize;
@@ -73,14 +75,15 @@ impl Umem {
     /// `len` bytes of a chunk from byte `start`; `None` if they are not all in it.
     ///
     /// # Safety
-    /// The chunk belongs to us: the kernel was not given it, or gave it back.
+    /// The chunk must belong to the port: the kernel was not given it, or returned it.
     pub(super) unsafe fn bytes(&mut self, chunk: u32, start: u32, len: u32) -> Option<&mut [u8]> {
         let end = start.checked_add(len).filter(|&end| end <= self.chunk());
         if chunk >= self.chunks || end.is_none() {
             return None;
         }
-        // SAFETY: the range lies in a chunk of the mapping, which lives as long as `self`; nobody
-        // else writes it (the caller's promise), and `self` is borrowed for as long as the slice.
+        // SAFETY: the range lies in a chunk of the mapping, which lives as long as `self`. The
+        // caller guarantees that nothing else writes it, and `self` is borrowed for as long as the
+        // slice.
         // WHY: a frame is copied into it in one go.
         Some(unsafe { core::slice::from_raw_parts_mut(self.at(chunk, start), len as usize) })
     }

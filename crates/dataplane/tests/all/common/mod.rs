@@ -1,4 +1,4 @@
-//! What several files of tests use.
+//! Parts that several test files use.
 
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::Cycles;

@@ -1,4 +1,4 @@
-//! Frames as `etherparse` reads them, and where it and our parser may differ.
+//! Frames as `etherparse` reads them, and the allowed differences from the switch's parser.
 
 use etherparse::err::packet::SliceError;
 use etherparse::{SlicedPacket, TransportSlice};
@@ -8,10 +8,10 @@ use penstock_dataplane::classify::parse::{FRAGMENT_FIRST, FRAGMENT_LATER, Header
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::Offload;
 
-/// What our parser finds of a frame that came from port 7.
+/// The switch's parse of a frame that came from port 7.
 ///
 /// # Errors
-/// Why it refuses the frame.
+/// The reason for which the parser refuses the frame.
 pub fn ours(frame: &[u8]) -> Result<Headers, DropReason> {
     let mut batch = Batch::new();
     match batch.push(frame, Offload::NONE) {
@@ -20,7 +20,7 @@ pub fn ours(frame: &[u8]) -> Result<Headers, DropReason> {
     }
 }
 
-/// What `etherparse` finds, in our terms; `None` if it finds no sound IP packet.
+/// The parse of `etherparse` in the switch's terms; `None` if it finds no valid IP packet.
 #[must_use]
 pub fn theirs(frame: &[u8]) -> Option<KeyFields> {
     let p = SlicedPacket::from_ethernet(frame).ok()?;
@@ -29,7 +29,8 @@ pub fn theirs(frame: &[u8]) -> Option<KeyFields> {
     (k.src_mac, k.dst_mac) = (number(&eth.source), number(&eth.destination));
     k.ethertype = eth.ether_type.0;
     if let Some(vlan) = p.vlan() {
-        // They take 802.1ad's 0x88a8 and the old 0x9100 for tags too; to us those frames are no IP.
+        // `etherparse` also treats 802.1ad's 0x88a8 and the old 0x9100 as tags. For the switch
+        // those frames are not IP.
         if k.ethertype != 0x8100 {
             return None;
         }
@@ -87,10 +88,10 @@ fn number(mac: &[u8; 6]) -> u64 {
     mac.iter().fold(0, |n, &b| n << 8 | u64::from(b))
 }
 
-/// Both may think differently of a frame in the ways listed here, and in no other.
+/// Checks that the two parsers differ about a frame only in the listed ways.
 ///
 /// # Panics
-/// They differ otherwise.
+/// If they differ otherwise.
 pub fn agree(frame: &[u8]) {
     let mine = ours(frame);
     let tag = if frame[12..14] == [0x81, 0] { 4 } else { 0 };
@@ -107,9 +108,10 @@ pub fn agree(frame: &[u8]) {
     match (mine, theirs(frame)) {
         (Ok(h), Some(want)) => {
             let mine = h.key.fields();
-            // SCTP is no transport to them, ICMP of the other IP version no ICMP to us. They look
-            // behind an authentication header of IPv4, where to us it is the protocol. Of IPv6
-            // fragments they do not say which. Behind a first fragment they read no ports.
+            // `etherparse` treats SCTP as no transport; the switch treats ICMP of the other IP
+            // version as no ICMP. Only `etherparse` reads behind an IPv4 authentication header. For
+            // IPv6 fragments it does not say which fragment it is. Behind a first fragment it reads
+            // no ports.
             let v6 = mine.ethertype == 0x86dd;
             let unread = if v6 { mine.proto == 1 } else { matches!(mine.proto, 51 | 58) };
             let other = mine.proto == 132 || unread || v6 && mine.tos & 3 != 0;
@@ -120,7 +122,8 @@ pub fn agree(frame: &[u8]) {
             };
             assert!(other || mine == want, "{mine:?}\n{want:?}");
         }
-        // We refuse more, but only what says it is IP or ARP, or ends inside its tag.
+        // The switch refuses more, but only frames that claim to be IP or ARP, or end inside their
+        // tag.
         (Err(reason), _) => {
             let at = 12 + tag;
             let ethertype = frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
@@ -131,14 +134,15 @@ pub fn agree(frame: &[u8]) {
             };
             assert!(lawful, "{reason:?}");
         }
-        // What they refuse and we pass is not IP to us, or a protocol we do not look into.
+        // If `etherparse` refuses and the switch passes, the frame is not IP for the switch, or has
+        // a protocol that it does not parse.
         (Ok(h), None) => {
             let f = h.key.fields();
             let ip = matches!(f.ethertype, 0x0800 | 0x86dd);
             let looked_into = matches!(f.proto, 6 | 17) && f.tos & 3 == 0;
-            // They refuse a hop-by-hop header that is not the first (RFC 8200 §4.1), and an IPv6
-            // authentication header of length 0. A station may do without that check, so the
-            // switch reads on: its rules hold of what such a station finds.
+            // `etherparse` refuses a hop-by-hop header that is not the first (RFC 8200 §4.1), and
+            // an IPv6 authentication header of length 0. A station may not check this, so the
+            // switch reads on, and its rules hold for what such a station finds.
             let lax = matches!(SlicedPacket::from_ethernet(frame), Err(SliceError::Ipv6Exts(_)));
             assert!(!ip || !looked_into || lax || f.proto == 17, "{f:?}");
         }

@@ -1,10 +1,10 @@
-//! What a match means, from its definition.
+//! The meaning of a match, by its definition.
 
 use penstock_dataplane::classify::key::KeyFields;
 use penstock_dataplane::classify::{IpMatch, Match};
 use penstock_units::MacAddr;
 
-/// Field by field, from the definition.
+/// Whether the match fits the key, compared field by field.
 #[must_use]
 pub fn fits(m: &Match, k: &KeyFields) -> bool {
     let ip = |want: Option<IpMatch>, v4: u32, wide: u128| match want {

@@ -1,4 +1,4 @@
-//! Event suppression, both ways (virtio 1.2 §2.8.14).
+//! Event suppression in both directions (virtio 1.2 §2.8.14).
 
 use std::fs::File;
 use std::io::Read;
@@ -31,7 +31,7 @@ fn wish(guest: &Guest, place: Place, flags: u16) {
 const NOWHERE: Place = Place { index: 0, wrap: false };
 
 #[test]
-fn the_driver_is_told_not_to_kick() {
+fn the_driver_is_asked_not_to_kick_while_the_switch_polls() {
     let guest = Guest::new();
     guest.write(DEVICE_EVENT, 0xffff_ffff_u32);
     let _ring = guest.ring();
@@ -61,10 +61,10 @@ fn flags_switch_interrupts_on_and_off() {
         assert_eq!(send(&mut guest), (1, true));
         wish(&guest, NOWHERE, DISABLE);
         assert_eq!(send(&mut guest), (0, false));
-        // Bits that mean nothing change nothing.
+        // Reserved bits change nothing.
         wish(&guest, NOWHERE, 0xfff0 | DISABLE);
         assert_eq!(send(&mut guest), (0, false));
-        // A place counts only where it was negotiated; an interrupt too many does no harm.
+        // A position counts only if it was negotiated; an additional interrupt does no harm.
         wish(&guest, NOWHERE, DESC);
         assert_eq!(send(&mut guest), if event_idx { (0, false) } else { (1, true) });
         wish(&guest, NOWHERE, 3);
@@ -87,7 +87,7 @@ fn an_event_is_told_once_when_its_descriptor_is_used() {
     let mut told = 0;
     for round in 0..400_u16 {
         let burst = 1 + round % 7;
-        // Some place from here to a round and more ahead.
+        // A position between here and more than a round ahead.
         let mut event = guest.used;
         event.advance(round / 7 % 14, 7);
         wish(&guest, event, DESC);

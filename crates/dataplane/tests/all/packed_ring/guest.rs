@@ -1,4 +1,5 @@
-//! A guest with one packed ring: its memory, and a driver that may or may not play by the rules.
+//! A guest with one packed ring: its memory, and a driver that may or may not obey the
+//! specification.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,24 +21,24 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 pub const AVAIL: u16 = 1 << 7;
 pub const USED: u16 = 1 << 15;
-/// Entries of the ring unless a test says otherwise: wraps come soon, and no power of two hides a
-/// mask where there should be none.
+/// Default number of entries of the ring. It is small, so that wraps come soon, and not a power of
+/// two, so that a wrong mask shows.
 pub const SIZE: u16 = 50;
 pub const MEMORY: u64 = 1 << 20;
-/// Two regions of half the memory each, with a hole between their guest addresses.
+/// Guest address of the second region. Each has half the memory, with a hole between them.
 pub const SECOND: u64 = 1 << 30;
 const USER: u64 = 0x7000_0000_0000;
 pub const RING: u64 = 0;
 pub const DRIVER_EVENT: u64 = 0x4000;
 pub const DEVICE_EVENT: u64 = 0x4004;
 pub const BUFFERS: u64 = 0x1_0000;
-/// Where a ring begins: index 0, both wrap counters 1.
+/// Start position of a ring: index 0, both wrap counters 1.
 pub const FRESH: u32 = 0x8000_8000;
 
 /// A part of a buffer: guest address, bytes, flags.
 pub type Part = (u64, u32, u16);
 
-/// A place in the ring with its wrap counter.
+/// A position in the ring with its wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub index: u16,
@@ -68,14 +69,15 @@ pub struct Guest {
     pub in_order: bool,
     pub avail: Place,
     pub used: Place,
-    /// Id and descriptors of what the device has, in the order it was made available.
+    /// Id and number of descriptors of the buffers that the device has, in the order they were
+    /// offered.
     pub out: VecDeque<(u16, u16)>,
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
         let base = std::ptr::NonNull::new(self.base.cast()).unwrap();
-        // SAFETY: mapped in `new`, of this length, and nobody else has the address.
+        // SAFETY: mapped in `new` with this length, and nothing else has the address.
         // WHY: munmap has no safe form.
         unsafe { munmap(base, MEMORY as usize) }.unwrap();
     }
@@ -88,7 +90,7 @@ impl Guest {
         let memory = map(&file, MEMORY / 2);
         let len = NonZeroUsize::new(MEMORY as usize).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a fresh mapping of the test's own file. WHY: the guest's view of its memory.
+        // SAFETY: a new mapping of the test's own file. WHY: the guest's view of its memory.
         let base = unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
         let fresh = Place { index: 0, wrap: true };
         Self {
@@ -103,12 +105,12 @@ impl Guest {
         }
     }
 
-    /// Another map of the same memory, of whose first region only `len` bytes are in it.
+    /// Another map of the same memory, with only `len` bytes of the first region.
     pub fn remapped(&self, len: u64) -> Arc<GuestMemory> {
         map(&self.file, len)
     }
 
-    /// Where the parts of the ring are for the driver.
+    /// Addresses of the ring's parts for the driver.
     pub fn addresses() -> RingAddresses {
         RingAddresses {
             descriptors: USER + RING,
@@ -138,7 +140,7 @@ impl Guest {
         PackedRing::new(spec, Arc::clone(&self.memory))
     }
 
-    /// Where the guest sees its ring, for threads that rewrite it.
+    /// The guest's address of its ring, for threads that rewrite it.
     pub fn address(&self) -> usize {
         self.at(RING, 16) as usize
     }
@@ -169,7 +171,7 @@ impl Guest {
         (guest..).take(len).map(|at| self.read(at)).collect()
     }
 
-    /// A descriptor anywhere, with all its flags given.
+    /// Writes a descriptor anywhere, with all its flags given.
     pub fn descriptor(&self, table: u64, i: u16, (guest, len, flags): Part, id: u16) {
         let at = table + 16 * u64::from(i);
         self.write(at, guest);
@@ -186,7 +188,7 @@ impl Guest {
         self.write(RING + 16 * u64::from(i) + 14, flags);
     }
 
-    /// A table of descriptors for an indirect buffer.
+    /// Writes a table of descriptors for an indirect buffer.
     pub fn table(&self, at: u64, parts: &[Part]) -> Part {
         for (i, part) in (0..).zip(parts) {
             self.descriptor(at, i, *part, 0x5a5a);
@@ -194,12 +196,12 @@ impl Guest {
         (at, 16 * parts.len() as u32, INDIRECT)
     }
 
-    /// What the flags of a descriptor at `place` say of its being available.
+    /// The flags of an available descriptor at `place`.
     pub fn available(place: Place) -> u16 {
         if place.wrap { AVAIL } else { USED }
     }
 
-    /// Makes `parts` available as one buffer called `id`; the head's flags come last.
+    /// Makes `parts` available as one buffer with this id. The head's flags are written last.
     pub fn offer(&mut self, id: u16, parts: &[Part]) {
         let head = self.avail;
         for (i, (guest, len, flags)) in parts.iter().enumerate() {
@@ -207,7 +209,7 @@ impl Guest {
             let next = if last { 0 } else { NEXT };
             let all = flags | next | Self::available(self.avail);
             let now = if i == 0 { !all & (AVAIL | USED) } else { all };
-            // The id counts in the last one only.
+            // Only the id of the last descriptor counts.
             let id = if last { id } else { 0xfff0 };
             self.descriptor(RING, self.avail.index, (*guest, *len, now), id);
             self.avail.advance(1, self.size);
@@ -217,7 +219,8 @@ impl Guest {
         self.out.push_back((id, parts.len() as u16));
     }
 
-    /// The next buffers that the device gave back: id, length, whether it says it wrote.
+    /// The buffers that the device has returned since the last call: id, length, and its write
+    /// flag.
     pub fn take_used(&mut self) -> Vec<(u16, u32, bool)> {
         let mut got = Vec::new();
         while !self.out.is_empty() {
@@ -227,7 +230,7 @@ impl Guest {
             }
             let at = RING + 16 * u64::from(self.used.index);
             let (id, len) = (self.read::<u16>(at + 12), self.read::<u32>(at + 8));
-            // In order, one entry may stand for several buffers: it names the last.
+            // With in-order use, one entry may return several buffers; it names the last.
             let count = match self.out.iter().position(|(known, _)| *known == id) {
                 Some(at) if self.in_order => at + 1,
                 Some(0) => 1,
@@ -242,7 +245,7 @@ impl Guest {
         got
     }
 
-    /// Offers `frame` as one descriptor under a name of its own.
+    /// Offers `frame` as one descriptor with a new id.
     pub fn send_plain(&mut self, frame: &[u8]) {
         let id = self.avail.index;
         let at = BUFFERS + 0x1000 * u64::from(id);
@@ -265,7 +268,7 @@ impl Guest {
         self.offer(id, &(0..parts).map(piece).collect::<Vec<_>>());
     }
 
-    /// Posts one receive buffer of `len` bytes for each of `lens`; returns where they are.
+    /// Posts one receive buffer of `len` bytes for each of `lens`. Returns their addresses.
     pub fn post(&mut self, lens: &[u32]) -> Vec<u64> {
         let mut places = Vec::new();
         for len in lens {
@@ -307,7 +310,7 @@ pub fn frames_of(batch: &Batch) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Takes what there is, and no chain is bad.
+/// Takes all frames, and checks that no chain is bad.
 pub fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
     let mut batch = Batch::new();
     ring.take(&mut batch);
@@ -315,7 +318,7 @@ pub fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
     frames_of(&batch)
 }
 
-/// Takes what there is and returns it to the driver; how many chains were bad.
+/// Takes all frames and returns their buffers to the driver. Also returns the number of bad chains.
 pub fn taken(ring: &mut PackedRing) -> (Vec<Vec<u8>>, u32) {
     let mut batch = Batch::new();
     ring.take(&mut batch);
@@ -331,7 +334,7 @@ pub fn give(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
     out
 }
 
-/// Writes the frames without showing them.
+/// Writes the frames without publishing them.
 pub fn write(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
     let mut batch = Batch::new();
     for frame in frames {

@@ -1,4 +1,4 @@
-//! Drivers that break the rules, clause by clause.
+//! Drivers that violate the specification, clause by clause.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::packed_ring::guest::{
     pattern, taken,
 };
 
-/// Offers `parts`, which are bad; no frame may come of it, and the id must come back.
+/// Offers the bad buffer `parts`. No frame may result, and the id must come back.
 fn refuses(name: &str, parts: &[Part]) {
     let mut guest = Guest::new();
     let mut ring = guest.ring();
@@ -26,14 +26,14 @@ fn refuses(name: &str, parts: &[Part]) {
     guest.table(table, &[(table, 16, INDIRECT)]);
     guest.table(table + 0x100, &[(BUFFERS, 112, WRITE)]);
     guest.table(table + 0x200, &[(BUFFERS, 12, 0), (u64::MAX - 50, 112, 0)]);
-    // Over the ring's end, too.
+    // Repeats it across the ring's end.
     for _ in 0..SIZE {
         guest.offer(5, parts);
         let (frames, errors) = taken(&mut ring);
         assert!(frames.is_empty(), "{name}: a frame was taken");
         assert_eq!(errors, 1, "{name}");
         assert_eq!(guest.take_used(), [(5, 0, false)], "{name}: not returned");
-        // The ring goes on.
+        // The ring continues.
         guest.offer(6, &[(BUFFERS, 112, 0)]);
         assert_eq!(taken(&mut ring), (vec![pattern(100)], 0), "{name}: ring did not go on");
         assert_eq!(guest.take_used(), [(6, 0, false)]);
@@ -104,7 +104,8 @@ fn endless(guest: &mut Guest, count: u16, flags: u16) {
 
 #[test]
 fn a_chain_without_end_stops_the_ring() {
-    // Into what is not available; all around the ring; longer than any chain may be.
+    // The chain leads into unavailable descriptors, all around the ring, or beyond the longest
+    // chain.
     for (size, count) in [(SIZE, 3), (SIZE, SIZE), (1, 1), (1000, 257), (1000, 1000)] {
         let mut guest = Guest::new();
         guest.size = size;
@@ -200,7 +201,7 @@ fn a_driver_that_runs_ahead_gets_no_descriptor_taken_twice() {
     let mut batch = Batch::new();
     ring.take(&mut batch);
     assert_eq!(batch.len(), 8);
-    // All of the next round is marked available before one of this has come back.
+    // All of the next round is marked available before a descriptor of this one has come back.
     for i in 0..8 {
         guest.set_flags(i, USED);
     }
@@ -248,7 +249,7 @@ fn an_offer_taken_back_in_time_was_none() {
     assert_eq!(taken(&mut ring), (vec![], 0));
     guest.set_flags(0, flags);
     assert_eq!(taken(&mut ring), (vec![pattern(60), pattern(70)], 0));
-    // The second of a chain, gone when it is looked for.
+    // The second descriptor of a chain disappears before it is read.
     guest.offer(7, &[(BUFFERS, 12, 0), (BUFFERS + 12, 60, 0)]);
     guest.set_flags(3, 0);
     assert_eq!(taken(&mut ring), (vec![], 0));
@@ -267,7 +268,8 @@ fn a_bad_receive_buffer_is_handed_back_empty() {
     assert_eq!((out.frames, out.error), (2, 2));
     let want = [(0, 0, false), (1, 72, true), (2, 0, false), (3, 72, true)];
     assert_eq!(guest.take_used(), want);
-    // Behind a good one it waits for its turn, and the good one with it.
+    // Behind a good buffer it is returned later, when it becomes the first, and the good one with
+    // it.
     guest.offer(4, &[(BUFFERS, 100, WRITE)]);
     guest.offer(5, &[(BUFFERS, 100, 0)]);
     guest.offer(6, &[(BUFFERS, 100, WRITE)]);
@@ -276,7 +278,7 @@ fn a_bad_receive_buffer_is_handed_back_empty() {
     assert_eq!(guest.take_used(), [(4, 72, true)]);
 }
 
-/// Offers `n` receive buffers, each an indirect table of `entries` descriptors of which all but
+/// Offers `n` receive buffers. Each is an indirect table of `entries` descriptors, of which all but
 /// the last are empty.
 fn post_crumbs(guest: &mut Guest, n: u16, entries: usize, last: u32) {
     let mut parts = vec![(BUFFERS + 0x8000, 0, WRITE); entries - 1];
@@ -337,7 +339,7 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
     let mut ring = PackedRing::new(spec.unwrap(), memory).unwrap();
     let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
-    // Ring and buffers are gone; whatever is read is zeroes, and nobody faults.
+    // Ring and buffers are gone: all reads yield zeros, and no fault ends the process.
     for _ in 0..100 {
         let _ = taken(&mut ring);
         let _ = give(&mut ring, &[pattern(3000)]);
@@ -365,7 +367,7 @@ fn copy_of(
     }
 }
 
-/// Ends the other thread also when this one fails.
+/// Ends the other thread even if this one fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

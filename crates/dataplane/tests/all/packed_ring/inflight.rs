@@ -1,5 +1,5 @@
-//! A packed ring killed anywhere is taken up where the driver saw it stand: each buffer comes back
-//! once, in its order.
+//! A packed ring that is killed at any point continues where the driver saw it: each buffer comes
+//! back once, in order.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn region() -> Arc<InflightRegion> {
     )
 }
 
-/// A ring that knows nothing but the region: the frontend says a fresh ring's base.
+/// A ring that knows only the region: the front end gives a new ring's base.
 fn successor(guest: &Guest, region: &Arc<InflightRegion>) -> PackedRing {
     let mut ring = guest.ring();
     let queue = region.packed(0, SIZE).unwrap();
@@ -52,21 +52,22 @@ fn a_burst_was_shown_or_it_never_was() {
             // Killed with the burst taken.
             ring = successor(&guest, &region);
             assert_eq!(take(&mut ring), frames, "round {round}");
-            // Killed with all of it overwritten but the first.
+            // Killed with all of it overwritten but the first descriptor.
             ring.complete_taken();
             ring = successor(&guest, &region);
             assert_eq!(guest.take_used(), []);
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring.complete_taken();
             let new = ring.base() as u16;
-            // Killed when the region said where the burst will lead, and it was not shown.
+            // Killed after the region recorded the burst and before the burst became visible.
             region.packed(0, SIZE).unwrap().begin(old, new);
             ring = successor(&guest, &region);
             assert_eq!(guest.take_used(), []);
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring.complete_taken();
             ring.publish();
-            // Killed when it was shown, and the region did not say so yet; the driver goes on.
+            // Killed after the burst became visible and before the region recorded that; the driver
+            // continues.
             region.packed(0, SIZE).unwrap().begin(old, new);
             if round % 2 == 0 {
                 assert_eq!(guest.take_used().len(), 9);
@@ -90,7 +91,7 @@ fn receive_buffers_come_back_once_wherever_the_switch_is_killed() {
     let region = region();
     let mut ring = successor(&guest, &region);
     for round in 0..60 {
-        // Two of three frames are spread over buffers.
+        // Two of three frames are spread over several buffers.
         guest.post(&[80; 12]);
         let frames = [pattern(60), pattern(200), pattern(150)];
         assert_eq!(write(&mut ring, &frames).frames, 3);
@@ -105,7 +106,7 @@ fn receive_buffers_come_back_once_wherever_the_switch_is_killed() {
         }
         let used: Vec<u32> = guest.take_used().into_iter().map(|(_, len, _)| len).collect();
         assert_eq!(used, [72, 80, 80, 52, 80, 80, 2]);
-        // The rest of what was posted, so that the next round begins anew.
+        // Uses up the posted buffers, so that the next round starts without any.
         assert_eq!(write(&mut ring, &vec![pattern(60); 5]).frames, 5);
         ring.publish();
         assert_eq!(guest.take_used().len(), 5);

@@ -1,4 +1,4 @@
-//! What a packed ring logs for a migration, and its way from one memory map to the next.
+//! Migration log of a packed ring, and its move from one memory map to another.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use crate::packed_ring::guest::{
     BUFFERS, DEVICE_EVENT, Guest, MEMORY, SECOND, SIZE, WRITE, give, pattern, taken,
 };
 
-/// A log of all pages; with `used` the ring's own are to be marked, too.
+/// A log of all pages. With `used` the ring's own pages are to be marked too.
 fn log(used: bool) -> (File, RingLog) {
     let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     let pages = (SECOND + MEMORY) / LOG_PAGE;
@@ -21,7 +21,7 @@ fn log(used: bool) -> (File, RingLog) {
     (file, RingLog { log, used: used.then_some(DEVICE_EVENT) })
 }
 
-/// The pages marked since the last call, which takes the marks as a front end does.
+/// The pages marked since the last call, which clears the marks as a front end does.
 fn taken_pages(file: &File) -> Vec<u64> {
     let mut bytes = vec![0; ((SECOND + MEMORY) / LOG_PAGE / 8) as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -55,12 +55,12 @@ fn exactly_the_pages_written_are_logged() {
     assert_eq!(give(&mut ring, &[pattern(1500), pattern(90)]).frames, 2);
     let second = SECOND / LOG_PAGE;
     assert_eq!(taken_pages(&file), [0, page(10), page(11), page(12), second, second + 1]);
-    // A buffer that is handed back empty was not written.
+    // A buffer that is returned empty was not written.
     guest.offer(5, &[(at(13), 1000, 0)]);
     assert_eq!(give(&mut ring, &[pattern(60)]).error, 1);
     assert_eq!(taken_pages(&file), [0]);
     assert_eq!(guest.take_used().len(), 6);
-    // Off again: nothing is marked, what was in place comes back.
+    // With the log removed nothing is marked, and the old log is returned.
     assert!(ring.set_log(None).is_some());
     guest.post(&[2048]);
     assert_eq!(give(&mut ring, &[pattern(100)]).frames, 1);
@@ -129,7 +129,7 @@ fn a_ring_moves_to_another_map_between_two_batches() {
         assert_eq!(taken(&mut ring), (vec![pattern(70)], 0));
         assert_eq!(guest.take_used().len(), 1);
     }
-    // A map without the ring is refused, and the ring goes on in the one it has.
+    // A map without the ring is refused, and the ring continues in its present map.
     let error = ring.move_to(guest.remapped(0x1000), Guest::addresses()).unwrap_err();
     assert_eq!(
         error.to_string(),

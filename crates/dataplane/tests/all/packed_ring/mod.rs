@@ -1,4 +1,4 @@
-//! The device side of packed rings against a driver that plays by the rules, one that does not
+//! The device side of packed rings against a driver that obeys the specification, one that does not
 //! (datapath rules 3, 7, 8), and a model of what both should see.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values")]
@@ -67,14 +67,14 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
         guest.in_order = in_order;
         let mut ring = guest.ring();
         guest.fill(b + 12, &frame);
-        // Often enough that chains lie over the ring's end.
+        // Often enough that chains cross the ring's end.
         for _ in 0..20 {
-            // Header apart, payload in three parts, one of them empty.
+            // The header apart, the payload in three parts, one of them empty.
             guest.offer(7, &[(b, 12, 0), (b + 12, 5, 0), (b + 17, 0, 0), (b + 17, 2995, 0)]);
             // The header itself in two parts.
             guest.offer(3, &[(b, 7, 0), (b + 7, 3005, 0)]);
             guest.offer(4, &[(b, 3012, 0)]);
-            // Indirect; flags that mean nothing in a table are set (virtio 1.2 §2.8.7).
+            // Indirect, with flags set that have no meaning in a table (virtio 1.2 §2.8.7).
             let table = b + 0x8000;
             let indirect = guest.table(table, &[(b, 12, guest::NEXT), (b + 12, 3000, guest::NEXT)]);
             guest.offer(49, &[indirect]);
@@ -157,7 +157,7 @@ fn receivers_get_header_and_frame_in_every_shape_of_buffer() {
         );
         let table = guest.table(b + 0x8000, &[(b + 0x4000, 100, WRITE), (b + 0x5000, 2000, WRITE)]);
         guest.offer(3, &[table]);
-        // In the second region.
+        // A buffer in the second region.
         guest.offer(4, &[(SECOND, 4096, WRITE)]);
         let out = give(&mut ring, &vec![frame.clone(); 4]);
         assert_eq!((out.frames, out.bytes), (4, 4 * frame.len() as u64));
@@ -188,7 +188,7 @@ fn long_frames_span_merged_buffers_and_say_how_many() {
         let places = guest.post(&[512; 20]);
         let frame = pattern(3000);
         assert_eq!(give(&mut ring, &[frame.clone(), pattern(60), frame.clone()]).frames, 3);
-        // 3012 bytes are five full buffers and 452 more.
+        // 3012 bytes are five full buffers and 452 bytes more.
         let used = guest.take_used();
         let lens: Vec<u32> = used.iter().map(|used| used.1).collect();
         assert_eq!(lens, [512, 512, 512, 512, 512, 452, 72, 512, 512, 512, 512, 512, 452]);
@@ -196,7 +196,7 @@ fn long_frames_span_merged_buffers_and_say_how_many() {
         assert_eq!(guest.bytes(places[6] + 10, 2), [1, 0]);
         let got: Vec<u8> = (0..6).flat_map(|i| guest.bytes(places[i], lens[i] as usize)).collect();
         assert_eq!(got[12..], frame);
-        // The seven that are left go, too.
+        // The seven remaining buffers are used too.
         assert_eq!(give(&mut ring, &vec![pattern(60); 9]).frames, 7);
         guest.take_used();
     }
@@ -211,7 +211,7 @@ fn a_frame_without_buffers_enough_is_dropped_whole() {
     let out = give(&mut ring, &[pattern(3000), pattern(60)]);
     assert_eq!((out.ring_full, out.frames), (1, 1));
     assert_eq!(guest.take_used(), [(0, 72, true)]);
-    // Without merged buffers a frame has one buffer or none.
+    // Without merged buffers a frame gets one buffer or none.
     let mut guest = Guest::new();
     let mut ring = guest.ring_with(|s| s.mergeable = false).unwrap();
     guest.post(&[512, 512]);
@@ -234,7 +234,7 @@ fn a_ring_is_taken_up_where_its_base_says() {
     let mut ring = guest.ring_with(|s| s.base = base).unwrap();
     assert_eq!(taken(&mut ring), (vec![pattern(77)], 0));
     assert_eq!(guest.take_used().len(), 1);
-    // A switch that died with frames in hand: they are taken again from the used position on.
+    // A switch died with frames in hand: they are taken again from the used position on.
     guest.send_plain(&pattern(78));
     guest.send_plain(&pattern(79));
     let died = guest.avail.to_base() | guest.used.to_base() << 16;
@@ -244,7 +244,7 @@ fn a_ring_is_taken_up_where_its_base_says() {
 }
 
 #[test]
-fn rings_that_cannot_be_are_refused() {
+fn impossible_rings_are_refused() {
     let guest = Guest::new();
     let refused = |edit: fn(&mut penstock_dataplane::port::packed_ring::RingSpec)| {
         guest.ring_with(edit).unwrap_err()

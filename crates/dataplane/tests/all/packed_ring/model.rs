@@ -1,5 +1,5 @@
-//! Random drivers and devices against a model: a queue of what was offered, and what must come of
-//! it. The model knows neither positions nor flags nor wrap counters.
+//! Random drivers and devices against a model: a queue of offered buffers, and the required result.
+//! The model knows neither positions nor flags nor wrap counters.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::packed_ring::guest::{BUFFERS, Guest, Part, WRITE, frames_of};
 
-/// Most parts of a buffer, and the guest memory of each buffer.
+/// Maximum number of parts of a buffer. `ROOM` is the guest memory of each buffer.
 const PARTS: u64 = 4;
 const AREA: u64 = 0x1000;
 const TABLES: u64 = BUFFERS + 64 * AREA;
@@ -21,18 +21,18 @@ const TABLES: u64 = BUFFERS + 64 * AREA;
 struct Shape {
     lens: Vec<u32>,
     indirect: bool,
-    /// A flag is wrong in the last part.
+    /// Whether a flag is wrong in the last part.
     bad: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Offer(Shape),
-    /// The device works: what it gives is ignored by a ring it takes from.
+    /// The device works. A ring that it takes from ignores the lengths of frames to give.
     Work(Vec<usize>),
-    /// The driver looks at what came back.
+    /// The driver looks at returned buffers.
     Reap,
-    /// The device is replaced by another.
+    /// Another device replaces this one.
     Restart,
 }
 
@@ -55,7 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A buffer that the model believes to be with the device.
+/// A buffer that the device has according to the model.
 #[derive(Debug)]
 struct Offered {
     id: u16,
@@ -71,9 +71,9 @@ struct World {
     writable: bool,
     free: VecDeque<u16>,
     offered: VecDeque<Offered>,
-    /// What must come back next: id and length.
+    /// Buffers that must come back next: id and length.
     due: VecDeque<(u16, u32)>,
-    /// Bad chains so far.
+    /// Number of bad chains so far.
     refused: u32,
     count: u8,
 }
@@ -124,7 +124,7 @@ impl World {
         self.offered.push_back(Offered { id, parts, bad: shape.bad, content });
     }
 
-    /// What a device must take from these buffers, and its verdict on them.
+    /// What a device must take from the offered buffers, and its verdict on them.
     fn take(&mut self) {
         let mut batch = Batch::new();
         self.ring.take(&mut batch);
@@ -145,7 +145,7 @@ impl World {
         self.ring.publish();
     }
 
-    /// What must become of one frame of `len` bytes: the buffers to look for it in.
+    /// The buffers in which one frame of `len` bytes must arrive, or the reason why it does not.
     fn place(&mut self, len: usize, out: &mut TxOutcome) -> Option<Vec<Offered>> {
         let need = 12 + len;
         let mut space = 0;
@@ -250,7 +250,7 @@ proptest! {
     ) {
         let mut world = World::new(size, in_order, mergeable, writable);
         for step in &steps {
-            // Bad chains in a row stop a ring: that has tests of its own. A burst has 32 at most.
+            // Bad chains in a row stop a ring, which other tests cover. A burst has at most 32.
             if world.refused + 32 >= 64 {
                 break;
             }

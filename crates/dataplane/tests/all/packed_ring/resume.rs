@@ -1,5 +1,5 @@
-//! A packed ring whose switch died without an inflight region: QEMU's network device says that it
-//! is at its start. Its successor finds where it stands.
+//! A packed ring whose switch died without an inflight region. QEMU's network device says that the
+//! ring is at its start, and the successor finds the real position.
 
 use penstock_dataplane::port::packed_ring::{PackedRing, RingError};
 
@@ -7,7 +7,7 @@ use crate::packed_ring::guest::{
     AVAIL, BUFFERS, DEVICE_EVENT, Guest, SIZE, USED, pattern, take, taken, write,
 };
 
-/// What QEMU 7.2 makes of a ring after it lost its switch.
+/// The ring as QEMU 7.2 presents it after it lost its switch.
 fn successor(guest: &Guest) -> PackedRing {
     let mut ring = guest.ring();
     ring.resume().unwrap();
@@ -35,8 +35,8 @@ fn a_ring_is_taken_up_wherever_its_switch_died() {
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring.complete_taken();
             if round % 3 == 0 {
-                // Killed with all of it overwritten but the first: its frames went on, and it is
-                // shown now.
+                // Killed with all of it overwritten but the first descriptor: its frames were
+                // delivered, and the burst becomes visible now.
                 assert_eq!(guest.take_used(), []);
                 drop(successor(&guest));
             } else {
@@ -44,7 +44,7 @@ fn a_ring_is_taken_up_wherever_its_switch_died() {
             }
             if round % 2 == 0 {
                 assert_eq!(guest.take_used().len(), 9);
-                // The driver goes on while nobody is there.
+                // The driver continues while no switch runs.
                 guest.send_plain(&pattern(100));
                 ring = successor(&guest);
                 assert_eq!(taken(&mut ring).0, [pattern(100)]);
@@ -59,7 +59,7 @@ fn a_ring_is_taken_up_wherever_its_switch_died() {
 }
 
 #[test]
-fn receive_buffers_come_back_once_and_what_was_not_shown_is_empty_at_most() {
+fn receive_buffers_come_back_once_and_only_unpublished_ones_may_be_empty() {
     let mut guest = Guest::new();
     let mut ring = successor(&guest);
     for round in 0..60 {

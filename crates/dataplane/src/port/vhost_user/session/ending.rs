@@ -1,10 +1,13 @@
-//! Why a session ended, in words for the operator.
+//! Explains to the operator why a session ended.
 //!
-//! **Problem.** A driver that does not like what it is offered hangs up, and the protocol does not
-//! let it say why. QEMU does so if its guest has more queue pairs than the port, and if it uses
-//! features that the port no longer offers. **Rule.** A driver that looked at the features, hung up
-//! without acknowledging any, and did so at once, was not content with them. What it may have
-//! missed is told: queue pairs, and features.
+//! # Problem
+//! A driver that does not accept the offered features hangs up, and the protocol gives it no way to
+//! say why. QEMU does so if its guest has more queue pairs than the port, or uses features that the
+//! port no longer offers.
+//!
+//! # Approach
+//! A driver that read the features and hung up at once without acknowledging any did not accept
+//! them. The message then names what may be missing: queue pairs and features.
 
 use vhost::vhost_user::{Error, Result};
 
@@ -16,11 +19,11 @@ use super::{
 use crate::port::ring::{RING_SIZE_MAX, RingError};
 use crate::worker::SleepCause;
 
-/// All features by which a configuration may differ from another.
+/// All features that depend on the configuration.
 const OFFLOADS: u64 =
     F_CSUM | F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_HOST_TSO4 | F_HOST_TSO6;
 
-/// A request of the driver's that is refused.
+/// A request of the driver that is refused.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum SessionError {
     #[error(
@@ -78,14 +81,14 @@ fn queue_pairs(pairs: u16) -> String {
     format!("{pairs} queue pair{}", if pairs == 1 { "" } else { "s" })
 }
 
-/// Features in words and as a number.
+/// Features by name and as a number.
 fn words(features: u64) -> String {
     let names = feature_names(features).join(", ");
     if names.is_empty() { format!("{features:#x}") } else { format!("{names} ({features:#x})") }
 }
 
 impl Session {
-    /// An error if the driver shortened a file that is mapped, or the worker stopped the port.
+    /// An error if the driver shortened a mapped file, or the worker stopped the port.
     pub(in super::super) fn check_alarm(&self) -> Result<()> {
         if self.alarm().read().is_err() {
             return Ok(());
@@ -99,8 +102,8 @@ impl Session {
         self.halted.get().is_some()
     }
 
-    /// Why the session failed, `None` if it did not. `at_once`: it was short, and not the first
-    /// such in a row.
+    /// Why the session failed; `None` if it did not. `at_once` says that it was short, and not the
+    /// first such in a row.
     pub(in super::super) fn failure(&self, end: &Error, at_once: bool) -> Option<String> {
         match end {
             Error::Disconnected | Error::SocketBroken(_) => {}
@@ -110,7 +113,7 @@ impl Session {
         (at_once && self.was_refused()).then(|| self.refusal())
     }
 
-    /// Whether the driver looked at what is offered and acknowledged nothing.
+    /// Whether the driver read the offered features and acknowledged none.
     pub(in super::super) const fn was_refused(&self) -> bool {
         self.has_offered && self.features == 0
     }

@@ -1,4 +1,4 @@
-//! Changes to rings that run: made where they are, so that no frame finds a ring absent.
+//! Changes to running rings. They are made in place, so that no frame finds a ring absent.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use crate::port::guest_memory::GuestMemory;
 use crate::port::inflight::RingLayout;
 
 impl Session {
-    /// How the driver's rings are laid out.
+    /// Layout of the driver's rings.
     pub(super) fn layout(&self) -> RingLayout {
         if self.has(F_RING_PACKED) { RingLayout::Packed } else { RingLayout::Split }
     }
 
-    /// Finds where a ring that is about to start stands, and lets it record what it does, where
-    /// that is wanted.
+    /// Finds the position of a ring that is about to start, and lets it record its progress if
+    /// there is a region.
     pub(super) fn place(&mut self, index: usize, ring: &mut Virtqueue) -> Result<()> {
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let recover = core::mem::take(&mut self.rings[index].recover);
         let size = u16::try_from(self.rings[index].size).unwrap_or(u16::MAX);
-        // Read once: the front end may change it between two looks.
+        // Read once, because the front end may change it between two reads.
         let region = self.inflight.as_ref().filter(|_| recover);
         let stood = region.and_then(|region| region.packed(queue, size)?.positions());
         if !self.rings[index].exact && stood.is_none() {
@@ -41,14 +41,14 @@ impl Session {
         Ok(())
     }
 
-    /// The log of ring `index`, if what it writes is to be logged.
+    /// The log of ring `index`, if its writes are to be logged.
     fn log_of(&self, index: usize) -> Option<RingLog> {
         let log = self.log.as_ref().filter(|_| self.has(F_LOG_ALL))?;
         Some(RingLog { log: Arc::clone(log), used: self.rings[index].log_used })
     }
 
-    /// Brings the logging of every running ring up to date; the worker has let go of a log that
-    /// was in place before when this returns.
+    /// Updates the logging of every running ring. When this returns, the worker has released any
+    /// previous log.
     pub(super) fn set_logs(&mut self) {
         if self.has(F_LOG_ALL) && self.log.is_none() {
             let what = "asked to log what it writes, but no log was set";
@@ -57,14 +57,14 @@ impl Session {
         (0..self.rings.len()).for_each(|index| self.set_log(index));
     }
 
-    /// As [`Self::set_logs`], of one ring.
+    /// Like [`Self::set_logs`], for one ring.
     pub(super) fn set_log(&mut self, index: usize) {
         if self.rings[index].running {
             let _ = self.change_running(index, RingChange::Log(self.log_of(index)));
         }
     }
 
-    /// Hands the driver's call descriptor to a running ring.
+    /// Passes the driver's call descriptor to a running ring.
     pub(super) fn set_call(&mut self, index: usize) {
         if self.rings[index].running {
             let call = self.rings[index].call.as_ref().and_then(|call| call.try_clone().ok());
@@ -72,7 +72,7 @@ impl Session {
         }
     }
 
-    /// Puts a new memory map in place of the old one, under the running rings.
+    /// Replaces the memory map of the running rings.
     pub(super) fn remap(&mut self, memory: GuestMemory) -> Result<()> {
         let memory = Arc::new(memory);
         memory.set_alarm(&self.halt.alarm);
@@ -89,7 +89,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has the worker change a ring between two batches; what was in place before comes back.
+    /// Has the worker change a ring between two batches. Returns the previous value.
     fn change_running(&self, index: usize, change: RingChange) -> Option<RingChange> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
@@ -98,7 +98,7 @@ impl Session {
         match self.rings_owner.exchange(queue, message) {
             Ok(answer) => answer.downcast::<ChangeRing>().ok().map(|answer| answer.change),
             Err(error) => {
-                // The port is being deleted: its queues have left the worker, rings and all.
+                // The port is being deleted, so its queues and rings have left the worker.
                 tracing::debug!(port = %self.name, %error, "ring not changed");
                 None
             }
